@@ -144,7 +144,10 @@ class Table:
 def _from_toml(hint: Any, value: Any) -> Any:
     """Convert what TOML cannot express: paths and tuples."""
     if (hint is Path or Path in typing.get_args(hint)) and type(value) is str:
-        return Path(value).expanduser()
+        try:
+            return Path(value).expanduser()
+        except RuntimeError as error:
+            raise OperatorFault(f"{value}: there is no such user's directory") from error
     return tuple(value) if typing.get_origin(hint) is tuple and type(value) is list else value
 
 

@@ -7,14 +7,20 @@ Not here: the contents of the records.
 """
 
 import json
+import logging
 import os
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
 from echo2d.errors import OperatorFault
 from echo2d.store.disk import opened, store_faults
 
+log = logging.getLogger("echo2d.store")
+
+_SUM = b',"sum":'  # of the line before it
 FILES = 4  # so a rotation deletes the oldest quarter
 
 
@@ -41,7 +47,7 @@ class JsonLog:
         with store_faults("writing", path):
             size = path.stat().st_size if path.exists() else 0
             for record in records:
-                line = json.dumps(record, separators=(",", ":"), default=_plain).encode() + b"\n"
+                line = _with_sum(json.dumps(record, separators=(",", ":"), default=_plain)) + b"\n"
                 if len(line) > self._file_bytes_max:
                     continue
                 if size + len(line) > self._file_bytes_max:
@@ -64,8 +70,9 @@ def log_files(directory: Path, name: str) -> list[Path]:
 def read_json_log(directory: Path, name: str) -> Iterator[dict[str, Any]]:
     """The lines of a log, the oldest first. OperatorFault: a file cannot be read.
 
-    A line that a crash cut short is left out.
+    A line that a crash cut short is left out, and one that is not as it was written.
     """
+    damaged = 0
     for path in reversed(log_files(directory, name)):
         try:
             lines = path.read_bytes().splitlines()
@@ -74,10 +81,23 @@ def read_json_log(directory: Path, name: str) -> Iterator[dict[str, Any]]:
         except OSError as error:
             raise OperatorFault(f"cannot read {path}: {error.strerror}") from error
         for line in lines:
-            try:
-                yield json.loads(line)
-            except ValueError:
-                continue
+            body, _, check = line.rpartition(_SUM)
+            found = None
+            if check == b'"%08x"}' % zlib.crc32(body):
+                with suppress(ValueError):
+                    found = json.loads(line)
+            if found is None:
+                damaged += 1
+            else:
+                yield found
+    if damaged:
+        log.warning("%d lines of the log %s are damaged, and left out", damaged, directory / name)
+
+
+def _with_sum(record: str) -> bytes:
+    """The record, an object, with a last field that tells whether the line is as it was written."""
+    body = record[:-1].encode()
+    return body + _SUM + b'"%08x"}' % zlib.crc32(body)
 
 
 def _plain(numbers: Numbers) -> list[Any]:

@@ -50,6 +50,7 @@ from echo2d.store.ledger_rows import (
     EVALUATED,
     FACTS,
     FORGET_DRAWN,
+    FORGETTABLE,
     FROZEN,
     GIVEN,
     GIVEN_BACK,
@@ -57,7 +58,6 @@ from echo2d.store.ledger_rows import (
     LEFT_OUT,
     LIMITS,
     MEANING,
-    MEASURED,
     NEWEST_EPOCH,
     NEWEST_FORM,
     PUBLISH_FLOOR,
@@ -276,7 +276,7 @@ class Ledger:
         """OperatorFault: the file is not as it was written. What is only measured is forgotten."""
         forgotten = []
         for each in SCHEMA.damage(self._db):
-            if each.table not in MEASURED:
+            if each.table not in FORGETTABLE:
                 raise _refusal(self._path, each)
             log.warning("ledger %s: %s; what was measured there is forgotten", self._path, each)
             forgotten.append(each)

@@ -173,7 +173,7 @@ MEANING: Final = {
     "evaluations": "the results of an evaluation would be read differently",
 }
 # Tables of what is measured while a run goes on: a damaged row is forgotten.
-MEASURED: Final = ("deliveries", "forms", "limits", "rates", "rows")
+FORGETTABLE: Final = ("deliveries", "forms", "limits", "rates", "rows")
 EVALUATED_BYTES_MAX = 64 << 10
 
 _Row = tuple[Any, ...]

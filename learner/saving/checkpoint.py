@@ -362,6 +362,8 @@ def _progress(path: Path) -> list[dict[str, Any]]:
     ]
     for each in found:
         _require_format(path, each.get(_FORMAT))
+        if each["step"] != _step_and_epoch(path.name)[0]:
+            raise ValueError(f"it is of step {each['step']}")
     return found
 
 

@@ -40,6 +40,7 @@ TokenRole = Literal["worker", "learner", "gateway", "agent", "viewer", "operator
 PEER_KEY_BYTES = 32
 AUTH_NONCE_BYTES = 32
 RUN_ID_CHARS = 16
+_CHECK_BYTES = 4  # of a key file
 # A token file is about 1 KB, most of it the certificate.
 TOKEN_FILE_BYTES_MAX = 16 << 10
 
@@ -107,7 +108,7 @@ def load_or_make_key(path: Path) -> Ed25519PrivateKey:
     OperatorFault: the file is not a readable key, or cannot be written.
     """
     try:
-        return Ed25519PrivateKey.from_private_bytes(bytes.fromhex(path.read_text()))
+        return _key_in(path.read_text())
     except FileNotFoundError:
         _make_key(path)
         return load_or_make_key(path)
@@ -115,11 +116,24 @@ def load_or_make_key(path: Path) -> Ed25519PrivateKey:
         raise OperatorFault(f"{path} is not a readable key: {error}") from error
 
 
+def _key_in(text: str) -> Ed25519PrivateKey:
+    """ValueError: the file is not as it was written; a flipped bit would make another run or worker."""
+    key, _, check = text.partition(" ")
+    if check != _check_of(key):
+        raise ValueError("it is not as it was written")
+    return Ed25519PrivateKey.from_private_bytes(bytes.fromhex(key))
+
+
+def _check_of(key: str) -> str:
+    return blake3(key.encode()).hexdigest(_CHECK_BYTES)
+
+
 def _make_key(path: Path) -> None:
     """Create the key file, unless another process was first."""
     # `os.link` fails if another process made the key first; a rename would replace that key.
     mine = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    write_private(mine, Ed25519PrivateKey.generate().private_bytes_raw().hex())
+    key = Ed25519PrivateKey.generate().private_bytes_raw().hex()
+    write_private(mine, f"{key} {_check_of(key)}")
     try:
         with contextlib.suppress(FileExistsError):
             os.link(mine, path)
@@ -180,6 +194,8 @@ def read_token_file(path: Path) -> TokenFile:
             type(value) is str for value in asdict(token).values()
         ) and token.role in get_args(TokenRole)
         right = right and len(bytes.fromhex(token.run_key)) == PEER_KEY_BYTES
+        # It becomes a header.
+        right = right and token.secret.isascii() and token.secret.isprintable()
     except OSError as error:
         raise OperatorFault(f"cannot read token file {path}: {error.strerror}") from error
     except (ValueError, TypeError, RecursionError) as error:

@@ -8,7 +8,6 @@ still refuses roots below that number after a restart.
 """
 
 import fcntl
-import json
 import logging
 import os
 import shutil
@@ -27,10 +26,11 @@ from echo2d.store.budget import DiskBudget
 from echo2d.store.disk import replace_file, store_faults
 from echo2d.store.formats import require_format
 from echo2d.store.frames import FrameStore
+from echo2d.store.sealed import sealed, unsealed
 from echo2d.store.slots.current_slot import SLOT_NAMES
 from echo2d.store.slots.slot_store import SlotStore
 
-STATE_FORMAT = 1
+STATE_FORMAT = 2
 
 log = logging.getLogger("echo2d.worker")
 
@@ -114,10 +114,12 @@ class StateDir:
         """
         path = self._path / "accepted.json"
         try:
-            kept = json.loads(path.read_text()) if path.exists() else {}
+            kept = unsealed(path.read_bytes()) if path.exists() else {}
             return PublishSeq(int(kept["publish_seq"]) if kept.get("run_id") == run_id else 0)
-        except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-            raise OperatorFault(f"{path} is damaged: {error}") from error
+        except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
+            raise OperatorFault(
+                f"{path} is damaged: {error}; start with another --state-dir, or remove the file"
+            ) from error
 
     def keep_publish_seq(self, run_id: RunId, publish_seq: PublishSeq) -> None:
         """Write the number durably. StoreFault: the disk failed; the file keeps the old number."""
@@ -125,7 +127,7 @@ class StateDir:
         with store_faults("writing", path):
             replace_file(
                 path,
-                json.dumps({"run_id": run_id, "publish_seq": publish_seq}).encode(),
+                sealed({"run_id": run_id, "publish_seq": publish_seq}),
                 durable=True,
             )
 

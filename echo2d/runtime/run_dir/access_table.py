@@ -534,7 +534,7 @@ class AccessTable:
                 database.execute("COMMIT")
             finally:
                 database.close()
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             raise StoreFault(f"{self._path}: {error}") from error
 
 

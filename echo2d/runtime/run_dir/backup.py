@@ -15,6 +15,7 @@ Kept true: the backup is complete or absent, private, and leaves RESERVE_BYTES f
 """
 
 import fcntl
+import logging
 import os
 import re
 import secrets
@@ -43,6 +44,8 @@ from echo2d.runtime.run_dir.backup_files import (
 from echo2d.runtime.run_dir.run_directory import LEDGER_FILE, existing_run
 from echo2d.store.disk import opened, store_faults, sync
 from echo2d.store.ledger_copy import LedgerFacts, copy_database, copy_ledger
+
+log = logging.getLogger("echo2d.backup")
 
 # Stays free on the disk of the backup, which may be the run's own.
 RESERVE_BYTES = 1 << 30
@@ -242,6 +245,9 @@ class _Backup:
         try:
             if source.stat().st_size != old.size or kept.stat().st_size != old.size:
                 return False
+            if hash_file(kept, self._progress.add).digest != old.digest:
+                log.warning("%s is not as it was backed up, and is copied anew", kept)
+                return False
             make_private(target.parent)
             scratch = target.with_name(f"{target.name}.old")
             os.link(kept, scratch)
@@ -250,7 +256,6 @@ class _Backup:
             scratch.unlink(missing_ok=True)
         except OSError:
             return False
-        self._progress.add(old.size)
         return True
 
     def _note(self, target: Path, found: BackupFile) -> None:

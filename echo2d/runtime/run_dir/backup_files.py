@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from blake3 import blake3
 
 from echo2d.errors import IntegrityFault, OperatorFault
 from echo2d.store.disk import allocate, opened, read_at, replace_file, store_faults, sync
+from echo2d.store.sealed import sealed, unsealed
 
-_FORMAT = 1
+_FORMAT = 2
 BACKUP_MANIFEST = "manifest.json"
 RUN, BACKUP_PARTS = "run", "learner"
 # Read, hashed and written at a time.
@@ -64,7 +64,7 @@ class BackupFacts:
 
 
 def write_manifest(folder: Path, facts: BackupFacts) -> None:
-    data = json.dumps({"format": _FORMAT, **asdict(facts)}, indent=1).encode()
+    data = sealed({"format": _FORMAT, **asdict(facts)}, indent=1)
     replace_file(folder / BACKUP_MANIFEST, data, durable=True)
     (folder / BACKUP_MANIFEST).chmod(0o600)
 
@@ -76,11 +76,13 @@ def read_manifest(folder: Path) -> BackupFacts:
         raise OperatorFault(f"{folder} is not a backup: it has no {BACKUP_MANIFEST}")
     try:
         with store_faults("reading", path):
-            found: dict[str, Any] = json.loads(read_at(path, _MANIFEST_BYTES_MAX, 0))
-        if found.pop("format") != _FORMAT:
+            document = read_at(path, _MANIFEST_BYTES_MAX, 0)
+        if json.loads(document)["format"] != _FORMAT:
             raise OperatorFault(
                 f"{folder} is a backup of another echo2d; this one reads format {_FORMAT}"
             )
+        found = unsealed(document)
+        del found["format"]
         files = tuple(BackupFile(**each) for each in found.pop("files"))
         for file in files:
             _check(file)

@@ -4,7 +4,6 @@ run_dir/ (0700)   run.key   access.sqlite   tokens/NAME.token   coordinator.json
                   ledger.sqlite   versions/   uploads/
 """
 
-import json
 import os
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -15,6 +14,7 @@ from echo2d.core.base.ids import RunId
 from echo2d.errors import OperatorFault
 from echo2d.net.security.auth import load_or_make_key, public_bytes, run_id_of, write_private
 from echo2d.net.security.tls import Authority
+from echo2d.store.sealed import sealed, unsealed
 
 # The address file: where the running coordinator listens.
 COORDINATOR_FILE = "coordinator.json"
@@ -35,6 +35,11 @@ class RunDirectory:
         except OSError as error:
             raise OperatorFault(f"cannot use run directory {path}: {error.strerror}") from error
         self.path = path
+        if (path / LEDGER_FILE).exists() and not (path / "run.key").exists():
+            raise OperatorFault(
+                f"{path} has a {LEDGER_FILE}, but run.key is gone: without it this would be another run; "
+                "restore it from a backup"
+            )
         self.key: Ed25519PrivateKey = load_or_make_key(path / "run.key")
         self.public_key = public_bytes(self.key)
         self.run_id: RunId = run_id_of(self.public_key)
@@ -57,7 +62,7 @@ def existing_run(run_dir: Path) -> RunDirectory:
 def announce(run: RunDirectory, url: str) -> None:
     """Write the address file, which tells programs of this host where the coordinator listens."""
     facts = {"url": url, "port": urlsplit(url).port, "pid": os.getpid(), "run_id": run.run_id}
-    write_private(run.path / COORDINATOR_FILE, json.dumps(facts) + "\n")
+    write_private(run.path / COORDINATOR_FILE, sealed(facts).decode() + "\n")
 
 
 def withdraw(run: RunDirectory) -> None:
@@ -71,7 +76,11 @@ def find_coordinator(run_dir: Path, role: str = "viewer") -> tuple[str, Path]:
     OperatorFault: no coordinator runs there.
     """
     try:
-        url = json.loads((run_dir / COORDINATOR_FILE).read_text())["url"]
+        url = unsealed((run_dir / COORDINATOR_FILE).read_bytes())["url"]
     except OSError as error:
         raise OperatorFault(f"no coordinator runs in {run_dir}") from error
+    except (ValueError, KeyError) as error:
+        raise OperatorFault(
+            f"{run_dir / COORDINATOR_FILE} is damaged; restart the coordinator, which writes it anew"
+        ) from error
     return url, run_dir / "tokens" / f"{role}.token"

@@ -205,6 +205,9 @@ class VersionFiles:
             whole = build_manifest(copy).digest == digest
             if whole:
                 self._synced.sync(_name_in(path))
+        except (IntegrityFault, OperatorFault) as fault:
+            log.warning("%s", fault)
+            whole = False
         except Fault as fault:
             # It may have been deleted meanwhile.
             there = copy.exists()

@@ -65,7 +65,7 @@ def read_current(root: Path) -> CurrentSlot | None:
             return CurrentSlot(
                 model, Epoch(int(facts["epoch"])), Version(int(facts["version"])), manifest
             )
-    except (ValueError, KeyError, TypeError, IntegrityFault) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, IntegrityFault) as error:
         log.warning("current slot is damaged path=%s error=%s", path, error)
         return None
 

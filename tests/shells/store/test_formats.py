@@ -58,12 +58,12 @@ def test_a_newer_and_an_older_database_say_how_to_go_on(tmp_path: Path, name: st
 
 def test_a_state_directory_of_a_newer_build_is_not_touched(tmp_path: Path) -> None:
     StateDir(tmp_path).close()
-    (tmp_path / "format").write_text("2\n")
+    (tmp_path / "format").write_text("3\n")
     for _ in range(2):
         with pytest.raises(OperatorFault) as newer:
             StateDir(tmp_path)
         assert str(newer.value).startswith(
-            f"state directory {tmp_path} has format 2, of a newer echo2d; this one reads format 1"
+            f"state directory {tmp_path} has format 3, of a newer echo2d; this one reads format 2"
         )
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from echo2d.core.cluster.step_history import StepSummary
 from echo2d.runtime.coordinator.run_history import COLUMNS, HISTORY_STEPS_MAX, RunHistory
+from echo2d.store.json_log import _with_sum
 from tests.support.polling import poll
 
 
@@ -72,7 +73,8 @@ async def test_a_restart_reads_it_back(tmp_path: Path) -> None:
     "line", ["[1, 2]", "{}", '{"step": "9"}', '{"step": 9, "reward": "<b>"}', '{"step": 9, "at"']
 )
 def test_a_line_that_is_none_is_left_out(tmp_path: Path, line: str) -> None:
-    (tmp_path / "history.jsonl").write_text(f'{line}\n{{"step": 3, "reward": 1}}\n')
+    lines = [_with_sum(each) for each in (line, '{"step": 3, "reward": 1}')]
+    (tmp_path / "history.jsonl").write_bytes(b"".join(each + b"\n" for each in lines))
     history = RunHistory(tmp_path)
     history.recover()
     assert steps(history) == [3]

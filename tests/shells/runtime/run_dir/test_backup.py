@@ -24,6 +24,7 @@ from echo2d.runtime.run_dir.run_directory import LEDGER_FILE, RunDirectory
 from echo2d.store import ledger_copy
 from echo2d.store.ledger import Ledger
 from echo2d.store.ledger_copy import SKIPPED, LedgerFacts
+from echo2d.store.sealed import sealed, unsealed
 from tests.support.polling import HANG_S
 
 DIGEST = Digest(b"d" * 32)
@@ -330,7 +331,7 @@ def test_damage_is_found(run: Run) -> None:
     assert not list(run.folder.glob("*new*"))
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"format": 1}', '{"format": 1, "files": 3}'])
+@pytest.mark.parametrize("text", ["", "[]", '{"format": 2}', '{"format": 2, "files": 3}'])
 def test_a_damaged_manifest_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / BACKUP_MANIFEST).write_text(text)
     with pytest.raises(OperatorFault, match="is damaged"):
@@ -341,11 +342,13 @@ def test_a_manifest_names_no_file_outside(run: Run) -> None:
     target, _ = run.back_up()
     text = (target / BACKUP_MANIFEST).read_text()
     for path in ("run/../../evil", "/evil", "other/file", "run//x"):
-        (target / BACKUP_MANIFEST).write_text(text.replace("run/run.key", path))
+        facts = unsealed(text.encode())
+        facts["files"] = [{**each, "path": path} for each in facts["files"]]
+        (target / BACKUP_MANIFEST).write_bytes(sealed(facts))
         with pytest.raises(OperatorFault, match="is damaged"):
             restore(target, run.folder / "new", run.folder / "new-out", tell, nobody_at)
-    (target / BACKUP_MANIFEST).write_text(text.replace('"format": 1', '"format": 2'))
-    with pytest.raises(OperatorFault, match="of another echo2d; this one reads format 1"):
+    (target / BACKUP_MANIFEST).write_text(text.replace('"format": 2', '"format": 3'))
+    with pytest.raises(OperatorFault, match="of another echo2d; this one reads format 2"):
         read_manifest(target)
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-import json
 from pathlib import Path
 
 import pytest
@@ -22,6 +21,7 @@ from echo2d.core.protocol.control_messages import (
 )
 from echo2d.core.protocol.trajectory import unpack_tokens
 from echo2d.runtime.peer.frame_holdings import FrameHoldings
+from echo2d.store.sealed import unsealed
 from tests.support.fake_coordinator import CoordinatorDouble
 from tests.support.peer import a_model, a_seed, a_worker, spread, spread_striped
 from tests.support.polling import poll
@@ -169,7 +169,7 @@ async def test_roots_that_are_not_signed_or_too_old_are_refused(
         accepted = tmp_path / "one" / "state" / "accepted.json"
         # A refit does not wait for it.
         await asyncio.to_thread(poll, accepted.exists)
-        kept = json.loads(await asyncio.to_thread(accepted.read_text))
+        kept = unsealed(await asyncio.to_thread(accepted.read_bytes))
         assert kept == {"run_id": double.run.run_id, "publish_seq": 6}
         path, digest = await a_model(double, 6)
         facts = double.facts(6, 7)
