@@ -286,6 +286,19 @@ def test_an_earlier_backup_is_reused(run: Run) -> None:
         back_up(stranger.run_dir, run.folder / "x", learner_dir=None, reuse=second, tell=tell)
 
 
+def test_what_has_rotted_in_an_earlier_backup_is_copied_anew(run: Run) -> None:
+    trained(run, 3, 2)
+    first, _ = run.back_up("first")
+    rotten = first / "run/versions/3-00000003/model.safetensors"
+    content = bytearray(rotten.read_bytes())
+    content[-1] ^= 1
+    # The file itself, which a version of the run may share.
+    rotten.unlink()
+    rotten.write_bytes(content)
+    second, _ = run.back_up("second", reuse=first)
+    verify(second, tell)
+
+
 def test_a_kill_leaves_nothing_that_looks_whole(run: Run) -> None:
     """The child is killed after each file but the last; what it left goes with the next backup."""
     trained(run, 2, 2)
