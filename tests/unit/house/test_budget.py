@@ -12,15 +12,15 @@ from tools.house_report import Module, offered, read_modules, surface
 
 # A commit that raises a limit does nothing else, and says why.
 BUDGET = {
-    "code lines: echo2d": 53_772,
-    "code lines: learner": 5_487,
+    "code lines: echo2d": 54_557,
+    "code lines: learner": 5_489,
     "commands": 24,
     "commands: offered by click": 24,
     "options": 86,
     "options: offered by click": 157,
     "keys": 270,
     "keys: of simulations": 53,
-    "constants": 1_327,
+    "constants": 1_356,
 }
 TO_DO = "Remove something, or raise the limit in a commit of its own that says why"
 
