@@ -15,6 +15,21 @@ _FILE_MODE = 0o600
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
+# What these errors say is about the path that somebody named; others are about this host.
+OF_THE_PATH = frozenset(
+    {
+        errno.ENOENT,
+        errno.ENOTDIR,
+        errno.EISDIR,
+        errno.EACCES,
+        errno.EPERM,
+        errno.ELOOP,
+        errno.ENAMETOOLONG,
+        errno.EINVAL,
+    }
+)
+
+
 @contextlib.contextmanager
 def store_faults(doing: str, path: Path) -> Iterator[None]:
     """Turn an OSError into a StoreFault that says what was being done and where, and whether the

@@ -123,9 +123,10 @@ def child_main(kind: type[H], serve: Callable[[H], Coroutine[Any, Any, None]]) -
         log.critical("%s", fault)
         if not isinstance(fault, OperatorFault):
             return 1
-        # For the coordinator.
-        sys.stdout.write(f"{fault}\n")
-        sys.stdout.flush()
+        # For the coordinator, which may have ended.
+        with contextlib.suppress(BrokenPipeError):
+            sys.stdout.write(f"{fault}\n")
+            sys.stdout.flush()
         return MISTAKE
     return code
 

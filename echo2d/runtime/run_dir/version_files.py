@@ -205,15 +205,12 @@ class VersionFiles:
             whole = build_manifest(copy).digest == digest
             if whole:
                 self._synced.sync(_name_in(path))
-        except (IntegrityFault, OperatorFault) as fault:
-            log.warning("%s", fault)
-            whole = False
         except Fault as fault:
-            # It may have been deleted meanwhile.
-            there = copy.exists()
-            if there:
-                log.warning("%s", fault)
-            return there
+            log.warning("%s", fault)
+            if isinstance(fault, StoreFault) or isinstance(fault.__cause__, OSError):
+                # It cannot be read now, or it has been deleted meanwhile.
+                return copy.exists()
+            whole = False
         if not whole:
             log.warning("%s is not what was published, and is deleted", path)
             self.delete(path)

@@ -20,6 +20,7 @@ from echo2d.store.snapshots import (
     read_chunk,
     scan_snapshot,
 )
+from tests.support.descriptors import no_descriptor_left
 from tests.support.snapshots import in_page_cache, write_snapshot
 
 
@@ -116,6 +117,11 @@ def test_one_line_for_the_operator(
     with pytest.raises(OperatorFault, match=complaint) as caught:
         scan_snapshot(model)
     assert "\n" not in str(caught.value)
+
+
+def test_out_of_descriptors_is_no_fault_of_the_caller(model: Path) -> None:
+    with no_descriptor_left(), pytest.raises(StoreFault, match="Too many open files"):
+        scan_snapshot(model)
 
 
 def test_adopting_links_the_files(model: Path, tmp_path: Path) -> None:

@@ -91,7 +91,8 @@ def trained() -> Status:
     status = world.state.status(now=world.now)
     episodes = EpisodesStatus(offered=2, parked=5, waiting=3, tool_s_median=0.25, tool_s_p90=4.0)
     tasks = tuple(replace(task, episodes=episodes) for task in status.tasks)
-    return replace(status, tasks=tasks, process=PROCESS)
+    workers = tuple(replace(each, tokens_per_s=30.0) for each in status.workers)
+    return replace(status, tasks=tasks, workers=workers, process=PROCESS)
 
 
 def coordinator(tmp_path: Path) -> CoordinatorMetrics:

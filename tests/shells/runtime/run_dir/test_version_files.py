@@ -1,5 +1,6 @@
 import asyncio
-from collections.abc import AsyncIterator
+import os
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from echo2d.errors import OperatorFault, StoreFault
 from echo2d.runtime.run_dir import synced_copies, version_files
 from echo2d.runtime.run_dir.version_files import VersionFiles
 from echo2d.store.snapshots import build_manifest
+from tests.support.descriptors import no_descriptor_left
 
 FILES = ("config.json", "model.safetensors", "tokenizer.json")
 
@@ -159,6 +161,36 @@ def test_what_was_never_read_is_hashed_before_it_is_kept(
     for _ in range(2):
         assert files.sync(kept.path, kept.digest)
     assert (run_dir / "synced" / Path(kept.path).name).exists()
+
+
+def cut(file: Path) -> None:
+    os.truncate(file, 20)
+
+
+def spoil_header(file: Path) -> None:
+    file.write_bytes(b"\xff" + file.read_bytes()[1:])
+
+
+@pytest.mark.parametrize("spoil", [cut, spoil_header, Path.unlink])
+def test_a_copy_that_is_no_model_any_more_is_deleted(
+    files: VersionFiles, root: Path, run_dir: Path, spoil: Callable[[Path], None]
+) -> None:
+    source = make_snapshot(root / "0")
+    kept = files.adopt(Epoch(1), Version(0), str(source), build_manifest(source))
+    spoil(next((run_dir / kept.path).glob("*.safetensors")))
+    assert not files.sync(kept.path, kept.digest)
+    assert not (run_dir / kept.path).exists()
+
+
+def test_a_copy_that_this_host_cannot_read_now_stays(
+    files: VersionFiles, root: Path, run_dir: Path
+) -> None:
+    source = make_snapshot(root / "0")
+    kept = files.adopt(Epoch(1), Version(0), str(source), build_manifest(source))
+    with no_descriptor_left():
+        assert files.sync(kept.path, kept.digest)
+    assert files.sync(kept.path, kept.digest)
+    assert build_manifest(run_dir / kept.path).digest == kept.digest
 
 
 def test_a_manifest_is_taken_at_its_word_but_for_the_files(files: VersionFiles, root: Path) -> None:
