@@ -14,7 +14,7 @@ from typing import Any
 
 import aiohttp
 
-from echo2d.client.faults import NoAnswer, Unreachable, json_object_of, refusal_of
+from echo2d.client.faults import NoAnswer, NoRoom, Unreachable, json_object_of, refusal_of
 from echo2d.client.http import VERSIONS_PATH
 from echo2d.core.protocol.builds import (
     BUILD_HEADER,
@@ -74,6 +74,11 @@ class ApiConnection:
         while True:
             try:
                 return await self.ask(method, path, body)
+            except NoRoom as full:
+                # Whoever makes room there may take days.
+                deadline = loop.time() + self._timeout_s
+                log.warning("waiting for room: %s", full)
+                await asyncio.sleep(backoff.next_s())
             except NoAnswer as lost:
                 self.losses += 1
                 delay_s = backoff.next_s()

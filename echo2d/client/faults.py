@@ -38,6 +38,10 @@ class NoAnswer(Exception):  # noqa: N818 - not an error yet
     """No usable answer; a retry may help."""
 
 
+class NoRoom(NoAnswer):
+    """The coordinator's disk is full; the same call works once somebody has made room there."""
+
+
 def json_object_of(answer: bytes) -> dict[str, Any]:
     """PeerFault: the answer is not a JSON object."""
     try:
@@ -64,6 +68,8 @@ def refusal_of(status: int, answer: bytes) -> Exception:
         return NoAnswer(f"{code}: {detail}")
     if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
         return TokenRefused(f"the coordinator does not accept this token: {detail}")
+    if code == "full":
+        return NoRoom(detail)
     if code == "build":
         return OperatorFault(detail)
     if code == "fenced":

@@ -254,7 +254,8 @@ async def _faults_to_json(request: web.Request, handler: Handler) -> web.StreamR
     except OperatorFault as fault:
         return _error(request, HTTPStatus.BAD_REQUEST, "refused", str(fault))
     except StoreFault as fault:
-        return _error(request, HTTPStatus.INSUFFICIENT_STORAGE, "disk", str(fault))
+        code, host = ("full" if fault.full else "disk"), "on the coordinator's host"
+        return _error(request, HTTPStatus.INSUFFICIENT_STORAGE, code, f"{host}: {fault}")
     except web.HTTPRequestEntityTooLarge:
         return _error(
             request,

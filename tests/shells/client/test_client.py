@@ -324,6 +324,19 @@ async def test_a_pause_of_the_coordinator_is_waited_out(
     assert len(server.heard) == 4
 
 
+async def test_room_on_the_coordinators_disk_is_waited_for(
+    server: Server, token_file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """For longer than an answer is."""
+    url = f"http://127.0.0.1:{server.port}"
+    full = {"error": "full", "detail": "on the coordinator's host: writing x failed: No space left"}
+    server.script = [reply(full, 507), reply(full, 507), reply({"publish_every": 1})]
+    async with AsyncCoordinator(url, token_file=token_file, timeout_s=0.0) as coordinator:
+        assert await coordinator.commit(Batch(1, 1, "00", ()), t_train_s=0.1) == 1
+    assert len(server.heard) == 3
+    assert "waiting for room: on the coordinator's host" in caplog.text
+
+
 async def test_who_says_nothing_is_asked_again(
     server: Server, coordinator: AsyncCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -505,7 +505,11 @@ async def test_versions_are_published_by_path_or_upload(call: Client, backend: B
 
 @pytest.mark.parametrize(
     ("fault", "status", "code"),
-    [(OperatorFault("no tokenizer.json"), 400, "refused"), (StoreFault("disk full"), 507, "disk")],
+    [
+        (OperatorFault("no tokenizer.json"), 400, "refused"),
+        (StoreFault("Too many open files"), 507, "disk"),
+        (StoreFault("No space left on device", full=True), 507, "full"),
+    ],
 )
 async def test_a_bad_snapshot_is_one_clear_line(
     call: Client, backend: Backend, fault: Exception, status: int, code: str
@@ -514,7 +518,8 @@ async def test_a_bad_snapshot_is_one_clear_line(
     found, answer = await call(
         "POST", "/v1/versions", json={"version": 1, "epoch": 2, "path": "/x"}
     )
-    assert (found, answer) == (status, {"error": code, "detail": str(fault)})
+    whose = "on the coordinator's host: " if status == 507 else ""
+    assert (found, answer) == (status, {"error": code, "detail": f"{whose}{fault}"})
 
 
 async def test_files_are_uploaded_as_they_are(call: Client, backend: Backend) -> None:
