@@ -26,6 +26,7 @@ from echo2d.demo.chaos import VICTIM_KINDS, VictimKind, kill_process, start_agai
 from echo2d.demo.processes import Program
 from echo2d.demo.results import read_rows
 from echo2d.demo.run import DEMO_LEARNER
+from echo2d.runtime.run_dir.run_directory import RunDirectory
 from echo2d.store.ledger import Ledger
 from echo2d.store.ledger_rows import _unpack_trajectory
 from tests.support.connection_tap import Tap
@@ -70,7 +71,8 @@ CREATE TRIGGER told_end BEFORE DELETE ON groups BEGIN
 
 def watch_ledger(path: Path, more: str = "") -> None:
     """Make the ledger of a run that is about to start, with its witness. more: further triggers."""
-    path.parent.mkdir(parents=True)
+    path.parent.parent.mkdir(parents=True, exist_ok=True)
+    RunDirectory(path.parent)
     Ledger.open(path).close()
     with contextlib.closing(sqlite3.connect(path)) as ledger:
         ledger.executescript(WITNESS + more)

@@ -11,6 +11,7 @@ import pytest
 
 from echo2d.client import Coordinator, Fenced, PeerFault
 from echo2d.demo.tiny_model import make_tiny_model
+from echo2d.runtime.run_dir.run_directory import RunDirectory
 from echo2d.store.ledger import Ledger
 from tests.support.ledger_rows import change_rows
 from tests.support.polling import START_S, poll
@@ -29,7 +30,7 @@ def test_a_link_port_in_use(site: Site) -> None:
 
 
 def test_a_damaged_row_of_the_ledger(site: Site) -> None:
-    site.run_dir.mkdir(mode=0o700)
+    RunDirectory(site.run_dir)
     ledger = site.run_dir / "ledger.sqlite"
     Ledger.open(ledger).close()
     change_rows(ledger, "INSERT INTO batches VALUES (7, zeroblob(32), 'x', 0, NULL)")
