@@ -125,7 +125,7 @@ class Ledger:
         self._db = connection
         self._lock = lock
         self._turn_file = TurnNumber(path)
-        # Of the newest transaction.
+        # The number of the newest transaction.
         self._turn = self._read_turn()
 
     @staticmethod
@@ -206,7 +206,12 @@ class Ledger:
     def recover(self) -> Recovered:
         """Read everything that is durable of this run. OperatorFault: a row is damaged, or transactions are missing."""
         with ledger_faults(self._path):
-            self._check()
+            try:
+                self._check()
+            except sqlite3.OperationalError:
+                raise
+            except sqlite3.DatabaseError as error:
+                raise _refusal(self._path, Damage(str(error))) from error
             counters = {each.name: each.value for each in self._read(COUNTERS)}
             # Checks these rows before `trim`, which deletes what the counters and frozen batches
             # say.

@@ -36,7 +36,6 @@ TRIAL_S = 4.0 * PROGRESS_S
 TRY_AGAIN_S = 120.0
 # What somebody delivers is known after so many seconds of work: reports come every PROGRESS_S.
 _KNOWN_S = 2.0 * PROGRESS_S
-_REVIEW_S = PROGRESS_S
 # In one review the usual speed falls to this share of itself at most: by half in three quarters of a minute.
 _FALL = 0.97
 _GROUP_MIN = 8  # samples that the first newcomer of a token may hold, however small the groups are
@@ -60,8 +59,13 @@ UNBOUND: Bounds = (SLOTS_MAX, 0)
 
 
 @dataclass(slots=True)
-class _Work:
-    """tokens delivered, seconds in which samples were held, and sample-seconds; `fresh` ones since the last review."""
+class _Worker:
+    """tokens delivered, seconds in which samples were held, and sample-seconds; `fresh` ones since the last review.
+
+    token: the name of the access token that it joined with. slots: as it offers them; 0: it is not here.
+    allowed: the samples that it may hold. capacity: tokens/s when it last had enough to do. tried_s: for how long it
+    has held something in all. delivered: whether it ever wrote a token.
+    """
 
     tokens: float = 0.0
     busy_s: float = 0.0
@@ -69,6 +73,15 @@ class _Work:
     fresh_tokens: int = 0
     holds: int = 0
     at: float = 0.0
+    token: str = ""
+    slots: int = 0
+    allowed: int = 0
+    capacity: float = 0.0
+    rank: int = 0
+    tried_s: float = 0.0
+    delivered: bool = False
+    wrote_at: float = 0.0
+    idle_since: float = 0.0
 
     def until(self, now: float) -> None:
         """`holds` was constant since `at`."""
@@ -94,24 +107,6 @@ class _Work:
     def speed(self) -> float:
         """tokens/s of one sample."""
         return self.tokens / self.held_s if self.held_s else 0.0
-
-
-@dataclass(slots=True)
-class _Worker(_Work):
-    """token: the name of the access token that it joined with. slots: as it offers them; 0: it is not here.
-    allowed: the samples that it may hold. capacity: tokens/s when it last had enough to do. tried_s: for how long it
-    has held something in all. delivered: whether it ever wrote a token.
-    """
-
-    token: str = ""
-    slots: int = 0
-    allowed: int = 0
-    capacity: float = 0.0
-    rank: int = 0
-    tried_s: float = 0.0
-    delivered: bool = False
-    wrote_at: float = 0.0
-    idle_since: float = 0.0
 
     def weight(self, now: float) -> float:
         """Its tokens, which count less and less while others write and it does not."""
@@ -191,8 +186,8 @@ class Deliveries:
 
     def slow(self) -> list[PeerId]:
         """The slow workers that hold something, the slowest first."""
-        found = [(work.speed, each) for each, work in self._workers.items() if work.holds]
-        return [each for _, each in sorted(found) if self.is_slow(each)]
+        found = [each for each, work in self._workers.items() if work.holds and self.is_slow(each)]
+        return sorted(found, key=lambda each: self._workers[each].speed)
 
     def gain_s(self, worker: PeerId, written: int, idle_s: float) -> float:
         """By how many seconds a sample ends sooner elsewhere. written: its tokens. idle_s: since the last one."""
@@ -240,7 +235,7 @@ class Deliveries:
 
     def review(self, *, now: float) -> set[PeerId]:
         """Every PROGRESS_S, what each may hold; returns the workers for which that has changed."""
-        self.review_at = now + _REVIEW_S
+        self.review_at = now + PROGRESS_S
         self._forget()
         before = {each: (work.allowed, work.rank) for each, work in self._workers.items()}
         for work in self._workers.values():
@@ -250,7 +245,7 @@ class Deliveries:
                 work.delivered, work.wrote_at = True, now
             work.take_in(now)
         speed = usual_speed([(work.speed, work.weight(now)) for work in self._workers.values()])
-        # Who hangs, or trickles, while all others wait for it does not set the measure for itself.
+        # A worker that hangs while all others wait for it must not count as usual.
         self._usual = max(speed, _FALL * self._usual)
         known = [work for work in self._workers.values() if work.is_known]
         for work in known:
@@ -305,9 +300,8 @@ class Deliveries:
             return
         slower = math.log2(self._usual / work.speed) if work.speed else RANK_MAX
         work.rank = max(RANK_MIN, min(RANK_MAX, round(slower)))
-        most = work.capacity * max(
-            self._window / capacity if capacity else 0.0, GROWTH / self._usual
-        )
+        share = self._window / capacity if capacity else 0.0
+        most = work.capacity * max(share, GROWTH / self._usual)
         if most > work.allowed or work.tried_s >= TRIAL_S:
             work.allowed = math.ceil(min(SLOTS_MAX, most))
 
@@ -349,10 +343,9 @@ class Deliveries:
 
     def _forget(self) -> None:
         """The oldest of those that hold nothing."""
-        more = len(self._workers) - _WORKERS_MAX
-        if more > 0:
-            for each in [each for each, work in self._workers.items() if not work.holds][:more]:
-                del self._workers[each]
+        idle = [each for each, work in self._workers.items() if not work.holds]
+        for each in idle[: max(0, len(self._workers) - _WORKERS_MAX)]:
+            del self._workers[each]
 
     def check(self) -> None:
         assert all(work.holds >= 0 <= work.allowed for work in self._workers.values())

@@ -349,7 +349,7 @@ class LeaseScheduler:
     def _slots_worth_waiting_for(self, oldest: Version, now: float) -> int:
         """Those of workers that are as fast as usual, while they are short of work at times; 0: they never are.
 
-        Then what is wanted is throughput, and whoever has a free slot gets a sample.
+        If they are always busy, a slow worker adds throughput, and gets a sample for each free slot.
         """
         new = now < self._newest_at + LATELY_S
         idle = now < self._idle_at + max(LATELY_S, 2.0 * self.deliveries.answer_s)
