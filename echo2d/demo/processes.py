@@ -6,8 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -15,7 +14,6 @@ from echo2d.errors import Fault
 
 STOP_S = 10.0  # a program that has not ended so long after SIGTERM is killed
 LOG_TAIL_LINES = 12
-TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class Program:
@@ -120,58 +118,14 @@ class Programs:
         self._running.clear()
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessFacts:
-    """cpu_s, user and system: its own, and that of its children that have ended."""
-
-    state: str
-    parent: int
-    own_cpu_s: float
-    ended_cpu_s: float
-
-    @staticmethod
-    def of(pid: int) -> "ProcessFacts":
-        """OSError: it has ended."""
-        words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        own, ended = (sum(map(int, words[at : at + 2])) / TICKS_PER_S for at in (11, 13))
-        return ProcessFacts(words[0], int(words[1]), own, ended)
-
-
-def processes() -> dict[int, ProcessFacts]:
-    """All processes of this machine, by number."""
-    found = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # ended meanwhile
-            found[int(folder.name)] = ProcessFacts.of(int(folder.name))
-    return found
-
-
 def children_of(pid: int) -> list[int]:
     """The processes that this one has started and that have not ended."""
-    return [one for one, facts in processes().items() if facts.parent == pid and facts.state != "Z"]
-
-
-def cpu_s(pid: int) -> float:
-    """The CPU seconds that a process has used, in all threads, without its children."""
-    return ProcessFacts.of(pid).own_cpu_s
-
-
-def family_cpu_s(pids: Collection[int]) -> dict[int, float]:
-    """The CPU seconds that each of these processes, and each that they started, has used."""
-    there = processes()
-    family = set(pids)
-    # In several turns, because a child may have a lower number than its parent.
-    while more := {pid for pid, facts in there.items() if facts.parent in family} - family:
-        family |= more
-    return {pid: there[pid].own_cpu_s + there[pid].ended_cpu_s for pid in family if pid in there}
-
-
-def machine_cpu_s() -> float:
-    """The CPU seconds that all cores of this machine have worked."""
-    user, nice, system, _, _, irq, softirq, *_ = (
-        Path("/proc/stat").read_text().split(maxsplit=9)[1:9]
-    )
-    return sum(map(int, (user, nice, system, irq, softirq))) / TICKS_PER_S
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # ended meanwhile
+            state, parent, *_ = (folder / "stat").read_text().rpartition(")")[2].split(maxsplit=2)
+            found += [int(folder.name)] if parent == str(pid) and state != "Z" else []
+    return found
 
 
 def wait_for(path: Path, programs: Programs, timeout_s: float) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
+from http import HTTPStatus
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from safetensors.torch import load_file
 
 from echo2d.engines.base import Engine
-from echo2d.engines.server.http_client import Lost
+from echo2d.engines.server.http_client import CALL_S_MAX, Lost
 from echo2d.engines.sglang.client import SglangClient
 from echo2d.engines.sglang.engine import SglangEngine
 from echo2d.engines.sglang.server import Running
@@ -105,10 +106,14 @@ class SglangHarness(TorchHarness):
             yield
 
     async def in_memory(self, engine: Engine) -> Mapping[str, object]:
+        """Names and hash are SGLang's own. Of the first rank."""
         assert isinstance(engine, SglangEngine)
         if engine.label is None or engine.server is None:
             raise EngineFault("nothing is served")
-        return await engine.server.checksums()
+        ask = ("POST", "/weights_checker", {"action": "checksum"}, CALL_S_MAX)
+        status, answer = await engine.server.ask_admin(*ask)
+        assert status == HTTPStatus.OK, answer
+        return dict(answer["ranks"][0]["checksums"])
 
     def in_files(self, snapshot: Path) -> Mapping[str, object]:
         """SGLang's checksums on a CPU: of the float32 tensors, those of one layer that it computes at once joined."""

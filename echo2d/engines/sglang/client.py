@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any, ClassVar
 
 from echo2d.engines.server.admission import ServerLoad
-from echo2d.engines.server.http_client import CALL_S_MAX, ServerClient, ServerRefused, error_text
+from echo2d.engines.server.http_client import ServerClient, ServerRefused, error_text
 from echo2d.engines.sglang.compat import Dialect, dialect_of
 from echo2d.errors import EngineFault
 
@@ -92,15 +92,3 @@ class SglangClient(ServerClient):
         return status == 200 and told.get("success") is True, error_text(
             told.get("message", answer)
         )
-
-    async def checksums(self) -> Mapping[str, str]:
-        """Checksums of the weights in memory, of the first rank only.
-
-        Names and hash are SGLang's own, so they cannot be compared with those of the files.
-        """
-        status, answer = await self.ask_admin(
-            "POST", "/weights_checker", {"action": "checksum"}, CALL_S_MAX
-        )
-        if status != 200:
-            raise ServerRefused(f"SGLang /weights_checker: {status} {error_text(answer)}")
-        return dict(answer["ranks"][0]["checksums"])

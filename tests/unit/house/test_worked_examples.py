@@ -10,8 +10,8 @@ from echo2d.core.topology.plan import Job, Plan
 from echo2d.core.topology.planner import plan_auto, plan_chains, plan_star
 from echo2d.core.topology.repair import repair
 from echo2d.core.weights.delta import ChunkMode, encode_chunk, encode_twice
-from echo2d.core.weights.delta_split import encode_split
 from echo2d.core.weights.delta_words import encode_sparse, find_changes
+from tests.support.numpy_split import encode_split
 from tests.support.plans import JOB, MB, ONE, facts
 
 

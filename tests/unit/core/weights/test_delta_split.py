@@ -9,9 +9,10 @@ import pytest
 from echo2d import native
 from echo2d.core.weights.delta import ChunkMode, decode_chunk, encode_chunk, encode_twice
 from echo2d.core.weights.delta_chain import compose_chunks
-from echo2d.core.weights.delta_split import CLASSES, decode_split, encode_split
+from echo2d.core.weights.delta_split import CLASSES, decode_split
 from echo2d.core.weights.delta_words import Changes, find_changes, sparse_max
 from echo2d.errors import IntegrityFault
+from tests.support.numpy_split import encode_split
 
 pytestmark = pytest.mark.usefixtures("codec")
 

@@ -19,7 +19,7 @@ from echo2d.core.weights.delta import (
     encode_delta,
 )
 from echo2d.core.weights.delta_full import encode_full
-from echo2d.core.weights.delta_split import CLASSES, _payload, _read, encode_split
+from echo2d.core.weights.delta_split import CLASSES, _read
 from echo2d.core.weights.delta_words import (
     Changes,
     encode_dense,
@@ -30,6 +30,7 @@ from echo2d.core.weights.delta_words import (
 )
 from echo2d.errors import IntegrityFault
 from tests.support.fuzz import Fuzz, damaged
+from tests.support.numpy_split import encode_split, payload_of
 
 COMPILED = native.available()[1:]
 SIZES = (
@@ -174,7 +175,7 @@ def with_a_last_gap(rng: random.Random, payload: bytes, base: bytes) -> bytes:
     end = int(counts[: of + 1].sum())
     rank = int(gaps[end - counts[of] : end].sum()) + int(counts[of]) - 1
     gaps[end - 1] += np.count_nonzero(classes == of) - 1 - rank + rng.choice((0, 1))
-    return _payload(counts.astype("<u4"), gaps, differences, b"")
+    return payload_of(counts.astype("<u4"), gaps, differences, b"")
 
 
 def outcome(

@@ -17,7 +17,6 @@ from echo2d import native
 from echo2d.core.base.canonical import Buffer, digest_of, require
 from echo2d.core.base.ids import ChunkId
 from echo2d.core.weights.delta import ChunkMode
-from echo2d.core.weights.delta_split import encode_split
 from echo2d.core.weights.delta_words import find_changes
 from echo2d.core.weights.encoding import (
     NO_BASE,
@@ -28,6 +27,7 @@ from echo2d.core.weights.encoding import (
 )
 from echo2d.errors import IntegrityFault
 from tests.support.fuzz import Fuzz, damaged
+from tests.support.numpy_split import encode_split
 
 WORDS = 700
 SCRATCH_MAX = 4  # times the chunk's length ...

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from echo2d.core.capacity.estimators import quantile
-from echo2d.demo.processes import cpu_s, machine_cpu_s
+from echo2d_lab.bench.cpu_seconds import cpu_s, machine_cpu_s
 
 # The measured time is cut into parts. The spread of their figures shows how steady the load was.
 PARTS = 5

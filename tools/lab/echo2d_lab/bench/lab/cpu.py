@@ -10,7 +10,8 @@ from statistics import median
 from time import monotonic
 from typing import Self
 
-from echo2d.demo.processes import Programs, family_cpu_s, machine_cpu_s
+from echo2d.demo.processes import Programs
+from echo2d_lab.bench.cpu_seconds import family_cpu_s, machine_cpu_s
 from echo2d_lab.bench.lab.netlab import Lab
 
 # With more than this share of all cores in use, programs wait for each other.

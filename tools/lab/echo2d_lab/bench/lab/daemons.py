@@ -22,11 +22,12 @@ from typing import Any, Self
 import numpy as np
 
 from echo2d.client import Coordinator
-from echo2d.demo.processes import Program, cpu_s, wait_for
+from echo2d.demo.processes import Program, wait_for
 from echo2d.engines.fake import FAKE_VOCAB_SIZE
 from echo2d.errors import Fault
 from echo2d.plan.kernel.scenario import Scenario
 from echo2d.runtime.run_dir.tokens import create_token
+from echo2d_lab.bench.cpu_seconds import cpu_s
 from echo2d_lab.bench.delta.cost import DeltaCosts, delta_costs
 from echo2d_lab.bench.lab.cpu import CpuMeter
 from echo2d_lab.bench.lab.netlab import Lab
