@@ -34,7 +34,7 @@ BOXES = {
     "a liar of 4,096 slots, 1 token/s": (1, 4096, 1.0),
     "ten keys of one token, 4,096 slots and 1 token/s each": (10, 4096, 1.0),
 }
-START_S, SETTLED_S = 120.0, 20.0
+START_S, SETTLED_S, POLL_S = 120.0, 20.0, 3.0
 POLICY = ("policy.trajectories_per_step=64",)
 PACE = ("learner.checkpoint_every=250",)
 
@@ -101,17 +101,22 @@ class Run:
             self.join(name, slots, "--set", f"tokens_per_s_max={tokens_per_s}")
         return names
 
-    def measured(self, order: str, names: list[str], seconds: float) -> float:
-        """steps/s of about so many seconds, SETTLED_S after this order for these boxes."""
+    def measured(self, order: str, names: list[str], seconds: float) -> tuple[float, float | None]:
+        """steps/s of about so many seconds, SETTLED_S after this order for these boxes, and after how many seconds
+        an alert named one of them; None: not until SETTLED_S."""
         for name in names:
             self.asked("worker", order, name)
-        time.sleep(SETTLED_S)
+        started, named_s = time.monotonic(), None
+        while (passed := time.monotonic() - started) < SETTLED_S:
+            if any(each["subject"] in names for each in self.status()["alerts"]):
+                named_s = passed if named_s is None else named_s
+            time.sleep(POLL_S)
         at, steps = [], []
         for wait_s in (0.0, seconds):
             time.sleep(wait_s)
             steps.append(self.status()["committed_step"])
             at.append(time.monotonic())
-        return float((steps[1] - steps[0]) / (at[1] - at[0]))
+        return float((steps[1] - steps[0]) / (at[1] - at[0])), named_s
 
 
 def main() -> int:
@@ -130,15 +135,16 @@ def main() -> int:
                 programs.check()
                 time.sleep(1.0)
             ratios = []
-            before = run.measured("cordon", slow, chosen.seconds)
+            before, _ = run.measured("cordon", slow, chosen.seconds)
             for _ in range(chosen.pairs):
-                beside = run.measured("uncordon", slow, chosen.seconds)
+                beside, named_s = run.measured("uncordon", slow, chosen.seconds)
                 alerts = run.status()["alerts"]
                 named = [each["sentence"] for each in alerts if each["subject"] in slow]
-                after = run.measured("cordon", slow, chosen.seconds)
+                after, _ = run.measured("cordon", slow, chosen.seconds)
                 ratios.append(2 * beside / (before + after))
                 print(
-                    f"{title}: {before:.2f} and {after:.2f} steps/s alone, {beside:.2f} between; {named}",
+                    f"{title}: {before:.2f} and {after:.2f} steps/s alone, {beside:.2f} between; "
+                    f"named after {named_s} s, and at the end: {named}",
                     flush=True,
                 )
                 before = after
