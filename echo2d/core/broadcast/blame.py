@@ -1,7 +1,7 @@
 """Decides which of two peers is at fault when an edge breaks or a frame is bad; it becomes a leaf.
 
 A leaf receives and passes nothing on, so that its fault harms no other peer. The seed is never at
-fault. Only reports about a neighbour in the plan count.
+fault. Only reports about a neighbour in the plan count; others are misreports, which end in quarantine.
 Not here: who is quarantined (`cluster.quarantine`), and how a plan is repaired (`transmission`).
 """
 
@@ -45,8 +45,10 @@ class Blame:
             "edge", f"{peer.name} and {self._name(message.peer)}: {message.reason}"
         )
         # The plan may have been repaired meanwhile, or this is not one of the peer's edges.
-        repaired = plan.generation != message.generation
-        if repaired or message.peer not in transmission.neighbours(peer.peer):
+        if plan.generation != message.generation:
+            return [note]
+        if message.peer not in transmission.neighbours(peer.peer):
+            self._members.misreported(peer, now=self._statistics.now)
             return [note]
         at_fault = peer.peer if message.peer == plan.root else message.peer
         return [note, *self._announcer.edges(transmission.make_leaf(at_fault))]
@@ -67,6 +69,7 @@ class Blame:
             or accused is None
             or not transmission.may_accuse(peer.peer, accused.peer)
         ):
+            self._members.misreported(peer, now=now)
             return [note]
         at_fault = (
             peer.peer if accused.kind == "seed" else self._members.accuse(peer, accused, now=now)

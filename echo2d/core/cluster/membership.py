@@ -24,7 +24,7 @@ from echo2d.core.base.bounded_dict import keep_newest
 from echo2d.core.base.deadline_queue import DeadlineQueue
 from echo2d.core.base.ids import FormId, PeerId, SessionId
 from echo2d.core.cluster.events import CloseSession, ClusterAction, PeerConnected, Send
-from echo2d.core.cluster.quarantine import Quarantine
+from echo2d.core.cluster.quarantine import Misreports, Quarantine
 from echo2d.core.cluster.statistics import printable
 from echo2d.core.protocol.builds import OURS, Build, not_understood
 from echo2d.core.protocol.control_messages import (
@@ -90,7 +90,8 @@ class Peer:
     held_back: it gets no leases, because the audit does not know yet what honest answers look like.
     slots_allowed: of its slots, so many may be leased before its answers are audited; None: all.
     scores: its engine can score answers of others. quantization, build: as in Hello. disk_free: as
-    in Heartbeat.
+    in Heartbeat. misreports: of its reports, so many are none that an honest program sends; above 0, it is
+    quarantined for them, and does no work.
     """
 
     peer: PeerId
@@ -126,6 +127,7 @@ class Peer:
     dialled_back_at: float | None = None
     memory_ok: bool | None = None
     quarantined: bool = False
+    misreports: int = 0
     token: str = ""
     trusted: bool = False
     held_back: bool = False
@@ -146,7 +148,7 @@ class Peer:
     @property
     def retiring(self) -> bool:
         """It gets no more leases, and others are activated for it."""
-        return self.leaving or self.cordoned
+        return self.leaving or self.cordoned or self.misreports > 0
 
     @property
     def address(self) -> Address | None:
@@ -203,7 +205,7 @@ class Membership:
         self._peers: dict[PeerId, Peer] = {}
         self._sessions: dict[SessionId, PeerId] = {}
         self._silences = DeadlineQueue[PeerId](self._silent_at)
-        self._quarantine = Quarantine()
+        self._quarantine, self._misreports = Quarantine(), Misreports()
         # The peers that have changed since the scheduler last cleared this set.
         self.changed: set[PeerId] = set()
 
@@ -321,16 +323,26 @@ class Membership:
         accused.quarantined = accused.peer in self._quarantine
         return at_fault
 
+    def misreported(self, peer: Peer, *, now: float) -> None:
+        """The peer said what no honest program does; a stream of it ends in quarantine."""
+        if not peer.misreports and peer.kind != "seed":
+            peer.misreports = self._misreports.misreported(peer.peer, peer.accepted, now=now)
+            self.changed.add(peer.peer)
+
     def deadlines(self, *, now: float) -> tuple[list[Peer], list[ClusterAction]]:
         """Returns the newly suspected peers, and actions that close sessions of peers now gone."""
         due_at = self.wake_at()
         if due_at is None or now < due_at:
             return [], []
         self._quarantine.release(now=now)
+        self._misreports.release(now=now)
         suspected: list[Peer] = []
         actions: list[ClusterAction] = []
         for peer in self:
             peer.quarantined = peer.peer in self._quarantine
+            if peer.misreports and peer.peer not in self._misreports:
+                peer.misreports = 0
+                self.changed.add(peer.peer)
             if peer.state == "joined" and now >= peer.heard_at + self._silence_s:
                 peer.state = "suspected"
                 self.changed.add(peer.peer)
@@ -340,7 +352,7 @@ class Membership:
         return suspected, actions
 
     def wake_at(self) -> float | None:
-        times = (self._silences.earliest(), self._quarantine.wake_at())
+        times = (self._silences.earliest(), self._quarantine.ends_at, self._misreports.ends_at)
         return min((at for at in times if at is not None), default=None)
 
     # --- inside
@@ -372,6 +384,8 @@ class Membership:
         )
         peer = _peer(event, now) if old is None else old
         peer.quarantined = event.peer in self._quarantine
+        # It may have been forgotten meanwhile.
+        peer.misreports = peer.misreports or int(event.peer in self._misreports)
         _take_hello(peer, event.hello, p2p=self._p2p)
         peer.trusted, peer.cordoned, peer.token = event.trusted, event.cordoned, event.token
         peer.draining = peer.draining and peer.cordoned
@@ -423,6 +437,7 @@ class Membership:
         assert sum(peer.kind == "seed" and peer.alive for peer in self) <= 1
         self._silences.check(self._peers)
         self._quarantine.check()
+        self._misreports.check()
 
 
 def _refuse(

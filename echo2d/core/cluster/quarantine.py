@@ -1,15 +1,21 @@
-"""Quarantine: decides which peers pass bad frames on, by what other peers report.
+"""Quarantine: decides which peers pass bad frames on, and which report what no honest program does.
 
-    trusted --(ACCUSERS_MIN different peers, or the seed, got a bad frame from it)--> quarantined
+    trusted --(ACCUSERS_MIN different peers, or the seed, got a bad frame from it)--> only receives
+    trusted --(MISREPORTS_MAX in MISREPORTS_S, and MISREPORTS_SHARE of its results)--> does no work
     quarantined --(QUARANTINE_S, doubling each time)--> trusted
 
 When a bad frame came over an edge, one of its two ends is at fault: the accused, unless the accuser
 has accused more than ALONE_MAX peers that no other peer accuses. The accusations of such an accuser
 do not count.
+A misreport is a result or progress that cannot be, one about a lease of another worker or of nobody, and
+an accusation of a peer with which it shares no edge. An honest program has a few when messages cross.
 Kept true: a peer that passes on what it was given is never quarantined, unless two other peers lie
-about it.
-Not here: which peers share an edge, and what happens to a quarantined one (`broadcast`).
+about it. What others say leads to no quarantine for misreports.
+Not here: which peers share an edge, and what happens to a quarantined one (`broadcast`, `work`).
 """
+
+import math
+from dataclasses import dataclass
 
 from echo2d.core.base.bounded_dict import keep_newest
 from echo2d.core.base.ids import PeerId
@@ -25,19 +31,52 @@ QUARANTINE_S_MAX = 86400.0
 ACCUSED_MAX = 2048
 # Accusers of one peer: its neighbours in a plan.
 ACCUSERS_MAX = 64
+# Misreports in so many different seconds are a stream, if they are this share of what came of the worker meanwhile: a
+# broken engine may spoil one answer in a hundred, and a version that is revoked all that its workers say for a second.
+MISREPORTS_MAX, MISREPORTS_S, MISREPORTS_SHARE = 16, 600.0, 0.125
 
 
-class Quarantine:
-    """See the module docstring. `now` is monotonic seconds."""
+class QuarantineTerms:
+    """Who is quarantined until when. Each quarantine of a peer takes twice as long as its last.
+
+    ends_at: when the first one ends; None: nobody is quarantined.
+    """
 
     def __init__(self) -> None:
-        # The accusers of each accused peer.
-        self._accusers: dict[PeerId, dict[PeerId, None]] = {}
+        self.ends_at: float | None = None  # read at every event
         self._until: dict[PeerId, float] = {}
         self._times: dict[PeerId, int] = {}
 
     def __contains__(self, peer: PeerId) -> bool:
         return peer in self._until
+
+    def release(self, *, now: float) -> None:
+        """Peers whose quarantine is over are trusted again."""
+        self._until = {peer: until for peer, until in self._until.items() if now < until}
+        self.ends_at = min(self._until.values(), default=None)
+
+    def close_in(self, peer: PeerId, now: float) -> None:
+        if peer not in self._until:
+            times = self._times.pop(peer, 0)
+            self._times[peer] = times + 1
+            keep_newest(self._times, ACCUSED_MAX)
+            self._until[peer] = now + min(QUARANTINE_S_MAX, QUARANTINE_S * 2.0 ** min(times, 10))
+            keep_newest(self._until, ACCUSED_MAX)
+            self.ends_at = min(self._until.values())
+
+    def check(self) -> None:
+        assert max(len(self._until), len(self._times)) <= ACCUSED_MAX
+        assert self.ends_at == min(self._until.values(), default=None)
+        assert self._until.keys() <= self._times.keys() or len(self._times) == ACCUSED_MAX
+
+
+class Quarantine(QuarantineTerms):
+    """Of peers that pass bad frames on. `now` is monotonic seconds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # The accusers of each accused peer.
+        self._accusers: dict[PeerId, dict[PeerId, None]] = {}
 
     def accuse(self, accuser: PeerId, accused: PeerId, *, is_seed: bool, now: float) -> PeerId:
         """Take note of an accusation; returns which of the two is at fault.
@@ -53,30 +92,57 @@ class Quarantine:
         if not is_seed and self._is_alone(accuser):
             return accuser
         if is_seed or len(believed) >= ACCUSERS_MIN:
-            self._close_in(accused, now)
+            self.close_in(accused, now)
+            del self._accusers[accused]
         return accused
-
-    def release(self, *, now: float) -> None:
-        """Peers whose quarantine is over may pass frames on again."""
-        self._until = {peer: until for peer, until in self._until.items() if now < until}
-
-    def wake_at(self) -> float | None:
-        return min(self._until.values(), default=None)
 
     def _is_alone(self, accuser: PeerId) -> bool:
         """Whether it is the only accuser of too many peers."""
         return sum(accusers.keys() == {accuser} for accusers in self._accusers.values()) > ALONE_MAX
 
-    def _close_in(self, peer: PeerId, now: float) -> None:
-        if peer not in self._until:
-            times = self._times.pop(peer, 0)
-            self._times[peer] = times + 1
-            keep_newest(self._times, ACCUSED_MAX)
-            self._until[peer] = now + min(QUARANTINE_S_MAX, QUARANTINE_S * 2.0 ** min(times, 10))
-            keep_newest(self._until, ACCUSED_MAX)
-        del self._accusers[peer]
+    def check(self) -> None:
+        super().check()
+        assert len(self._accusers) <= ACCUSED_MAX
+        assert all(0 < len(accusers) <= ACCUSERS_MAX for accusers in self._accusers.values())
+
+
+@dataclass(slots=True)
+class _Misreports:
+    """since, last: when the first and the last of them came. accepted: results of the worker by the first. seconds:
+    different ones in which any came."""
+
+    since: float
+    accepted: int
+    count: int = 0
+    seconds: int = 0
+    last: float = -math.inf
+
+
+class Misreports(QuarantineTerms):
+    """Of workers that report what no honest program does. `now` is monotonic seconds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._of: dict[PeerId, _Misreports] = {}
+
+    def misreported(self, worker: PeerId, accepted: int, *, now: float) -> int:
+        """Take note of one. accepted: results of the worker so far. Returns how many made a stream; 0: they do not."""
+        found = self._of.pop(worker, None)
+        if found is None or now - found.since > MISREPORTS_S:
+            found = _Misreports(now, accepted)
+        self._of[worker] = found
+        keep_newest(self._of, ACCUSED_MAX)
+        found.count += 1
+        if now - found.last >= 1.0:
+            found.last, found.seconds = now, found.seconds + 1
+        said = found.count + accepted - found.accepted
+        if found.seconds < MISREPORTS_MAX or found.count < MISREPORTS_SHARE * said:
+            return 0
+        self.close_in(worker, now)
+        del self._of[worker]
+        return found.count
 
     def check(self) -> None:
-        assert max(len(self._accusers), len(self._until), len(self._times)) <= ACCUSED_MAX
-        assert all(0 < len(accusers) <= ACCUSERS_MAX for accusers in self._accusers.values())
-        assert self._until.keys() <= self._times.keys() or len(self._times) == ACCUSED_MAX
+        super().check()
+        assert len(self._of) <= ACCUSED_MAX
+        assert all(found.count for found in self._of.values())

@@ -10,6 +10,7 @@ from echo2d.core.status.schema import (
     Alert,
     AlertKind,
     AuditStatus,
+    PeerStatus,
     Status,
     WorkerStatus,
 )
@@ -165,6 +166,8 @@ def _of_the_audit(audit: AuditStatus, workers: Iterable[WorkerStatus]) -> Iterat
 def _of_workers(status: Status) -> Iterator[Alert]:
     """Silent workers come first, those that hold the most leases before the others."""
     yield from (_convicted(worker) for worker in status.workers if worker.verdict)
+    peers = (*status.workers, *status.relays)
+    yield from (_misreports(peer) for peer in peers if peer.misreports)
     workers = [
         worker
         for worker in status.workers
@@ -223,6 +226,17 @@ def _convicted(worker: WorkerStatus) -> Alert:
     )
 
 
+def _misreports(peer: PeerStatus) -> Alert:
+    return Alert(
+        "worker_misreports",
+        f"{peer.name} is quarantined and does no work: {peer.misreports} of its reports are none that an honest worker "
+        "sends (impossible results, leases or accusations that are made up); its engine is broken, or it lies: "
+        f"`echo2d token revoke {peer.token}` ends its access, and that of all that use its token",
+        peer.name,
+        peer.id,
+    )
+
+
 def _of_one(worker: WorkerStatus, status: Status) -> Iterator[Alert]:
     def about(kind: AlertKind, words: str) -> Alert:
         return Alert(kind, f"{worker.name} {words}", worker.name, worker.id)
@@ -245,7 +259,7 @@ def _of_one(worker: WorkerStatus, status: Status) -> Iterator[Alert]:
             f"looks like a liar: {worker.flagged} of {worker.audited} audited answers are wrong; "
             "nothing follows, because no worker is trusted",
         )
-    if worker.tokens_per_s is not None and (slowness := _slowness(worker, status)):
+    if not (worker.cordoned or worker.leaving) and (slowness := _slowness(worker, status)):
         yield about("worker_slow", slowness)
     if serving is None and status.newest_version is not None:
         yield about("worker_no_version", "serves no version yet")
@@ -262,8 +276,10 @@ def _of_one(worker: WorkerStatus, status: Status) -> Iterator[Alert]:
 
 
 def _slowness(worker: WorkerStatus, status: Status) -> str:
-    """Empty: a sample takes about as long there as usual, or it delivers about as much as others."""
-    rate = worker.tokens_per_s or 0.0
+    """Empty: a sample takes about as long there as usual, or delivers about as much as others, or nothing is known."""
+    if worker.tokens_per_s is None:
+        return ""
+    rate = worker.tokens_per_s
     rates = [
         each.tokens_per_s for each in status.workers if each.tokens_per_s and each is not worker
     ]

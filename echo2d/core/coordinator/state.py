@@ -459,8 +459,9 @@ class CoordinatorState:
         rejoining = self._publishing.joined(peer, renewed=False, now=now) if returned else []
         if returned:
             self._bill(peer, now)
+        quarantined = peer.misreports > 0
         try:
-            return [*rejoining, *self._message(peer, message, now)]
+            actions = self._message(peer, message, now)
         except PeerFault as fault:
             self._members.disconnected(session)
             note = self._statistics.fault("peer", f"{peer.name}: {fault}")
@@ -470,6 +471,10 @@ class CoordinatorState:
                 Send(session, Refused("protocol", str(fault), permanent=False)),
                 CloseSession(session),
             ]
+        if peer.misreports and not quarantined:
+            self._activation_loop.changed()
+            actions = [*actions, *self._scheduler.hand_over(peer, now=now)]
+        return [*rejoining, *actions]
 
     def _bill(self, peer: Peer, now: float) -> None:
         """The peer is here from now on, and costs what its price says."""
@@ -508,6 +513,8 @@ class CoordinatorState:
                 return self._publishing.deltas_kept(peer, message)
             case SegmentsWanted():
                 return self._publishing.segments_wanted(peer, message)
+            case EdgeBroken() | FrameAccused() if peer.misreports:
+                return []
             case EdgeBroken():
                 return self._publishing.edge_broken(peer, message)
             case FrameAccused():

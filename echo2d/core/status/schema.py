@@ -47,6 +47,7 @@ AlertKind = Literal[
     "worker_convicted",
     "worker_silent",
     "worker_quarantined",
+    "worker_misreports",
     "worker_logprobs",
     "worker_suspected",
     "worker_slow",
@@ -91,7 +92,8 @@ class PeerStatus:
     """A worker or a relay peer.
 
     silent_s: since the coordinator last heard from it. reachable: whether other peers can dial it;
-    None: not tested yet. quarantined: it passed on bad frames, so it only receives. cordoned: an
+    None: not tested yet. quarantined: it passed on bad frames, so it only receives. misreports: of its reports, so
+    many are none that an honest program sends; above 0, it is quarantined for them, and does no work. cordoned: an
     operator has taken it out of service. draining: it is to end once it holds nothing. build,
     protocol: of its program (`core/protocol/builds.py`). received_bytes, sent_bytes: of versions, since
     the coordinator started, as it says.
@@ -105,6 +107,8 @@ class PeerStatus:
     silent_s: float
     uplink: float | None
     quarantined: bool
+    misreports: int = 0
+    token: str = ""
     cordoned: bool = False
     draining: bool = False
     reachable: bool | None

@@ -137,6 +137,15 @@ class LeaseTable:
         """Whether this process ever granted or resumed a lease with this id."""
         return self._first <= lease < self._next or lease in self._resumed
 
+    def guessed(self, peer: Peer, message: LeaseProgress | SampleFinished | LeaseFailed) -> bool:
+        """Whether it is about a lease of another worker, or one that this process never gave.
+
+        An honest worker says so once or twice, when the coordinator has started anew.
+        """
+        lease = self._running.get(HeldLease(message.lease, message.attempt))
+        others = lease is not None and lease.worker != peer.peer
+        return others or not self.given(message.lease)
+
     def resumed(self, lease: LeaseId) -> bool:
         """Whether it was granted before a restart."""
         return lease in self._resumed

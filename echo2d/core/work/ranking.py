@@ -264,7 +264,7 @@ def _row(peer: Peer | None, load: int, reserved: int, bounds: Bounds) -> _Row | 
     if peer is None or peer.kind != "worker" or not peer.alive:
         return None
     # `Peer.retiring`, written out: this is asked several times for each trajectory.
-    if not peer.active or peer.leaving or peer.cordoned or peer.held_back:
+    if not peer.active or peer.leaving or peer.cordoned or peer.misreports or peer.held_back:
         return None
     allowed, rank = bounds
     slots = max(0, min(allowed, peer.slots) - reserved)

@@ -196,7 +196,8 @@ class LeaseScheduler:
         """A sign of life of a lease. If the lease does not run at this worker, it is cancelled."""
         lease = self.leases.held(peer, message)
         if lease is None:
-            return [*send_to(peer, LeaseCancelled(message.lease, message.attempt))]
+            cancelled = send_to(peer, LeaseCancelled(message.lease, message.attempt))
+            return [*self._guessed(peer, message, now), *cancelled]
         # A worker that must refit first cannot make tokens; its lease is not stuck.
         refits = self._exclusive and self._must_refit(peer)
         tokens = lease.grows(message.samples)
@@ -219,23 +220,33 @@ class LeaseScheduler:
             if judged is not None:
                 return [*judged]
         known = self.leases.given(message.lease)
-        return self.refuse(
-            peer, message, "the lease is over" if known else "no such lease", fault=not known
-        )
+        reason = "the lease is over" if known else "no such lease"
+        return [*self._guessed(peer, message, now), *self.refuse(peer, message, reason)]
 
-    def refuse(
-        self, peer: Peer, message: SampleFinished, reason: str, *, fault: bool = False
+    def refuse(self, peer: Peer, message: SampleFinished, reason: str) -> list[Note | Send]:
+        """Tell a worker that its result does not count, though it may have done nothing wrong."""
+        self._statistics.refused_results[reason] += 1
+        return [*answer(peer, message, reason)]
+
+    def refuse_bad(
+        self, peer: Peer, message: SampleFinished, reason: str, *, now: float
     ) -> list[Note | Send]:
-        """Tell a worker that its result does not count. fault: the worker is at fault."""
-        self._statistics.refused_results["bad" if fault else reason] += 1
-        notes = [self._statistics.fault("result", f"{peer.name}: {reason}")] if fault else []
+        """Tell a worker that its result is none: it is at fault, and rests."""
+        self._statistics.refused_results["bad"] += 1
+        peer.rest(now)
+        notes = self.misreported(peer, "result", reason, now=now)
         return [*notes, *answer(peer, message, reason)]
+
+    def misreported(self, peer: Peer, kind: str, reason: str, *, now: float) -> list[Note]:
+        """A worker said what no honest program does."""
+        self._members.misreported(peer, now=now)
+        return [self._statistics.fault(kind, f"{peer.name}: {reason}")]
 
     def failed(self, peer: Peer, message: LeaseFailed, *, now: float) -> list[Any]:
         """The worker gives a lease back."""
         lease = self.leases.held(peer, message)
         if lease is None:
-            return []
+            return [*self._guessed(peer, message, now)]
         # A retiring worker gives back what it was granted too late, or cannot finish in time.
         cause: Cause = "drained" if peer.retiring else "failed"
         notes = self._blame(lease, peer, cause, message.reason, now)
@@ -309,6 +320,13 @@ class LeaseScheduler:
         return self.cancel(lease)
 
     # --- inside
+
+    def _guessed(
+        self, peer: Peer, message: LeaseProgress | SampleFinished | LeaseFailed, now: float
+    ) -> list[Note]:
+        if not self.leases.guessed(peer, message):
+            return []
+        return self.misreported(peer, "result", "it was never given this lease", now=now)
 
     def _fill(self, kind: KindOfWork[Any], now: float) -> list[Any]:
         actions: list[Any] = []

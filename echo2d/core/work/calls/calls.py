@@ -256,8 +256,8 @@ class GatewayCalls(KindOfWork[PendingChoice]):
         assert choice.lease is not None
         lease = choice.lease
         choice.failures += 1
-        note = self._statistics.fault("gateway", f"{peer.name}: {fault}")
-        return [note, *self._scheduler.stop(lease), *self._go_on(lease, fault, now)]
+        notes = self._scheduler.misreported(peer, "gateway", fault, now=now)
+        return [*notes, *self._scheduler.stop(lease), *self._go_on(lease, fault, now)]
 
     def _go_on(
         self, lease: Lease, reason: str, now: float, *, failures: int = 0

@@ -341,9 +341,8 @@ class Evaluations(TaskWork[PendingAnswers]):
             believed=lambda key: key == evaluation.key and key in peer.acknowledged,
         )
         if isinstance(written, str):
-            peer.rest(now)
             self._avoid(evaluation, lease, now)
-            refused = self._scheduler.refuse(peer, message, written, fault=True)
+            refused = self._scheduler.refuse_bad(peer, message, written, now=now)
             return [*self._scheduler.stop(lease), *refused]
         leases.renew(lease, tokens=True, now=now)
         leases.answer(lease, message.sample)

@@ -34,6 +34,11 @@ from echo2d.core.work.events import LeaseGiven, unwritten
 from echo2d.core.work.leases import TRAINING, Lease, LeaseTable
 from echo2d.core.work.training.prompts import DrawnPrompt
 
+# Leases of one sample that failed or fell silent, before its group is dropped for good.
+LEASE_FAILURES_MAX = 8
+# Workers whose results of one group were malformed, before it is dropped for good.
+BAD_RESULTS_MAX = 3
+
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
@@ -86,7 +91,7 @@ class OpenGroup:
     moves: Counter[int] = field(default_factory=Counter)
     failures: Counter[int] = field(default_factory=Counter)
     fruitless: Counter[int] = field(default_factory=Counter)
-    bad_results: int = 0
+    bad_results: dict[PeerId, int] = field(default_factory=dict)
     begun: float = math.inf
     judged_at: tuple[int, Version] | None = None
 
@@ -119,6 +124,12 @@ class OpenGroup:
                 lease.given.base.written + added.get(sample, 0) for sample in lease.samples
             ]
         return [length for length in unfinished if length]
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether too many of its results were malformed."""
+        bad = self.bad_results
+        return len(bad) >= BAD_RESULTS_MAX or sum(bad.values()) >= LEASE_FAILURES_MAX
 
     @property
     def lacking(self) -> int:

@@ -40,9 +40,14 @@ from echo2d.core.work.events import (
 from echo2d.core.work.kind import Cause, TaskWork
 from echo2d.core.work.leases import TRAINING, Lease
 from echo2d.core.work.scheduler import LeaseScheduler
-from echo2d.core.work.training.group_table import BetweenTurns, GroupTable, OpenGroup
+from echo2d.core.work.training.group_table import (
+    LEASE_FAILURES_MAX,
+    BetweenTurns,
+    GroupTable,
+    OpenGroup,
+)
 from echo2d.core.work.training.group_work import GroupWork, PendingOfGroup
-from echo2d.core.work.training.judge import LEASE_FAILURES_MAX, GroupJudge
+from echo2d.core.work.training.judge import GroupJudge
 from echo2d.core.work.training.open_episodes import OpenEpisodes
 from echo2d.core.work.training.partials import Partials
 from echo2d.core.work.training.prompts import DrawnPrompt, Prompts, prompt_fault
@@ -305,7 +310,10 @@ class Groups(TaskWork[PendingOfGroup]):
         self, peer: Peer, lease: Lease, deltas: Sequence[SampleDelta], *, now: float
     ) -> list[Note]:
         """What a sample has by now, another worker may go on from."""
-        return self._partials.gather(peer, lease, deltas)
+        notes: list[Note] = []
+        for fault in self._partials.gather(peer, lease, deltas):
+            notes += self._scheduler.misreported(peer, "progress", fault, now=now)
+        return notes
 
     def finished(
         self, peer: Peer, lease: Lease | None, message: SampleFinished, *, now: float

@@ -2,7 +2,7 @@
 
     a result --a repeat?--> answered as before
              --of a group, well-formed, of versions that may count?--> kept, or a turn of an episode is over
-             --otherwise--> refused; the third malformed one drops its group
+             --otherwise--> refused; malformed ones of three workers drop its group
 
     kept --rewards--> all scored: buffered, or dropped if it teaches nothing or is too old
       +--its reward fails, or it comes too late--> left out, as long as `group_min` others stay
@@ -44,7 +44,7 @@ from echo2d.core.work.results import Written, written_by
 from echo2d.core.work.scheduler import LeaseScheduler
 from echo2d.core.work.training.accepted_results import AcceptedResults
 from echo2d.core.work.training.contrast import VarianceFilter, most_contrasting, no_variance, spread
-from echo2d.core.work.training.group_table import GroupTable, OpenGroup
+from echo2d.core.work.training.group_table import LEASE_FAILURES_MAX, GroupTable, OpenGroup
 from echo2d.core.work.training.open_episodes import OpenEpisodes
 from echo2d.core.work.training.partials import Partials
 from echo2d.core.work.training.patience import Patience
@@ -52,10 +52,6 @@ from echo2d.core.work.training.prompts import Prompts, prompt_of
 from echo2d.core.work.training.staleness import Staleness
 from echo2d.core.work.training.stragglers import Stragglers
 
-# Leases of one sample that failed or fell silent, before its group is dropped for good.
-LEASE_FAILURES_MAX = 8
-# Malformed results of one group, before it is dropped for good.
-BAD_RESULTS_MAX = 3
 # A sample that went back from one worker waits this long for another one; then its group begins again.
 RETURNED_WAIT_S = 60.0
 # Why groups are dropped that were not worth training on. Other reasons say nothing against workers.
@@ -273,16 +269,17 @@ class GroupJudge:
     ) -> list[RolloutAction]:
         """Refuse a malformed result: its sample waits for another lease unless one has it already.
 
-        After BAD_RESULTS_MAX of them the group is dropped. A lease from before a restart may have
-        had other limits, so its result is no fault.
+        After those of BAD_RESULTS_MAX workers the group is dropped: no worker alone may say that it cannot be written,
+        but of LEASE_FAILURES_MAX results none was better. A lease from before a restart may have had other limits,
+        so its result is no fault.
         """
-        resumed = self._leases.resumed(message.lease)
-        if not resumed:
-            group.bad_results += 1
-            peer.rest(now)
-        refused = self._scheduler.refuse(peer, message, fault, fault=not resumed)
+        if self._leases.resumed(message.lease):
+            refused = self._scheduler.refuse(peer, message, fault)
+        else:
+            group.bad_results[peer.peer] = group.bad_results.get(peer.peer, 0) + 1
+            refused = self._scheduler.refuse_bad(peer, message, fault, now=now)
         self._groups.put_back(group, HeldLease(message.lease, message.attempt), message.sample)
-        is_hopeless = group.bad_results >= BAD_RESULTS_MAX
+        is_hopeless = group.is_hopeless
         return [*refused, *(self.drop(group, "result", fault) if is_hopeless else ())]
 
     # --- rewards, and what becomes of groups
@@ -502,7 +499,7 @@ class GroupJudge:
     def check(self) -> None:
         self._accepted.check()
         for group in self._groups:
-            assert group.bad_results < BAD_RESULTS_MAX
+            assert not group.is_hopeless
             assert all(failures <= LEASE_FAILURES_MAX for failures in group.failures.values())
             assert not self.is_outdated(group)
             assert not (group.waiting & group.returned.keys()) or group.group in self._returned

@@ -62,12 +62,13 @@ class Partials:
         """A test for versions: whether one may have written what this peer reports."""
         return lambda version: version in peer.acknowledged and self._live(version)
 
-    def gather(self, peer: Peer, lease: Lease, deltas: Sequence[SampleDelta]) -> list[Note]:
-        """A lease's worker reports new output, of at most `lease.room` tokens beyond its base.
+    def gather(self, peer: Peer, lease: Lease, deltas: Sequence[SampleDelta]) -> list[str]:
+        """A lease's worker reports new output, of at most `lease.room` tokens beyond its base. Returns what is wrong
+        with it.
 
         Output that begins at the first token replaces what was reported before.
         """
-        notes: list[Note] = []
+        faults: list[str] = []
         for delta in deltas:
             before = _before(lease, delta)
             if before is None or not delta.tokens or delta.sample not in lease.samples:
@@ -83,8 +84,8 @@ class Partials:
             )
             self._leases.gather(lease, delta.sample, grown)
             if fault:
-                notes.append(self._statistics.fault("progress", f"{peer.name}: {fault}"))
-        return notes
+                faults.append(fault)
+        return faults
 
     def left(
         self, group: OpenGroup, lease: Lease, *, goes_to: PeerId | None = None, now: float

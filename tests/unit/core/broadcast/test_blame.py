@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from echo2d.core.base.ids import FrameId, Generation, PeerId, PlanId
 from echo2d.core.broadcast.transmission import Transmission
-from echo2d.core.cluster.quarantine import ALONE_MAX, QUARANTINE_S
+from echo2d.core.cluster.quarantine import ALONE_MAX, MISREPORTS_MAX, QUARANTINE_S
 from echo2d.core.coordinator.events import DeadlinePassed
 from echo2d.core.protocol.control_messages import (
     EdgeBroken,
@@ -70,6 +70,20 @@ def test_who_shares_no_edge_accuses_nobody() -> None:
     world.say(last, EdgeBroken(edges["c"].plan, edges["c"].generation, first.peer, "reset"))
     world.say(last, FrameAccused(form_of(world), FrameId(1), first.peer))
     assert sum(len(messages(peer, PlanEdges)) for peer in world.peers.values()) == told
+
+
+def test_a_stream_of_made_up_accusations_ends_in_quarantine_and_is_not_heard() -> None:
+    world = published("a", "b", "c")
+    world.drain()
+    first, last = world.peers["a"], world.peers["c"]
+    for _ in range(MISREPORTS_MAX):
+        world.say(last, FrameAccused(form_of(world), FrameId(1), first.peer))
+        world.pass_time(1.0)
+    [alert] = [each for each in world.state.status().alerts if each.kind == "worker_misreports"]
+    assert alert.subject == "c"
+    counted = world.state.status().fault_counts["frame"]
+    world.say(last, FrameAccused(form_of(world), FrameId(1), first.peer))
+    assert world.state.status().fault_counts["frame"] == counted
 
 
 def parents_of(transmission: Transmission, child: PeerId) -> set[PeerId]:

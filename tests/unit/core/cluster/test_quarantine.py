@@ -5,8 +5,11 @@ from echo2d.core.cluster.quarantine import (
     ACCUSED_MAX,
     ACCUSERS_MAX,
     ALONE_MAX,
+    MISREPORTS_MAX,
+    MISREPORTS_S,
     QUARANTINE_S,
     QUARANTINE_S_MAX,
+    Misreports,
     Quarantine,
 )
 
@@ -55,13 +58,13 @@ def test_it_ends_and_takes_twice_as_long_the_next_time() -> None:
     for times in range(10):
         accuse(quarantine, SEED, BAD, now)
         lasts = min(QUARANTINE_S_MAX, QUARANTINE_S * 2**times)
-        assert quarantine.wake_at() == now + lasts
+        assert quarantine.ends_at == now + lasts
         quarantine.release(now=now + lasts - 1)
         assert BAD in quarantine
         now += lasts
         quarantine.release(now=now)
         assert BAD not in quarantine
-    assert quarantine.wake_at() is None
+    assert quarantine.ends_at is None
 
 
 def test_there_is_room_for_so_many() -> None:
@@ -74,3 +77,30 @@ def test_there_is_room_for_so_many() -> None:
     for liar in liars:
         for good in GOOD:
             accuse(quarantine, liar, good)
+
+
+def misreported(misreports: Misreports, times: int, *, every_s: float, results: int = 0) -> int:
+    """So many in turn with so many accepted results before each; returns how many made a stream."""
+    found = 0
+    for number in range(times):
+        found = found or misreports.misreported(BAD, results * (number + 1), now=number * every_s)
+        misreports.check()
+    return found
+
+
+def test_a_stream_of_misreports_is_counted_in_seconds() -> None:
+    assert misreported(Misreports(), MISREPORTS_MAX - 1, every_s=1.0) == 0
+    assert misreported(Misreports(), MISREPORTS_MAX, every_s=1.0) == MISREPORTS_MAX
+    # All that it says in the seconds in which messages cross, as when a version is revoked.
+    assert misreported(Misreports(), 1000, every_s=0.01) == 0
+    assert misreported(Misreports(), 1600, every_s=0.01) == 1501
+
+
+def test_few_misreports_among_many_results_are_no_stream() -> None:
+    assert misreported(Misreports(), 100, every_s=1.0, results=9) == 0
+    assert misreported(Misreports(), 100, every_s=1.0, results=6) == MISREPORTS_MAX
+
+
+def test_old_misreports_are_forgotten() -> None:
+    apart_s = 1.01 * MISREPORTS_S / (MISREPORTS_MAX - 1)
+    assert misreported(Misreports(), 10 * MISREPORTS_MAX, every_s=apart_s) == 0

@@ -3,7 +3,7 @@ from echo2d.core.cluster.events import Note, PeerConnected, PeerDisconnected
 from echo2d.core.coordinator.events import Reply, WorkerOrder, WorkerOrdered
 from echo2d.core.protocol.control_messages import Drain, Goodbye, LeaseCancelled
 from echo2d.core.status.schema import WorkerStatus
-from echo2d.core.work.training.judge import LEASE_FAILURES_MAX
+from echo2d.core.work.training.group_table import LEASE_FAILURES_MAX
 from echo2d_lab.standins.memory_run import FakePeer
 from tests.support.coordinator_world import World
 

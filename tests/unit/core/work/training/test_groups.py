@@ -18,7 +18,7 @@ from echo2d.core.work.events import (
     PromptDrawn,
     PromptFailed,
 )
-from echo2d.core.work.training.judge import LEASE_FAILURES_MAX
+from echo2d.core.work.training.group_table import LEASE_FAILURES_MAX
 from echo2d.core.work.training.prompts import SKIPPED_MAX
 from tests.support.coordinator_world import (
     World,

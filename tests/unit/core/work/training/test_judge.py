@@ -5,8 +5,10 @@ from dataclasses import replace
 from echo2d.core.base.ids import GroupId, LeaseId
 from echo2d.core.cluster.events import Note, Persist
 from echo2d.core.cluster.membership import REST_S_MAX
+from echo2d.core.cluster.quarantine import MISREPORTS_MAX, MISREPORTS_S, QUARANTINE_S
 from echo2d.core.cluster.rules import AuditRules
 from echo2d.core.protocol.control_messages import (
+    Heartbeat,
     LeaseFailed,
     LeaseGranted,
     LeaseProgress,
@@ -19,7 +21,7 @@ from echo2d.core.work.events import (
     SampleScored,
     ScoreSample,
 )
-from echo2d.core.work.training.judge import BAD_RESULTS_MAX
+from echo2d.core.work.training.group_table import BAD_RESULTS_MAX, LEASE_FAILURES_MAX
 from echo2d_lab.standins.memory_run import FakePeer
 from tests.support.audited_world import LEARNT
 from tests.support.coordinator_world import (
@@ -55,7 +57,7 @@ def test_results_for_leases_that_are_not_ones_own() -> None:
     world.say(two, replace(result, lease=LeaseId(7)))
     reasons = ["a different result was accepted before", "the lease is over", "no such lease"]
     assert answers(two) == [(False, reason) for reason in reasons]
-    assert "no such lease" in world.state.status().faults[-1].text
+    assert "it was never given this lease" in world.state.status().faults[-1].text
 
 
 def test_a_bad_result_is_refused_and_its_sample_leased_again() -> None:
@@ -80,14 +82,71 @@ def test_a_span_names_only_what_its_worker_said_it_serves() -> None:
     )
 
 
-def test_too_many_bad_results_end_the_group() -> None:
+def test_a_worker_alone_does_not_end_a_group_with_three_bad_results() -> None:
     world, (worker,) = world_of(1, group_size=1, trajectories_per_step=1)
-    for _ in range(BAD_RESULTS_MAX):
+    for times in range(1, LEASE_FAILURES_MAX + 1):
         world.say(worker, worker.finish(*worker.open[0], tokens=(99,)))
         reasons = dropped(world)
+        assert bool(reasons) == (times == LEASE_FAILURES_MAX)
         world.pass_time(REST_S_MAX)
         world.connect(worker.name, slots=1)
     assert reasons[0].startswith("result:")
+
+
+def test_bad_results_of_several_workers_end_a_group() -> None:
+    one = {"group_size": 1, "trajectories_per_step": 1, "staleness_max": 0}
+    world, workers = world_of(*[1] * BAD_RESULTS_MAX, **one)
+    for said in range(1, BAD_RESULTS_MAX + 1):
+        worker = next(each for each in workers if each.open)
+        world.say(worker, worker.finish(*worker.open[0], tokens=(99,)))
+        assert bool(dropped(world)) == (said == BAD_RESULTS_MAX)
+
+
+def alerts_of(world: World, kind: str) -> list[str]:
+    return [alert.sentence for alert in world.state.status().alerts if alert.kind == kind]
+
+
+def test_a_stream_of_impossible_results_is_named_and_ends_in_quarantine() -> None:
+    world, (liar, other) = world_of(4, 4)
+    while not (found := alerts_of(world, "worker_misreports")):
+        assert world.now < MISREPORTS_S
+        if liar.open:
+            world.say(liar, liar.finish(*liar.open[0], tokens=(99,)))
+        world.pass_time(1.0)
+        for worker in (liar, other):
+            world.say(worker, Heartbeat(0))
+    assert found[0].startswith("w0 is quarantined")
+    assert "token revoke" in found[0]
+    assert not liar.leases
+    assert other.leases
+    # A new start of its program does not end it, and time does.
+    liar = world.connect(liar.name, slots=4, boot_id="new")
+    world.refit(liar)
+    assert not liar.leases
+    assert alerts_of(world, "worker_misreports")
+    ends_at = world.now + QUARANTINE_S
+    while world.now < ends_at:
+        world.pass_time(1.0)
+        for worker in (liar, other):
+            world.say(worker, Heartbeat(0))
+    assert liar.leases
+    assert not alerts_of(world, "worker_misreports")
+
+
+def test_a_stream_of_guessed_leases_ends_in_quarantine_and_one_that_is_over_is_none() -> None:
+    world, (guesser, late, _) = world_of(2, 2, 2)
+    over = late.finish(*late.open[0])
+    theirs = next(iter(late.leases))
+    world.say(late, over)
+    for number in range(MISREPORTS_MAX):
+        world.say(guesser, replace(over, lease=LeaseId(1_000_000 + number)))
+        world.say(guesser, LeaseProgress(theirs.lease, theirs.attempt, ()))
+        world.say(guesser, LeaseFailed(theirs.lease, theirs.attempt, "so that it is lost"))
+        world.say(late, replace(over, attempt=over.attempt))
+        world.pass_time(1.0)
+    assert [sentence.split()[0] for sentence in alerts_of(world, "worker_misreports")] == ["w0"]
+    assert not guesser.leases
+    assert late.leases
 
 
 def test_a_late_result_of_an_earlier_attempt_still_counts() -> None:
