@@ -211,7 +211,7 @@ class Ledger:
             except sqlite3.OperationalError:
                 raise
             except sqlite3.DatabaseError as error:
-                raise _refusal(self._path, Damage(str(error))) from error
+                raise refusal(self._path, Damage(str(error))) from error
             counters = {each.name: each.value for each in self._read(COUNTERS)}
             # Checks these rows before `trim`, which deletes what the counters and frozen batches
             # say.
@@ -282,7 +282,7 @@ class Ledger:
         forgotten = []
         for each in SCHEMA.damage(self._db):
             if each.table not in FORGETTABLE:
-                raise _refusal(self._path, each)
+                raise refusal(self._path, each)
             log.warning("ledger %s: %s; what was measured there is forgotten", self._path, each)
             forgotten.append(each)
         missing = self._turn_file.read() - self._turn
@@ -344,20 +344,20 @@ def read_results(path: Path) -> tuple[tuple[VersionPublished, ...], tuple[Evalua
     if not path.is_file():
         raise OperatorFault(f"{path.parent} is not the directory of a run: it has no {path.name}")
     with ledger_faults(path), closing(connect_to_read(path)) as connection:
-        connection.text_factory = _text
+        connection.text_factory = readable
         check_format(connection, path)
         # In one transaction, so that both are of one moment.
         connection.execute("BEGIN")
         for table in (PUBLISHED.table, EVALUATED.table):
             for each in SCHEMA.damaged_rows(connection, table):
-                raise _refusal(path, each)
+                raise refusal(path, each)
         return (
             tuple(_read(connection, path, PUBLISHED)),
             tuple(_read(connection, path, EVALUATED)),
         )
 
 
-def _refusal(path: Path, found: Damage) -> OperatorFault:
+def refusal(path: Path, found: Damage) -> OperatorFault:
     means = f": {MEANING[found.table]}" if found.table else ""
     return OperatorFault(f"ledger {path} is damaged: {found}{means}; {GO_ON}")
 
@@ -399,7 +399,7 @@ def backfill(path: Path) -> int:
 
 def _connect(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, isolation_level=None)
-    connection.text_factory = _text
+    connection.text_factory = readable
     try:
         _prepare(connection, path)
     except (sqlite3.Error, UnicodeDecodeError) as error:
@@ -431,7 +431,7 @@ def check_format(connection: sqlite3.Connection, path: Path) -> None:
     require_format(f"ledger {path}", found, SCHEMA_VERSION, older=older)
 
 
-def _text(raw: bytes) -> str | bytes:
+def readable(raw: bytes) -> str | bytes:
     """Decode text; what is not UTF-8 stays bytes, so that the check of the row refuses it."""
     try:
         return raw.decode()

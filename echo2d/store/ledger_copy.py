@@ -16,8 +16,8 @@ from pathlib import Path
 
 from echo2d.errors import OperatorFault
 from echo2d.store.disk import allocate, sync
-from echo2d.store.ledger import check_format, connect_to_read, ledger_faults
-from echo2d.store.ledger_rows import EPOCH_FLOOR, PUBLISH_FLOOR, RAISE
+from echo2d.store.ledger import check_format, connect_to_read, ledger_faults, readable, refusal
+from echo2d.store.ledger_rows import EPOCH_FLOOR, PUBLISH_FLOOR, RAISE, SCHEMA
 from echo2d.store.row_sums import register
 
 # More sessions and publishes than a run makes between a backup and its loss.
@@ -27,24 +27,27 @@ SKIPPED = 1 << 20
 @dataclass(frozen=True, slots=True)
 class LedgerFacts:
     """What a ledger says of its run. checkpoint: the learner may have to resume there. newest: the
-    last step that is frozen or committed; a learner can resume at it or below. versions: the paths
-    of the published versions that are not revoked.
+    last step that is frozen or committed; a learner can resume at it or below. versions: the digests of the
+    published versions that are not revoked, by path.
     """
 
     checkpoint: int
     committed: int
     newest: int
-    versions: tuple[str, ...]
+    versions: dict[str, bytes]
 
 
 def copy_ledger(source: Path, target: Path) -> LedgerFacts:
     """Copy the ledger at `source` to the new file `target`, durably. A coordinator may run.
 
-    OperatorFault: it is of another format. StoreFault: it cannot be read, or the disk is full.
+    OperatorFault: it is of another format, or damaged. StoreFault: it cannot be read, or the disk is full.
     """
     copy_database(source, target)
     with ledger_faults(target), closing(sqlite3.connect(target)) as connection:
         check_format(connection, source)
+        connection.text_factory = readable
+        for found in SCHEMA.damage(connection):
+            raise refusal(source, found)
         return _facts(connection)
 
 
@@ -92,8 +95,8 @@ def _facts(connection: sqlite3.Connection) -> LedgerFacts:
     ).fetchone()
     (committed,) = connection.execute("SELECT coalesce(max(step), 0) FROM commits").fetchone()
     (frozen,) = connection.execute("SELECT coalesce(max(step), 0) FROM batches").fetchone()
-    paths = connection.execute("SELECT path FROM versions WHERE NOT revoked ORDER BY publish_seq")
-    committed = max(committed, checkpoint)
-    return LedgerFacts(
-        checkpoint, committed, max(committed, frozen), tuple(path for (path,) in paths)
+    paths = connection.execute(
+        "SELECT path, digest FROM versions WHERE NOT revoked ORDER BY publish_seq"
     )
+    committed = max(committed, checkpoint)
+    return LedgerFacts(checkpoint, committed, max(committed, frozen), dict(paths))

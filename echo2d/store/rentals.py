@@ -2,12 +2,11 @@
 -9`.
 
 A row is written before the start command of its box is sent, so no box is ever forgotten; rows are
-never deleted. Prices and times are checked when they are read. Blocking functions for any thread,
+never deleted. A sum tells whether the disk gives back what was written. Blocking functions for any thread,
 because a task that is cancelled during a write goes on to close the file from another thread. The
 ledger's lock keeps a second coordinator away.
 """
 
-import math
 import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
@@ -18,8 +17,9 @@ from pathlib import Path
 from echo2d.core.renting.budget import Moment, Rental
 from echo2d.errors import OperatorFault, StoreFault
 from echo2d.store.formats import require_format
+from echo2d.store.row_sums import TableSum
 
-_SCHEMA_VERSION = 2
+_SCHEMA_VERSION = 3
 _SCHEMA = """
 CREATE TABLE rentals (
     label TEXT PRIMARY KEY, provider TEXT NOT NULL, offer TEXT NOT NULL, usd_per_h REAL NOT NULL,
@@ -29,6 +29,7 @@ CREATE TABLE clock (one INTEGER PRIMARY KEY, at REAL NOT NULL, boot TEXT NOT NUL
     since_boot_s REAL NOT NULL,
     unix_s REAL NOT NULL);
 """
+_SUM = TableSum(_SCHEMA_VERSION, ("rentals", "clock"))
 _COLUMNS = ", ".join(each.name for each in fields(Rental))
 _MARKS = ", ".join("?" for _ in fields(Rental))
 # The names in them are our own.
@@ -49,9 +50,11 @@ class RentalStore:
             self._db.execute("PRAGMA synchronous = FULL")
             found = self._db.execute("PRAGMA user_version").fetchone()[0]
             if found == 0:
-                self._db.executescript(
-                    f"BEGIN; {_SCHEMA} PRAGMA user_version = {_SCHEMA_VERSION}; COMMIT;"
-                )
+                self._db.executescript(f"BEGIN; {_SCHEMA}")
+                _SUM.write(self._db)
+                self._db.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
+                self._db.execute("COMMIT")
+            is_whole = _SUM.fits(self._db)
         except sqlite3.Error as error:
             raise OperatorFault(f"cannot open {path}: {error}") from error
         require_format(
@@ -61,6 +64,11 @@ class RentalStore:
             older="give all boxes back with the echo2d that rented them (`echo2d rented --stop`), then "
             "move the file away",
         )
+        if not is_whole:
+            raise OperatorFault(
+                f"{path} is damaged: its rows are not those that were written; restore it from a copy, or give all "
+                "boxes of this run back at the provider, then move the file away"
+            )
         path.chmod(0o600)
 
     def close(self) -> None:
@@ -77,6 +85,7 @@ class RentalStore:
                 self._db.executemany(_INSERT, [astuple(rental) for rental in rentals])
                 clock = (at, moment.boot, moment.since_boot_s, moment.unix_s)
                 self._db.execute("INSERT OR REPLACE INTO clock VALUES (0, ?, ?, ?, ?)", clock)
+                _SUM.write(self._db)
                 self._db.execute("COMMIT")
             except BaseException:
                 if self._db.in_transaction:
@@ -84,10 +93,9 @@ class RentalStore:
                 raise
 
     def rentals(self) -> tuple[Rental, ...]:
-        """All boxes that the run has ever rented. OperatorFault: a row is damaged."""
+        """All boxes that the run has ever rented."""
         with self._turn, self._faults():
-            rows = self._db.execute(_SELECT).fetchall()
-        return tuple(map(self._checked, rows))
+            return tuple(Rental(*row) for row in self._db.execute(_SELECT))
 
     def clock(self) -> tuple[float, Moment] | None:
         """The last saved state of the rent clock and when it was saved; None in a new run."""
@@ -95,30 +103,9 @@ class RentalStore:
             row = self._db.execute("SELECT at, boot, since_boot_s, unix_s FROM clock").fetchone()
         return None if row is None else (row[0], Moment(*row[1:]))
 
-    def _checked(self, row: tuple[object, ...]) -> Rental:
-        rental = Rental(*row)  # type: ignore[arg-type]
-        texts = (rental.label, rental.provider, rental.offer)
-        numbers = (
-            rental.usd_per_h,
-            rental.billed_by_s,
-            rental.life_s,
-            rental.grace_s,
-            rental.sent_at,
-        )
-        sound = all(isinstance(text, str) for text in texts) and all(map(_is_amount, numbers))
-        if not sound or rental.billed_by_s == 0 or rental.copies < 1:
-            raise OperatorFault(
-                f"{self._path}: the row of {rental.label!r:.80} is damaged; restore it from a copy"
-            )
-        return rental
-
     @contextmanager
     def _faults(self) -> Iterator[None]:
         try:
             yield
         except sqlite3.Error as error:
             raise StoreFault(f"{self._path}: {error}") from error
-
-
-def _is_amount(value: object) -> bool:
-    return isinstance(value, float) and 0 <= value < math.inf

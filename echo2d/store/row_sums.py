@@ -2,6 +2,7 @@
 
     SummedSchema    gives each table a column `sum`, and makes the parts of statements that keep it; `damage` reads
                     everything and says what does not fit: a page, the schema, or a row
+    TableSum        one sum for all rows of some small tables of another file
     register        lets a connection write to such tables
     TurnNumber      how many transactions the ledger has, beside it
 
@@ -105,6 +106,36 @@ class SummedSchema:
         """The columns that the sum is of."""
         names, _ = self._columns[table]
         return [name for name in names if f"{table}.{name}" not in self._unsummed]
+
+
+class TableSum:
+    """One sum over all rows of some small tables, in a table of its own, which is written with each change."""
+
+    def __init__(self, version: int, tables: Collection[str]) -> None:
+        """version: the format, as in `PRAGMA user_version`, from which on there is a sum."""
+        self._version, self._tables = version, tables
+
+    def write(self, database: sqlite3.Connection) -> None:
+        database.execute(
+            "CREATE TABLE IF NOT EXISTS sums (one INTEGER PRIMARY KEY, sum BLOB NOT NULL)"
+        )
+        database.execute("INSERT OR REPLACE INTO sums VALUES (1, ?)", (self._of(database),))
+
+    def fits(self, database: sqlite3.Connection) -> bool:
+        """Whether the rows are those that were written. Of a new file, or one of another format, they are."""
+        is_new = not database.execute("SELECT 1 FROM sqlite_schema").fetchone()
+        (found,) = database.execute("PRAGMA user_version").fetchone()
+        if is_new or found not in (0, self._version):
+            return True
+        (pages,) = database.execute("PRAGMA integrity_check(1)").fetchone()
+        kept = database.execute("SELECT sum FROM sums").fetchall()
+        return pages == "ok" and kept == [(self._of(database),)]
+
+    def _of(self, database: sqlite3.Connection) -> bytes:
+        # The rows and not an index, which has some of their values once more. The names are our own.
+        rows = {table: f"SELECT * FROM {table} NOT INDEXED" for table in self._tables}  # noqa: S608
+        sums = [row_sum(table, *row) for table in rows for row in database.execute(rows[table])]
+        return row_sum(b"".join(sorted(sums)))
 
 
 class TurnNumber:

@@ -16,6 +16,7 @@ import secrets
 import socket
 import threading
 import time
+import zlib
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO
@@ -59,7 +60,7 @@ def own(
         if not path.exists():
             _write(path)
         found = path.read_bytes().decode(errors="replace").strip()
-    if not found or len(found) > ID_CHARS_MAX or not (found.isascii() and found.isprintable()):
+    if len(found) > ID_CHARS_MAX or with_check(found.rpartition("-")[0]) != found:
         raise OperatorFault(
             f"{path}: expected the identity of a learner; delete the damaged file, and start with "
             "--take-over"
@@ -92,11 +93,16 @@ def _lock_later(lock: IO[str]) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
 
 
+def with_check(name: str) -> str:
+    """The identity with a check, so that a damaged one is not taken for another learner."""
+    return f"{name}-{zlib.crc32(name.encode()):08x}"
+
+
 def _write(path: Path) -> None:
     host = re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())[:HOST_CHARS_MAX]
     scratch = path.with_suffix(".new")
     with scratch.open("w") as file:
-        file.write(f"{host}-{secrets.token_hex(4)}\n")
+        file.write(f"{with_check(f'{host}-{secrets.token_hex(4)}')}\n")
         file.flush()
         os.fsync(file.fileno())
     scratch.rename(path)

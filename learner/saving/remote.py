@@ -117,6 +117,8 @@ class RemoteCheckpoints:
                 self._get(f"{remote}/{file}", aside / file)
                 if blake3().update_mmap(aside / file).hexdigest() != digest:
                     raise ValueError(f"the bytes of {file} are not those that were saved")
+            if unnamed := self._files(remote) - {DIGESTS, *(each.name for each in aside.iterdir())}:
+                raise ValueError(f"{DIGESTS} does not name {min(unnamed)}")
             (aside / DIGESTS).write_text(digests)
         return target
 
@@ -146,6 +148,12 @@ class RemoteCheckpoints:
             with store_faults("cannot write the learner's identity in", out_dir):
                 out_dir.mkdir(parents=True, exist_ok=True)
                 path.write_text(found)
+
+    def _files(self, directory: str) -> set[str]:
+        def find() -> set[str]:
+            return {Path(each).name for each in self._fs.ls(directory, detail=False)}
+
+        return self._patiently("list", directory, find)
 
     def _make(self, directory: str) -> None:
         # Object stores have no directories, and making one could make a bucket out of a mistyped name.

@@ -24,7 +24,7 @@ from echo2d.this_build import THIS_BUILD
 SHAPE_KEYS = ("architectures", "vocab_size", "hidden_size", "num_hidden_layers")
 MODEL = "config.json of run.base_model"
 # Other values do not fit what the ledger holds.
-FIXED = frozenset({MODEL, "policy.group_size", "policy.trajectories_per_step"})
+FIXED = frozenset({MODEL, "run.key", "policy.group_size", "policy.trajectories_per_step"})
 # Other values are fine, or a mistake.
 ODD = frozenset({"run.base_model", "tasks"})
 # Stands for an empty value in a sentence.
@@ -60,6 +60,7 @@ def facts_of(
     base = config.run.base_model
     kappa = rules.publish_every
     return {
+        "run.key": rules.run_id,
         MODEL: ", ".join(f"{key} {_plain(value)}" for key, value in shape.items()),
         "run.base_model": "" if base is None else str(base.absolute()),
         "tasks": ", ".join(sorted(f"{task.name} ({task.table.kind})" for task in tasks)),

@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast, get_args
 
 from echo2d.core.base.ids import PeerId
@@ -35,7 +36,9 @@ from echo2d.net.security.auth import (
     secret_hash,
 )
 from echo2d.runtime.run_dir.run_directory import RunDirectory
+from echo2d.store.disk import store_faults
 from echo2d.store.formats import require_format
+from echo2d.store.row_sums import TableSum
 
 # A token's name becomes a file name.
 NAME_RULE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -50,7 +53,8 @@ USES_WRITTEN_S = 60.0
 # A machine that has been away for so long loses its place if its token has expired and others need it.
 AWAY_S = 7 * 86400.0
 # `PRAGMA user_version` of the table; 0 in a file that was just made.
-ACCESS_FORMAT = 1
+ACCESS_FORMAT = 2
+ACCESS_FILE = "access.sqlite"
 _SCHEMA = (
     """CREATE TABLE IF NOT EXISTS tokens (
     name TEXT PRIMARY KEY, role TEXT NOT NULL, secret_hash BLOB NOT NULL UNIQUE,
@@ -65,6 +69,8 @@ _SCHEMA = (
     holder TEXT PRIMARY KEY, at REAL NOT NULL)""",
     "CREATE TABLE IF NOT EXISTS cordons (peer TEXT PRIMARY KEY, at REAL NOT NULL)",
 )
+# Of the tables that say who has access; `uses` only says who came when.
+_SUM = TableSum(ACCESS_FORMAT, ("tokens", "peers", "convictions", "old_secrets", "cordons"))
 
 # Peers of revoked tokens are kept, so that they are told why, until their room is needed. So are
 # machines of expired tokens, which are members as long as they come back.
@@ -134,7 +140,7 @@ class AccessTable:
         """trusted: the names of tokens whose workers the operator trusts."""
         self._run = run
         self._trusted = frozenset(trusted)
-        self._path = run.path / "access.sqlite"
+        self._path = run.path / ACCESS_FILE
         self._own: dict[PeerId, KnownPeer] = {}
         self._convicted: dict[PeerId, Conviction] = {}
         self._cordoned: frozenset[PeerId] = frozenset()
@@ -147,6 +153,8 @@ class AccessTable:
         self._used: dict[str, float] = {}
         self._uses: dict[str, float] = {}
         self._uses_written_at = 0.0
+        # After which transaction the table was read.
+        self._read_of = b""
         try:
             with self._database() as database:
                 found = database.execute("PRAGMA user_version").fetchone()[0]
@@ -158,6 +166,8 @@ class AccessTable:
                 )
                 for statement in _SCHEMA:
                     database.execute(statement)
+                if not found:
+                    _SUM.write(database)
                 database.execute(f"PRAGMA user_version = {ACCESS_FORMAT}")
             self._path.chmod(0o600)
             self.reload()
@@ -399,18 +409,22 @@ class AccessTable:
         return outcomes
 
     def reload(self) -> None:
-        """Reread the table, and write the last uses now and then.
+        """Reread the table if it has changed, and write the last uses now and then.
 
         StoreFault: it cannot be read; the last one stays in memory.
         """
+        used = self._uses_to_write()
+        if not used and self._read_of == self._transaction():
+            return
         with self._database() as database:
+            database.executemany("INSERT OR REPLACE INTO uses VALUES (?, ?)", used.items())
             self._read(database)
 
     # --- the table -----------------------------------------------------------
 
     def _read(self, database: sqlite3.Connection) -> None:
-        used = self._uses_to_write()
-        database.executemany("INSERT OR REPLACE INTO uses VALUES (?, ?)", used.items())
+        # Nobody else writes now. What this transaction has written is read once more.
+        self._read_of = self._transaction()
         rows = database.execute(
             "SELECT name, role, secret_hash, max_workers, expires_at, revoked FROM tokens"
         )
@@ -512,6 +526,11 @@ class AccessTable:
         key, authority = self._run.public_key.hex(), self._run.authority.certificate
         return TokenFile(name, role, secret, run_key=key, authority=authority)
 
+    def _transaction(self) -> bytes:
+        """SQLite's number of the last transaction of the file, and of its pages."""
+        with store_faults("reading", self._path), self._path.open("rb") as file:
+            return file.read(32)[24:]
+
     def _uses_to_write(self) -> dict[str, float]:
         """The last uses, if it is time to write them; each is handed out once."""
         newest = max(self._used.values(), default=self._uses_written_at)
@@ -524,18 +543,31 @@ class AccessTable:
 
     @contextmanager
     def _database(self) -> Iterator[sqlite3.Connection]:
-        """One transaction, rolled back by an exception. StoreFault: the database failed."""
+        """One transaction, rolled back by an exception. StoreFault: the database failed, or is damaged."""
         try:
             database = sqlite3.connect(self._path, isolation_level=None)
             try:
                 # IMMEDIATE takes the write lock first, so two writers never fail half-way.
                 database.execute("BEGIN IMMEDIATE")
+                require_whole(database, self._path)
+                before = database.total_changes
                 yield database
+                if database.total_changes != before:
+                    _SUM.write(database)
                 database.execute("COMMIT")
             finally:
                 database.close()
         except (sqlite3.Error, UnicodeDecodeError) as error:
             raise StoreFault(f"{self._path}: {error}") from error
+
+
+def require_whole(database: sqlite3.Connection, path: Path) -> None:
+    """StoreFault: a row of an access table is not as it was written."""
+    if not _SUM.fits(database):
+        raise StoreFault(
+            f"{path} is damaged: its rows are not those that were written; take that file from a backup, or remove "
+            "it and create all tokens anew"
+        )
 
 
 def _unknown() -> Denied:

@@ -21,13 +21,15 @@ import re
 import secrets
 import shutil
 import socket
+import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from echo2d.errors import OperatorFault, StoreFault
+from echo2d.runtime.run_dir.access_table import ACCESS_FILE, require_whole
 from echo2d.runtime.run_dir.backup_files import (
     BACKUP_PARTS,
     RUN,
@@ -44,6 +46,7 @@ from echo2d.runtime.run_dir.backup_files import (
 from echo2d.runtime.run_dir.run_directory import LEDGER_FILE, existing_run
 from echo2d.store.disk import opened, store_faults, sync
 from echo2d.store.ledger_copy import LedgerFacts, copy_database, copy_ledger
+from echo2d.store.snapshots import build_manifest
 
 log = logging.getLogger("echo2d.backup")
 
@@ -56,7 +59,7 @@ PINS, LOCK = ".backup-", ".backup.lock"
 PINNED = rf"{re.escape(PINS)}[0-9a-f]{{8}}"
 CHECKPOINTS = "checkpoints"
 CHECKPOINT_DIGESTS = "digests.blake3"
-DATABASES = ("access.sqlite", "rentals.sqlite")
+DATABASES = (ACCESS_FILE, "rentals.sqlite")
 # Below these, a file of the same name and size has the same bytes.
 LASTING = (f"{RUN}/versions/", f"{BACKUP_PARTS}/{CHECKPOINTS}/")
 
@@ -139,6 +142,7 @@ class _Backup:
         copied = [_size(pin) for pin in (*versions, *pins) if not self._is_here(pin)]
         self._progress.of = plain + sum(map(_size, (*versions, *pins))) + _bytes(run / LEDGER_FILE)
         self._room(plain + sum(copied))
+        self._check_versions(versions, ledger)
         self._copy(versions, pins, stack)
         return ledger, max((_step(pin.name) for pin in pins), default=None)
 
@@ -160,6 +164,13 @@ class _Backup:
             f"this run's learner may resume; found {_words(steps)}. Is it this run's learner.out_dir?"
         )
 
+    def _check_versions(self, versions: Sequence[Path], ledger: LedgerFacts) -> None:
+        """StoreFault: one is not what was published. Those that an earlier backup has were compared then."""
+        digests = {Path(path).name: digest for path, digest in ledger.versions.items()}
+        for pin in versions:
+            if not self._is_old(pin) and build_manifest(pin).digest != digests[pin.name]:
+                raise _damaged(f"{self._run_dir}/versions/{pin.name}", "published")
+
     def _copy(self, versions: Sequence[Path], pins: Sequence[Path], stack: ExitStack) -> None:
         run, learner = self._aside / RUN, self._aside / BACKUP_PARTS
         for log in _open_logs(self._run_dir, stack):
@@ -169,6 +180,8 @@ class _Backup:
         for name in DATABASES:
             if (self._run_dir / name).exists():
                 copy_database(self._run_dir / name, run / name)
+        with closing(sqlite3.connect(run / ACCESS_FILE)) as access:
+            require_whole(access, self._run_dir / ACCESS_FILE)
         if self._learner_dir is not None:
             for log in _open_logs(self._learner_dir, stack):
                 self._keep_log(log, learner / log.name)
@@ -177,7 +190,11 @@ class _Backup:
         for pin in versions:
             self._keep_folder(pin, run / "versions" / pin.name)
         for pin in pins:
-            self._keep_folder(pin, learner / CHECKPOINTS / pin.name)
+            found = self._keep_folder(pin, learner / CHECKPOINTS / pin.name)
+            lines = (pin / CHECKPOINT_DIGESTS).read_text(errors="replace").splitlines()
+            saved = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
+            if found != saved:
+                raise _damaged(f"{self._learner_dir}/{CHECKPOINTS}/{pin.name}", "saved")
         for path in sorted(run.glob("*.sqlite")):
             self._note(path, hash_file(path, self._progress.add))
 
@@ -218,21 +235,29 @@ class _Backup:
         if pin.is_relative_to(self._aside):
             return True
         old = self._old_folder is not None and _device(self._old_folder) == _device(self._aside)
-        return old and any(f"/{pin.name}/" in path for path in self._old)
+        return old and self._is_old(pin)
 
-    def _keep_folder(self, pin: Path, target: Path) -> None:
-        for path in sorted(path for path in pin.rglob("*") if path.is_file()):
-            self._keep(path, target / path.relative_to(pin))
+    def _is_old(self, pin: Path) -> bool:
+        """Whether the earlier backup has the folder."""
+        return any(f"/{pin.name}/" in path for path in self._old)
 
-    def _keep(self, source: Path, target: Path) -> None:
-        """Take one file into the backup, unless it was linked there already."""
+    def _keep_folder(self, pin: Path, target: Path) -> dict[str, str]:
+        """Returns the digests of its files but CHECKPOINT_DIGESTS."""
+        names = sorted(str(path.relative_to(pin)) for path in pin.rglob("*") if path.is_file())
+        found = {name: self._keep(pin / name, target / name) for name in names}
+        return {name: digest for name, digest in found.items() if name != CHECKPOINT_DIGESTS}
+
+    def _keep(self, source: Path, target: Path) -> str:
+        """Take one file into the backup, unless it was linked there already. Returns its digest."""
         old = self._old.get(str(target.relative_to(self._aside)))
         if old is not None and self._reused(old, source, target):
-            self._note(target, old)
+            found = old
         elif target.exists():
-            self._note(target, hash_file(target, self._progress.add))
+            found = hash_file(target, self._progress.add)
         else:
-            self._note(target, copy_file(source, target, self._progress.add))
+            found = copy_file(source, target, self._progress.add)
+        self._note(target, found)
+        return found.digest
 
     def _keep_log(self, log: "_OpenLog", target: Path) -> None:
         """Its whole lines as of when it was opened."""
@@ -274,6 +299,13 @@ def _check(target: Path, sources: Sequence[Path], run_dir: Path, learner_dir: Pa
     for source in sources:
         if target.resolve().is_relative_to(source.resolve()):
             raise OperatorFault(f"{target} is inside {source}, which is backed up")
+
+
+def _damaged(folder: str, how: str) -> StoreFault:
+    return StoreFault(
+        f"{folder} is damaged: its files are not those that were {how}. Delete that directory, and back up again; "
+        "the run itself goes on with others"
+    )
 
 
 def _check_room(folder: Path, needed: int) -> None:

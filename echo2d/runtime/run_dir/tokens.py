@@ -154,12 +154,12 @@ def _file_of(out: Path, run: RunDirectory, name: str) -> TokenFile | None:
 def own_token(run: RunDirectory, access: AccessTable, role: TokenRole, url: str) -> Path:
     """Write the token file of this host's own learner or viewer. Returns the file's path.
 
-    The token is made if its file is missing or gives no access any more; the URL in the file is
+    The token is made anew if its file is missing, damaged, or gives no access any more; the URL in the file is
     always brought up to date.
     """
     path, name = run.token_path(role), f"own-{role}"
-    token = read_token_file(path) if path.exists() else None
-    if token is None or token.name != name or not access.accepts(token, now_s=time.time()):
+    token = _file_of(path, run, name)
+    if token is None or not access.accepts(token, now_s=time.time()):
         # The secret of an older token is lost with its file.
         access.discard(name)
         token = access.create(name, role)

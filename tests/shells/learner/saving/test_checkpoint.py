@@ -224,6 +224,15 @@ def test_the_oldest_one_kept_is_durable(tmp_path: Path, keep: int, durable: list
     assert len(names(tmp_path)) == keep
 
 
+def test_a_checkpoint_under_the_name_of_another_step_is_not_taken(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=3)
+    for step in (10, 20):
+        save(checkpoints, step, 1)
+    newest = max(tmp_path.iterdir())
+    newest.rename(newest.with_name("step-00000030-epoch-1"))
+    assert step_of(checkpoints) == 10
+
+
 def test_what_was_saved_beyond_the_step_resumed_at_goes(tmp_path: Path) -> None:
     """A learner went back to 10, because 20 is damaged, and comes to 15 and 20 again."""
     checkpoints = Checkpoints(tmp_path, 2)

@@ -3,7 +3,7 @@
 import errno
 import fcntl
 import threading
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -65,6 +65,21 @@ def test_a_file_system_without_locks_is_no_obstacle(
     monkeypatch.setattr("fcntl.flock", refuse)
     with ExitStack() as stack:
         assert own(tmp_path, stack)
+
+
+def test_no_flipped_bit_and_no_cut_makes_another_learner(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        known = own(tmp_path, stack)
+    path = tmp_path / "learner.id"
+    content = path.read_bytes()
+    flipped = [
+        bytes(b ^ (1 << bit % 8 if at == bit // 8 else 0) for at, b in enumerate(content))
+        for bit in range(8 * len(content))
+    ]
+    for damaged in (*flipped, *(content[:end] for end in range(len(content)))):
+        path.write_bytes(damaged)
+        with ExitStack() as stack, suppress(OperatorFault):
+            assert own(tmp_path, stack) == known, damaged
 
 
 @pytest.mark.parametrize("data", [b"", b"x" * 200, b"a\x07b", b"\xff\xfe"])

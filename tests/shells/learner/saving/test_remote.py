@@ -182,6 +182,16 @@ def test_a_file_that_is_missing_at_the_url_is_damage(tmp_path: Path, url: str) -
     assert step_of(saved(tmp_path / "b", url)) == 10
 
 
+def test_a_list_of_digests_that_is_cut_after_a_line_is_damage(tmp_path: Path, url: str) -> None:
+    checkpoints = saved(tmp_path / "a", url)
+    for step in (10, 20):
+        save(checkpoints, step)
+    fs, path = fsspec.core.url_to_fs(url)[0], files(url, name(20), DIGESTS)
+    *lines, _ = fs.cat_file(path).splitlines(keepends=True)
+    fs.pipe_file(path, b"".join(lines))
+    assert step_of(saved(tmp_path / "b", url)) == 10
+
+
 def test_a_damaged_checkpoint_on_the_disk_comes_again_from_its_copy(
     tmp_path: Path, url: str
 ) -> None:

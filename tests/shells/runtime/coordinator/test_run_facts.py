@@ -13,6 +13,7 @@ from tests.support.scripted_core import config, run_dir, script, serving
 __all__ = ["config", "run_dir", "script"]
 
 FACTS = {
+    "run.key": "1c0ffee1",
     MODEL: "architectures LlamaForCausalLM, vocab_size 32",
     "run.base_model": "/models/llama",
     "tasks": "parity (rows)",
@@ -29,7 +30,9 @@ def test_a_run_that_begins_keeps_its_facts() -> None:
     assert go_on(FACTS, FACTS) == ([], [])
 
 
-@pytest.mark.parametrize("key", [MODEL, "policy.group_size", "policy.trajectories_per_step"])
+@pytest.mark.parametrize(
+    "key", ["run.key", MODEL, "policy.group_size", "policy.trajectories_per_step"]
+)
 def test_what_would_not_fit_is_refused_with_a_way_out(key: str) -> None:
     words = f"{key}: this run began with {FACTS[key]}; found other. Put the old value back, or begin a new run"
     with pytest.raises(OperatorFault, match=words):

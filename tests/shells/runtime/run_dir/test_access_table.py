@@ -1,11 +1,13 @@
+import random
 import sqlite3
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from echo2d.core.base.ids import PeerId
-from echo2d.errors import OperatorFault
+from echo2d.errors import OperatorFault, StoreFault
 from echo2d.net.security.auth import (
     Denied,
     TokenFile,
@@ -15,7 +17,7 @@ from echo2d.net.security.auth import (
     read_token_file,
 )
 from echo2d.runtime.run_dir import access_table
-from echo2d.runtime.run_dir.access_table import AccessTable
+from echo2d.runtime.run_dir.access_table import _SUM, AccessTable
 from echo2d.runtime.run_dir.run_directory import RunDirectory
 from echo2d.runtime.run_dir.tokens import own_token
 
@@ -306,6 +308,7 @@ def test_a_new_token_has_nothing_of_an_older_one_of_its_name(
     enrol(table, old, KEYS[0])
     with sqlite3.connect(run.path / "access.sqlite") as database:
         database.execute("DELETE FROM tokens")
+        _SUM.write(database)
     table.create("box", "worker")
     assert table.peers_of("box") == []
 
@@ -398,3 +401,29 @@ def test_which_tokens_expire_soon_and_are_still_needed(table: AccessTable) -> No
     table.revoke("page")
     found = table.expiring(now_s=95.0, within_s=5.5)
     assert [token.name for token in found] == ["pool"], "what is revoked or over is not told"
+
+
+def test_a_hosts_own_token_is_made_again_when_its_file_is_damaged(
+    table: AccessTable, run: RunDirectory
+) -> None:
+    path = own_token(run, table, "viewer", "http://127.0.0.1:1")
+    path.write_bytes(path.read_bytes()[:40])
+    token = read_token_file(own_token(run, table, "viewer", "http://127.0.0.1:1"))
+    assert table.accepts(token, now_s=0.0)
+
+
+def test_no_flipped_bit_gives_somebody_other_rights(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "run")
+    table = AccessTable(run)
+    token = table.create("box", "worker", max_workers=3, expires_at=2e9)
+    enrol(table, token, KEYS[0])
+    file = run.path / "access.sqlite"
+    content = file.read_bytes()
+    known = [table.tokens(), table.peers_of("box")]
+    for at in random.Random(7).sample(range(8 * len(content)), 600):
+        damaged = bytearray(content)
+        damaged[at // 8] ^= 1 << at % 8
+        file.write_bytes(damaged)
+        with suppress(OperatorFault, StoreFault):
+            found = AccessTable(run)
+            assert [found.tokens(), found.peers_of("box")] == known, at

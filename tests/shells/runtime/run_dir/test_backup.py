@@ -4,11 +4,16 @@ import fcntl
 import os
 import shutil
 import signal
+import sqlite3
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import pytest
+from blake3 import blake3
+from safetensors.numpy import save_file
 
 from echo2d.core.base.ids import Digest, Epoch, PublishSeq, Version
 from echo2d.core.cluster.events import VersionPublished
@@ -25,6 +30,7 @@ from echo2d.store import ledger_copy
 from echo2d.store.ledger import Ledger
 from echo2d.store.ledger_copy import SKIPPED, LedgerFacts
 from echo2d.store.sealed import sealed, unsealed
+from echo2d.store.snapshots import build_manifest
 from tests.support.polling import HANG_S
 
 DIGEST = Digest(b"d" * 32)
@@ -55,16 +61,21 @@ class Run:
         self.seq += 1
         path = f"versions/{version}-{self.seq:08x}"
         (self.run_dir / path).mkdir(parents=True)
-        (self.run_dir / path / "model.safetensors").write_text(f"{text} {version}")
+        for name in ("config.json", "tokenizer.json"):
+            (self.run_dir / path / name).write_text("{}")
+        weights = np.frombuffer(f"{text} {version:20}".encode(), np.uint8)
+        save_file({"weights": weights}, self.run_dir / path / "model.safetensors")
+        digest = build_manifest(self.run_dir / path).digest
         seq, epoch = PublishSeq(self.seq), Epoch(1)
-        self.ledger.append([VersionPublished(seq, epoch, Version(version), DIGEST, path, 9)])
+        self.ledger.append([VersionPublished(seq, epoch, Version(version), digest, path, 9)])
         return self.run_dir / path
 
     def save(self, step: int, *, durable: int | None = None) -> Path:
         path = self.out_dir / "checkpoints" / f"step-{step:08d}-epoch-1"
         path.mkdir(parents=True)
         (path / "__0_0.distcp").write_text(f"state {step}")
-        (path / "digests.blake3").write_text("x")
+        digest = blake3((path / "__0_0.distcp").read_bytes()).hexdigest()
+        (path / "digests.blake3").write_text(f"{digest}  __0_0.distcp\n")
         if durable is not None:
             self.ledger.append([CheckpointKept(durable, Epoch(1))])
         return path
@@ -458,3 +469,51 @@ def test_two_backups_at_a_time_are_refused(run: Run, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(backups, "copy_ledger", second)
     run.back_up()
+
+
+def flip(path: Path) -> None:
+    """One bit of the last byte but one."""
+    data = bytearray(path.read_bytes())
+    data[-2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("file", "line"),
+    [
+        ("run/versions/2-00000002/model.safetensors", "versions/2-00000002 is damaged"),
+        ("out/checkpoints/step-00000002-epoch-1/__0_0.distcp", "step-00000002-epoch-1 is damaged"),
+        (
+            "out/checkpoints/step-00000002-epoch-1/digests.blake3",
+            "step-00000002-epoch-1 is damaged",
+        ),
+    ],
+)
+def test_what_is_damaged_already_is_not_backed_up_as_if_it_were_whole(
+    run: Run, file: str, line: str
+) -> None:
+    trained(run, 2, 2)
+    flip(run.folder / file)
+    with pytest.raises(StoreFault, match=line):
+        run.back_up()
+    assert not (run.folder / "backup").exists()
+
+
+def test_a_cut_list_of_a_checkpoint_is_not_backed_up(run: Run) -> None:
+    trained(run, 2, 2)
+    (run.out_dir / "checkpoints/step-00000002-epoch-1/digests.blake3").write_text("")
+    with pytest.raises(StoreFault, match="is damaged"):
+        run.back_up()
+
+
+def test_damaged_rows_are_not_backed_up(run: Run) -> None:
+    trained(run, 2, 2)
+    with closing(sqlite3.connect(run.run_dir / "access.sqlite")) as access, access:
+        access.execute("UPDATE tokens SET max_workers = 5000")
+    with pytest.raises(StoreFault, match=r"access\.sqlite is damaged"):
+        run.back_up()
+    run.ledger.close()
+    with closing(sqlite3.connect(run.run_dir / LEDGER_FILE)) as ledger, ledger:
+        ledger.execute("UPDATE commits SET t_train_s = 2.0")
+    with pytest.raises(OperatorFault, match="of commits"):
+        run.back_up()
