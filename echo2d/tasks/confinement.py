@@ -7,6 +7,8 @@ A task runs as a user who is nobody else. Where Python or the task's files lie i
 that other users may not enter, such as that of root on a rented box, the process gets a view of the
 disk of its own, in which that directory holds these files only. Where the kernel does not allow
 this, or a file may be read by its owner only, the start fails with a sentence that says what to do.
+Directories that everybody may write to are its own and small: what a process leaves there belongs to its
+user id, which another process gets after it.
 """
 
 import ctypes
@@ -30,6 +32,9 @@ CLONE_NEWNET = 0x40000000
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT = 1, 2, 4, 32
 MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
 OTHERS_MAY_ENTER = 0o001
+# Directories that everybody may write to: a task process has its own, with so many files at most.
+SCRATCH = (Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"))  # noqa: S108
+SCRATCH_FILES_MAX = 4096
 
 
 def confine(limits: Mapping[str, Any], uid: int | None, reads: Iterable[str] = ()) -> None:
@@ -45,7 +50,7 @@ def confine(limits: Mapping[str, Any], uid: int | None, reads: Iterable[str] = (
     needed = [path for path in map(Path, (*sys.path, sys.prefix, sys.base_prefix)) if path.exists()]
     needed += map(Path, reads)
     if uid is not None:
-        _make_reachable(needed)
+        _change_view(needed, limits["file_bytes_max"])
     for what, limit in (
         (resource.RLIMIT_AS, limits["memory_bytes_max"]),
         (resource.RLIMIT_FSIZE, limits["file_bytes_max"]),
@@ -81,23 +86,32 @@ def prctl(option: int, value: int) -> None:
     libc().prctl(option, value, 0, 0, 0)
 
 
-def _make_reachable(paths: Iterable[Path]) -> None:
-    """Show these paths to other users where a directory above them is closed; we are root.
+def _change_view(paths: Iterable[Path], scratch_bytes: int) -> None:
+    """Show these paths to other users where a directory above them is closed, and make SCRATCH its own; we are root.
 
-    If the kernel does not allow it, nothing changes.
+    scratch_bytes: room in each of SCRATCH. If the kernel does not allow it, nothing changes.
     """
-    hidden: dict[Path, set[Path]] = {}
+    hidden: dict[Path, set[Path]] = {path: set() for path in SCRATCH if path.is_dir()}
     for path in {each for given in paths for each in (given, given.resolve()) if each.exists()}:
-        above = [each for each in path.parents if not each.stat().st_mode & OTHERS_MAY_ENTER]
+        above = [
+            each
+            for each in path.parents
+            if each in SCRATCH or not each.stat().st_mode & OTHERS_MAY_ENTER
+        ]
         if above:
             hidden.setdefault(above[-1], set()).add(path)
-    if not hidden or libc().unshare(CLONE_NEWNS) != 0:
+    if libc().unshare(CLONE_NEWNS) != 0:
         return
     _mount("none", Path("/"), MS_REC | MS_PRIVATE)
     for closed, below in hidden.items():
         shown = [path for path in below if not below.intersection(path.parents)]
         sources = {path: os.open(path, os.O_PATH | os.O_CLOEXEC) for path in sorted(shown)}
-        _mount("tmpfs", closed, MS_NOSUID | MS_NODEV, "tmpfs", "mode=0755,size=1m")
+        room = (
+            f"mode=1777,size={scratch_bytes},nr_inodes={SCRATCH_FILES_MAX}"
+            if closed in SCRATCH
+            else "mode=0755,size=1m"
+        )
+        _mount("tmpfs", closed, MS_NOSUID | MS_NODEV, "tmpfs", room)
         for path, source in sources.items():
             # The parents are to be entered by others, whatever our umask is.
             before = os.umask(0o022)

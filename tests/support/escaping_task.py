@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from echo2d.tasks.base import Prompt
+from echo2d.tasks.confinement import SCRATCH, SCRATCH_FILES_MAX
 
 WAYS = (
     "tell", "read the key", "list the run directory", "read the coordinator's environment",
@@ -21,6 +22,7 @@ WAYS = (
     "write into the installation", "use more memory", "write longer files", "open more files",
     "start more processes", "open many files", "mount", "call the coordinator", "spin on",
     "leave a session behind", "leave a session behind and die",
+    "fill the directories of everybody",
 )  # fmt: skip
 
 
@@ -72,6 +74,7 @@ class EscapingTask:
             "call the coordinator": lambda: socket.socket().connect((b"127.0.0.1", self._port)),
             "spin on": self._spin_on,
             "leave a session behind": self._leave,
+            "fill the directories of everybody": self._fill,
             "leave a session behind and die": self._leave_and_die,
         }
         if prompt.secret == "tell":
@@ -82,6 +85,14 @@ class EscapingTask:
 
     def _raise(self, what: int) -> None:
         resource.setrlimit(what, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+    def _fill(self) -> None:
+        """Until the room or the number of files ends."""
+        for folder in SCRATCH:
+            with suppress(OSError):  # no room is left
+                for number in range(2 * SCRATCH_FILES_MAX):
+                    (folder / str(number)).touch()
+            assert 0 < len(list(folder.iterdir())) <= SCRATCH_FILES_MAX
 
     def _spin_on(self) -> None:
         signal.signal(signal.SIGXCPU, signal.SIG_IGN)

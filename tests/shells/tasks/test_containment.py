@@ -6,7 +6,6 @@ As an ordinary user a task runs under our own user id and is held by limits only
 import ast
 import asyncio
 import os
-import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import pytest
 from echo2d.core.protocol.trajectory import pack_tokens
 from echo2d.errors import OperatorFault
 from echo2d.runtime.run_dir.run_directory import RunDirectory
+from echo2d.tasks.confinement import SCRATCH
 from echo2d.tasks.pool import (
     Limits,
     Score,
@@ -28,6 +28,7 @@ from echo2d.tasks.process import TaskFailed
 from echo2d.tasks.user_ids import TASK_UIDS
 from tests.support.escaping_task import WAYS
 from tests.support.processes import is_running
+from tests.support.shared_folder import shared_folder
 from tests.support.texts import write_text_model
 
 ESCAPING = "tests.support.escaping_task:EscapingTask"
@@ -39,9 +40,8 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a tas
 @pytest.fixture
 def notes() -> Iterator[Path]:
     """A file that a task process of another user may write."""
-    with tempfile.TemporaryDirectory() as name:
-        Path(name).chmod(0o777)
-        yield Path(name) / "notes"
+    with shared_folder() as folder:
+        yield folder / "notes"
 
 
 @pytest.fixture
@@ -53,8 +53,8 @@ async def coordinator() -> AsyncIterator[int]:
 
 
 @pytest.fixture
-async def pool(notes: Path, tmp_path: Path, coordinator: int) -> AsyncIterator[TaskPool]:
-    run = await asyncio.to_thread(RunDirectory, tmp_path / "run")
+async def pool(notes: Path, coordinator: int) -> AsyncIterator[TaskPool]:
+    run = await asyncio.to_thread(RunDirectory, notes.parent / "run")
     options = {
         "notes": str(notes),
         "run_dir": str(run.path),
@@ -118,6 +118,21 @@ async def test_another_user_gets_nowhere(pool: TaskPool, way: str) -> None:
 async def test_limits_hold(pool: TaskPool, way: str) -> None:
     assert isinstance(await tries(pool, way), TaskFailed)
     assert await pool.prompt(0) == TaskPrompt(pack_tokens([1]))
+
+
+@as_root
+async def test_what_a_task_leaves_in_tmp_is_seen_by_nobody(pool: TaskPool) -> None:
+    """The next process may get its user id, and the host's directory has room for all."""
+    before = {folder: await asyncio.to_thread(os.listdir, folder) for folder in SCRATCH}
+    assert await tries(pool, "fill the directories of everybody") == Score(1.0)
+    found = {folder: await asyncio.to_thread(os.listdir, folder) for folder in SCRATCH}
+    left = {
+        name
+        for folder in SCRATCH
+        for name in {*found[folder]} - {*before[folder]}
+        if name.isdigit()
+    }
+    assert left == set()
 
 
 @pytest.mark.parametrize("way", ["leave a session behind", "leave a session behind and die"])

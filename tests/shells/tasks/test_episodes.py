@@ -4,7 +4,6 @@ import asyncio
 import dataclasses
 import os
 import signal
-import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -23,6 +22,7 @@ from echo2d.tasks.served_environment import CONTENT_CHARS_MAX, GIVEN_TOKENS_MAX
 from tests.support.nasty_environment import MEETING, ROWS, act
 from tests.support.polling import HANG_S
 from tests.support.processes import is_running
+from tests.support.shared_folder import shared_folder
 from tests.support.turn_texts import (
     END,
     MAKE,
@@ -44,10 +44,8 @@ Found = EpisodeTurn | EpisodeEnd | TaskFailed
 
 @pytest.fixture
 def directory() -> Iterator[Path]:
-    """Where a task process of another user may write, which `tmp_path` is not."""
-    with tempfile.TemporaryDirectory() as name:
-        Path(name).chmod(0o777)
-        yield Path(name)
+    with shared_folder() as folder:
+        yield folder
 
 
 @asynccontextmanager

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import re
-import tempfile
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 
@@ -31,6 +30,7 @@ from tests.support.attached_task import SHARED
 from tests.support.nasty_task import index_of
 from tests.support.polling import HANG_S
 from tests.support.processes import is_running
+from tests.support.shared_folder import shared_folder
 
 NASTY = "tests.support.nasty_task:NastyTask"
 TIMEOUT_S = 600.0  # no test waits for it: what is to die of something else has the time for it on a busy machine
@@ -47,10 +47,8 @@ async def rewards(pool: TaskPool, calls: Sequence[ScoreCall]) -> list[Score | Ta
 
 @pytest.fixture
 def directory() -> Iterator[Path]:
-    """Where a task process of another user may write, which `tmp_path` is not."""
-    with tempfile.TemporaryDirectory() as name:
-        Path(name).chmod(0o777)
-        yield Path(name)
+    with shared_folder() as folder:
+        yield folder
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """Environments in their processes, as the core asks for them."""
 
-import tempfile
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -31,6 +30,7 @@ from echo2d.runtime.coordinator.task_calls import OnError
 from echo2d.tasks.episodes import Episodes
 from echo2d.tasks.pool import TaskPool, TextSettings
 from tests.support.nasty_environment import ROWS, act
+from tests.support.shared_folder import shared_folder
 from tests.support.texts import DROPS, chat_texts, write_chat_model
 
 NASTY = "tests.support.nasty_environment:Nasty"
@@ -40,10 +40,8 @@ SEED = 5
 
 @pytest.fixture
 def directory() -> Iterator[Path]:
-    """Where a task process of another user may write, which `tmp_path` is not."""
-    with tempfile.TemporaryDirectory() as name:
-        Path(name).chmod(0o777)
-        yield Path(name)
+    with shared_folder() as folder:
+        yield folder
 
 
 @asynccontextmanager

@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import socket
-import tempfile
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine
@@ -50,6 +49,7 @@ from tests.support.scripted_core import (
     script,
     serving,
 )
+from tests.support.shared_folder import shared_folder
 
 __all__ = ["config", "run_dir", "script"]
 
@@ -256,11 +256,8 @@ async def test_prompts_are_drawn_and_outputs_scored(
 async def test_a_prompt_whose_process_is_killed_comes_all_the_same(
     killed: tuple[int, ...], script: Script, tmp_path: Path
 ) -> None:
-    with (
-        tempfile.TemporaryDirectory() as name
-    ):  # a task process of another user gets there, not into `tmp_path`
-        fifo = Path(name) / "draw-5"
-        await asyncio.to_thread(Path(name).chmod, 0o777)
+    with shared_folder() as folder:
+        fifo = folder / "draw-5"
         os.mkfifo(fifo)
         await asyncio.to_thread(fifo.chmod, 0o666)
 
@@ -271,7 +268,7 @@ async def test_a_prompt_whose_process_is_killed_comes_all_the_same(
         script.wake, script.on[DeadlinePassed] = 0.0, draw
         task = {
             "task.kind": "tests.support.nasty_task:NastyTask",
-            "task.options": {"directory": name},
+            "task.options": {"directory": str(folder)},
         }
         async with serving(make_config(tmp_path, **task, **{"task.timeout_s": 600.0}), script.make):
             processes = (await asyncio.to_thread(fifo.read_text)).split()
