@@ -12,6 +12,24 @@ Catch a fault only where you react to it. Any other exception is a bug of echo2d
 process.
 """
 
+import errno
+import os
+from typing import TypeVar
+
+ErrorT = TypeVar("ErrorT", bound=BaseException)
+
+# What a host lacks, by the error of a system call, and what its owner can do.
+HOST_LACKS = {
+    errno.EMFILE: "this program may open no more files: raise LimitNOFILE= of its unit, or `ulimit -n`",
+    errno.ENFILE: "this host can open no more files",
+    errno.ENOMEM: "this host has no memory left",
+    errno.EAGAIN: "this host allows no more processes or threads",
+    errno.ENOSPC: "a disk of this host is full: make room",
+    errno.EDQUOT: "a quota of this host's disk is used up: make room",
+    errno.EROFS: "a disk of this host is mounted read-only",
+    errno.EIO: "a disk of this host fails",
+}
+
 
 class Fault(Exception):  # noqa: N818 - "fault" is the house's word
     """Base of all faults. Its text is one line that a person can act on."""
@@ -48,7 +66,24 @@ class StoreFault(Fault):
         self.full = full
 
 
-def first_fault(group: BaseExceptionGroup[Fault]) -> Fault:
-    """The first fault in a group, however deeply it is nested."""
+def first_fault(group: BaseExceptionGroup[ErrorT]) -> ErrorT:
+    """The first error in a group, however deeply it is nested."""
     inner = group.exceptions[0]
     return first_fault(inner) if isinstance(inner, BaseExceptionGroup) else inner
+
+
+def of_the_host(error: OSError) -> StoreFault | None:
+    """The fault of this host that nobody has named so far; None: it is a bug of echo2d."""
+    if (lacks := HOST_LACKS.get(error.errno or 0)) is None:
+        return None
+    where = f" ({error.filename})" if error.filename else ""
+    return StoreFault(f"{error.strerror}{where}: {lacks}", full=error.errno == errno.ENOSPC)
+
+
+def out_of_files() -> bool:
+    """Whether this program can open no file, which libraries tell as errors of their own."""
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY))
+    except OSError as error:
+        return error.errno in (errno.EMFILE, errno.ENFILE)
+    return False

@@ -22,7 +22,7 @@ from echo2d.cli.recipes import init
 from echo2d.cli.tokens import token
 from echo2d.cli.watching import demo, samples, status
 from echo2d.cli.workers import worker
-from echo2d.errors import Fault, OperatorFault
+from echo2d.errors import Fault, OperatorFault, of_the_host
 from echo2d.registry import COMMANDS, load
 
 # Commands of other distributions, and how to get these.
@@ -84,6 +84,11 @@ class Faultless(FullSentences):
         except Fault as fault:
             click.echo(f"echo2d: {fault}", err=True)
             ctx.exit(2 if isinstance(fault, OperatorFault) else 1)
+        except OSError as error:
+            if (found := of_the_host(error)) is None:
+                raise
+            click.echo(f"echo2d: {found}", err=True)
+            ctx.exit(1)
         except click.exceptions.NoArgsIsHelpError:
             raise
         except click.UsageError as error:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from echo2d.core.base.canonical import Buffer
-from echo2d.errors import StoreFault
+from echo2d.errors import HOST_LACKS, StoreFault
 
 _FILE_MODE = 0o600
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -38,8 +38,10 @@ def store_faults(doing: str, path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        lacks = HOST_LACKS.get(error.errno or 0)
+        words = f"{error.strerror}: {lacks}" if lacks else f"{error.strerror or error}"
         full = error.errno in _FULL
-        raise StoreFault(f"{doing} {path} failed: {error.strerror or error}", full=full) from error
+        raise StoreFault(f"{doing} {path} failed: {words}", full=full) from error
 
 
 @contextlib.contextmanager

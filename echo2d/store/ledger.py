@@ -19,6 +19,7 @@ other processes out.
 Not here: the tables, and how records become rows and rows records (`ledger_rows`).
 """
 
+import errno
 import fcntl
 import logging
 import os
@@ -37,7 +38,7 @@ from echo2d.core.cluster.events import VersionPublished
 from echo2d.core.coordinator.events import CoordinatorRecord, EpochOpened, Recovered
 from echo2d.core.protocol.trajectory import Attachment, StoredGroup, TrajectoryRecord
 from echo2d.core.work.evaluation.events import Evaluated
-from echo2d.errors import OperatorFault, PeerFault, StoreFault
+from echo2d.errors import HOST_LACKS, OperatorFault, PeerFault, StoreFault, out_of_files
 from echo2d.store.formats import require_format
 from echo2d.store.ledger_rows import (
     ANSWERED,
@@ -114,7 +115,8 @@ def ledger_faults(path: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:
-        raise StoreFault(f"ledger {path}: {error}") from error
+        found = HOST_LACKS[errno.EMFILE] if out_of_files() else error
+        raise StoreFault(f"ledger {path}: {found}") from error
 
 
 class Ledger:

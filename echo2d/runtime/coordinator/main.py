@@ -148,7 +148,6 @@ async def open_coordinator(
 
     OperatorFault: the coordinator cannot start with this configuration.
     """
-    await asyncio.to_thread(_check_link, config.link)
     await asyncio.to_thread(_make_snapshot_root, config.run.snapshot_root)
     run = await asyncio.to_thread(RunDirectory, config.run.run_dir)
     tls = await asyncio.to_thread(run.authority.coordinator) if _uses_tls(config) else None
@@ -156,6 +155,8 @@ async def open_coordinator(
         ledger = LedgerThread(run.path / LEDGER_FILE)
         stack.push_async_callback(ledger.close)
         recovered = await ledger.open()
+        # Only now: of a second coordinator of this run, the port is in use because the run is.
+        await asyncio.to_thread(_check_link, config.link)
         # The ledger is locked now, so an address file is from a coordinator that was killed.
         await asyncio.to_thread(withdraw, run)
         await asyncio.to_thread(forget_killed_backups, run.path)

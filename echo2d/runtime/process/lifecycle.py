@@ -25,7 +25,7 @@ from typing import Any, Self
 
 import uvloop
 
-from echo2d.errors import Fault
+from echo2d.errors import Fault, first_fault, of_the_host
 
 # For last messages over a slow line, engines, seed and task processes. Each of these has a shorter
 # bound of its own.
@@ -77,13 +77,12 @@ def collect_rarely() -> None:
 
 
 def outcome(group: BaseExceptionGroup[BaseException]) -> int:
-    """The one catch-all: raises the group's first `Fault`; anything else is a bug, exit code 1."""
-    faults = group.subgroup(Fault)
-    while faults is not None and isinstance(faults, BaseExceptionGroup):
-        first = faults.exceptions[0]
-        if isinstance(first, Fault):
-            raise first from None
-        faults = first if isinstance(first, BaseExceptionGroup) else None
+    """The one catch-all: raises the group's first `Fault`, or what this host lacks; all else is a bug, exit code 1."""
+    if (faults := group.subgroup(Fault)) is not None:
+        raise first_fault(faults) from None
+    errors = group.subgroup(OSError)
+    if errors is not None and (lacks := of_the_host(first_fault(errors))) is not None:
+        raise lacks from None
     log.critical("failed", exc_info=group)
     return 1
 

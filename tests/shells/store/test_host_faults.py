@@ -1,0 +1,50 @@
+"""What a host lacks is one line that says so, wherever it shows first."""
+
+import errno
+import sqlite3
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from echo2d.cli import Faultless
+from echo2d.errors import StoreFault, of_the_host
+from echo2d.runtime.process.lifecycle import outcome
+from echo2d.store.ledger import ledger_faults
+from tests.support.descriptors import no_descriptor_left
+
+
+def test_an_error_that_is_not_of_the_host_stays_a_bug() -> None:
+    assert of_the_host(OSError(errno.ENOENT, "No such file or directory", "x")) is None
+
+
+def test_what_ends_a_daemon_and_nobody_named_is_said_in_one_line() -> None:
+    error = OSError(errno.EROFS, "Read-only file system", "/run/x")
+    with pytest.raises(StoreFault, match=r"Read-only file system \(/run/x\): a disk of this host"):
+        outcome(ExceptionGroup("tasks", [ExceptionGroup("more", [error]), ValueError("later")]))
+    assert outcome(ExceptionGroup("tasks", [OSError(errno.ENOENT, "gone")])) == 1
+
+
+def test_what_a_command_meets_and_nobody_named_is_one_line() -> None:
+    @click.group(cls=Faultless)
+    def program() -> None: ...
+
+    @program.command()
+    def write() -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "/x")
+
+    found = CliRunner().invoke(program, ["write"])
+    line = "echo2d: No space left on device (/x): a disk of this host is full: make room\n"
+    assert (found.exit_code, found.output) == (1, line)
+
+
+def test_sqlite_without_a_descriptor_left_is_not_said_as_a_fault_of_the_ledger(
+    tmp_path: Path,
+) -> None:
+    with (
+        pytest.raises(StoreFault, match="may open no more files: raise LimitNOFILE"),
+        no_descriptor_left(),
+        ledger_faults(tmp_path),
+    ):
+        sqlite3.connect(tmp_path / "x").execute("PRAGMA user_version")
