@@ -296,6 +296,9 @@ async def test_what_cannot_start_says_why(
     async with serving(config, script.make) as opened:
         port = int(opened.url.rpartition(":")[2])
         assert "in use: another coordinator" in await opens(config)
+        # Not the port, which is in use because the run is.
+        same = make_config(tmp_path, **{"link.port": port})
+        assert "in use: another coordinator" in await opens(same)
         other = {"run.run_dir": str(tmp_path / "other")}
         assert "coordinator.port" in await opens(
             make_config(tmp_path, **other, **{"coordinator.port": port})
