@@ -15,7 +15,7 @@ from pathlib import Path
 from blake3 import blake3
 
 from echo2d.core.weights.manifest import ADAPTER_CONFIG, BASE_PIN
-from echo2d.errors import OperatorFault
+from echo2d.errors import OperatorFault, path_fault
 
 # In memory at a time.
 _READ_BYTES = 8 << 20
@@ -45,7 +45,7 @@ def base_files(directory: Path) -> list[Path]:
     try:
         weights = [path for path in directory.iterdir() if path.name.endswith(_WEIGHTS)]
     except OSError as error:
-        raise OperatorFault(f"base model {directory} cannot be read: {error.strerror}") from error
+        raise path_fault(f"base model {directory} cannot be read", error) from error
     shaping = [directory / name for name in _SHAPING if (directory / name).exists()]
     if not weights or directory / "config.json" not in shaping:
         raise OperatorFault(f"base model {directory} has no config.json, or no .safetensors file")
@@ -64,7 +64,7 @@ def base_digest(directory: Path) -> str:
             f"{_content_digest(path)}  {path.name}\n" for path in base_files(directory)
         )
     except OSError as error:
-        raise OperatorFault(f"base model {directory} cannot be read: {error.strerror}") from error
+        raise path_fault(f"base model {directory} cannot be read", error) from error
     return blake3(listing.encode()).hexdigest()
 
 

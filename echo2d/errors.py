@@ -28,6 +28,7 @@ HOST_LACKS = {
     errno.EDQUOT: "a quota of this host's disk is used up: make room",
     errno.EROFS: "a disk of this host is mounted read-only",
     errno.EIO: "a disk of this host fails",
+    errno.ESTALE: "a network disk of this host is away",
 }
 
 
@@ -72,12 +73,19 @@ def first_fault(group: BaseExceptionGroup[ErrorT]) -> ErrorT:
     return first_fault(inner) if isinstance(inner, BaseExceptionGroup) else inner
 
 
+def path_fault(text: str, error: OSError) -> Fault:
+    """The fault of a path or an address that somebody named, or of this host. text: what could not be done."""
+    lacks = HOST_LACKS.get(error.errno or 0)
+    if lacks is None:
+        return OperatorFault(f"{text}: {error.strerror or error}")
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return StoreFault(f"{text}: {error.strerror}: {lacks}", full=full)
+
+
 def of_the_host(error: OSError) -> StoreFault | None:
     """The fault of this host that nobody has named so far; None: it is a bug of echo2d."""
-    if (lacks := HOST_LACKS.get(error.errno or 0)) is None:
-        return None
-    where = f" ({error.filename})" if error.filename else ""
-    return StoreFault(f"{error.strerror}{where}: {lacks}", full=error.errno == errno.ENOSPC)
+    found = path_fault(str(error.filename or "this host"), error)
+    return found if isinstance(found, StoreFault) else None
 
 
 def out_of_files() -> bool:

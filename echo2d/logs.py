@@ -21,7 +21,7 @@ from logging.handlers import WatchedFileHandler
 from pathlib import Path
 from typing import Any
 
-from echo2d.errors import OperatorFault
+from echo2d.errors import path_fault
 
 FORMAT = "%(asctime)s level=%(levelname)s area=%(name)s %(message)s"
 # Lines of one kind per second. More would be a flood that fills the disk.
@@ -123,7 +123,7 @@ class LogFile(WatchedFileHandler):
         try:
             super().__init__(path, encoding="utf-8")
         except OSError as error:
-            raise OperatorFault(f"--log-file: cannot write {path}: {error.strerror}") from error
+            raise path_fault(f"--log-file: cannot write {path}", error) from error
 
     def _open(self) -> TextIOWrapper:
         # Names of boxes and people may be in it.

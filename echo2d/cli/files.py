@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from echo2d.cli.parts import DIRECTORY
-from echo2d.errors import OperatorFault
+from echo2d.errors import OperatorFault, path_fault
 
 SHARE = Path(__file__).parents[1] / "share"
 
@@ -72,5 +72,5 @@ def _copied(source: Path, target: Path) -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(source, target)
     except OSError as error:
-        raise OperatorFault(f"--to: cannot write {target}: {error.strerror}") from error
+        raise path_fault(f"--to: cannot write {target}", error) from error
     return target

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, Union
 
-from echo2d.errors import OperatorFault
+from echo2d.errors import OperatorFault, path_fault
 
 NUMBERS = (int, float)
 
@@ -163,7 +163,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise OperatorFault(f"cannot read {path}: {error.strerror}") from error
+        raise path_fault(f"cannot read {path}", error) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise OperatorFault(f"{path} is not TOML: {error}") from error
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from echo2d.config.coordinator import is_local
-from echo2d.errors import OperatorFault
+from echo2d.errors import OperatorFault, path_fault
 from echo2d.net.security.urls import WILDCARDS, coordinator_url
 from echo2d.runtime.run_dir.access_table import AccessTable
 from echo2d.runtime.run_dir.run_directory import RunDirectory
@@ -86,7 +86,7 @@ def write_folder(folder: Path, config: str, *, copies: Mapping[str, Path] | None
             shutil.copytree(source, folder / name, dirs_exist_ok=True)
         path.write_text(config, encoding="utf-8")
     except OSError as error:
-        raise OperatorFault(f"--out: cannot write {path}: {error.strerror}") from error
+        raise path_fault(f"--out: cannot write {path}", error) from error
     return path
 
 

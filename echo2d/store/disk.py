@@ -3,31 +3,14 @@ failed and where.
 """
 
 import contextlib
-import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from echo2d.core.base.canonical import Buffer
-from echo2d.errors import HOST_LACKS, StoreFault
+from echo2d.errors import StoreFault, path_fault
 
 _FILE_MODE = 0o600
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-
-
-# What these errors say is about the path that somebody named; others are about this host.
-OF_THE_PATH = frozenset(
-    {
-        errno.ENOENT,
-        errno.ENOTDIR,
-        errno.EISDIR,
-        errno.EACCES,
-        errno.EPERM,
-        errno.ELOOP,
-        errno.ENAMETOOLONG,
-        errno.EINVAL,
-    }
-)
 
 
 @contextlib.contextmanager
@@ -38,10 +21,8 @@ def store_faults(doing: str, path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        lacks = HOST_LACKS.get(error.errno or 0)
-        words = f"{error.strerror}: {lacks}" if lacks else f"{error.strerror or error}"
-        full = error.errno in _FULL
-        raise StoreFault(f"{doing} {path} failed: {words}", full=full) from error
+        found = path_fault(f"{doing} {path} failed", error)
+        raise StoreFault(str(found), full=isinstance(found, StoreFault) and found.full) from error
 
 
 @contextlib.contextmanager

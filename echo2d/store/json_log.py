@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from echo2d.errors import OperatorFault
+from echo2d.errors import path_fault
 from echo2d.store.disk import opened, store_faults
 
 log = logging.getLogger("echo2d.store")
@@ -79,7 +79,7 @@ def read_json_log(directory: Path, name: str) -> Iterator[dict[str, Any]]:
         except FileNotFoundError:
             continue
         except OSError as error:
-            raise OperatorFault(f"cannot read {path}: {error.strerror}") from error
+            raise path_fault(f"cannot read {path}", error) from error
         for line in lines:
             body, _, check = line.rpartition(_SUM)
             found = None

@@ -29,8 +29,8 @@ from echo2d.core.weights.manifest import (
     is_safetensors,
 )
 from echo2d.core.weights.safetensors_header import LENGTH_BYTES, check_header, header_bytes
-from echo2d.errors import IntegrityFault, OperatorFault, StoreFault
-from echo2d.store.disk import OF_THE_PATH, opened, read_at, read_into, store_faults, sync
+from echo2d.errors import IntegrityFault, OperatorFault, StoreFault, path_fault
+from echo2d.store.disk import opened, read_at, read_into, store_faults, sync
 from echo2d.threads import Buffers, in_threads
 
 
@@ -46,8 +46,7 @@ def scan_snapshot(directory: Path) -> tuple[FileEntry, ...]:
         )
         check_files(files)
     except OSError as error:
-        text = f"snapshot {directory} cannot be read: {error.strerror or error}"
-        raise (OperatorFault if error.errno in OF_THE_PATH else StoreFault)(text) from error
+        raise path_fault(f"snapshot {directory} cannot be read", error) from error
     except IntegrityFault as fault:
         raise OperatorFault(f"snapshot {directory}: {fault}") from fault
     _check_kind(directory, [file.path for file in files])

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from echo2d.errors import OperatorFault
+from echo2d.errors import path_fault
 
 TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "config.json")
 
@@ -22,7 +22,7 @@ def read_text_files(directory: Path) -> dict[str, bytes]:
     try:
         return {path.name: path.read_bytes() for path in found}
     except OSError as error:
-        raise OperatorFault(f"cannot read {error.filename}: {error.strerror}") from error
+        raise path_fault(f"cannot read {error.filename}", error) from error
 
 
 def text_digest(directory: Path) -> bytes:

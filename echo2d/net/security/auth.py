@@ -30,7 +30,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from echo2d.core.base.codec import Codec
 from echo2d.core.base.ids import PEER_ID_CHARS, PeerId, RunId
-from echo2d.errors import IntegrityFault, OperatorFault, PeerFault
+from echo2d.errors import IntegrityFault, OperatorFault, PeerFault, path_fault
 
 Role = Literal["worker", "learner", "gateway", "agent", "viewer", "operator", "seed", "auditor"]
 # The coordinator hands its children, the seed and the auditor, a key directly.
@@ -138,7 +138,7 @@ def _make_key(path: Path) -> None:
         with contextlib.suppress(FileExistsError):
             os.link(mine, path)
     except OSError as error:
-        raise OperatorFault(f"cannot write {path}: {error.strerror}") from error
+        raise path_fault(f"cannot write {path}", error) from error
     finally:
         mine.unlink()
 
@@ -152,7 +152,7 @@ def write_private(path: Path, text: str) -> None:
         scratch.replace(path)
     except OSError as error:
         scratch.unlink(missing_ok=True)
-        raise OperatorFault(f"cannot write {path}: {error.strerror}") from error
+        raise path_fault(f"cannot write {path}", error) from error
 
 
 # --- token files
@@ -197,7 +197,7 @@ def read_token_file(path: Path) -> TokenFile:
         # It becomes a header.
         right = right and token.secret.isascii() and token.secret.isprintable()
     except OSError as error:
-        raise OperatorFault(f"cannot read token file {path}: {error.strerror}") from error
+        raise path_fault(f"cannot read token file {path}", error) from error
     except (ValueError, TypeError, RecursionError) as error:
         raise OperatorFault(f"{path} is not a token file") from error
     if not right:

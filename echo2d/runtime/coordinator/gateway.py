@@ -33,7 +33,7 @@ from echo2d.core.work.calls.events import (
     ChoiceGrew,
     ChoiceStopped,
 )
-from echo2d.errors import Fault, OperatorFault, StoreFault
+from echo2d.errors import Fault, OperatorFault, StoreFault, path_fault
 from echo2d.net.gateway.agents import ticket_of
 from echo2d.net.gateway.errors import CallRefusal, Unread
 from echo2d.net.http.json_fields import secret_of
@@ -268,8 +268,6 @@ def read_template(path: Path | None) -> str | None:
             )
         return data.decode()
     except OSError as error:
-        raise OperatorFault(
-            f"gateway.chat_template: cannot read {path}: {error.strerror}"
-        ) from error
+        raise path_fault(f"gateway.chat_template: cannot read {path}", error) from error
     except UnicodeDecodeError as error:
         raise OperatorFault(f"gateway.chat_template: expected UTF-8 text in {path}") from error

@@ -20,7 +20,7 @@ from typing import Generic, Protocol, TypeVar
 from echo2d.core.protocol.control_messages import Address
 from echo2d.core.relay.busy_meter import BusyMeter
 from echo2d.core.relay.events import RelayDeadlinePassed, RelayEvent
-from echo2d.errors import OperatorFault, PeerFault
+from echo2d.errors import PeerFault, path_fault
 from echo2d.net.control.client import ControlLink, Identity, LinkOwner
 from echo2d.runtime.peer.receiver import PeerOwner, Receiver
 from echo2d.store.frames import FrameStore
@@ -97,9 +97,7 @@ class PeerProcess(Generic[PeerEvent]):
         try:
             self.address = Address(*await self.receiver.links.listen(host, port))
         except OSError as error:
-            raise OperatorFault(
-                f"{key}: cannot listen on {host}:{port}: {error.strerror}"
-            ) from error
+            raise path_fault(f"{key}: cannot listen on {host}:{port}", error) from error
         return self.address
 
     def put(self, event: PeerEvent | RelayEvent) -> None:

@@ -20,7 +20,7 @@ from echo2d.core.base.ids import PublishSeq, RunId
 from echo2d.core.protocol.control_messages import VersionKey
 from echo2d.core.worker.events import Standing
 from echo2d.core.worker.versions import WORKER_FORMS_MAX
-from echo2d.errors import IntegrityFault, OperatorFault
+from echo2d.errors import IntegrityFault, OperatorFault, path_fault
 from echo2d.net.security.auth import load_or_make_key
 from echo2d.store.budget import DiskBudget
 from echo2d.store.disk import replace_file, store_faults
@@ -63,7 +63,7 @@ class StateDir:
             path.chmod(0o700)
             self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise OperatorFault(f"cannot use state directory {path}: {error.strerror}") from error
+            raise path_fault(f"cannot use state directory {path}", error) from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

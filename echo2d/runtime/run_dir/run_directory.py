@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from echo2d.core.base.ids import RunId
-from echo2d.errors import OperatorFault
+from echo2d.errors import OperatorFault, path_fault
 from echo2d.net.security.auth import load_or_make_key, public_bytes, run_id_of, write_private
 from echo2d.net.security.tls import Authority
 from echo2d.store.sealed import sealed, unsealed
@@ -33,7 +33,7 @@ class RunDirectory:
             path.chmod(0o700)
             (path / "tokens").mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
-            raise OperatorFault(f"cannot use run directory {path}: {error.strerror}") from error
+            raise path_fault(f"cannot use run directory {path}", error) from error
         self.path = path
         if (path / LEDGER_FILE).exists() and not (path / "run.key").exists():
             raise OperatorFault(
@@ -77,8 +77,10 @@ def find_coordinator(run_dir: Path, role: str = "viewer") -> tuple[str, Path]:
     """
     try:
         url = unsealed((run_dir / COORDINATOR_FILE).read_bytes())["url"]
-    except OSError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise OperatorFault(f"no coordinator runs in {run_dir}") from error
+    except OSError as error:
+        raise path_fault(f"cannot read {run_dir / COORDINATOR_FILE}", error) from error
     except (ValueError, KeyError) as error:
         raise OperatorFault(
             f"{run_dir / COORDINATOR_FILE} is damaged; restart the coordinator, which writes it anew"

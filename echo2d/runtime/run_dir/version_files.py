@@ -28,7 +28,7 @@ from echo2d.core.base.bounded_dict import keep_newest
 from echo2d.core.base.canonical import digest_of
 from echo2d.core.base.ids import Digest, Epoch, Version
 from echo2d.core.weights.manifest import Manifest, check_path
-from echo2d.errors import Fault, IntegrityFault, OperatorFault, StoreFault
+from echo2d.errors import Fault, IntegrityFault, OperatorFault, StoreFault, path_fault
 from echo2d.runtime.run_dir.synced_copies import SyncedCopies
 from echo2d.store.budget import DiskBudget
 from echo2d.store.disk import store_faults
@@ -315,9 +315,7 @@ class VersionFiles:
                 raise OperatorFault(f"{path} is not a directory")
         except OSError as error:
             # The name is too long, or a folder may not be searched.
-            raise OperatorFault(
-                f"cannot read the directory to publish: {error.strerror}"
-            ) from error
+            raise path_fault("cannot read the directory to publish", error) from error
         return path
 
 

@@ -17,7 +17,7 @@ from echo2d.core.worker.events import (
     GenerationFailed,
     SampleProgressed,
 )
-from echo2d.errors import OperatorFault
+from echo2d.errors import path_fault
 from echo2d.net.http.health import Health, add_health_routes
 from echo2d.runtime.process.prometheus import PAUSE_BUCKETS_S, Family, LoopMetrics, number
 
@@ -116,9 +116,7 @@ async def serve_metrics(
         try:
             await web.TCPSite(runner, _HOST, port).start()
         except OSError as error:
-            raise OperatorFault(
-                f"metrics_port: cannot listen on {_HOST}:{port}: {error.strerror}"
-            ) from error
+            raise path_fault(f"metrics_port: cannot listen on {_HOST}:{port}", error) from error
         await asyncio.Event().wait()
     finally:
         await runner.cleanup()

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from blake3 import blake3
 
-from echo2d.errors import OperatorFault
+from echo2d.errors import OperatorFault, path_fault
 from echo2d.extras import install_command
 
 DataRow = Mapping[str, Any]
@@ -47,7 +47,7 @@ class RowFiles:
             self._files = [_open(path) for path in paths]
             self.digest = blake3(b"".join(_digest(path) for path in paths)).digest()
         except OSError as error:
-            raise OperatorFault(f"rows: cannot read {error.filename}: {error.strerror}") from error
+            raise path_fault(f"rows: cannot read {error.filename}", error) from error
         self._ends = list(accumulate(map(len, self._files)))
         if not len(self):
             raise OperatorFault(f"rows: {paths[0]} has no rows")

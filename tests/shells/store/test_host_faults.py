@@ -9,7 +9,9 @@ import pytest
 from click.testing import CliRunner
 
 from echo2d.cli import Faultless
-from echo2d.errors import StoreFault, of_the_host
+from echo2d.config.tables import read_toml
+from echo2d.errors import OperatorFault, StoreFault, of_the_host
+from echo2d.net.security.auth import read_token_file
 from echo2d.runtime.process.lifecycle import outcome
 from echo2d.store.ledger import ledger_faults
 from tests.support.descriptors import no_descriptor_left
@@ -19,9 +21,22 @@ def test_an_error_that_is_not_of_the_host_stays_a_bug() -> None:
     assert of_the_host(OSError(errno.ENOENT, "No such file or directory", "x")) is None
 
 
+def test_a_file_that_somebody_named_is_theirs_unless_the_host_lacks_something(
+    tmp_path: Path,
+) -> None:
+    """Exit code 2 is not started again by systemd, and 1 is."""
+    with pytest.raises(OperatorFault, match="cannot read token file .*: No such file"):
+        read_token_file(tmp_path / "box.token")
+    (tmp_path / "box.token").write_text("{}")
+    with no_descriptor_left(), pytest.raises(StoreFault, match="raise LimitNOFILE"):
+        read_token_file(tmp_path / "box.token")
+    with no_descriptor_left(), pytest.raises(StoreFault, match="raise LimitNOFILE"):
+        read_toml(tmp_path / "box.token")
+
+
 def test_what_ends_a_daemon_and_nobody_named_is_said_in_one_line() -> None:
     error = OSError(errno.EROFS, "Read-only file system", "/run/x")
-    with pytest.raises(StoreFault, match=r"Read-only file system \(/run/x\): a disk of this host"):
+    with pytest.raises(StoreFault, match="/run/x: Read-only file system: a disk of this"):
         outcome(ExceptionGroup("tasks", [ExceptionGroup("more", [error]), ValueError("later")]))
     assert outcome(ExceptionGroup("tasks", [OSError(errno.ENOENT, "gone")])) == 1
 
@@ -35,7 +50,7 @@ def test_what_a_command_meets_and_nobody_named_is_one_line() -> None:
         raise OSError(errno.ENOSPC, "No space left on device", "/x")
 
     found = CliRunner().invoke(program, ["write"])
-    line = "echo2d: No space left on device (/x): a disk of this host is full: make room\n"
+    line = "echo2d: /x: No space left on device: a disk of this host is full: make room\n"
     assert (found.exit_code, found.output) == (1, line)
 
 
