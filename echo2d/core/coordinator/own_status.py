@@ -5,7 +5,7 @@ saw each flagged answer could learn how to lie.
 """
 
 from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from echo2d.core.base.ids import PeerId
 from echo2d.core.coordinator.alerts import worker_alerts
@@ -49,35 +49,12 @@ def _row(
 ) -> OwnPeerStatus:
     worker = peer if isinstance(peer, WorkerStatus) else None
     attention = () if worker is None else worker_alerts(_without_audit(worker), status)
+    known = [each.name for each in fields(OwnPeerStatus) if hasattr(peer, each.name)]
     return OwnPeerStatus(
-        id=peer.id,
-        name=peer.name,
-        kind=peer.kind,
-        state=peer.state,
-        alive=peer.alive,
-        silent_s=peer.silent_s,
-        reachable=peer.reachable,
-        quarantined=peer.quarantined,
-        cordoned=peer.cordoned,
-        draining=peer.draining,
+        **{name: getattr(peer, name) for name in known},
         convicted=convicted,
-        uplink=peer.uplink,
         payload_bytes=0 if progress is None else progress.payload_bytes,
         verified=progress is not None and progress.verified,
-        active=worker is not None and worker.active,
-        leaving=worker is not None and worker.leaving,
-        serving=None if worker is None else worker.serving,
-        lag=None if worker is None else worker.lag,
-        slots=0 if worker is None else worker.slots,
-        running=0 if worker is None else worker.running,
-        accepted=0 if worker is None else worker.accepted,
-        trained=0 if worker is None else worker.trained,
-        used=1.0 if worker is None else worker.used,
-        mu=None if worker is None else worker.mu,
-        usd_per_h=0.0 if worker is None else worker.usd_per_h,
-        cost_usd=0.0 if worker is None else worker.cost_usd,
-        received_bytes=peer.received_bytes,
-        sent_bytes=peer.sent_bytes,
         attention=tuple(attention),
     )
 

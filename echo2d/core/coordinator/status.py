@@ -6,6 +6,7 @@ It reads every part and decides nothing. The process around the machine adds wha
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 from echo2d.core.audit.audits import Audits
 from echo2d.core.broadcast.publishing import Publishing
@@ -109,7 +110,7 @@ def make_status(
         provision=activation_loop.provision(),
         costs=costs.status(staleness.committed, now=now),
         relays=tuple(
-            _relay(peer, costs.of(peer.peer).traffic, now)
+            PeerStatus(**_of_peer(peer, costs.of(peer.peer).traffic, now))
             for peer in members
             if peer.kind == "relay"
         ),
@@ -181,26 +182,27 @@ def _version(record: VersionPublished | None) -> VersionStatus | None:
     return VersionStatus(record.version, record.digest.hex(), record.publish_seq)
 
 
-def _relay(peer: Peer, traffic: Traffic, now: float) -> PeerStatus:
-    return PeerStatus(
-        id=peer.peer,
-        name=peer.name,
-        kind=peer.kind,
-        state=peer.state,
-        alive=peer.alive,
-        silent_s=now - peer.heard_at,
-        uplink=peer.uplink,
-        quarantined=peer.quarantined,
-        misreports=peer.misreports,
-        token=peer.token,
-        cordoned=peer.cordoned,
-        draining=peer.draining,
-        reachable=peer.reachable,
-        build=peer.build.name,
-        protocol=peer.build.protocol,
-        received_bytes=traffic.received,
-        sent_bytes=traffic.sent,
-    )
+def _of_peer(peer: Peer, traffic: Traffic, now: float) -> dict[str, Any]:
+    """The fields that workers and relays have."""
+    return {
+        "id": peer.peer,
+        "name": peer.name,
+        "kind": peer.kind,
+        "state": peer.state,
+        "alive": peer.alive,
+        "silent_s": now - peer.heard_at,
+        "uplink": peer.uplink,
+        "quarantined": peer.quarantined,
+        "misreports": peer.misreports,
+        "token": peer.token,
+        "cordoned": peer.cordoned,
+        "draining": peer.draining,
+        "reachable": peer.reachable,
+        "build": peer.build.name,
+        "protocol": peer.build.protocol,
+        "received_bytes": traffic.received,
+        "sent_bytes": traffic.sent,
+    }
 
 
 def _audit(audits: Audits, members: Membership) -> AuditStatus:
@@ -254,21 +256,7 @@ class _Workers:
         quality = self._statistics.qualities.of(peer.peer) or NO_QUALITY
         bill = self._costs.of(peer.peer)
         return WorkerStatus(
-            id=peer.peer,
-            name=peer.name,
-            kind=peer.kind,
-            state=peer.state,
-            alive=peer.alive,
-            silent_s=now - peer.heard_at,
-            uplink=peer.uplink,
-            quarantined=peer.quarantined,
-            misreports=peer.misreports,
-            token=peer.token,
-            cordoned=peer.cordoned,
-            draining=peer.draining,
-            reachable=peer.reachable,
-            build=peer.build.name,
-            protocol=peer.build.protocol,
+            **_of_peer(peer, bill.traffic, now),
             slots=peer.slots,
             usable=min(peer.slots, self._deliveries.bounds(peer.peer)[0]),
             tokens_per_s=self._deliveries.rate(peer.peer),
@@ -295,8 +283,6 @@ class _Workers:
             availability=value.price.availability,
             rho=value.rho,
             cost_usd=bill.at(now),
-            received_bytes=bill.traffic.received,
-            sent_bytes=bill.traffic.sent,
             reward=quality.reward if quality.scored else None,
             reward_above=quality.above,
             answer_tokens=quality.tokens if quality.scored else None,

@@ -697,17 +697,17 @@ class OwnPeerStatus:
     uplink: float | None
     payload_bytes: int
     verified: bool
-    active: bool
-    leaving: bool
-    serving: VersionStatus | None
-    lag: int | None
-    slots: int
-    running: int
-    accepted: int
-    trained: int
-    used: float
-    mu: float | None
-    usd_per_h: float
+    active: bool = False
+    leaving: bool = False
+    serving: VersionStatus | None = None
+    lag: int | None = None
+    slots: int = 0
+    running: int = 0
+    accepted: int = 0
+    trained: int = 0
+    used: float = 1.0
+    mu: float | None = None
+    usd_per_h: float = 0.0
     cost_usd: float = 0.0
     received_bytes: int = 0
     sent_bytes: int = 0
