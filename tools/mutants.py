@@ -363,6 +363,22 @@ MUTANTS = (
         ("tests/unit/core/work/test_deliveries.py",),
     ),
     Mutant(
+        "I6, misreports",
+        "a stream of impossible results leads to nothing",
+        "echo2d/core/cluster/membership.py",
+        'if not peer.misreports and peer.kind != "seed":',
+        'if peer.kind == "seed":',
+        ("tests/unit/core/work/training/test_judge.py",),
+    ),
+    Mutant(
+        "access, damage",
+        "a damaged row of the access table is read as it is",
+        "echo2d/store/row_sums.py",
+        'return pages == "ok" and kept == [(self._of(database),)]',
+        'return pages == "ok"',
+        ("tests/shells/runtime/run_dir/test_access_table.py",),
+    ),
+    Mutant(
         "I4, ledger",
         "a damaged row of the ledger is read as it is",
         "echo2d/store/row_sums.py",
