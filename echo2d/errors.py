@@ -13,7 +13,6 @@ process.
 """
 
 import errno
-import os
 from typing import TypeVar
 
 ErrorT = TypeVar("ErrorT", bound=BaseException)
@@ -25,6 +24,7 @@ HOST_LACKS = {
     errno.ENOMEM: "this host has no memory left",
     errno.EAGAIN: "this host allows no more processes or threads",
     errno.ENOSPC: "a disk of this host is full: make room",
+    errno.EFBIG: "this host limits the size of files: raise LimitFSIZE= of its unit, or `ulimit -f`",
     errno.EDQUOT: "a quota of this host's disk is used up: make room",
     errno.EROFS: "a disk of this host is mounted read-only",
     errno.EIO: "a disk of this host fails",
@@ -86,12 +86,3 @@ def of_the_host(error: OSError) -> StoreFault | None:
     """The fault of this host that nobody has named so far; None: it is a bug of echo2d."""
     found = path_fault(str(error.filename or "this host"), error)
     return found if isinstance(found, StoreFault) else None
-
-
-def out_of_files() -> bool:
-    """Whether this program can open no file, which libraries tell as errors of their own."""
-    try:
-        os.close(os.open(os.devnull, os.O_RDONLY))
-    except OSError as error:
-        return error.errno in (errno.EMFILE, errno.ENFILE)
-    return False

@@ -363,7 +363,7 @@ MUTANTS = (
         ("tests/unit/core/work/test_deliveries.py",),
     ),
     Mutant(
-        "I6, misreports",
+        "quarantine, misreports",
         "a stream of impossible results leads to nothing",
         "echo2d/core/cluster/membership.py",
         'if not peer.misreports and peer.kind != "seed":',

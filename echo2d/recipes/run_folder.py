@@ -60,6 +60,10 @@ def url_of(host: str, port: int) -> str:
         raise OperatorFault(
             f"--host: expected this host's address as the boxes reach it; found {host!r}, every address"
         )
+    if "[" in host or "%" in host:
+        raise OperatorFault(
+            f"--host: expected an address without brackets and zone; found {host!r}"
+        )
     named = f"[{host}]" if ":" in host else host
     try:
         return coordinator_url(f"{'http' if is_local(host) else 'https'}://{named}:{port}")

@@ -3,12 +3,15 @@ failed and where.
 """
 
 import contextlib
+import errno
 import os
+import shutil
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
 from echo2d.core.base.canonical import Buffer
-from echo2d.errors import StoreFault, path_fault
+from echo2d.errors import HOST_LACKS, StoreFault, path_fault
 
 _FILE_MODE = 0o600
 
@@ -23,6 +26,33 @@ def store_faults(doing: str, path: Path) -> Iterator[None]:
     except OSError as error:
         found = path_fault(f"{doing} {path} failed", error)
         raise StoreFault(str(found), full=isinstance(found, StoreFault) and found.full) from error
+
+
+# Errors of SQLite that say something of this host, and not of the file.
+_HOST_ERRORS = frozenset(
+    {
+        sqlite3.SQLITE_IOERR,
+        sqlite3.SQLITE_FULL,
+        sqlite3.SQLITE_CANTOPEN,
+        sqlite3.SQLITE_READONLY,
+        sqlite3.SQLITE_NOMEM,
+        sqlite3.SQLITE_BUSY,
+    }
+)
+
+
+def is_of_the_host(error: Exception) -> bool:
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF in _HOST_ERRORS
+
+
+def sqlite_words(path: Path, error: Exception) -> str:
+    """What SQLite says, and what this host lacks if it is seen here."""
+    try:
+        os.close(os.open(path.parent, os.O_RDONLY))
+        lacks = HOST_LACKS[errno.ENOSPC] if not shutil.disk_usage(path.parent).free else ""
+    except OSError as found:
+        lacks = HOST_LACKS.get(found.errno or 0, "")
+    return f"{error}: {lacks}" if lacks and is_of_the_host(error) else str(error)
 
 
 @contextlib.contextmanager

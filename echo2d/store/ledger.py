@@ -19,7 +19,6 @@ other processes out.
 Not here: the tables, and how records become rows and rows records (`ledger_rows`).
 """
 
-import errno
 import fcntl
 import logging
 import os
@@ -38,7 +37,8 @@ from echo2d.core.cluster.events import VersionPublished
 from echo2d.core.coordinator.events import CoordinatorRecord, EpochOpened, Recovered
 from echo2d.core.protocol.trajectory import Attachment, StoredGroup, TrajectoryRecord
 from echo2d.core.work.evaluation.events import Evaluated
-from echo2d.errors import HOST_LACKS, OperatorFault, PeerFault, StoreFault, out_of_files
+from echo2d.errors import OperatorFault, PeerFault, StoreFault
+from echo2d.store.disk import is_of_the_host, sqlite_words, store_faults
 from echo2d.store.formats import require_format
 from echo2d.store.ledger_rows import (
     ANSWERED,
@@ -115,8 +115,7 @@ def ledger_faults(path: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:
-        found = HOST_LACKS[errno.EMFILE] if out_of_files() else error
-        raise StoreFault(f"ledger {path}: {found}") from error
+        raise StoreFault(f"ledger {path}: {sqlite_words(path, error)}") from error
 
 
 class Ledger:
@@ -135,11 +134,12 @@ class Ledger:
         """Open or create the ledger. OperatorFault: it is in use, damaged, or of another version of
         echo2d.
         """
-        lock = path.with_name(path.name + ".lock").open("wb")
-        # SQLite gives its -wal and -shm files the mode of the database.
-        for file in (path, Path(lock.name)):
-            file.touch()
-            file.chmod(0o600)
+        with store_faults("opening", path):
+            lock = path.with_name(path.name + ".lock").open("wb")
+            # SQLite gives its -wal and -shm files the mode of the database.
+            for file in (path, Path(lock.name)):
+                file.touch()
+                file.chmod(0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return Ledger(path, _connect(path), lock)
@@ -406,7 +406,9 @@ def _connect(path: Path) -> sqlite3.Connection:
         _prepare(connection, path)
     except (sqlite3.Error, UnicodeDecodeError) as error:
         connection.close()
-        raise OperatorFault(f"cannot open ledger {path}: {error}") from error
+        fault = StoreFault if is_of_the_host(error) else OperatorFault
+        words = f"cannot open ledger {path}: {sqlite_words(path, error)}"
+        raise fault(words if fault is StoreFault else f"{words}; {GO_ON}") from error
     except OperatorFault:
         connection.close()
         raise
@@ -419,7 +421,8 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
     connection.execute("PRAGMA wal_autocheckpoint = 0")
     connection.execute("PRAGMA foreign_keys = ON")
     register(connection)
-    if connection.execute("PRAGMA user_version").fetchone()[0] == 0:
+    tables = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]
+    if not tables and connection.execute("PRAGMA user_version").fetchone()[0] == 0:
         connection.executescript(
             f"BEGIN; {SCHEMA.script} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
         )

@@ -22,6 +22,8 @@ from pathlib import Path
 
 from blake3 import blake3
 
+from echo2d.store.disk import store_faults
+
 _SUM_BYTES = 8
 _Value = int | float | str | bytes | None
 
@@ -146,8 +148,9 @@ class TurnNumber:
 
     def __init__(self, ledger: Path) -> None:
         self.path = ledger.with_name(ledger.name + ".turn")
-        self.path.touch(0o600)
-        self._file = self.path.open("r+b", buffering=0)
+        with store_faults("opening", self.path):
+            self.path.touch(0o600)
+            self._file = self.path.open("r+b", buffering=0)
 
     def read(self) -> int:
         """0: it is not known."""

@@ -30,7 +30,7 @@ CLONE_NEWNS = 0x00020000
 CLONE_NEWIPC = 0x08000000
 CLONE_NEWNET = 0x40000000
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT = 1, 2, 4, 32
-MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
+MS_BIND, MS_REC, MS_SLAVE = 4096, 16384, 1 << 19
 OTHERS_MAY_ENTER = 0o001
 # Directories that everybody may write to: a task process has its own, with so many files at most.
 SCRATCH = (Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"))  # noqa: S108
@@ -102,7 +102,8 @@ def _change_view(paths: Iterable[Path], scratch_bytes: int) -> None:
             hidden.setdefault(above[-1], set()).add(path)
     if libc().unshare(CLONE_NEWNS) != 0:
         return
-    _mount("none", Path("/"), MS_REC | MS_PRIVATE)
+    # What the host unmounts goes away here too.
+    _mount("none", Path("/"), MS_REC | MS_SLAVE)
     for closed, below in hidden.items():
         shown = [path for path in below if not below.intersection(path.parents)]
         sources = {path: os.open(path, os.O_PATH | os.O_CLOEXEC) for path in sorted(shown)}

@@ -37,8 +37,8 @@ UNTOLD_STEPS = 5.0
 # In so many train steps, one after the other, hardly any group had different rewards.
 FLAT_STEPS = 8
 FLAT_SHARE_MIN = 0.9
-# A refusal of the learner is told for so long.
-REFUSAL_TOLD_S = 120.0
+# What a program said is told for so long.
+TOLD_S = 120.0
 
 
 def alerts(status: Status) -> Iterator[Alert]:
@@ -61,6 +61,9 @@ def _of_the_run(status: Status) -> Iterator[Alert]:
             "seed_away",
             "the seed is away: versions spread only from worker to worker until it is back",
         )
+    encode = [each for each in status.faults if each.kind == "encode" and each.age_s < TOLD_S]
+    if encode:
+        yield Alert("seed_cannot_encode", f"the seed cannot send versions: {encode[-1].text}")
     if not finished and not any(worker.alive for worker in status.workers):
         yield Alert("no_workers", "no worker is here: nothing is generated")
     if status.dissemination_bound and len(status.t_bcast_s) > BROADCASTS_MIN:
@@ -122,7 +125,7 @@ def _of_training(status: Status) -> Iterator[Alert]:
             "prompts are",
         )
     refusals = [each for each in status.faults if each.kind == "refusal"]
-    if refusals and refusals[-1].age_s < REFUSAL_TOLD_S:
+    if refusals and refusals[-1].age_s < TOLD_S:
         yield Alert(
             "learner_refuses",
             f"the learner refuses groups, and their work is lost: {refusals[-1].text}",
@@ -266,13 +269,26 @@ def _of_one(worker: WorkerStatus, status: Status) -> Iterator[Alert]:
     if serving is not None and lag is not None and lag > status.staleness_max:
         yield about(
             "worker_stale",
-            f"serves version {serving.version}, {lag} behind the newest: too old for new leases",
+            f"serves version {serving.version}, {lag} behind the newest: too old for new leases"
+            f"{_why_stale(worker, status)}",
         )
     if worker.memory_ok is False:
         yield about(
             "worker_memory",
             "has weights in its engine's memory that are not those of its version",
         )
+
+
+def _why_stale(worker: WorkerStatus, status: Status) -> str:
+    """What it told of versions lately; empty: nothing, so it is slow."""
+    told = [
+        each.text.partition(": ")[2]
+        for each in status.faults
+        if each.kind in ("apply", "refit")
+        and each.text.startswith(f"{worker.name}: ")
+        and each.age_s < TOLD_S
+    ]
+    return f"; it says: {told[-1]}" if told else ""
 
 
 def _slowness(worker: WorkerStatus, status: Status) -> str:

@@ -48,6 +48,7 @@ AlertKind = Literal[
     "worker_silent",
     "worker_quarantined",
     "worker_misreports",
+    "seed_cannot_encode",
     "worker_logprobs",
     "worker_suspected",
     "worker_slow",

@@ -75,7 +75,7 @@ async def _seed_port(link: LinkTable) -> list[HostFinding]:
         todo = "set link.port, so that a firewall can let it in: 7701"
         return [warning("seed port", "link.port = 0: another port at each start", todo)]
     fault = await port_open(link.host, link.port)
-    at = f"{link.host}:{link.port}"
+    at = f"[{link.host}]:{link.port}" if ":" in link.host else f"{link.host}:{link.port}"
     if fault:
         todo = "the coordinator's log says why; it starts the seed again"
         return [error("seed port", f"the seed does not answer at {at}: {fault}", todo)]

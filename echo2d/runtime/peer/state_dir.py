@@ -20,7 +20,7 @@ from echo2d.core.base.ids import PublishSeq, RunId
 from echo2d.core.protocol.control_messages import VersionKey
 from echo2d.core.worker.events import Standing
 from echo2d.core.worker.versions import WORKER_FORMS_MAX
-from echo2d.errors import IntegrityFault, OperatorFault, path_fault
+from echo2d.errors import IntegrityFault, OperatorFault, StoreFault, path_fault
 from echo2d.net.security.auth import load_or_make_key
 from echo2d.store.budget import DiskBudget
 from echo2d.store.disk import replace_file, store_faults
@@ -71,7 +71,7 @@ class StateDir:
             raise OperatorFault(f"state directory {path} is in use by another worker") from error
         try:
             self._require_format()
-        except OperatorFault:
+        except (OperatorFault, StoreFault):
             self.close()
             raise
 
@@ -79,10 +79,14 @@ class StateDir:
         path = self._path / "format"
         try:
             if not path.exists():
-                replace_file(path, f"{STATE_FORMAT}\n".encode(), durable=False)
+                replace_file(path, f"{STATE_FORMAT}\n".encode(), durable=True)
             found = int(path.read_text())
-        except (OSError, ValueError) as error:
-            raise OperatorFault(f"{path} is damaged: {error}") from error
+        except OSError as error:
+            raise path_fault(f"cannot use {path}", error) from error
+        except ValueError as error:
+            raise OperatorFault(
+                f"{path} is damaged: expected {STATE_FORMAT}; start with another --state-dir, or remove the file"
+            ) from error
         older = "start with another --state-dir, into which the worker receives the model again"
         require_format(f"state directory {self._path}", found, STATE_FORMAT, older=older)
 
@@ -116,7 +120,9 @@ class StateDir:
         try:
             kept = unsealed(path.read_bytes()) if path.exists() else {}
             return PublishSeq(int(kept["publish_seq"]) if kept.get("run_id") == run_id else 0)
-        except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
+        except OSError as error:
+            raise path_fault(f"cannot read {path}", error) from error
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
             raise OperatorFault(
                 f"{path} is damaged: {error}; start with another --state-dir, or remove the file"
             ) from error

@@ -36,7 +36,7 @@ from echo2d.net.security.auth import (
     secret_hash,
 )
 from echo2d.runtime.run_dir.run_directory import RunDirectory
-from echo2d.store.disk import store_faults
+from echo2d.store.disk import is_of_the_host, sqlite_words, store_faults
 from echo2d.store.formats import require_format
 from echo2d.store.row_sums import TableSum
 
@@ -172,6 +172,8 @@ class AccessTable:
             self._path.chmod(0o600)
             self.reload()
         except StoreFault as fault:
+            if isinstance(fault.__cause__, Exception) and is_of_the_host(fault.__cause__):
+                raise
             raise OperatorFault(f"cannot open the access table {fault}") from fault
 
     # --- people --------------------------------------------------------------
@@ -558,7 +560,7 @@ class AccessTable:
             finally:
                 database.close()
         except (sqlite3.Error, UnicodeDecodeError) as error:
-            raise StoreFault(f"{self._path}: {error}") from error
+            raise StoreFault(f"{self._path}: {sqlite_words(self._path, error)}") from error
 
 
 def require_whole(database: sqlite3.Connection, path: Path) -> None:

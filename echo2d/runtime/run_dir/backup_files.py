@@ -19,6 +19,7 @@ from blake3 import blake3
 
 from echo2d.errors import IntegrityFault, OperatorFault
 from echo2d.store.disk import allocate, opened, read_at, replace_file, store_faults, sync
+from echo2d.store.formats import require_format
 from echo2d.store.sealed import sealed, unsealed
 
 _FORMAT = 2
@@ -77,10 +78,8 @@ def read_manifest(folder: Path) -> BackupFacts:
     try:
         with store_faults("reading", path):
             document = read_at(path, _MANIFEST_BYTES_MAX, 0)
-        if json.loads(document)["format"] != _FORMAT:
-            raise OperatorFault(
-                f"{folder} is a backup of another echo2d; this one reads format {_FORMAT}"
-            )
+        older = "restore it with the echo2d that made it"
+        require_format(f"backup {folder}", json.loads(document)["format"], _FORMAT, older=older)
         found = unsealed(document)
         del found["format"]
         files = tuple(BackupFile(**each) for each in found.pop("files"))

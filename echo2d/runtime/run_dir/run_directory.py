@@ -4,6 +4,7 @@ run_dir/ (0700)   run.key   access.sqlite   tokens/NAME.token   coordinator.json
                   ledger.sqlite   versions/   uploads/
 """
 
+import logging
 import os
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -19,6 +20,8 @@ from echo2d.store.sealed import sealed, unsealed
 # The address file: where the running coordinator listens.
 COORDINATOR_FILE = "coordinator.json"
 LEDGER_FILE = "ledger.sqlite"
+
+log = logging.getLogger("echo2d.coordinator")
 
 
 class RunDirectory:
@@ -67,7 +70,10 @@ def announce(run: RunDirectory, url: str) -> None:
 
 def withdraw(run: RunDirectory) -> None:
     """Remove the address file: no coordinator listens."""
-    (run.path / COORDINATOR_FILE).unlink(missing_ok=True)
+    try:
+        (run.path / COORDINATOR_FILE).unlink(missing_ok=True)
+    except OSError as error:
+        log.warning("cannot remove %s: %s", run.path / COORDINATOR_FILE, error.strerror)
 
 
 def find_coordinator(run_dir: Path, role: str = "viewer") -> tuple[str, Path]:

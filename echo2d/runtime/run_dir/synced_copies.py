@@ -14,6 +14,7 @@ All methods block.
 from collections.abc import Collection
 from pathlib import Path
 
+from echo2d.errors import StoreFault
 from echo2d.store.disk import read_file, replace_file, store_faults, sync
 from echo2d.store.snapshots import scan_snapshot, sync_snapshot
 
@@ -27,6 +28,8 @@ class SyncedCopies:
 
     def __init__(self, copies: Path, marks: Path) -> None:
         self._copies, self._marks = copies, marks
+        # Copies of which a sync has failed since this program started.
+        self._failed: set[str] = set()
 
     def suspects(self, names: Collection[str]) -> list[str]:
         """Those of these copies that a power failure may have damaged. Other copies are forgotten."""
@@ -49,10 +52,16 @@ class SyncedCopies:
     def sync(self, name: str) -> None:
         """Make a copy durable. StoreFault: the disk fails, or the copy was deleted meanwhile."""
         copy = self._copies / name
-        with store_faults("syncing", copy):
-            sync_snapshot(copy, scan_snapshot(copy))
-            sync(self._copies)
-            (self._marks / name).touch()
+        try:
+            with store_faults("syncing", copy):
+                sync_snapshot(copy, scan_snapshot(copy))
+                sync(self._copies)
+                if name not in self._failed:
+                    (self._marks / name).touch()
+        except StoreFault:
+            # The kernel may have given up what it could not write, and the next sync says nothing of that.
+            self._failed.add(name)
+            raise
 
     def forget(self, name: str) -> None:
         """The copy is deleted."""

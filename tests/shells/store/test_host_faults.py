@@ -2,6 +2,8 @@
 
 import errno
 import sqlite3
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import click
@@ -12,9 +14,13 @@ from echo2d.cli import Faultless
 from echo2d.config.tables import read_toml
 from echo2d.errors import OperatorFault, StoreFault, of_the_host
 from echo2d.net.security.auth import read_token_file
+from echo2d.runtime.peer.state_dir import StateDir
 from echo2d.runtime.process.lifecycle import outcome
-from echo2d.store.ledger import ledger_faults
+from echo2d.runtime.run_dir.access_table import AccessTable
+from echo2d.runtime.run_dir.run_directory import RunDirectory
+from echo2d.store.ledger import Ledger, ledger_faults
 from tests.support.descriptors import no_descriptor_left
+from tests.support.full_disk import files_up_to
 
 
 def test_an_error_that_is_not_of_the_host_stays_a_bug() -> None:
@@ -63,3 +69,30 @@ def test_sqlite_without_a_descriptor_left_is_not_said_as_a_fault_of_the_ledger(
         ledger_faults(tmp_path),
     ):
         sqlite3.connect(tmp_path / "x").execute("PRAGMA user_version")
+
+
+OPENED: dict[str, Callable[[Path], Ledger | AccessTable | StateDir]] = {
+    "ledger": lambda path: Ledger.open(path / "ledger.sqlite"),
+    "access table": lambda path: AccessTable(RunDirectory(path)),
+    "state directory": lambda path: StateDir(path / "state"),
+}
+
+
+@pytest.mark.parametrize("opened", OPENED)
+def test_a_start_on_a_full_disk_is_tried_again_by_the_service(tmp_path: Path, opened: str) -> None:
+    """Exit code 2 would end the service for good, also when there is room again."""
+    RunDirectory(tmp_path)
+    with files_up_to(0), pytest.raises(StoreFault):
+        OPENED[opened](tmp_path)
+    again = OPENED[opened](tmp_path)
+    if not isinstance(again, AccessTable):
+        again.close()
+
+
+def test_a_ledger_that_says_no_format_and_has_tables_is_another_one(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+    Ledger.open(path).close()
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("PRAGMA user_version = 0")
+    with pytest.raises(OperatorFault, match="has format 0; this echo2d reads format"):
+        Ledger.open(path)

@@ -420,9 +420,11 @@ def test_no_flipped_bit_gives_somebody_other_rights(tmp_path: Path) -> None:
     file = run.path / "access.sqlite"
     content = file.read_bytes()
     known = [table.tokens(), table.peers_of("box")]
-    for at in random.Random(7).sample(range(8 * len(content)), 600):
+    # Most of the file is empty.
+    used = [at for at, byte in enumerate(content) if byte]
+    for at in random.Random(7).choices(used, k=600):
         damaged = bytearray(content)
-        damaged[at // 8] ^= 1 << at % 8
+        damaged[at] ^= 1 << random.Random(at).randrange(8)
         file.write_bytes(damaged)
         with suppress(OperatorFault, StoreFault):
             found = AccessTable(run)

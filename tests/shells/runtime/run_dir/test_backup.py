@@ -372,7 +372,9 @@ def test_a_manifest_names_no_file_outside(run: Run) -> None:
         with pytest.raises(OperatorFault, match="is damaged"):
             restore(target, run.folder / "new", run.folder / "new-out", tell, nobody_at)
     (target / BACKUP_MANIFEST).write_text(text.replace('"format": 2', '"format": 3'))
-    with pytest.raises(OperatorFault, match="of another echo2d; this one reads format 2"):
+    with pytest.raises(
+        OperatorFault, match="has format 3, of a newer echo2d; this one reads format 2"
+    ):
         read_manifest(target)
 
 

@@ -1,4 +1,5 @@
 import asyncio
+import errno
 import os
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
@@ -161,6 +162,22 @@ def test_what_was_never_read_is_hashed_before_it_is_kept(
     for _ in range(2):
         assert files.sync(kept.path, kept.digest)
     assert (run_dir / "synced" / Path(kept.path).name).exists()
+
+
+def test_a_copy_whose_sync_failed_once_is_hashed_after_a_power_failure(
+    files: VersionFiles, root: Path, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel may have given up what it could not write, and the next sync says nothing of that."""
+    kept = files.adopt(Epoch(1), Version(0), str(make_snapshot(root / "0")))
+    with monkeypatch.context() as failing:
+        failing.setattr(synced_copies, "sync_snapshot", fails)
+        assert files.sync(kept.path, kept.digest)
+    assert files.sync(kept.path, kept.digest)
+    assert not (run_dir / "synced" / Path(kept.path).name).exists()
+
+
+def fails(*_: object) -> None:
+    raise OSError(errno.EIO, "Input/output error")
 
 
 def cut(file: Path) -> None:

@@ -245,6 +245,22 @@ def test_a_refusal_of_the_learner_is_an_alert_for_a_while() -> None:
     assert list(alerts(replace(status, faults=(replace(refusal, age_s=500.0),)))) == []
 
 
+def test_a_seed_that_cannot_encode_and_a_worker_that_cannot_apply_say_why() -> None:
+    status = running().state.status()
+    worker = replace(status.workers[0], lag=9)
+    full = "writing x failed: No space left on device"
+    faults = (
+        FaultStatus("encode", f"version 3: {full}", 1, 5.0),
+        FaultStatus("apply", f"{worker.name}: {full}", 1, 5.0),
+        FaultStatus("apply", "another: something else", 1, 1.0),
+    )
+    found = alerts(replace(status, workers=(worker,), faults=faults))
+    assert [(alert.kind, alert.sentence.endswith(full)) for alert in found] == [
+        ("seed_cannot_encode", True),
+        ("worker_stale", True),
+    ]
+
+
 def test_a_worker_that_offers_much_and_delivers_little_is_named() -> None:
     world = running()
     status = world.state.status(now=world.now)
