@@ -300,7 +300,7 @@ def _slowness(worker: WorkerStatus, status: Status) -> str:
         each.tokens_per_s for each in status.workers if each.tokens_per_s and each is not worker
     ]
     others = sum(rates) / len(rates) if rates else 0.0
-    takes_long = rate == 0.0 or (worker.slower or 0.0) >= SLOWER_MIN
+    takes_long = rate == 0.0 or ((worker.slower or 0.0) >= SLOWER_MIN and 2.0 * rate < others)
     offers_much = SLOWER_MIN * worker.usable <= worker.slots and SLOWER_MIN * rate <= others
     if not others or not (takes_long or offers_much):
         return ""

@@ -189,14 +189,22 @@ class Deliveries:
         found = [each for each, work in self._workers.items() if work.holds and self.is_slow(each)]
         return sorted(found, key=lambda each: self._workers[each].speed)
 
-    def gain_s(self, worker: PeerId, written: int, idle_s: float) -> float:
-        """By how many seconds a sample ends sooner elsewhere. written: its tokens. idle_s: since the last one."""
+    def speed(self, worker: PeerId) -> float:
+        """tokens/s of one sample there; of a worker that is not known, the usual ones."""
+        work = self._workers.get(worker)
+        return work.speed if work is not None and work.is_known else self._usual
+
+    def gain_s(self, worker: PeerId, elsewhere: float, written: int, idle_s: float) -> float:
+        """By how many seconds a sample ends sooner elsewhere, at so many tokens/s.
+
+        written: its tokens. idle_s: since the last one.
+        """
         speed = self._workers[worker].speed
         if idle_s >= TRIAL_S or not speed:
             return math.inf
         # How much longer the long answers are is not known: in proportion to what they are by now.
         left = max(self._answer - written, (self._answer + written) / 4)
-        return left / speed - left / self._usual
+        return left / speed - left / elsewhere
 
     # --- what happens
 
@@ -254,7 +262,7 @@ class Deliveries:
         for work in known:
             self._judge(work, capacity)
             if work.rank >= RANK_SLOW and not work.holds and now >= work.idle_since + TRY_AGAIN_S:
-                work.rank, work.allowed = RANK_SLOW - 1, 1
+                work.rank, work.allowed = RANK_SLOW - 1, max(1, work.allowed)
         self._admit_newcomers(capacity)
         self._keep_on_trial()
         return {

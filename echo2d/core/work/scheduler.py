@@ -41,7 +41,7 @@ from echo2d.core.protocol.control_messages import (
     LeaseProgress,
     SampleFinished,
 )
-from echo2d.core.work.deliveries import GAIN_S_MIN, RANK_MAX, Deliveries
+from echo2d.core.work.deliveries import GAIN_S_MIN, RANK_MAX, SLOW_TIMES, Deliveries
 from echo2d.core.work.events import DeliveriesMeasured
 from echo2d.core.work.kind import Cause, KindOfWork, PendingSamples, TaskWork
 from echo2d.core.work.leases import KIND_SHIFT, Lease, LeaseTable, answer, send_to
@@ -403,13 +403,16 @@ class LeaseScheduler:
             record = None if peer is None else self._versions.live(peer.serving)
             oldest = Version(0) if record is None else record.version
             choice = self._ranking.choose(oldest, self._versions.live)
-            free = sum(
-                each.free
+            # Faster than this one. Who was fast once and is not any more makes all others look slow for minutes.
+            fast = SLOW_TIMES * self.deliveries.speed(worker)
+            found = [
+                (each.free, self.deliveries.speed(each.worker))
                 for each in islice(choice, _LOOKED_AT)
-                if not self.deliveries.is_slow(each.worker)
-            )
+            ]
+            free = sum([slots for slots, speed in found if speed > fast])
+            elsewhere = min([speed for _, speed in found if speed > fast], default=0.0)
             for lease in self.leases.of_worker(worker):
-                if len(lease.samples) > free or not self._is_late(lease, now):
+                if len(lease.samples) > free or not self._is_late(lease, elsewhere, now):
                     continue
                 free -= len(lease.samples)
                 if not lease.longest:
@@ -418,9 +421,9 @@ class LeaseScheduler:
                 actions += self._lose(lease, "late", "it is late there", now)
         return actions
 
-    def _is_late(self, lease: Lease, now: float) -> bool:
+    def _is_late(self, lease: Lease, elsewhere: float, now: float) -> bool:
         written = min([lease.longest.get(sample, 0) for sample in lease.samples])
-        gain_s = self.deliveries.gain_s(lease.worker, written, lease.idle_s(now))
+        gain_s = self.deliveries.gain_s(lease.worker, elsewhere, written, lease.idle_s(now))
         return now - lease.begun >= GAIN_S_MIN <= gain_s
 
     def _waits_there(self, pending: PendingSamples) -> bool:

@@ -1,4 +1,4 @@
-"""A fleet of scripted workers in virtual time: how soon a newcomer of many slots has as much to do as it can."""
+"""A fleet of scripted workers in virtual time: what a newcomer of many slots gets, if it is fast, or only seems so."""
 
 import random
 from dataclasses import replace
@@ -24,7 +24,10 @@ JOINS_S, SLOTS = 30.0, 512
 
 
 class Fleet(MemoryRun):
-    """Its workers write each sample at one pace, and report like real ones. writes: samples at a time, by name."""
+    """Its workers write each sample at one pace, and report like real ones. tokens: that each wrote, by name.
+
+    token_s: of those that write at another pace than TOKEN_S.
+    """
 
     def __init__(self, rules: RunRules) -> None:
         super().__init__(rules)
@@ -34,6 +37,7 @@ class Fleet(MemoryRun):
         self._asked: RequestId | None = None
         self._step = 0
         self.tokens: dict[str, int] = {}
+        self.token_s: dict[str, float] = {}
         self.connect("seed", kind="seed", slots=0)
         self.open_session()
         self.publish_key(version_key(0))
@@ -65,7 +69,7 @@ class Fleet(MemoryRun):
             begun, length, told, by = self._samples.get(
                 (key, sample), (self.now, length, 0, worker.serving)
             )
-            written = min(length, int((self.now - begun) / TOKEN_S))
+            written = min(length, int((self.now - begun) / self.token_s.get(worker.name, TOKEN_S)))
             self._samples[key, sample] = begun, length, written, by
             self.tokens[worker.name] = self.tokens.get(worker.name, 0) + written - told
             at = 0 if written == length else told
@@ -126,3 +130,25 @@ def test_a_fast_newcomer_of_many_slots_has_all_that_it_can_do_within_a_minute() 
     assert facts["new"].leased > 0.95 * SLOTS
     early, late = (wrote[1] - wrote[0]) / 10.0, (wrote[3] - wrote[2]) / 20.0
     assert early > 0.9 * late > 0.8 * SLOTS / TOKEN_S * 0.9
+
+
+def test_who_was_fast_for_a_moment_keeps_nothing_from_the_others() -> None:
+    """Its tokens are made up, so all others look slow beside it; then it writes nothing any more."""
+    rules = with_room(RULES, 2 * TOKENS)
+    rules = replace(rules, trajectories_per_step=64, group_size=8, group_min=8)
+    fleet = Fleet(replace(rules, filter_zero_variance=False))
+    fleet.join("a", 48)
+    fleet.join("b", 48)
+    fleet.go_on(JOINS_S)
+    fleet.token_s["new"] = 0.001
+    fleet.join("new", 4096)
+    fleet.go_on(JOINS_S + 10.0)
+    assert fleet.tokens["new"] > fleet.tokens["a"]
+    fleet.token_s["new"] = 1e9
+    wrote = []
+    for after_s in (60.0, 120.0):
+        fleet.go_on(JOINS_S + after_s)
+        wrote.append(fleet.tokens["a"] + fleet.tokens["b"])
+    assert (wrote[1] - wrote[0]) / 60.0 > 0.8 * 96 / TOKEN_S
+    held = {worker.name: worker.leased for worker in fleet.state.status(now=fleet.now).workers}
+    assert held["new"] < 8 < held["a"]
