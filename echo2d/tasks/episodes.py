@@ -16,15 +16,18 @@ What goes wrong ends the episode with a `TaskFailed`, and never with a reward.
 import asyncio
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from echo2d.core.protocol.control_messages import Finish
+from echo2d.tasks.base import TASK_NAME_CHARS_MAX
 from echo2d.tasks.kept_episode import KEPT_BYTES_MAX
 from echo2d.tasks.pool import Score, TaskPool, parse_score
 from echo2d.tasks.pool_child import pack
 from echo2d.tasks.process import TaskFailed, TaskProcess
-from echo2d.tasks.served_environment import OPEN_EPISODES_MAX
+from echo2d.tasks.served_environment import CONTENT_CHARS_MAX, OPEN_EPISODES_MAX
+from echo2d.tasks.served_task import checked_tags, short_name
 
 EPISODE_RETRIES = 2  # of a call whose process died
 # Distinct reasons that are logged. A task may put a number into every one.
@@ -113,7 +116,9 @@ class Episodes:
             case [*turn, dict(tags), str(row_name)] if all(
                 type(each) is str for pair in tags.items() for each in pair
             ):
-                return self._turn(episode, turn, EpisodeTurn(b"", None, again, tags, row_name))
+                with suppress(ValueError):
+                    told = EpisodeTurn(b"", None, again, checked_tags(tags), short_name(row_name))
+                    return self._turn(episode, turn, told)
         return self._malformed(episode)
 
     async def step(self, call: StepCall) -> EpisodeTurn | EpisodeEnd | TaskFailed:
@@ -131,6 +136,7 @@ class Episodes:
             case ["end", value, parts, str(closing)]:
                 self._forget(call.episode)
                 score = parse_score([value, parts])
+                closing = closing[:CONTENT_CHARS_MAX]
                 return score if isinstance(score, TaskFailed) else EpisodeEnd(score, closing, again)
             case list():
                 return self._turn(call.episode, reply, EpisodeTurn(b"", None, again))
@@ -210,7 +216,7 @@ class Episodes:
                 elif self._seat_of.get(episode) is self._spare:
                     # It goes on beside the others.
                     self.drop(episode)
-                return replace(turn, given=given, state=state, branch=branch)
+                return replace(turn, given=given, state=state, branch=branch[:TASK_NAME_CHARS_MAX])
         return self._malformed(episode)
 
     def _malformed(self, episode: int) -> TaskFailed:

@@ -15,18 +15,23 @@ child's side of the socket (`pool_child`).
 
 import asyncio
 import dataclasses
-import math
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 from echo2d.core.protocol.control_messages import Finish
 from echo2d.errors import OperatorFault
-from echo2d.tasks.base import ATTACHMENTS_MAX
+from echo2d.tasks.base import Reward
 from echo2d.tasks.pool_child import TASK_MESSAGE_BYTES_MAX, pack
 from echo2d.tasks.process import TaskFailed, TaskProcess
-from echo2d.tasks.served_task import TURN_TEXTS
+from echo2d.tasks.served_task import (
+    TURN_TEXTS,
+    checked_attachments,
+    checked_reward,
+    checked_tags,
+    short_name,
+)
 
 # Calls sent at once to a process. Their replies fit into a socket buffer, so it never blocks on us.
 PIPELINED_MAX = 64
@@ -235,17 +240,7 @@ class TaskPool:
     async def prompt(self, index: int) -> TaskPrompt | TaskFailed:
         """Make prompt number `index`."""
         (reply,) = [reply async for reply in self._call([["prompt", index]])]
-        match reply:
-            case TaskFailed():
-                return reply
-            case [bytes(tokens), dict(tags), str(row), dict(attached)] if (
-                len(tokens) % 4 == 0
-                and all(type(each) is str for pair in tags.items() for each in pair)
-                and len(attached) <= ATTACHMENTS_MAX
-                and all(type(k) is str and type(v) is bytes for k, v in attached.items())
-            ):
-                return TaskPrompt(tokens, tags, row, attached)
-        return TaskFailed("error", "a malformed prompt")
+        return parse_prompt(reply)
 
     async def reward(self, call: ScoreCall) -> Score | TaskFailed:
         """Compute the reward of one output."""
@@ -302,16 +297,32 @@ def _are_tokens(values: list[Any]) -> bool:
     return all(type(value) is int for value in values)
 
 
+def parse_prompt(reply: Any) -> TaskPrompt | TaskFailed:
+    """The prompt that a process made. It may be hostile, so what it checks itself counts for nothing."""
+    match reply:
+        case TaskFailed():
+            return reply
+        case [bytes(tokens), dict(tags), str(row), dict(attached)] if (
+            len(tokens) % 4 == 0
+            and all(type(each) is str for pair in tags.items() for each in pair)
+            and all(type(k) is str and type(v) is bytes for k, v in attached.items())
+        ):
+            with suppress(ValueError):
+                attached = checked_attachments(attached)
+                return TaskPrompt(tokens, checked_tags(tags), short_name(row), attached)
+    return TaskFailed("error", "a malformed prompt")
+
+
 def parse_score(reply: Any) -> Score | TaskFailed:
     """What a process says that an answer or an episode is worth."""
     match reply:
         case TaskFailed():
             return reply
-        case [float(value), dict(parts)] if math.isfinite(value) and all(
-            type(name) is str and type(part) is float and math.isfinite(part)
-            for name, part in parts.items()
+        case [float(value), dict(parts)] if all(
+            type(name) is str and type(part) is float for name, part in parts.items()
         ):
-            return Score(value, parts)
+            with suppress(ValueError):
+                return Score(*checked_reward(Reward(value, parts)))
     return TaskFailed("error", "a malformed reward")
 
 

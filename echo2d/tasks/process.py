@@ -25,6 +25,7 @@ from typing import Any, Literal, cast, get_args
 
 import msgpack
 
+from echo2d.core.base.codec import ITEMS_MAX, VALUES_MAX, values_counter
 from echo2d.errors import OperatorFault
 from echo2d.tasks.pool_child import (
     HEADER,
@@ -163,7 +164,10 @@ class TaskProcess:
                 await child.close()
         finally:
             if user is not None:
-                user.give_back()
+                try:
+                    await asyncio.to_thread(user.end_all)
+                finally:
+                    user.give_back()
 
     async def _converse(
         self, requests: Sequence[bytes], timeout_s: float
@@ -242,7 +246,15 @@ class TaskLink(asyncio.Protocol):
 
     def _answered(self, number: int, body: bytes) -> None:
         try:
-            status, value = msgpack.unpackb(body)
+            count = values_counter(VALUES_MAX)
+            status, value = msgpack.unpackb(
+                body,
+                max_array_len=ITEMS_MAX,
+                max_map_len=ITEMS_MAX,
+                max_ext_len=0,
+                list_hook=count,
+                object_pairs_hook=lambda pairs: dict(count(pairs)),
+            )
         except (ValueError, TypeError) as error:
             self._break(f"the task process answered nonsense: {error}")
             return

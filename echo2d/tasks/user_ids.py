@@ -1,6 +1,6 @@
 """The user ids of task processes: each belongs to one process of this host at a time.
 
-    borrow: the first id whose lock is free --> a process runs as it --> give_back, or our end --> free again
+    borrow: the first id whose lock is free --> a process runs as it --> end_all, give_back, or our end --> free again
 
 Processes of one user may signal each other, and share the kernel's limit of processes. So two pools, two tasks and two
 runs of a host never have an id in common. A lock is a file that only root may open, and the kernel lets it go with
@@ -8,6 +8,10 @@ the program that holds it.
 """
 
 import fcntl
+import os
+import re
+import subprocess
+import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +23,12 @@ from echo2d.errors import OperatorFault
 TASK_UIDS = (*range(65520, 65534), *range(66000, 67000))
 LOCKS = Path("/run/echo2d/task-users")
 _UID_MAP = Path("/proc/self/uid_map")
+# As this user, kill all that it may kill. Who forks does not get away: the kernel takes all at once.
+_END_ALL = (
+    "import os, sys; uid = int(sys.argv[1]); "
+    "os.setgroups([]); os.setgid(uid); os.setuid(uid); os.kill(-1, 9)"
+)
+_END_S_MAX = 10.0
 
 
 class BorrowedUser:
@@ -33,10 +43,14 @@ class BorrowedUser:
         try:
             LOCKS.mkdir(parents=True, exist_ok=True, mode=0o700)
             for uid in _mapped(TASK_UIDS):
-                lock = (LOCKS / str(uid)).open("ab")
-                with suppress(BlockingIOError):
+                path = LOCKS / str(uid)
+                lock = path.open("ab")
+                with suppress(BlockingIOError, FileNotFoundError):
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    return BorrowedUser(uid, lock)
+                    # Somebody may have removed the file that another program has locked.
+                    is_it = os.path.samestat(os.fstat(lock.fileno()), path.stat())
+                    if is_it and not processes_of(uid):
+                        return BorrowedUser(uid, lock)
                 lock.close()
         except OSError as error:
             raise OperatorFault(
@@ -47,8 +61,26 @@ class BorrowedUser:
             "all user ids for task processes of this host are in use; lower task.processes, or end another run"
         )
 
+    def end_all(self) -> None:
+        """Kill whatever still runs as this user. Blocking."""
+        command = [sys.executable, "-I", "-S", "-c", _END_ALL, str(self.uid)]
+        with suppress(subprocess.TimeoutExpired):
+            subprocess.run(command, stderr=subprocess.DEVNULL, timeout=_END_S_MAX, check=False)
+
     def give_back(self) -> None:
         self._lock.close()
+
+
+def processes_of(uid: int) -> list[int]:
+    """The processes of this host that run as the user. Dead ones that nobody has buried do not count."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # ended meanwhile
+            # Not the owner of the folder, which is root if the process may not be looked into.
+            status = (folder / "status").read_text()
+            if re.search(rf"^Uid:\s+{uid}\s", status, re.MULTILINE) and "State:\tZ" not in status:
+                found.append(int(folder.name))
+    return found
 
 
 def _mapped(uids: Iterable[int]) -> list[int]:

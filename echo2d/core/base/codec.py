@@ -218,7 +218,7 @@ def _unpack(
     """values_max: how many values there may be in all; None: as many as fit into the bytes."""
     _require_short(data, bytes_max)
     # A value takes at least one byte, so a short message needs no counting.
-    count = None if values_max is None or len(data) <= values_max else _counter(values_max)
+    count = None if values_max is None or len(data) <= values_max else values_counter(values_max)
     try:
         return msgpack.unpackb(
             data,
@@ -243,7 +243,7 @@ def _no_map(_: object) -> None:
     raise ValueError("a map")
 
 
-def _counter(values_max: int) -> Callable[[list[Any]], list[Any]]:
+def values_counter(values_max: int) -> Callable[[list[Any]], list[Any]]:
     """Make a hook that is called with each list, once it is whole, and counts its items."""
     left = values_max
 

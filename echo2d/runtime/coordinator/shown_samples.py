@@ -4,7 +4,6 @@ Only so much is kept in memory; `echo2d samples` reads all of it from the sample
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from statistics import fmean
 from typing import Any
 
 from echo2d.core.base.bounded_dict import keep_newest
@@ -41,7 +40,8 @@ class ShownSamples:
 
 
 def mean_reward(line: Line) -> float:
-    return fmean([each["reward"] for each in line["samples"]] or [0.0])
+    rewards = [each["reward"] for each in line["samples"]]
+    return float(sum([reward / len(rewards) for reward in rewards]))
 
 
 def _shortened(line: Line) -> Line:

@@ -21,6 +21,8 @@ from echo2d.tasks.pool import (
     TaskIntroduction,
     TaskPool,
     TaskPrompt,
+    parse_prompt,
+    parse_score,
 )
 from echo2d.tasks.pool_child import TASK_MESSAGE_BYTES_MAX
 from echo2d.tasks.process import TaskFailed
@@ -264,3 +266,39 @@ async def test_a_task_that_cannot_start_is_the_operators_fault(
 ) -> None:
     with pytest.raises(OperatorFault, match=reason):
         await TaskPool(task, options).start()
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        [1e300, {}],
+        [float("nan"), {}],
+        [1.0, {"x" * 65: 1.0}],
+        [1.0, {str(number): 1.0 for number in range(33)}],
+        [1.0, {"huge": 1.7e308}],
+        [1, {}],
+    ],
+)
+def test_a_score_that_a_hostile_process_lets_pass_is_none(reply: object) -> None:
+    assert isinstance(parse_score(reply), TaskFailed)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        [b"1234", {}, "r" * 65, {}],
+        [b"1234", {"t" * 65: "x"}, "", {}],
+        [b"1234", {str(number): "x" for number in range(17)}, "", {}],
+        [b"1234", {}, "", {"a" * 65: b""}],
+        [b"1234", {}, "", {str(number): bytes(60_000) for number in range(16)}],
+        [b"123", {}, "", {}],
+    ],
+)
+def test_a_prompt_that_a_hostile_process_lets_pass_is_none(reply: object) -> None:
+    assert isinstance(parse_prompt(reply), TaskFailed)
+
+
+def test_a_long_tag_of_a_hostile_process_is_cut() -> None:
+    found = parse_prompt([b"1234", {"tag": "x" * 5000}, "", {}])
+    assert isinstance(found, TaskPrompt)
+    assert found.tags == {"tag": "x" * 64}

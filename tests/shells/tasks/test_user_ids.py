@@ -1,5 +1,6 @@
 """User ids that task processes borrow: never two at a time, free again when their holder has ended."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,14 +9,16 @@ import pytest
 
 from echo2d.errors import OperatorFault
 from echo2d.tasks import user_ids
-from echo2d.tasks.user_ids import BorrowedUser
+from echo2d.tasks.user_ids import BorrowedUser, processes_of
 
+# A process that forks and ends again and again, so that it is gone before anybody can signal it.
+CHAIN = "import os, time\nos.setsid()\nwhile True:\n    time.sleep(0.003)\n    if os.fork():\n        os._exit(0)\n"
 HOLDER = """
 import sys
 from pathlib import Path
 from echo2d.tasks import user_ids
 user_ids.LOCKS = Path(sys.argv[1])
-user_ids.TASK_UIDS = (65520, 65521)
+user_ids.TASK_UIDS = (64000, 64001)
 held = user_ids.BorrowedUser.borrow()
 print(held.uid, flush=True)
 sys.stdin.read()
@@ -25,7 +28,7 @@ sys.stdin.read()
 @pytest.fixture(autouse=True)
 def _two_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(user_ids, "LOCKS", tmp_path / "locks")
-    monkeypatch.setattr(user_ids, "TASK_UIDS", (65520, 65521))
+    monkeypatch.setattr(user_ids, "TASK_UIDS", (64000, 64001))
 
 
 def borrowed() -> int:
@@ -37,7 +40,7 @@ def borrowed() -> int:
 
 def test_nobody_gets_the_id_of_another_one_until_it_is_given_back() -> None:
     one, two = BorrowedUser.borrow(), BorrowedUser.borrow()
-    assert {one.uid, two.uid} == {65520, 65521}
+    assert {one.uid, two.uid} == {64000, 64001}
     with pytest.raises(OperatorFault, match="all user ids for task processes of this host"):
         BorrowedUser.borrow()
     one.give_back()
@@ -53,10 +56,10 @@ def test_the_id_of_a_program_that_was_killed_is_free_again(tmp_path: Path) -> No
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as holder:
         assert holder.stdout is not None
-        assert int(holder.stdout.readline()) == 65520
-        assert borrowed() == 65521
+        assert int(holder.stdout.readline()) == 64000
+        assert borrowed() == 64001
         holder.kill()
-    assert borrowed() == 65520
+    assert borrowed() == 64000
 
 
 def test_a_place_where_no_lock_can_be_kept_is_one_line(
@@ -71,10 +74,35 @@ def test_a_place_where_no_lock_can_be_kept_is_one_line(
 def test_ids_that_a_container_does_not_have_are_passed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "map").write_text("         0     100000      65521\n")
+    (tmp_path / "map").write_text("         0     100000      64001\n")
     monkeypatch.setattr(user_ids, "_UID_MAP", tmp_path / "map")
     only = BorrowedUser.borrow()
-    assert only.uid == 65520
+    assert only.uid == 64000
     with pytest.raises(OperatorFault, match="in use"):
         BorrowedUser.borrow()
     only.give_back()
+
+
+def test_an_id_whose_lock_was_removed_is_lent_once(tmp_path: Path) -> None:
+    one = BorrowedUser.borrow()
+    (tmp_path / "locks" / str(one.uid)).unlink()
+    two = BorrowedUser.borrow()
+    three = BorrowedUser.borrow()
+    assert {two.uid, three.uid} == {64000, 64001}
+    for each in (one, two, three):
+        each.give_back()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root runs processes as other users")
+@pytest.mark.parametrize("code", ["import time; time.sleep(1000)", CHAIN])
+def test_whatever_runs_as_a_user_ends_before_somebody_else_gets_it(code: str) -> None:
+    user = BorrowedUser.borrow()
+    left = f"import os; os.setgid({user.uid}); os.setuid({user.uid})\n{code}"
+    with subprocess.Popen([sys.executable, "-c", left]):
+        while not processes_of(user.uid):
+            pass
+        user.give_back()
+        assert code == CHAIN or borrowed() != user.uid, "somebody runs as it"
+        user.end_all()
+    assert not processes_of(user.uid)
+    assert borrowed() == user.uid
