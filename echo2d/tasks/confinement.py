@@ -17,6 +17,7 @@ import resource
 import signal
 import sys
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,9 @@ def confine(limits: Mapping[str, Any], uid: int | None, reads: Iterable[str] = (
         os.setgroups([])
         os.setgid(uid)
         os.setuid(uid)
+    # If memory runs out, this process goes first. Everybody may ask for that.
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
     prctl(PR_SET_NO_NEW_PRIVS, 1)
     # No other process of this user may read its memory.
     prctl(PR_SET_DUMPABLE, 0)

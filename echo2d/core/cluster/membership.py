@@ -317,8 +317,11 @@ class Membership:
 
     def accuse(self, accuser: Peer, accused: Peer, *, now: float) -> PeerId:
         """A bad frame came over the edge of these two peers; returns which one is at fault."""
+        # Whoever has two boxes must not shut out those of others. About their own they may well agree.
+        owner = "" if accuser.token == accused.token else accuser.token
+        is_seed = accuser.kind == "seed"
         at_fault = self._quarantine.accuse(
-            accuser.peer, accused.peer, is_seed=accuser.kind == "seed", now=now
+            accuser.peer, accused.peer, owner=owner, is_seed=is_seed, now=now
         )
         accused.quarantined = accused.peer in self._quarantine
         return at_fault

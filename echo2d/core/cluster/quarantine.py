@@ -1,6 +1,6 @@
 """Quarantine: decides which peers pass bad frames on, and which report what no honest program does.
 
-    trusted --(ACCUSERS_MIN different peers, or the seed, got a bad frame from it)--> only receives
+    trusted --(peers of ACCUSERS_MIN owners, or the seed, got a bad frame from it)--> only receives
     trusted --(MISREPORTS_MAX in MISREPORTS_S, and MISREPORTS_SHARE of its results)--> does no work
     quarantined --(QUARANTINE_S, doubling each time)--> trusted
 
@@ -9,8 +9,8 @@ has accused more than ALONE_MAX peers that no other peer accuses. The accusation
 do not count.
 A misreport is a result or progress that cannot be, one about a lease of another worker or of nobody, and
 an accusation of a peer with which it shares no edge. An honest program has a few when messages cross.
-Kept true: a peer that passes on what it was given is never quarantined, unless two other peers lie
-about it. What others say leads to no quarantine for misreports.
+Kept true: a peer that passes on what it was given is never quarantined, unless two other owners lie
+about it, or two boxes of its own. What others say leads to no quarantine for misreports.
 Not here: which peers share an edge, and what happens to a quarantined one (`broadcast`, `work`).
 """
 
@@ -75,18 +75,22 @@ class Quarantine(QuarantineTerms):
 
     def __init__(self) -> None:
         super().__init__()
-        # The accusers of each accused peer.
-        self._accusers: dict[PeerId, dict[PeerId, None]] = {}
+        # The accusers of each accused peer, and whose they are.
+        self._accusers: dict[PeerId, dict[PeerId, str]] = {}
 
-    def accuse(self, accuser: PeerId, accused: PeerId, *, is_seed: bool, now: float) -> PeerId:
+    def accuse(
+        self, accuser: PeerId, accused: PeerId, *, owner: str = "", is_seed: bool, now: float
+    ) -> PeerId:
         """Take note of an accusation; returns which of the two is at fault.
 
-        is_seed: the accuser is the seed, which is always believed.
+        owner: whose the accuser is: several of one owner count once. Empty: its own. is_seed: the accuser is the seed,
+        which is always believed.
         """
         accusers = self._accusers.pop(accused, {})
         self._accusers[accused] = accusers
-        believed = {accuser, *(one for one in accusers if not self._is_alone(one))}
-        accusers[accuser] = None
+        owner = owner or accuser
+        believed = {owner, *(own for one, own in accusers.items() if not self._is_alone(one))}
+        accusers[accuser] = owner
         keep_newest(accusers, ACCUSERS_MAX)
         keep_newest(self._accusers, ACCUSED_MAX)
         if not is_seed and self._is_alone(accuser):

@@ -152,7 +152,6 @@ class AgentEpisode:
             await self._moved.wait()
         if self._over:
             raise over()
-        self._be_patient()
         return self.order
 
     def _tell(self, event: AgentEvent) -> None:

@@ -230,6 +230,19 @@ async def test_a_silent_agent_loses_its_episode_and_another_one_gets_it(tmp_path
         assert (await agent.end(lost["ticket"], reward=9.0))[0] == 410
 
 
+async def test_an_agent_that_says_the_same_again_and_again_is_as_good_as_silent(
+    tmp_path: Path,
+) -> None:
+    async with an_agent(tmp_path, **SILENT) as agent:
+        await agent.site.worker("box")
+        ticket = (await agent.take())["ticket"]
+        await agent.answer(ticket, ids("+31>"))
+        async with asyncio.timeout(HANG_S):
+            while (await agent.call(ticket, ids("+31>")))[0] == 200:
+                pass
+        assert (await agent.call(ticket, ids("+31>")))[0] == 410
+
+
 async def test_nobody_plays_without_a_good_ticket(agent: Agent) -> None:
     site = agent.site
     taken = await agent.take()

@@ -31,6 +31,16 @@ def test_one_accuser_is_not_enough_however_often_it_says_so() -> None:
     assert BAD in quarantine
 
 
+def test_several_of_one_owner_count_once() -> None:
+    quarantine = Quarantine()
+    for accuser in (ONE, OTHER, *GOOD):
+        quarantine.accuse(accuser, BAD, owner="rented", is_seed=False, now=0.0)
+        quarantine.check()
+    assert BAD not in quarantine
+    quarantine.accuse(PeerId("third"), BAD, owner="home", is_seed=False, now=0.0)
+    assert BAD in quarantine
+
+
 def test_the_seed_is_enough() -> None:
     quarantine = Quarantine()
     assert accuse(quarantine, SEED, BAD) == BAD
