@@ -42,6 +42,9 @@ _HOST_ERRORS = frozenset(
 
 
 def is_of_the_host(error: Exception) -> bool:
+    """Whether an error of SQLite, or of a system call, is no fault of the file."""
+    if isinstance(error, OSError):
+        return error.errno in HOST_LACKS
     return getattr(error, "sqlite_errorcode", 0) & 0xFF in _HOST_ERRORS
 
 

@@ -72,7 +72,7 @@ class BorrowedUser:
 
 
 def processes_of(uid: int) -> list[int]:
-    """The processes of this host that run as the user. Dead ones that nobody has buried do not count."""
+    """The processes of this host that run as the user, without zombies."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # ended meanwhile

@@ -37,7 +37,7 @@ MISREPORTS_MAX, MISREPORTS_S, MISREPORTS_SHARE = 16, 600.0, 0.125
 
 
 class QuarantineTerms:
-    """Who is quarantined until when. Each quarantine of a peer takes twice as long as its last.
+    """Keeps which peers are quarantined, and until when. Each time a peer is, it takes twice as long.
 
     ends_at: when the first one ends; None: nobody is quarantined.
     """

@@ -195,9 +195,9 @@ class Deliveries:
         return work.speed if work is not None and work.is_known else self._usual
 
     def gain_s(self, worker: PeerId, elsewhere: float, written: int, idle_s: float) -> float:
-        """By how many seconds a sample ends sooner elsewhere, at so many tokens/s.
+        """How many seconds a sample gains if it goes on elsewhere.
 
-        written: its tokens. idle_s: since the last one.
+        elsewhere: tokens/s of one sample there. written: its tokens so far. idle_s: since the last one.
         """
         speed = self._workers[worker].speed
         if idle_s >= TRIAL_S or not speed:

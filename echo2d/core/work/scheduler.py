@@ -405,12 +405,12 @@ class LeaseScheduler:
             choice = self._ranking.choose(oldest, self._versions.live)
             # Faster than this one. Who was fast once and is not any more makes all others look slow for minutes.
             fast = SLOW_TIMES * self.deliveries.speed(worker)
-            found = [
-                (each.free, self.deliveries.speed(each.worker))
-                for each in islice(choice, _LOOKED_AT)
-            ]
-            free = sum([slots for slots, speed in found if speed > fast])
-            elsewhere = min([speed for _, speed in found if speed > fast], default=0.0)
+            speeds = {
+                each: self.deliveries.speed(each.worker) for each in islice(choice, _LOOKED_AT)
+            }
+            faster = {each: speed for each, speed in speeds.items() if speed > fast}
+            free = sum([each.free for each in faster])
+            elsewhere = min(faster.values(), default=0.0)
             for lease in self.leases.of_worker(worker):
                 if len(lease.samples) > free or not self._is_late(lease, elsewhere, now):
                     continue

@@ -180,8 +180,7 @@ class _Backup:
         for name in DATABASES:
             if (self._run_dir / name).exists():
                 copy_database(self._run_dir / name, run / name)
-        with closing(sqlite3.connect(run / ACCESS_FILE)) as access:
-            require_whole(access, self._run_dir / ACCESS_FILE)
+        _check_access(run / ACCESS_FILE, self._run_dir / ACCESS_FILE)
         if self._learner_dir is not None:
             for log in _open_logs(self._learner_dir, stack):
                 self._keep_log(log, learner / log.name)
@@ -299,6 +298,13 @@ def _check(target: Path, sources: Sequence[Path], run_dir: Path, learner_dir: Pa
     for source in sources:
         if target.resolve().is_relative_to(source.resolve()):
             raise OperatorFault(f"{target} is inside {source}, which is backed up")
+
+
+def _check_access(copy: Path, source: Path) -> None:
+    """StoreFault: the access table is damaged; a run may have none yet."""
+    if copy.exists():
+        with closing(sqlite3.connect(copy)) as access:
+            require_whole(access, source)
 
 
 def _damaged(folder: str, how: str) -> StoreFault:
