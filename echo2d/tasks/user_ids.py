@@ -9,7 +9,6 @@ the program that holds it.
 
 import fcntl
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -78,8 +77,8 @@ def processes_of(uid: int) -> list[int]:
         with suppress(OSError):  # ended meanwhile
             # Not the owner of the folder, which is root if the process may not be looked into.
             status = (folder / "status").read_text()
-            if re.search(rf"^Uid:\s+{uid}\s", status, re.MULTILINE) and "State:\tZ" not in status:
-                found.append(int(folder.name))
+            runs = "State:\tZ" not in status and f"\nUid:\t{uid}\t" in status
+            found += [int(folder.name)] if runs else []
     return found
 
 
