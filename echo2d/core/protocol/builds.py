@@ -27,12 +27,12 @@ import msgpack
 from echo2d.core.base.codec import INT_MAX
 
 # The control link.
-PROTOCOL_VERSION = 13
-PROTOCOL_OLDEST = 13
+PROTOCOL_VERSION = 14
+PROTOCOL_OLDEST = 14
 # The peer link. Peers meet only where the coordinator understands both, so this `oldest` is raised
 # together with that of the control link.
-LINK_PROTOCOL_VERSION = 4
-LINK_PROTOCOL_OLDEST = 4
+LINK_PROTOCOL_VERSION = 5
+LINK_PROTOCOL_OLDEST = 5
 # The HTTP API of learners, with the format of batches.
 LEARNER_API_VERSION = 3
 LEARNER_API_OLDEST = 3

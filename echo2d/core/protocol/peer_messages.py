@@ -133,7 +133,10 @@ class FrameRun:
 
 @dataclass(frozen=True, slots=True)
 class FramesHeld:
-    """The sender holds these frames, verified, besides those that it told before."""
+    """The sender holds these frames, verified, besides those that it told before.
+
+    No runs: it has dropped the form, and what it told before holds no more.
+    """
 
     form: FormId
     runs: tuple[FrameRun, ...]
@@ -260,7 +263,7 @@ def decode(type_: int, payload: memoryview) -> LinkMessage:
         case FramesHeld(form, runs):
             require(_FORM.fullmatch(form) is not None, "a form id")
             require(
-                0 < sum(run.count for run in runs) <= FRAMES_MAX and all(map(_is_run, runs)),
+                sum(run.count for run in runs) <= FRAMES_MAX and all(map(_is_run, runs)),
                 "runs of frames",
             )
     return message

@@ -154,6 +154,9 @@ def cancel(state: FormState, frame: FrameId, sender: PeerId | None, out: list[Re
 def note_held(link: LinkState, held: FramesHeld) -> None:
     """Notes what the peer says it holds. PeerFault: more than HELD_FRAMES_MAX of a form."""
     form, frames = held.form, held.frames()
+    if not frames:
+        link.has.pop(form, None)
+        return
     if len(link.has.get(form, ())) + len(frames) > HELD_FRAMES_MAX:
         raise PeerFault(f"says it holds more than {HELD_FRAMES_MAX} frames of a form")
     if form not in link.has and len(link.has) >= STRIPED_FORMS_MAX:

@@ -262,7 +262,8 @@ class Relay:
         close_repairs(self._links, form, "form forgotten", self._out)
         for link in self._links.values():
             link.has.pop(form, None)
-            link.told.pop(form, None)
+            if link.told.pop(form, 0):
+                self._out.append(Tell(link.peer, FramesHeld(form, ())))
         self._expect_peers()
 
     # plans

@@ -28,7 +28,13 @@ FOUND = {
     1001: "answers of a trusted worker from before a restart waited for limits that only it could teach",
     201077: "a returned sample was leased when it had waited for long enough, and then waited without end",
     4593: "an episode was forgotten in the turn that asked its environment, and the witness called that an old turn",
+    31067: "a lone sample went back and forth between two workers that hang, while a proven one was idle",
     3985: "what a worker came to serve between its hello and the welcome was never told",
+}
+
+# The same, with workers that offer much and deliver little.
+FOUND_WITH_HOARDERS = {
+    41525: "a peer dropped a form, and its parent still took it for one that holds the frames",
 }
 
 
@@ -134,6 +140,11 @@ def test_liars_in_environments_are_convicted_and_honest_workers_are_not(
 @pytest.mark.parametrize("rng_seed", FOUND)
 def test_what_was_found_stays_mended(rng_seed: int) -> None:
     play(rng_seed)
+
+
+@pytest.mark.parametrize("rng_seed", FOUND_WITH_HOARDERS)
+def test_what_was_found_beside_hoarders_stays_mended(rng_seed: int) -> None:
+    SimulatedRun(with_hoarders(Schedule.draw(rng_seed))).run()
 
 
 @pytest.mark.soak

@@ -3,12 +3,13 @@
 import pytest
 
 from echo2d.core.base.ids import FrameId, Generation, PlanId, SegmentId
-from echo2d.core.protocol.peer_messages import StreamEnded
+from echo2d.core.protocol.peer_messages import FramesHeld, StreamEnded
 from echo2d.core.relay.events import (
     DONE,
     Accuse,
     ExpectPeer,
     FormComplete,
+    FormForgotten,
     FrameRejected,
     FramesFound,
     FrameVerified,
@@ -35,8 +36,11 @@ from tests.support.relay_peer import (
     UP,
     Peer,
     drain,
+    fill,
     held,
     opened,
+    sends,
+    told,
 )
 
 
@@ -45,6 +49,22 @@ def test_a_relay_tells_what_it_holds_and_opens_where_it_stopped(peer: Peer) -> N
     peer(FramesFound(FORM, FRAMES[:2]))
     assert [type(action) for action in peer.plan((UP, ()))] == [ExpectPeer]
     assert peer(LinkUp(UP)) == [Tell(UP, held((TABLE, *FRAMES[:2]))), opened(UP, 2)]
+
+
+def test_a_form_that_is_dropped_was_told_for_the_last_time(peer: Peer) -> None:
+    fill(peer)
+    peer.plan((UP, ()))
+    peer(LinkUp(UP))
+    assert Tell(UP, held(())) in peer(FormForgotten(FORM))
+    fill(peer, FRAMES[:1])
+    assert told(FramesHeld, peer.plan((UP, ()), plan=2)) == [(UP, held((TABLE, FRAMES[0])))]
+
+
+def test_a_child_that_dropped_the_form_gets_it_whole(root: Peer) -> None:
+    root(Heard(LEFT, held((TABLE, *FRAMES))))
+    root(Heard(LEFT, held(())))
+    sent = [*sends(root.asked(LEFT, 2)), *drain(root, LEFT)]
+    assert [frame.header_only for frame in sent] == [False] * (1 + len(FRAMES))
 
 
 @pytest.mark.parametrize(
