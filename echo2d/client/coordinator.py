@@ -6,7 +6,6 @@ import time
 from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import CancelledError, wait
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from echo2d.client.async_coordinator import AsyncCoordinator, Evaluation, Published, Session
@@ -112,12 +111,7 @@ class Coordinator:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     async def _end(self) -> None:

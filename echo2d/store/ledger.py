@@ -27,7 +27,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, Self
 from urllib.parse import quote
 
@@ -160,12 +159,7 @@ class Ledger:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def append(self, records: Sequence[CoordinatorRecord]) -> None:

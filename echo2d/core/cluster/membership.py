@@ -60,6 +60,8 @@ ACKNOWLEDGED_MAX = 64
 _USD_MAX = 1e6
 # A worker that failed a lease gets no other one for WORKER_REST_S, doubling with each failure in a row.
 WORKER_REST_S = 1.0
+# So much of a failure does an accepted result make up for.
+FORGIVES = 1 / 32
 REST_S_MAX = 30.0
 # Forms that one hello may name; a peer keeps the frames of four.
 FORMS_MAX = 64
@@ -85,8 +87,8 @@ class Peer:
     has taken it out of service. draining: it is to end once it holds nothing. refit_pause_s,
     recomputed_tokens, recompute_s: of its last refit, see RefitDone. usd_per_h: as its owner says.
     dial_back_at: when it is dialled next; None: it is being dialled, or there is nothing to dial.
-    dialled_back_at: when it was dialled last. failures: leases failed since the last accepted
-    result. token: the name of its access token. trusted: the operator trusts its answers.
+    dialled_back_at: when it was dialled last. failures: leases failed, less FORGIVES for
+    each accepted result. token: the name of its access token. trusted: the operator trusts its answers.
     held_back: it gets no leases, because the audit does not know yet what honest answers look like.
     slots_allowed: of its slots, so many may be leased before its answers are audited; None: all.
     scores: its engine can score answers of others. quantization, build: as in Hello. disk_free: as
@@ -136,7 +138,7 @@ class Peer:
     quantization: str = ""
     disk_free: int | None = None
     build: Build = OURS
-    failures: int = 0
+    failures: float = 0.0
     rest_until: float = 0.0
     flips: deque[float] = field(default_factory=lambda: deque(maxlen=FLIPS_MAX))
 
@@ -172,14 +174,15 @@ class Peer:
 
         Leases that fail while it rests are not counted again: they have the same cause.
         """
-        self.failures += now >= self.rest_until
-        rest_s = min(REST_S_MAX, WORKER_REST_S * 2.0 ** min(max(0, self.failures - 1), 10))
+        if now >= self.rest_until and WORKER_REST_S * 2.0**self.failures < 2.0 * REST_S_MAX:
+            self.failures += 1.0
+        rest_s = min(REST_S_MAX, WORKER_REST_S * 2.0 ** max(0.0, self.failures - 1.0))
         self.rest_until = max(self.rest_until, now + max(at_least_s, rest_s))
 
     def succeeded(self) -> None:
         """One of its results was accepted."""
         self.accepted += 1
-        self.failures = 0
+        self.failures = max(0.0, self.failures - FORGIVES)
 
 
 @dataclass(frozen=True, slots=True)

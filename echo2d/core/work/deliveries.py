@@ -40,14 +40,10 @@ _KNOWN_S = 2.0 * PROGRESS_S
 _FALL = 0.97
 _GROUP_MIN = 8  # samples that the first newcomer of a token may hold, however small the groups are
 KEEP_S = 30.0
-_NEWCOMERS = (
-    4  # once the pool works, newcomers share the window's part of their token divided by this
-)
+# Once the pool works, newcomers share the window's part of their token divided by this.
+_NEWCOMERS = 4
 _ANSWERS = 128  # answers of which the mean length is that of the newest
 _WORKERS_MAX = 2048  # whose work is remembered: as many as there are peers
-# What is late goes on elsewhere if it ends so many seconds sooner: what its worker has not reported yet is written
-# again, and its prompt read again.
-GAIN_S_MIN = PROGRESS_S
 # Ranks of speed, a factor of two each: 0 is usual, more is slower.
 RANK_MIN, RANK_MAX = -2, 6
 RANK_SLOW = 2  # from here on a worker comes after all others, whatever version it serves
@@ -240,6 +236,14 @@ class Deliveries:
             work.tokens /= keep
             work.busy_s = (work.busy_s - still_s) / keep
             work.held_s = max(0.0, work.held_s - work.holds * still_s) / keep
+
+    def left_alone(self, worker: PeerId) -> None:
+        """It left a sample alone for as long as an answer takes: what it wrote before says nothing any more."""
+        work = self._workers.get(worker)
+        if work is not None:
+            work.tokens = work.busy_s = work.held_s = work.capacity = 0.0
+            work.allowed, work.rank = 1, RANK_SLOW
+            self._usual = 0.0
 
     def review(self, *, now: float) -> set[PeerId]:
         """Every PROGRESS_S, what each may hold; returns the workers for which that has changed."""

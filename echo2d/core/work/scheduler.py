@@ -26,6 +26,7 @@ Not here: what the kinds are, the index of free slots (`ranking`), how many samp
 import math
 from collections.abc import Collection
 from itertools import chain, islice
+from statistics import median
 from typing import Any
 
 from echo2d.core.base.ids import GroupId, PeerId, Version
@@ -35,16 +36,17 @@ from echo2d.core.cluster.rules import RunRules
 from echo2d.core.cluster.statistics import Statistics
 from echo2d.core.cluster.versions import PublishedVersions, key_of
 from echo2d.core.protocol.control_messages import (
+    PROGRESS_S,
     HeldLease,
     LeaseCancelled,
     LeaseFailed,
     LeaseProgress,
     SampleFinished,
 )
-from echo2d.core.work.deliveries import GAIN_S_MIN, RANK_MAX, SLOW_TIMES, Deliveries
+from echo2d.core.work.deliveries import RANK_MAX, SLOW_TIMES, TRIAL_S, Deliveries
 from echo2d.core.work.events import DeliveriesMeasured
 from echo2d.core.work.kind import Cause, KindOfWork, PendingSamples, TaskWork
-from echo2d.core.work.leases import KIND_SHIFT, Lease, LeaseTable, answer, send_to
+from echo2d.core.work.leases import KIND_SHIFT, TRAINING, Lease, LeaseTable, answer, send_to
 from echo2d.core.work.ranking import WorkerChoice, WorkerRanking
 
 # Workers that are as fast as usual are short of work if one served the newest version and had a free slot not longer
@@ -396,35 +398,73 @@ class LeaseScheduler:
         return []
 
     def _hand_on(self, now: float) -> list[Any]:
-        """Slots are free and nothing waits: what slow workers hold goes on there, if it ends sooner so."""
+        """Slots are free and nothing waits: what slow workers hold goes on there, if it ends sooner so.
+
+        So does what any worker leaves alone.
+        """
         actions: list[Any] = []
-        for worker in self.deliveries.slow():
-            peer = self._members.get(worker)
+        # Before anybody has answered, nobody knows how long an answer takes.
+        slow, answer_s = self.deliveries.slow(), self.deliveries.answer_s
+        whole_s = max(TRIAL_S, answer_s or math.inf)
+        alone = {
+            lease.key: lease.worker
+            for lease in self.leases
+            if lease.wrote_at + whole_s <= now and self._left_alone(lease, whole_s, now)
+        }
+        for worker in dict.fromkeys([*slow, *alone.values()]):
+            peer, held = self._members.get(worker), self.leases.of_worker(worker)
+            quiet_s = min([lease.idle_s(now) for lease in held], default=0.0)
+            if PROGRESS_S < quiet_s <= self._pause_s(peer):
+                continue  # it may be taking a version
             record = None if peer is None else self._versions.live(peer.serving)
             oldest = Version(0) if record is None else record.version
-            choice = self._ranking.choose(oldest, self._versions.live)
-            # Faster than this one. Who was fast once and is not any more makes all others look slow for minutes.
-            fast = SLOW_TIMES * self.deliveries.speed(worker)
-            speeds = {
-                each: self.deliveries.speed(each.worker) for each in islice(choice, _LOOKED_AT)
+            choice = islice(self._ranking.choose(oldest, self._versions.live), _LOOKED_AT)
+            others = {
+                each: self.deliveries.speed(each.worker) for each in choice if each.worker != worker
             }
-            faster = {each: speed for each, speed in speeds.items() if speed > fast}
-            free = sum([each.free for each in faster])
-            elsewhere = min(faster.values(), default=0.0)
-            for lease in self.leases.of_worker(worker):
-                if len(lease.samples) > free or not self._is_late(lease, elsewhere, now):
+            # Faster than this one. Who was fast once and is not any more makes all others look slow for minutes.
+            fast = SLOW_TIMES * self.deliveries.speed(worker) if worker in slow else math.inf
+            faster = {each: speed for each, speed in others.items() if speed > fast}
+            elsewhere, taken = min(faster.values(), default=0.0), 0
+            for lease in held:
+                left_alone = lease.key in alone
+                free = sum([each.free for each in (others if left_alone else faster)]) - taken
+                late = left_alone or (free > 0 and self._is_late(lease, elsewhere, now))
+                if len(lease.samples) > free or not late:
                     continue
-                free -= len(lease.samples)
-                if not lease.longest:
+                taken += len(lease.samples)
+                if left_alone:
+                    self.deliveries.left_alone(worker)
+                if left_alone or not any(lease.longest.get(each) for each in lease.samples):
                     actions += self._blame(lease, peer, "late", "nothing was written", now)
                 actions += self.cancel(lease)
                 actions += self._lose(lease, "late", "it is late there", now)
         return actions
 
+    def _left_alone(self, lease: Lease, whole_s: float, now: float) -> bool:
+        """Whether its worker has written nothing of it for whole_s, the time of an answer.
+
+        Each attempt has twice as long as the one before, because a prompt may take long to read.
+        """
+        peer = self._members.get(lease.worker)
+        if peer is None or peer.state != "joined" or lease.kind != TRAINING:
+            return False
+        if self._exclusive and self._must_refit(peer):
+            return False
+        given_s = whole_s * 2.0 ** min(lease.key.attempt, RANK_MAX)
+        return lease.idle_s(now) >= given_s + self._pause_s(peer)
+
+    def _pause_s(self, peer: Peer | None) -> float:
+        """Seconds that it may write nothing while it takes a version: as its last refit, if that was not unusual."""
+        pauses = self._statistics.refit_pause_s
+        last_s = 0.0 if peer is None else peer.refit_pause_s or 0.0
+        return min(last_s, SLOW_TIMES * median(pauses)) if pauses else 0.0
+
     def _is_late(self, lease: Lease, elsewhere: float, now: float) -> bool:
         written = min([lease.longest.get(sample, 0) for sample in lease.samples])
         gain_s = self.deliveries.gain_s(lease.worker, elsewhere, written, lease.idle_s(now))
-        return now - lease.begun >= GAIN_S_MIN <= gain_s
+        # What its worker has not reported yet is written again.
+        return now - lease.begun >= PROGRESS_S <= gain_s
 
     def _waits_there(self, pending: PendingSamples) -> bool:
         """Whether it waits for one worker, which is full. Very many turns of episodes may wait so at every event."""

@@ -14,7 +14,6 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
-from types import TracebackType
 from typing import Any, Self
 
 import aiohttp
@@ -85,12 +84,7 @@ class GatewayLink:
         )
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         assert self._session is not None
         await self._session.close()
 

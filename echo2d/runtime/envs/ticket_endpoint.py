@@ -12,7 +12,6 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from http import HTTPStatus
-from types import TracebackType
 from typing import Self
 
 from aiohttp import web
@@ -103,12 +102,7 @@ class TicketEndpoint:
         self.url = f"http://{host}:{port}/v1"
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._runner.cleanup()
 
     def open(self, ticket: PlayerTicket) -> PlayingEpisode:

@@ -20,7 +20,6 @@ import resource
 import signal
 import threading
 from collections.abc import Callable, Coroutine
-from types import TracebackType
 from typing import Any, Self
 
 import uvloop
@@ -125,12 +124,7 @@ class Ending:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._remove_handlers()
         signal.signal(signal.SIGINT, signal.default_int_handler)
         if self._timer is not None:

@@ -35,6 +35,8 @@ FOUND = {
 # The same, with workers that offer much and deliver little.
 FOUND_WITH_HOARDERS = {
     41525: "a peer dropped a form, and its parent still took it for one that holds the frames",
+    45401: "the judge took a guess at a lease, of which its worker had not been told, for one that is nobody's",
+    47284: "the judge read a lease by turns that were forgotten after it was given",
 }
 
 

@@ -20,8 +20,7 @@ from echo2d.core.cluster.membership import Membership, Peer
 from echo2d.core.cluster.rules import RunRules
 from echo2d.core.cluster.statistics import Statistics
 from echo2d.core.cluster.versions import PublishedVersions
-from echo2d.core.protocol.control_messages import HeldLease
-from echo2d.core.work.deliveries import GAIN_S_MIN
+from echo2d.core.protocol.control_messages import PROGRESS_S, HeldLease
 from echo2d.core.work.leases import Lease, LeaseTable
 from echo2d.core.work.ranking import FreeSlots
 from echo2d.core.work.training.answer_lengths import AnswerLengths
@@ -29,7 +28,8 @@ from echo2d.core.work.training.group_table import GroupTable, OpenGroup
 
 # A group waits for its last samples: for this share of them, and at least one.
 _LAST_SHARE = 0.5
-# A sample moves only if it ends so much sooner, over what it would take where it is, and by GAIN_S_MIN seconds.
+# A sample moves only if it ends so much sooner, over what it would take where it is, and by PROGRESS_S seconds:
+# what its worker has not reported yet is written again.
 _GAIN_MIN = 0.25
 # A sample moves at most so often.
 MOVES_MAX = 4
@@ -176,7 +176,7 @@ class Stragglers:
         room, version = free.free, self._version(self._members.get(free.worker))
         for late in self._late[:LOOKED_AT]:
             gain = 1.0 - late.speed / speed
-            if gain < _GAIN_MIN or gain * late.left_s < GAIN_S_MIN:
+            if gain < _GAIN_MIN or gain * late.left_s < PROGRESS_S:
                 continue
             lease = self._leases.get(late.lease)
             if lease is None or len(lease.samples) > room:

@@ -10,6 +10,7 @@ from echo2d.core.cluster.events import CloseSession, PeerConnected, Send
 from echo2d.core.cluster.membership import (
     ACKNOWLEDGED_MAX,
     FLIP_WINDOW_S,
+    FORGIVES,
     HEARTBEATS_MISSED_MAX,
     PEER_GONE_S,
     PEERS_MAX,
@@ -206,6 +207,11 @@ def test_failures_mean_rest_and_successes_end_it() -> None:
         peer.rest(begins)
     assert peer.rest_until == begins + REST_S_MAX
     peer.succeeded()
+    peer.rest(200.0 + begins)
+    assert peer.rest_until == 200.0 + begins + REST_S_MAX, "one result is no excuse"
+    for _ in range(round(6 / FORGIVES)):
+        peer.succeeded()
+    begins += REST_S_MAX
     peer.rest(200.0 + begins)
     assert peer.rest_until == 200.0 + begins + WORKER_REST_S
 

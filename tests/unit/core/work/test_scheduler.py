@@ -12,11 +12,13 @@ from echo2d.core.cluster.statistics import Statistics
 from echo2d.core.cluster.versions import PublishedVersions
 from echo2d.core.protocol.control_messages import (
     PROGRESS_S,
+    HeldLease,
     LeaseProgress,
     SampleDelta,
     SampleFinished,
     VersionSpan,
 )
+from echo2d.core.work.deliveries import RANK_SLOW, TRIAL_S
 from echo2d.core.work.kind import Cause, KindOfWork, PendingSamples
 from echo2d.core.work.leases import Lease, group_of
 from echo2d.core.work.scheduler import LATELY_S, LeaseScheduler
@@ -83,12 +85,13 @@ class Fleet:
         self.members = Membership(RULES.run_id, RULES.heartbeat_s)
         published = [record_of(number) for number in range(3)]
         self.versions = PublishedVersions(published, PublishSeq(3))
+        self.statistics = Statistics()
         self.scheduler = LeaseScheduler(
             RULES,
             tag=1,
             members=self.members,
             versions=self.versions,
-            statistics=Statistics(),
+            statistics=self.statistics,
         )
         for kind in kinds:
             kind.scheduler = self.scheduler
@@ -175,6 +178,8 @@ class Timed(Fleet):
     def __init__(self, run: Queue, **slots: int) -> None:
         super().__init__({name: (count, 0) for name, count in slots.items()}, run)
         self.run, self.now = run, 0.0
+        # A lease of which nothing is written.
+        self.alone: HeldLease | None = None
 
     def play(self, seconds: float, **tokens: int) -> None:
         """tokens: of each lease, in each PROGRESS_S."""
@@ -184,7 +189,7 @@ class Timed(Fleet):
                 peer = self.members.get(lease.worker)
                 assert peer is not None
                 written = max([0, *lease.longest.values()])
-                new = tokens.get(peer.name, 0)
+                new = 0 if lease.key == self.alone else tokens.get(peer.name, 0)
                 span = VersionSpan(0, written + new, *version_key(0))
                 delta = SampleDelta(0, bytes(4 * (written + new)), b"", (span,))
                 deltas = (delta,) if new and written + new <= lease.room else ()
@@ -204,6 +209,39 @@ def test_what_a_slow_worker_holds_goes_on_elsewhere_once_slots_there_are_free() 
     fleet.add("c", 2)
     fleet.play(10.0, a=20, b=20, slow=1)
     assert run.lost_by == [("slow", "late")]
+
+
+def test_what_a_fast_worker_leaves_alone_goes_on_elsewhere() -> None:
+    run = Queue(0, *[one(preferred=name) for name in ("a", "a", "b")], room=1000)
+    fleet = Timed(run, a=2, b=2)
+    fleet.play(4.0, a=20, b=20)
+    fleet.scheduler.deliveries.wrote(PeerId("a"), 0, answer=40)
+    alone = fleet.alone = next(lease.key for lease in fleet.scheduler.leases if lease.worker == "a")
+    fleet.play(TRIAL_S - PROGRESS_S, a=20, b=20)
+    assert run.lost_by == []
+    fleet.play(2 * PROGRESS_S, a=20, b=20)
+    assert run.lost_by == [("a", "late")]
+    assert fleet.scheduler.leases.get(alone) is None
+    peer = fleet.members.get(PeerId("a"))
+    assert peer is not None
+    assert peer.rest_until >= fleet.now - PROGRESS_S + TRIAL_S
+    assert fleet.scheduler.deliveries.bounds(PeerId("a")) == (1, RANK_SLOW)
+
+
+def test_a_refit_of_usual_length_is_no_standing_still() -> None:
+    run = Queue(0, *[one(preferred=name) for name in ("a", "b")], room=1000)
+    fleet = Timed(run, a=2, b=2)
+    for name in ("a", "b"):
+        peer = fleet.members.get(PeerId(name))
+        assert peer is not None
+        peer.refit_pause_s = 2 * TRIAL_S
+        fleet.statistics.paused(2 * TRIAL_S)
+    fleet.play(4.0, a=20, b=20)
+    fleet.alone = next(lease.key for lease in fleet.scheduler.leases if lease.worker == "a")
+    fleet.play(2 * TRIAL_S, a=20, b=20)
+    assert run.lost_by == []
+    fleet.play(2 * PROGRESS_S, a=20, b=20)
+    assert run.lost_by == [("a", "late")]
 
 
 @pytest.mark.parametrize("slow", [8, 20])

@@ -40,7 +40,13 @@ from echo2d.core.coordinator.events import (
     RequestGone,
 )
 from echo2d.core.coordinator.state import PLAN_SECRET_BYTES, CoordinatorState
-from echo2d.core.protocol.control_messages import LeaseGranted, Refused, SignedRoot, ToPeer
+from echo2d.core.protocol.control_messages import (
+    HeldLease,
+    LeaseGranted,
+    Refused,
+    SignedRoot,
+    ToPeer,
+)
 from echo2d.core.protocol.trajectory import Source, pack_tokens
 from echo2d.core.work.calls.events import CallRefused, ChoiceGrew
 from echo2d.core.work.events import (
@@ -284,8 +290,11 @@ class SimCoordinator(Process):
         peer = self.control.peer_of(session)
         if isinstance(message, LeaseGranted):
             self._granted.append(message)
-            if peer is not None:
-                self._judge.granted(peer.peer, message)
+            # A worker may guess a lease of its own that it was not told of, because it came back just then.
+            key = HeldLease(message.lease, message.attempt)
+            owner = self._judge.given_to.get(key) if peer is None else peer.peer
+            if owner is not None:
+                self._judge.granted(owner, message)
         elif isinstance(message, Refused) and message.reason == "revoked" and peer is not None:
             self._judge.barred.add(peer.peer)
         self.control.down(session, message)

@@ -65,6 +65,8 @@ class MemoryLedger:
         self.given: dict[HeldLease, LeaseGiven] = {}
         self.answered: dict[tuple[GroupId, int], AcceptedResult] = {}
         self.turns: dict[tuple[GroupId, int], list[tuple[TurnKept, TurnAnswered | None]]] = {}
+        # Episodes that began anew and have no turn since.
+        self.forgotten: set[tuple[GroupId, int]] = set()
         self.answered_turns: dict[tuple[GroupId, int, int], AcceptedResult] = {}
         self.frozen: dict[int, BatchFrozen] = {}
         self.committed: dict[int, BatchCommitted] = {}
@@ -136,6 +138,7 @@ class MemoryLedger:
                 turns = self.turns.setdefault((group, sample), [])
                 last = turns[-1][0].turn if turns else min(0, turn - 1)
                 assert turn == last + 1, "a turn is lost or counted twice"
+                self.forgotten.discard((group, sample))
                 assert all(answered for _, answered in turns), "the environment did not answer"
                 turns.append((record, None))
                 if turn:
@@ -149,6 +152,7 @@ class MemoryLedger:
                 turns[-1] = turns[-1][0], record
             case EpisodeForgotten(group, sample):
                 self.turns.pop((group, sample), None)
+                self.forgotten.add((group, sample))
             case SampleRewarded(group, sample, reward, parts):
                 stored = self.groups[group]
                 scored = [
