@@ -65,18 +65,13 @@ def _of_tokens(expiring: Sequence[TokenExpiry]) -> Iterator[Alert]:
     """One sentence about workers' tokens, and one about all others."""
     boxes = [each for each in expiring if each.role == "worker"]
     callers = [each for each in expiring if each.role != "worker"]
-    if boxes:
-        yield Alert(
-            "token_expires",
-            f"{_soon(boxes)}: new boxes cannot enrol with it then, those that are here stay; "
-            "`echo2d token change --expires` gives it more time",
-        )
-    if callers:
-        yield Alert(
-            "token_expires",
-            f"{_soon(callers)}: who calls with it is refused then; `echo2d token change --expires` "
-            "gives it more time",
-        )
+    for found, then in (
+        (boxes, "new boxes cannot enrol with it after that, those that are here stay"),
+        (callers, "who calls with it is refused after that"),
+    ):
+        if found:
+            remedy = "`echo2d token change --expires` gives it more time"
+            yield Alert("token_expires", f"{_soon(found)}: {then}; {remedy}")
 
 
 def _soon(expiring: Sequence[TokenExpiry]) -> str:
@@ -85,8 +80,10 @@ def _soon(expiring: Sequence[TokenExpiry]) -> str:
     others = (
         f" (and {more} more {'token' if more == 1 else 'tokens'} within a week)" if more else ""
     )
-    left = f"{first.left_s / DAY_S:.0f} days" if first.left_s > 2 * DAY_S else _hours(first.left_s)
-    return f"token {first.name} expires in {left}{others}"
+    apart_s = abs(first.left_s)
+    apart = f"{apart_s / DAY_S:.0f} days" if apart_s > 2 * DAY_S else _hours(apart_s)
+    when = f"expires in {apart}" if first.left_s > 0 else f"expired {apart} ago"
+    return f"token {first.name} {when}{others}"
 
 
 def _hours(seconds: float) -> str:

@@ -343,7 +343,7 @@ class DiskStatus:
 
 @dataclass(frozen=True, slots=True)
 class TokenExpiry:
-    """A valid token that expires within a week."""
+    """A token that expires within a week, or has within the last one: left_s is negative then."""
 
     name: str
     role: str

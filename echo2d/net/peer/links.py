@@ -43,8 +43,8 @@ from echo2d.net.peer.uplink_limit import UplinkLimit
 from echo2d.net.security.sealing import KeyExchange
 from echo2d.net.security.tls import Tls, belongs_to, in_words
 
-# From dialling to LinkOpened: a few round trips, even on a bad line.
-HANDSHAKE_S = 10.0
+# From dialling to LinkOpened: three or four round trips, also where a full queue makes one take 5 s.
+HANDSHAKE_S = 20.0
 # Accepted connections that have not proved who they are, TLS handshakes included. One more evicts
 # the oldest, of its own address first.
 LINK_STRANGERS_MAX = 128

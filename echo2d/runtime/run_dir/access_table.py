@@ -304,7 +304,7 @@ class AccessTable:
         return first
 
     def expiring(self, *, now_s: float, within_s: float) -> list[TokenRow]:
-        """The valid tokens that expire this soon and that somebody may still come with: a worker's
+        """The tokens that expire this soon, or did so lately, and that somebody may still come with: a worker's
         token that has enrolled all its workers is left out.
         """
         enrolled = Counter(token.name for _, token in self._peers.values())
@@ -312,8 +312,8 @@ class AccessTable:
             token
             for token in self.tokens()
             if token.expires_at is not None
-            and token.expires_at - now_s < within_s
-            and not (token.revoked or token.expired(now_s))
+            and abs(token.expires_at - now_s) < within_s
+            and not token.revoked
             and (token.max_workers is None or enrolled[token.name] < token.max_workers)
         ]
 

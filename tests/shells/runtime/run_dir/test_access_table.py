@@ -400,7 +400,9 @@ def test_which_tokens_expire_soon_and_are_still_needed(table: AccessTable) -> No
     assert [token.name for token in found] == ["free", "page", "pool"]
     table.revoke("page")
     found = table.expiring(now_s=95.0, within_s=5.5)
-    assert [token.name for token in found] == ["pool"], "what is revoked or over is not told"
+    assert [token.name for token in found] == ["free", "pool"], (
+        "what is revoked is not told, what is over is"
+    )
 
 
 def test_a_hosts_own_token_is_made_again_when_its_file_is_damaged(
