@@ -1,11 +1,13 @@
 """What slow boxes with many slots cost the others, in real runs: steps/s with these boxes cordoned and in use, in turn.
 
-    python -m echo2d_lab.research.hostage_table [--pairs 5] [--seconds 30]
+    python -m echo2d_lab.research.hostage_table [--work answers] [--boxes 4] [--pairs 5] [--seconds 30]
 
 Coordinator, two workers of 48 slots with the torch engine, and the learner are processes of this machine, with the
 demo's tiny model; S = 2, R = 64. Every second measurement has the boxes in use, and counts against the mean of its two
 neighbours, because a run gets slower with its age.
-A box makes its tokens/s in all, however many slots it offers.
+A box makes its tokens/s in all, however many slots it offers. --work says what the boxes get beside what the learner
+trains on: scores of every fifth version, calls of the gateway (one after another, with the median of their seconds),
+or an audit; or instead of it, episodes of two turns.
 """
 
 import argparse
@@ -14,10 +16,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from itertools import islice
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+import openai
 
 from echo2d.demo.processes import Programs, wait_for
 from echo2d.demo.run import CACHE, CONFIG, DEMO_LEARNER
@@ -36,14 +42,24 @@ BOXES = {
 }
 START_S, SETTLED_S, POLL_S = 120.0, 20.0, 3.0
 POLICY = ("policy.trajectories_per_step=64",)
+# Of each kind of work: the task, and what is added to the config.
+WORKS = {
+    "answers": ("sort_digits", ""),
+    "episodes": ("two_turn_digits", ""),
+    "scores": ("sort_digits", "\n[[eval]]\nevery = 5\nrows = 32\n"),
+    "calls": ("sort_digits", "\n[gateway]\nenabled = true\n"),
+    "audit": ("sort_digits", '\n[audit]\nenabled = true\ntrusted = ["a"]\n'),
+}
+CALL: Any = {"model": "policy", "prompt": "3141>", "max_tokens": 6}
 PACE = ("learner.checkpoint_every=250",)
 
 
 class Run:
     """The run's programs, and what its operator asks and orders."""
 
-    def __init__(self, folder: Path, model: Path, programs: Programs) -> None:
+    def __init__(self, folder: Path, model: Path, programs: Programs, work: str) -> None:
         self._folder, self._programs = folder, programs
+        task, added = WORKS[work]
         (folder / "snapshots").mkdir(parents=True)
         config = folder / "run.toml"
         facts = {
@@ -53,9 +69,9 @@ class Run:
             "staleness": 2,
             "kappa": 1,
             "delta": "true",
-            "task": "sort_digits",
+            "task": task,
         }
-        text = changed(CONFIG.format(**facts), POLICY)
+        text = changed(CONFIG.format(**facts), POLICY) + added
         config.write_text(text)
         programs.start("coordinator", "-m", "echo2d", "coordinate", "--config", str(config))
         announced = wait_for(folder / "coordinator" / "coordinator.json", programs, START_S)
@@ -65,6 +81,34 @@ class Run:
         for name in ("a", "b"):
             self.join(name, SLOTS)
         programs.start("learner", "-m", "echo2d", "learn", "--config", str(config))
+        self.call_s: list[float] = []
+        if work == "calls":
+            threading.Thread(target=self._call_on, daemon=True).start()
+
+    def _call_on(self) -> None:
+        """One call after another; until its token is known and a version is served, calls are refused."""
+        out = self._folder / "app.token"
+        create_token(
+            self._folder / "coordinator",
+            "app",
+            role="gateway",
+            url=self._url,
+            out=out,
+            max_workers=None,
+            expires="1d",
+        )
+        client = openai.OpenAI(
+            base_url=f"{self._url}/v1",
+            api_key=json.loads(out.read_text())["secret"],
+            max_retries=0,
+        )
+        while True:
+            began = time.monotonic()
+            try:
+                client.completions.create(**CALL)
+                self.call_s.append(time.monotonic() - began)
+            except openai.OpenAIError:
+                time.sleep(1.0)
 
     def join(self, name: str, slots: int, *flags: str) -> None:
         limits = (f"--slots={slots}", "--threads=1", *flags)
@@ -112,6 +156,7 @@ class Run:
                 named_s = passed if named_s is None else named_s
             time.sleep(POLL_S)
         at, steps = [], []
+        self.call_s.clear()
         for wait_s in (0.0, seconds):
             time.sleep(wait_s)
             steps.append(self.status()["committed_step"])
@@ -121,13 +166,17 @@ class Run:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--work", choices=WORKS, default="answers")
+    parser.add_argument(
+        "--boxes", type=int, default=len(BOXES), help="the first so many of the boxes"
+    )
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=30.0)
     chosen = parser.parse_args()
     model = make_tiny_model(CACHE, TinyRecipe(rng_seed=0))
-    for title, box in BOXES.items():
+    for title, box in islice(BOXES.items(), chosen.boxes):
         with tempfile.TemporaryDirectory() as folder, Programs(Path(folder) / "logs") as programs:
-            run = Run(Path(folder) / "run", model, programs)
+            run = Run(Path(folder) / "run", model, programs, chosen.work)
             slow = run.join_slow(*box)
             while sum(each["serving"] is not None for each in run.status()["workers"]) < 2 + len(
                 slow
@@ -138,10 +187,17 @@ def main() -> int:
             before, _ = run.measured("cordon", slow, chosen.seconds)
             for _ in range(chosen.pairs):
                 beside, named_s = run.measured("uncordon", slow, chosen.seconds)
-                alerts = run.status()["alerts"]
+                status, calls = run.status(), [*run.call_s]
+                alerts = status["alerts"]
                 named = [each["sentence"] for each in alerts if each["subject"] in slow]
                 after, _ = run.measured("cordon", slow, chosen.seconds)
                 ratios.append(2 * beside / (before + after))
+                if calls and run.call_s:
+                    print(
+                        f"a call: {median(run.call_s):.2f} s alone, {median(calls):.2f} s beside it"
+                    )
+                for score in status["evaluations"]:
+                    print(f"score: {score}")
                 print(
                     f"{title}: {before:.2f} and {after:.2f} steps/s alone, {beside:.2f} between; "
                     f"named after {named_s} s, and at the end: {named}",
