@@ -45,7 +45,7 @@ POLICY = ("policy.trajectories_per_step=64",)
 # Of each kind of work: the task, and what is added to the config.
 WORKS = {
     "answers": ("sort_digits", ""),
-    "episodes": ("two_turn_digits", ""),
+    "episodes": ("echo2d.demo.two_turns:TwoTurnDigits", ""),
     "scores": ("sort_digits", "\n[[eval]]\nevery = 5\nrows = 32\n"),
     "calls": ("sort_digits", "\n[gateway]\nenabled = true\n"),
     "audit": ("sort_digits", '\n[audit]\nenabled = true\ntrusted = ["a"]\n'),
@@ -189,6 +189,7 @@ def main() -> int:
                 beside, named_s = run.measured("uncordon", slow, chosen.seconds)
                 status, calls = run.status(), [*run.call_s]
                 alerts = status["alerts"]
+                when = "not named" if named_s is None else f"named after {named_s:.0f} s"
                 named = [each["sentence"] for each in alerts if each["subject"] in slow]
                 after, _ = run.measured("cordon", slow, chosen.seconds)
                 ratios.append(2 * beside / (before + after))
@@ -200,7 +201,7 @@ def main() -> int:
                     print(f"score: {score}")
                 print(
                     f"{title}: {before:.2f} and {after:.2f} steps/s alone, {beside:.2f} between; "
-                    f"named after {named_s} s, and at the end: {named}",
+                    f"{when}, and at the end: {named}",
                     flush=True,
                 )
                 before = after
