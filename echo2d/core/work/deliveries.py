@@ -243,7 +243,6 @@ class Deliveries:
         if work is not None:
             work.tokens = work.busy_s = work.held_s = work.capacity = 0.0
             work.allowed, work.rank = 1, RANK_SLOW
-            self._usual = 0.0
 
     def review(self, *, now: float) -> set[PeerId]:
         """Every PROGRESS_S, what each may hold; returns the workers for which that has changed."""
