@@ -17,8 +17,9 @@ def engine_environment() -> dict[str, str]:
 
 
 def task_environment(names: Collection[str]) -> dict[str, str]:
-    """The environment variables of a task: those of these names that there are."""
-    return {name: os.environ[name] for name in names if name in os.environ}
+    """The environment variables of a task: those of these names that there are, but none of Python's own."""
+    given = [name for name in names if name in os.environ and not name.startswith("PYTHON")]
+    return {name: os.environ[name] for name in given}
 
 
 def command_environment() -> dict[str, str]:

@@ -236,6 +236,8 @@ def _explain(preview: "Preview") -> None:
         f"The first prompt, as the model reads it:\n\n{_indented(shown.splitlines())}\n\n"
         f"The answer to it: {preview.expected}\n"
     )
+    if preview.differs:
+        click.echo(f"NOTE: {preview.differs}. The model does not know such prompts.\n")
 
 
 def _list_tasks(*, as_json: bool) -> None:

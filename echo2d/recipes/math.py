@@ -23,6 +23,7 @@ from echo2d.tasks.rows.files import DataRow, RowFiles, found_files
 from echo2d.tasks.rows.task import RowsTask
 from echo2d.tasks.served_task import ModelFiles, TaskTexts
 from echo2d.texts.model_texts import UnusableText
+from echo2d.texts.reference import difference
 
 # Names of columns in the data sets that people use, the likeliest first.
 QUESTIONS = ("question", "problem", "prompt", "input", "query", "instruction")
@@ -60,6 +61,7 @@ class Preview:
     """What the run will see. trained, held_out: questions. longest: tokens of the longest prompt.
 
     text: the first prompt as the model reads it. expected: the answer to it. url: of the coordinator.
+    differs: as of `reference.difference`.
     """
 
     url: str
@@ -68,6 +70,7 @@ class Preview:
     longest: int
     text: str
     expected: str
+    differs: str | None
 
 
 def first_row(rows: str) -> DataRow:
@@ -147,7 +150,9 @@ def _preview(config: CoordinatorConfig, job: MathJob, url: str) -> Preview:
         raise OperatorFault(_unusable(job.base_model, fault)) from fault
     _require_scorable(task, prompts[0], job)
     expected = task.expected(prompts[0]).text
-    return Preview(url, trained, len(held_out_rows), max(lengths), shown, expected)
+    return Preview(
+        url, trained, len(held_out_rows), max(lengths), shown, expected, difference(job.base_model)
+    )
 
 
 def _texts(base_model: Path, config: CoordinatorConfig) -> TaskTexts:

@@ -93,6 +93,7 @@ class TextSettings:
     directory: a model's, with tokenizer.json. template: replaces its chat template. system: the
     first message, if not empty. options: further variables of the template. stops: texts that end an
     answer. turns: "module:function", which makes the `TurnTexts` of an environment of `ModelFiles`.
+    day: as in `ModelTexts`.
     """
 
     directory: str
@@ -101,6 +102,7 @@ class TextSettings:
     options: Mapping[str, Any] = field(default_factory=dict)
     stops: tuple[str, ...] = ()
     turns: str = TURN_TEXTS
+    day: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -338,6 +338,10 @@ class Child(asyncio.SubprocessProtocol):
         self._gone.set()
 
 
+# What a prompt is made of must not differ from host to host: the order of sets, the time zone.
+_ALIKE = {"PYTHONHASHSEED": "0", "TZ": "UTC"}
+
+
 async def _spawn(environment: Mapping[str, str]) -> Child:
     """Start an isolated Python at the other end of a socket."""
     ours, theirs = socket.socketpair()
@@ -350,13 +354,13 @@ async def _spawn(environment: Mapping[str, str]) -> Child:
         try:
             _, child = await loop.subprocess_exec(
                 lambda: Child(link),
-                *(sys.executable, "-I", "-c", _BOOT, json.dumps(paths), str(theirs.fileno())),
+                *(sys.executable, "-P", "-s", "-c", _BOOT, json.dumps(paths), str(theirs.fileno())),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
-                env=dict(environment),
+                env={**_ALIKE, **environment},
                 cwd="/",
             )
         except BaseException:

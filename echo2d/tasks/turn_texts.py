@@ -12,7 +12,7 @@ def make_turn_texts(model: ModelFiles) -> TurnTexts:
     """OperatorFault: the model's tokenizer cannot be read."""
     config = json.loads(model.files.get("config.json", b"{}"))
     return TurnTexts(
-        ModelTexts(model.files, model.template),
+        ModelTexts(model.files, model.template, day=model.day),
         options=model.options,
         end_token_ids=end_token_ids(config),
         stops=model.stops,

@@ -1,16 +1,25 @@
 """The files of a model that make tokens of text and text of tokens."""
 
+import json
 from pathlib import Path
 
 from blake3 import blake3
 
-from echo2d.errors import path_fault
-
-TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "config.json")
-
+from echo2d.errors import OperatorFault, path_fault
 
 # They decide which tokens a text has.
-TOKEN_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+TOKEN_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "additional_chat_templates/tool_use.jinja",
+)
+CLASS_FILE = "config.json"
+TEXT_FILES = (*TOKEN_FILES, CLASS_FILE)
+# Of config.json: they choose the tokenizer's class where tokenizer_config.json does not.
+CLASS_KEYS = ("model_name", "model_type", "tokenizer_class")
 
 
 def read_text_files(directory: Path) -> dict[str, bytes]:
@@ -18,21 +27,34 @@ def read_text_files(directory: Path) -> dict[str, bytes]:
 
     OperatorFault: one of them cannot be read.
     """
-    found = [directory / name for name in TEXT_FILES if (directory / name).exists()]
+    found = [name for name in TEXT_FILES if (directory / name).exists()]
     try:
-        return {path.name: path.read_bytes() for path in found}
+        return {name: (directory / name).read_bytes() for name in found}
     except OSError as error:
         raise path_fault(f"cannot read {error.filename}", error) from error
 
 
-def text_digest(directory: Path) -> bytes:
-    """blake3-256 of those of TOKEN_FILES that a model's directory has, with their names. Blocking.
+def token_files(directory: Path) -> dict[str, bytes]:
+    """What decides which tokens a text has: those of TOKEN_FILES that a model's directory has, and the keys of its
+    config.json that name the tokenizer's class. Blocking.
 
     OperatorFault: one of them cannot be read.
     """
     files = read_text_files(directory)
+    found = {name: files[name] for name in TOKEN_FILES if name in files}
+    if CLASS_FILE in files:
+        try:
+            config = json.loads(files[CLASS_FILE])
+        except ValueError as error:
+            raise OperatorFault(f"{directory / CLASS_FILE} holds no JSON: {error}") from error
+        named = {key: config[key] for key in CLASS_KEYS if key in config}
+        found[CLASS_FILE] = json.dumps(named, sort_keys=True).encode()
+    return found
+
+
+def text_digest(directory: Path) -> bytes:
+    """blake3-256 of `token_files`, with their names. Blocking. OperatorFault: one of them cannot be read."""
     told = blake3()
-    for name in TOKEN_FILES:
-        if name in files:
-            told.update(b"%s %d " % (name.encode(), len(files[name])) + files[name])
+    for name, content in token_files(directory).items():
+        told.update(b"%s %d " % (name.encode(), len(content)) + content)
     return told.digest()

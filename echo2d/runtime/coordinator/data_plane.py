@@ -132,8 +132,10 @@ class DataPlane:
         return self._tasks[actions[0].task].score(actions)
 
 
-async def open_tasks(stack: AsyncExitStack, config: CoordinatorConfig) -> list[OpenTask]:
-    """Start the processes of all tasks; `stack` ends them.
+async def open_tasks(
+    stack: AsyncExitStack, config: CoordinatorConfig, *, day: str = ""
+) -> list[OpenTask]:
+    """Start the processes of all tasks; `stack` ends them. day: as in `ModelTexts`.
 
     OperatorFault: a task cannot be started, or two have the same name.
     """
@@ -142,7 +144,7 @@ async def open_tasks(stack: AsyncExitStack, config: CoordinatorConfig) -> list[O
     found: dict[str, OpenTask] = {}
     for table in config.tasks:
         stops = config.sampling_of(table).stop
-        pool = await stack.enter_async_context(_pool(table, model, stops))
+        pool = await stack.enter_async_context(_pool(table, model, stops, day))
         if stops and not pool.about.in_text:
             raise OperatorFault(
                 f"sampling.stop: task {pool.about.name!r} is in tokens; expected no stop strings"
@@ -191,9 +193,9 @@ class OpenEval:
 
 
 async def open_evals(
-    stack: AsyncExitStack, config: CoordinatorConfig, tasks: Sequence[OpenTask]
+    stack: AsyncExitStack, config: CoordinatorConfig, tasks: Sequence[OpenTask], *, day: str = ""
 ) -> list[OpenEval]:
-    """Start the processes of all evaluations; `stack` ends them.
+    """Start the processes of all evaluations; `stack` ends them. day: as in `ModelTexts`.
 
     OperatorFault: one cannot be started, is of no task, or has the name of another.
     """
@@ -214,7 +216,7 @@ async def open_evals(
             )
         asks = replace(of.table, options=options, sampling={**of.table.sampling, **table.sampling})
         stops = config.sampling_of(asks, greedy=True).stop
-        pool = await stack.enter_async_context(_pool(asks, config.run.base_model, stops))
+        pool = await stack.enter_async_context(_pool(asks, config.run.base_model, stops, day))
         name = table.name or f"{of.name}/heldout"
         if name in names or name in found:
             raise OperatorFault(f"eval.name: {name!r} is the name of a task or of another eval")
@@ -369,7 +371,7 @@ def _calls(task: OpenTask, vocab_size: int, limit: int | None) -> TaskCalls:
     )
 
 
-def _pool(table: TaskTable, model: Path | None, stops: tuple[str, ...]) -> TaskPool:
+def _pool(table: TaskTable, model: Path | None, stops: tuple[str, ...], day: str) -> TaskPool:
     return TaskPool(
         table.kind,
         table.options,
@@ -385,6 +387,10 @@ def _pool(table: TaskTable, model: Path | None, stops: tuple[str, ...]) -> TaskP
         texts=None
         if model is None
         else TextSettings(
-            str(model.absolute()), system=table.system, options=table.template, stops=stops
+            str(model.absolute()),
+            system=table.system,
+            options=table.template,
+            stops=stops,
+            day=day,
         ),
     )

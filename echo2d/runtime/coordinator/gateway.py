@@ -110,6 +110,7 @@ class Gateway:
         files: VersionFiles,
         *,
         template: str | None,
+        day: str,
         call_log: JsonLog | None,
         newest: VersionPublished | None,
         caller: Callable[[str], Caller],
@@ -119,7 +120,7 @@ class Gateway:
         self.office = office
         self.model, self.max_new_tokens = table.model, table.max_new_tokens
         self.vocab_size, self.stop_token_ids = rules.vocab_size, rules.stop_token_ids
-        self._template = template
+        self._template, self._day = template, day
         self._files = files
         self._newest = newest
         self._caller = caller
@@ -238,7 +239,7 @@ class Gateway:
         digest = blake3(repr(sorted(files.items())).encode()).digest()
         if self._tokenizer is not None and self._tokenizer[0] == digest:
             return self._tokenizer
-        return digest, ModelTexts(files, self._template)
+        return digest, ModelTexts(files, self._template, day=self._day)
 
     async def _write(self, records: list[Mapping[str, Any]]) -> None:
         assert self._log is not None

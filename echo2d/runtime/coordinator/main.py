@@ -57,7 +57,7 @@ from echo2d.runtime.coordinator.data_plane import (
 )
 from echo2d.runtime.coordinator.gateway import Gateway, read_template
 from echo2d.runtime.coordinator.loop import CoordinatorProcess, Emit, Machine
-from echo2d.runtime.coordinator.run_facts import facts_of, go_on, run_facts
+from echo2d.runtime.coordinator.run_facts import day_of, facts_of, go_on, run_facts
 from echo2d.runtime.coordinator.run_history import RunHistory
 from echo2d.runtime.coordinator.sample_log import open_sample_log
 from echo2d.runtime.coordinator.ticket_office import Tickets
@@ -174,15 +174,16 @@ async def open_coordinator(
         )
         convicted, trusted = frozenset(access.convicted()), access.trusted()
         recovered = replace(recovered, lost=lost, convicted=convicted, trusted=trusted)
-        tasks = await open_tasks(stack, config)
-        evals = await open_evals(stack, config, tasks)
+        day = day_of(dict(recovered.facts))
+        tasks = await open_tasks(stack, config, day=day)
+        evals = await open_evals(stack, config, tasks, day=day)
         if config.run.base_model is not None and any(task.texts for task in tasks):
             await asyncio.to_thread(files.pin_texts, config.run.base_model)
         asked = [*tasks, *(each.asks for each in evals)]
         begun = begin_tasks(asked, recovered.tasks)
         rules = await asyncio.to_thread(make_rules, config, run.run_id, tasks, evals)
         model = await asyncio.to_thread(_model_facts, config.run.base_model)
-        kept, odd = go_on(dict(recovered.facts), facts_of(config, rules, model, tasks))
+        kept, odd = go_on(dict(recovered.facts), facts_of(config, rules, model, tasks, day))
         if begun or kept:
             await ledger.append([*begun, *kept])
         rules = replace(rules, seed_key=seed_key(run.key.private_bytes_raw()))
@@ -206,6 +207,7 @@ async def open_coordinator(
                 rules,
                 files,
                 template=template,
+                day=day,
                 call_log=call_log,
                 newest=newest,
                 caller=caller,

@@ -10,6 +10,7 @@ mistyped config may have made, is an alert until the next start. Every change is
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from echo2d.config.coordinator import CoordinatorConfig
@@ -27,6 +28,7 @@ MODEL = "config.json of run.base_model"
 FIXED = frozenset({MODEL, "run.key", "policy.group_size", "policy.trajectories_per_step"})
 # Other values are fine, or a mistake.
 ODD = frozenset({"run.base_model", "tasks"})
+DAY = "the day that chat templates see"
 # Stands for an empty value in a sentence.
 NONE = "none"
 
@@ -51,9 +53,13 @@ def run_facts(
 
 
 def facts_of(
-    config: CoordinatorConfig, rules: RunRules, model: Mapping[str, Any], tasks: Sequence[OpenTask]
+    config: CoordinatorConfig,
+    rules: RunRules,
+    model: Mapping[str, Any],
+    tasks: Sequence[OpenTask],
+    day: str,
 ) -> dict[str, str]:
-    """The facts for the ledger. model: its config.json; empty: no base model is named."""
+    """The facts for the ledger. model: its config.json; empty: no base model is named. day: of `day_of`."""
     shape = {key: model[key] for key in SHAPE_KEYS if key in model} or {
         "vocab_size": rules.vocab_size
     }
@@ -68,7 +74,13 @@ def facts_of(
         "policy.trajectories_per_step": str(rules.trajectories_per_step),
         "policy.staleness_max": str(rules.staleness_max),
         "policy.publish_every": "auto" if kappa is None else str(kappa),
+        DAY: day,
     }
+
+
+def day_of(before: Facts) -> str:
+    """The day, in UTC, on which the run began: chat templates take it for today, whenever they are rendered."""
+    return before.get(DAY) or datetime.now(UTC).date().isoformat()
 
 
 def go_on(before: Facts, now: Facts) -> tuple[list[RunFactsKept], list[str]]:

@@ -20,6 +20,7 @@ from echo2d.runtime.doctor.coordinator_view import authority, coordinator, open_
 from echo2d.runtime.doctor.finding import HostFinding, error, ok, skipped, warning
 from echo2d.runtime.run_dir.run_directory import find_coordinator
 from echo2d.runtime.run_dir.tokens import list_tokens
+from echo2d.texts.reference import difference
 
 # The copies of one version while the next is written.
 _VERSIONS_ON_DISK = 2
@@ -41,6 +42,7 @@ async def examine_learner_host(config: CoordinatorConfig) -> list[HostFinding]:
         *found,
         *await asyncio.to_thread(_tokens, run_dir),
         *await asyncio.to_thread(_disks, config),
+        *await asyncio.to_thread(_texts, config.run.base_model),
         await asyncio.to_thread(host.torch_package),
         await asyncio.to_thread(host.gpu, needed=False),
         *await asyncio.to_thread(host.limits),
@@ -158,6 +160,27 @@ def _tokens(run_dir: Path) -> list[HostFinding]:
         if names
     ]
     return found or [ok("tokens", f"{len(valid)} are valid for another week")]
+
+
+def _texts(model: Path | None) -> list[HostFinding]:
+    """Whether prompts have the tokens that `transformers` makes of them."""
+    if model is None or not (model / "tokenizer.json").exists():
+        return [skipped("texts", "run.base_model names no model with a tokenizer.json")]
+    try:
+        differs = difference(model)
+    except OperatorFault as fault:
+        todo = "save the tokenizer anew, or take another model (docs/reference/models.md)"
+        return [error("texts", str(fault), todo)]
+    if differs is None:
+        return [
+            skipped(
+                "texts", "compared with nothing: transformers is not there, or cannot read them"
+            )
+        ]
+    if differs:
+        todo = "report it, with the model's name: prompts are not those that the model knows"
+        return [error("texts", differs, todo)]
+    return [ok("texts", "prompts have the tokens that transformers makes of them")]
 
 
 def _disks(config: CoordinatorConfig) -> list[HostFinding]:

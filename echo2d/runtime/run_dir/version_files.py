@@ -33,7 +33,7 @@ from echo2d.runtime.run_dir.synced_copies import SyncedCopies
 from echo2d.store.budget import DiskBudget
 from echo2d.store.disk import store_faults
 from echo2d.store.snapshots import adopt_snapshot, build_manifest, read_chunk, scan_snapshot
-from echo2d.texts.files import TOKEN_FILES, read_text_files
+from echo2d.texts.files import token_files
 
 # The largest form that a version may have.
 UPLOAD_BYTES_MAX = 256 << 30
@@ -85,8 +85,7 @@ class VersionFiles:
 
         OperatorFault: a file cannot be read.
         """
-        found = read_text_files(model)
-        self._texts = {name: found[name] for name in TOKEN_FILES if name in found}
+        self._texts = token_files(model)
 
     def prepare(self, kept: Mapping[str, Digest]) -> frozenset[str]:
         """Delete what no published version needs; to be called once, at the start.
@@ -257,7 +256,7 @@ class VersionFiles:
 
     def _check_texts(self, source: Path, version: Version) -> None:
         """OperatorFault: a file of the directory is not the pinned one; it may lack some."""
-        found = read_text_files(source) if self._texts else {}
+        found = token_files(source) if self._texts else {}
         for name, pinned in self._texts.items():
             if found.get(name, pinned) != pinned:
                 raise OperatorFault(

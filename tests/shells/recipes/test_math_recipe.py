@@ -166,7 +166,7 @@ def test_other_held_out_questions_leave_all_rows_to_train_on(base: Path, rows: P
 @pytest.mark.parametrize(
     ("more", "complaint"),
     [
-        (["--prompt=problem"], "echo2d: rows: row 0 has no 'problem'; its columns are question, answer"),
+        (["--prompt=problem"], "echo2d: rows: row 0 of gsm8k.jsonl has no 'problem'; its columns are question, answer"),
         (["--answer=question"], "echo2d: --answer: expected another column than --prompt; found 'question'"),
         (["--set=policy.group_size=0"], "echo2d: policy.group_size: expected an integer, at least 1"),
         (["--set=nothing.at_all=0"], "echo2d: [nothing]: unknown table"),

@@ -21,7 +21,8 @@ def test_a_template_is_rendered_in_a_sandbox() -> None:
             }
         ]
     )
-    assert texts(plain).render(messages, {"think": True, "bos_token": "x"}) == "<s>[user]hi?"
+    assert texts(plain).render(messages, {"think": True}) == "<s>[user]hi?"
+    assert texts(plain).render(messages, {"bos_token": "x"}) == "x[user]hi"
     for template in (
         "{{ messages.__class__.__mro__ }}",
         "{{ messages.append(1) }}",
@@ -90,7 +91,6 @@ def test_a_text_that_cannot_fit_is_refused_by_its_bytes() -> None:
     "changes",
     [
         {"normalizer": {"type": "NFC"}},
-        {"truncation": {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}},
         {"pre_tokenizer": {"type": "Whitespace"}},
         {
             "added_tokens": [
@@ -99,7 +99,7 @@ def test_a_text_that_cannot_fit_is_refused_by_its_bytes() -> None:
             ]
         },
     ],
-    ids=["changed", "cut off", "dropped", "swallowed"],
+    ids=["changed", "dropped", "swallowed"],
 )  # fmt: skip
 def test_where_a_token_may_stand_for_more_bytes_all_text_is_tokenized(
     changes: dict[str, Any],

@@ -29,9 +29,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "extras": {"errors"},
     "quantities": {"errors"},
     "threads": set(),
-    "adapters": {"core", "errors"},
+    "model_files": {"errors"},
+    "adapters": {"model_files", "core", "errors"},
     "config": {"registry", "errors"},
     **{shell: {"core", "errors", "threads"} for shell in SHELLS},
+    "engines": {"model_files", "core", "errors", "threads"},
     "texts": {"core", "errors"},
     "net": set(),
     "net.backoff": set(),
@@ -75,6 +77,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     }
     | SHELLS,
     "client": {
+        "model_files",
         "net.backoff",
         "net.security",
         "adapters",
@@ -195,7 +198,12 @@ CORE_BANS = {
 }
 CORE_BANS |= {"socket", "sqlite3", "ssl", "subprocess", "tempfile", "threading", "time", "uuid"}
 CORE_THIRD_PARTY = {"msgpack", "numpy", "zstandard", "blake3", "xxhash"}
-TORCH_FILES = ("echo2d/engines/torch_engine", "tools/sglang_cpu/")
+TORCH_FILES = (
+    "echo2d/engines/torch_engine",
+    "echo2d/texts/reference.py",
+    "tools/sglang_cpu/",
+    "tools/tokenizer_classes.py",
+)
 TORCH_AREAS = {"demo", "lab", "learner"}
 LAB = REPO / "tools" / "lab" / "echo2d_lab"
 # A key of a scorer is in the environment of its task process.

@@ -158,7 +158,7 @@ async def test_the_training_client_of_verifiers_gets_its_shape(site: Site) -> No
 
 async def test_tools_and_their_results_reach_the_template(tmp_path: Path) -> None:
     template = (
-        "{% for t in tools %}{{ t.function.name }}{% endfor %}"
+        "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}"
         "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ c.function.arguments.at }}{% endfor %}"
         "{{ m.content }}{% endfor %}>"
     )

@@ -1,0 +1,61 @@
+"""Whether this program makes the prompts that `transformers` makes of the same directory, where that is installed.
+
+Blocking, and it imports `transformers`, which takes seconds.
+"""
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from echo2d.texts.files import read_text_files
+from echo2d.texts.model_texts import ModelTexts, UnusableText
+
+_SHOWN = 60  # characters, or tokens, of what differs
+_CONVERSATIONS: tuple[list[dict[str, Any]], ...] = (
+    [{"role": "user", "content": "What is 17 + 25?  Größer als 10 €, 你好\n\nIt's 3.14."}],
+    [
+        {"role": "system", "content": "A rule."},
+        {"role": "user", "content": " Once.\n"},
+        {"role": "assistant", "content": "Twice."},
+        {"role": "user", "content": "def add(a, b):\n    return a + b"},
+    ],
+)
+
+
+def difference(directory: Path) -> str | None:
+    """In words, what differs; empty: nothing. None: `transformers` is not installed, or cannot read the directory.
+
+    OperatorFault: this program cannot read it.
+    """
+    ours = ModelTexts(read_text_files(directory))
+    if find_spec("transformers") is None:
+        return None
+    from transformers import AutoTokenizer
+
+    try:
+        theirs = AutoTokenizer.from_pretrained(directory, local_files_only=True)
+    # A directory of theirs can fail in any way.
+    except Exception:  # noqa: BLE001
+        return None
+    for messages in _CONVERSATIONS:
+        if said := _difference(ours, theirs, messages):
+            return said
+    return ""
+
+
+def _difference(ours: ModelTexts, theirs: Any, messages: list[dict[str, Any]]) -> str:
+    try:
+        expected = theirs.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    except Exception:  # noqa: BLE001 - the template is a foreign program
+        return ""
+    try:
+        text = ours.render(messages, {})
+    except UnusableText as fault:
+        return f"transformers renders a prompt where {fault.detail}"
+    if text != expected:
+        return f"a prompt begins {text[:_SHOWN]!r}, and that of transformers {expected[:_SHOWN]!r}"
+    tokens = ours.encode(text, special=False)
+    ids = theirs.encode(text, add_special_tokens=False)
+    if tokens != ids:
+        return f"a prompt has the tokens {tokens[:_SHOWN]}, and that of transformers {ids[:_SHOWN]}"
+    return ""

@@ -1,0 +1,271 @@
+"""Reads the tokenizer of a model's directory as `transformers` 5 reads it, without importing that. Blocking.
+
+`tokenizer.json` is not all of a tokenizer: other files of the directory name its special tokens and add tokens, some
+classes put a pipeline of their own in the place of the file's (`tokenizer_classes.json`, made by
+tools/tokenizer_classes.py), and truncation and padding are settings of its last user, which no call keeps.
+The steps follow `AutoTokenizer.from_pretrained` of transformers 5.23, for a local directory with a `tokenizer.json`.
+Not here: chat templates, and the reading of the files.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files as package_files
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer
+from tokenizers.models import BPE
+from tokenizers.processors import TemplateProcessing
+
+from echo2d.errors import OperatorFault
+
+TOKENIZER, SETTINGS, CONFIG = "tokenizer.json", "tokenizer_config.json", "config.json"
+SPECIAL_TOKENS, ADDED_TOKENS = "special_tokens_map.json", "added_tokens.json"
+
+_PLAIN = ("PreTrainedTokenizer", "TokenizersBackend", "PythonBackend", "MistralCommonBackend")
+# Settings that count for nothing where there is a tokenizer.json.
+_IGNORED = ("tokenizer_class", "add_bos_token", "add_eos_token")
+# A class of its own that `transformers` makes the same of as a plain file, if the file splits into bytes.
+_LLAMA = "LlamaTokenizer"
+# Names of special tokens that every tokenizer may have; others end with `_token`, too.
+_NAMES = (
+    "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token",
+)  # fmt: skip
+
+_Token = str | AddedToken
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedTokenizer:
+    """tokenizer: without truncation and padding. document: what it was made of, as in tokenizer.json.
+    named: the text of each special token that has a name, such as bos_token. settings, config: of the directory.
+    """
+
+    tokenizer: Tokenizer
+    document: Mapping[str, Any]
+    named: Mapping[str, str]
+    settings: Mapping[str, Any]
+    config: Mapping[str, Any]
+
+
+def load_tokenizer(files: Mapping[str, bytes]) -> LoadedTokenizer:
+    """files: the content of those files of the directory. OperatorFault: it cannot be read as `transformers` does."""
+    try:
+        loaded = _load(files)
+    # The library raises what it likes about a malformed file, and so does a setting of another type.
+    except Exception as error:
+        raise OperatorFault(f"the snapshot's tokenizer cannot be read: {error}") from error
+    if isinstance(loaded, str):
+        raise OperatorFault(f"the snapshot's tokenizer: {loaded}")
+    return loaded
+
+
+def _refusal(settings: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+    """Why this cannot be read here; empty: it can."""
+    if "auto_map" in settings:
+        return "auto_map names a program of its own, which echo2d does not run"
+    if "fast_tokenizer_files" in settings:
+        return (
+            "fast_tokenizer_files names other files; leave tokenizer.json alone and remove that key"
+        )
+    if settings.get("fix_mistral_regex") and "mistral" in str(config.get("model_type")):
+        return "fix_mistral_regex: save it with the regular expression corrected"
+    return ""
+
+
+def _class_of(settings: Mapping[str, Any], config: Mapping[str, Any], built: bytes) -> str:
+    """The class that transformers takes; empty: none that changes what is in the file."""
+    known, model = _classes(), config.get("model_type")
+    of_model = known["of_models"].get(model, "").removesuffix("Fast")
+    own = settings.get("tokenizer_class") or config.get("tokenizer_class")
+    name = str(own or "").removesuffix("Fast")
+    misnamed = model in known["misnamed"] or config.get("model_name") in known["misnamed"]
+    if name == _LLAMA and not misnamed and b'"ByteLevel"' in built:
+        return ""
+    if own and of_model and of_model != name:
+        name = "" if of_model in _PLAIN else of_model if misnamed else name
+    else:
+        name = name or of_model
+    return "" if name in _PLAIN else name
+
+
+def _load(files: Mapping[str, bytes]) -> LoadedTokenizer | str:
+    """A text: why it cannot be read here."""
+    settings, config = _object(files, SETTINGS), _object(files, CONFIG)
+    document = json.loads(files[TOKENIZER])
+    if fault := _refusal(settings, config):
+        return fault
+    name = _class_of(settings, config, files[TOKENIZER])
+    if name in _classes()["others"]:
+        return f"transformers reads it by its class {name}; save it as PreTrainedTokenizerFast"
+    cls = _classes()["classes"].get(name)
+    told, added = _told(files, settings, document)
+    if cls is not None:
+        told = {**cls["tokens"], **told}
+    if document.get("padding") is not None:
+        told.setdefault("pad_token", document["padding"]["pad_token"])
+    if cls is None:
+        tokenizer = Tokenizer.from_buffer(files[TOKENIZER])
+    else:
+        document, tokenizer = _rebuilt(document, cls, told)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    named = _named(told)
+    _add(tokenizer, added, named, _extra(told))
+    tokenizer.encode_special_tokens = bool(told.get("split_special_tokens", False))
+    if cls is not None and cls["readds"]:
+        again = dict.fromkeys(map(str, [*named.values(), *_extra(told)]))
+        tokenizer.add_tokens([AddedToken(text, special=True) for text in again])
+    if cls is not None and cls["around"] is not None:
+        _put_around(tokenizer, cls["around"])
+    texts = {key: str(token) for key, token in named.items()}
+    return LoadedTokenizer(tokenizer, document, texts, settings, config)
+
+
+def _told(
+    files: Mapping[str, bytes], settings: Mapping[str, Any], document: Mapping[str, Any]
+) -> tuple[dict[str, Any], list[AddedToken]]:
+    """The settings as a class gets them, and the tokens to add, in their order."""
+    told = {key: each for key, each in settings.items() if key not in _IGNORED}
+    if told.get("additional_special_tokens") and not told.get("extra_special_tokens"):
+        told["extra_special_tokens"] = told.pop("additional_special_tokens")
+    own = {
+        key: told.pop(key)
+        for key in list(told)
+        if key.endswith("_token") and key not in _NAMES and isinstance(told[key], str)
+    }
+    if isinstance(told.get("extra_special_tokens"), dict):
+        own.update(told.pop("extra_special_tokens"))
+    if own:
+        told["model_specific_special_tokens"] = own
+    added = _added_tokens(files, told, document)
+    told = {key: _token(value) for key, value in told.items()}
+    by_text = {str(token): token for token in added.values()}
+    for key in _NAMES:
+        if told.get(key) is not None:
+            told[key] = by_text.get(str(told[key]), told[key])
+    return told, [added[number] for number in sorted(added)]
+
+
+def _added_tokens(
+    files: Mapping[str, bytes], told: dict[str, Any], built: Mapping[str, Any]
+) -> dict[int, AddedToken]:
+    """The tokens to add, by their numbers. Those of `tokenizer_config.json` count alone if it has them."""
+    if "added_tokens_decoder" in told:
+        listed = told.pop("added_tokens_decoder")
+        return {int(number): AddedToken(**token) for number, token in listed.items()}
+    for key, value in _object(files, SPECIAL_TOKENS).items():
+        if isinstance(value, dict) and key != "extra_special_tokens":
+            value.pop("special", None)
+            told[key] = AddedToken(**value, special=True)
+        elif isinstance(value, list) and key == "extra_special_tokens":
+            tokens = [
+                AddedToken(**each, special=True) if isinstance(each, dict) else each
+                for each in value
+            ]
+            told[key] = list(dict.fromkeys([*(told.get(key) or []), *tokens]))
+        else:
+            told[key] = value
+    if isinstance(told.get("extra_special_tokens"), dict):
+        own = told.setdefault("model_specific_special_tokens", {})
+        own.update(told.pop("extra_special_tokens"))
+    special = {str(told[key]) for key in _NAMES if told.get(key)}
+    special.update(map(str, told.get("extra_special_tokens") or ()))
+    added = {
+        number: AddedToken(text, normalized=text not in special, special=text in special)
+        for text, number in _object(files, ADDED_TOKENS).items()
+    }
+    for each in built["added_tokens"]:
+        flags = {key: value for key, value in each.items() if key != "id"}
+        added[each["id"]] = AddedToken(**flags)
+    return added
+
+
+def _named(told: Mapping[str, Any]) -> dict[str, _Token]:
+    """The special tokens that have names. Those of the model come last, and count more."""
+    found = {key: told[key] for key in _NAMES if isinstance(told.get(key), str | AddedToken)}
+    own = {
+        key: value
+        for key, value in told.items()
+        if key.endswith("_token") and key not in _NAMES and isinstance(value, str | AddedToken)
+    }
+    return {**found, **own, **(told.get("model_specific_special_tokens") or {})}
+
+
+def _extra(told: Mapping[str, Any]) -> list[_Token]:
+    found = told.get("extra_special_tokens", told.get("additional_special_tokens"))
+    return list(found or ())
+
+
+def _rebuilt(
+    document: dict[str, Any], cls: Mapping[str, Any], told: Mapping[str, Any]
+) -> tuple[dict[str, Any], Tokenizer]:
+    """The document with the pipeline of the class in the place of its own, and its tokenizer without added tokens."""
+    made = {key: cls[key] for key in ("normalizer", "pre_tokenizer", "decoder", "model")}
+    given = {key: told[key] for key in cls["settings"] if told.get(key) is not None}
+    for other in cls["others"]:
+        if other["given"].items() == given.items():
+            made.update(other["then"])
+    model, own = document["model"], made["model"]
+    flags = {key: value for key, value in own.items() if key != "type" and value is not None}
+    if "unk_token" in flags:
+        flags["unk_token"] = str(told["unk_token"])
+    empty = {**own, "vocab": {}, "merges": []}
+    outline = {**document, **made, "model": empty, "added_tokens": []}
+    tokenizer = Tokenizer.from_str(json.dumps(outline))
+    merges = [tuple(each.split(" ") if isinstance(each, str) else each) for each in model["merges"]]
+    tokenizer.model = BPE(vocab=model["vocab"], merges=merges, **flags)
+    return {**outline, "model": {**empty, "vocab": model["vocab"]}}, tokenizer
+
+
+def _add(
+    tokenizer: Tokenizer,
+    added: list[AddedToken],
+    named: Mapping[str, _Token],
+    extra: Iterable[_Token],
+) -> None:
+    """Adds the tokens in this order, and last the special ones that are not there yet."""
+    known = {*(token.content for token in tokenizer.get_added_tokens_decoder().values())}
+    known.update(map(str, added))
+    tokens: list[_Token] = []
+    for token in (*named.values(), *extra):
+        if str(token) not in known and token not in tokens:
+            tokens.append(token)
+    names = {str(token) for token in named.values()}
+    made = []
+    for token in (*added, *tokens):
+        each = token if isinstance(token, AddedToken) else AddedToken(token, special=True)
+        if not each.special and str(each) in names:
+            each.special = True
+        made.append(each)
+    tokenizer.add_tokens(made)
+
+
+def _put_around(tokenizer: Tokenizer, around: Iterable[str | None]) -> None:
+    parts = ["$A" if part is None else part for part in around]
+    tokens = [(part, tokenizer.token_to_id(part)) for part in dict.fromkeys(parts) if part != "$A"]
+    tokenizer.post_processor = TemplateProcessing(" ".join(parts), special_tokens=tokens)
+
+
+def _token(value: Any) -> Any:
+    """The setting, with the tokens that a saved file writes as objects."""
+    if isinstance(value, dict) and (value.get("__type") == "AddedToken" or "content" in value):
+        return AddedToken(**{key: each for key, each in value.items() if key != "__type"})
+    if isinstance(value, list):
+        return [_token(each) for each in value]
+    return {key: _token(each) for key, each in value.items()} if isinstance(value, dict) else value
+
+
+def _object(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
+    found = json.loads(files[name]) if name in files else {}
+    if not isinstance(found, dict):
+        raise TypeError(f"{name} holds no object")
+    return found
+
+
+@cache
+def _classes() -> dict[str, Any]:
+    text = package_files(__package__).joinpath("tokenizer_classes.json").read_text("utf-8")
+    found: dict[str, Any] = json.loads(text)
+    return found
