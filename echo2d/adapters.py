@@ -16,6 +16,7 @@ from blake3 import blake3
 
 from echo2d.core.weights.manifest import ADAPTER_CONFIG, BASE_PIN
 from echo2d.errors import OperatorFault, path_fault
+from echo2d.model_files import weight_files
 
 # In memory at a time.
 _READ_BYTES = 8 << 20
@@ -24,7 +25,6 @@ PIN_BYTES_MAX = 256
 
 # They hold the architecture and the end tokens.
 _SHAPING = ("config.json", "generation_config.json")
-_WEIGHTS = (".safetensors", ".safetensors.index.json")
 _DIGEST = re.compile("[0-9a-f]{64}")
 
 
@@ -42,10 +42,8 @@ def base_files(directory: Path) -> list[Path]:
         raise OperatorFault(
             f"base model {directory} holds an {ADAPTER_CONFIG}: an adapter needs a whole model"
         )
-    try:
-        weights = [path for path in directory.iterdir() if path.name.endswith(_WEIGHTS)]
-    except OSError as error:
-        raise path_fault(f"base model {directory} cannot be read", error) from error
+    files = weight_files(directory)
+    weights = [*files.read, *([] if files.index is None else [files.index])]
     shaping = [directory / name for name in _SHAPING if (directory / name).exists()]
     if not weights or directory / "config.json" not in shaping:
         raise OperatorFault(f"base model {directory} has no config.json, or no .safetensors file")

@@ -14,9 +14,10 @@ from pathlib import Path
 from blake3 import blake3
 from safetensors import SafetensorError, safe_open
 
+from echo2d import model_files
 from echo2d.core.weights.manifest import ADAPTER_CONFIG
 from echo2d.engines.base import AdapterBase
-from echo2d.errors import EngineFault
+from echo2d.errors import EngineFault, OperatorFault
 
 # Keys of config.json that do not shape a model: a difference in them makes no other model.
 _CONFIG_NOTES = frozenset({"_name_or_path", "dtype", "torch_dtype", "transformers_version"})
@@ -72,7 +73,11 @@ def read_layout(snapshot: Path, base: AdapterBase | None = None) -> SnapshotLayo
 
 
 def weight_files(snapshot: Path) -> list[Path]:
-    return sorted(snapshot.glob("*.safetensors"))
+    """The files that hold its weights. EngineFault: they are not there."""
+    try:
+        return [*model_files.weight_files(snapshot).read]
+    except OperatorFault as fault:
+        raise EngineFault(str(fault)) from fault
 
 
 def file_tensor_digests(snapshot: Path) -> dict[str, bytes]:

@@ -6,6 +6,7 @@ weight as it is, or one expert's matrix, or some rows of that. The names are fou
 loading; a rule that does anything else to its tensors is refused by name.
 """
 
+import logging
 import math
 import re
 from collections.abc import Mapping
@@ -14,11 +15,28 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
+from torch import Tensor, equal
 
-from echo2d.client import OperatorFault
+from echo2d.client import OperatorFault, weight_files
 
 NAMED_MAX = 3  # weights named in an error
+_ROWS = 4096  # compared at a time
+# Buffers of old files, which a model computes.
+_COMPUTED = (r"rotary_emb\.inv_freq$", r"(^|\.)position_ids$")
+# By what the name of a tensor has in it.
+_ADVICE = {
+    "_orig_mod.": "it was saved after torch.compile: save model._orig_mod",
+    "_fsdp_wrapped_module.": "it was saved from inside FSDP: save its full state dict",
+    "base_model.model.": "it is an adapter's: merge it into its base model",
+    "lora_": "it is an adapter's: merge it into its base model",
+    "v_head": "it is a value head of PPO: save the model without it",
+    "score.": "it is the head of a reward model: take a model that writes text",
+    ".weight_scale": "the model is quantized; convert it to bfloat16 before training",
+    "qweight": "the model is quantized; convert it to bfloat16 before training",
+    "module.": "it was saved from inside a wrapper: save model.module",
+}
+
+log = logging.getLogger("echo2d.learner")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +68,23 @@ Layout = dict[str, dict[str, WeightPart]]  # file -> name in it -> what it is
 
 
 def tensor_shapes(directory: Path) -> dict[str, dict[str, tuple[int, ...]]]:
-    """The shapes of the tensors in each safetensors file. OperatorFault: there are none, or one cannot be read."""
-    shapes = {}
-    for path in sorted(directory.glob("*.safetensors")):
+    """The shapes of the tensors in each safetensors file that counts.
+
+    OperatorFault: there are none, one cannot be read, or a tensor is in two of them.
+    """
+    files = weight_files(directory)
+    if not files.read:
+        raise OperatorFault(f"learner.model: {directory} has no safetensors files")
+    if not files.named:
+        raise OperatorFault(
+            f"learner.model: {directory} has neither model.safetensors nor its index, and transformers reads no other "
+            f"file; found {files.read[0].name}"
+        )
+    if files.unread:
+        log.warning("%s in %s", files.unread, directory)
+    shapes: dict[str, dict[str, tuple[int, ...]]] = {}
+    seen: dict[str, str] = {}
+    for path in files.read:
         try:
             with safe_open(path, framework="pt") as file:
                 shapes[path.name] = {
@@ -62,36 +94,59 @@ def tensor_shapes(directory: Path) -> dict[str, dict[str, tuple[int, ...]]]:
         except (SafetensorError, OSError) as error:
             line = " ".join(str(error).split())
             raise OperatorFault(f"learner.model: cannot read {path}: {line}") from error
-    if not shapes:
-        raise OperatorFault(f"learner.model: {directory} has no safetensors files")
+        for name in shapes[path.name]:
+            if (other := seen.setdefault(name, path.name)) != path.name:
+                raise OperatorFault(
+                    f"learner.model: {name} is in {other} and in {path.name} of {directory}; save the model anew"
+                )
     return shapes
 
 
 def layout_of(model: Any, directory: Path) -> Layout:
-    """The layout of a directory of this model, whose weights may be on the meta device.
+    """The layout of a directory of this model, whose weights may be on the meta device; without what its class ignores.
 
-    OperatorFault: a tensor is no weight of the model or has another shape, or a weight is not there.
+    OperatorFault: a tensor is no weight of the model or has another shape, two tensors are one weight and differ, or a
+    weight is not there.
     """
     weights = model.state_dict(keep_vars=True)
     shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
     files, names = tensor_shapes(directory), _Names(model, shapes)
     found: Layout = {}
-    unknown = []
+    unknown, ignored = [], []
     for file, tensors in files.items():
         found[file] = {}
         for tensor, shape in tensors.items():
-            if (part := names.part(tensor, shape)) is None:
-                unknown.append(tensor)
-            else:
+            if (part := names.part(tensor, shape)) is not None:
                 found[file][tensor] = part
+            elif names.ignores(tensor):
+                ignored.append(tensor)
+            else:
+                unknown.append(tensor)
     if unknown:
         raise OperatorFault(
             f"learner.model: {len(unknown)} tensors are not weights of the model, "
-            f"e.g. {min(unknown)}"
+            f"e.g. {min(unknown)}{_advice(min(unknown))}"
         )
+    if ignored:
+        log.info(
+            "%d tensors are left out, as %s does, e.g. %s",
+            len(ignored),
+            type(model).__name__,
+            min(ignored),
+        )
+    found = {file: parts for file, parts in found.items() if parts}
     _check_shapes(files, found, shapes)
     _check_whole(files, found, weights, directory)
+    _check_once(found, weights, directory)
     return found
+
+
+def _advice(tensor: str) -> str:
+    """What to do about a tensor of this name; empty: nobody knows."""
+    for mark, advice in _ADVICE.items():
+        if mark in tensor:
+            return f"; {advice}"
+    return ""
 
 
 class _Names:
@@ -104,8 +159,14 @@ class _Names:
         rules = get_model_conversion_mapping(model)
         self._weights = weights
         self._prefix = model.base_model_prefix
+        patterns = {*(model._keys_to_ignore_on_load_unexpected or ()), *_COMPUTED}  # noqa: SLF001 - there is no other way
+        self._ignored = [re.compile(pattern) for pattern in patterns]
         self._renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
         self._converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
+
+    def ignores(self, tensor: str) -> bool:
+        """Whether transformers leaves it out without a word: another head, a tower for pictures, a computed buffer."""
+        return any(pattern.search(tensor) for pattern in self._ignored)
 
     def part(self, tensor: str, shape: tuple[int, ...]) -> WeightPart | None:
         """What a tensor of this name and shape is; None: no weight of the model."""
@@ -170,3 +231,28 @@ def _check_whole(
     if missing:
         named = ", ".join(sorted(missing)[:NAMED_MAX])
         raise OperatorFault(f"learner.model: {directory} lacks the weights {named}")
+
+
+def _check_once(layout: Layout, weights: Mapping[str, Tensor], directory: Path) -> None:
+    """OperatorFault: two tensors of the files are one weight, because it is tied, and they differ."""
+    sources: dict[tuple[Any, ...], tuple[str, str]] = {}
+    for file, parts in layout.items():
+        for tensor, part in parts.items():
+            key = id(weights[part.weight]), part.expert, part.first, part.end
+            other, name = sources.setdefault(key, (file, tensor))
+            if name != tensor and not _equal(directory / other, name, directory / file, tensor):
+                raise OperatorFault(
+                    f"learner.model: {name} and {tensor} of {directory} differ, and config.json says that they are one "
+                    'weight; set "tie_word_embeddings": false in it, or leave out the one that is not meant'
+                )
+
+
+def _equal(path: Path, tensor: str, other_path: Path, other: str) -> bool:
+    """Whether two tensors have the same numbers; never more than a few rows of both are in memory."""
+    with safe_open(path, framework="pt") as file, safe_open(other_path, framework="pt") as others:
+        one, two = file.get_slice(tensor), others.get_slice(other)
+        rows = one.get_shape()[0]
+        return all(
+            equal(one[first : first + _ROWS], two[first : first + _ROWS])
+            for first in range(0, rows, _ROWS)
+        )

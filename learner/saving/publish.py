@@ -22,7 +22,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from echo2d.client import Coordinator, SnapshotFile, write_snapshot
+from echo2d.client import Coordinator, SnapshotFile, weight_files, write_snapshot
 from echo2d.learner.ranks.ranks import Ranks
 from echo2d.learner.saving.files import ASIDE, remove_directory, store_faults, whole_directory
 from echo2d.learner.saving.layout import Layout, WeightPart
@@ -30,6 +30,8 @@ from echo2d.learner.saving.shards import Shards, VersionTensors, published_dtype
 from echo2d.logs import say
 
 COMPANIONS = {".json", ".txt", ".model", ".jinja"}
+INDEX_SUFFIX = ".safetensors.index.json"
+TOOL_TEMPLATE_FILE = "additional_chat_templates/tool_use.jinja"
 DTYPE_KEYS = (
     "dtype",
     "torch_dtype",
@@ -49,9 +51,7 @@ class SnapshotWriter:
         self, base: Path, root: Path, run_id: str, weights: Mapping[str, Tensor], layout: Layout
     ) -> None:
         self._base, self._root, self._run_id = base, root, run_id
-        self._companions = [
-            path for path in sorted(base.iterdir()) if path.suffix in COMPANIONS and path.is_file()
-        ]
+        self._companions = companions(base)
         self._files = {file: in_order(parts, weights) for file, parts in layout.items()}
         self.names = [name for names in self._files.values() for name in names]
         self.parts = {name: part for parts in layout.values() for name, part in parts.items()}
@@ -102,7 +102,34 @@ class SnapshotWriter:
 
     def _companion_files(self) -> list[SnapshotFile]:
         """The files that have no tensors."""
-        return [small_file(path.name, _companion(path)) for path in self._companions]
+        return [
+            small_file(name, self._index(path) if name.endswith(INDEX_SUFFIX) else _companion(path))
+            for name, path in self._companions.items()
+        ]
+
+    def _index(self, path: Path) -> bytes:
+        """The index of the files that are written: the base's, unless something of that is left out."""
+        data = path.read_bytes()
+        index: dict[str, Any] = json.loads(data)
+        files = {name: file for file, names in self._files.items() for name in names}
+        if index["weight_map"] == files:
+            return data
+        return (json.dumps({"metadata": {}, "weight_map": files}, indent=2) + "\n").encode()
+
+
+def companions(base: Path) -> dict[str, Path]:
+    """The files of a model's directory that go with its weights, by their names in it.
+
+    Of the indexes only the one that counts: another one would name files that are not there.
+    OperatorFault: the directory cannot be read.
+    """
+    index = weight_files(base).index
+    found = [path for path in sorted(base.iterdir()) if path.suffix in COMPANIONS]
+    found = [path for path in found if not path.name.endswith(INDEX_SUFFIX) or path == index]
+    named = {path.name: path for path in found if path.is_file()}
+    if (base / TOOL_TEMPLATE_FILE).is_file():
+        named[TOOL_TEMPLATE_FILE] = base / TOOL_TEMPLATE_FILE
+    return named
 
 
 class Publisher:
