@@ -53,13 +53,16 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class TextPrompt:
-    """A prompt as messages, each with "role" and "content". The other fields are as in `Prompt`."""
+    """A prompt as messages, each with "role" and "content". where: for people, the place where it stands, such as a row
+    of a file. The other fields are as in `Prompt`.
+    """
 
     messages: Sequence[Mapping[str, Any]]
     secret: Any = None
     tags: Mapping[str, str] = field(default_factory=dict)
     row: str = ""
     attachments: Mapping[str, bytes] = field(default_factory=dict)
+    where: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ class ModelFiles:
     """What makes tokens of text: a model's files, and how its chat template is used.
 
     template: replaces its chat template. system: the first message of every prompt, if not empty.
-    options: further variables of the template. stops: texts that end an answer. turns: as of
+    options: further variables of the template. stops: texts that end an answer. turns, day: as of
     `TextSettings`.
     """
 
@@ -56,6 +56,7 @@ class ModelFiles:
     options: Mapping[str, Any]
     stops: Sequence[str] = ()
     turns: str = TURN_TEXTS
+    day: str = ""
 
     @staticmethod
     def read(facts: Mapping[str, Any]) -> "ModelFiles":
@@ -75,19 +76,25 @@ class TaskTexts:
 
         if "tokenizer.json" not in model.files:
             raise OperatorFault(f"{model.directory} has no tokenizer.json; {NEEDS_MODEL}")
-        self._texts = ModelTexts(model.files, model.template)
+        self._texts = ModelTexts(model.files, model.template, day=model.day)
         self._system, self._options, self._stops = model.system, model.options, model.stops
 
     def tokens(self, prompt: TextPrompt) -> list[int]:
-        """UnusableText: the chat template does not take these messages."""
-        return self._texts.encode(self.text(prompt), special=False)
+        """UnusableText: the chat template does not take these messages; it says where they stand."""
+        from echo2d.texts.model_texts import UnusableText
+        from echo2d.texts.plain_contents import encode_prompt
 
-    def text(self, prompt: TextPrompt) -> str:
-        """What the model reads. UnusableText: the chat template does not take these messages."""
         messages = list(prompt.messages)
         if self._system and messages[0].get("role") != "system":
             messages.insert(0, {"role": "system", "content": self._system})
-        return self._texts.render(messages, self._options)
+        try:
+            return encode_prompt(self._texts, messages, self._options)
+        except UnusableText as fault:
+            raise UnusableText(prompt.where or fault.part, fault.detail, fault.code) from fault
+
+    def text(self, prompt: TextPrompt) -> str:
+        """What the model reads: the text of its tokens. UnusableText: as of `tokens`."""
+        return self._texts.decode(self.tokens(prompt))
 
     def answer(self, tokens: Sequence[int], finish: "Finish") -> Answer:
         """The text of the tokens, up to the first stop string.

@@ -43,6 +43,7 @@ class RowFiles:
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
+        self._paths = tuple(paths)
         try:
             self._files = [_open(path) for path in paths]
             self.digest = blake3(b"".join(_digest(path) for path in paths)).digest()
@@ -56,9 +57,17 @@ class RowFiles:
         return self._ends[-1]
 
     def row(self, number: int) -> DataRow:
+        file, own = self._at(number)
+        return self._files[file].row(own)
+
+    def place(self, number: int) -> str:
+        """Where a row stands, for people: its number begins with 0 in each file."""
+        file, own = self._at(number)
+        return f"row {own} of {self._paths[file].name}"
+
+    def _at(self, number: int) -> tuple[int, int]:
         file = bisect.bisect_right(self._ends, number)
-        before = self._ends[file - 1] if file else 0
-        return self._files[file].row(number - before)
+        return file, number - (self._ends[file - 1] if file else 0)
 
 
 class _MappedFile:
@@ -112,6 +121,8 @@ class CsvRows:
 
     def __init__(self, path: Path) -> None:
         self._file = _MappedFile(path, _record_begins)
+        # A value may be as long as the file.
+        csv.field_size_limit(max(csv.field_size_limit(), len(self._file.data)))
         self._columns = self._values(0) if len(self._file) else []
         self._require_well_formed(path)
 
@@ -125,15 +136,16 @@ class CsvRows:
         """OperatorFault: a row has another number of values than the first, as with a stray quote."""
         count = 0
         with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
-            for values in csv.reader(file):
-                if not values:
-                    continue
-                if len(values) != len(self._columns):
-                    raise OperatorFault(
-                        f"rows: {path}: row {count} has {len(values)} values; its columns are "
-                        f"{', '.join(self._columns)}; quote texts that have commas or quotes"
-                    )
-                count += 1
+            try:
+                for values in filter(None, csv.reader(file)):
+                    if len(values) != len(self._columns):
+                        raise OperatorFault(
+                            f"rows: {path}: row {count} has {len(values)} values; its columns are "
+                            f"{', '.join(self._columns)}; quote texts that have commas or quotes"
+                        )
+                    count += 1
+            except csv.Error as error:
+                raise OperatorFault(f"rows: {path}: row {count} is not CSV: {error}") from error
         if count != len(self._file):
             raise OperatorFault(
                 f"rows: {path}: {len(self._file)} lines hold {count} rows; a quote inside a text "
@@ -161,7 +173,7 @@ class ArrowRows:
         except ImportError as error:
             raise OperatorFault(f"rows: {path} needs pyarrow: {install_command('rows')}") from error
         try:
-            if path.suffix == ".parquet":
+            if path.suffix.lower() == ".parquet":
                 table = pa.parquet.ParquetFile(path, memory_map=True)
                 sizes = [
                     table.metadata.row_group(at).num_rows for at in range(table.num_row_groups)
@@ -212,8 +224,13 @@ def found_files(paths: Sequence[str] | str) -> list[Path]:
 
 def _found(pattern: str) -> list[Path]:
     """The files of a path, which may be a pattern or a directory that `datasets` saved."""
-    path = Path(pattern).expanduser()
-    if has_magic(pattern):
+    path = Path(pattern)
+    if not path.exists():
+        try:
+            path = path.expanduser()
+        except RuntimeError as error:
+            raise OperatorFault(f"rows: {pattern}: {error}") from error
+    if has_magic(pattern) and not path.exists():
         return sorted(path.parent.glob(path.name))
     if not path.is_dir():
         return [path]
@@ -231,11 +248,12 @@ def _found(pattern: str) -> list[Path]:
 
 
 def _open(path: Path) -> RowFile:
-    if path.suffix not in _KINDS:
+    kind = _KINDS.get(path.suffix.lower())
+    if kind is None:
         raise OperatorFault(
             f"rows: {path}: expected a file that ends in {', '.join(_KINDS)}; found {path.suffix!r}"
         )
-    return _KINDS[path.suffix](path)
+    return kind(path)
 
 
 def _digest(path: Path) -> bytes:

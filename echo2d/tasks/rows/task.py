@@ -24,13 +24,12 @@ ROLES = ("system", "user", "assistant")
 class RowsTask(TextTask):
     """The questions of a data set, each once in every epoch, in another order.
 
-    files: paths, patterns, or directories that `datasets` saved. prompt: the column with the
-    question, or a text with columns in braces, such as "{question} Answer with a number."
-    messages: the column with a list of messages, instead of `prompt`. answer: the column with the
-    expected answer. answer_after: only what comes after this text in it counts, such as "####".
-    scorer: a name of `registry.SCORERS` or "module:function"; scorer_options: its keyword
-    arguments. held_out: the share of rows that is for evaluation only. split: which side this task
-    asks. epochs: 0: without end. tags: columns that reach the metrics.
+    files: paths, patterns, or directories that `datasets` saved. prompt: the column with the question, or a text with
+    columns in braces, such as "{question} Answer with a number." messages: the column with a list of messages, instead
+    of `prompt`. answer: the column with the expected answer, or a path into it, such as "reward_model.ground_truth".
+    answer_after: only what comes after this text in it counts, such as "####". scorer: a name of `registry.SCORERS` or
+    "module:function"; scorer_options: its keyword arguments. held_out: the share of rows that is for evaluation only.
+    split: which side this task asks. epochs: 0: without end. tags: columns that reach the metrics.
     """
 
     name = "rows"
@@ -101,6 +100,7 @@ class RowsTask(TextTask):
             secret=number,
             tags={tag: str(self._value(row, tag, number)) for tag in self._tags},
             row=self._key(number),
+            where=self._rows.place(number),
         )
 
     def reward(self, prompt: TextPrompt, answer: Answer) -> Any:
@@ -128,7 +128,7 @@ class RowsTask(TextTask):
         messages = self._value(row, self._messages, number)
         if not isinstance(messages, list) or not messages or not all(map(_is_message, messages)):
             raise OperatorFault(
-                f"rows: row {number}: {self._messages}: expected a list of messages with "
+                f"rows: {self._rows.place(number)}: {self._messages}: expected a list of messages with "
                 "role and content"
             )
         return [{"role": each["role"], "content": each["content"]} for each in messages]
@@ -140,7 +140,7 @@ class RowsTask(TextTask):
             return self._prompt.format_map(row)
         except (KeyError, IndexError, ValueError, AttributeError) as error:
             raise OperatorFault(
-                f"rows: row {number}: prompt {self._prompt!r} cannot be filled in: {error!r}; "
+                f"rows: {self._rows.place(number)}: prompt {self._prompt!r} cannot be filled in: {error!r}; "
                 f"its columns are {', '.join(row)}"
             ) from error
 
@@ -151,11 +151,16 @@ class RowsTask(TextTask):
         return found.strip()
 
     def _value(self, row: DataRow, column: str, number: int) -> Any:
-        if column not in row or row[column] is None:
+        found: Any = row.get(column)
+        if column not in row and "." in column:
+            found = row
+            for name in column.split("."):
+                found = found.get(name) if isinstance(found, Mapping) else None
+        if found is None:
             raise OperatorFault(
-                f"rows: row {number} has no {column!r}; its columns are {', '.join(row)}"
+                f"rows: {self._rows.place(number)} has no {column!r}; its columns are {', '.join(row)}"
             )
-        return row[column]
+        return found
 
     def _require_columns(self) -> None:
         """OperatorFault: the first row lacks a column that is asked for."""

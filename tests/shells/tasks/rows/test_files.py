@@ -149,3 +149,29 @@ def test_a_byte_order_mark_is_no_part_of_a_column(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     path.write_bytes("q,a\n1,2\n".encode("utf-8-sig"))
     assert RowFiles([path]).row(0) == {"q": "1", "a": "2"}
+
+
+def test_values_may_be_as_long_as_the_file(tmp_path: Path) -> None:
+    long = "x" * 300_000
+    path = write_csv(tmp_path / "rows.csv", [{"question": long, "answer": "1"}])
+    assert RowFiles([path]).row(0) == {"question": long, "answer": "1"}
+    lines = write_json(tmp_path / "rows.jsonl", [{"question": long * 100, "answer": {"a": ["1"]}}])
+    assert RowFiles([lines]).row(0)["answer"] == {"a": ["1"]}
+
+
+@pytest.mark.parametrize(
+    "name", ["rows [v2]*.jsonl", "~rows.jsonl", "rün #1 100%.JSONL", " .jsonl", "a\nb.jsonl"]
+)
+def test_a_file_may_have_any_name(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / "data[1]"
+    folder.mkdir()
+    write_json(folder / name, ROWS[:2])
+    rows = RowFiles(found_files([str(folder / name)]))
+    assert rows.place(1) == f"row 1 of {name}"
+
+
+def test_a_row_that_is_no_csv_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_bytes(b"question,answer\nwhat,1\nwh\rat,2\n")
+    with pytest.raises(OperatorFault, match=r"rows\.csv: "):
+        RowFiles([path])

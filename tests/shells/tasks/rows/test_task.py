@@ -105,3 +105,15 @@ def test_what_does_not_fit_is_told_in_one_line(
     with pytest.raises(OperatorFault, match=says) as fault:
         task(file, **options)
     assert "\n" not in str(fault.value)
+
+
+def test_an_answer_may_lie_deeper(tmp_path: Path) -> None:
+    path = tmp_path / "nested.jsonl"
+    row = {"question": "1 + 1?", "reward_model": {"ground_truth": "2"}, "a.b": "3"}
+    path.write_text(json.dumps(row))
+    options = {"prompt": "question", "answer": "reward_model.ground_truth"}
+    made = RowsTask(str(path), **options)
+    assert made.expected(made.prompt(0)).text == "2"
+    assert RowsTask(str(path), **{**options, "answer": "a.b"}).expected(made.prompt(0)).text == "3"
+    with pytest.raises(OperatorFault, match=r"row 0 of nested\.jsonl has no 'reward_model\.other'"):
+        RowsTask(str(path), **{**options, "answer": "reward_model.other"})
