@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from echo2d.core.base.codec import INT_MAX
 from echo2d.core.protocol.sampling import TEMPERATURE_MAX, TEMPERATURE_MIN, Sampling
 from echo2d.core.work.calls.open_calls import CHOICES_MAX
 from echo2d.net.gateway.errors import unusable
@@ -103,7 +104,10 @@ def read_ask(body: Mapping[str, Any], own: frozenset[str], *, logprobs: bool) ->
         ),
         stops=_stops(body.get("stop")),
         stop_token_ids=_token_ids(body, "stop_token_ids", STOP_IDS_MAX),
-        rng_seed=None if seed is None else _integer(body, "seed", 0, 0, SEED_MAX),
+        # OpenAI's seeds have a sign.
+        rng_seed=None
+        if seed is None
+        else _integer(body, "seed", 0, -INT_MAX - 1, INT_MAX) % (SEED_MAX + 1),
         logprobs=logprobs,
         special=not _boolean(body, "skip_special_tokens", default=True),
         stream=_boolean(body, "stream"),
@@ -205,10 +209,10 @@ def _message(message: Any, name: str) -> dict[str, Any]:
         if isinstance(message.get(key), str)
     }
     calls = _tool_calls(message.get("tool_calls") or [], f"{name}.tool_calls")
-    if not calls:
-        return {**kept, "content": _content(message.get("content"), name)}
-    content = "" if message.get("content") is None else _content(message["content"], name)
-    return {**kept, "content": content, "tool_calls": calls}
+    # A tool may return nothing, and an assistant may only call tools, or refuse.
+    silent = message.get("content") is None and message["role"] in ("assistant", "tool")
+    said = {**kept, "content": "" if silent else _content(message.get("content"), name)}
+    return {**said, "tool_calls": calls} if calls else said
 
 
 def _tool_calls(calls: Any, name: str) -> list[dict[str, Any]]:

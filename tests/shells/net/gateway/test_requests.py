@@ -18,7 +18,7 @@ from echo2d.core.protocol.trajectory import (
 )
 from echo2d.core.work.calls.events import CallId, ChoiceGrew
 from echo2d.net.gateway.errors import CallRefusal
-from echo2d.net.gateway.requests import read_ask, read_messages, read_tools
+from echo2d.net.gateway.requests import SEED_MAX, read_ask, read_messages, read_tools
 from echo2d.net.gateway.responses import ChoiceOutput
 from echo2d.store.json_log import FILES, JsonLog
 from echo2d.texts.tool_calls import read_answer
@@ -52,7 +52,7 @@ def test_output_that_is_cut_names_its_own_tokens_only() -> None:
     [
         {"temperature": 10**400},
         {"n": 0}, {"n": True}, {"n": 1.0}, {"temperature": float("nan")}, {"temperature": "hot"}, {"top_p": 0},
-        {"seed": -1},
+        {"seed": 1 << 63}, {"seed": 0.5},
         {"stop": 3}, {"stop": ["a"] * 5}, {"stop": "\ud800"}, {"stop_token_ids": ["a"]}, {"stream": 1}, {"tools": [{}]},
         {"response_format": {"type": "json_object"}}, {"presence_penalty": 0.5}, {"frequency_penalty": False},
         {"stream_options": {"other": 1}}, {"max_tokens": 0}, {"what": 1}, {"logit_bias": {"1": 5}},
@@ -85,7 +85,7 @@ def test_neutral_values_and_nulls_are_fine() -> None:
      [{"role": "user", "content": "\ud800"}], [{"role": "assistant", "content": "", "tool_calls": [{}]}],
      [{"role": "assistant", "tool_calls": [{**CALL, "function": {"name": "look", "arguments": {}}}]}],
      [{"role": "assistant", "tool_calls": [{**CALL, "id": "\ud800"}]}],
-     [{"role": "assistant", "tool_calls": []}], [{"role": "tool", "tool_call_id": "\ud800", "content": ""}],
+     [{"role": "tool", "tool_call_id": "\ud800", "content": ""}],
      [{"role": "user", "content": "", "audio": {"id": "x"}}]],
 )  # fmt: skip
 def test_messages_are_text(messages: Any) -> None:
@@ -108,6 +108,20 @@ def test_tool_calls_and_their_results_are_messages() -> None:
         {"role": "assistant", "content": "", "tool_calls": [CALL]},
         {"role": "tool", "tool_call_id": "c1", "content": "x"},
         {"role": "assistant", "reasoning_content": "so", "content": "y"},
+    ]
+
+
+def test_what_official_clients_send_today_is_taken() -> None:
+    """Seeds with a sign, a tool without output, an assistant that said nothing."""
+    seeds = [
+        read_ask({"seed": seed}, NONE, logprobs=False).rng_seed for seed in (-1, -(1 << 63), 7)
+    ]
+    assert seeds == [SEED_MAX, 0, 7]
+    result = {"role": "tool", "tool_call_id": "c1", "content": None}
+    said = {"role": "assistant", "content": None, "refusal": "no", "tool_calls": None}
+    assert read_messages([said, result]) == [
+        {"role": "assistant", "content": ""},
+        {"role": "tool", "tool_call_id": "c1", "content": ""},
     ]
 
 
