@@ -166,6 +166,11 @@ def _tail(model: Any, device: torch.device) -> LogitTail:
     head = model.get_output_embeddings()
     if head is None:
         raise OperatorFault(f"learner.model: {type(model).__name__} has no head over a vocabulary")
+    if model.base_model is model:
+        raise OperatorFault(
+            f"learner.model: {type(model).__name__} does not give the hidden states below its head, which the learner "
+            "scores; SGLang can serve it, and another trainer train it (echo2d.client)"
+        )
     asked: list[Tensor] = []
 
     def replace(_: object, __: object, output: Tensor) -> Tensor:

@@ -10,7 +10,15 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import BloomConfig, GPT2Config, MambaConfig, MistralConfig, Qwen3MoeConfig
+from transformers import (
+    BloomConfig,
+    GPT2Config,
+    Lfm2Config,
+    MambaConfig,
+    MistralConfig,
+    Qwen3MoeConfig,
+    Qwen3NextConfig,
+)
 
 from echo2d.core.protocol.answer_end import OutputLimit
 from echo2d.core.protocol.sampling import WHOLE, Sampling
@@ -202,13 +210,24 @@ def test_a_prompt_that_comes_again_is_not_computed_again(
 # policy
 
 
-def test_a_model_without_attention_is_refused(tmp_path: Path) -> None:
-    save_random_model(
-        tmp_path,
+SMALL: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
         MambaConfig(vocab_size=VOCAB_SIZE, hidden_size=32, num_hidden_layers=2),
-        rng_seed=0,
-    )
-    with pytest.raises(EngineFault, match="KV cache"):
+        Lfm2Config(**SMALL, layer_types=["conv", "full_attention"] * 2),
+        Qwen3NextConfig(**SMALL, linear_num_value_heads=4, linear_num_key_heads=2, num_experts=4),
+    ],
+    ids=lambda config: str(config.model_type),
+)
+def test_a_model_with_layers_without_attention_is_refused(config: Any, tmp_path: Path) -> None:
+    save_random_model(tmp_path, config, rng_seed=0)
+    with pytest.raises(EngineFault, match=r"^the model does not keep .* take SGLang"):
         loaded(tmp_path)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from transformers import Gemma2Config
+from transformers import Gemma2Config, Llama4TextConfig
 
 from echo2d.client import OperatorFault
 from echo2d.learner.batch.packing import MicroBatch, micro_batches
@@ -115,3 +115,11 @@ def test_a_model_without_a_head_is_the_operators_fault(base: Path) -> None:
     model.get_output_embeddings = lambda: None
     with pytest.raises(OperatorFault, match="has no head"):
         AnswerScorer(model)
+
+
+def test_a_model_that_hides_its_states_is_refused_in_one_line() -> None:
+    small = Llama4TextConfig(**SMALL, intermediate_size_mlp=48, num_local_experts=2)
+    with pytest.raises(
+        OperatorFault, match=r"Llama4ForCausalLM does not give .* SGLang can serve it"
+    ):
+        AnswerScorer(made(small))
