@@ -63,6 +63,7 @@ WORKER_REST_S = 1.0
 # So much of a failure does an accepted result make up for.
 FORGIVES = 1 / 32
 REST_S_MAX = 30.0
+FAILURES_MAX = 6.0  # after so many a rest is REST_S_MAX
 # Forms that one hello may name; a peer keeps the frames of four.
 FORMS_MAX = 64
 
@@ -174,10 +175,14 @@ class Peer:
 
         Leases that fail while it rests are not counted again: they have the same cause.
         """
-        if now >= self.rest_until and WORKER_REST_S * 2.0**self.failures < 2.0 * REST_S_MAX:
-            self.failures += 1.0
+        self.failures = min(FAILURES_MAX, self.failures + (now >= self.rest_until))
         rest_s = min(REST_S_MAX, WORKER_REST_S * 2.0 ** max(0.0, self.failures - 1.0))
         self.rest_until = max(self.rest_until, now + max(at_least_s, rest_s))
+
+    def left_alone(self, samples: int) -> bool:
+        """It rests, because it left so many samples alone: all count but one, which did. Whether it is no accident."""
+        self.failures = min(FAILURES_MAX, self.failures + samples - 1)
+        return self.failures > 2.0
 
     def succeeded(self) -> None:
         """One of its results was accepted."""

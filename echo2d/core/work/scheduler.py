@@ -425,7 +425,7 @@ class LeaseScheduler:
             # Faster than this one. Who was fast once and is not any more makes all others look slow for minutes.
             fast = SLOW_TIMES * self.deliveries.speed(worker) if worker in slow else math.inf
             faster = {each: speed for each, speed in others.items() if speed > fast}
-            elsewhere, taken = min(faster.values(), default=0.0), 0
+            elsewhere, taken, left = min(faster.values(), default=0.0), 0, 0
             for lease in held:
                 left_alone = lease.key in alone
                 free = sum([each.free for each in (others if left_alone else faster)]) - taken
@@ -433,12 +433,13 @@ class LeaseScheduler:
                 if len(lease.samples) > free or not late:
                     continue
                 taken += len(lease.samples)
-                if left_alone:
-                    self.deliveries.left_alone(worker)
+                left += left_alone
                 if left_alone or not any(lease.longest.get(each) for each in lease.samples):
                     actions += self._blame(lease, peer, "late", "nothing was written", now)
                 actions += self.cancel(lease)
                 actions += self._lose(lease, "late", "it is late there", now)
+            if left and peer is not None and peer.left_alone(left):
+                self.deliveries.left_alone(worker)
         return actions
 
     def _left_alone(self, lease: Lease, whole_s: float, now: float) -> bool:
@@ -450,6 +451,9 @@ class LeaseScheduler:
         if peer is None or peer.state != "joined" or lease.kind != TRAINING:
             return False
         if self._exclusive and self._must_refit(peer):
+            return False
+        # It has a newer version, and may be taking it: how long that takes, nobody knows the first time.
+        if peer.refit_pause_s is None and peer.stands not in (None, peer.serving):
             return False
         given_s = whole_s * 2.0 ** min(lease.key.attempt, RANK_MAX)
         return lease.idle_s(now) >= given_s + self._pause_s(peer)

@@ -9,6 +9,7 @@ from echo2d.core.base.ids import PeerId, RunId, SessionId
 from echo2d.core.cluster.events import CloseSession, PeerConnected, Send
 from echo2d.core.cluster.membership import (
     ACKNOWLEDGED_MAX,
+    FAILURES_MAX,
     FLIP_WINDOW_S,
     FORGIVES,
     HEARTBEATS_MISSED_MAX,
@@ -193,6 +194,18 @@ def test_there_is_room_for_so_many_and_gone_ones_make_room() -> None:
     assert club.members.get(PeerId("0")) is None
 
 
+def test_a_sample_left_alone_is_an_accident_and_many_are_not() -> None:
+    joined, _ = Club().hello()
+    assert joined is not None
+    joined.peer.rest(10.0)
+    assert not joined.peer.left_alone(1)
+    assert not joined.peer.left_alone(2)
+    assert joined.peer.left_alone(20)
+    for _ in range(round(FAILURES_MAX / FORGIVES)):
+        joined.peer.succeeded()
+    assert joined.peer.failures == 0.0
+
+
 def test_failures_mean_rest_and_successes_end_it() -> None:
     joined, _ = Club().hello()
     assert joined is not None
@@ -209,7 +222,7 @@ def test_failures_mean_rest_and_successes_end_it() -> None:
     peer.succeeded()
     peer.rest(200.0 + begins)
     assert peer.rest_until == 200.0 + begins + REST_S_MAX, "one result is no excuse"
-    for _ in range(round(6 / FORGIVES)):
+    for _ in range(round(FAILURES_MAX / FORGIVES)):
         peer.succeeded()
     begins += REST_S_MAX
     peer.rest(200.0 + begins)
