@@ -110,7 +110,8 @@ def _files(folder: Path, prefix: str = "") -> list[tuple[str, Path]]:
             continue
         if path.is_dir():
             found += _files(path, f"{name}/")
-        elif path.suffix in _SUFFIXES:
+        # Other JSON beside the code may be somebody's own.
+        elif path.suffix in _SUFFIXES or path.name == "tokenizer_classes.json":
             found.append((name, path))
     return found
 
