@@ -12,7 +12,7 @@ from tools.house_report import Module, offered, read_modules, surface
 
 # A commit that raises a limit does nothing else, and says why.
 BUDGET = {
-    "code lines: echo2d": 55_217,
+    "code lines: echo2d": 55_223,
     "code lines: learner": 5_589,
     "commands": 24,
     "commands: offered by click": 24,
@@ -20,7 +20,7 @@ BUDGET = {
     "options: offered by click": 157,
     "keys": 270,
     "keys: of simulations": 53,
-    "constants": 1_378,
+    "constants": 1_379,
 }
 TO_DO = "Remove something, or raise the limit in a commit of its own that says why"
 
