@@ -15,7 +15,6 @@ from importlib.resources import files as package_files
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
-from tokenizers.models import BPE
 from tokenizers.processors import TemplateProcessing
 
 from echo2d.errors import OperatorFault
@@ -94,6 +93,7 @@ def _load(files: Mapping[str, bytes]) -> LoadedTokenizer | str:
     """A text: why it cannot be read here."""
     settings, config = _object(files, SETTINGS), _object(files, CONFIG)
     document = json.loads(files[TOKENIZER])
+    document["model"].pop("merges", None)  # the library reads them, and nobody here
     if fault := _refusal(settings, config):
         return fault
     name = _class_of(settings, config, files[TOKENIZER])
@@ -105,10 +105,9 @@ def _load(files: Mapping[str, bytes]) -> LoadedTokenizer | str:
         told = {**cls["tokens"], **told}
     if document.get("padding") is not None:
         told.setdefault("pad_token", document["padding"]["pad_token"])
-    if cls is None:
-        tokenizer = Tokenizer.from_buffer(files[TOKENIZER])
-    else:
-        document, tokenizer = _rebuilt(document, cls, told)
+    tokenizer = Tokenizer.from_buffer(files[TOKENIZER])
+    if cls is not None:
+        document, tokenizer = _rebuilt(document, tokenizer, cls, told)
     tokenizer.no_truncation()
     tokenizer.no_padding()
     named = _named(told)
@@ -199,24 +198,29 @@ def _extra(told: Mapping[str, Any]) -> list[_Token]:
 
 
 def _rebuilt(
-    document: dict[str, Any], cls: Mapping[str, Any], told: Mapping[str, Any]
+    document: dict[str, Any], tokenizer: Tokenizer, cls: Mapping[str, Any], told: Mapping[str, Any]
 ) -> tuple[dict[str, Any], Tokenizer]:
-    """The document with the pipeline of the class in the place of its own, and its tokenizer without added tokens."""
+    """The document with the pipeline of the class in the place of its own, and its tokenizer without added tokens.
+
+    tokenizer: of the file; it is used up.
+    """
     made = {key: cls[key] for key in ("normalizer", "pre_tokenizer", "decoder", "model")}
     given = {key: told[key] for key in cls["settings"] if told.get(key) is not None}
     for other in cls["others"]:
         if other["given"].items() == given.items():
             made.update(other["then"])
-    model, own = document["model"], made["model"]
-    flags = {key: value for key, value in own.items() if key != "type" and value is not None}
-    if "unk_token" in flags:
-        flags["unk_token"] = str(told["unk_token"])
-    empty = {**own, "vocab": {}, "merges": []}
+    empty = {**made["model"], "vocab": {}, "merges": []}
     outline = {**document, **made, "model": empty, "added_tokens": []}
-    tokenizer = Tokenizer.from_str(json.dumps(outline))
-    merges = [tuple(each.split(" ") if isinstance(each, str) else each) for each in model["merges"]]
-    tokenizer.model = BPE(vocab=model["vocab"], merges=merges, **flags)
-    return {**outline, "model": {**empty, "vocab": model["vocab"]}}, tokenizer
+    made_anew = Tokenizer.from_str(json.dumps(outline))
+    # Vocabulary and merges stay where the library has them: they may be hundreds of thousands.
+    model = tokenizer.model
+    for key, value in made["model"].items():
+        if key != "type":
+            setattr(model, key, value)
+    if model.unk_token is not None:
+        model.unk_token = str(told["unk_token"])
+    made_anew.model = model
+    return {**outline, "model": {**empty, "vocab": document["model"]["vocab"]}}, made_anew
 
 
 def _add(
