@@ -73,6 +73,13 @@ def test_few_folders_are_refused(tmp_path: Path) -> None:
     assert len(refused) <= 4, refused
 
 
+def test_the_table_of_classes_is_that_of_the_installed_transformers() -> None:
+    """Otherwise: `python tools/tokenizer_classes.py`, and look at what has changed."""
+    from tools.tokenizer_classes import TARGET, text
+
+    assert TARGET.read_text() == text()
+
+
 def installed_templates() -> list[Path]:
     """The chat templates of all packages that are installed here, or in the environments of `make nightly`."""
     roots = [Path(sysconfig.get_path("purelib")), *REPO.glob(".cache/*/venv/lib/*/site-packages")]
