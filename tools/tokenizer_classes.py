@@ -86,7 +86,13 @@ def described(cls: type[Any]) -> dict[str, Any]:
         if given and made != usual:
             differs = {key: value for key, value in made.items() if value != usual[key]}
             others.append({"given": given, "then": differs})
-    return {"tokens": defaults(cls), "settings": names, "readds": readds(cls), **usual, "others": others}
+    return {
+        "tokens": defaults(cls),
+        "settings": names,
+        "readds": readds(cls),
+        **usual,
+        "others": others,
+    }
 
 
 def text() -> str:

@@ -210,7 +210,7 @@ def test_a_prompt_that_comes_again_is_not_computed_again(
 # policy
 
 
-SMALL: dict[str, Any] = {
+SIZES_OF_ALL: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4,
     "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
 }  # fmt: skip
@@ -220,8 +220,10 @@ SMALL: dict[str, Any] = {
     "config",
     [
         MambaConfig(vocab_size=VOCAB_SIZE, hidden_size=32, num_hidden_layers=2),
-        Lfm2Config(**SMALL, layer_types=["conv", "full_attention"] * 2),
-        Qwen3NextConfig(**SMALL, linear_num_value_heads=4, linear_num_key_heads=2, num_experts=4),
+        Lfm2Config(**SIZES_OF_ALL, layer_types=["conv", "full_attention"] * 2),
+        Qwen3NextConfig(
+            **SIZES_OF_ALL, linear_num_value_heads=4, linear_num_key_heads=2, num_experts=4
+        ),
     ],
     ids=lambda config: str(config.model_type),
 )

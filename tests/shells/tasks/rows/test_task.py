@@ -111,7 +111,7 @@ def test_an_answer_may_lie_deeper(tmp_path: Path) -> None:
     path = tmp_path / "nested.jsonl"
     row = {"question": "1 + 1?", "reward_model": {"ground_truth": "2"}, "a.b": "3"}
     path.write_text(json.dumps(row))
-    options = {"prompt": "question", "answer": "reward_model.ground_truth"}
+    options: dict[str, Any] = {"prompt": "question", "answer": "reward_model.ground_truth"}
     made = RowsTask(str(path), **options)
     assert made.expected(made.prompt(0)).text == "2"
     assert RowsTask(str(path), **{**options, "answer": "a.b"}).expected(made.prompt(0)).text == "3"
