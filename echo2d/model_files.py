@@ -36,11 +36,12 @@ class WeightFiles:
     def unread(self) -> str:
         """A sentence about the files that are ignored; empty: there are none."""
         names = ", ".join(path.name for path in self.ignored)
-        return names and f"not read, because {self.reason}: {names}"
-
-    @property
-    def reason(self) -> str:
-        return f"{SINGLE} counts" if self.index is None else f"{self.index.name} does not name them"
+        reason = (
+            f"{self.read[0].name} counts"
+            if self.index is None
+            else f"{self.index.name} does not name them"
+        )
+        return names and f"not read, because {reason}: {names}"
 
 
 def weight_files(directory: Path) -> WeightFiles:

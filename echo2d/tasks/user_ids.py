@@ -46,7 +46,7 @@ class BorrowedUser:
                 lock = path.open("ab")
                 with suppress(BlockingIOError, FileNotFoundError):
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    # Somebody may have removed the file that another program has locked.
+                    # The locked file may have been removed, and another one made under its name.
                     is_it = os.path.samestat(os.fstat(lock.fileno()), path.stat())
                     if is_it and not processes_of(uid):
                         return BorrowedUser(uid, lock)

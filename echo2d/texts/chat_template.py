@@ -18,8 +18,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-TEMPLATE = "chat_template.jinja"
-TOOL_TEMPLATE = "additional_chat_templates/tool_use.jinja"
+from echo2d.texts.files import TEMPLATE, TOOL_TEMPLATE
 
 # Names of a message's reasoning. The first one is what templates read.
 _REASONING = ("reasoning_content", "thinking", "reasoning")

@@ -7,18 +7,13 @@ from blake3 import blake3
 
 from echo2d.errors import OperatorFault, path_fault
 
+TOKENIZER, SETTINGS, CLASS_FILE = "tokenizer.json", "tokenizer_config.json", "config.json"
+SPECIAL_TOKENS, ADDED_TOKENS = "special_tokens_map.json", "added_tokens.json"
+TEMPLATE, TOOL_TEMPLATE = "chat_template.jinja", "additional_chat_templates/tool_use.jinja"
 # They decide which tokens a text has.
-TOKEN_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.jinja",
-    "additional_chat_templates/tool_use.jinja",
-)
-CLASS_FILE = "config.json"
+TOKEN_FILES = (TOKENIZER, SETTINGS, SPECIAL_TOKENS, ADDED_TOKENS, TEMPLATE, TOOL_TEMPLATE)
 TEXT_FILES = (*TOKEN_FILES, CLASS_FILE)
-# Of config.json: they choose the tokenizer's class where tokenizer_config.json does not.
+# These keys of config.json name the tokenizer's class if tokenizer_config.json names none.
 CLASS_KEYS = ("model_name", "model_type", "tokenizer_class")
 
 

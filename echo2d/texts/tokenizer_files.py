@@ -18,9 +18,7 @@ from tokenizers import AddedToken, Tokenizer
 from tokenizers.processors import TemplateProcessing
 
 from echo2d.errors import OperatorFault
-
-TOKENIZER, SETTINGS, CONFIG = "tokenizer.json", "tokenizer_config.json", "config.json"
-SPECIAL_TOKENS, ADDED_TOKENS = "special_tokens_map.json", "added_tokens.json"
+from echo2d.texts.files import ADDED_TOKENS, CLASS_FILE, SETTINGS, SPECIAL_TOKENS, TOKENIZER
 
 _PLAIN = ("PreTrainedTokenizer", "TokenizersBackend", "PythonBackend", "MistralCommonBackend")
 # Settings that count for nothing where there is a tokenizer.json.
@@ -91,7 +89,7 @@ def _class_of(settings: Mapping[str, Any], config: Mapping[str, Any], built: byt
 
 def _load(files: Mapping[str, bytes]) -> LoadedTokenizer | str:
     """A text: why it cannot be read here."""
-    settings, config = _object(files, SETTINGS), _object(files, CONFIG)
+    settings, config = _object(files, SETTINGS), _object(files, CLASS_FILE)
     document = json.loads(files[TOKENIZER])
     document["model"].pop("merges", None)  # the library reads them, and nobody here
     if fault := _refusal(settings, config):

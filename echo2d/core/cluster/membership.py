@@ -325,7 +325,7 @@ class Membership:
 
     def accuse(self, accuser: Peer, accused: Peer, *, now: float) -> PeerId:
         """A bad frame came over the edge of these two peers; returns which one is at fault."""
-        # Whoever has two boxes must not shut out those of others. About their own they may well agree.
+        # The owner of two boxes must not quarantine a box of another owner by accusing it twice.
         owner = "" if accuser.token == accused.token else accuser.token
         is_seed = accuser.kind == "seed"
         at_fault = self._quarantine.accuse(

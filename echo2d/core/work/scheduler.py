@@ -403,7 +403,7 @@ class LeaseScheduler:
         So does what any worker leaves alone.
         """
         actions: list[Any] = []
-        # Before anybody has answered, nobody knows how long an answer takes.
+        # Until the first answer, the time of an answer is not known, and no lease counts as left alone.
         slow, answer_s = self.deliveries.slow(), self.deliveries.answer_s
         whole_s = max(TRIAL_S, answer_s or math.inf)
         alone = {
@@ -452,7 +452,7 @@ class LeaseScheduler:
             return False
         if self._exclusive and self._must_refit(peer):
             return False
-        # It has a newer version, and may be taking it: how long that takes, nobody knows the first time.
+        # The worker has verified a newer version and may be loading it. Its first refit has no known length.
         if peer.refit_pause_s is None and peer.stands not in (None, peer.serving):
             return False
         given_s = whole_s * 2.0 ** min(lease.key.attempt, RANK_MAX)

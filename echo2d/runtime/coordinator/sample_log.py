@@ -30,7 +30,7 @@ from echo2d.core.work.events import (
     SampleReturned,
     SampleRewarded,
 )
-from echo2d.errors import StoreFault
+from echo2d.errors import OperatorFault, StoreFault
 from echo2d.runtime.coordinator.shown_samples import ShownSamples, mean_reward
 from echo2d.runtime.run_dir.run_directory import existing_run
 from echo2d.store.json_log import JsonLog, read_json_log
@@ -154,12 +154,17 @@ class SampleLog:
 def open_sample_log(
     run_dir: Path, bytes_max: int, groups: Iterable[StoredGroup], model: Path | None
 ) -> SampleLog:
-    """The sample log of a run, with the tokenizer of `model` if it has one. Blocking.
+    """The sample log of a run, with the tokenizer of `model` if it has one that can be read. Blocking.
 
-    OperatorFault: the tokenizer cannot be read.
+    OperatorFault: a file of the model cannot be read.
     """
-    files = {} if model is None else read_text_files(model)
-    texts = ModelTexts(files) if "tokenizer.json" in files else None
+    files, texts = {} if model is None else read_text_files(model), None
+    if "tokenizer.json" in files:
+        try:
+            texts = ModelTexts(files)
+        except OperatorFault as fault:
+            # A run whose tasks are in tokens does without it; a task in text has refused to start by now.
+            log.warning("samples are shown as token ids: %s", fault)
     return SampleLog(JsonLog(run_dir, SAMPLE_LOG, bytes_max), groups, texts)
 
 

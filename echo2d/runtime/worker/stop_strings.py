@@ -21,22 +21,23 @@ from echo2d.texts.model_texts import ModelTexts
 
 
 class ServedTexts:
-    """The tokenizer of the version that is served; made anew only when its file changes."""
+    """The tokenizer of the version that is served; made anew only when a file of it changes."""
 
     def __init__(self) -> None:
         self._files: Mapping[str, bytes] = {}
-        self._made: tuple[bytes, ModelTexts] | None = None
+        self._made: tuple[Mapping[str, bytes], ModelTexts] | None = None
 
     def serve(self, files: Mapping[str, bytes]) -> None:
         """The served version has these text files."""
-        self._files = files
+        if files != self._files:
+            self._files = files
 
     async def get(self) -> ModelTexts:
         """EngineFault: the version has no tokenizer that can be read."""
-        source = self._files.get("tokenizer.json", b"")
-        if self._made is None or self._made[0] != source:
+        source = self._files
+        if self._made is None or self._made[0] is not source:
             try:
-                self._made = source, await asyncio.to_thread(ModelTexts, self._files)
+                self._made = source, await asyncio.to_thread(ModelTexts, source)
             except OperatorFault as fault:
                 raise EngineFault(f"stop strings need a tokenizer: {fault}") from fault
         return self._made[1]

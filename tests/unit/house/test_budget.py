@@ -20,7 +20,7 @@ BUDGET = {
     "options: offered by click": 157,
     "keys": 270,
     "keys: of simulations": 53,
-    "constants": 1_379,
+    "constants": 1_376,
 }
 TO_DO = "Remove something, or raise the limit in a commit of its own that says why"
 

@@ -6,6 +6,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from echo2d.core.base.ids import Digest, GroupId, LeaseId, PeerId, Version
 from echo2d.core.coordinator.events import CoordinatorRecord
 from echo2d.core.protocol.trajectory import (
@@ -136,3 +138,16 @@ async def test_groups_from_before_a_restart_are_shown(tmp_path: Path) -> None:
     )
     assert (line["prompt"], line["samples"][0]["reward"]) == ("q", 1.0)
     assert json.dumps(line)
+
+
+async def test_samples_are_token_ids_where_no_tokenizer_can_be_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A run whose tasks are in tokens starts with such a model, too."""
+    model = write_text_model(tmp_path / "model")
+    (model / "tokenizer_config.json").write_text(
+        '{"auto_map": {"AutoTokenizer": ["its.Own", null]}}'
+    )
+    log = await asyncio.to_thread(open_sample_log, tmp_path, 1 << 20, (), model)
+    assert log._texts is None
+    assert "samples are shown as token ids: the snapshot's tokenizer: auto_map" in caplog.text

@@ -150,3 +150,13 @@ async def test_a_version_without_a_tokenizer_cannot_write_such_a_lease() -> None
     texts = ServedTexts()
     with pytest.raises(EngineFault, match="stop strings need a tokenizer"):
         await texts.get()
+
+
+async def test_a_tokenizer_is_made_anew_when_any_of_its_files_changes() -> None:
+    texts, files = ServedTexts(), {"tokenizer.json": TOKENIZER.to_str().encode()}
+    texts.serve(files)
+    first = await texts.get()
+    texts.serve(dict(files))
+    assert await texts.get() is first
+    texts.serve({**files, "tokenizer_config.json": b'{"bos_token": "<new>"}'})
+    assert "<new>" in (await texts.get()).added.values()

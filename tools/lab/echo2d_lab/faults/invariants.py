@@ -468,7 +468,7 @@ class InvariantChecker:
             given_bytes = sum([len(each.tokens) for _, each in turns if each is not None])
             left = [len(kept.partial.tokens) for kept, each in turns if each and each.anew]
             output += max(left, default=0)  # what came before the newest branch
-            # What is said was decided before all that the ledger has: its episode may be void by now.
+            # The ledger may be ahead of the message: the same transaction may have forgotten the episode.
             void = lease.earlier and (lease.group, lease.samples[0]) in self.ledger.forgotten
             assert void or 4 * (lease.earlier + lease.written) + given_bytes == output
             self.handed_over += lease.written > 0

@@ -65,7 +65,7 @@ class MemoryLedger:
         self.given: dict[HeldLease, LeaseGiven] = {}
         self.answered: dict[tuple[GroupId, int], AcceptedResult] = {}
         self.turns: dict[tuple[GroupId, int], list[tuple[TurnKept, TurnAnswered | None]]] = {}
-        # Episodes that began anew and have no turn since.
+        # The samples whose episodes were forgotten and have kept no turn since.
         self.forgotten: set[tuple[GroupId, int]] = set()
         self.answered_turns: dict[tuple[GroupId, int, int], AcceptedResult] = {}
         self.frozen: dict[int, BatchFrozen] = {}

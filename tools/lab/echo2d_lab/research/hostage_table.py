@@ -21,7 +21,7 @@ import time
 from itertools import islice
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 import openai
 
@@ -88,15 +88,7 @@ class Run:
     def _call_on(self) -> None:
         """One call after another; until its token is known and a version is served, calls are refused."""
         out = self._folder / "app.token"
-        create_token(
-            self._folder / "coordinator",
-            "app",
-            role="gateway",
-            url=self._url,
-            out=out,
-            max_workers=None,
-            expires="1d",
-        )
+        self._create_token("app", "gateway", out, None)
         client = openai.OpenAI(
             base_url=f"{self._url}/v1",
             api_key=json.loads(out.read_text())["secret"],
@@ -109,6 +101,19 @@ class Run:
                 self.call_s.append(time.monotonic() - began)
             except openai.OpenAIError:
                 time.sleep(1.0)
+
+    def _create_token(
+        self, name: str, role: Literal["gateway", "worker"], out: Path, max_workers: int | None
+    ) -> None:
+        create_token(
+            self._folder / "coordinator",
+            name,
+            role=role,
+            url=self._url,
+            out=out,
+            max_workers=max_workers,
+            expires="7d",
+        )
 
     def join(self, name: str, slots: int, *flags: str) -> None:
         limits = (f"--slots={slots}", "--threads=1", *flags)
@@ -131,15 +136,7 @@ class Run:
         """Boxes of one token; returns their names."""
         names = [f"slow-{number}" for number in range(count)]
         token = self._folder / "slow.token"
-        create_token(
-            self._folder / "coordinator",
-            "slow",
-            role="worker",
-            url=self._url,
-            out=token,
-            max_workers=count,
-            expires="7d",
-        )
+        self._create_token("slow", "worker", token, count)
         for name in names:
             shutil.copy(token, self._folder / f"{name}.token")
             self.join(name, slots, "--set", f"tokens_per_s_max={tokens_per_s}")
