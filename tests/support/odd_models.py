@@ -3,7 +3,7 @@
 import json
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,7 @@ def _shards(folder: Path, rng: random.Random) -> None:
     shard(folder, rng.randint(2, 4))
 
 
-def _stale_shards(folder: Path, rng: random.Random) -> None:
+def stale_shards(folder: Path, rng: random.Random) -> None:
     """Of an older revision, in more files, as a download into the same folder leaves them."""
     stale = other(tensors_of(folder))
     shard(folder, 2)
@@ -110,7 +110,7 @@ def _tied_equal(folder: Path, rng: random.Random) -> None:
     set_config(folder, tie_word_embeddings=True)
 
 
-def _tied_other(folder: Path, rng: random.Random) -> None:
+def tied_other(folder: Path, rng: random.Random) -> None:
     tensors = tensors_of(folder)
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"] + 1.0
     keep(folder, tensors)
@@ -145,21 +145,23 @@ def _missing_shard(folder: Path, rng: random.Random) -> None:
 
 
 READ: tuple[Callable[[Path, random.Random], None], ...] = (
-    _shards, _stale_shards, _consolidated, _copy, _both, _named, _inv_freq, _no_prefix, _dtype, _tied_equal,
+    _shards, stale_shards, _consolidated, _copy, _both, _named, _inv_freq, _no_prefix, _dtype, _tied_equal,
 )  # fmt: skip
 # Those that nobody reads right, or that transformers reads with another head than its config says.
-REFUSED = (_tied_other, _twice, _compiled, _value_head, _no_index, _missing_shard)
+REFUSED = (tied_other, _twice, _compiled, _value_head, _no_index, _missing_shard)
 
 
-def draw(seed: int, folder: Path, tokenizer: Path) -> tuple[str, str, bool]:
+def draw(
+    seed: int, folder: Path, tokenizer: Path, families: Sequence[str] = tuple(FAMILIES)
+) -> tuple[str, str, bool]:
     """Writes a directory: its family, its oddity, and whether it can be read."""
     rng = random.Random(seed)
     odd = (*READ, *REFUSED)[seed % 16] if seed < 16 else rng.choice(READ)
-    family = rng.choice(list(FAMILIES))
-    if odd in (_no_prefix, _tied_equal, _tied_other, _inv_freq, _twice):
+    family = rng.choice(families)
+    if odd in (_no_prefix, _tied_equal, tied_other, _inv_freq, _twice):
         family = rng.choice(["qwen3", "llama"])
     saved(
-        folder, family, tokenizer, **({"tie_word_embeddings": False} if odd is _tied_other else {})
+        folder, family, tokenizer, **({"tie_word_embeddings": False} if odd is tied_other else {})
     )
     odd(folder, rng)
     return family, odd.__name__.strip("_"), odd in READ

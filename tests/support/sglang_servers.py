@@ -4,6 +4,9 @@ import asyncio
 import os
 from pathlib import Path
 
+import torch
+from transformers import AutoModelForCausalLM
+
 from echo2d.engines.server.process import ServerProcess
 from echo2d.engines.sglang.client import SglangClient
 from echo2d.engines.sglang.launch import Launch
@@ -16,6 +19,7 @@ FLAGS = (
 )  # fmt: skip
 # A server starts in half a minute on a quiet machine; only one that hangs takes this long.
 START_S_MAX = 900.0
+PROMPT, TOKENS = [3, 1, 2, 5, 4, 9], 8
 
 
 def launch(folder: Path, *flags: str) -> Launch:
@@ -31,3 +35,29 @@ async def until_ready(process: ServerProcess) -> None:
                 await asyncio.sleep(0.5)
     finally:
         await server.close()
+
+
+async def answered(model: Path, folder: Path) -> list[tuple[float, int]]:
+    """Logprobs and tokens that a server starting with this model draws greedily."""
+    process = ServerProcess(launch(folder))
+    await process.start(model, "start")
+    try:
+        await until_ready(process)
+        server = SglangClient(process.url, api_key=process.api_key, admin_key=process.admin_key)
+        sampling = {"temperature": 0, "max_new_tokens": TOKENS, "ignore_eos": True}
+        body = {"input_ids": PROMPT, "sampling_params": sampling, "return_logprob": True}
+        chunks = [chunk async for chunk in server.generate({**body, "stream": True})]
+        await server.close()
+    finally:
+        await process.stop()
+    # A chunk has the tokens since the one before.
+    found = [each for chunk in chunks for each in chunk["meta_info"]["output_token_logprobs"]]
+    return [(logprob, token) for logprob, token, _ in found]
+
+
+def logprobs(model: Path, tokens: list[int]) -> list[float]:
+    """The logprobs of the answer's tokens by transformers."""
+    loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    with torch.no_grad():
+        found = loaded(torch.tensor([PROMPT + tokens])).logits[0].log_softmax(-1)
+    return [float(found[len(PROMPT) - 1 + place, token]) for place, token in enumerate(tokens)]
