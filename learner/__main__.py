@@ -34,7 +34,9 @@ from echo2d.client import (
     PeerFault,
     StoreFault,
 )
+from echo2d.config.run import module_folders
 from echo2d.config.tables import print_tables
+from echo2d.extras import install_command
 from echo2d.learner.batch.prefetch import BatchPrefetch
 from echo2d.learner.config import LearnerConfig, Place, notifier, place
 from echo2d.learner.notice import NoticeWatch, asker
@@ -77,6 +79,9 @@ def main(arguments: list[str] | None = None) -> int:
     except (PeerFault, IntegrityFault, StoreFault, OSError) as fault:
         return failures.report(str(fault), 1)
     except Exception as error:  # noqa: BLE001 - the other ranks must hear of any failure
+        if isinstance(error, ModuleNotFoundError) and error.name in ("torch", "transformers"):
+            needs = f"the learner needs {error.name}: {install_command('torch')}"
+            return failures.report(needs, 2)
         if failures.is_lost_rank(error):
             return failures.report(f"lost another rank: {error}", 1)
         traceback.print_exc()
@@ -132,9 +137,18 @@ class _FailureReport:
         print(f"learner: {who}{' '.join(line.split())}", file=sys.stderr)  # noqa: T201
 
 
+def _load(options: argparse.Namespace) -> LearnerConfig:
+    """The config, whose functions of the operator's are found from now on."""
+    config = LearnerConfig.load(options.config, options.settings)
+    if config.advantages or config.loss or config.notice:
+        # Behind all that is installed: a file there must not stand for a library.
+        sys.path += map(str, module_folders(options.config, options.settings))
+    return config
+
+
 def _plan(options: argparse.Namespace) -> int:
     """Print the plan. Returns the exit code: 2 if the rows do not fit."""
-    config = LearnerConfig.load(options.config)
+    config = _load(options)
     if options.ranks < 1 or options.gpu_gib < 0:
         raise OperatorFault("--ranks and --gpu-gib: expected positive numbers")
     from echo2d.learner.plan import as_json, device_for, lines, plan
@@ -147,7 +161,7 @@ def _plan(options: argparse.Namespace) -> int:
 
 def _export(options: argparse.Namespace, here: Place) -> int:
     """Write a checkpoint as a Hugging Face directory, and print what was written. Returns 0."""
-    config, (step, directory) = LearnerConfig.load(options.config), options.export
+    config, (step, directory) = _load(options), options.export
     if here.size > 1:
         raise OperatorFault("--export needs one process; start it without echo2d.learner.torchrun")
     from echo2d.learner.model import lora
@@ -166,7 +180,7 @@ def _export(options: argparse.Namespace, here: Place) -> int:
 
 
 def _run(options: argparse.Namespace, here: Place, failures: _FailureReport) -> None:
-    config, prefetch = LearnerConfig.load(options.config), BatchPrefetch()
+    config, prefetch = _load(options), BatchPrefetch()
     service = notifier(here)
     if here.size > 1:
         from echo2d.learner.ranks.ranks import Rendezvous
@@ -245,6 +259,14 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     what.add_argument("--config", type=Path, help="TOML file with a [learner] table")
     what.add_argument(
         "--print-config", action="store_true", help="print every key of that table and exit"
+    )
+    parser.add_argument(
+        "--set",
+        dest="settings",
+        action="append",
+        default=[],
+        metavar="TABLE.KEY=VALUE",
+        help="another value of a key, such as learner.lr=1e-5; may be given several times",
     )
     parser.add_argument(
         "--resume", action="store_true", help="continue from the newest checkpoint, if any"

@@ -1,18 +1,20 @@
 """Read and check the [learner] table of the run's TOML file; tables of other programs are ignored.
 
 The coordinator decides staleness bound, publish period, trajectories per step and group size, and
-sends them with the session. Relative paths start at the working directory. An OperatorFault names
-the key that is wrong.
+sends them with the session. What [run] of the same file says is not said again. An OperatorFault
+names the key that is wrong.
 """
 
 import math
 import os
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from echo2d.client import OperatorFault
-from echo2d.config.tables import Table, key, read_toml, table_of
+from echo2d.config.run import RunTable
+from echo2d.config.tables import Table, folder_of, key, read_toml, table_of, with_settings
 from echo2d.sd_notify import Notifier
 
 Mean = Literal["token", "sequence", "constant"]
@@ -148,16 +150,23 @@ class Recipe(Table):
 class LearnerConfig(Recipe):
     """The whole [learner] table, checked when it is made."""
 
-    url: str = key("the coordinator, https://HOST:PORT; http:// means no TLS")
+    url: str = key(
+        "the coordinator, https://HOST:PORT; http:// means no TLS; empty: that of the token file",
+        "",
+    )
     token_file: Path = key(
-        "of the role learner: RUN_DIR/tokens/learner.token on the coordinator's host; elsewhere made by"
-        " `echo2d token create NAME --role learner`"
+        "of the role learner; away from the coordinator's host it is made by `echo2d token create NAME"
+        " --role learner`",
+        or_else="RUN_DIR/tokens/learner.token",
     )
-    model: Path = key("base model: a Hugging Face directory with safetensors and a tokenizer")
+    model: Path = key(
+        "base model: a Hugging Face directory with safetensors and a tokenizer",
+        or_else="run.base_model",
+    )
     snapshot_root: Path = key(
-        "the coordinator's run.snapshot_root; versions are published from here"
+        "the coordinator's; versions are published from here", or_else="run.snapshot_root"
     )
-    out_dir: Path = key("metrics.jsonl and checkpoints/")
+    out_dir: Path = key("metrics.jsonl and checkpoints/", Path("learner"))
     track: tuple[Literal["tensorboard", "wandb"], ...] = key(
         "boards that also show the metrics; each needs its package", ()
     )
@@ -285,15 +294,27 @@ class LearnerConfig(Recipe):
     )
 
     @staticmethod
-    def load(path: Path) -> "LearnerConfig":
-        """Read the table from a TOML file."""
-        document = read_toml(path)
+    def load(path: Path, settings: Iterable[str] = ()) -> "LearnerConfig":
+        """Read the table from a TOML file. settings: TABLE.KEY=VALUE, each instead of what the file says."""
+        document = with_settings(read_toml(path), settings)
         if LearnerConfig.TABLE not in document:
             raise OperatorFault(
                 f"{path}: expected a table [{LearnerConfig.TABLE}]; found none: `echo2d learn "
                 "--print-config` prints one, and `echo2d init` fills it in"
             )
-        return LearnerConfig.read(table_of(document, LearnerConfig.TABLE))
+        return LearnerConfig.of(document, folder_of(path))
+
+    @staticmethod
+    def of(document: Mapping[str, Any], folder: Path = Path()) -> "LearnerConfig":
+        """The table of a parsed file; what it leaves out is that of [run]. folder: of the file."""
+        values = dict(table_of(document, LearnerConfig.TABLE))
+        if RunTable.TABLE in document:
+            run = RunTable.read(table_of(document, RunTable.TABLE), folder)
+            values.setdefault("token_file", run.run_dir / "tokens" / "learner.token")
+            values.setdefault("snapshot_root", run.snapshot_root)
+            if run.base_model is not None:
+                values.setdefault("model", run.base_model)
+        return LearnerConfig.read(values, folder)
 
     def explicit(self, *, cuda: bool) -> "LearnerConfig":
         """With what `auto` means on a GPU or a CPU, for the keys where this is known from the device alone."""

@@ -10,7 +10,6 @@ A thread asks every NOTICE_POLL_S. A question that fails is logged once and aske
 stops the learner.
 """
 
-import importlib
 import json
 import logging
 import threading
@@ -22,6 +21,7 @@ from http import HTTPStatus
 from pathlib import Path
 
 from echo2d.client import OperatorFault
+from echo2d.own_modules import load_own
 
 # A notice comes 30 s before the end at the latest, and the clouds advise to ask every 5 s or more often.
 NOTICE_POLL_S = 2.0
@@ -124,8 +124,8 @@ def asker(source: str, *, base: str | None = None) -> AskForNotice:
             f'"module:function"; found {source!r}'
         )
     try:
-        hook = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
+        hook = load_own(source)
+    except (ImportError, AttributeError, OperatorFault) as error:
         raise OperatorFault(f"learner.notice: cannot load {source!r}: {error}") from error
     return lambda: _of_hook(hook)
 

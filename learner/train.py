@@ -170,7 +170,7 @@ class Learner:
             )
 
     def _train(self) -> None:
-        self._service.starting(f"opening a session at {self._config.url}")
+        self._service.starting(f"opening a session at {self._config.url or 'the coordinator'}")
         session = self._open_session()
         self._published = self._step
         self._epoch, self._publish_every = session.epoch, session.publish_every

@@ -18,7 +18,7 @@ from echo2d.cli.files import files
 from echo2d.cli.foresight import plan, simulate
 from echo2d.cli.keeping import keep
 from echo2d.cli.parts import FullSentences
-from echo2d.cli.recipes import init
+from echo2d.cli.recipes import init, try_run
 from echo2d.cli.tokens import token
 from echo2d.cli.watching import demo, samples, status
 from echo2d.cli.workers import worker
@@ -31,7 +31,7 @@ ELSEWHERE = {
 }
 
 SECTIONS = {
-    "Run": (init, coordinate, join, learn, envs, demo),
+    "Run": (init, try_run, coordinate, join, learn, envs, demo),
     "Look": (status, samples, doctor),
     "Operate": (token, worker, rented, keep, files),
     "Measure": (plan, simulate),

@@ -32,7 +32,7 @@ def doctor(
     """
     import asyncio
 
-    from echo2d.config.coordinator import leads_a_run
+    from echo2d.config.run import leads_a_run
     from echo2d.runtime.doctor.finding import exit_code
 
     given, settings = worker_options(words)

@@ -1,4 +1,4 @@
-"""`echo2d init`: set up a run after a few questions."""
+"""`echo2d init` sets up a run after a few questions; `echo2d try` tries its tasks before a box is paid for."""
 
 import inspect
 import json
@@ -6,21 +6,23 @@ import shutil
 import socket
 import sys
 from collections.abc import Iterable
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from echo2d.cli.parts import DIRECTORY, json_option, set_option
+from echo2d.cli.parts import DIRECTORY, FILE, end, json_option, set_option
 from echo2d.errors import OperatorFault
 from echo2d.registry import SCORERS, TASKS, load
 
 if TYPE_CHECKING:
-    from echo2d.recipes.math import Preview
-    from echo2d.recipes.run_folder import WrittenRun
+    from collections.abc import Iterator
 
-SHOWN_CHARS = 600  # of the first prompt
+    from echo2d.recipes.run_folder import WrittenRun
+    from echo2d.runtime.trial import Tell, Trial
+
 SHOWN_TOKENS = 4  # files that are named
 TASK_CHOICES = {
     "tiny": "digits to sort, with a tiny model that is made here, to try it all out",
@@ -91,14 +93,15 @@ KIND_QUESTION = "Which one: package.module:Class, or a name of `echo2d init --li
 def init(*, yes: bool, list_tasks: bool, as_json: bool, **given: Any) -> None:
     """Set up a run: a few questions, then its config, its tokens, and the commands to type next.
 
-    Each question has an option that answers it. What is named is tried before anything is written:
-    the task is started and its first prompt made; of questions, the first rows are read and an
-    expected answer is judged.
+    Each question has an option that answers it. What is named is tried as by `echo2d try`, but for
+    answers of the model, before anything is written.
     """
     if list_tasks:
         _list_tasks(as_json=as_json)
         return
-    written, preview = _set_up(given, asks=sys.stdin.isatty() and not (yes or as_json))
+    with _telling() as tell:
+        asks = sys.stdin.isatty() and not (yes or as_json)
+        written, trial = _set_up(given, tell, asks=asks)
     here, there = next_commands(written)
     if as_json:
         facts = {"config": str(written.config), "url": written.url, "task": written.task}
@@ -106,16 +109,79 @@ def init(*, yes: bool, list_tasks: bool, as_json: bool, **given: Any) -> None:
             "boxes": [str(path) for path in written.boxes],
             "agents": None if written.agents is None else str(written.agents),
         }
-        questions = None if preview is None else asdict(preview)
-        click.echo(
-            json.dumps(
-                {**facts, "tokens": tokens, "here": here, "there": there, "questions": questions}
-            )
-        )
+        told = {"here": here, "there": there, "trial": asdict(trial)}
+        click.echo(json.dumps({**facts, "tokens": tokens, **told}))
         return
-    if preview is not None:
-        _explain(preview)
+    _show(trial)
     _tell(written, here, there)
+
+
+@click.command("try")
+@click.option("--config", type=FILE, required=True, help="TOML file of the run.")
+@set_option("Another value of a key: TABLE.KEY=VALUE, such as sampling.max_new_tokens=200")
+@click.option(
+    "--prompts",
+    type=click.IntRange(1, 64),
+    default=2,
+    show_default=True,
+    help="Prompts of each task to show and to answer.",
+)
+@click.option(
+    "--samples",
+    type=click.IntRange(0, 1024),
+    default=0,
+    help="Answers of the base model to each prompt. Default: the run's group_size.",
+)
+@click.option(
+    "--answer", "answers", multiple=True, help="Score this text, instead of the model's answers."
+)
+@click.option("--no-answers", is_flag=True, help="Let the base model write none.")
+@json_option("Print one JSON object.")
+def try_run(
+    config: Path,
+    *,
+    settings: tuple[str, ...],
+    prompts: int,
+    samples: int,
+    answers: tuple[str, ...],
+    no_answers: bool,
+    as_json: bool,
+) -> None:
+    """Try a run's tasks: its prompts, a few answers of the base model, and what they are worth.
+
+    Everything runs in the task's own processes, with the walls and limits that the run has, and the
+    expected answers of the first 200 rows are judged, too. Nothing is written, and no coordinator is
+    needed. Exit code 1: the run would end over something.
+    """
+    import asyncio
+
+    from echo2d.config.coordinator import CoordinatorConfig
+    from echo2d.runtime.trial import TrialOptions, hold_trial
+
+    loaded = CoordinatorConfig.load(config, settings)
+    options = TrialOptions(prompts, samples, answers, generate=not no_answers)
+    with _telling() as tell:
+        trial = asyncio.run(hold_trial(loaded, options, tell))
+    if as_json:
+        click.echo(json.dumps(asdict(trial)))
+    else:
+        _show(trial)
+    end(1 if trial.problems else 0)
+
+
+@contextmanager
+def _telling() -> "Iterator[Tell]":
+    """Says on a terminal's last line what is tried, and how much of it is done."""
+    from echo2d.views.progress import progress_line
+
+    with progress_line() as line:
+        yield (lambda *_: None) if line is None else line.show
+
+
+def _show(trial: "Trial") -> None:
+    from echo2d.views.trial import trial_lines
+
+    click.echo("\n".join(trial_lines(asdict(trial))))
 
 
 def _tell(written: "WrittenRun", here: list[str], there: list[str]) -> None:
@@ -134,14 +200,18 @@ def _tell(written: "WrittenRun", here: list[str], there: list[str]) -> None:
         click.echo(f"Agents play with {written.agents} (docs/environments.md).")
 
 
-def _set_up(given: dict[str, Any], *, asks: bool) -> "tuple[WrittenRun, Preview | None]":
-    """Ask what is not given, and write the run; of questions, also what was found out about them.
-
-    OperatorFault: it cannot be.
-    """
-    from echo2d.recipes.any_task import TaskJob, write_task_run
-    from echo2d.recipes.math import ANSWERS, QUESTIONS, MathJob, first_row, guess, write_config
-    from echo2d.recipes.run_folder import Boxes, WrittenRun, issue_tokens
+def _set_up(given: dict[str, Any], tell: "Tell", *, asks: bool) -> "tuple[WrittenRun, Trial]":
+    """Ask what is not given, try the run, and write it. OperatorFault: it cannot be."""
+    from echo2d.recipes.new_run import (
+        ANSWERS,
+        QUESTIONS,
+        NewRun,
+        Questions,
+        first_row,
+        guess,
+        set_up,
+    )
+    from echo2d.recipes.run_folder import Boxes
 
     def decide(name: str, question: str, offered: Any) -> Any:
         return _decide(given, name, question, offered, asks=asks)
@@ -158,6 +228,7 @@ def _set_up(given: dict[str, Any], *, asks: bool) -> "tuple[WrittenRun, Preview 
     model = None if task == "tiny" else Path(decide("base_model", MODEL_QUESTION, None))
     if model == Path(_TINY):
         model = None
+    questions = None
     if task == "questions":
         if model is None:
             raise OperatorFault("--base-model: the tiny one reads no text; expected a directory")
@@ -167,29 +238,24 @@ def _set_up(given: dict[str, Any], *, asks: bool) -> "tuple[WrittenRun, Preview 
         prompt = decide("prompt", f"{which} question?", guess(columns, QUESTIONS))
         answer = decide("answer", f"{which} expected answer?", guess(columns, ANSWERS))
         scorer = given["scorer"] or "math"
+        questions = Questions(rows, prompt, answer, scorer, given["held_out_rows"])
     tokens = 12 if model is None else decide("max_new_tokens", "Tokens of an answer at most?", 1024)
     host = decide("host", "At which address do the boxes reach this host?", _own_address())
-    count = decide("boxes", "How many boxes will join?", 1)
+    boxes = Boxes(decide("boxes", "How many boxes will join?", 1), one_token=given["one_token"])
     folder = Path(decide("out", "In which new folder shall the run live?", "run"))
-    boxes, settings = Boxes(count, one_token=given["one_token"]), tuple(given["settings"])
-    if model is None or task != "questions":
-        job = TaskJob(task, folder, host, kind, model, given["port"], tokens, boxes, settings)
-        return write_task_run(job), None
-    judged = (f"task.options.scorer={scorer}", *settings)
-    asked = MathJob(
-        model,
-        rows,
-        prompt,
-        answer,
-        tokens,
+    job = NewRun(
+        task,
         folder,
         host,
+        kind,
+        questions,
+        model,
         given["port"],
-        given["held_out_rows"],
-        judged,
+        tokens,
+        boxes,
+        tuple(given["settings"]),
     )
-    config, preview = write_config(asked)
-    return WrittenRun(config, preview.url, task, issue_tokens(folder, preview.url, boxes)), preview
+    return set_up(job, tell)
 
 
 def _decide(given: dict[str, Any], name: str, question: str, offered: Any, *, asks: bool) -> Any:
@@ -225,19 +291,6 @@ def next_commands(written: "WrittenRun") -> tuple[list[str], list[str]]:
         f"{echo2d} status --run-dir {written.run_dir} --watch",
     ]
     return here, [f"{echo2d} join --token-file {written.boxes[0].name} --state-dir state"]
-
-
-def _explain(preview: "Preview") -> None:
-    """What was found out about the questions."""
-    shown = preview.text[:SHOWN_CHARS] + ("..." if len(preview.text) > SHOWN_CHARS else "")
-    click.echo(
-        f"{preview.trained:,} questions to train on, {preview.held_out:,} held out; "
-        f"the longest of the first prompts has {preview.longest} tokens.\n\n"
-        f"The first prompt, as the model reads it:\n\n{_indented(shown.splitlines())}\n\n"
-        f"The answer to it: {preview.expected}\n"
-    )
-    if preview.differs:
-        click.echo(f"NOTE: {preview.differs}. The model does not know such prompts.\n")
 
 
 def _list_tasks(*, as_json: bool) -> None:

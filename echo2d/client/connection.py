@@ -39,11 +39,21 @@ UPLOAD_PART_BYTES = 1 << 20
 log = logging.getLogger("echo2d.client")
 
 
+def _url_in(token_file: Path) -> str:
+    if not (url := read_token_file(token_file).url):
+        raise OperatorFault(
+            f"{token_file} names no coordinator; expected its URL, https://HOST:PORT"
+        )
+    return url
+
+
 class ApiConnection:
-    """A connection to a coordinator. timeout_s: a call retries an unreachable one for this long."""
+    """A connection to a coordinator. url: empty: that of the token file. timeout_s: a call retries an
+    unreachable one for this long.
+    """
 
     def __init__(self, url: str, *, token_file: Path, timeout_s: float) -> None:
-        self.url = coordinator_url(url)
+        self.url = coordinator_url(url or _url_in(token_file))
         self.losses = 0  # requests that were retried
         self._token_file = token_file
         self._timeout_s = timeout_s

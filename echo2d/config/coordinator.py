@@ -8,12 +8,11 @@ host: each program reads its own tables and ignores those of the others.
 import ipaddress
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from echo2d.config.limits import (
-    DISK_BYTES_MAX,
     NEW_TOKENS_MAX,
     PATIENCE_MAX,
     PORT_MAX,
@@ -22,7 +21,8 @@ from echo2d.config.limits import (
     uplink_bytes_per_s,
 )
 from echo2d.config.renting import ProviderConfig, RentTable, read_providers
-from echo2d.config.tables import Table, key, read_toml, table_of, with_settings
+from echo2d.config.run import RunTable
+from echo2d.config.tables import Table, folder_of, key, meant, read_toml, table_of, with_settings
 from echo2d.config.tasks import EvalTable, SamplingTable, TaskTable
 from echo2d.errors import OperatorFault
 from echo2d.registry import SHAPES
@@ -40,31 +40,6 @@ EVALS_MAX = 64
 PRICES_MAX = 256
 
 OTHER_TABLES = frozenset({"learner", "worker", "provider"})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunTable(Table):
-    TABLE: ClassVar[str] = "run"
-
-    run_dir: Path = key(
-        "directory of this run: its key, tokens, ledger and versions (created with mode 0700)"
-    )
-    snapshot_root: Path = key("the learner may publish only directories inside this one")
-    base_model: Path | None = key(
-        "model directory: gives the vocabulary size; LoRA adapters must belong to it", None
-    )
-    disk_bytes_max: int = key(
-        "bytes that versions and uploads may take here; frames may take as many again",
-        DISK_BYTES_MAX,
-        low=1,
-    )
-    name: str = key("name of this run, for people; empty: that of its directory", "")
-    keep_every: int = key(
-        "keep a version of every so many train steps for `echo2d keep export`, while there is room; 0: only"
-        " the last one and those with the best scores",
-        0,
-        low=0,
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -365,7 +340,10 @@ COORDINATOR_TABLES: tuple[type[Table], ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorConfig:
-    """The configuration of `echo2d coordinate`."""
+    """The configuration of `echo2d coordinate`.
+
+    folder: of its file. learner: the [learner] table as it stands, if there is one.
+    """
 
     run: RunTable
     coordinator: ServeTable
@@ -382,6 +360,8 @@ class CoordinatorConfig:
     rent: RentTable
     prices: tuple[PriceTable, ...] = ()
     providers: tuple[ProviderConfig, ...] = ()
+    folder: Path = Path()
+    learner: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _ = self.link.networks, self.link.uplink_bytes_per_s_max  # raises if they are wrong
@@ -426,6 +406,12 @@ class CoordinatorConfig:
                     f"{name}: {value} compares the answers of a group; expected policy.group_size of "
                     "at least 2; found 1"
                 )
+        if self.learner and not self.learner.get("advantages"):
+            raise OperatorFault(
+                f"policy.group_size: {self.learner.get('objective', 'grpo')} compares the answers of a "
+                "group, and one alone teaches nothing; expected at least 2, or learner.advantages of "
+                "your own; found 1"
+            )
 
     def sampling_of(self, task: TaskTable, *, greedy: bool = False) -> SamplingTable:
         """How this task's answers are drawn. OperatorFault: its own keys are wrong.
@@ -495,31 +481,40 @@ class CoordinatorConfig:
                 f"(trajectories_per_step / group_size); found {exact}"
             )
 
+    @property
+    def module_folders(self) -> tuple[Path, ...]:
+        """Where modules of the operator's are looked for, behind all that is installed; none without a file."""
+        folders = (self.folder, *self.run.modules)
+        return tuple(each for each in folders if each.is_absolute())
+
     @staticmethod
     def load(path: Path, settings: Iterable[str] = ()) -> "CoordinatorConfig":
         """Read a TOML file. settings: TABLE.KEY=VALUE, each instead of what the file says."""
-        return CoordinatorConfig.read(with_settings(read_toml(path), settings))
+        return CoordinatorConfig.read(with_settings(read_toml(path), settings), folder_of(path))
 
     @staticmethod
-    def read(document: Mapping[str, Any]) -> "CoordinatorConfig":
-        """Read a parsed TOML document."""
+    def read(document: Mapping[str, Any], folder: Path = Path()) -> "CoordinatorConfig":
+        """Read a parsed TOML document. folder: relative paths count from it."""
         tables = {cls.TABLE: dict(table_of(document, cls.TABLE)) for cls in COORDINATOR_TABLES}
         several = (TaskTable.TABLE, EvalTable.TABLE, PriceTable.TABLE)
         for name in document:
             if name not in tables and name not in OTHER_TABLES and name not in several:
-                expected = (*tables, *(f"[{each}]" for each in several), *sorted(OTHER_TABLES))
-                raise OperatorFault(f"[{name}]: unknown table; expected {', '.join(expected)}")
+                raise OperatorFault(
+                    f"[{name}]: unknown table; {meant(name, [*tables, *several, *sorted(OTHER_TABLES)])}"
+                )
         tasks = _rows(document, TaskTable.TABLE, TASKS_MAX) or [{}]
         checked: dict[str, Any] = {
-            cls.TABLE: cls.read(tables[cls.TABLE]) for cls in COORDINATOR_TABLES
+            cls.TABLE: cls.read(tables[cls.TABLE], folder) for cls in COORDINATOR_TABLES
         }
         checked["link"] = checked["link"].beside(checked["coordinator"])
         return CoordinatorConfig(
             **checked,
-            tasks=tuple(map(TaskTable.read, tasks)),
+            tasks=tuple(TaskTable.read(task, folder) for task in tasks),
             evals=tuple(map(EvalTable.read, _rows(document, EvalTable.TABLE, EVALS_MAX))),
             prices=tuple(map(PriceTable.read, _rows(document, PriceTable.TABLE, PRICES_MAX))),
             providers=read_providers(document),
+            folder=folder,
+            learner=table_of(document, "learner"),
         )
 
 
@@ -541,8 +536,3 @@ def _rows(document: Mapping[str, Any], name: str, most: int) -> list[dict[str, A
     ):
         raise OperatorFault(f"[[{name}]]: expected at most {most} tables, in double brackets")
     return [dict(row) for row in rows]
-
-
-def leads_a_run(path: Path) -> bool:
-    """Whether this TOML file is for a learner's host: it has a [run] table."""
-    return RunTable.TABLE in read_toml(path)

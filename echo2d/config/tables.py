@@ -1,12 +1,12 @@
 """TOML tables as frozen, checked dataclasses.
 
 Each key is declared in one place with its default, unit, limits and meaning. A program reads its
-own tables of a file that may serve several programs. Relative paths count from the working
-directory. Any mistake is an OperatorFault that names `table.key`, what was expected and what was
-found.
+own tables of a file that may serve several programs. Relative paths count from the file's folder.
+Any mistake is an OperatorFault that names `table.key`, what was expected and what was found.
 """
 
 import dataclasses
+import difflib
 import json
 import tomllib
 import types
@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Literal, Self, Union
 from echo2d.errors import OperatorFault, path_fault
 
 NUMBERS = (int, float)
+_ALIKE = 0.7  # of two names, one of which is a mistyped other
 
 
 def key(
@@ -26,14 +27,18 @@ def key(
     default: Any = dataclasses.MISSING,
     *,
     choices: Collection[str] | None = None,
+    or_else: str = "",
     **limits: float,
 ) -> Any:
     """One key of a table. A key without a default is required.
 
     limits: `low` and `high` (inclusive), `above` (exclusive). choices: the values that a key of
-    type `str` may have; for a registry's names, which a `Literal` cannot list.
+    type `str` may have; for a registry's names, which a `Literal` cannot list. or_else: what stands
+    for a required key that is left out, where the table's reader fills it in.
     """
-    metadata = {"doc": doc, **({} if choices is None else {"choices": tuple(choices)}), **limits}
+    metadata = {"doc": doc, "or_else": or_else, **limits}
+    if choices is not None:
+        metadata["choices"] = tuple(choices)
     if callable(default):
         return field(default_factory=default, metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -124,31 +129,45 @@ class Table:
             raise OperatorFault(f"{self.TABLE}.{item.name}: expected {expected}; found {value!r}")
 
     @classmethod
-    def read(cls, values: Mapping[str, Any]) -> Self:
-        """Make the table from parsed TOML, where paths are text."""
+    def read(cls, values: Mapping[str, Any], folder: Path = Path()) -> Self:
+        """Make the table from parsed TOML, where paths are text. folder: relative paths count from it."""
         hints = typing.get_type_hints(cls)
         keys = {item.name: item for item in dataclasses.fields(cls)}
         for name in values:
             if name not in keys:
-                raise OperatorFault(
-                    f"{cls.TABLE}.{name}: unknown key; expected one of {', '.join(keys)}"
-                )
+                raise OperatorFault(f"{cls.TABLE}.{name}: unknown key; {meant(name, keys)}")
         for name, item in keys.items():
             if name not in values and item.default is item.default_factory is dataclasses.MISSING:
                 raise OperatorFault(
                     f"{cls.TABLE}.{name}: expected {_expected(hints[name], item)}; found nothing"
                 )
-        return cls(**{name: _from_toml(hints[name], value) for name, value in values.items()})
+        defaults = {
+            name: item.default for name, item in keys.items() if isinstance(item.default, Path)
+        }
+        return cls(
+            **{
+                name: _from_toml(hints[name], value, folder)
+                for name, value in {**defaults, **values}.items()
+            }
+        )
 
 
-def _from_toml(hint: Any, value: Any) -> Any:
+def meant(name: str, keys: Collection[str]) -> str:
+    """Which key was probably meant; all of them, if none is alike."""
+    near = difflib.get_close_matches(name, keys, 1, _ALIKE)
+    return f"did you mean {near[0]}?" if near else f"expected one of {', '.join(keys)}"
+
+
+def _from_toml(hint: Any, value: Any, folder: Path) -> Any:
     """Convert what TOML cannot express: paths and tuples."""
-    if (hint is Path or Path in typing.get_args(hint)) and type(value) is str:
+    if typing.get_origin(hint) is tuple and type(value) is list:
+        return tuple(_from_toml(typing.get_args(hint)[0], each, folder) for each in value)
+    if (hint is Path or Path in typing.get_args(hint)) and isinstance(value, str | Path):
         try:
-            return Path(value).expanduser()
+            return folder / Path(value).expanduser()
         except RuntimeError as error:
             raise OperatorFault(f"{value}: there is no such user's directory") from error
-    return tuple(value) if typing.get_origin(hint) is tuple and type(value) is list else value
+    return value
 
 
 def table_of(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -157,6 +176,11 @@ def table_of(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     if not isinstance(table, dict):
         raise OperatorFault(f"{name}: expected a table; found {table!r}")
     return table
+
+
+def folder_of(path: Path) -> Path:
+    """The folder from which the relative paths of this file count."""
+    return path.absolute().parent
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -205,7 +229,11 @@ def with_settings(document: dict[str, Any], settings: Iterable[str]) -> dict[str
 def _toml(value: Any) -> str:
     if type(value) is tuple:
         return f"[{', '.join(map(_toml, value))}]"
-    return str(value) if isinstance(value, float) else json.dumps(value)
+    return (
+        str(value)
+        if isinstance(value, float)
+        else json.dumps(str(value) if isinstance(value, Path) else value)
+    )
 
 
 def _key_lines(item: "dataclasses.Field[Any]", hint: Any) -> list[str]:
@@ -215,7 +243,8 @@ def _key_lines(item: "dataclasses.Field[Any]", hint: Any) -> list[str]:
     if item.default_factory is not dataclasses.MISSING:
         return [comment, f"{item.name} = {{}}"]
     if item.default is dataclasses.MISSING:
-        return [comment + "; required", f"# {item.name} ="]
+        other = item.metadata["or_else"]
+        return [comment + (f"; left out: {other}" if other else "; required"), f"# {item.name} ="]
     return [
         comment,
         f"# {item.name} =" if item.default is None else f"{item.name} = {_toml(item.default)}",

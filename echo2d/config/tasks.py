@@ -1,6 +1,7 @@
 """The tables of tasks, of their evaluations, and of how their answers are drawn."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from echo2d.config.limits import NEW_TOKENS_MAX
@@ -126,7 +127,7 @@ class TaskTable(Table):
     environment: tuple[str, ...] = key(
         "names of environment variables of the coordinator that the task gets", ()
     )
-    read_paths: tuple[str, ...] = key(
+    read_paths: tuple[Path, ...] = key(
         "files and directories that the task needs, besides Python's and its rows", ()
     )
 

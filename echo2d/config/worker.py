@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from echo2d.config.limits import DISK_BYTES_MAX, PORT_MAX, USD_MAX, uplink_bytes_per_s
-from echo2d.config.tables import Table, key, read_toml, table_of, with_settings
+from echo2d.config.tables import Table, folder_of, key, read_toml, table_of, with_settings
 from echo2d.errors import OperatorFault
 from echo2d.registry import ENGINES
 
@@ -163,9 +163,14 @@ class WorkerConfig(Table):
     ) -> "WorkerConfig":
         """Read the file's [worker] table. settings: KEY=VALUE, each instead of what the file says.
 
-        `overrides` (`{"url": ...}`) win.
+        `overrides` (`{"url": ...}`) win; their paths count from the current directory.
         """
         document = read_toml(path) if path is not None else {}
         with_settings(document, (f"{WorkerConfig.TABLE}.{each}" for each in settings))
         values = table_of(document, WorkerConfig.TABLE)
-        return WorkerConfig.read({**values, **(overrides or {})})
+        given = {
+            name: value.absolute() if isinstance(value, Path) else value
+            for name, value in (overrides or {}).items()
+        }
+        folder = Path() if path is None else folder_of(path)
+        return WorkerConfig.read({**values, **given}, folder)

@@ -60,8 +60,6 @@ MEASURES: Mapping[DemoTask, Callable[..., float]] = {
 
 CONFIG = """\
 [run]
-run_dir = "{run}/coordinator"
-snapshot_root = "{run}/snapshots"
 base_model = "{model}"
 
 [coordinator]
@@ -95,11 +93,6 @@ enabled = true
 
 DEMO_LEARNER = """
 [learner]
-url = "{url}"
-token_file = "{run}/coordinator/tokens/learner.token"
-model = "{model}"
-snapshot_root = "{run}/snapshots"
-out_dir = "{run}/learner"
 steps = {steps}
 lr = 2e-4
 threads = 1
@@ -228,7 +221,7 @@ def _start_coordinator(demo: Demo, run: Path, model: Path, programs: Programs) -
     programs.start("coordinator", "-m", "echo2d", "coordinate", "--config", str(config))
     announced = json.loads(wait_for(run / "coordinator" / "coordinator.json", programs, START_S))
     url = str(announced["url"])
-    learner = DEMO_LEARNER.format(**facts, steps=demo.steps, url=url)
+    learner = DEMO_LEARNER.format(**facts, steps=demo.steps)
     # A coordinator that is started again is found where it was.
     ports = f"port = {announced['port']}\n\n[link]\nport = 0"
     config.write_text(config.read_text().replace("port = 0", ports) + learner)

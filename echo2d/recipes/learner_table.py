@@ -1,15 +1,16 @@
 """The [learner] table, which the learner checks itself, for programs that write or show whole configs."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from echo2d.config.tables import print_tables
 from echo2d.learner.config import LearnerConfig
 
 
-def check_learner_table(document: Mapping[str, Any]) -> None:
+def check_learner_table(document: Mapping[str, Any], folder: Path) -> None:
     """OperatorFault: the learner would refuse its table of this parsed config."""
-    LearnerConfig.read(document["learner"])
+    LearnerConfig.of(document, folder)
 
 
 def learner_keys() -> str:

@@ -38,20 +38,31 @@ SCRATCH = (Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"))  # noqa: S108
 SCRATCH_FILES_MAX = 4096
 
 
-def confine(limits: Mapping[str, Any], uid: int | None, reads: Iterable[str] = ()) -> None:
+def confine(
+    limits: Mapping[str, Any],
+    uid: int | None,
+    reads: Iterable[str] = (),
+    modules: Iterable[str] = (),
+) -> None:
     """Limit this process and all that it starts, and change to user `uid` if given.
 
     From then on it cannot gain privileges, and it dies with the guard. reads: files and directories
-    that it needs, besides Python's. OperatorFault: it could not read one of them.
+    that it needs, besides Python's. modules: folders that it may do without. OperatorFault: it could
+    not read what it needs.
     """
     os.umask(0o077)
+    # A directory that was open before the walls stood leads around them.
+    os.chdir("/")
     if not limits["network"]:
         # Only root may do this. For another user the call fails, and the network stays.
         libc().unshare(CLONE_NEWNET | CLONE_NEWIPC)
-    needed = [path for path in map(Path, (*sys.path, sys.prefix, sys.base_prefix)) if path.exists()]
+    spare = set(modules)
+    pythons = [each for each in (*sys.path, sys.prefix, sys.base_prefix) if each not in spare]
+    needed = [path for path in map(Path, pythons) if path.exists()]
     needed += map(Path, reads)
     if uid is not None:
-        _change_view(needed, limits["file_bytes_max"])
+        shown = [path for each in map(Path, spare) for path in _modules_in(each)]
+        _change_view([*needed, *shown], limits["file_bytes_max"])
     for what, limit in (
         (resource.RLIMIT_AS, limits["memory_bytes_max"]),
         (resource.RLIMIT_FSIZE, limits["file_bytes_max"]),
@@ -80,6 +91,15 @@ def confine(limits: Mapping[str, Any], uid: int | None, reads: Iterable[str] = (
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     for path in needed:
         _require_readable(path, uid)
+
+
+def _modules_in(folder: Path) -> list[Path]:
+    """The folder; or the modules in it, where it is closed to other users, or one of SCRATCH."""
+    if not folder.is_dir():
+        return []
+    if folder not in SCRATCH and folder.stat().st_mode & OTHERS_MAY_ENTER:
+        return [folder]
+    return [*folder.glob("*.py"), *(each.parent for each in folder.glob("*/__init__.py"))]
 
 
 def libc() -> ctypes.CDLL:

@@ -24,7 +24,7 @@ from echo2d.core.protocol.control_messages import Finish
 from echo2d.tasks.base import TASK_NAME_CHARS_MAX
 from echo2d.tasks.kept_episode import KEPT_BYTES_MAX
 from echo2d.tasks.pool import Score, TaskPool, parse_score
-from echo2d.tasks.pool_child import pack
+from echo2d.tasks.pool_child import TASK_REASON_CHARS_MAX, pack
 from echo2d.tasks.process import TaskFailed, TaskProcess
 from echo2d.tasks.served_environment import CONTENT_CHARS_MAX, OPEN_EPISODES_MAX
 from echo2d.tasks.served_task import checked_tags, short_name
@@ -105,7 +105,8 @@ class Episodes:
         self._spare = Seat(pool.spare(), 1) if self._concurrent else None
         self._seat_of: dict[int, Seat] = {}
         self._under_way: set[int] = set()
-        self._logged: set[str] = set()
+        # What its operator should know, each once.
+        self.cautions: list[str] = []
 
     async def reset(self, episode: int, row: int, seed: int) -> EpisodeTurn | TaskFailed:
         """Begin an episode. TaskFailed "end": the rows end before this one."""
@@ -113,9 +114,11 @@ class Episodes:
         match reply:
             case TaskFailed():
                 return reply
-            case [*turn, dict(tags), str(row_name)] if all(
+            case [*turn, dict(tags), str(row_name), str(caution)] if all(
                 type(each) is str for pair in tags.items() for each in pair
             ):
+                if caution:
+                    self._log_once(caution[:TASK_REASON_CHARS_MAX])
                 with suppress(ValueError):
                     told = EpisodeTurn(b"", None, again, checked_tags(tags), short_name(row_name))
                     return self._turn(episode, turn, told)
@@ -212,7 +215,7 @@ class Episodes:
                 given and len(given) % 4 == 0 and len(state or b"") <= KEPT_BYTES_MAX
             ):
                 if state is None:
-                    self._log_unsaved(unsaved)
+                    self._log_once(f"its episodes are lost if their process ends: {unsaved}")
                 elif self._seat_of.get(episode) is self._spare:
                     # It goes on beside the others.
                     self.drop(episode)
@@ -223,9 +226,7 @@ class Episodes:
         self.drop(episode)
         return TaskFailed("error", "a malformed turn")
 
-    def _log_unsaved(self, why: str) -> None:
-        """Once for each reason."""
-        if why not in self._logged and len(self._logged) < REASONS_LOGGED_MAX:
-            self._logged.add(why)
-            name = self._pool.about.name
-            log.warning("task=%s its episodes are lost if their process ends: %s", name, why)
+    def _log_once(self, why: str) -> None:
+        if why not in self.cautions and len(self.cautions) < REASONS_LOGGED_MAX:
+            self.cautions.append(why)
+            log.warning("task=%s %s", self._pool.about.name, why)

@@ -15,9 +15,10 @@ child's side of the socket (`pool_child`).
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Self
 
 from echo2d.core.protocol.control_messages import Finish
@@ -111,7 +112,8 @@ class TaskIntroduction:
 
     digest: of its data; empty if it has none. epoch_length: prompts after which they repeat; None:
     it does not say. concurrent: its rewards or its turns are `async def`. in_text: echo2d makes its
-    tokens. environment: it is played in turns, by `Episodes`.
+    tokens. environment: it is played in turns, by `Episodes`. turn_end: the special token that the
+    model's chat template puts behind an answer; None: none is known.
     """
 
     name: str
@@ -121,6 +123,7 @@ class TaskIntroduction:
     concurrent: bool
     in_text: bool
     environment: bool = False
+    turn_end: int | None = None
 
 
 class TaskPool:
@@ -130,7 +133,8 @@ class TaskPool:
 
     task: a name in `registry.TASKS`, or "module:Class" of a module that this interpreter can
     import. options: keyword arguments of the class, plain values. timeout_s: of one call. texts:
-    for a task in text. environment: its environment variables.
+    for a task in text. environment: its environment variables. folder: relative paths in `options`
+    count from it. modules: whole paths of folders with modules of the operator's.
     """
 
     def __init__(
@@ -143,8 +147,11 @@ class TaskPool:
         limits: Limits | None = None,
         texts: TextSettings | None = None,
         environment: Mapping[str, str] | None = None,
+        folder: Path = Path("/"),
+        modules: Iterable[Path] = (),
     ) -> None:
         bounds = {**dataclasses.asdict(limits or Limits()), "timeout_s": timeout_s}
+        bounds["modules"] = [str(each) for each in modules]
         start = ["start", task, dict(options or {}), bounds]
         model = None if texts is None else dataclasses.asdict(texts)
 
@@ -152,7 +159,7 @@ class TaskPool:
             return pack([*start, uid, model])
 
         def make() -> TaskProcess:
-            return TaskProcess(request, timeout_s=timeout_s, environment=environment)
+            return TaskProcess(request, timeout_s=timeout_s, environment=environment, folder=folder)
 
         self._make = make
         self._processes = [make() for _ in range(processes)]
@@ -199,7 +206,7 @@ class TaskPool:
         introduction = await self._processes[-1].start()
         if isinstance(introduction, TaskFailed):
             await self.close()
-            raise OperatorFault(f"task {self._task}: {introduction.reason}")
+            raise OperatorFault(f"task {self._task}: {introduction}")
         match introduction:
             case [
                 str(name),
@@ -209,10 +216,11 @@ class TaskPool:
                 bool(concurrent),
                 bool(in_text),
                 bool(environment),
+                int() | None as turn_end,
             ] if _are_tokens(stop_token_ids) and (length is None or type(length) is int):
                 stops = tuple(stop_token_ids)
                 self.about = TaskIntroduction(
-                    name, stops, digest, length, concurrent, in_text, environment
+                    name, stops, digest, length, concurrent, in_text, environment, turn_end
                 )
             case _:
                 await self.close()
@@ -248,6 +256,21 @@ class TaskPool:
         """Compute the reward of one output."""
         (score,) = [score async for score in self.rewards([call])]
         return score
+
+    async def judge(self, index: int, text: str) -> Score | TaskFailed:
+        """Compute the reward of an answer in text to prompt `index`."""
+        (reply,) = [reply async for reply in self._call([["judge", index, text]])]
+        return parse_score(reply)
+
+    async def expected(self, index: int) -> tuple[str | None, str] | TaskFailed:
+        """The expected answer to prompt `index`, if the task knows one, and where the prompt stands."""
+        (reply,) = [reply async for reply in self._call([["expected", index]])]
+        match reply:
+            case TaskFailed():
+                return reply
+            case [str() | None as text, str(where)]:
+                return text, where
+        return TaskFailed("error", "a malformed expected answer")
 
     async def rewards(self, calls: Sequence[ScoreCall]) -> AsyncIterator[Score | TaskFailed]:
         """Compute many rewards, if possible in one process; yield them in order of the calls."""

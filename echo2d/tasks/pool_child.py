@@ -57,7 +57,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import msgpack
 
 from echo2d.errors import OperatorFault
-from echo2d.registry import TASKS, load
+from echo2d.own_modules import load_own
+from echo2d.registry import TASKS
 from echo2d.tasks.base import NoMorePrompts, Task, TextTask, Unjudged
 from echo2d.tasks.confinement import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, confine, prctl
 from echo2d.tasks.environment import Environment, EpisodeLost
@@ -71,12 +72,15 @@ TASK_MESSAGE_BYTES_MAX = 1 << 20  # a prompt and an answer of 100,000 tokens eac
 TASK_REASON_CHARS_MAX = 500  # enough for the text of an exception; it ends up in logs
 # The length of the body, and the number of the request that the message is or answers.
 HEADER = struct.Struct(">II")
+TRACE_CHARS_MAX = 4000  # the last ones of a traceback
 NUMBER_MAX = (1 << 32) - 1
 
 # Processes may start others while the guard kills them. It looks again this often.
 SWEEP_S = 0.01
 
 TaskReply = tuple[str, Any]
+_REWARDS = ("reward", "judge")
+_OWN_CODE = str(Path(__file__).parents[1]) + os.sep
 
 
 def main(descriptor: int) -> None:
@@ -166,7 +170,7 @@ class TaskServer:
                 reply = self._perform(request)
         # SystemExit too is an error of this request only.
         except BaseException as error:  # noqa: BLE001
-            reply = _failed(error, request[0])
+            reply = self._failed(error, request)
         self._end_copies()
         # What an environment starts may live on between its turns.
         if self._environment is None and _has_children():
@@ -179,7 +183,7 @@ class TaskServer:
             async with asyncio.timeout(self._limits["timeout_s"]) as limit:
                 reply: TaskReply = "ok", await self._interruptible(self._perform_later(request))
         except BaseException as error:  # noqa: BLE001
-            reply = ("timeout", self._late) if limit.expired() else _failed(error, request[0])
+            reply = ("timeout", self._late) if limit.expired() else self._failed(error, request)
         self._end_copies()
         return reply
 
@@ -189,6 +193,8 @@ class TaskServer:
         match request:
             case ["reward", index, output, finish] if self._task is not None:
                 return await self._task.reward_later(index, output, finish)
+            case ["judge", index, text] if self._task is not None:
+                return await self._task.judge_later(index, text)
         value: list[Any] = self._perform(request)[1]
         return value
 
@@ -213,17 +219,32 @@ class TaskServer:
             except BaseException as error:  # noqa: BLE001
                 go_on, value = work.throw, error
 
+    def _failed(self, error: BaseException, request: list[Any]) -> TaskReply:
+        """The reply to a request that raised this: with the row and the place, if the task is to blame."""
+        kind, reason = _failed(error, request[0])
+        if kind not in ("error", "unjudged"):
+            return kind, reason
+        where, (at, trace) = "", _place(error)
+        if self._task is not None:
+            where = self._task.where(request)
+            if not at and request[0] in _REWARDS and (code := self._task.code()) is not None:
+                # It raised nothing, but gave no number.
+                at = _at(code, code.co_firstlineno)
+        return kind, [reason, where, at, trace]
+
     def _perform(self, request: list[Any]) -> TaskReply:
         match request:
             case ["start", task, options, limits, uid, texts]:
                 self._limits = limits
+                # Behind all that is installed: a file there must not stand for a library.
+                sys.path += limits["modules"]
                 make = _import(task)
                 # Read while this process may read everything.
                 model = None if texts is None else ModelFiles.read(texts)
                 reads: list[str] = []
                 if hasattr(make, "locate"):
                     options, reads = _called(make.locate, options)
-                confine(limits, uid, [*limits["read_paths"], *reads])
+                confine(limits, uid, [*limits["read_paths"], *reads], limits["modules"])
                 return "ok", self._serve(lambda: _called(make, options), model)
             case _ if self._environment is not None:
                 return "ok", self._environment.answer_at_once(request)
@@ -231,6 +252,10 @@ class TaskServer:
                 return "ok", self._task.prompt(index)
             case ["reward", index, output, finish] if self._task is not None:
                 return "ok", self._task.reward(index, output, finish)
+            case ["judge", index, text] if self._task is not None:
+                return "ok", self._task.judge(index, text)
+            case ["expected", index] if self._task is not None:
+                return "ok", self._task.expected(index)
             case _:
                 raise ValueError("an unknown request")
 
@@ -302,9 +327,9 @@ def _failed(error: BaseException, call: str) -> TaskReply:
     match error:
         case NoMorePrompts() if call in ("prompt", "reset"):
             return "end", reason
-        case Unjudged() if call == "reward" or of_episode:
+        case Unjudged() if call in _REWARDS or of_episode:
             return "unjudged", reason
-        case OutOfTime() if call == "reward":
+        case OutOfTime() if call in _REWARDS:
             return "unjudged", reason
         case OutOfTime() if of_episode:
             return "timeout", reason
@@ -315,6 +340,32 @@ def _failed(error: BaseException, call: str) -> TaskReply:
         case OperatorFault():
             return "error", reason
     return "error", f"{type(error).__name__}: {error}"[:TASK_REASON_CHARS_MAX]
+
+
+def _place(error: BaseException) -> tuple[str, str]:
+    """Where code of the operator's raised this, as "FILE:LINE in FUNCTION", and the traceback from its
+    first frame on; empty: no code of the operator's was under way.
+    """
+    # Imported here, because no task needs it that does not fail.
+    import traceback
+
+    frames = list(traceback.walk_tb(error.__traceback__))
+    own = [number for number, (frame, line) in enumerate(frames) if _at(frame.f_code, line)]
+    if not own:
+        return "", ""
+    frame, line = frames[own[-1]]
+    trace = error.__traceback__
+    for _ in range(own[0]):
+        trace = trace and trace.tb_next
+    text = "".join(traceback.format_exception(type(error), error, trace))
+    return _at(frame.f_code, line), text[-TRACE_CHARS_MAX:]
+
+
+def _at(code: types.CodeType, line: int) -> str:
+    """A place in the operator's code, for people; empty: it is in a library."""
+    if code.co_filename.startswith((_OWN_CODE, sys.prefix, sys.base_prefix, "<")):
+        return ""
+    return f"{code.co_filename}:{line} in {code.co_name}"[:TASK_REASON_CHARS_MAX]
 
 
 async def serve_concurrently(link: socket.socket, server: TaskServer) -> None:
@@ -380,22 +431,8 @@ def _import(task: str) -> Callable[..., Task | TextTask | Environment]:
         raise OperatorFault(
             f"expected a task of echo2d ({', '.join(TASKS)}), or yours as package.module:Class"
         )
-    try:
-        make: Callable[..., Task | TextTask | Environment] = load(TASKS.get(task, task))
-    except ModuleNotFoundError as error:
-        # It may be another module, which this one imports.
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise
-        places = ", ".join(path for path in sys.path if not path.startswith(sys.base_prefix))
-        raise OperatorFault(
-            f"there is no module {error.name!r}: install it, or start the coordinator with "
-            f"PYTHONPATH=FOLDER, also for a file beside run.toml; Python looks in {places}"
-        ) from error
-    except AttributeError as error:
-        if hasattr(sys.modules.get(module), name):
-            raise
-        raise OperatorFault(f"module {module!r} has no {name!r}") from error
-    return make
+    made: Callable[..., Task | TextTask | Environment] = load_own(TASKS.get(task, task))
+    return made
 
 
 def _has_children() -> bool:

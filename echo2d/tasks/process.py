@@ -19,7 +19,7 @@ import socket
 import sys
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
@@ -32,6 +32,7 @@ from echo2d.tasks.pool_child import (
     NUMBER_MAX,
     TASK_MESSAGE_BYTES_MAX,
     TASK_REASON_CHARS_MAX,
+    TRACE_CHARS_MAX,
 )
 from echo2d.tasks.user_ids import BorrowedUser
 
@@ -42,6 +43,7 @@ START_TIMEOUT_S = 600.0  # the task's module may import a lot, and index many ro
 # A call that is not over in time is interrupted by the process itself, which then goes on. One that
 # cannot be interrupted costs the process its life, so much later.
 GRACE_S = 1.0
+_FAILURE_TEXTS = 4
 # `-I` ignores the user's settings and paths, so the child gets this interpreter's module path.
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
@@ -59,11 +61,19 @@ class TaskFailed:
     the answer is worth. "end": there are no more prompts. "timeout": it did not end in time. "died":
     the process ended. "no_continuation": the texts of an episode cannot go on, and the
     reason begins with a word for a counter. reason: at most TASK_REASON_CHARS_MAX characters, mostly the
-    child's own words.
+    child's own words. where: the row, if a prompt is to blame. at: file, line and function of the task
+    where it raised. trace: the traceback from there.
     """
 
     kind: FailureKind
     reason: str
+    where: str = field(default="", compare=False)
+    at: str = field(default="", compare=False)
+    trace: str = field(default="", compare=False)
+
+    def __str__(self) -> str:
+        row, place = f"{self.where}: " if self.where else "", f" ({self.at})" if self.at else ""
+        return f"{row}{self.reason}{place}"
 
 
 class TaskProcess:
@@ -71,7 +81,7 @@ class TaskProcess:
 
     introduction: what the process must say at every start; None: anything. start_request: makes the first request to
     every fresh process, which names its task and its user id: a `BorrowedUser` where we are root, else None, our own
-    user. timeout_s: for one request. environment: all of its environment variables.
+    user. timeout_s: for one request. environment: all of its environment variables. folder: it starts there.
     """
 
     def __init__(
@@ -80,11 +90,12 @@ class TaskProcess:
         *,
         timeout_s: float,
         environment: Mapping[str, str] | None = None,
+        folder: Path = Path("/"),
     ) -> None:
         self._start_request = start_request
         self._user: BorrowedUser | None = None
         self._timeout_s = timeout_s
-        self._environment = dict(environment or {})
+        self._environment, self._folder = dict(environment or {}), folder
         self.introduction: Any = None
         self._child: Child | None = None
         self._starting = asyncio.Lock()
@@ -130,7 +141,7 @@ class TaskProcess:
         try:
             if os.geteuid() == 0:
                 self._user = await asyncio.to_thread(BorrowedUser.borrow)
-            self._child = await _spawn(self._environment)
+            self._child = await _spawn(self._environment, self._folder)
         except (OSError, OperatorFault) as error:
             await self.kill()
             return TaskFailed("died", f"cannot start a task process: {error}")
@@ -273,6 +284,15 @@ class TaskLink(asyncio.Protocol):
                 each.exception()
 
 
+def _failure(kind: FailureKind, said: Any) -> TaskFailed:
+    """What the process says of its failure: a reason, or reason, row, place and traceback."""
+    texts = said if isinstance(said, list) else [said, "", "", ""]
+    if len(texts) != _FAILURE_TEXTS or not all(isinstance(each, str) for each in texts):
+        return TaskFailed(kind, "an error without a reason")
+    reason, where, at = (each[:TASK_REASON_CHARS_MAX] for each in texts[:-1])
+    return TaskFailed(kind, reason, where, at, texts[-1][-TRACE_CHARS_MAX:])
+
+
 class Child(asyncio.SubprocessProtocol):
     """A running process: its socket, its end, and its output, which is counted and dropped."""
 
@@ -297,9 +317,8 @@ class Child(asyncio.SubprocessProtocol):
             return self._why_broken(str(error)), False
         if status == "ok":
             return value, True
-        reason = value if isinstance(value, str) else "an error without a reason"
         sound = status in get_args(FailureKind)
-        return TaskFailed(status if sound else "error", reason[:TASK_REASON_CHARS_MAX]), sound
+        return _failure(status if sound else "error", value), sound
 
     async def close(self) -> None:
         self._kill()
@@ -342,7 +361,7 @@ class Child(asyncio.SubprocessProtocol):
 _ALIKE = {"PYTHONHASHSEED": "0", "TZ": "UTC"}
 
 
-async def _spawn(environment: Mapping[str, str]) -> Child:
+async def _spawn(environment: Mapping[str, str], folder: Path) -> Child:
     """Start an isolated Python at the other end of a socket."""
     ours, theirs = socket.socketpair()
     loop = asyncio.get_running_loop()
@@ -361,7 +380,7 @@ async def _spawn(environment: Mapping[str, str]) -> Child:
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
                 env={**_ALIKE, **environment},
-                cwd="/",
+                cwd=folder,
             )
         except BaseException:
             # If the child already reads, it sees the end of the file and exits.

@@ -82,6 +82,13 @@ class EpisodeTexts(Protocol):
     ) -> list[int]:
         """The prompt of these messages, up to where the next answer begins. Fault: it cannot be made."""
 
+    def caution(self) -> str:
+        """What the prompts of an environment with tools lack; empty: nothing."""
+
+    @property
+    def turn_end(self) -> int | None:
+        """The special token that ends a turn; None: there is none."""
+
     def following(self, so_far: Sequence[int], messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """The tokens to append to `so_far`: all given and written tokens, end tokens included.
 
@@ -127,7 +134,7 @@ class ServedEnvironment:
             self._system = model.system
 
     def introduction(self) -> list[Any]:
-        """As of `ServedTask`; the last fact says that this is an environment."""
+        """As of `ServedTask`."""
         about = self._about
         return [
             str(about.name),
@@ -137,6 +144,7 @@ class ServedEnvironment:
             self.concurrent,
             self._texts is not None,
             True,
+            None if self._texts is None else self._texts.turn_end,
         ]
 
     async def answer(self, request: list[Any]) -> list[Any]:
@@ -229,7 +237,8 @@ class ServedEnvironment:
             given = self._texts.first(messages, turn.tools)
             played.said = Said(messages, turn.tools)
         told = self._told(played, given)
-        return [*told, checked_tags(turn.tags), short_name(turn.row)]
+        caution = self._texts.caution() if self._texts is not None and turn.tools else ""
+        return [*told, checked_tags(turn.tags), short_name(turn.row), caution]
 
     async def _go_on(
         self,

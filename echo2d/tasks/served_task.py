@@ -92,9 +92,11 @@ class TaskTexts:
         except UnusableText as fault:
             raise UnusableText(prompt.where or fault.part, fault.detail, fault.code) from fault
 
-    def text(self, prompt: TextPrompt) -> str:
-        """What the model reads: the text of its tokens. UnusableText: as of `tokens`."""
-        return self._texts.decode(self.tokens(prompt))
+    def turn_end(self) -> int | None:
+        """The special token that the chat template puts behind an answer; None: there is none."""
+        from echo2d.texts.template_probe import turn_end
+
+        return turn_end(self._texts, self._options)
 
     def answer(self, tokens: Sequence[int], finish: "Finish") -> Answer:
         """The text of the tokens, up to the first stop string.
@@ -106,6 +108,10 @@ class TaskTexts:
         if finish == "stop_string" and not ends:
             raise ValueError("the answer is said to end at a stop string, and has none")
         return Answer(text[: min(ends)] if ends else text, finish, len(tokens))
+
+    def given(self, text: str) -> Answer:
+        """An answer that somebody wrote down."""
+        return Answer(text, "stop", len(self._texts.encode(text, special=False)) + 1)
 
 
 class ServedTask:
@@ -123,7 +129,7 @@ class ServedTask:
 
     def introduction(self) -> list[Any]:
         """[name, stop_token_ids, digest of its data, prompts of an epoch or None, concurrent, in
-        text, an environment].
+        text, an environment, the token that ends a turn or None].
         """
         task = self._task
         return [
@@ -134,6 +140,7 @@ class ServedTask:
             self.concurrent,
             self._texts is not None,
             False,
+            None if self._texts is None else self._texts.turn_end(),
         ]
 
     def prompt(self, index: int) -> list[Any]:
@@ -155,7 +162,37 @@ class ServedTask:
         """`reward` of a concurrent task."""
         return checked_reward(await self._ask(index, output, finish))
 
+    def judge(self, index: int, text: str) -> list[Any]:
+        """`reward` of an answer in text, of which nobody knows the tokens. OperatorFault: the task is in tokens."""
+        return checked_reward(self._ask_of_text(index, text))
+
+    async def judge_later(self, index: int, text: str) -> list[Any]:
+        """`judge` of a concurrent task."""
+        return checked_reward(await self._ask_of_text(index, text))
+
+    def expected(self, index: int) -> list[Any]:
+        """[the expected answer or None, where the prompt stands], of a task that says so."""
+        prompt = self._prompt(index)
+        find = getattr(self._task, "expected", None)
+        text = None if find is None or self._texts is None else getattr(find(prompt), "text", None)
+        return [text if isinstance(text, str) else None, getattr(prompt, "where", "")]
+
+    def where(self, request: Sequence[Any]) -> str:
+        """Where the prompt of a request stands, for people; empty: it is not known."""
+        asked = self._prompts.get(request[1]) if len(request) > 1 else None
+        return str(getattr(asked, "where", ""))
+
+    def code(self) -> Any:
+        """The code object of the function that computes rewards; None: it is not written in Python."""
+        found = getattr(self._task, "scorer", None) or self._task.reward
+        return getattr(getattr(found, "func", found), "__code__", None)
+
     # --- inside
+
+    def _ask_of_text(self, index: int, text: str) -> Any:
+        if self._texts is None:
+            raise OperatorFault("this task is in tokens; it judges no text")
+        return self._task.reward(self._prompt(index), self._texts.given(text))
 
     def _ask(self, index: int, output: bytes, finish: "Finish") -> Any:
         prompt, tokens = self._prompt(index), array("i", output).tolist()
@@ -206,13 +243,20 @@ def short_name(text: object) -> str:
     return name
 
 
+def _number(found: Any) -> float:
+    """TypeError: it is none. A text is none, even where it looks like one."""
+    if found is None or isinstance(found, str | bytes):
+        raise TypeError(f"expected a number as the reward; found {found!r:.80}")
+    return float(found)
+
+
 def checked_reward(found: Any) -> list[Any]:
     """[value, parts]. ValueError: a number is not finite, or there are too many."""
     if isinstance(found, Awaitable):
         raise TypeError("the reward is awaitable, but `reward` is not declared `async def`")
     reward = found if isinstance(found, Reward) else Reward(found)
-    parts = {short_name(name): float(value) for name, value in reward.parts.items()}
-    value = float(reward.value)
+    parts = {short_name(name): _number(value) for name, value in reward.parts.items()}
+    value = _number(reward.value)
     if len(parts) > REWARD_PARTS_MAX:
         raise ValueError(f"{len(parts)} parts; at most {REWARD_PARTS_MAX} are allowed")
     for number in (value, *parts.values()):

@@ -51,6 +51,24 @@ def behind_answer(
     raise UnusableText("messages", "the chat template leaves out an answer", "append_only")
 
 
+def turn_end(texts: ModelTexts, options: Mapping[str, Any]) -> int | None:
+    """The special token that the template puts behind an answer; None: there is none."""
+    try:
+        behind = encode_pieces(texts, behind_answer(texts, [_QUESTION], options))
+    except UnusableText:
+        return None
+    return next((token for token in behind[:1] if token in texts.special), None)
+
+
+def ignores_tools(texts: ModelTexts, options: Mapping[str, Any]) -> bool:
+    """Whether the template shows the model nothing of the tools that it may call."""
+    try:
+        without = texts.render([_QUESTION], options)
+        return texts.render([_QUESTION], {**options, "tools": [_TOOL]}) == without
+    except UnusableText:
+        return False
+
+
 def opens_reasoning(texts: ModelTexts, options: Mapping[str, Any]) -> bool:
     """Whether the prompt already begins the answer's reasoning."""
     try:

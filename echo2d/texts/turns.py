@@ -27,7 +27,9 @@ from echo2d.texts.template_probe import (
     Messages,
     TemplateProbe,
     behind_answer,
+    ignores_tools,
     opens_reasoning,
+    turn_end,
 )
 from echo2d.texts.tool_calls import END_THINK, AnswerTurn, call_form, read_answer
 
@@ -71,6 +73,20 @@ class TurnTexts:
         """
         options = {**self._options, "tools": list(tools)} if tools else self._options
         return encode_prompt(self._texts, messages, options)
+
+    def caution(self) -> str:
+        """What the first prompt of an environment with tools lacks; empty: nothing."""
+        if self._renderer is not None or not ignores_tools(self._texts, self._options):
+            return ""
+        return (
+            "the model's chat template leaves out tools, so the model never sees them: take a template "
+            "that renders them, or describe them in a message"
+        )
+
+    @property
+    def turn_end(self) -> int | None:
+        """The special token that ends a turn; None: there is none."""
+        return turn_end(self._texts, self._options)
 
     def following(self, so_far: Sequence[int], messages: Messages) -> list[int]:
         """The given tokens that come after so_far, up to where the next answer begins.

@@ -26,9 +26,7 @@ QUESTIONS = 80
 TEMPLATE = Path(__file__).with_name("tool_template.jinja")
 CONFIG = """\
 [run]
-run_dir = "{run}/coordinator"
-snapshot_root = "{run}/snapshots"
-base_model = "{run}/model"
+base_model = "model"
 keep_every = {every}
 
 [coordinator]
@@ -51,11 +49,6 @@ options = {{ level = 1, demonstrations = 1, turns = 2, rng_seed = {seed} }}
 processes = 1
 
 [learner]
-url = "http://127.0.0.1:{port}"
-token_file = "{run}/coordinator/tokens/learner.token"
-model = "{run}/model"
-snapshot_root = "{run}/snapshots"
-out_dir = "{run}/learner"
 steps = {steps}
 lr = 4e-5
 warmup_steps = 4

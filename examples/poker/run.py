@@ -23,9 +23,7 @@ HANDS = 10_000
 STACK = 20
 CONFIG = """\
 [run]
-run_dir = "{run}/coordinator"
-snapshot_root = "{run}/snapshots"
-base_model = "{run}/model"
+base_model = "model"
 
 [coordinator]
 port = {port}
@@ -43,11 +41,6 @@ filter_zero_variance = false # where a whole group folds, the entropy still has 
 max_new_tokens = 1 # an action is one token
 {tasks}
 [learner]
-url = "http://127.0.0.1:{port}"
-token_file = "{run}/coordinator/tokens/learner.token"
-model = "{run}/model"
-snapshot_root = "{run}/snapshots"
-out_dir = "{run}/learner"
 steps = {steps}
 objective = "dr_grpo" # advantages in big blinds, so that large pots count more than small ones
 loss_tokens = 2 # answers of a hand, about

@@ -3,11 +3,10 @@
     def advantages(rewards_g): ...    rewards of a group's episodes [g], float32, to advantages [g]
     def loss(inputs): ...             a `WeightInputs` to the loss of each token [n], with gradient
 
-A loss is summed up with the tokens' shares, as `loss_mean` says. Modules are found as Python finds them: installed,
-or in the directory where `echo2d learn` was started.
+A loss is summed up with the tokens' shares, as `loss_mean` says. Modules are found as those of tasks: installed,
+in run.toml's folder, or in one of run.modules.
 """
 
-import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +18,7 @@ from echo2d.client import OperatorFault
 from echo2d.learner.config import HABITS, Recipe
 from echo2d.learner.objective.objectives import group_advantages
 from echo2d.learner.objective.token_weights import WeightInputs
+from echo2d.own_modules import load_own
 
 Advantages = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 TokenLoss = Callable[[WeightInputs], Tensor]
@@ -42,10 +42,9 @@ def loss_of(recipe: Recipe) -> TokenLoss | None:
 
 
 def _named(key: str, path: str) -> Callable[[Any], Any]:
-    module, _, name = path.partition(":")
     try:
-        found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
+        found = load_own(path)
+    except (ImportError, AttributeError, OperatorFault) as error:
         raise OperatorFault(f"learner.{key}: cannot import {path!r}: {error}") from error
     if not callable(found):
         raise OperatorFault(f"learner.{key}: {path!r} is no function")

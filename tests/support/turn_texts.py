@@ -64,6 +64,11 @@ class BytesTurnTexts:
         told = [{"role": "tools", "content": json.dumps(tools)}] if tools else []
         return self._rendered([*told, *messages])
 
+    turn_end = None
+
+    def caution(self) -> str:
+        return ""
+
     def following(self, so_far: Sequence[int], messages: Sequence[Mapping[str, Any]]) -> list[int]:
         if so_far[-1] != self.end:
             raise NoContinuation("tokens", "the answer was cut off")

@@ -196,6 +196,11 @@ def read_token_file(path: Path) -> TokenFile:
         right = right and len(bytes.fromhex(token.run_key)) == PEER_KEY_BYTES
         # It becomes a header.
         right = right and token.secret.isascii() and token.secret.isprintable()
+    except FileNotFoundError as error:
+        raise OperatorFault(
+            f"there is no token file {path}: start `echo2d coordinate` first, which makes those of its "
+            "own host; `echo2d token create` makes all others"
+        ) from error
     except OSError as error:
         raise path_fault(f"cannot read token file {path}", error) from error
     except (ValueError, TypeError, RecursionError) as error:

@@ -13,7 +13,6 @@ from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequenc
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -144,7 +143,7 @@ async def open_tasks(
     found: dict[str, OpenTask] = {}
     for table in config.tasks:
         stops = config.sampling_of(table).stop
-        pool = await stack.enter_async_context(_pool(table, model, stops, day))
+        pool = await stack.enter_async_context(_pool(table, config, stops, day))
         if stops and not pool.about.in_text:
             raise OperatorFault(
                 f"sampling.stop: task {pool.about.name!r} is in tokens; expected no stop strings"
@@ -216,7 +215,7 @@ async def open_evals(
             )
         asks = replace(of.table, options=options, sampling={**of.table.sampling, **table.sampling})
         stops = config.sampling_of(asks, greedy=True).stop
-        pool = await stack.enter_async_context(_pool(asks, config.run.base_model, stops, day))
+        pool = await stack.enter_async_context(_pool(asks, config, stops, day))
         name = table.name or f"{of.name}/heldout"
         if name in names or name in found:
             raise OperatorFault(f"eval.name: {name!r} is the name of a task or of another eval")
@@ -296,6 +295,18 @@ def task_rules(
     )
 
 
+def turn_end_cautions(tasks: Iterable[OpenTask], rules: RunRules) -> list[str]:
+    """Which chat templates end a turn with a token at which no answer ends."""
+    return [
+        f"task {task.name}: the chat template ends a turn with token {end}, which is no end token of the "
+        "model (generation_config.json): answers go on behind it"
+        for task in tasks
+        if (end := task.pool.about.turn_end) is not None
+        and (of_task := rules.task(task.name)) is not None
+        and end not in of_task.stop_token_ids
+    ]
+
+
 def _row_filter(table: TaskTable) -> RowFilter | Informative | None:
     match table.sampler:
         case "filter":
@@ -371,7 +382,10 @@ def _calls(task: OpenTask, vocab_size: int, limit: int | None) -> TaskCalls:
     )
 
 
-def _pool(table: TaskTable, model: Path | None, stops: tuple[str, ...], day: str) -> TaskPool:
+def _pool(
+    table: TaskTable, config: CoordinatorConfig, stops: tuple[str, ...], day: str
+) -> TaskPool:
+    model, scorer = config.run.base_model, table.options.get("scorer")
     return TaskPool(
         table.kind,
         table.options,
@@ -381,9 +395,12 @@ def _pool(table: TaskTable, model: Path | None, stops: tuple[str, ...], day: str
             memory_bytes_max=table.memory_bytes_max,
             cpu_s_max=table.cpu_s_max,
             network=table.network,
-            read_paths=table.read_paths,
+            read_paths=tuple(map(str, table.read_paths)),
         ),
         environment=task_environment(table.environment),
+        folder=config.folder,
+        # A task of ours sees nothing of the operator's folders.
+        modules=config.module_folders if ":" in f"{table.kind}{scorer}" else (),
         texts=None
         if model is None
         else TextSettings(

@@ -25,6 +25,7 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from echo2d.config.checks import config_cautions
 from echo2d.config.coordinator import CoordinatorConfig, LinkTable, PriceTable, ServeTable
 from echo2d.core.base.ids import RunId
 from echo2d.core.base.model_config import context_max, end_token_ids, vocab_size
@@ -54,6 +55,7 @@ from echo2d.runtime.coordinator.data_plane import (
     open_evals,
     open_tasks,
     task_rules,
+    turn_end_cautions,
 )
 from echo2d.runtime.coordinator.gateway import Gateway, read_template
 from echo2d.runtime.coordinator.loop import CoordinatorProcess, Emit, Machine
@@ -66,6 +68,7 @@ from echo2d.runtime.renting.renter import boxes_left_alone, open_renter
 from echo2d.runtime.renting.setup import prices_of
 from echo2d.runtime.run_dir.access_table import AccessTable
 from echo2d.runtime.run_dir.backup import forget_killed_backups
+from echo2d.runtime.run_dir.beginning import require_whole
 from echo2d.runtime.run_dir.ledger_thread import LedgerThread
 from echo2d.runtime.run_dir.run_directory import LEDGER_FILE, RunDirectory, announce, withdraw
 from echo2d.runtime.run_dir.tokens import own_token
@@ -148,6 +151,7 @@ async def open_coordinator(
 
     OperatorFault: the coordinator cannot start with this configuration.
     """
+    await asyncio.to_thread(require_whole, config.run.run_dir, config.folder)
     await asyncio.to_thread(_make_snapshot_root, config.run.snapshot_root)
     run = await asyncio.to_thread(RunDirectory, config.run.run_dir)
     tls = await asyncio.to_thread(run.authority.coordinator) if _uses_tls(config) else None
@@ -155,6 +159,16 @@ async def open_coordinator(
         ledger = LedgerThread(run.path / LEDGER_FILE)
         stack.push_async_callback(ledger.close)
         recovered = await ledger.open()
+        if recovered.facts:
+            log.info(
+                "goes on run=%s run_dir=%s epoch=%d committed_step=%d",
+                run.run_id,
+                run.path,
+                recovered.epoch,
+                recovered.resume_step,
+            )
+        else:
+            log.info("a new run begins run=%s run_dir=%s", run.run_id, run.path)
         # Only now: of a second coordinator of this run, the port is in use because the run is.
         await asyncio.to_thread(_check_link, config.link)
         # The ledger is locked now, so an address file is from a coordinator that was killed.
@@ -188,6 +202,13 @@ async def open_coordinator(
             await ledger.append([*begun, *kept])
         rules = replace(rules, seed_key=seed_key(run.key.private_bytes_raw()))
         _warn_of(rules)
+        held_out = {each.asks.name: each.asks.pool.about.epoch_length for each in evals}
+        cautions = [
+            *config_cautions(config, context_max(model), held_out),
+            *turn_end_cautions(tasks, rules),
+        ]
+        for caution in cautions:
+            log.warning("%s", caution)
         template = await asyncio.to_thread(read_template, config.gateway.chat_template)
 
         def caller(secret: str) -> Caller:
@@ -241,7 +262,7 @@ async def open_coordinator(
             else None,
             viewers_see_samples=config.samples.viewers,
             last_version=newest,
-            facts=run_facts(config, tasks, odd),
+            facts=run_facts(config, tasks, [*odd, *cautions]),
         )
         url = await _listen(stack, config.coordinator, coordinator, tls)
         await asyncio.to_thread(_tell_this_host, run, access, url)

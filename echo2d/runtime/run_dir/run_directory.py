@@ -20,6 +20,7 @@ from echo2d.store.sealed import sealed, unsealed
 # The address file: where the running coordinator listens.
 COORDINATOR_FILE = "coordinator.json"
 LEDGER_FILE = "ledger.sqlite"
+KEY_FILE = "run.key"
 
 log = logging.getLogger("echo2d.coordinator")
 
@@ -38,12 +39,7 @@ class RunDirectory:
         except OSError as error:
             raise path_fault(f"cannot use run directory {path}", error) from error
         self.path = path
-        if (path / LEDGER_FILE).exists() and not (path / "run.key").exists():
-            raise OperatorFault(
-                f"{path} has a {LEDGER_FILE}, but run.key is gone: without it this would be another run; "
-                "restore it from a backup"
-            )
-        self.key: Ed25519PrivateKey = load_or_make_key(path / "run.key")
+        self.key: Ed25519PrivateKey = load_or_make_key(path / KEY_FILE)
         self.public_key = public_bytes(self.key)
         self.run_id: RunId = run_id_of(self.public_key)
         self.authority = Authority(self.key)
@@ -54,7 +50,7 @@ class RunDirectory:
 
 def existing_run(run_dir: Path) -> RunDirectory:
     """Open a run directory, but never make one. OperatorFault: it is none."""
-    if not (run_dir / "run.key").exists():
+    if not (run_dir / KEY_FILE).exists():
         raise OperatorFault(
             f"{run_dir} is not a run directory: expected run.run_dir of a config with which "
             "`echo2d coordinate` was started, or that `echo2d init` has written"

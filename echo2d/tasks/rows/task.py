@@ -63,6 +63,7 @@ class RowsTask(TextTask):
         self.scorer = load_scorer(scorer, scorer_options or {})
         self._epochs, self._shuffle, self._rng_seed = epochs, shuffle, rng_seed
         self._require_columns()
+        self._require_secret()
         self._numbers = rows_of(split, len(self._rows), self._key, held_out=held_out)
         if not self._numbers:
             raise OperatorFault(f"rows: the split {split!r} of {len(self._rows)} rows is empty")
@@ -169,6 +170,19 @@ class RowsTask(TextTask):
         self._expected(first, 0)
         for tag in self._tags:
             self._value(first, tag, 0)
+
+    def _require_secret(self) -> None:
+        """OperatorFault: the prompt shows what is expected, or a table that holds it."""
+        root = self._answer.partition(".")[0]
+        shown = [self._messages] if self._messages else self._columns
+        for name in shown:
+            # A text may name a value inside another one as "a[b]".
+            path = name.replace("[", ".").replace("]", "")
+            if path in (root, self._answer) or path.startswith(f"{self._answer}."):
+                raise OperatorFault(
+                    f"rows: prompt: it shows the column {name!r}, which holds the expected answer; the model "
+                    "would only copy it"
+                )
 
 
 def _is_message(value: Any) -> bool:

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from echo2d.errors import OperatorFault
+from echo2d.own_modules import load_own
 from echo2d.registry import SCORERS, load, one_of
 from echo2d.tasks.base import Answer
 
@@ -35,11 +36,9 @@ def load_scorer(name: str, options: Mapping[str, Any]) -> Scorer:
         )
     try:
         if ":" in name:
-            function: Scorer = load(name)
+            function: Scorer = load_own(name)
             return partial(function, **options) if options else function
         scorer: Scorer = load(SCORERS[name])(**options)
-    except ImportError as error:
-        raise OperatorFault(f"scorer {name}: {error}") from error
-    except (AttributeError, TypeError) as error:
+    except (ImportError, AttributeError, TypeError, OperatorFault) as error:
         raise OperatorFault(f"scorer {name}: {error}") from error
     return scorer

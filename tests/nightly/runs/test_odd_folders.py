@@ -9,10 +9,10 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from tests.nightly.runs.test_text_rows import configure
 from tests.support.odd_models import stale_shards, tied_other
 from tests.support.polling import START_S, poll
 from tests.support.programs import Site, run
+from tests.support.rows_site import ask_rows
 
 pytestmark = [pytest.mark.timeout(900)]
 
@@ -41,7 +41,7 @@ def cut_and_padded(folder: Path) -> None:
 
 
 def test_prompts_are_whole_andstale_shards_stay_out(site: Site) -> None:
-    configure(site, "")
+    ask_rows(site, "")
     model = Path(str(site.facts["model"]))
     cut_and_padded(model)
     stale_shards(model, random.Random(0))
@@ -64,7 +64,7 @@ def test_prompts_are_whole_andstale_shards_stay_out(site: Site) -> None:
 
 
 def test_a_tied_config_with_a_head_of_its_own_is_refused(site: Site) -> None:
-    configure(site, "")
+    ask_rows(site, "")
     tied_other(Path(str(site.facts["model"])), random.Random(0))
     site.coordinate()
     site.url()

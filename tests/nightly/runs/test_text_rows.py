@@ -1,21 +1,16 @@
 """A run whose task is a file of questions: messages, a chat template and a scorer, and no code."""
 
 import json
-import random
-import shutil
-from pathlib import Path
 
 import pytest
 
 from tests.support.polling import START_S, poll
 from tests.support.programs import Site, run
+from tests.support.rows_site import ask_rows
 
 pytestmark = [pytest.mark.timeout(900)]
 
 STEPS = 3
-ROWS = 200
-# The tiny model sorts what stands before ">".
-TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}>"
 SAMPLING = 'sampling = { temperature = 0.8, stop = ["5"] }'
 EVAL = """
 [[eval]]
@@ -26,38 +21,8 @@ sampling = { temperature = 0.7 }
 """
 
 
-def write_rows(path: Path) -> None:
-    rng = random.Random(0)
-    questions = ["".join(rng.choices("0123456789", k=8)) for _ in range(ROWS)]
-    rows = [{"digits": each, "sorted": "".join(sorted(each))} for each in questions]
-    path.write_text("\n".join(map(json.dumps, rows)))
-
-
-def configure(site: Site, more: str) -> None:
-    """Ask the rows of a file by the tiny model. more: further tables."""
-    model = site.directory / "model"
-    shutil.copytree(str(site.facts["model"]), model)
-    (model / "chat_template.jinja").write_text(TEMPLATE)
-    write_rows(site.directory / "rows.jsonl")
-    options = {"prompt": "digits", "answer": "sorted", "held_out": 0.2}
-    table = ", ".join(f"{name} = {json.dumps(value)}" for name, value in options.items())
-    text = site.config.read_text()
-    for old, new in (
-        ('kind = "sort_digits"', 'kind = "rows"\nname = "digits"'),
-        (
-            "options = { rng_seed = 0 }",
-            f'options = {{ files = "{site.directory}/*.jsonl", {table} }}',
-        ),
-        (str(site.facts["model"]), str(model)),
-    ):
-        assert old in text
-        text = text.replace(old, new)
-    site.config.write_text(text + more)
-    site.facts["model"] = model
-
-
 def test_rows_are_asked_scored_and_trained_on(site: Site) -> None:
-    configure(site, EVAL)
+    ask_rows(site, EVAL)
     site.coordinate()
     site.join("box", "--threads=1")
     learner = site.learn(STEPS)
@@ -89,7 +54,7 @@ def test_rows_are_asked_scored_and_trained_on(site: Site) -> None:
 
 
 def test_two_tasks_share_every_step_and_one_ends_its_answers_at_a_text(site: Site) -> None:
-    configure(site, "")
+    ask_rows(site, "")
     text = site.config.read_text()
     start, end = text.index("[task]"), text.index("[", text.index("[task]") + 1)
     task = text[start:end].replace("[task]", "[[task]]")

@@ -29,7 +29,7 @@ def test_some_steps_of_grpo(tmp_path: Path) -> None:
     with Programs(run / "logs") as programs:
         programs.start("coordinator", "-m", "echo2d", "coordinate", "--config", str(config))
         url = json.loads(wait_for(run / "coordinator" / "coordinator.json", programs, 60.0))["url"]
-        config.write_text(text + DEMO_LEARNER.format(**settings, url=url, steps=STEPS))
+        config.write_text(text + DEMO_LEARNER.format(**settings, steps=STEPS))
         for number in range(1, WORKERS + 1):
             start_worker(programs, run, url, f"worker-{number}")
         learner = programs.start("learner", "-m", "echo2d", "learn", "--config", str(config))

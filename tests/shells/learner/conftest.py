@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import logging
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,12 @@ from echo2d.learner.config import LearnerConfig
 from tests.support.learner import config_in, make_base
 from tests.support.poison import POISONED_LOSS
 from tests.support.scripted_coordinator import ScriptedCoordinator
+
+
+@pytest.fixture(autouse=True)
+def modules_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A learner in this process looks for modules beside its config, and tests after it must not."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
 
 
 @pytest.fixture(scope="session")

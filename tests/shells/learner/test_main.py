@@ -49,7 +49,7 @@ def test_a_wrong_key_is_one_line_and_exit_code_2(
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("[learner]\nlr = 1", "learner.url: expected "),
+        ("[learner]\nlr = 1", "learner.token_file: expected "),
         ("[run]", "expected a table [learner]"),
         ("a = ", "is not TOML"),
     ],

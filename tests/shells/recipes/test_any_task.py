@@ -53,14 +53,14 @@ def test_with_nothing_but_an_address_it_writes_a_whole_run(folder: Path) -> None
     )
     assert (config.link.host, config.link.port) == ("10.0.0.1", 7701)
     assert config.run.run_dir == folder / "run" / "coordinator"
-    assert learner.url == "https://10.0.0.1:7700"
     assert learner.model == config.run.base_model == folder / "run" / "model"
     assert (learner.model / "model.safetensors").is_file()
     assert learner.snapshot_root == config.run.snapshot_root
     assert config.run.snapshot_root.is_dir()
     box = read_token_file(Path("run/box-1.token"))
-    assert (box.role, box.url) == ("worker", learner.url)
+    assert (box.role, box.url) == ("worker", "https://10.0.0.1:7700")
     assert read_token_file(learner.token_file).role == "learner"
+    assert read_token_file(learner.token_file).url == box.url
     for line in (
         "  echo2d coordinate --config run/run.toml",
         "echo2d learn --config run/run.toml",
@@ -121,7 +121,7 @@ def test_keys_are_set_and_the_run_is_checked_with_them() -> None:
     init("--yes --set learner.steps=3 --set coordinator.port=9000 --host 127.0.0.1")
     document = tomllib.loads(Path("run/run.toml").read_text())
     assert document["learner"]["steps"] == 3
-    assert document["learner"]["url"] == "http://127.0.0.1:9000"
+    assert read_token_file(Path("run/box-1.token")).url == "http://127.0.0.1:9000"
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_keys_are_set_and_the_run_is_checked_with_them() -> None:
         ("--task class --kind parity --base-model tiny", "task parity: expected a task of echo2d (rows, "),
         ("--task class --kind nowhere:X --base-model tiny", "task nowhere:X: there is no module 'nowhere'"),
         ("--task environment --kind examples.environments.calculator:Calculator --base-model tiny",
-         "task calculator: its first prompt: UnusableText: messages: this model has no chat template"),
+         "task calculator: prompt 0: UnusableText: messages: this model has no chat template"),
         ("--task class --kind sort_digits --base-model nix", "--base-model: nix has no config.json"),
         ("--task class --kind sort_digits", "--base-model: expected an answer to: Directory of the model"),
         ("--task questions --base-model tiny", "--base-model: the tiny one reads no text"),

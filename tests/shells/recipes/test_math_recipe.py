@@ -12,8 +12,11 @@ from click.testing import CliRunner
 
 from echo2d.cli import main
 from echo2d.config.coordinator import CoordinatorConfig
+from echo2d.errors import OperatorFault
 from echo2d.extras import install_command
 from echo2d.learner.config import LearnerConfig
+from echo2d.net.security.auth import read_token_file
+from echo2d.tasks.scorers.base import load_scorer
 from tests.support.texts import write_text_model
 
 GSM8K = [
@@ -25,7 +28,7 @@ GSM8K = [
 @pytest.fixture
 def base(tmp_path: Path) -> Path:
     directory = write_text_model(tmp_path / "model")
-    (directory / "config.json").write_text("{}")
+    (directory / "config.json").write_text('{"vocab_size": 512}')
     (directory / "model.safetensors").touch()
     return directory
 
@@ -70,7 +73,7 @@ def test_the_config_is_one_that_coordinator_and_learner_read(base: Path, rows: P
     assert task.options["prompt"] == "question"
     assert [each.name for each in config.evals] == ["sampled", "greedy"]
     assert config.link.port == 7701
-    assert learner.url == "https://10.0.0.1:7700"
+    assert read_token_file(learner.token_file).url == "https://10.0.0.1:7700"
     assert learner.token_file == config.run.run_dir / "tokens" / "learner.token"
     assert learner.snapshot_root == config.run.snapshot_root
     assert learner.snapshot_root.is_dir()
@@ -78,12 +81,15 @@ def test_the_config_is_one_that_coordinator_and_learner_read(base: Path, rows: P
 
 def test_json_says_what_the_run_will_see(base: Path, rows: Path) -> None:
     code, output = init(base, rows, "--json")
-    facts = json.loads(output)["questions"]
     assert code == 0
-    assert facts["trained"] + facts["held_out"] == len(GSM8K)
-    assert facts["expected"] in {str(2 * n) for n in range(40)}
-    assert facts["text"].startswith("<user>")
-    assert facts["longest"] == len("<user>39 birds and 39 more?<answer>")
+    trial = json.loads(output)["trial"]
+    (task,) = trial["tasks"]
+    assert {task["questions"] + each for each in trial["held_out"].values()} == {len(GSM8K)}
+    (prompt,) = task["prompts"]
+    assert prompt["expected"] in {str(2 * n) for n in range(40)}
+    assert prompt["where"].endswith(" of gsm8k.jsonl")
+    assert prompt["text"].startswith("<user>")
+    assert task["longest"] == len("<user>39 birds and 39 more?<answer>")
 
 
 def test_settings_replace_keys_and_add_others(base: Path, rows: Path) -> None:
@@ -110,7 +116,6 @@ def test_settings_may_be_of_any_table_and_any_text(base: Path, rows: Path) -> No
     assert document["task"]["options"]["prompt"] == prompt
     assert document["task"]["template"] == {"enable_thinking": False}
     assert document["samples"] == {"viewers": True}
-    assert document["learner"]["url"] == "http://127.0.0.1:9000"
     assert "that of http://127.0.0.1:9000 and the next one" in output
 
 
@@ -127,7 +132,7 @@ def test_the_url_is_the_one_at_which_the_coordinator_listens(
     base: Path, rows: Path, host: str, url: str
 ) -> None:
     assert init(base, rows, f"--host={host}")[0] == 0
-    assert written(base)["learner"]["url"] == url
+    assert read_token_file(base.parent / "out" / "box-1.token").url == url
 
 
 def test_held_out_questions_are_not_counted_among_those_to_train_on(base: Path, rows: Path) -> None:
@@ -135,8 +140,9 @@ def test_held_out_questions_are_not_counted_among_those_to_train_on(base: Path, 
     others.write_text("".join(json.dumps(row) + "\n" for row in [*GSM8K[:10], GSM8K[0]]))
     code, output = init(base, rows, f"--held-out-rows={others}", "--json")
     assert code == 0, output
-    found = json.loads(output)["questions"]
-    assert (found["trained"], found["held_out"]) == (30, 10)
+    trial = json.loads(output)["trial"]
+    assert trial["tasks"][0]["questions"] == 30
+    assert set(trial["held_out"].values()) == {11}
 
 
 def test_all_questions_held_out_is_one_line(base: Path, rows: Path) -> None:
@@ -150,7 +156,7 @@ def test_a_judge_that_does_not_answer_is_one_line(base: Path, rows: Path) -> Non
     settings = ("task.options.scorer=remote", "task.network=true", options)
     code, output = init(base, rows, *(f"--set={each}" for each in settings))
     assert (code, output.count("\n")) == (2, 1), output
-    assert "it fails at the expected answer: JudgeError: the judge at 127.0.0.1:9" in output
+    assert "JudgeError: the judge at 127.0.0.1:9" in output
 
 
 def test_other_held_out_questions_leave_all_rows_to_train_on(base: Path, rows: Path) -> None:
@@ -158,22 +164,24 @@ def test_other_held_out_questions_leave_all_rows_to_train_on(base: Path, rows: P
     others.write_text(json.dumps({"question": "1 bird?", "answer": "#### 1"}) + "\n")
     code, output = init(base, rows, f"--held-out-rows={others}", "--json")
     assert code == 0, output
-    found = json.loads(output)["questions"]
-    assert (found["trained"], found["held_out"]) == (len(GSM8K), 1)
+    trial = json.loads(output)["trial"]
+    assert trial["tasks"][0]["questions"] == len(GSM8K)
+    assert set(trial["held_out"].values()) == {1}
+    assert "with 1 questions a score is hardly more than chance" in trial["cautions"][0]
     assert [each["options"]["files"] for each in written(base)["eval"]] == [[str(others)]] * 2
 
 
 @pytest.mark.parametrize(
     ("more", "complaint"),
     [
-        (["--prompt=problem"], "echo2d: rows: row 0 of gsm8k.jsonl has no 'problem'; its columns are question, answer"),
-        (["--answer=question"], "echo2d: --answer: expected another column than --prompt; found 'question'"),
+        (["--prompt=problem"], "echo2d: task rows: rows: row 0 of gsm8k.jsonl has no 'problem'; its columns are "),
+        (["--answer=question"], "echo2d: task rows: rows: prompt: it shows the column 'question', which holds"),
         (["--set=policy.group_size=0"], "echo2d: policy.group_size: expected an integer, at least 1"),
         (["--set=nothing.at_all=0"], "echo2d: [nothing]: unknown table"),
         (["--set=learner.stepz=2"], "echo2d: learner.stepz: unknown key"),
         (["--set=learner.lr=fast"], "echo2d: learner.lr: expected a number"),
         (["--set=policy"], "echo2d: --set: expected TABLE.KEY=VALUE; found 'policy'"),
-        (["--set=task.options.scorer=oracle"], 'echo2d: scorer: expected "math"'),
+        (["--set=task.options.scorer=oracle"], 'echo2d: task rows: scorer: expected "math"'),
     ],
 )  # fmt: skip
 def test_a_wrong_option_is_one_line(
@@ -192,7 +200,8 @@ def test_answers_that_the_scorer_cannot_read_are_one_line(base: Path, rows: Path
     others.write_text(json.dumps(asked[1]) + "\n")
     code, output = init(base, rows, f"--held-out-rows={others}")
     assert (code, output.count("\n")) == (2, 1)
-    assert output.startswith("echo2d: --answer: the scorer finds no answer in 'Paris'")
+    assert "1 of 1 expected answers are none to the scorer, e.g. row 0 of rows.jsonl" not in output
+    assert "expected answers are none to the scorer, e.g. row 0 of gsm8k.jsonl 'Paris'" in output
     exact = "--set=task.options.scorer=exact"
     assert init(base, rows, f"--held-out-rows={others}", exact)[0] == 0
 
@@ -201,7 +210,7 @@ def test_a_model_without_a_template_is_one_line(base: Path, rows: Path) -> None:
     (base / "tokenizer_config.json").write_text("{}")
     code, output = init(base, rows)
     assert (code, output.count("\n")) == (2, 1)
-    assert f"--base-model: {base} has no chat template" in output
+    assert "this model has no chat template" in output
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
@@ -222,9 +231,7 @@ def test_rows_that_cannot_be_read_are_one_line(base: Path, rows: Path) -> None:
     assert "row 0 is not JSON" in output
 
 
-def test_a_missing_extra_is_one_line(
-    base: Path, rows: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_extra_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     found = builtins.__import__
 
     def without(name: str, *rest: Any) -> Any:
@@ -233,10 +240,9 @@ def test_a_missing_extra_is_one_line(
         return found(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    code, output = init(base, rows)
-    assert (code, output) == (
-        2, f"echo2d: scorer math: it needs math-verify: {install_command('math')}\n"
-    )  # fmt: skip
+    with pytest.raises(OperatorFault) as refused:
+        load_scorer("math", {})
+    assert str(refused.value) == f"scorer math: it needs math-verify: {install_command('math')}"
 
 
 def test_columns_that_nobody_can_guess_are_asked_for(base: Path, rows: Path) -> None:

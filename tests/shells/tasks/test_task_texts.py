@@ -41,8 +41,9 @@ def test_a_control_token_in_a_question_is_plain_text_everywhere(tmp_path: Path) 
 def test_templates_see_the_day_on_which_the_run_began(tmp_path: Path) -> None:
     template = "{{ strftime_now('%d %b %Y') }}{{ messages[0].content }}"
     directory = write_text_model(tmp_path / "model", template)
-    texts = TaskTexts(files_of(directory, day="2026-02-03"))
-    assert texts.text(TextPrompt([{"role": "user", "content": "?"}])) == "03 Feb 2026?"
+    files = files_of(directory, day="2026-02-03")
+    tokens = TaskTexts(files).tokens(TextPrompt([{"role": "user", "content": "?"}]))
+    assert ModelTexts(files.files).decode(tokens) == "03 Feb 2026?"
 
 
 def test_a_prompt_that_is_refused_says_where_it_stands(tmp_path: Path) -> None:

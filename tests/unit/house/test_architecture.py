@@ -58,7 +58,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         "core",
         "errors",
     },
-    "tasks": {"core", "texts", "registry", "extras", "errors"},
+    "own_modules": {"registry", "errors"},
+    "tasks": {"core", "texts", "registry", "own_modules", "extras", "errors"},
     "plan": {"core", "quantities", "config.limits", "config.tables", "registry", "errors"},
     "runtime": {
         "adapters",
@@ -115,7 +116,15 @@ MAY_IMPORT: dict[str, set[str]] = {
         "views",
         "errors",
     },
-    "learner": {"client", "config.tables", "extras", "logs", "sd_notify"},
+    "learner": {
+        "client",
+        "config.run",
+        "config.tables",
+        "extras",
+        "logs",
+        "own_modules",
+        "sd_notify",
+    },
     "tools": {"config", "runtime", "client", "core", "store", "engines", "errors"},
 }
 # The rooms of tools/lab, a distribution of its own: each may import all of echo2d, and these rooms beside it. What is

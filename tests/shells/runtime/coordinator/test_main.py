@@ -316,8 +316,8 @@ async def test_what_cannot_start_says_why(
     for kind, words in (
         ("nothing", "task nothing: expected a task of echo2d (rows, gym, "),
         ("my_package.parity", "or yours as package.module:Class"),
-        ("nowhere.parity:Parity", "there is no module 'nowhere': install it, or start the "),
-        ("tests.support.paths:Parity", "module 'tests.support.paths' has no 'Parity'"),
+        ("nowhere.parity:Parity", "there is no module 'nowhere'; put it beside run.toml"),
+        ("tests.support.paths:Parity", "tests/support/paths.py, has no 'Parity'"),
     ):
         assert words in await opens(make_config(tmp_path, **{"task.kind": kind}))
     model = {"run.base_model": str(tmp_path), "sampling.vocab_size": 0}

@@ -58,7 +58,7 @@ def played(run: Path, model: Path, steps: int, *, evaluates: bool) -> Rows:
         programs.start("coordinator", "-m", "echo2d", "coordinate", "--config", str(config))
         announced = wait_for(run / "coordinator" / "coordinator.json", programs, START_S)
         url = str(json.loads(announced)["url"])
-        learner_table = DEMO_LEARNER.format(**facts, steps=steps, url=url)
+        learner_table = DEMO_LEARNER.format(**facts, steps=steps)
         config.write_text(text + changed(learner_table, PACE))
         for number in range(WORKERS):
             limits = (f"--slots={SLOTS}", "--threads=1")

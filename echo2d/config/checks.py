@@ -1,0 +1,43 @@
+"""What a config says that no run should have, or that its operator should know. Pure.
+
+`init`, `try`, `coordinate`, `doctor` and `learn --plan` ask here, so all of them say the same.
+"""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from echo2d.config.coordinator import CoordinatorConfig
+from echo2d.config.run import leads_a_run
+
+# A score on fewer held-out questions says little.
+HELD_OUT_FEW = 30
+
+
+def config_cautions(
+    config: CoordinatorConfig, context: int | None, held_out: Mapping[str, int | None]
+) -> list[str]:
+    """context: tokens that the model can read; None: not known. held_out: questions of each [[eval]]."""
+    said = []
+    for task in config.tasks:
+        most = config.sampling_of(task).max_new_tokens
+        if context is not None and most >= context:
+            said.append(
+                f"sampling.max_new_tokens: {most} of an answer, and the model reads {context} tokens of "
+                "prompt and answer together: long answers are cut off there"
+            )
+    few = {
+        name: each for name, each in held_out.items() if each is not None and each < HELD_OUT_FEW
+    }
+    if few:
+        said.append(
+            f"eval {', '.join(few)}: with {min(few.values())} questions a score is hardly more than chance; "
+            f"take {HELD_OUT_FEW} or more (task.options.held_out, or a file of their own)"
+        )
+    return list(dict.fromkeys(said))
+
+
+def file_cautions(path: Path, settings: Iterable[str], context: int | None) -> list[str]:
+    """Those of a file that a learner reads; one without a [run] table says nothing about answers."""
+    if not leads_a_run(path):
+        return []
+    return config_cautions(CoordinatorConfig.load(path, settings), context, {})

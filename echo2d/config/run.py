@@ -1,0 +1,51 @@
+"""The [run] table: where a run lives, on the learner's host, and where its modules are."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from echo2d.config.limits import DISK_BYTES_MAX
+from echo2d.config.tables import Table, folder_of, key, read_toml, table_of, with_settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunTable(Table):
+    TABLE: ClassVar[str] = "run"
+
+    run_dir: Path = key(
+        "directory of this run: its key, tokens, ledger and versions (created with mode 0700)",
+        Path("coordinator"),
+    )
+    snapshot_root: Path = key(
+        "the learner may publish only directories inside this one", Path("snapshots")
+    )
+    base_model: Path | None = key(
+        "model directory: gives the vocabulary size; LoRA adapters must belong to it", None
+    )
+    disk_bytes_max: int = key(
+        "bytes that versions and uploads may take here; frames may take as many again",
+        DISK_BYTES_MAX,
+        low=1,
+    )
+    name: str = key("name of this run, for people; empty: that of this file's folder", "")
+    modules: tuple[Path, ...] = key(
+        "folders in which modules of yours are looked for, besides this file's own folder", ()
+    )
+    keep_every: int = key(
+        "keep a version of every so many train steps for `echo2d keep export`, while there is room; 0: only"
+        " the last one and those with the best scores",
+        0,
+        low=0,
+    )
+
+
+def module_folders(path: Path, settings: Iterable[str] = ()) -> tuple[Path, ...]:
+    """As `CoordinatorConfig.module_folders`, of a file that may have no [run] table."""
+    folder, values = folder_of(path), table_of(with_settings(read_toml(path), settings), "run")
+    return (folder, *(RunTable.read(values, folder).modules if values else ()))
+
+
+def leads_a_run(path: Path) -> bool:
+    """Whether this TOML file is for a learner's host: it has a [run] table."""
+    return RunTable.TABLE in read_toml(path)

@@ -1,0 +1,506 @@
+"""`echo2d try`: a trial of a run's tasks, by the processes, walls and limits that the run has.
+
+    config --> task processes --prompts--> tokens --> text, as the model reads it
+                    ^ answers: of the base model, or given
+                    +--> rewards, their parts, seconds, tracebacks
+    the first rows' expected answers --> the same processes
+
+Nothing is written. What a run would end over is a problem; what it would learn little from is a
+caution. Not here: the checks that need no task (`config/checks.py`).
+"""
+
+import asyncio
+import re
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from itertools import count
+from pathlib import Path
+from statistics import pvariance
+
+from echo2d.config.checks import config_cautions
+from echo2d.config.coordinator import CoordinatorConfig
+from echo2d.core.base.ids import RunId
+from echo2d.core.cluster.rules import RunRules, TaskRules
+from echo2d.core.protocol.answer_end import CONTEXT_SPARE, WHOLE_ENDS, output_limit
+from echo2d.core.protocol.control_messages import Finish
+from echo2d.core.protocol.trajectory import unpack_tokens
+from echo2d.engines.base import Engine, EngineOptions, GenerateRequest
+from echo2d.errors import EngineFault, OperatorFault
+from echo2d.extras import install_command
+from echo2d.registry import ENGINES, SCORERS, load
+from echo2d.runtime.coordinator.data_plane import (
+    OpenTask,
+    open_evals,
+    open_tasks,
+    turn_end_cautions,
+)
+from echo2d.runtime.coordinator.main import make_rules
+from echo2d.runtime.coordinator.run_facts import day_of
+from echo2d.runtime.coordinator.task_advice import advice
+from echo2d.tasks.episodes import Episodes, EpisodeTurn, StepCall
+from echo2d.tasks.pool import Score, ScoreCall
+from echo2d.tasks.process import TaskFailed
+from echo2d.texts.files import read_text_files
+from echo2d.texts.model_texts import ModelTexts
+from echo2d.texts.reference import difference
+
+# Rows whose expected answers are judged, and whose prompts are measured.
+ROWS_JUDGED = 200
+_LABEL = "base model"
+_SHORT = 60  # characters of an answer in a sentence
+
+Tell = Callable[[str, float | None], None]
+
+
+@dataclass(frozen=True, slots=True)
+class TriedAnswer:
+    """An answer, and what it is worth. reward: None: it failed, or is no answer of a row's.
+
+    tokens: of the answer; 0: it was given as a text. turns: of an episode. failed: why there is no
+    reward. trace: the traceback of the operator's code.
+    """
+
+    text: str
+    finish: str
+    tokens: int
+    reward: float | None
+    parts: dict[str, float]
+    seconds: float
+    failed: str = ""
+    trace: str = ""
+    turns: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class TriedPrompt:
+    """where: the row, if it is one. tokens: their ids. text: what they decode to."""
+
+    where: str
+    tokens: list[int]
+    text: str
+    expected: str | None
+    answers: list[TriedAnswer] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class TriedTask:
+    """questions: in an epoch; None: without end. longest: tokens of the longest of the first prompts.
+
+    judged: expected answers that were scored; worthless: those that are worth 0. leaked: prompts
+    that hold their expected answer. varied: of `groups`, how many have rewards that differ; None:
+    no answer was made.
+    """
+
+    name: str
+    kind: str
+    questions: int | None
+    longest: int
+    network: bool
+    judged: int
+    worthless: int
+    leaked: int
+    groups: int
+    varied: int | None
+    prompts: list[TriedPrompt]
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """held_out: questions of each [[eval]]. problems: the run would end over them. cautions: it would go on.
+
+    notes: what could not be tried.
+    """
+
+    tasks: list[TriedTask]
+    held_out: dict[str, int | None]
+    problems: list[str]
+    cautions: list[str]
+    notes: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class TrialOptions:
+    """prompts: of each task, to be shown and answered. samples: answers to each; 0: the run's group_size.
+
+    answers: texts to be scored instead of the base model's; generate: whether that writes any.
+    """
+
+    prompts: int = 2
+    samples: int = 0
+    answers: Sequence[str] = ()
+    generate: bool = True
+
+
+async def hold_trial(config: CoordinatorConfig, options: TrialOptions, tell: Tell) -> Trial:
+    """Try all tasks of a run. tell: gets what is done now, and how much of it is.
+
+    OperatorFault: the run could not start.
+    """
+    tell("starting the tasks", None)
+    async with AsyncExitStack() as stack:
+        day = day_of({})
+        tasks = await open_tasks(stack, config, day=day)
+        evals = await open_evals(stack, config, tasks, day=day)
+        rules = await asyncio.to_thread(make_rules, config, RunId(""), tasks, evals)
+        model = config.run.base_model
+        texts = None if model is None else await asyncio.to_thread(_texts_of, model)
+        trials = [_TaskTrial(config, task, rules, texts) for task in tasks]
+        for trial in trials:
+            await trial.draw(options.prompts, tell)
+            await trial.judge_expected(tell)
+        notes: list[str] = []
+        if options.answers:
+            for trial in trials:
+                await trial.judge_given(options.answers)
+        elif options.generate and not any(trial.problems for trial in trials):
+            notes += await _answered(stack, config, trials, options, tell)
+        differs = None if model is None else await asyncio.to_thread(_differs, model)
+    held_out = {each.asks.name: each.asks.pool.about.epoch_length for each in evals}
+    found = [trial.found() for trial in trials]
+    context = None if rules.context_max is None else rules.context_max + CONTEXT_SPARE
+    return Trial(
+        found,
+        held_out,
+        [each for trial in trials for each in trial.problems],
+        [
+            *filter(None, [differs]),
+            *config_cautions(config, context, held_out),
+            *turn_end_cautions(tasks, rules),
+            *(each for trial in trials for each in trial.cautions),
+        ],
+        notes,
+    )
+
+
+class _TaskTrial:
+    """The trial of one task."""
+
+    def __init__(
+        self,
+        config: CoordinatorConfig,
+        task: OpenTask,
+        rules: RunRules,
+        texts: ModelTexts | None,
+    ) -> None:
+        of_task = rules.task(task.name)
+        assert of_task is not None
+        self.rules: TaskRules = of_task
+        self.problems: list[str] = []
+        self.cautions: list[str] = []
+        self._context, self._group_size = rules.context_max, config.policy.group_size
+        self._table, self._pool, self._name = task.table, task.pool, task.name
+        self._environment = task.pool.about.environment
+        self._episodes = Episodes(task.pool) if self._environment else None
+        self._texts = texts
+        self._prompts: list[TriedPrompt] = []
+        self._longest = self._judged = self._worthless = self._leaked = 0
+        self._numbers = count()
+        # Failures of answers that are told already.
+        self._told: set[str] = set()
+
+    @property
+    def _own_scorer(self) -> bool:
+        """Whether the operator's own code computes the rewards."""
+        return self._table.options.get("scorer", "exact") not in SCORERS or ":" in self._table.kind
+
+    async def draw(self, prompts: int, tell: Tell) -> None:
+        """Draw the first prompts; as many as are shown are kept. OperatorFault: one cannot be made."""
+        most = ROWS_JUDGED if self._pool.about.in_text and self._episodes is None else prompts
+        last = min(most, self._pool.about.epoch_length or most)
+        for index in range(last):
+            tell(f"task {self._name}: prompts", index / last)
+            tokens, where = await self._drawn(index)
+            if tokens is None:
+                break
+            self._longest = max(self._longest, len(tokens))
+            expected = None
+            if self._episodes is None:
+                found = await self._pool.expected(index)
+                expected, where = (None, where) if isinstance(found, TaskFailed) else found
+            self._prompts.append(TriedPrompt(where, tokens, self._decoded(tokens), expected))
+        self._shown = min(prompts, len(self._prompts))
+        if self._context is not None and self._longest >= self._context:
+            self.problems.append(
+                f"task {self._name}: a prompt of {self._longest} tokens fills the model's context of "
+                f"{self._context}: nothing can be answered"
+            )
+        if self._episodes is not None:
+            self.cautions += [f"task {self._name}: {each}" for each in self._episodes.cautions]
+
+    async def _drawn(self, index: int) -> tuple[list[int] | None, str]:
+        """The tokens of a prompt; None: there are no more."""
+        if self._episodes is None:
+            found = await self._pool.prompt(index)
+            given = b"" if isinstance(found, TaskFailed) else found.tokens
+        else:
+            first = await self._episodes.reset(next(self._numbers), index, 0)
+            found = first if isinstance(first, TaskFailed) else None  # type: ignore[assignment]
+            given = b"" if isinstance(first, TaskFailed) else first.given
+        if isinstance(found, TaskFailed):
+            if found.kind == "end" and index:
+                return None, ""
+            raise OperatorFault(f"task {self._name}: prompt {index}: {found}")
+        return unpack_tokens(given).tolist(), ""
+
+    async def judge_expected(self, tell: Tell) -> None:
+        """Score the expected answers, each as the answer to its own prompt."""
+        worthless: TriedPrompt | None = None
+        leaked: TriedPrompt | None = None
+        known = [(at, each) for at, each in enumerate(self._prompts) if each.expected is not None]
+        for done, (index, prompt) in enumerate(known):
+            tell(f"task {self._name}: expected answers", done / len(known))
+            expected = prompt.expected or ""
+            if not expected:
+                self.problems.append(
+                    f"task {self._name}: {prompt.where}: the expected answer is empty"
+                )
+                return
+            if re.search(rf"(?<!\w){re.escape(expected)}(?!\w)", prompt.text):
+                self._leaked, leaked = self._leaked + 1, leaked or prompt
+            score = await self._pool.judge(index, expected)
+            if isinstance(score, TaskFailed):
+                self._tell_failure(f"the expected answer {_short(expected)!r}: ", score)
+                return
+            self._judged += 1
+            if score.reward == 0:
+                self._worthless, worthless = self._worthless + 1, worthless or prompt
+        if worthless is not None:
+            self._tell_worthless(worthless)
+        if leaked is not None:
+            self.cautions.append(
+                f"task {self._name}: {self._leaked} of {len(known)} prompts hold the text of their expected "
+                f"answer, e.g. {leaked.where} {_short(leaked.expected or '')!r}: the model may copy it"
+            )
+
+    def _tell_worthless(self, first: TriedPrompt) -> None:
+        told = (
+            f"task {self._name}: {self._worthless} of {self._judged} expected answers are none to the "
+            f"scorer, e.g. {first.where} {_short(first.expected or '')!r}"
+        )
+        if self._worthless < self._judged or self._own_scorer:
+            self.cautions.append(told)
+        else:
+            self.problems.append(f"{told}; name another answer column, or another scorer")
+
+    def _tell_failure(self, what: str, failed: TaskFailed) -> None:
+        """Once for each place in the operator's code."""
+        if (kind := failed.at or failed.reason) in self._told:
+            return
+        self._told.add(kind)
+        todo = advice(failed, self._table)
+        self.problems.append(
+            f"task {self._name}: the reward of {what}{failed}{f'; {todo}' if todo else ''}"
+        )
+
+    async def judge_given(self, answers: Sequence[str]) -> None:
+        """Score these texts as answers to the shown prompts."""
+        if not self._pool.about.in_text or self._episodes is not None:
+            raise OperatorFault(
+                f"--answer: task {self._name} does not take a text as its answer; leave --answer out"
+            )
+        for index, prompt in enumerate(self._prompts[: self._shown]):
+            for text in answers:
+                began = time.perf_counter()
+                score = await self._pool.judge(index, text)
+                prompt.answers.append(self._tried(text, "stop", 0, score, began))
+
+    async def play(self, engine: Engine, samples: int, tell: Tell) -> None:
+        """Let the base model answer the shown prompts, and score what it writes."""
+        for index, prompt in enumerate(self._prompts[: self._shown]):
+            play = self._score_answers if self._episodes is None else self._play_episodes
+            number, wanted = index, samples or self._group_size
+            done = 0
+            async with aclosing(play(engine, number, prompt, wanted)) as answers:
+                async for answer in answers:
+                    prompt.answers.append(answer)
+                    done += 1
+                    tell(
+                        f"task {self._name}: answers to prompt {index + 1} of {self._shown}",
+                        done / wanted,
+                    )
+        ends = [each.finish in WHOLE_ENDS for prompt in self._prompts for each in prompt.answers]
+        if ends and not any(ends):
+            self.cautions.append(
+                f"task {self._name}: all {len(ends)} answers were cut off at sampling.max_new_tokens = "
+                f"{self.rules.max_new_tokens}, or at the model's context"
+            )
+
+    async def _score_answers(
+        self, engine: Engine, index: int, prompt: TriedPrompt, samples: int
+    ) -> AsyncGenerator[TriedAnswer, None]:
+        written = await self._write(engine, prompt.tokens, samples)
+        for tokens, finish in written:
+            began = time.perf_counter()
+            score = await self._pool.reward(ScoreCall(index, _packed(tokens), finish))
+            yield self._tried(self._decoded(tokens), finish, len(tokens), score, began)
+
+    async def _play_episodes(
+        self, engine: Engine, row: int, prompt: TriedPrompt, samples: int
+    ) -> AsyncGenerator[TriedAnswer, None]:
+        """Episodes from this first prompt on, one after the other."""
+        assert self._episodes is not None
+        assert self.rules.episode is not None
+        for seed in range(samples):
+            episode, began = next(self._numbers), time.perf_counter()
+            turn = await self._episodes.reset(episode, row, seed)
+            said, transcript, finish, turns = "", list(prompt.tokens), "stop", 0
+            result: Score | TaskFailed | None = None
+            while isinstance(turn, EpisodeTurn) and turns < self.rules.episode.turns_max:
+                ((tokens, end),) = await self._write(engine, transcript, 1)
+                before = transcript
+                call = StepCall(episode, turns, turn.state, _packed(before), _packed(tokens), end)
+                found = await self._episodes.step(call)
+                turns, finish = turns + 1, end
+                said += self._decoded(tokens)
+                transcript = [*before, *tokens]
+                if isinstance(found, EpisodeTurn):
+                    given = unpack_tokens(found.given).tolist()
+                    transcript = given if found.branch else [*transcript, *given]
+                    said += self._decoded(given)
+                    turn = found
+                    continue
+                result = found if isinstance(found, TaskFailed) else found.score
+                break
+            if isinstance(turn, TaskFailed):
+                result = turn
+            if result is None:
+                self._episodes.drop(episode)
+                result = TaskFailed("unjudged", f"the episode has more than {turns} turns")
+            tried = self._tried(said, finish, len(transcript), result, began)
+            yield replace(tried, turns=turns)
+
+    async def _write(
+        self, engine: Engine, prompt: Sequence[int], samples: int
+    ) -> list[tuple[list[int], Finish]]:
+        limit = output_limit(
+            self.rules.max_new_tokens, prompt_tokens=len(prompt), context_max=self._context
+        )
+        request = GenerateRequest(
+            f"trial-{next(self._numbers)}",
+            prompt,
+            samples,
+            max(1, limit.tokens),
+            self.rules.sampling,
+            self.rules.stop_token_ids,
+        )
+        written: list[list[int]] = [[] for _ in range(samples)]
+        ends: list[Finish] = ["length"] * samples
+        async for output in engine.generate(request):
+            written[output.sample] += output.tokens
+            if output.finish is not None and output.finish != "abort":
+                ends[output.sample] = output.finish
+        return list(zip(written, ends, strict=True))
+
+    def _tried(
+        self, text: str, finish: str, tokens: int, score: Score | TaskFailed, began: float
+    ) -> TriedAnswer:
+        seconds = time.perf_counter() - began
+        if isinstance(score, Score):
+            return TriedAnswer(text, finish, tokens, score.reward, dict(score.parts), seconds)
+        if score.kind == "error":
+            self._tell_failure("an answer: ", score)
+        return TriedAnswer(text, finish, tokens, None, {}, seconds, str(score), score.trace)
+
+    def _decoded(self, tokens: Sequence[int]) -> str:
+        return "" if self._texts is None else self._texts.decode(tokens)
+
+    def found(self) -> TriedTask:
+        shown = self._prompts[: self._shown]
+        groups = [
+            [each.reward for each in prompt.answers if each.reward is not None] for prompt in shown
+        ]
+        full = [group for group in groups if len(group) > 1]
+        varied = sum(pvariance(group) > 0 for group in full) if full else None
+        if varied == 0:
+            self.cautions.append(
+                f"task {self._name}: the answers of each of {len(full)} groups have equal rewards: a "
+                "step learns nothing from such groups"
+            )
+        return TriedTask(
+            self._name,
+            self._table.kind,
+            self._pool.about.epoch_length,
+            self._longest,
+            self._table.network,
+            self._judged,
+            self._worthless,
+            self._leaked,
+            len(full),
+            varied,
+            shown,
+        )
+
+
+async def _answered(
+    stack: AsyncExitStack,
+    config: CoordinatorConfig,
+    trials: Sequence[_TaskTrial],
+    options: TrialOptions,
+    tell: Tell,
+) -> list[str]:
+    """Let the base model answer. Returns why it did not."""
+    model = config.run.base_model
+    if model is None:
+        return ["run.base_model is not given, so no answers were made; --answer TEXT gives some"]
+    tell("loading the base model", None)
+    try:
+        engine = await stack.enter_async_context(_engine(model, options.samples))
+    except ImportError:
+        return [
+            f"no answers were made, which needs torch ({install_command('torch')}); --answer TEXT gives some"
+        ]
+    except (EngineFault, OperatorFault) as fault:
+        return [f"no answers were made: {fault}; --answer TEXT gives some"]
+    for trial in trials:
+        await trial.play(engine, options.samples, tell)
+    return []
+
+
+@asynccontextmanager
+async def _engine(model: Path, samples: int) -> AsyncIterator[Engine]:
+    """The torch engine, serving the base model. ImportError: torch is not installed."""
+    options = EngineOptions(
+        count=1,
+        slots=max(samples, 16),
+        tokens_per_s_max=0.0,
+        threads=0,
+        device="auto",
+        dtype="auto",
+        folder=model,
+        environment={},
+        python=None,
+        arguments="",
+        url="",
+        key_file=None,
+        refit_mode="retract",
+    )
+    (engine,) = await asyncio.to_thread(lambda: load(ENGINES["torch"])(options))
+    await engine.start()
+    try:
+        await engine.refit(model, _LABEL)
+        yield engine
+    finally:
+        await engine.close()
+
+
+def _texts_of(model: Path) -> ModelTexts | None:
+    """The model's tokenizer; None: it has none, and the tasks are in tokens."""
+    files = read_text_files(model)
+    return ModelTexts(files) if "tokenizer.json" in files else None
+
+
+def _differs(model: Path) -> str:
+    if not (model / "tokenizer.json").exists():
+        return ""
+    differs = difference(model)
+    return f"{differs}: the model does not know such prompts" if differs else ""
+
+
+def _packed(tokens: Sequence[int]) -> bytes:
+    return b"".join(token.to_bytes(4, "little", signed=True) for token in tokens)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _SHORT else text[:_SHORT] + "..."

@@ -1,0 +1,231 @@
+"""`echo2d try`: what a run would see and stumble over is said before a box is paid for."""
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from echo2d.cli import main
+from tests.support.texts import write_text_model
+
+SCORERS = """
+from echo2d.tasks.base import Reward
+
+def right(answer, expected):
+    return Reward(float(answer.text == expected.text), {"length": len(answer.text)})
+
+def broken(answer, expected):
+    raise ValueError("my judge is broken")
+
+def needs_a_number(answer, expected):
+    return float(int(answer.text) == int(expected.text))
+
+def tags_only(answer, expected):
+    return float("<answer>" in answer.text)
+
+def nothing(answer, expected):
+    return None
+
+def text(answer, expected):
+    return "0.5"
+
+async def elsewhere(answer, expected):
+    raise ConnectionError("All connection attempts failed")
+
+def of_letters(answer, expected):
+    return float(expected.text.isdigit())
+"""
+ROWS = [{"question": f"{n} birds and {n} more?", "answer": str(2 * n)} for n in range(100, 140)]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    model = write_text_model(tmp_path / "base")
+    (model / "config.json").write_text('{"vocab_size": 512, "max_position_embeddings": 400}')
+    (tmp_path / "judge.py").write_text(SCORERS)
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    return tmp_path
+
+
+def write_run(scorer: str, more: str = "", **options: Any) -> Path:
+    table = {"files": "rows.jsonl", "prompt": "question", "scorer": scorer, **options}
+    lines = [f"{name} = {json.dumps(value)}" for name, value in table.items()]
+    path = Path("run.toml")
+    path.write_text(
+        "\n".join(
+            [
+                *('[run]\nbase_model = "base"', "[sampling]\nmax_new_tokens = 20"),
+                *('[task]\nkind = "rows"', "[task.options]", *lines, more),
+            ]
+        )
+    )
+    return path
+
+
+def tried(options: str, code: int = 0) -> dict[str, Any]:
+    command = ["try", "--config", "run.toml", "--json", *shlex.split(options)]
+    result = CliRunner().invoke(main, command)
+    assert result.exit_code == code, result.output
+    found: dict[str, Any] = json.loads(result.output)
+    return found
+
+
+def test_given_answers_are_scored_as_in_the_run() -> None:
+    write_run("judge:right")
+    trial = tried("--answer 200 --answer nonsense --prompts 3")
+    (task,) = trial["tasks"]
+    assert (task["judged"], task["worthless"], task["questions"]) == (40, 0, 40)
+    assert len(task["prompts"]) == 3
+    for prompt in task["prompts"]:
+        assert prompt["text"].startswith("<user>1")
+        assert prompt["where"].startswith("row ")
+        rewards = [each["reward"] for each in prompt["answers"]]
+        assert rewards == [float(prompt["expected"] == "200"), 0.0]
+        assert [each["parts"] for each in prompt["answers"]] == [{"length": 3.0}, {"length": 8.0}]
+    assert trial["problems"] == []
+    assert task["groups"] == 3
+
+
+@pytest.mark.parametrize(
+    ("scorer", "said", "at"),
+    [
+        ("judge:broken", r"ValueError: my judge is broken (", "judge.py:8 in broken)"),
+        ("judge:nothing", "TypeError: expected a number as the reward; found None (", "in nothing)"),
+        ("judge:text", "TypeError: expected a number as the reward; found '0.5' (", "in text)"),
+        ("judge:elsewhere", "All connection attempts failed", "unless task.network = true"),
+    ],
+)  # fmt: skip
+def test_a_scorer_that_fails_at_the_expected_answer_is_a_problem(
+    scorer: str, said: str, at: str
+) -> None:
+    write_run(scorer)
+    (problem,) = tried("--answer 1", 1)["problems"]
+    assert problem.startswith("task rows: the reward of the expected answer '")
+    assert ": row " in problem
+    assert " of rows.jsonl: " in problem
+    assert said in problem
+    assert at in problem
+
+
+def test_a_scorer_that_fails_at_an_answer_says_where_and_once() -> None:
+    write_run("judge:needs_a_number")
+    trial = tried("--answer nonsense --answer 7", 1)
+    (problem,) = trial["problems"]
+    assert "invalid literal for int()" in problem
+    assert "judge.py:11 in needs_a_number)" in problem
+    (task,) = trial["tasks"]
+    failed, scored = task["prompts"][0]["answers"]
+    assert failed["reward"] is None
+    assert "return float(int(answer.text) == int(expected.text))" in failed["trace"]
+    assert scored["reward"] == 0.0
+
+
+def test_an_own_scorer_to_which_no_expected_answer_is_right_is_a_caution() -> None:
+    write_run("judge:tags_only")
+    trial = tried("--answer '<answer>'")
+    assert trial["problems"] == []
+    (said,) = trial["cautions"][:1]
+    assert "40 of 40 expected answers are none to the scorer, e.g. row " in said
+
+
+def test_expected_answers_that_the_scorer_cannot_read_are_counted() -> None:
+    odd = [{**row, "answer": "C"} if at % 4 == 0 else row for at, row in enumerate(ROWS)]
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in odd))
+    write_run("judge:of_letters")
+    cautions = tried("--no-answers")["cautions"]
+    (said,) = [each for each in cautions if "none to the scorer" in each]
+    assert said.startswith("task rows: 10 of 40 expected answers are none to the scorer, e.g. row ")
+    assert said.endswith(" of rows.jsonl 'C'")
+
+
+def test_prompts_that_hold_their_answers_are_counted() -> None:
+    write_run("exact", prompt="{question} It is about {half}.")
+    rows = [{**row, "half": row["answer"] if at < 7 else "1"} for at, row in enumerate(ROWS)]
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    cautions = tried("--no-answers")["cautions"]
+    assert any("7 of 40 prompts hold the text of their expected answer, e.g." in each for each in cautions)  # fmt: skip
+
+
+def test_what_no_run_should_have_is_said_without_an_answer() -> None:
+    write_run("exact", "[[eval]]\noptions = {}\nrows = 9", held_out=0.2)
+    cautions = tried("--no-answers --set sampling.max_new_tokens=500")["cautions"]
+    said = "sampling.max_new_tokens: 500 of an answer, and the model reads 400 tokens"
+    assert any(each.startswith(said) for each in cautions)
+    assert any(each.startswith("eval rows/heldout: with ") for each in cautions)
+
+
+@pytest.mark.parametrize(
+    ("more", "options", "said"),
+    [
+        ("[learner]\nsteps = 1\n[policy]\ngroup_size = 1", {}, "policy.group_size: grpo compares the answers"),
+        ("", {"prompt": "{question} {answer}"}, "it shows the column 'answer', which holds the expected answer"),
+        ("", {"scorer": "judge:nowhere"}, "judge.py, has no 'nowhere'"),
+        ("", {"scorer": "jugde:right"}, "there is no module 'jugde'; put it beside run.toml"),
+        ("", {"files": "row.jsonl"}, "there is no "),
+        ("", {"scorrer": "exact"}, "got an unexpected keyword argument 'scorrer'"),
+        ("[polcy]\ngroup_size = 2", {}, "[polcy]: unknown table; did you mean policy?"),
+        ("[policy]\ngroup_sise = 2", {}, "policy.group_sise: unknown key; did you mean group_size?"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_line(more: str, options: dict[str, Any], said: str) -> None:
+    write_run(options.pop("scorer", "judge:right"), more, **options)
+    result = CliRunner().invoke(main, ["try", "--config", "run.toml"])
+    assert (result.exit_code, result.output.count("\n")) == (2, 1), result.output
+    assert said in result.output
+
+
+def test_the_folder_may_move_and_be_used_from_anywhere(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run("judge:right")
+    moved = folder / "elsewhere"
+    moved.mkdir()
+    for name in ("run.toml", "judge.py", "rows.jsonl", "base"):
+        (folder / name).rename(moved / name)
+    monkeypatch.chdir("/")
+    result = CliRunner().invoke(main, ["try", "--config", f"{moved}/run.toml", "--answer=1"])
+    assert result.exit_code == 0, result.output
+    assert "40 of the first 40 expected answers are worth something" in result.output
+    assert "reward 0 (length 1), scored in 0.0" in result.output
+
+
+def test_a_task_without_rows_is_tried_too() -> None:
+    Path("own.py").write_text("""
+from echo2d.tasks.base import TextPrompt, TextTask
+
+class Own(TextTask):
+    name = "own"
+    def prompt(self, index):
+        return TextPrompt([{"role": "user", "content": f"{index}?"}])
+    def reward(self, prompt, answer):
+        return len(answer.text)
+""")
+    Path("run.toml").write_text('[run]\nbase_model = "base"\n[task]\nkind = "own:Own"')
+    trial = tried("--answer abc")
+    (task,) = trial["tasks"]
+    assert (task["name"], task["questions"], task["judged"]) == ("own", None, 0)
+    assert [each["reward"] for each in task["prompts"][0]["answers"]] == [3.0]
+
+
+def test_the_base_model_answers_and_plays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the tiny model: digits to sort, and episodes of two turns."""
+    for task in (
+        "",
+        "--task environment --kind echo2d.demo.two_turns:TwoTurnDigits --base-model tiny ",
+    ):
+        out = tmp_path / f"run{len(task)}"
+        command = ["init", "--yes", "--host=127.0.0.1", *shlex.split(task), f"--out={out}"]
+        assert CliRunner().invoke(main, command).exit_code == 0
+        result = CliRunner().invoke(main, ["try", f"--config={out}/run.toml", "--json"])
+        assert result.exit_code == 0, result.output
+        (tried_task,) = json.loads(result.output)["tasks"]
+        assert tried_task["groups"] == 2
+        for prompt in tried_task["prompts"]:
+            assert len(prompt["answers"]) == 8
+            rewards = [each["reward"] for each in prompt["answers"]]
+            assert all(0 <= each <= 1 for each in rewards)
+            assert {each["turns"] for each in prompt["answers"]} == ({2} if task else {1})

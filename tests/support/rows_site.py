@@ -1,0 +1,42 @@
+"""A site whose task is a file of questions, asked by the tiny model: to sort digits."""
+
+import json
+import random
+import shutil
+from pathlib import Path
+
+from tests.support.programs import Site
+
+ROWS = 200
+# The tiny model sorts what stands before ">".
+TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}>"
+
+
+def write_rows(path: Path) -> None:
+    rng = random.Random(0)
+    questions = ["".join(rng.choices("0123456789", k=8)) for _ in range(ROWS)]
+    rows = [{"digits": each, "sorted": "".join(sorted(each))} for each in questions]
+    path.write_text("\n".join(map(json.dumps, rows)))
+
+
+def ask_rows(site: Site, more: str) -> None:
+    """Ask the rows of a file by the tiny model. more: further tables."""
+    model = site.directory / "model"
+    shutil.copytree(str(site.facts["model"]), model)
+    (model / "chat_template.jinja").write_text(TEMPLATE)
+    write_rows(site.directory / "rows.jsonl")
+    options = {"prompt": "digits", "answer": "sorted", "held_out": 0.2}
+    table = ", ".join(f"{name} = {json.dumps(value)}" for name, value in options.items())
+    text = site.config.read_text()
+    for old, new in (
+        ('kind = "sort_digits"', 'kind = "rows"\nname = "digits"'),
+        (
+            "options = { rng_seed = 0 }",
+            f'options = {{ files = "{site.directory}/*.jsonl", {table} }}',
+        ),
+        (str(site.facts["model"]), str(model)),
+    ):
+        assert old in text
+        text = text.replace(old, new)
+    site.config.write_text(text + more)
+    site.facts["model"] = model
