@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from echo2d.recipes.run_folder import WrittenRun
-    from echo2d.runtime.trial import Tell, Trial
+    from echo2d.runtime.trial import TellProgress, Trial
 
 SHOWN_TOKENS = 4  # files that are named
 TASK_CHOICES = {
@@ -55,7 +55,7 @@ KIND_QUESTION = "Which one: package.module:Class, or a name of `echo2d init --li
 )
 @click.option(
     "--rows",
-    help="Questions with answers: a file of JSON lines, CSV or Parquet, a pattern of files, or a "
+    help="QuestionRows with answers: a file of JSON lines, CSV or Parquet, a pattern of files, or a "
     "directory of the package datasets.",
 )
 @click.option(
@@ -170,7 +170,7 @@ def try_run(
 
 
 @contextmanager
-def _telling() -> "Iterator[Tell]":
+def _telling() -> "Iterator[TellProgress]":
     """Says on a terminal's last line what is tried, and how much of it is done."""
     from echo2d.views.progress import progress_line
 
@@ -200,13 +200,15 @@ def _tell(written: "WrittenRun", here: list[str], there: list[str]) -> None:
         click.echo(f"Agents play with {written.agents} (docs/environments.md).")
 
 
-def _set_up(given: dict[str, Any], tell: "Tell", *, asks: bool) -> "tuple[WrittenRun, Trial]":
+def _set_up(
+    given: dict[str, Any], tell: "TellProgress", *, asks: bool
+) -> "tuple[WrittenRun, Trial]":
     """Ask what is not given, try the run, and write it. OperatorFault: it cannot be."""
     from echo2d.recipes.new_run import (
         ANSWERS,
         QUESTIONS,
         NewRun,
-        Questions,
+        QuestionRows,
         first_row,
         guess,
         set_up,
@@ -238,7 +240,7 @@ def _set_up(given: dict[str, Any], tell: "Tell", *, asks: bool) -> "tuple[Writte
         prompt = decide("prompt", f"{which} question?", guess(columns, QUESTIONS))
         answer = decide("answer", f"{which} expected answer?", guess(columns, ANSWERS))
         scorer = given["scorer"] or "math"
-        questions = Questions(rows, prompt, answer, scorer, given["held_out_rows"])
+        questions = QuestionRows(rows, prompt, answer, scorer, given["held_out_rows"])
     tokens = 12 if model is None else decide("max_new_tokens", "Tokens of an answer at most?", 1024)
     host = decide("host", "At which address do the boxes reach this host?", _own_address())
     boxes = Boxes(decide("boxes", "How many boxes will join?", 1), one_token=given["one_token"])

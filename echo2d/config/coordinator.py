@@ -361,7 +361,7 @@ class CoordinatorConfig:
     prices: tuple[PriceTable, ...] = ()
     providers: tuple[ProviderConfig, ...] = ()
     folder: Path = Path()
-    learner: Mapping[str, Any] = field(default_factory=dict)
+    learner: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
         _ = self.link.networks, self.link.uplink_bytes_per_s_max  # raises if they are wrong

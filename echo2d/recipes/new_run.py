@@ -28,7 +28,7 @@ from echo2d.recipes.run_folder import (
     url_of,
     write_folder,
 )
-from echo2d.runtime.trial import Tell, Trial, TrialOptions, hold_trial
+from echo2d.runtime.trial import TellProgress, Trial, TrialOptions, hold_trial
 from echo2d.tasks.agents import Agents
 from echo2d.tasks.rows.files import DataRow, RowFiles, found_files
 from echo2d.tasks.rows.task import RowsTask
@@ -51,7 +51,7 @@ _TINY = ("sampling.max_new_tokens=12", "learner.steps=80", "learner.lr=2e-4", "l
 
 
 @dataclass(frozen=True, slots=True)
-class Questions:
+class QuestionRows:
     """Rows with one right answer each. rows: a file, a pattern of files, or a directory of `datasets`.
 
     prompt, answer: columns; prompt may be a text with columns in braces. asked: another file with
@@ -77,7 +77,7 @@ class NewRun:
     folder: Path
     host: str
     kind: str = ""
-    questions: Questions | None = None
+    questions: QuestionRows | None = None
     base_model: Path | None = None
     port: int = 7700
     max_new_tokens: int = 1024
@@ -96,7 +96,7 @@ def guess(columns: Sequence[str], names: Sequence[str]) -> str | None:
     return next((found[name] for name in names if name in found), None)
 
 
-def set_up(job: NewRun, tell: Tell) -> tuple[WrittenRun, Trial]:
+def set_up(job: NewRun, tell: TellProgress) -> tuple[WrittenRun, Trial]:
     """Try the run, write its folder, and return what to type next with, and what was found out.
 
     OperatorFault: something is missing or wrong. Nothing is written then.
@@ -162,7 +162,7 @@ def _text(job: NewRun, model: Path | str) -> str:
     return changed(text, settings)
 
 
-def _of_questions(asked: Questions, folder: Path) -> dict[str, Any]:
+def _of_questions(asked: QuestionRows, folder: Path) -> dict[str, Any]:
     files = RowFiles(found_files(asked.rows))
     first = files.row(0)
     own = None if asked.asked is None else [_path(p, folder) for p in found_files(asked.asked)]

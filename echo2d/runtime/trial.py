@@ -51,7 +51,7 @@ ROWS_JUDGED = 200
 _LABEL = "base model"
 _SHORT = 60  # characters of an answer in a sentence
 
-Tell = Callable[[str, float | None], None]
+TellProgress = Callable[[str, float | None], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ class TrialOptions:
     generate: bool = True
 
 
-async def hold_trial(config: CoordinatorConfig, options: TrialOptions, tell: Tell) -> Trial:
+async def hold_trial(config: CoordinatorConfig, options: TrialOptions, tell: TellProgress) -> Trial:
     """Try all tasks of a run. tell: gets what is done now, and how much of it is.
 
     OperatorFault: the run could not start.
@@ -205,7 +205,7 @@ class _TaskTrial:
         """Whether the operator's own code computes the rewards."""
         return self._table.options.get("scorer", "exact") not in SCORERS or ":" in self._table.kind
 
-    async def draw(self, prompts: int, tell: Tell) -> None:
+    async def draw(self, prompts: int, tell: TellProgress) -> None:
         """Draw the first prompts; as many as are shown are kept. OperatorFault: one cannot be made."""
         most = ROWS_JUDGED if self._pool.about.in_text and self._episodes is None else prompts
         last = min(most, self._pool.about.epoch_length or most)
@@ -244,7 +244,7 @@ class _TaskTrial:
             raise OperatorFault(f"task {self._name}: prompt {index}: {found}")
         return unpack_tokens(given).tolist(), ""
 
-    async def judge_expected(self, tell: Tell) -> None:
+    async def judge_expected(self, tell: TellProgress) -> None:
         """Score the expected answers, each as the answer to its own prompt."""
         worthless: TriedPrompt | None = None
         leaked: TriedPrompt | None = None
@@ -306,7 +306,7 @@ class _TaskTrial:
                 score = await self._pool.judge(index, text)
                 prompt.answers.append(self._tried(text, "stop", 0, score, began))
 
-    async def play(self, engine: Engine, samples: int, tell: Tell) -> None:
+    async def play(self, engine: Engine, samples: int, tell: TellProgress) -> None:
         """Let the base model answer the shown prompts, and score what it writes."""
         for index, prompt in enumerate(self._prompts[: self._shown]):
             play = self._score_answers if self._episodes is None else self._play_episodes
@@ -438,7 +438,7 @@ async def _answered(
     config: CoordinatorConfig,
     trials: Sequence[_TaskTrial],
     options: TrialOptions,
-    tell: Tell,
+    tell: TellProgress,
 ) -> list[str]:
     """Let the base model answer. Returns why it did not."""
     model = config.run.base_model

@@ -112,7 +112,7 @@ class CrashSite(Site):
 
     learner_table = DEMO_LEARNER.replace(
         "checkpoint_every = 15", f"checkpoint_every = {CHECKPOINT_EVERY}"
-    ) + (f"step_floor_s = {STEP_FLOOR_S}\n")
+    ) + (f'step_floor_s = {STEP_FLOOR_S}\nurl = "{{url}}"\n')
     tap: Tap
 
     def url(self) -> str:

@@ -524,5 +524,5 @@ def took_nothing(coordinator: Coordinator) -> bool:
 
 
 def test_a_bad_token_file_is_said_at_once(tmp_path: Path) -> None:
-    with pytest.raises(OperatorFault, match="cannot read token file"):
+    with pytest.raises(OperatorFault, match="there is no token file"):
         Coordinator("http://127.0.0.1:1", token_file=tmp_path / "none")

@@ -1,5 +1,6 @@
 """The calculator: hostile expressions are refused at once, and a whole episode gives its reward."""
 
+import asyncio
 import json
 import math
 import tempfile
@@ -235,7 +236,7 @@ def chat_model() -> Iterator[TextSettings]:
 
 
 async def test_an_episode_with_a_models_own_chat_template(chat_model: TextSettings) -> None:
-    made = chat_texts()
+    made = await asyncio.to_thread(chat_texts)
     async with TaskPool(
         "examples.environments.calculator:Calculator", {"demonstrations": 1}, texts=chat_model
     ) as pool:

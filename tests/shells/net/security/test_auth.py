@@ -103,7 +103,7 @@ def test_a_token_file_that_others_can_read_is_said(
 
 
 def test_missing_and_broken_files_are_said(tmp_path: Path) -> None:
-    with pytest.raises(OperatorFault, match="cannot read token file"):
+    with pytest.raises(OperatorFault, match="there is no token file"):
         auth.read_token_file(tmp_path / "none")
     (tmp_path / "key").write_text("zz")
     with pytest.raises(OperatorFault, match="not a readable key"):

@@ -99,7 +99,7 @@ async def test_what_is_wrong_has_a_line_and_says_what_to_do(
         used = await box(opened, tmp_path / "used")
         worker = await asyncio.to_thread(StateDir, tmp_path / "used")
         cases = {
-            ("token", "error"): ((lost, "cannot read token file"),),
+            ("token", "error"): ((lost, "there is no token file"),),
             ("join", "error"): ((late, "token late has expired and enrols no new machine"),),
             ("coordinator", "error"): ((port, "cannot reach http://127.0.0.1:1: "),),
             ("own port", "error"): ((nowhere, "cannot listen on 203.0.113.9:0"),),
