@@ -72,6 +72,7 @@ TASK_MESSAGE_BYTES_MAX = 1 << 20  # a prompt and an answer of 100,000 tokens eac
 TASK_REASON_CHARS_MAX = 500  # enough for the text of an exception; it ends up in logs
 # The length of the body, and the number of the request that the message is or answers.
 HEADER = struct.Struct(">II")
+LATE = "no answer in "
 TRACE_CHARS_MAX = 4000  # the last ones of a traceback
 NUMBER_MAX = (1 << 32) - 1
 
@@ -155,7 +156,7 @@ class TaskServer:
 
     @property
     def _late(self) -> str:
-        return f"no answer in {self._limits['timeout_s']:g} s"
+        return f"{LATE}{self._limits['timeout_s']:g} s"
 
     @property
     def concurrent(self) -> bool:

@@ -5,10 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from echo2d.core.base.ids import Version
+from echo2d.core.base.ids import GroupId, PeerId, Version
 from echo2d.core.cluster.rules import AuditRules, EpisodeRules, EvalRules, TaskRules
 from echo2d.core.protocol.sampling import WHOLE
 from echo2d.core.work.calls.events import CallAsked, CallId
+from echo2d.core.work.training.reward_watch import ALERT_FAILURES
 from tests.support.catch_up import newcomer, running
 from tests.support.coordinator_world import RULES, World, train
 from tests.support.rollouts import world_of
@@ -55,6 +56,9 @@ def trained() -> World:
     statistics = world.state._statistics
     statistics.fault("refit", "out of memory")
     statistics.dropped("stale", 2, [40, 60])
+    watch = world.state._groups.watch
+    for number in range(ALERT_FAILURES):
+        watch.failed("", (GroupId(number), 0), number, PeerId("a"), "crashed", now=world.now)
     statistics.refused_results["bad"] += 1
     statistics.seed_sent(3, 1.25)
     for _ in range(2):

@@ -10,6 +10,7 @@ from echo2d.core.status.schema import (
     Alert,
     AlertKind,
     AuditStatus,
+    FailingStatus,
     PeerStatus,
     Status,
     WorkerStatus,
@@ -115,6 +116,9 @@ def _learner_silent(status: Status) -> Alert:
 
 
 def _of_training(status: Status) -> Iterator[Alert]:
+    for task in status.tasks:
+        if task.failing is not None:
+            yield Alert("rewards_fail", _failing(task.name, task.failing))
     newest = status.flat_groups[-FLAT_STEPS:]
     if len(newest) == FLAT_STEPS and min(newest) >= FLAT_SHARE_MIN:
         _, reward = status.rewards[-1]
@@ -130,6 +134,18 @@ def _of_training(status: Status) -> Iterator[Alert]:
             "learner_refuses",
             f"the learner refuses groups, and their work is lost: {refusals[-1].text}",
         )
+
+
+def _failing(task: str, failing: FailingStatus) -> str:
+    said = f"the rewards of task {task} fail, {failing.failures} in a row: {failing.reason}"
+    if failing.retry_s is not None:
+        return (
+            f"{said}; it gets no leases, and is asked again in {failing.retry_s:.0f} s; the run stops in "
+            f"{failing.stops_in_s / 60:.0f} minutes unless a reward comes"
+        )
+    if not failing.ever:
+        return f"{said}; none has come yet, and the run stops unless one does"
+    return said
 
 
 def _of_the_audit(audit: AuditStatus, workers: Iterable[WorkerStatus]) -> Iterator[Alert]:
@@ -176,6 +192,7 @@ def _of_workers(status: Status) -> Iterator[Alert]:
         for worker in status.workers
         if worker.state != "gone" and not _left_as_announced(worker)
     ]
+    yield from (_set_aside(worker) for worker in workers if worker.set_aside)
     silent = [worker for worker in workers if _silent(worker, status)]
     for worker in sorted(silent, key=lambda worker: (-worker.leases, -worker.silent_s)):
         sentence = f"{worker.name} silent for {worker.silent_s:.0f} s: {_consequence(worker)}"
@@ -224,6 +241,16 @@ def _convicted(worker: WorkerStatus) -> Alert:
         "worker_convicted",
         f"{worker.name} is convicted ({worker.verdict}); `echo2d worker audit {worker.id}` has the "
         "evidence",
+        worker.name,
+        worker.id,
+    )
+
+
+def _set_aside(worker: WorkerStatus) -> Alert:
+    return Alert(
+        "worker_set_aside",
+        f"{worker.name} is set aside: the rewards of all its answers fail, and those of expected answers come: "
+        f"{worker.set_aside}; mend the reward, or look at that box, and type `echo2d worker uncordon {worker.name}`",
         worker.name,
         worker.id,
     )

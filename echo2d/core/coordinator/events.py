@@ -39,6 +39,7 @@ from echo2d.core.work.events import (
     PromptFailed,
     PromptsEnded,
     RecoveredRollouts,
+    RewardsProbed,
     RolloutAction,
     RolloutRecord,
     SampleScored,
@@ -191,6 +192,7 @@ CoordinatorEvent = (
     | PromptFailed
     | PromptsEnded
     | SampleScored
+    | RewardsProbed
     | EnvironmentStepped
     | EpisodeEnded
     | DeadlinePassed

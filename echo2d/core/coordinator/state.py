@@ -104,6 +104,7 @@ from echo2d.core.work.events import (
     PromptDrawn,
     PromptFailed,
     PromptsEnded,
+    RewardsProbed,
     SampleRewarded,
     SampleScored,
 )
@@ -387,6 +388,8 @@ class CoordinatorState:
                 return self._scheduler.of_task(task).prompts_ended(event)
             case SampleScored(group):
                 return self._scheduler.of_group(group).scored(event)
+            case RewardsProbed():
+                return self._groups.probed(event)
             case EnvironmentStepped(group):
                 return self._scheduler.of_group(group).environment_stepped(event, now=now)
             case EpisodeEnded(group):

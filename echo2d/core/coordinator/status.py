@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any
 
 from echo2d.core.audit.audits import Audits
+from echo2d.core.base.ids import PeerId
 from echo2d.core.broadcast.publishing import Publishing
 from echo2d.core.broadcast.transmission import Transmission
 from echo2d.core.capacity.bottleneck import Bottleneck
@@ -29,6 +30,7 @@ from echo2d.core.status.schema import (
     BroadcastStatus,
     EpisodesStatus,
     EvaluationStatus,
+    FailingStatus,
     FaultStatus,
     FormStatus,
     GroupsStatus,
@@ -50,6 +52,7 @@ from echo2d.core.work.leases import TRAINING
 from echo2d.core.work.scheduler import LeaseScheduler
 from echo2d.core.work.training.group_table import BetweenTurns
 from echo2d.core.work.training.groups import Groups
+from echo2d.core.work.training.reward_watch import FailingRewards
 from echo2d.core.work.training.staleness import Staleness
 
 _GB = 1e9
@@ -81,7 +84,9 @@ def make_status(
     audits: Audits | None,
 ) -> Status:
     """The run at one moment; `now` is monotonic seconds."""
-    workers = _Workers(versions, scheduler, activation_loop, costs, audits, now)
+    workers = _Workers(
+        versions, scheduler, activation_loop, costs, audits, groups.watch.set_aside, now
+    )
     usd_per_byte = rules.seed_usd_per_gb_up / _GB
     status = Status(
         epoch=calls.epoch,
@@ -238,9 +243,10 @@ class _Workers:
         activation_loop: ActivationLoop,
         costs: Costs,
         audits: Audits | None,
+        set_aside: Mapping[PeerId, str],
         now: float,
     ) -> None:
-        self._audits, self._costs = audits, costs
+        self._audits, self._costs, self._set_aside = audits, costs, set_aside
         self._versions = versions
         self._activation_loop = activation_loop
         self._statistics = activation_loop.statistics
@@ -294,6 +300,7 @@ class _Workers:
             verdict="" if case is None else case.verdict,
             learner_k=quality.learner_k,
             learner_z=quality.learner_z,
+            set_aside=self._set_aside.get(peer.peer, "") if peer.cordoned else "",
         )
 
 
@@ -358,8 +365,21 @@ def _tasks(rules: RunRules, groups: Groups, statistics: Statistics) -> tuple[Tas
             else _episodes(
                 between.get(task.name, BetweenTurns()), statistics.tool_s.get(task.name, ())
             ),
+            failing=_failing(groups.watch.status(task.name, now=statistics.now)),
         )
         for task in rules.tasks
+    )
+
+
+def _failing(found: FailingRewards | None) -> FailingStatus | None:
+    if found is None:
+        return None
+    return FailingStatus(
+        failures=found.failures,
+        ever=found.ever,
+        reason=found.reason,
+        stops_in_s=found.stops_in_s,
+        retry_s=found.retry_s,
     )
 
 

@@ -27,6 +27,7 @@ AlertKind = Literal[
     "flat_rewards",
     "learner_refuses",
     "run_changed",
+    "rewards_fail",
     "disk_low",
     "disk_budget",
     "token_expires",
@@ -48,6 +49,7 @@ AlertKind = Literal[
     "worker_silent",
     "worker_quarantined",
     "worker_misreports",
+    "worker_set_aside",
     "seed_cannot_encode",
     "worker_logprobs",
     "worker_suspected",
@@ -137,7 +139,8 @@ class WorkerStatus(PeerStatus):
     convicted. refit_pause_s, recomputed_tokens, recompute_s: of its last refit (`RefitDone`).
     learner_k (nats), learner_z: means over its trajectories that the learner scored
     (`core/protocol/trajectory.py`, `TrajectoryScore`). disk_free_bytes: what new versions may
-    take on its disk (`Heartbeat`); None: not said.
+    take on its disk (`Heartbeat`); None: not said. set_aside: why it gets no leases, though no operator
+    said so: the rewards of its answers fail.
     """
 
     slots: int
@@ -177,6 +180,7 @@ class WorkerStatus(PeerStatus):
     learner_k: float | None
     learner_z: float | None
     disk_free_bytes: int | None = None
+    set_aside: str = ""
 
 
 # --- how versions spread
@@ -432,10 +436,24 @@ class EpisodesStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FailingStatus:
+    """A task whose rewards fail. failures: since the last success. ever: whether a reward has come before.
+    reason: of the last one. stops_in_s: until the run stops. retry_s: until the next try, while the task
+    gets no leases; None: it gets some.
+    """
+
+    failures: int
+    ever: bool
+    reason: str
+    stops_in_s: float
+    retry_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TaskStatus:
     """One task. weight: its groups of a step, over those of all tasks. in_flight: groups that are
     not complete. retired: rows that `filter` passes over; passed: prompts passed over so far.
-    episodes: None: it is no environment.
+    episodes: None: it is no environment. failing: None: its rewards come.
     """
 
     name: str
@@ -444,6 +462,7 @@ class TaskStatus:
     retired: int
     passed: int
     episodes: EpisodesStatus | None
+    failing: FailingStatus | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -55,7 +55,8 @@ class PromptsEnded:
 class SampleScored:
     """The reward of one trajectory (answers ScoreSample); None: it failed for `reason`.
 
-    A reward with a reason is 0 because nobody could say what the answer is worth.
+    A reward with a reason is 0 because nobody could say what the answer is worth, or because the run
+    gives 0 where the task's code failed. failed: whether it did.
     """
 
     group: GroupId
@@ -63,6 +64,20 @@ class SampleScored:
     reward: float | None
     reason: str
     parts: tuple[RewardPart, ...] = ()
+    failed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RewardsProbed:
+    """What the first expected answers of a task are worth (answers ProbeRewards).
+
+    failed, succeeded: of how many prompts the reward failed, or came. reason: of the last failure.
+    """
+
+    task: str
+    failed: int
+    succeeded: int
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +99,7 @@ class EnvironmentStepped:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeEnded:
-    """The environment ended an episode, or failed. reward, reason, parts: as in SampleScored.
+    """The environment ended an episode, or failed. reward, reason, parts, failed: as in SampleScored.
 
     begun, turn: as in the `StepEnvironment` that this answers. again: the agent that played it is gone:
     the sample begins anew, as long as that has not happened too often.
@@ -98,6 +113,7 @@ class EpisodeEnded:
     reason: str = ""
     parts: tuple[RewardPart, ...] = ()
     again: bool = False
+    failed: bool = False
 
 
 # --- records
@@ -426,6 +442,14 @@ class ScoreSample:
 
 
 @dataclass(frozen=True, slots=True)
+class ProbeRewards:
+    """Score answers that no worker wrote, to the task's first prompts: the expected ones, or empty ones."""
+
+    task: str
+    prompts: int
+
+
+@dataclass(frozen=True, slots=True)
 class StepEnvironment:
     """Tell the environment how a turn of an episode ended.
 
@@ -467,6 +491,7 @@ RolloutAction = (
     | Send
     | DrawPrompt
     | ScoreSample
+    | ProbeRewards
     | StepEnvironment
     | ForgetEpisode
     | StopRun

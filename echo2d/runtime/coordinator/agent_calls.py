@@ -15,7 +15,12 @@ from echo2d.core.base.bounded_dict import keep_newest
 from echo2d.core.base.ids import GroupId
 from echo2d.core.cluster.rules import RunRules, TaskRules
 from echo2d.core.work.episodes import has_room
-from echo2d.core.work.events import ForgetEpisode, StepEnvironment
+from echo2d.core.work.events import (
+    ForgetEpisode,
+    ProbeRewards,
+    RewardsProbed,
+    StepEnvironment,
+)
 from echo2d.runtime.coordinator.agent_episode import AgentEpisode, AgentEvent
 from echo2d.runtime.coordinator.prompt_calls import PromptCalls
 from echo2d.tasks.episodes import Episodes
@@ -75,6 +80,10 @@ class AgentCalls:
         if episode.is_offered:
             self.offered.set()
         return episode.answer()
+
+    async def probe(self, action: ProbeRewards) -> RewardsProbed:
+        """Nothing: agents say themselves what their episodes are worth."""
+        return RewardsProbed(action.task, 0, 0, "")
 
     def forget(self, order: ForgetEpisode) -> None:
         """The core does not want the episode any more, or has made its end durable."""

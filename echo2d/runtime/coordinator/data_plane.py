@@ -34,9 +34,11 @@ from echo2d.core.work.events import (
     EnvironmentStepped,
     EpisodeEnded,
     ForgetEpisode,
+    ProbeRewards,
     PromptDrawn,
     PromptFailed,
     PromptsEnded,
+    RewardsProbed,
     SampleScored,
     ScoreSample,
     StepEnvironment,
@@ -47,6 +49,7 @@ from echo2d.errors import OperatorFault
 from echo2d.process_environment import task_environment
 from echo2d.runtime.coordinator.agent_calls import AgentCalls
 from echo2d.runtime.coordinator.environment_calls import EnvironmentCalls
+from echo2d.runtime.coordinator.task_advice import FailureLog
 from echo2d.runtime.coordinator.task_calls import OverlongPenalty, TaskCalls
 from echo2d.tasks.agents import AGENT_SILENCE_S
 from echo2d.tasks.episodes import Episodes
@@ -108,6 +111,11 @@ class DataPlane:
     async def draw(self, action: DrawPrompt) -> PromptDrawn | PromptFailed | PromptsEnded:
         """Draw a prompt; see `PromptCalls.draw`."""
         return await self._draws[action.task](action)
+
+    async def probe(self, action: ProbeRewards) -> RewardsProbed:
+        """Score the expected answers of a task's first prompts."""
+        task = self._tasks.get(action.task) or self._environments[action.task]
+        return await task.probe(action)
 
     def step(
         self, action: StepEnvironment
@@ -345,6 +353,7 @@ def data_plane(tasks: Iterable[OpenTask], evals: Iterable[OpenEval], rules: RunR
                 vocab_size=rules.vocab_size,
                 on_error=task.table.on_error,
                 patient=limit is not None,
+                failures=FailureLog(task.name, task.table),
             )
         else:
             answered[task.name] = _calls(task, rules.vocab_size, limit)
@@ -376,6 +385,7 @@ def _calls(task: OpenTask, vocab_size: int, limit: int | None) -> TaskCalls:
         name=task.name,
         vocab_size=vocab_size,
         on_error=table.on_error,
+        failures=FailureLog(task.name, table),
         overlong=overlong,
         # Without its questions an evaluation holds up the run; a task can wait for its prompt.
         patient=limit is not None,

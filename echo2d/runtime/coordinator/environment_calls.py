@@ -21,13 +21,19 @@ from echo2d.core.work.events import (
     EnvironmentStepped,
     EpisodeEnded,
     ForgetEpisode,
+    ProbeRewards,
+    RewardsProbed,
     StepEnvironment,
 )
 from echo2d.runtime.coordinator.prompt_calls import PromptCalls, tokens_fit
+from echo2d.runtime.coordinator.task_advice import FailureLog
 from echo2d.runtime.coordinator.task_calls import OnError
 from echo2d.tasks.episodes import EpisodeEnd, Episodes, EpisodeTurn, StepCall
 from echo2d.tasks.pool import TaskPrompt
 from echo2d.tasks.process import TaskFailed
+
+# The environment's code is to blame, and not the answer.
+_FAILS = ("error", "died", "timeout")
 
 log = logging.getLogger("echo2d.task")
 
@@ -43,7 +49,9 @@ class EnvironmentCalls:
         vocab_size: int,
         on_error: OnError = "drop_sample",
         patient: bool = True,
+        failures: FailureLog | None = None,
     ) -> None:
+        self._name, self._failures = name, failures or FailureLog(name)
         self.draw = PromptCalls(self, name, vocab_size, patient).draw
         self._episodes = episodes
         self._vocab_size = vocab_size
@@ -78,6 +86,25 @@ class EnvironmentCalls:
         if number is not None:
             self._episodes.drop(number)
 
+    async def probe(self, action: ProbeRewards) -> RewardsProbed:
+        """Answer the first turns of the first rows with nothing."""
+        failed, succeeded, reason = 0, 0, ""
+        for row in range(action.prompts):
+            number = next(self._numbers)
+            found = await self._episodes.reset(number, row, 0)
+            if isinstance(found, EpisodeTurn):
+                call = StepCall(number, 0, found.state, found.given, b"", "length")
+                end = await self._episodes.step(call)
+                self._episodes.drop(number)
+                found = end if isinstance(end, TaskFailed) else found
+            if isinstance(found, TaskFailed) and found.kind == "end":
+                break
+            if isinstance(found, TaskFailed) and found.kind in _FAILS:
+                failed, reason = failed + 1, self._failures.tell(found)
+            else:
+                succeeded += 1
+        return RewardsProbed(self._name, failed, succeeded, reason)
+
     # --- inside
 
     async def _step(self, order: StepEnvironment, number: int) -> EnvironmentStepped | EpisodeEnded:
@@ -98,10 +125,9 @@ class EnvironmentCalls:
         if isinstance(found, EpisodeEnd):
             parts = [RewardPart(name, value) for name, value in found.score.parts.items()]
             return EpisodeEnded(*at, found.score.reward, "", tuple(parts))
-        reason = f"{found.kind}: {found.reason}"
-        log.warning("turn failed group=%d sample=%d reason=%s", order.group, order.sample, reason)
         zero = found.kind == "error" and self._on_error == "zero"
-        return EpisodeEnded(*at, 0.0 if zero else None, reason)
+        failed, reason = found.kind in _FAILS, self._failures.tell(found)
+        return EpisodeEnded(*at, 0.0 if zero else None, reason, failed=failed)
 
     def _stepped_by(
         self, order: StepEnvironment, turn: EpisodeTurn

@@ -69,6 +69,7 @@ from echo2d.core.work.events import (
     BatchCommitted,
     DrawPrompt,
     ForgetEpisode,
+    ProbeRewards,
     PromptDrawn,
     ScoreSample,
     StepEnvironment,
@@ -382,6 +383,8 @@ class CoordinatorProcess:
                 self._requests.answer(action)
             case DrawPrompt():
                 self._tasks.create_task(self._draw(action))
+            case ProbeRewards():
+                self._tasks.create_task(self._tell(self._data_plane.probe(action)))
             case StepEnvironment():
                 self._tasks.create_task(self._tell(self._data_plane.step(action)))
             case ForgetEpisode():

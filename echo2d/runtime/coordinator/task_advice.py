@@ -1,4 +1,6 @@
-"""What to do about a failing task, in one clause: which wall or limit it ran into."""
+"""What to do about a failing task, in one clause; and its failures in the log, each kind once."""
+
+import logging
 
 from echo2d.config.tasks import TaskTable
 from echo2d.tasks.process import TaskFailed
@@ -9,6 +11,31 @@ _NETWORK = (
     "Temporary failure in name resolution", "Cannot connect", "URLError", "gaierror", "ConnectTimeout",
 )  # fmt: skip
 _MODULES = ("ModuleNotFoundError", "there is no module")
+
+
+# Kinds of failures of a task that are logged with their tracebacks.
+KINDS_LOGGED_MAX = 16
+
+log = logging.getLogger("echo2d.task")
+
+
+class FailureLog:
+    """Logs each kind of failure of a task once, with the traceback; further ones are in the status."""
+
+    def __init__(self, task: str, table: TaskTable | None = None) -> None:
+        self._task, self._table = task, table or TaskTable(kind=task)
+        self._logged: set[str] = set()
+
+    def tell(self, failed: TaskFailed) -> str:
+        """Returns what is said of it, in one line, with what to do."""
+        todo = advice(failed, self._table)
+        said = f"{failed.kind}: {failed}{f'; {todo}' if todo else ''}"
+        kind = failed.at or failed.reason
+        if kind not in self._logged and len(self._logged) < KINDS_LOGGED_MAX:
+            self._logged.add(kind)
+            trace = f"\n{failed.trace.rstrip()}" if failed.trace else ""
+            log.warning("task=%s failed: %s%s", self._task, said, trace)
+        return said
 
 
 def advice(failed: TaskFailed, table: TaskTable) -> str:

@@ -12,23 +12,22 @@ turn into TaskFailed ends the coordinator.
 """
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from echo2d.core.protocol.trajectory import RewardPart
-from echo2d.core.work.events import SampleScored, ScoreSample
+from echo2d.core.work.events import ProbeRewards, RewardsProbed, SampleScored, ScoreSample
 from echo2d.runtime.coordinator.prompt_calls import PromptCalls
+from echo2d.runtime.coordinator.task_advice import FailureLog
 from echo2d.tasks.pool import Score, ScoreCall, TaskPrompt
+from echo2d.tasks.pool_child import LATE
 from echo2d.tasks.process import TaskFailed
 
 _RETRY_S_MIN = 0.1
 TASK_RETRIES = 2
 
 OnError = Literal["zero", "drop_sample", "retry"]
-
-log = logging.getLogger("echo2d.task")
 
 
 class Pool(Protocol):
@@ -43,6 +42,12 @@ class Pool(Protocol):
     async def prompt(self, index: int) -> TaskPrompt | TaskFailed: ...
 
     def rewards(self, calls: Sequence[ScoreCall]) -> AsyncIterator[Score | TaskFailed]: ...
+
+    async def reward(self, call: ScoreCall) -> Score | TaskFailed: ...
+
+    async def expected(self, index: int) -> tuple[str | None, str] | TaskFailed: ...
+
+    async def judge(self, index: int, text: str) -> Score | TaskFailed: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +66,15 @@ class OverlongPenalty:
         return self.penalty * min(1.0, max(0.0, beyond / self.tokens)) if self.tokens else 0.0
 
 
+def _fails(result: TaskFailed) -> bool:
+    """Whether the task's code is to blame, and not the answer: `Unjudged` is an answer, being late is none."""
+    return result.kind != "unjudged" or result.reason.startswith(LATE)
+
+
 class TaskCalls:
     """Prompts and rewards of one task. name, vocab_size, patient: as of PromptCalls.
 
-    overlong: what long answers lose of their rewards; None: nothing.
+    failures: logs what fails. overlong: what long answers lose of their rewards; None: nothing.
     """
 
     def __init__(
@@ -73,13 +83,15 @@ class TaskCalls:
         *,
         name: str,
         vocab_size: int,
+        failures: FailureLog | None = None,
         on_error: OnError = "drop_sample",
         overlong: OverlongPenalty | None = None,
         patient: bool = True,
     ) -> None:
         self.draw = PromptCalls(pool, name, vocab_size, patient).draw
         self._overlong = overlong
-        self._pool = pool
+        self._name, self._pool = name, pool
+        self._failures = failures or FailureLog(name)
         self._on_error = on_error
 
     def shares(self, actions: Sequence[ScoreSample]) -> list[Sequence[ScoreSample]]:
@@ -105,6 +117,24 @@ class TaskCalls:
             waiting = again
             await asyncio.sleep(_RETRY_S_MIN * 2**attempt)
 
+    async def probe(self, action: ProbeRewards) -> RewardsProbed:
+        """Score the expected answers of the first prompts; of a task that tells none, empty ones."""
+        failed, succeeded, reason = 0, 0, ""
+        for index in range(action.prompts):
+            expected = await self._pool.expected(index)
+            if isinstance(expected, TaskFailed):
+                break
+            text, _ = expected
+            empty = ScoreCall(index, b"", "length")
+            score = await (
+                self._pool.reward(empty) if text is None else self._pool.judge(index, text)
+            )
+            if isinstance(score, TaskFailed) and _fails(score):
+                failed, reason = failed + 1, self._failures.tell(score)
+            else:
+                succeeded += 1
+        return RewardsProbed(self._name, failed, succeeded, reason)
+
     # --- inside
 
     def _may_pass(self, result: Score | TaskFailed) -> bool:
@@ -127,10 +157,9 @@ class TaskCalls:
             if self._overlong is not None:
                 parts += (RewardPart("overlong", -lost),)
             return SampleScored(group, sample, result.reward - lost, "", parts)
-        reason = f"{result.kind}: {result.reason}"
-        log.warning("reward failed group=%d sample=%d reason=%s", group, sample, reason)
+        reason = self._failures.tell(result)
         too_hard = result.kind == "unjudged" or (
             result.kind == "timeout" and not self._pool.concurrent
         )
         zero = too_hard or (result.kind == "error" and self._on_error == "zero")
-        return SampleScored(group, sample, 0.0 if zero else None, reason)
+        return SampleScored(group, sample, 0.0 if zero else None, reason, failed=_fails(result))

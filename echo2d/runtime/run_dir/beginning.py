@@ -4,7 +4,8 @@
     some of them                             somebody lost a file: a new one would be another run's
     none, but a run lies beside run.toml     the folder was moved, and run.run_dir was not
 
-`echo2d init` makes key and access table, and the first start the ledger.
+`echo2d init` makes key and access table, and the first start the ledger. Before there is a version, a
+start that was killed may have left any of them.
 """
 
 from pathlib import Path
@@ -18,6 +19,7 @@ RESTORE = "restore it from a backup (`echo2d keep restore`)"
 
 def require_whole(run_dir: Path, folder: Path) -> None:
     """OperatorFault: to begin or to go on here would be a mistake. folder: of run.toml."""
+    begun = any((run_dir / "versions").glob("*"))
     there = {name: (run_dir / name).exists() for name in (KEY_FILE, LEDGER_FILE, ACCESS_FILE)}
     if not any(there.values()):
         _require_not_moved(run_dir, folder)
@@ -27,12 +29,12 @@ def require_whole(run_dir: Path, folder: Path) -> None:
             f"{run_dir} has a {found}, but {KEY_FILE} is gone: without it this would be another run, which "
             f"no box believes; {RESTORE}"
         )
-    elif there[LEDGER_FILE] and not there[ACCESS_FILE]:
+    elif begun and not there[ACCESS_FILE]:
         raise OperatorFault(
-            f"{run_dir} has a {LEDGER_FILE}, but {ACCESS_FILE} is gone: no token and no box would be let in; "
+            f"{run_dir} has versions, but {ACCESS_FILE} is gone: no token and no box would be let in; "
             f"{RESTORE}"
         )
-    elif not there[LEDGER_FILE] and any((run_dir / "versions").glob("*")):
+    elif begun and not there[LEDGER_FILE]:
         raise OperatorFault(
             f"{run_dir} has versions, but {LEDGER_FILE} is gone: the run would begin again at step 0; "
             f"{RESTORE}, or begin a new run in another run.run_dir"

@@ -15,7 +15,6 @@ from echo2d.net.security.auth import load_or_make_key, public_bytes
 from echo2d.runtime.peer.state_dir import StateDir
 from echo2d.runtime.run_dir.run_directory import (
     COORDINATOR_FILE,
-    LEDGER_FILE,
     RunDirectory,
     announce,
     find_coordinator,
@@ -80,11 +79,3 @@ def test_a_damaged_line_of_a_log_is_left_out_and_counted(
             (line["step"], line["reward"]) in found or "damaged" in caplog.text for line in lines
         )
         assert set(found) <= {(line["step"], line["reward"]) for line in lines}
-
-
-def test_a_ledger_without_its_key_is_not_begun_as_another_run(tmp_path: Path) -> None:
-    run = RunDirectory(tmp_path / "run")
-    (run.path / LEDGER_FILE).touch()
-    (run.path / "run.key").unlink()
-    with pytest.raises(OperatorFault, match=r"run\.key is gone"):
-        RunDirectory(run.path)

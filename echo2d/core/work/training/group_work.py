@@ -28,6 +28,7 @@ from echo2d.core.work.kind import PendingSamples
 from echo2d.core.work.scheduler import LeaseScheduler
 from echo2d.core.work.training.group_table import GroupTable, OpenGroup
 from echo2d.core.work.training.prompts import DrawnPrompt, Prompts
+from echo2d.core.work.training.reward_watch import RewardWatch
 from echo2d.core.work.training.staleness import NextGroup, Staleness
 
 
@@ -52,8 +53,10 @@ class GroupWork:
         staleness: Staleness,
         statistics: Statistics,
         scheduler: LeaseScheduler,
+        watch: RewardWatch,
     ) -> None:
         self._rules = rules
+        self._watch = watch
         self._next_group = next_group
         self._prompts = prompts
         self._groups = groups
@@ -86,6 +89,8 @@ class GroupWork:
         # Slots only get fewer while this runs: once nothing can begin anew, nothing later can.
         self._can_begin_anew = True
         for group in self._groups.waiting():
+            if group.task.name in self._watch.away:
+                continue
             yield from self._with_tokens(group, now)
             fresh = sorted(group.waiting.difference(group.partials))
             if fresh and not group.returned:
@@ -155,7 +160,8 @@ class GroupWork:
         newest = self._versions.newest
         version = None if newest is None else newest.version
         for group in self._staleness.next_groups(self._groups.by_task):
-            if outside != (group.task.name in self.outside):
+            name = group.task.name
+            if outside != (name in self.outside) or name in self._watch.away:
                 continue
             prompt = self._prompts[group.task.name].next(version)
             if prompt is not None:

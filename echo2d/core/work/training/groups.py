@@ -34,6 +34,7 @@ from echo2d.core.work.events import (
     PromptFailed,
     PromptsEnded,
     RecoveredRollouts,
+    RewardsProbed,
     RolloutAction,
     SampleScored,
 )
@@ -52,6 +53,7 @@ from echo2d.core.work.training.open_episodes import OpenEpisodes
 from echo2d.core.work.training.partials import Partials
 from echo2d.core.work.training.prompts import DrawnPrompt, Prompts, prompt_fault
 from echo2d.core.work.training.recovery import Recovery
+from echo2d.core.work.training.reward_watch import RewardWatch
 from echo2d.core.work.training.sampler import Sampler
 from echo2d.core.work.training.staleness import Staleness
 from echo2d.core.work.training.stragglers import Move, Stragglers
@@ -114,9 +116,11 @@ class Groups(TaskWork[PendingOfGroup]):
             good=self._partials.good,
         )
         self._scheduler = scheduler
+        self.watch = RewardWatch(self._prompts, succeeded=recovered.resume_step > 0)
         self._work = GroupWork(
             rules,
             recovered.next_group,
+            watch=self.watch,
             prompts=self._prompts,
             groups=self._groups,
             versions=versions,
@@ -147,6 +151,7 @@ class Groups(TaskWork[PendingOfGroup]):
             statistics=statistics,
             scheduler=scheduler,
             audits=audits,
+            watch=self.watch,
         )
         self._patience = self._judge.patience
         self._recovery = Recovery(
@@ -260,7 +265,13 @@ class Groups(TaskWork[PendingOfGroup]):
         return []
 
     def scored(self, event: SampleScored) -> list[RolloutAction]:
-        return self._judge.scored(event)
+        actions = self._judge.scored(event)
+        return [*actions, *self._watch_rewards()] if event.failed else actions
+
+    def probed(self, event: RewardsProbed) -> list[RolloutAction]:
+        """The expected answers of a task have been scored."""
+        self.watch.probe_ended(event)
+        return self._watch_rewards()
 
     # --- environments
 
@@ -276,7 +287,8 @@ class Groups(TaskWork[PendingOfGroup]):
     def end_episode(
         self, asked: ParkedEpisode, event: EpisodeEnded, *, cut_off: bool = False, now: float
     ) -> list[RolloutAction]:
-        return self._judge.end_episode(asked, event, now=now)
+        actions = self._judge.end_episode(asked, event, now=now)
+        return [*actions, *self._watch_rewards()] if event.failed else actions
 
     # --- the audit
 
@@ -340,7 +352,8 @@ class Groups(TaskWork[PendingOfGroup]):
         return self._judge.discard(stored, reason, detail, again=again)
 
     def deadlines(self, *, now: float) -> list[RolloutAction]:
-        return self._judge.deadlines(now=now)
+        actions = self._judge.deadlines(now=now)
+        return [*actions, *self._watch_rewards()] if self.watch.alert else actions
 
     def revoke(self, keys: Collection[VersionKey], *, now: float) -> list[RolloutAction]:
         """Cancel the leases and drop the groups that these versions have written tokens for."""
@@ -367,6 +380,7 @@ class Groups(TaskWork[PendingOfGroup]):
             self._judge.wake_at(),
             self.stragglers.wake_at(),
             self._patience.wake_at(),
+            self.watch.wake_at() if self.watch.alert else None,
         )
         return min((at for at in times if at is not None), default=None)
 
@@ -431,6 +445,34 @@ class Groups(TaskWork[PendingOfGroup]):
         return [ask for prompts in self._prompts.values() for ask in prompts.ask(count)]
 
     # --- inside
+
+    def _watch_rewards(self) -> list[RolloutAction]:
+        """Some rewards fail: find out whose fault it is, and do what follows."""
+        watch, now = self.watch, self._statistics.now
+        actions: list[RolloutAction] = []
+        for task, verdict, reason in [*watch.verdicts(now=now)]:
+            match verdict:
+                case "stop":
+                    actions.append(StopRun(f"the rewards of task {task!r} do not come: {reason}"))
+                case "away":
+                    watch.go_away(task, now=now)
+                    text = f"the rewards of task {task!r} fail: no leases until one comes: {reason}"
+                    actions.append(self._statistics.fault("reward", text))
+                case "set aside":
+                    actions.append(self._set_aside(task, reason))
+        for waiting in watch.retries(now=now):
+            actions += self._judge.ask_again(waiting)
+        return [*actions, *watch.probes()]
+
+    def _set_aside(self, task: str, reason: str) -> Note:
+        """A worker writes what breaks the scorer: it gets no leases, until its operator says so."""
+        worker = self.watch.put_aside(task)
+        peer = self._members.get(worker)
+        if peer is not None:
+            peer.cordoned = True
+            self._members.changed.add(worker)
+        name = worker if peer is None else peer.name
+        return self._statistics.fault("reward", f"{name} is set aside: {reason}")
 
     def _forget_turns(
         self, group: OpenGroup, void: Callable[[Iterable[AuthoredSpan]], bool], now: float

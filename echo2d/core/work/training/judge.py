@@ -49,6 +49,7 @@ from echo2d.core.work.training.open_episodes import OpenEpisodes
 from echo2d.core.work.training.partials import Partials
 from echo2d.core.work.training.patience import Patience
 from echo2d.core.work.training.prompts import Prompts, prompt_of
+from echo2d.core.work.training.reward_watch import RewardWatch
 from echo2d.core.work.training.staleness import Staleness
 from echo2d.core.work.training.stragglers import Stragglers
 
@@ -75,8 +76,10 @@ class GroupJudge:
         statistics: Statistics,
         scheduler: LeaseScheduler,
         audits: Audits | None,
+        watch: RewardWatch,
     ) -> None:
         self._rules = rules
+        self._watch = watch
         self._accepted = AcceptedResults(answered)
         self._groups = groups
         self._prompts = prompts
@@ -246,7 +249,12 @@ class GroupJudge:
             actions += self.drop(group, "stale", "", again=True)
         else:
             scored = SampleScored(
-                event.group, event.sample, event.reward, event.reason, event.parts
+                event.group,
+                event.sample,
+                event.reward,
+                event.reason,
+                event.parts,
+                event.failed,
             )
             actions += self.scored(scored)
         if group.task.episode is not None and group.task.episode.outside:
@@ -294,17 +302,48 @@ class GroupJudge:
         # The group may have been dropped while the reward was computed.
         if group is None or kept is None or not math.isnan(kept.reward):
             return []
+        told: list[RolloutAction] = []
+        if event.failed:
+            if self._fails(group, event):
+                return [self._statistics.fault("reward", event.reason, event.group)]
+        elif self._watch.alert:
+            for waiting in self._watch.succeeded(group.task.name):
+                told += self.ask_again(waiting)
         if event.reward is None or not math.isfinite(event.reward):
             return self._leave_out(group, event)
         group.kept[event.sample] = kept.scored(event.reward, event.parts)
         actions: list[RolloutAction] = [
-            Persist(SampleRewarded(event.group, event.sample, event.reward, event.parts))
+            *told,
+            Persist(SampleRewarded(event.group, event.sample, event.reward, event.parts)),
         ]
         if event.reason:
             actions.append(self._statistics.fault("unjudged", event.reason, event.group))
         if event.sample in group.unwanted:
             return [*actions, *self._return(group, event.sample)]
         return [*actions, *self.complete_if_scored(group)]
+
+    def _fails(self, group: OpenGroup, event: SampleScored) -> bool:
+        """The task's code failed at an answer. Returns whether the sample waits until the task is back."""
+        author = group.kept[event.sample].spans[-1].author
+        number, cursor, now = (event.group, event.sample), group.prompt.cursor, self._statistics.now
+        held = self._watch.failed(group.task.name, number, cursor, author, event.reason, now=now)
+        # An episode has ended, and what has been given back is not wanted.
+        if held and (group.task.episode is not None or event.sample in group.unwanted):
+            self._watch.forget(group.task.name, number)
+            return False
+        return held
+
+    def ask_again(self, waiting: tuple[GroupId, int]) -> list[RolloutAction]:
+        """Ask for the reward of a kept sample again; nothing, if its group is gone."""
+        number, sample = waiting
+        group = self._groups.get(number)
+        kept = None if group is None else group.kept.get(sample)
+        if group is None or kept is None or not math.isnan(kept.reward):
+            for task in self._watch.away:
+                self._watch.forget(task, waiting)
+            return []
+        name = group.task.name
+        return [ScoreSample(number, sample, group.prompt.cursor, kept.tokens, kept.finish, name)]
 
     def judged(self, verdict: SampleVerdict) -> list[RolloutAction]:
         """A sample need not wait any more: its group may be complete, or the sample goes back."""

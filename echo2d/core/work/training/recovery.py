@@ -17,13 +17,12 @@ from echo2d.core.cluster.membership import Peer
 from echo2d.core.cluster.rules import RunRules
 from echo2d.core.cluster.versions import PublishedVersions
 from echo2d.core.protocol.control_messages import HeldLease
-from echo2d.core.protocol.trajectory import StoredGroup, TrajectoryRecord
+from echo2d.core.protocol.trajectory import StoredGroup
 from echo2d.core.work.events import (
     LeaseGiven,
     RecoveredRollouts,
     RecoveredTurn,
     RolloutAction,
-    ScoreSample,
 )
 from echo2d.core.work.training.group_table import GroupTable, OpenGroup
 from echo2d.core.work.training.judge import GroupJudge
@@ -116,7 +115,9 @@ class Recovery:
             self._groups.recover(
                 group, given, lambda attempt: self._may_count(group, attempt), now=now
             )
-            return [*actions, *(_score(group, each) for each in unscored)]
+            for each in unscored:
+                actions += self._judge.ask_again((group.group, each.sample))
+            return actions
         if len(kept) > self._rules.group_size:
             # It waited for a verdict only, and there is no audit now.
             self._groups.add(group)
@@ -147,9 +148,3 @@ class Recovery:
             and self._partials.good(given.base)
             and not self._staleness.outdated(given.oldest, None)
         )
-
-
-def _score(group: OpenGroup, kept: TrajectoryRecord) -> ScoreSample:
-    return ScoreSample(
-        group.group, kept.sample, group.prompt.cursor, kept.tokens, kept.finish, group.task.name
-    )

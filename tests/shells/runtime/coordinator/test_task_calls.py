@@ -7,8 +7,10 @@ from echo2d.core.base.ids import GroupId
 from echo2d.core.protocol.trajectory import Attachment, PromptTag, RewardPart, Source, pack_tokens
 from echo2d.core.work.events import (
     DrawPrompt,
+    ProbeRewards,
     PromptDrawn,
     PromptFailed,
+    RewardsProbed,
     SampleScored,
     ScoreSample,
 )
@@ -31,6 +33,8 @@ class Pool:
         self.drawn: list[int] = []
         self.asked: list[int] = []
         self.failures: list[TaskFailed] = []
+        self.prompts = 100
+        self.told: str | None = None
         self.make: Callable[[int], TaskPrompt] = lambda index: TaskPrompt(
             pack_tokens([index]), {}, f"row {index}"
         )
@@ -47,6 +51,18 @@ class Pool:
             else:
                 parts = {"form": 1.0} if call.finish == "length" else {}
                 yield Score(float(len(call.tokens) // 4 + call.index), parts)
+
+    async def reward(self, call: ScoreCall) -> Score | TaskFailed:
+        (score,) = [score async for score in self.rewards([call])]
+        return score
+
+    async def expected(self, index: int) -> tuple[str | None, str] | TaskFailed:
+        if index >= self.prompts:
+            return TaskFailed("end", "")
+        return self.told, f"row {index} of sums.csv"
+
+    async def judge(self, index: int, text: str) -> Score | TaskFailed:
+        return self.failures.pop(0) if self.failures else Score(float(text == str(index)))
 
 
 @pytest.fixture(autouse=True)
@@ -105,7 +121,9 @@ async def test_what_a_failure_is_worth(
 ) -> None:
     pool.failures = [failed]
     assert await scores(calls(pool, on_error), sample(0), sample(1)) == [
-        SampleScored(GroupId(1), 0, reward, f"{failed.kind}: {failed.reason}"),
+        SampleScored(
+            GroupId(1), 0, reward, f"{failed.kind}: {failed.reason}", failed=failed is not TOO_HARD
+        ),
         SampleScored(GroupId(1), 1, 9.0, ""),
     ]
 
@@ -125,7 +143,7 @@ async def test_what_may_pass_is_tried_again(
     ]
     pool.failures = [failed] * (TASK_RETRIES + 1)
     assert await scores(made, sample(0)) == [
-        SampleScored(GroupId(1), 0, None, f"{failed.kind}: {failed.reason}")
+        SampleScored(GroupId(1), 0, None, f"{failed.kind}: {failed.reason}", failed=True)
     ]
 
 
@@ -210,3 +228,49 @@ async def test_a_question_whose_process_dies_again_and_again_is_given_up(pool: P
     pool.failures = [DIED, LATE] * 5
     made = TaskCalls(pool, name="held", vocab_size=100, patient=False)
     assert await made.draw(DrawPrompt(7)) == PromptFailed(7, DIED.reason, "held")
+
+
+@pytest.mark.parametrize("told", [None, "7"])
+async def test_expected_answers_are_probed_or_empty_ones(pool: Pool, told: str | None) -> None:
+    pool.told, pool.failures = told, [RAISED, TOO_HARD, DIED]
+    probed = await calls(pool).probe(ProbeRewards("sums", 8))
+    assert probed == RewardsProbed("sums", 2, 6, "died: it died")
+    pool.prompts = 3
+    assert await calls(pool).probe(ProbeRewards("sums", 8)) == RewardsProbed("sums", 0, 3, "")
+
+
+async def test_each_kind_of_failure_is_logged_once_with_its_traceback(
+    pool: Pool, caplog: pytest.LogCaptureFixture
+) -> None:
+    at, trace = "/home/you/judge.py:8 in score", "Traceback\n  File judge.py\nConnectError: no"
+    away = [
+        TaskFailed("error", f"ConnectError: no {n}", f"row {n} of sums.csv", at, trace)
+        for n in range(3)
+    ]
+    pool.failures = [*away, RAISED]
+    found = await scores(calls(pool), *map(sample, range(4)))
+    first, *_, last = (each.getMessage() for each in caplog.records)
+    assert first == (
+        "task=sums failed: error: row 0 of sums.csv: ConnectError: no 0 (/home/you/judge.py:8 in score); a "
+        f"task has no network unless task.network = true\n{trace}"
+    )
+    assert (len(caplog.records), last) == (2, "task=sums failed: error: ValueError: x")
+    assert found[2].reason.startswith("error: row 2 of sums.csv: ConnectError: no 2 (")
+    assert [each.failed for each in found] == [True] * 4
+
+
+@pytest.mark.parametrize(
+    ("failed", "fails"),
+    [
+        (RAISED, True),
+        (DIED, True),
+        (TOO_HARD, False),
+        (TaskFailed("unjudged", "no answer in 10 s"), True),
+    ],
+)
+async def test_the_answer_or_the_tasks_code_is_to_blame(
+    pool: Pool, failed: TaskFailed, fails: bool
+) -> None:
+    pool.failures = [failed] * 3
+    (found,) = await scores(calls(pool, "zero"), sample(0))
+    assert found.failed is fails

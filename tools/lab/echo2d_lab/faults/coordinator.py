@@ -52,7 +52,9 @@ from echo2d.core.work.calls.events import CallRefused, ChoiceGrew
 from echo2d.core.work.events import (
     DrawPrompt,
     ForgetEpisode,
+    ProbeRewards,
     PromptDrawn,
+    RewardsProbed,
     SampleScored,
     ScoreSample,
     StepEnvironment,
@@ -269,6 +271,8 @@ class SimCoordinator(Process):
                 )
             case ScoreSample():
                 self.later(self._random.uniform(0.001, 0.5), self._score, action)
+            case ProbeRewards(task):
+                self.emit(RewardsProbed(task, 0, 0, ""))
             case StepEnvironment():
                 self._step(action)
             case ForgetEpisode():

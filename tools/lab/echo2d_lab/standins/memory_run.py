@@ -69,7 +69,9 @@ from echo2d.core.weights.signed_index import Root
 from echo2d.core.work.events import (
     DrawPrompt,
     ForgetEpisode,
+    ProbeRewards,
     PromptDrawn,
+    RewardsProbed,
     SampleScored,
     ScoreSample,
     StepEnvironment,
@@ -192,7 +194,12 @@ class FakePeer:
 
 
 class MemoryRun:
-    """See the module docstring. stopped: why the coordinator ended the run; None: it has not."""
+    """See the module docstring. stopped: why the coordinator ended the run; None: it has not.
+
+    probed: of how many prompts the reward of an expected answer fails, and comes.
+    """
+
+    probed = (0, 8)
 
     def __init__(self, rules: RunRules) -> None:
         self.rules = rules
@@ -367,7 +374,10 @@ class MemoryRun:
             case ScoreSample(group, sample):
                 reward = self._reward(action)
                 fault = "" if reward is not None else "crashed"
-                self.pending.append(SampleScored(group, sample, reward, fault))
+                failed = reward is None
+                self.pending.append(SampleScored(group, sample, reward, fault, failed=failed))
+            case ProbeRewards(task):
+                self.pending.append(RewardsProbed(task, *self.probed, "crashed"))
             case StepEnvironment():
                 self.pending.append(self.environment.step(action, self._end_reward(action)))
             case ForgetEpisode():
