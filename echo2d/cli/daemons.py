@@ -5,14 +5,14 @@ import os
 import stat
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from echo2d.cli.parts import FILE, Sectioned, json_option, log_options, serve, set_option
+from echo2d.cli.parts import FILE, Sectioned, end, json_option, log_options, serve, set_option
 from echo2d.config.worker import WorkerConfig
 from echo2d.errors import Fault, OperatorFault
 
@@ -76,6 +76,50 @@ def coordinate(
     serve(
         lambda: run_coordinator(loaded, rent=rent), log_level, log_json=log_json, log_file=log_file
     )
+
+
+@click.command("run")
+@click.option("--config", type=FILE, required=True, help="TOML file of the run, with [learner].")
+@set_option("Another value of a key of coordinator, learner or worker: TABLE.KEY=VALUE")
+@click.option(
+    "--workers",
+    type=click.IntRange(0, 64),
+    default=1,
+    show_default=True,
+    help="Workers on this host, with the keys of [worker]; others may join from elsewhere.",
+)
+@click.option("--log-file", type=FILE, help="Write the log here, too.")
+def run_all(
+    config: Path, *, settings: tuple[str, ...], workers: int, log_file: Path | None
+) -> None:
+    """Run a whole run on this host: coordinator, workers and learner, with one log.
+
+    It starts what `coordinate`, `join` and `learn` start, watches them, and starts again what fails.
+    The same command goes on with a run that is there. Ctrl-C lets the learner save its step and
+    stops all; a second one stops at once.
+    """
+    import signal
+
+    from echo2d.config.coordinator import CoordinatorConfig
+    from echo2d.learner.config import LearnerConfig
+    from echo2d.runtime.one_host import OneHost
+
+    of_run = [each for each in settings if not each.startswith("worker.")]
+    loaded, learner = CoordinatorConfig.load(config, of_run), LearnerConfig.load(config, of_run)
+    resume = any((learner.out_dir / "checkpoints").glob("*"))
+    with ExitStack() as stack:
+        sink = None if log_file is None else stack.enter_context(log_file.open("a"))
+
+        def say(line: str) -> None:
+            click.echo(line, err=True)
+            if sink is not None:
+                print(line, file=sink, flush=True)
+
+        host = OneHost(config, loaded, settings, say)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: host.stop())
+        code = host.run(workers, resume=resume)
+    end(code)
 
 
 @click.command()

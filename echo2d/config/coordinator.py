@@ -21,7 +21,7 @@ from echo2d.config.limits import (
     uplink_bytes_per_s,
 )
 from echo2d.config.renting import ProviderConfig, RentTable, read_providers
-from echo2d.config.run import RunTable
+from echo2d.config.run import RunTable, flat_folders
 from echo2d.config.tables import Table, folder_of, key, meant, read_toml, table_of, with_settings
 from echo2d.config.tasks import EvalTable, SamplingTable, TaskTable
 from echo2d.errors import OperatorFault
@@ -484,8 +484,7 @@ class CoordinatorConfig:
     @property
     def module_folders(self) -> tuple[Path, ...]:
         """Where modules of the operator's are looked for, behind all that is installed; none without a file."""
-        folders = (self.folder, *self.run.modules)
-        return tuple(each for each in folders if each.is_absolute())
+        return flat_folders((self.folder, *self.run.modules))
 
     @staticmethod
     def load(path: Path, settings: Iterable[str] = ()) -> "CoordinatorConfig":

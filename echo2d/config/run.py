@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from os.path import normpath
 from pathlib import Path
 from typing import ClassVar
 
@@ -43,7 +44,12 @@ class RunTable(Table):
 def module_folders(path: Path, settings: Iterable[str] = ()) -> tuple[Path, ...]:
     """As `CoordinatorConfig.module_folders`, of a file that may have no [run] table."""
     folder, values = folder_of(path), table_of(with_settings(read_toml(path), settings), "run")
-    return (folder, *(RunTable.read(values, folder).modules if values else ()))
+    return flat_folders((folder, *(RunTable.read(values, folder).modules if values else ())))
+
+
+def flat_folders(folders: Iterable[Path]) -> tuple[Path, ...]:
+    """Those that are whole paths, without "..", as people name them in a traceback."""
+    return tuple(Path(normpath(each)) for each in folders if each.is_absolute())
 
 
 def leads_a_run(path: Path) -> bool:

@@ -56,9 +56,14 @@ def confine(
     if not limits["network"]:
         # Only root may do this. For another user the call fails, and the network stays.
         libc().unshare(CLONE_NEWNET | CLONE_NEWIPC)
-    spare = set(modules)
-    pythons = [each for each in (*sys.path, sys.prefix, sys.base_prefix) if each not in spare]
-    needed = [path for path in map(Path, pythons) if path.exists()]
+    own = str(Path(__file__).parents[2])
+    pythons = (*sys.path, sys.prefix, sys.base_prefix)
+    # A folder of the operator's, such as the one where the coordinator was started, may be closed.
+    spare = {
+        *modules,
+        *(each for each in pythons if not each.startswith((sys.prefix, sys.base_prefix, own))),
+    }
+    needed = [path for path in map(Path, pythons) if path.exists() and str(path) not in spare]
     needed += map(Path, reads)
     if uid is not None:
         shown = [path for each in map(Path, spare) for path in _modules_in(each)]

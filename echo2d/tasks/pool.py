@@ -14,6 +14,7 @@ child's side of the socket (`pool_child`).
 """
 
 import asyncio
+import copy
 import dataclasses
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
@@ -161,16 +162,20 @@ class TaskPool:
         def make() -> TaskProcess:
             return TaskProcess(request, timeout_s=timeout_s, environment=environment, folder=folder)
 
-        self._make = make
-        self._processes = [make() for _ in range(processes)]
+        self._make, self._task = make, task
+        self.about = TaskIntroduction(task, (), b"", None, concurrent=False, in_text=False)
+        self.take_over([make() for _ in range(processes)])
+
+    def take_over(self, processes: Sequence[TaskProcess]) -> None:
+        """Ask these processes from now on."""
+        self._processes = processes
         self._spares: list[TaskProcess] = []
         # Last in, first out: a light load keeps few processes busy, and the others never start.
         self._idle: asyncio.LifoQueue[TaskProcess] = asyncio.LifoQueue()
-        for process in self._processes:
-            self._idle.put_nowait(process)
         self._closed = False
-        self._task = task
-        self.about = TaskIntroduction(task, (), b"", None, concurrent=False, in_text=False)
+        for _ in range(CONCURRENT_MAX if self.about.concurrent else 1):
+            for process in processes:
+                self._idle.put_nowait(process)
 
     @property
     def at_once(self) -> int:
@@ -196,6 +201,18 @@ class TaskPool:
         made.introduction = self._processes[0].introduction
         self._spares.append(made)
         return made
+
+    @asynccontextmanager
+    async def aside(self, processes: int) -> AsyncIterator[Self]:
+        """Another pool of the same task, for calls that must not wait behind those of this one."""
+        made, others = copy.copy(self), [self._make() for _ in range(processes)]
+        for process in others:
+            process.introduction = self._processes[0].introduction
+        made.take_over(others)
+        try:
+            yield made
+        finally:
+            await made.close()
 
     async def start(self) -> None:
         """Start one process, to learn what the task is; others start when needed.
@@ -231,9 +248,8 @@ class TaskPool:
         # Another process, or a later one, must not read other data: prompts are asked by number.
         for process in self._processes:
             process.introduction = introduction
-        for _ in range(CONCURRENT_MAX - 1 if self.about.concurrent else 0):
-            for process in self._processes:
-                self._idle.put_nowait(process)
+        if self.about.concurrent:
+            self.take_over(self._processes)
 
     async def close(self) -> None:
         """Kill all processes. Calls under way fail."""

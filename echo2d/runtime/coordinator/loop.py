@@ -74,7 +74,7 @@ from echo2d.core.work.events import (
     ScoreSample,
     StepEnvironment,
 )
-from echo2d.errors import Fault, StoreFault, first_fault
+from echo2d.errors import Fault, OperatorFault, StoreFault, first_fault
 from echo2d.logs import say
 from echo2d.net.control.server import Sessions
 from echo2d.net.http.costly_answer import CostlyAnswer
@@ -206,6 +206,7 @@ class CoordinatorProcess:
         self._serving = asyncio.Event()
         self._stop = asyncio.Event()
         self._stop_reason: str | None = None
+        self._core_stops = False
         # None between two turns.
         self._turn_began_at: float | None = None
         self._publishing = asyncio.Lock()
@@ -254,7 +255,8 @@ class CoordinatorProcess:
             await self._sync_at_end(self._last_version)
         if self._stop_reason is not None:
             log.error("stopped reason=%s", self._stop_reason)
-            raise Fault(self._stop_reason)
+            # A service manager need not start it again: what the core stops for stays as it is.
+            raise (OperatorFault if self._core_stops else Fault)(self._stop_reason)
 
     def _helpers(self, *others: Coroutine[Any, Any, None]) -> tuple[Coroutine[Any, Any, None], ...]:
         watches = (
@@ -395,7 +397,7 @@ class CoordinatorProcess:
             case SyncVersion(path, digest):
                 self._tasks.create_task(self._sync(path, digest))
             case StopRun(reason):
-                self._stop_reason = reason
+                self._stop_reason, self._core_stops = reason, True
                 self._stop.set()
             case ChoiceGrew() | CallRefused():
                 if self.gateway is not None:

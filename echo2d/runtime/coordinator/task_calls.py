@@ -13,6 +13,7 @@ turn into TaskFailed ends the coordinator.
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -26,6 +27,8 @@ from echo2d.tasks.process import TaskFailed
 
 _RETRY_S_MIN = 0.1
 TASK_RETRIES = 2
+# Processes of a probe, beside those of the task: each of its calls may take task.timeout_s.
+PROBED_AT_ONCE = 4
 
 OnError = Literal["zero", "drop_sample", "retry"]
 
@@ -49,6 +52,8 @@ class Pool(Protocol):
 
     async def judge(self, index: int, text: str) -> Score | TaskFailed: ...
 
+    def aside(self, processes: int) -> "AbstractAsyncContextManager[Pool]": ...
+
 
 @dataclass(frozen=True, slots=True)
 class OverlongPenalty:
@@ -69,6 +74,17 @@ class OverlongPenalty:
 def _fails(result: TaskFailed) -> bool:
     """Whether the task's code is to blame, and not the answer: `Unjudged` is an answer, being late is none."""
     return result.kind != "unjudged" or result.reason.startswith(LATE)
+
+
+async def _probed(pool: Pool, index: int) -> Score | TaskFailed | None:
+    """What the expected answer to a prompt is worth, or an empty one; None: there is no such prompt."""
+    expected = await pool.expected(index)
+    if isinstance(expected, TaskFailed):
+        return None
+    text, _ = expected
+    if text is not None:
+        return await pool.judge(index, text)
+    return await pool.reward(ScoreCall(index, b"", "length"))
 
 
 class TaskCalls:
@@ -119,21 +135,12 @@ class TaskCalls:
 
     async def probe(self, action: ProbeRewards) -> RewardsProbed:
         """Score the expected answers of the first prompts; of a task that tells none, empty ones."""
-        failed, succeeded, reason = 0, 0, ""
-        for index in range(action.prompts):
-            expected = await self._pool.expected(index)
-            if isinstance(expected, TaskFailed):
-                break
-            text, _ = expected
-            empty = ScoreCall(index, b"", "length")
-            score = await (
-                self._pool.reward(empty) if text is None else self._pool.judge(index, text)
-            )
-            if isinstance(score, TaskFailed) and _fails(score):
-                failed, reason = failed + 1, self._failures.tell(score)
-            else:
-                succeeded += 1
-        return RewardsProbed(self._name, failed, succeeded, reason)
+        async with self._pool.aside(PROBED_AT_ONCE) as pool:
+            found = await asyncio.gather(*(_probed(pool, index) for index in range(action.prompts)))
+        scores = [each for each in found if each is not None]
+        failed = [each for each in scores if isinstance(each, TaskFailed) and _fails(each)]
+        reason = self._failures.tell(failed[-1]) if failed else ""
+        return RewardsProbed(self._name, len(failed), len(scores) - len(failed), reason)
 
     # --- inside
 

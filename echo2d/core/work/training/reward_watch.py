@@ -150,14 +150,17 @@ class RewardWatch:
                     minutes = f"{AWAY_S_MAX / 60:.0f} minutes"
                     yield task, "stop", f"they have failed for {minutes}: {of_task.reason}"
                 continue
-            if not of_task.failures or of_task.probed == "asked":
+            if not of_task.failures:
+                continue
+            several = len(of_task.workers) >= FAILED_WORKERS_MIN
+            if of_task.probed == "asked" and not several:
                 continue
             of_task.timed = now >= of_task.since + FAILING_S
             if of_task.failures < FAILURES_MAX and not of_task.timed:
                 continue
             if len(of_task.cursors) < of_task.prompts:
                 continue
-            if of_task.probed == "failed" or len(of_task.workers) >= FAILED_WORKERS_MIN:
+            if of_task.probed == "failed" or several:
                 of_task.over = not of_task.ever
                 yield task, "stop" if of_task.over else "away", of_task.reason
             else:
@@ -213,7 +216,7 @@ class RewardWatch:
                 continue
             if of_task.away_since is not None:
                 times.append(min(of_task.next_at, of_task.away_since + AWAY_S_MAX))
-            elif of_task.failures and of_task.probed != "asked" and not of_task.timed:
+            elif of_task.failures and not of_task.timed:
                 times.append(of_task.since + FAILING_S)
         return min(times, default=None)
 

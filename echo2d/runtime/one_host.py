@@ -1,0 +1,241 @@
+"""`echo2d run`: coordinator, local workers and learner of a run, started and watched by one program.
+
+    coordinate --coordinator.json is there--> join, ...  and  learn
+    a program ends with 0: the learner: done, all end; another one: it was told to
+                        2: its operator's mistake, which another start would repeat: all end
+                        1: it is started again after a pause, a learner with --resume
+
+They are the programs that are started by hand, with the same files: a run can be gone on with by
+hand, or taken from there, and workers from elsewhere may join. Their lines are one log, each with the
+name of its program. Not here: what a program does.
+"""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from echo2d.config.coordinator import CoordinatorConfig
+from echo2d.errors import Fault, OperatorFault
+from echo2d.runtime.run_dir.run_directory import COORDINATOR_FILE
+from echo2d.runtime.run_dir.tokens import create_token
+from echo2d.store.sealed import unsealed
+
+# A coordinator with many tasks takes a while to listen.
+LISTENS_S_MAX = 900.0
+LOOK_S = 0.2
+# A program that fails so often in so many seconds is not started again.
+FAILURES_MAX, FAILURES_S = 5, 900.0
+PAUSE_S_MIN, PAUSE_S_MAX = 1.0, 30.0
+# After SIGTERM: a learner ends its step and saves it.
+STOP_S = 120.0
+_EXPIRES = "30d"  # of a local worker's token, with which it joins once
+COORDINATOR, LEARNER = "coordinator", "learner"
+_PR_SET_PDEATHSIG = 1
+
+Say = Callable[[str], object]
+
+
+@dataclass(slots=True)
+class Supervised:
+    """A program, and how often it failed lately. again: arguments of every start but the first."""
+
+    name: str
+    argv: Sequence[str]
+    again: Sequence[str] = ()
+    process: "subprocess.Popen[bytes] | None" = None
+    last: str = ""
+    failed_at: list[float] = field(default_factory=list)
+    starts_at: float = 0.0
+    reader: threading.Thread | None = None
+
+    @property
+    def pause_s(self) -> float:
+        """Before it is started again."""
+        return min(PAUSE_S_MAX, PAUSE_S_MIN * 2.0 ** (len(self.failed_at) - 1))
+
+
+class OneHost:
+    """The programs of one run. say: takes each line of the log. settings: as of `echo2d coordinate`."""
+
+    def __init__(
+        self, path: Path, config: CoordinatorConfig, settings: Sequence[str], say: Say
+    ) -> None:
+        self._path, self._config, self._say = path.absolute(), config, say
+        of_workers = [each for each in settings if each.startswith("worker.")]
+        self._settings = [f"--set={each}" for each in settings if each not in of_workers]
+        self._worker_settings = [f"--set={each.removeprefix('worker.')}" for each in of_workers]
+        self._programs: list[Supervised] = []
+        self._stopping = threading.Event()
+
+    # --- from here the caller's thread
+
+    def run(self, workers: int, *, resume: bool) -> int:
+        """Until the learner has made its last step, or all were told to stop. Returns the exit code.
+
+        Fault: a program failed for good.
+        """
+        config = f"--config={self._path}"
+        try:
+            coordinator = self._start(COORDINATOR, "coordinate", config, *self._settings)
+            self._wait_until_it_listens(coordinator)
+            for number in range(1, workers + 1):
+                self._start_worker(f"worker-{number}", workers)
+            again = ("--resume",)
+            first = again if resume else ()
+            learner = self._start(
+                LEARNER, "learn", config, *self._settings, again=again, first=first
+            )
+            while not self._stopping.is_set():
+                if learner.process is not None and learner.process.poll() == 0:
+                    self._say("the learner has made its last step")
+                    break
+                self._look()
+                self._stopping.wait(LOOK_S)
+        finally:
+            self._stop_all()
+        return 0
+
+    def stop(self) -> None:
+        """Stop all; from a handler of a signal. The second time: at once."""
+        if self._stopping.is_set():
+            for each in self._programs:
+                if each.process is not None and each.process.poll() is None:
+                    os.killpg(each.process.pid, signal.SIGKILL)
+        self._stopping.set()
+
+    # --- inside
+
+    def _start(
+        self, name: str, *words: str, again: Sequence[str] = (), first: Sequence[str] = ()
+    ) -> Supervised:
+        program = Supervised(name, [sys.executable, "-m", "echo2d", *words], again)
+        self._programs.append(program)
+        self._spawn(program, first)
+        return program
+
+    def _spawn(self, program: Supervised, more: Sequence[str]) -> None:
+        program.process = subprocess.Popen(
+            [*program.argv, *more],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=_end_with_parent,
+            cwd=Path.cwd(),
+        )
+        program.reader = threading.Thread(target=self._read, args=(program,), daemon=True)
+        program.reader.start()
+
+    def _read(self, program: Supervised) -> None:
+        assert program.process is not None
+        assert program.process.stdout is not None
+        for raw in program.process.stdout:
+            line = raw.decode(errors="replace").rstrip("\n")
+            program.last = line or program.last
+            self._say(f"{program.name:<11} {line}")
+
+    def _start_worker(self, name: str, workers: int) -> None:
+        run_dir, folder = self._config.run.run_dir, self._path.parent
+        token = folder / f"{name}.token"
+        if not token.exists():
+            options: Mapping[str, Any] = {"url": None, "out": token, "max_workers": 1}
+            create_token(run_dir, name, role="worker", expires=_EXPIRES, **options)
+        words = [f"--token-file={token}", f"--state-dir={folder / name}", f"--name={name}"]
+        if self._config.run.base_model is not None:
+            words.append(f"--base-model={self._config.run.base_model}")
+        if not any("threads=" in each for each in self._worker_settings):
+            # The learner and the workers share the processors.
+            threads = max(1, (os.cpu_count() or 1) // (workers + 1))
+            words.append(f"--threads={threads}")
+        self._start(name, "join", *words, *self._worker_settings)
+
+    def _wait_until_it_listens(self, coordinator: Supervised) -> None:
+        """Fault: it ended instead."""
+        announced = self._config.run.run_dir / COORDINATOR_FILE
+        assert coordinator.process is not None
+        deadline = time.monotonic() + LISTENS_S_MAX
+        while _announced_by(announced) != coordinator.process.pid:
+            if self._stopping.wait(LOOK_S):
+                return
+            if (code := coordinator.process.poll()) is not None:
+                raise self._ended(coordinator, code)
+            if time.monotonic() > deadline:
+                raise Fault(f"the coordinator does not listen after {LISTENS_S_MAX:.0f} s")
+
+    def _look(self) -> None:
+        """Start again what has failed. Fault: something has failed for good."""
+        now = time.monotonic()
+        for program in self._programs:
+            if program.process is None:
+                if now >= program.starts_at:
+                    self._spawn(program, program.again)
+                continue
+            code = program.process.poll()
+            if code is None or (code == 0 and program.name != COORDINATOR):
+                continue
+            if code == 0:
+                raise self._ended(program, code)
+            program.failed_at = [at for at in program.failed_at if now - at < FAILURES_S] + [now]
+            if code == _MISTAKE or len(program.failed_at) > FAILURES_MAX:
+                raise self._ended(program, code)
+            program.process, program.starts_at = None, now + program.pause_s
+            self._say(
+                f"the {program.name} ended with {code}; it starts again in {program.pause_s:g} s"
+            )
+
+    def _ended(self, program: Supervised, code: int) -> Fault:
+        if program.reader is not None:
+            program.reader.join(LOOK_S)
+        said = program.last.removeprefix("echo2d: ").removeprefix("learner: ")
+        kind = OperatorFault if code == _MISTAKE else Fault
+        return kind(f"the {program.name} ended with {code}: {said}")
+
+    def _stop_all(self) -> None:
+        """The learner first, which saves its step, then the workers, last the coordinator."""
+        learners = [each for each in self._programs if each.name == LEARNER]
+        workers = [each for each in self._programs if each.name not in (COORDINATOR, LEARNER)]
+        for together in (learners, workers, self._programs[:1]):
+            for each in together:
+                if each.process is not None and each.process.poll() is None:
+                    each.process.send_signal(signal.SIGTERM)
+            for each in together:
+                if each.process is not None:
+                    _wait(each.process)
+                if each.reader is not None:
+                    each.reader.join(LOOK_S)
+
+
+_MISTAKE = 2  # the exit code of the operator's mistakes
+
+
+def _announced_by(path: Path) -> int | None:
+    """The process that wrote where a coordinator listens; None: none has."""
+    with suppress(OSError, ValueError, KeyError):
+        return int(unsealed(path.read_bytes())["pid"])
+    return None
+
+
+def _wait(process: "subprocess.Popen[bytes]") -> None:
+    """Wait for its end, which comes in the end; nothing of its group is left."""
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(STOP_S)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _end_with_parent() -> None:
+    """In the child: SIGTERM comes when `echo2d run` ends, however it does."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+_LIBC = ctypes.CDLL(None)

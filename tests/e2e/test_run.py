@@ -1,0 +1,158 @@
+"""`echo2d run`: a whole run on one machine, on one's own rows and scorer, from five typed lines."""
+
+import csv
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from echo2d.demo.results import read_rows
+from echo2d.demo.tiny_model import make_tiny_model
+from tests.support.polling import START_S, poll
+from tests.support.rows_site import TEMPLATE
+
+pytestmark = [pytest.mark.timeout(600)]
+
+STEPS = 3
+ECHO2D = (sys.executable, "-m", "echo2d")
+JUDGE = """
+from helper import right
+
+def score(answer, expected):
+    return right(answer.text, expected.row["sorted"])
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """What the operator has: a model, rows, and a scorer in two files."""
+    model = Path(
+        shutil.copytree(make_tiny_model(Path.home() / ".cache" / "echo2d"), tmp_path / "base")
+    )
+    (model / "chat_template.jinja").write_text(TEMPLATE)
+    rng = random.Random(0)
+    with (tmp_path / "rows.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["digits", "sorted"])
+        for _ in range(300):
+            digits = "".join(rng.choices("0123456789", k=8))
+            writer.writerow([digits, "".join(sorted(digits))])
+    (tmp_path / "judge.py").write_text(JUDGE)
+    (tmp_path / "helper.py").write_text("def right(a, b):\n    return float(a == b)\n")
+    return tmp_path
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
+
+
+def init(folder: Path, *more: str) -> Path:
+    words = ["--yes", "--host=127.0.0.1", "--base-model=base", "--rows=rows.csv", "--prompt=digits"]
+    of_rows = ["--answer=sorted", "--scorer=judge:score", "--max-new-tokens=12"]
+    settings = [
+        "policy.trajectories_per_step=32", f"coordinator.port={free_port()}", "link.port=0", f"learner.steps={STEPS}",
+        "learner.checkpoint_every=1", "learner.threads=1", "learner.eval_wait_s=0",
+    ]  # fmt: skip
+    sets = [f"--set={each}" for each in settings]
+    subprocess.run(
+        [*ECHO2D, "init", *words, *of_rows, *sets, *more], cwd=folder, check=True, timeout=START_S
+    )
+    return folder / "run" / "run.toml"
+
+
+@contextmanager
+def running(config: Path, log: Path, *more: str) -> Iterator[subprocess.Popen[bytes]]:
+    """From another folder, as a service would."""
+    with (
+        log.open("wb") as sink,
+        subprocess.Popen(
+            [*ECHO2D, "run", f"--config={config}", *more],
+            cwd="/",
+            stderr=sink,
+            start_new_session=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        ) as program,
+    ):
+        try:
+            yield program
+        finally:
+            program.kill()
+
+
+def steps(config: Path) -> list[int]:
+    path = config.parent / "learner" / "metrics.jsonl"
+    return [row["step"] for row in read_rows(path) if "loss" in row] if path.exists() else []
+
+
+def test_a_run_of_ones_own_rows_and_scorer_trains_and_goes_on(folder: Path) -> None:
+    config = init(folder)
+    log = folder / "log"
+    with running(config, log) as program:
+        assert program.wait(4 * START_S) == 0, log.read_text()[-3000:]
+    assert steps(config) == list(range(1, STEPS + 1))
+    said = log.read_text()
+    assert "coordinator " in said
+    assert "a new run begins" in said
+    assert "worker-1 " in said
+    assert "learner " in said
+    assert "the learner has made its last step" in said
+    # The same command, with more steps to make, after one Ctrl-C.
+    with running(config, log, "--set=learner.steps=10000") as program:
+        poll(lambda: len(steps(config)) > STEPS)
+        program.send_signal(signal.SIGINT)
+        assert program.wait(START_S) == 0, log.read_text()[-3000:]
+    assert "goes on run=" in log.read_text()
+    made = steps(config)
+    assert made == list(range(1, len(made) + 1))
+    left = subprocess.run(["pgrep", "-f", str(config)], capture_output=True, check=False)
+    assert left.stdout == b"", "no program is left"
+
+
+@pytest.mark.nightly
+def test_what_is_killed_starts_again_and_a_mistake_ends_all(folder: Path) -> None:
+    config = init(folder)
+    log = folder / "log"
+    with running(config, log, "--set=learner.steps=10000", "--workers=2") as program:
+        poll(lambda: len(steps(config)) > 1)
+        for word in ("worker-1", "learn", "coordinate"):
+            found = subprocess.run(
+                ["pgrep", "-f", f"echo2d.*{word}.*{folder.name}"], capture_output=True, check=False
+            )
+            os.kill(int(found.stdout.split()[0]), signal.SIGKILL)
+            before = len(steps(config))
+            poll(lambda before=before: len(steps(config)) > before + 1)  # type: ignore[misc]
+        assert log.read_text().count("it starts again in 1 s") == 3
+        program.send_signal(signal.SIGKILL)
+        program.wait()
+    poll(
+        lambda: (
+            subprocess.run(["pgrep", "-f", str(config)], capture_output=True, check=False).stdout
+            == b""
+        )
+    )
+    (folder / "judge.py").write_text(
+        "def score(answer, expected):\n    raise ValueError('broken')\n"
+    )
+    shutil.rmtree(config.parent / "coordinator" / "versions", ignore_errors=True)
+    again = (
+        init(folder, "--out=other", "--set=task.options.scorer=exact").parents[1]
+        / "other"
+        / "run.toml"
+    )
+    again.write_text(again.read_text().replace('scorer = "exact"', 'scorer = "judge:score"'))
+    with running(again, log) as program:
+        assert program.wait(4 * START_S) == 2
+    last = log.read_text().splitlines()[-1]
+    assert last.startswith(
+        "echo2d: the coordinator ended with 2: the rewards of task 'rows' do not come: error: row "
+    )
+    assert f"ValueError: broken ({folder}/judge.py:2 in score)" in last
