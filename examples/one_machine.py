@@ -7,6 +7,7 @@ from the last checkpoint.
 """
 
 import argparse
+import json
 import signal
 import socket
 import time
@@ -72,11 +73,12 @@ def train(run: Path, news: Callable[[], Sequence[object]] = tuple) -> None:
     """
     config = run / "run.toml"
     settings = tomllib.loads(config.read_text())
-    url, view = settings["learner"]["url"], LiveView(settings["learner"]["steps"])
+    view = LiveView(settings["learner"]["steps"])
     view.say(f"run directory {run}; `echo2d status --run-dir {run}/coordinator --watch` shows more")
     with Programs(run / "logs", stop_s=STOP_S) as programs:
         programs.start("coordinator", "-m", "echo2d", "coordinate", "--config", str(config))
-        wait_for(run / "coordinator" / "coordinator.json", programs, START_S)
+        announced = wait_for(run / "coordinator" / "coordinator.json", programs, START_S)
+        url = json.loads(announced)["url"]
         for number in range(1, WORKERS + 1):
             limits = (f"--slots={SLOTS}", "--threads=1")
             start_worker(programs, f"worker-{number}", run, url, *limits)
