@@ -14,6 +14,7 @@ from echo2d.cli.parts import (
     FILE,
     FullSentences,
     coordinator_at,
+    end,
     json_option,
     run_dir_option,
 )
@@ -77,7 +78,7 @@ def drain(*, no_wait: bool, within: float | None, **options: Any) -> None:
 
     Another worker is activated for it. Its daemon ends with exit code 0, and it stays cordoned: if
     its service manager starts it again, it is idle until `echo2d worker uncordon`. Ctrl-C ends the waiting,
-    not the drain.
+    not the drain. Exit code 1: it has not ended.
     """
     if no_wait:
         if within:
@@ -137,8 +138,10 @@ def _drain(
         )
         if as_json:
             click.echo(json.dumps({"workers": answers}))
-        return
+        # `drain && destroy` must not destroy a box that works.
+        end(0 if all(each["outcome"] == "ended" for each in answers) else 1)
     click.echo("the drain goes on; `echo2d worker uncordon` calls it off", err=True)
+    end(1)
 
 
 @worker.command()

@@ -431,7 +431,7 @@ class Api:
         """A handler of orders about one worker."""
         optional = frozenset({"hand_over"}) if order == "drain" else frozenset[str]()
 
-        async def ordered(request: web.Request) -> web.Response:
+        async def take(request: web.Request) -> web.Response:
             body = await fields(request, set(), optional)
             hand_over = body.get("hand_over", False)
             if not isinstance(hand_over, bool):
@@ -439,13 +439,13 @@ class Api:
             peer = PeerId(request.match_info["peer"])
             if not peer.isprintable():
                 raise malformed("expected the id of a worker")
-            return _answer(
-                await self._backend.order_worker(
-                    peer, order, hand_over=hand_over, timeout_s=_ANSWER_S_MAX
-                )
+            ordered = await self._backend.order_worker(
+                peer, order, hand_over=hand_over, timeout_s=_ANSWER_S_MAX
             )
+            self._status.forget()
+            return _answer(ordered)
 
-        return ordered
+        return take
 
     async def history(self, request: web.Request) -> web.Response:
         since = integer_text(request.query.get("since", "0"), "since")

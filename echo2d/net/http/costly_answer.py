@@ -2,6 +2,7 @@
 
     asked --the last answer was cheap, or is old enough--> made anew
       +---- otherwise ----------------------------------> the last answer again
+    an order was given --> the last answer is void: whoever gave it sees what it did
 
 A status of a thousand workers takes tens of milliseconds in which no lease is granted, and anybody
 who may read it may ask as often as they like. What is cheap to make is always made anew,
@@ -45,3 +46,7 @@ class CostlyAnswer(Generic[T]):
             took_s = self._cpu() - began
             self._lasts_until = now if took_s < self._cheap_s else now + took_s / ANSWER_SHARE_MAX
         return self._last
+
+    def forget(self) -> None:
+        """Make the next answer anew."""
+        self._last = None

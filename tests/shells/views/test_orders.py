@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from echo2d.client import AsyncCoordinator
 from echo2d.config.coordinator import CoordinatorConfig
 from echo2d.core.base.ids import PeerId, SessionId
 from echo2d.core.cluster.events import PeerConnected, PeerSaid
@@ -32,6 +33,15 @@ KEYS = [Ed25519PrivateKey.from_private_bytes(bytes([n]) * 32) for n in range(3)]
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """A status is made for each call, also on a machine on which it takes long."""
     monkeypatch.setattr(costly_answer, "ANSWER_SHARE_MAX", 1e9)
+
+
+@pytest.fixture
+def costly(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A status is as old as that of a thousand workers may be."""
+    monkeypatch.setattr(costly_answer, "ANSWER_SHARE_MAX", 1e-2)
+    defaults = costly_answer.CostlyAnswer.__init__.__kwdefaults__
+    assert defaults is not None
+    monkeypatch.setitem(defaults, "cheap_s", 0.0)
 
 
 def machine(rules: RunRules, recovered: Recovered) -> CoordinatorState:
@@ -137,6 +147,36 @@ async def test_a_drain_that_another_calls_off_ends_the_waiting(
         [outcome] = await drain_and_wait(find, (), everyone=True, within_s=None, tell=tell)
         await calling
         assert outcome["outcome"] == "called off"
+
+
+@pytest.mark.usefixtures("costly")
+async def test_a_drain_after_a_look_is_not_taken_for_called_off(
+    config: CoordinatorConfig,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The status that anybody had looked at just before does not know of the drain yet."""
+    monkeypatch.setattr(orders, "_LOOK_S", 0.001)
+    async with serving(config, machine) as opened:
+        find = partial(find_coordinator, config.run.run_dir, "operator")
+        await join(opened, 0, "a")
+        url, token_file = await asyncio.to_thread(find)
+        for _ in range(20):
+            told, heard = list[str](), asyncio.Event()
+
+            def tell(line: str, told: list[str] = told, heard: asyncio.Event = heard) -> None:
+                told.append(line)
+                heard.set()
+
+            async with AsyncCoordinator(url, token_file=token_file) as client:
+                await client.status()
+            draining = asyncio.ensure_future(
+                drain_and_wait(find, ("a",), everyone=False, within_s=None, tell=tell)
+            )
+            await heard.wait()
+            assert told == ["a: holds nothing, and is told to end"]
+            await give_orders(find, ("a",), everyone=False, order="uncordon")
+            [outcome] = await draining
+            assert outcome["outcome"] == "called off"
 
 
 def test_without_a_coordinator_there_is_one_line(tmp_path: Path) -> None:

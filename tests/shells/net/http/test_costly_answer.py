@@ -61,3 +61,11 @@ def test_an_answer_that_has_become_cheap_is_made_anew_again() -> None:
     assert [asked.get(), asked.get()] == [b"1", b"1"]
     work.cost_s, work.now = 0.0, 2 * CHEAP_S / ANSWER_SHARE_MAX
     assert [asked.get(), asked.get()] == [b"2", b"3"]
+
+
+def test_after_an_order_a_costly_answer_is_made_anew() -> None:
+    work = Work(0.1)
+    asked = answer(work)
+    assert [asked.get(), asked.get()] == [b"1", b"1"]
+    asked.forget()
+    assert [asked.get(), asked.get()] == [b"2", b"2"]
