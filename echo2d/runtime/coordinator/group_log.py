@@ -4,7 +4,8 @@
              -> buffered | dropped -> frozen -> committed
 
 The lines are derived from actions that the coordinator performs anyway. Lines about a sample have
-level debug; lines about a lease, group or batch have level info. Workers log generation and the
+level debug, and so have leases but the first of a group: slots come free one at a time, so a lease is
+often of one sample. Lines about a group or batch have level info. Workers log generation and the
 learner logs training under the same id (docs/operating.md). Not here: any decision.
 """
 
@@ -35,6 +36,7 @@ from echo2d.logs import STORY, say
 
 # Leases whose group is remembered, to name the group of a refused result.
 LOGGED_LEASES_MAX = 1 << 16
+LOGGED_GROUPS_MAX = 1 << 14  # of which the first lease has been logged
 DIGEST_CHARS = 12
 
 group_log = logging.getLogger(STORY)
@@ -48,6 +50,7 @@ class GroupLog:
     def __init__(self, worker: Callable[[SessionId], PeerId | None]) -> None:
         self._worker = worker
         self._groups: dict[LeaseId, GroupId] = {}
+        self._begun: dict[GroupId, None] = {}
 
     def tell(self, action: CoordinatorAction) -> None:
         """Log an action that is being performed; the record of a Persist is durable by then."""
@@ -72,9 +75,12 @@ class GroupLog:
                     "worker": self._worker(session),
                     "samples": ",".join(map(str, samples)),
                 }
+                level = DEBUG if group in self._begun else INFO
+                self._begun[group] = None
+                keep_newest(self._begun, LOGGED_GROUPS_MAX)
                 say(
                     group_log,
-                    INFO,
+                    level,
                     "leased",
                     group=group,
                     lease=lease_name(lease),
