@@ -10,7 +10,15 @@ from rich.text import Text
 
 from echo2d.core.status.json_form import read_status
 from echo2d.demo.results import DemoResult, Kill, Quantiles, bubble_ratio, staleness_histogram
-from echo2d.views.status import SPARK_CELLS, TokenRate, bar, spark, staleness_bars, workers_table
+from echo2d.views.status import (
+    SPARK_CELLS,
+    TokenRate,
+    bar,
+    plain_console,
+    spark,
+    staleness_bars,
+    workers_table,
+)
 
 PLAIN_EVERY_S = 5.0  # between two lines if stderr is not a terminal
 Rows = Sequence[Mapping[str, Any]]
@@ -67,7 +75,7 @@ def run_picture(
         _step_line(rows, steps, tokens_per_s),
         _reward_line(rows),
         _staleness_line(rows),
-        workers_table(read_status(facts)),
+        workers_table(read_status(facts), width=plain_console().width),
     )
 
 

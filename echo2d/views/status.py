@@ -5,9 +5,12 @@ machines are shown as text, never interpreted as markup.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
+from shutil import get_terminal_size
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
 from rich.panel import Panel
 from rich.table import Table
@@ -29,10 +32,8 @@ from echo2d.core.status.schema import (
 BAR_CELLS = 24
 SPARK = "▁▂▃▄▅▆▇█"
 SPARK_CELLS = 50
-# The width of the output where there is no terminal.
+# The width of the output where there is no terminal, and COLUMNS does not say otherwise.
 PLAIN_COLUMNS = 140
-# From this width on there is room for what workers' answers look like.
-WIDE_COLUMNS = 140
 TILES_PER_ROW = 4
 FAULTS_SHOWN = 5
 # At least this many workers are shown, however small the terminal is.
@@ -53,14 +54,16 @@ def print_status(facts: Mapping[str, Any], *, only: str = "") -> None:
     """
     console, status = plain_console(), read_status(facts)
     lines = console.height if console.is_terminal else None
-    wide = console.width >= WIDE_COLUMNS
-    console.print(status_picture(status, lines=lines, wide=wide, only=only))
+    console.print(status_picture(status, lines=lines, width=console.width, only=only))
 
 
 def plain_console() -> Console:
-    """The terminal, or lines of PLAIN_COLUMNS for a file or pipe."""
+    """The terminal; for a file or pipe lines as long as COLUMNS says, or PLAIN_COLUMNS."""
     console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=PLAIN_COLUMNS)
+    if console.is_terminal:
+        return console
+    width = get_terminal_size((PLAIN_COLUMNS, 0)).columns
+    return Console(highlight=False, width=width)
 
 
 def status_picture(
@@ -68,12 +71,13 @@ def status_picture(
     *,
     tokens_per_s: float | None = None,
     lines: int | None = None,
-    wide: bool = False,
+    width: int = PLAIN_COLUMNS,
     only: str = "",
 ) -> RenderableType:
     """The whole picture. lines: of the terminal; workers that do not fit are counted.
 
-    wide: it has WIDE_COLUMNS. only: part of the name, the id or the state of the workers to show.
+    width: of the terminal; columns that do not fit are left out. only: part of the name, the id or the
+    state of the workers to show.
     """
     sentences, faults = status.attention, status.faults[-FAULTS_SHOWN:]
     egress, room = [*_costs(status), *_egress(status)], None
@@ -82,7 +86,7 @@ def status_picture(
         others = OTHER_LINES + len(egress) + len(sentences) + len(faults)
         room = max(WORKERS_SHOWN_MIN, lines - others)
     parts: list[RenderableType] = [
-        _main_numbers(status, tokens_per_s),
+        _main_numbers(status, tokens_per_s, width),
         *_provision(status),
         *_rented(status),
         *egress,
@@ -92,17 +96,17 @@ def status_picture(
         *_evaluating(status),
         *_playing(status),
         Text(),
-        workers_table(status, rows=room, wide=wide, only=only),
+        workers_table(status, rows=room, width=width, only=only),
     ]
     if sentences or faults:
         parts.append(Text())
     return Group(*parts, *map(_alert_line, sentences), *map(_fault, faults))
 
 
-def _main_numbers(status: Status, tokens_per_s: float | None) -> Panel:
+def _main_numbers(status: Status, tokens_per_s: float | None, width: int) -> Panel:
     """The frame at the top: which run it is, and its main numbers."""
     return Panel(
-        _tiles(status, tokens_per_s),
+        _tiles(status, tokens_per_s, width),
         title=_title(status),
         title_align="left",
         border_style="cyan",
@@ -120,12 +124,9 @@ def _title(status: Status) -> Text:
     return Text.assemble(("echo2d ", "bold"), f"run {run}  epoch {status.epoch}  seed ", seed)
 
 
-def _tiles(status: Status, tokens_per_s: float | None) -> Table:
+def _tiles(status: Status, tokens_per_s: float | None, width: int) -> Table:
     """The main numbers of a run, as rows of label and value."""
     grid = Table.grid(expand=True, padding=(0, 1))
-    for _ in range(TILES_PER_ROW):
-        grid.add_column(justify="right", style="dim", no_wrap=True)
-        grid.add_column(ratio=1, no_wrap=True)
     newest, groups, totals = status.newest_version, status.groups, status.totals
     bubble, t_bcast_s = status.bubble_ratio, status.t_bcast_s
     tiles = {
@@ -147,8 +148,16 @@ def _tiles(status: Status, tokens_per_s: float | None) -> Table:
         "published": f"{totals.published:,}",
     }
     cells = [cell for tile in tiles.items() for cell in tile]
-    for at in range(0, len(cells), 2 * TILES_PER_ROW):
-        grid.add_row(*cells[at : at + 2 * TILES_PER_ROW])
+    for count in range(TILES_PER_ROW, 0, -1):
+        rows = [cells[at : at + 2 * count] for at in range(0, len(cells), 2 * count)]
+        # Each cell has a space on both sides, and the frame takes four.
+        widest = [max(map(cell_len, column)) + 2 for column in zip_longest(*rows, fillvalue="")]
+        if sum(widest) + 4 <= width:
+            break
+    for place in range(2 * count):
+        grid.add_column(justify="left" if place % 2 else "right", style="" if place % 2 else "dim")
+    for row in rows:
+        grid.add_row(*row)
     return grid
 
 
@@ -325,12 +334,12 @@ def _label(text: str) -> tuple[str, str]:
 
 
 def workers_table(
-    status: Status, *, rows: int | None = None, wide: bool = False, only: str = ""
+    status: Status, *, rows: int | None = None, width: int = PLAIN_COLUMNS, only: str = ""
 ) -> Table:
     """The workers, and how much of the spreading version each has.
 
-    Where not all fit, workers in trouble come first. wide: with what their answers look like. only:
-    as in `status_picture`.
+    Where not all fit, workers in trouble come first. No word and no number is cut: the columns that can be
+    spared are left out. width, only: as in `status_picture`.
     """
     wanted = [
         worker
@@ -342,17 +351,21 @@ def workers_table(
     ]
     if rows is not None:
         workers.sort(key=trouble)
-    columns = columns_of(status, wide=wide)
     broadcast = status.broadcast
     progress = {peer.id: peer for peer in broadcast.peers} if broadcast else {}
+    arrival = f"gets v{broadcast.version}" if broadcast else "broadcast"
+    shown = [
+        {**worker_cells(each), arrival: _arrival(progress.get(each.id), broadcast)}
+        for each in workers[:rows]
+    ]
+    more = [Text(f"  and {len(each)} more") for each in (workers, wanted)]
+    columns = _fitting([*columns_of(status), arrival], shown, more, width)
     table = Table(box=SIMPLE_HEAD, show_edge=False, header_style="dim", padding=(0, 1, 0, 0))
     for name in columns:
-        table.add_column(name, justify="left" if name in _WORDS else "right", no_wrap=True)
-    table.add_column(f"gets v{broadcast.version}" if broadcast else "broadcast", no_wrap=True)
-    for worker in workers[:rows]:
-        cells = worker_cells(worker)
-        arrival = _arrival(progress.get(worker.id), broadcast)
-        table.add_row(*(cells[name] for name in columns), arrival)
+        left = name in _WORDS or name == arrival
+        table.add_column(name, justify="left" if left else "right", no_wrap=True)
+    for cells in shown:
+        table.add_row(*(cells[name] for name in columns))
     if rows is not None and len(workers) > rows:
         rest = workers[rows:]
         joined = sum(worker.state == "joined" for worker in rest)
@@ -384,13 +397,35 @@ _COLUMNS = (
     "heard",
 )
 _WORDS = {"worker", "state", "build", "audit"}
-OF_ANSWERS = ("used", "reward", "tokens")
+# The columns that are spared first where not all fit.
+_SPARED = (
+    "tokens", "used", "reward", "usd", "usd/h", "refit", "audit", "per h", "heard", "accepted", "running",
+    "leases", "lag", "serves",
+)  # fmt: skip
 
 
-def columns_of(status: Status, *, wide: bool) -> list[str]:
+def _fitting(
+    columns: list[str], rows: Sequence[Mapping[str, Text]], more: Iterable[Text], width: int
+) -> list[str]:
+    """As many of these columns as fit, each as wide as its widest cell and two spaces.
+
+    more: cells of the first column below the rows.
+    """
+    widths = {
+        name: 2 + max([cell_len(name), *(row[name].cell_len for row in rows)]) for name in columns
+    }
+    widths[columns[0]] = max(widths[columns[0]], *(2 + each.cell_len for each in more))
+    for name in (*_SPARED, columns[-1]):
+        if sum(widths.values()) <= width:
+            break
+        widths.pop(name, None)
+    return list(widths)
+
+
+def columns_of(status: Status) -> list[str]:
     """The columns to show; prices only where a worker has one, builds only where they differ."""
     priced = any(worker.usd_per_h for worker in status.workers)
-    hidden = {*(() if priced else ["usd/h", "usd"]), *(() if wide else OF_ANSWERS)}
+    hidden = set[str]() if priced else {"usd/h", "usd"}
     hidden |= {"audit"} if status.audit is None else set()
     builds = {worker.build for worker in status.workers if worker.state != "gone"}
     builds |= set() if status.process is None else {status.process.build}

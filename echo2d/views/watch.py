@@ -20,7 +20,7 @@ from echo2d.client import AsyncCoordinator, OperatorFault, PeerFault, Unreachabl
 from echo2d.core.status.json_form import read_own_status, read_status
 from echo2d.core.status.schema import OwnStatus, Status
 from echo2d.views.own_status import is_own, own_picture
-from echo2d.views.status import WIDE_COLUMNS, TokenRate, age, plain_console, status_picture
+from echo2d.views.status import TokenRate, age, plain_console, status_picture
 
 # How long to wait for one answer: a person waits at the terminal.
 ANSWER_S = 5.0
@@ -159,9 +159,12 @@ class Screen:
     ) -> RenderableType:
         if isinstance(status, OwnStatus):
             return own_picture(status)
-        wide = self._console.width >= WIDE_COLUMNS
         return status_picture(
-            status, tokens_per_s=tokens_per_s, lines=lines, wide=wide, only=self._only
+            status,
+            tokens_per_s=tokens_per_s,
+            lines=lines,
+            width=self._console.width,
+            only=self._only,
         )
 
 

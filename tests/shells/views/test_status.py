@@ -12,9 +12,10 @@ import echo2d
 from echo2d.core.protocol.control_messages import Heartbeat
 from echo2d.core.status.json_form import read_status, status_json
 from echo2d.views.status import (
-    WIDE_COLUMNS,
+    PLAIN_COLUMNS,
     TokenRate,
     age,
+    plain_console,
     seconds,
     size,
     status_picture,
@@ -27,7 +28,7 @@ from tests.support.status import pinned_keys
 
 def seen(facts: dict[str, Any], *, width: int = 110, **options: Any) -> str:
     console = Console(file=io.StringIO(), width=width, highlight=False)
-    console.print(status_picture(read_status(facts), **options))
+    console.print(status_picture(read_status(facts), width=width, **options))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -60,7 +61,7 @@ def test_where_there_is_room_it_tells_what_answers_look_like() -> None:
     quality = world.state._statistics.qualities.of(world.peers["a"].peer)
     assert quality is not None
     quality.reward, quality.above, quality.tokens = 0.75, -0.25, 3.2
-    text = seen(facts_of(world), width=WIDE_COLUMNS, wide=True)
+    text = seen(facts_of(world), width=PLAIN_COLUMNS)
     (row,) = [line for line in text.splitlines() if line.strip().startswith("● a ")]
     assert [word for word in row.split() if word in ("100%", "0.75", "-0.25", "3")][:4] == [
         "100%",
@@ -69,7 +70,7 @@ def test_where_there_is_room_it_tells_what_answers_look_like() -> None:
         "3",
     ]
     assert "…" not in text
-    assert " tokens  refit" not in seen(facts_of(world))
+    assert " tokens " not in seen(facts_of(world), width=90)
 
 
 def test_a_refit_shows_its_pause_and_what_it_computes_again() -> None:
@@ -77,7 +78,7 @@ def test_a_refit_shows_its_pause_and_what_it_computes_again() -> None:
     facts = facts_of(world)
     facts["recompute_s"] = [1.5]
     facts["workers"][0]["recompute_s"] = 2.5
-    text = seen(facts, width=WIDE_COLUMNS, wide=True)
+    text = seen(facts, width=PLAIN_COLUMNS)
     assert "100 ms + 1.5 s" in text
     assert "100 ms + 2.5 s" in text
     assert "…" not in text
@@ -302,3 +303,30 @@ def test_builds_are_shown_where_they_differ() -> None:
     text = seen(facts)
     assert "build" in text
     assert "0.9.1" in text
+
+
+@pytest.mark.parametrize("width", [60, 80, 110, 140, 200])
+@pytest.mark.parametrize("builds", [1, 2])
+def test_no_word_and_no_number_is_cut(width: int, builds: int) -> None:
+    world = trained()
+    facts = facts_of(world)
+    for worker in facts["workers"]:
+        worker |= {"usd_per_h": 12.5, "accepted": 1_234_567, "cost_usd": 12_345.67, "reward": 0.25}
+        worker |= {"name": f"a-box-{worker['name']}", "mu": 31.5, "mu_sd": 0.5}
+    if builds == 2:
+        facts["workers"][0]["build"] = "0.1.0+gc5f633a6"
+    facts["learner"] |= {"steps": 2000, "eta_s": 3600.0 * 30}
+    text = seen(facts, width=width)
+    assert "…" not in text
+    for worker in facts["workers"]:
+        assert worker["name"] in text
+    assert ("0.1.0+gc5f633a6" in text) == (builds == 2)
+    assert "3 of 2000" in text
+    assert max(map(len, text.splitlines())) <= width
+
+
+def test_the_width_is_that_of_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert plain_console().width == PLAIN_COLUMNS
+    monkeypatch.setenv("COLUMNS", "200")
+    assert plain_console().width == 200
