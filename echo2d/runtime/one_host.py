@@ -31,17 +31,17 @@ from echo2d.store.sealed import unsealed
 
 # A coordinator with many tasks takes a while to listen.
 LISTENS_S_MAX = 900.0
-LOOK_S = 0.2
+_LOOK_S = 0.2
 # A program that fails so often in so many seconds is not started again.
 FAILURES_MAX, FAILURES_S = 5, 900.0
 PAUSE_S_MIN, PAUSE_S_MAX = 1.0, 30.0
 # After SIGTERM: a learner ends its step and saves it.
-STOP_S = 120.0
+_STOP_S = 120.0
 _EXPIRES = "30d"  # of a local worker's token, with which it joins once
 COORDINATOR, LEARNER = "coordinator", "learner"
 _PR_SET_PDEATHSIG = 1
 
-Say = Callable[[str], object]
+_Say = Callable[[str], object]
 
 
 @dataclass(slots=True)
@@ -67,7 +67,7 @@ class OneHost:
     """The programs of one run. say: takes each line of the log. settings: as of `echo2d coordinate`."""
 
     def __init__(
-        self, path: Path, config: CoordinatorConfig, settings: Sequence[str], say: Say
+        self, path: Path, config: CoordinatorConfig, settings: Sequence[str], say: _Say
     ) -> None:
         self._path, self._config, self._say = path.absolute(), config, say
         of_workers = [each for each in settings if each.startswith("worker.")]
@@ -99,7 +99,7 @@ class OneHost:
                     self._say("the learner has made its last step")
                     break
                 self._look()
-                self._stopping.wait(LOOK_S)
+                self._stopping.wait(_LOOK_S)
         finally:
             self._stop_all()
         return 0
@@ -164,7 +164,7 @@ class OneHost:
         assert coordinator.process is not None
         deadline = time.monotonic() + LISTENS_S_MAX
         while _announced_by(announced) != coordinator.process.pid:
-            if self._stopping.wait(LOOK_S):
+            if self._stopping.wait(_LOOK_S):
                 return
             if (code := coordinator.process.poll()) is not None:
                 raise self._ended(coordinator, code)
@@ -194,7 +194,7 @@ class OneHost:
 
     def _ended(self, program: Supervised, code: int) -> Fault:
         if program.reader is not None:
-            program.reader.join(LOOK_S)
+            program.reader.join(_LOOK_S)
         said = program.last.removeprefix("echo2d: ").removeprefix("learner: ")
         kind = OperatorFault if code == _MISTAKE else Fault
         return kind(f"the {program.name} ended with {code}: {said}")
@@ -211,7 +211,7 @@ class OneHost:
                 if each.process is not None:
                     _wait(each.process)
                 if each.reader is not None:
-                    each.reader.join(LOOK_S)
+                    each.reader.join(_LOOK_S)
 
 
 _MISTAKE = 2  # the exit code of the operator's mistakes
@@ -227,7 +227,7 @@ def _announced_by(path: Path) -> int | None:
 def _wait(process: "subprocess.Popen[bytes]") -> None:
     """Wait for its end, which comes in the end; nothing of its group is left."""
     with suppress(subprocess.TimeoutExpired):
-        process.wait(STOP_S)
+        process.wait(_STOP_S)
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
