@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from echo2d.cli import main
+from tests.support.paths import REPO
 from tests.support.texts import write_text_model
 
 SCORERS = """
@@ -229,3 +230,18 @@ def test_the_base_model_answers_and_plays(tmp_path: Path, monkeypatch: pytest.Mo
             rewards = [each["reward"] for each in prompt["answers"]]
             assert all(0 <= each <= 1 for each in rewards)
             assert {each["turns"] for each in prompt["answers"]} == ({2} if task else {1})
+
+
+def test_the_reward_of_the_readme_is_one() -> None:
+    text = (REPO / "README.md").read_text()
+    code = text.partition("```python\n# judge.py\n")[2].partition("```")[0]
+    assert len(code.strip().splitlines()) <= 10
+    Path("judge.py").write_text(code)
+    write_run("judge:score")
+    (task,) = tried("--answer 'It is 200'")["tasks"]
+    assert task["worthless"] == 0
+    for prompt in task["prompts"]:
+        (answer,) = prompt["answers"]
+        right = float(prompt["expected"] == "200")
+        assert answer["parts"] == {"right": right, "short": 1.0}
+        assert answer["reward"] == right + 0.1

@@ -41,7 +41,8 @@ def test_every_kind_of_line_of_the_story_is_told() -> None:
     source = "".join((REPO / path).read_text() for path in TELLERS)
     said = set(
         re.findall(
-            r'say\(\s*(?:group_log|story|log),\s*(?:logging\.)?(?:INFO|DEBUG|level),\s*"(\w+)"', source
+            r'say\(\s*(?:group_log|story|log),\s*(?:logging\.)?(?:INFO|DEBUG|level),\s*"(\w+)"',
+            source,
         )
     ) | {"buffered"}
     table = {
