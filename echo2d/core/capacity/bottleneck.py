@@ -12,12 +12,14 @@ reads estimates and counts, and decides nothing.
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-from echo2d.core.capacity.model import Demand, judge, mu_min
+from echo2d.core.capacity.model import Demand, Verdict, mu_min
 
 # The newest train steps, of which the bubble is taken.
 BUBBLE_STEPS = 16
 # A bubble up to this share of the learner's time counts as none.
 BUSY = 0.02
+# Workers that lack so many times as many beside them are told so.
+TIMES_SAID_MIN = 2.0
 # Of the time that the learner waits.
 MOSTLY = 0.5
 
@@ -31,7 +33,7 @@ class Situation:
 
     mu_pool: trajectories/s of the active ones. rewards: the share of the waiting in which groups
     that lacked only rewards would have filled the batch. unscored: such groups now. missing: groups
-    that the batch lacks now.
+    that the batch lacks now. verdict: about all workers that are here, as the capacity card has it.
     """
 
     bubble: float | None
@@ -42,6 +44,7 @@ class Situation:
     rewards: float
     unscored: int
     missing: int
+    verdict: Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,10 +132,19 @@ def _pool(now: Situation) -> str:
         return f"{made}, what it needs is not measured yet"
     needed = mu_min(now.demand)
     if needed is None:
-        verdict = judge(now.demand)
-        todos = " or ".join(change.todo for change in verdict.changes if change.todo)
-        return f"{made}, no number would be enough ({verdict.why_not}){todos and '; do: '}{todos}"
-    return f"{made}, it needs {_per_h(needed)}"
+        todos = " or ".join(change.todo for change in now.verdict.changes if change.todo)
+        words = f"{made}, no number would be enough ({now.verdict.why_not})"
+        return f"{words}; do: {todos}" if todos else f"{words}{_times(now)}"
+    return f"{made}, it needs {_per_h(needed)}{_times(now)}"
+
+
+def _times(now: Situation) -> str:
+    """How many times as many workers the learner needs at least, if that is what it lacks first."""
+    demand = now.demand
+    if demand is None or now.mu_pool <= 0:
+        return ""
+    times = demand.trajectories_per_step / demand.t_train_s / now.mu_pool
+    return f": about {times:.0f} times as many workers" if times >= TIMES_SAID_MIN else ""
 
 
 def _per_h(mu: float) -> str:

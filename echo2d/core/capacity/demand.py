@@ -108,6 +108,7 @@ class CapacityBalance:
     feasible: bool | None
     why_not: str
     why: str
+    verdict: Verdict
 
 
 @dataclass(slots=True)
@@ -248,6 +249,7 @@ class CapacityPlanner:
             feasible=None if demand is None else verdict.feasible,
             why_not=verdict.why_not,
             why=self._why(demand, verdict),
+            verdict=verdict,
         )
 
     # --- inside

@@ -155,6 +155,7 @@ class ActivationLoop:
             self.statistics.unscored_share(BUBBLE_STEPS),
             self.groups.unscored,
             self.calls.missing,
+            balance.verdict,
         )
         return ProvisionStatus(
             activation=self.rules.activation,

@@ -6,12 +6,22 @@ from dataclasses import replace
 import pytest
 
 from echo2d.core.capacity.bottleneck import Situation, bottleneck
-from echo2d.core.capacity.model import Demand
+from echo2d.core.capacity.model import Demand, judge
 
 DEMAND = Demand(
     100.0, 256, 4, 3, 60.0, "exclusive"
 )  # needs 3.2/s; with broadcasts that take no time 2.56/s
-BUSY = Situation(0.01, DEMAND, 3.5, active=7, standby=2, rewards=0.0, unscored=0, missing=4)
+BUSY = Situation(
+    0.01,
+    DEMAND,
+    3.5,
+    active=7,
+    standby=2,
+    rewards=0.0,
+    unscored=0,
+    missing=4,
+    verdict=judge(DEMAND),
+)
 
 
 @pytest.mark.parametrize(
@@ -67,6 +77,21 @@ BUSY = Situation(0.01, DEMAND, 3.5, active=7, standby=2, rewards=0.0, unscored=0
     ],
 )
 def test_sentences(change: dict[str, object], kind: str, words: str) -> None:
-    said = bottleneck(replace(BUSY, **change))  # type: ignore[arg-type]
+    situation = replace(BUSY, **change)  # type: ignore[arg-type]
+    if situation.demand is not None:
+        situation = replace(situation, verdict=judge(situation.demand))
+    said = bottleneck(situation)
     assert said.kind == kind
     assert re.search(words, said.text), said.text
+
+
+def test_where_boxes_are_missing_no_larger_staleness_is_advised() -> None:
+    """The sentence is that of the capacity card; auto has chosen the largest kappa for want of workers."""
+    demand = replace(DEMAND, publish_every=5, t_bcast_s=10.0)
+    made = demand.trajectories_per_step / demand.t_train_s / 40
+    verdict = judge(demand, 2 * made)
+    said = bottleneck(replace(BUSY, bubble=0.98, demand=demand, mu_pool=made, verdict=verdict)).text
+    assert f"no number would be enough ({verdict.why_not}): about 40 times as many workers" in said
+    assert "no single change would do" in said
+    assert "do: policy.staleness_max" not in said
+    assert "about" not in bottleneck(replace(BUSY, mu_pool=2.0)).text
