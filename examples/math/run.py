@@ -100,10 +100,8 @@ def _prepare(chosen: argparse.Namespace, run: Path) -> None:
     if made.returncode:
         raise SystemExit(made.returncode)
     facts = json.loads(made.stdout)
-    found = facts["questions"]
-    print(
-        f"wrote {facts['config']}: {found['trained']} sums to train on, {found['held_out']} held out"
-    )
+    (task,), held_out = facts["trial"]["tasks"], max(facts["trial"]["held_out"].values())
+    print(f"wrote {facts['config']}: {task['questions']} sums to train on, {held_out} held out")
 
 
 if __name__ == "__main__":

@@ -42,7 +42,9 @@ def require_whole(run_dir: Path, folder: Path) -> None:
 
 
 def _require_not_moved(run_dir: Path, folder: Path) -> None:
-    """OperatorFault: there is no run, but one beside run.toml."""
+    """OperatorFault: there is no run in a directory elsewhere, but one beside run.toml."""
+    if run_dir.is_relative_to(folder):
+        return
     for each in sorted(folder.glob(f"*/{LEDGER_FILE}")):
         if (each.parent / KEY_FILE).exists() and each.parent.resolve() != run_dir.resolve():
             raise OperatorFault(

@@ -80,7 +80,8 @@ def test_a_run_goes_on_from_a_backup_of_its_middle(site: CrashSite, tmp_path: Pa
     again, learner_again = tmp_path / "again", tmp_path / "learner-again"
     run("keep", "restore", str(backup), f"--run-dir={again}", f"--learner-dir={learner_again}")
     text = site.config.read_text()
-    text = text.replace(str(site.run_dir), str(again)).replace(str(learner_dir), str(learner_again))
+    text = text.replace("[run]\n", f'[run]\nrun_dir = "{again}"\n')
+    text = text.replace("[learner]\n", f'[learner]\nout_dir = "{learner_again}"\n')
     site.run_dir = again
     with Programs(tmp_path / "logs-again") as site.programs, Tap(again) as site.tap:
         site.config.write_text(text.partition("\n[learner]")[0])
