@@ -68,6 +68,7 @@ from echo2d.learner.saving.checkpoint import OWN, Checkpoints
 from echo2d.learner.saving.files import make_directory
 from echo2d.learner.saving.publish import Publisher, SnapshotWriter
 from echo2d.learner.saving.remote import RemoteCheckpoints
+from echo2d.learner.saving.settings import tell_changes
 from echo2d.learner.stopping import StopClock
 from echo2d.logs import say
 from echo2d.sd_notify import Notifier
@@ -116,6 +117,8 @@ class Learner:
             where = f"{directory} or {url}" if url else str(directory)
             other = "out_dir and checkpoint_url" if url else "out_dir"
             raise OperatorFault(f"{where} is not empty; use --resume or another learner.{other}")
+        if self._ranks.leads:
+            tell_changes(config)
         self._advantages = advantages_of(config)
         self._row_tokens_max = self._ranks.share(self._find_row_tokens_max)
         self._policy = Policy(config, self._ranks)
@@ -165,6 +168,12 @@ class Learner:
             log.info(
                 "finished step=%d of=%d: `echo2d keep export` on the coordinator's host writes the model; with a "
                 "larger learner.steps, --resume goes on",
+                self._step,
+                self._config.steps,
+            )
+        elif self._ranks.leads:
+            log.info(
+                "stopped at step=%d of=%d, which is saved: the same command with --resume goes on",
                 self._step,
                 self._config.steps,
             )

@@ -1,6 +1,8 @@
 """The learner's program: its config file, what it prints, and its exit code."""
 
 import json
+import subprocess
+import sys
 from collections import Counter
 from datetime import datetime
 from pathlib import Path
@@ -11,6 +13,7 @@ import torch
 from echo2d.learner.__main__ import main
 from echo2d.learner.config import LearnerConfig
 from echo2d.learner.model.policy import Policy
+from echo2d.net.security.auth import TokenFile, write_token_file
 from tests.support.learner import write_config
 from tests.support.scripted_coordinator import ScriptedCoordinator
 
@@ -113,3 +116,32 @@ def test_it_logs_like_the_other_programs(
     assert not any("group=" in line["message"] for line in lines)
     kinds = Counter(line.get("kind") for line in lines)
     assert (kinds["published"], kinds["saved"]) == (5, 2)
+
+
+def test_a_learner_without_torch_is_one_line(config: LearnerConfig, tmp_path: Path) -> None:
+    path = write_config(tmp_path / "run.toml", config)
+    write_token_file(config.token_file, TokenFile("t", "learner", "secret", "00" * 32))
+    program = (
+        "import sys; sys.modules['torch'] = None; from echo2d.learner.__main__ import main; "
+        f"sys.exit(main(['--config', {str(path)!r}]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2, done.stderr
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("learner: the learner needs torch: ")
+    assert "Traceback" not in done.stderr
+
+
+def test_a_learner_before_its_coordinator_is_one_line(
+    config: LearnerConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_config(tmp_path / "run.toml", config)
+    assert main(["--config", str(path)]) == 2
+    (line,) = [
+        each for each in capsys.readouterr().err.splitlines() if each.startswith("learner: ")
+    ]
+    assert line.startswith(
+        f"learner: there is no token file {config.token_file}: start `echo2d coordinate` first"
+    )
