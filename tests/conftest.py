@@ -8,6 +8,7 @@ Tests that take the fixture `fuzz` run twice: with 20,000 messages (all of them 
 the same for the codecs, with 1,000 pairs of chunks in the short run.
 """
 
+import os
 import random
 import signal
 from collections.abc import Iterator
@@ -25,6 +26,9 @@ settings.register_profile(
 )
 settings.register_profile("echo2d", parent=settings.get_profile("search"), derandomize=True)
 settings.load_profile("echo2d")
+
+# Processes of xdist say that their terminal has 80 columns; they have none.
+os.environ.pop("COLUMNS", None)
 
 TESTS = Path(__file__).parent
 FUZZ_MESSAGES = 20_000
