@@ -53,6 +53,7 @@ the learner is of another build), 413 (too large), 415 (encoded body), 503 (busy
 
 import io
 import json
+import logging
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from dataclasses import replace
 from http import HTTPStatus
@@ -160,6 +161,8 @@ VIEWER: frozenset[Role] = frozenset({"viewer"})
 WORKER: frozenset[Role] = frozenset({"worker"})
 READERS: frozenset[Role] = frozenset({"learner", "gateway", "viewer", "operator"})
 OPERATOR: frozenset[Role] = frozenset({"operator"})
+
+log = logging.getLogger("echo2d.coordinator")
 
 
 class ApiBackend(Health, Protocol):
@@ -443,6 +446,8 @@ class Api:
                 peer, order, hand_over=hand_over, timeout_s=_ANSWER_S_MAX
             )
             self._status.forget()
+            by = self._backend.caller(secret_of(request)).name
+            log.info("ordered worker %s %s by=%s", order, peer, by)
             return _answer(ordered)
 
         return take

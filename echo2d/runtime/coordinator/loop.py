@@ -96,6 +96,7 @@ from echo2d.runtime.process.pending_requests import PendingRequests
 from echo2d.runtime.run_dir.access_table import AccessTable, Enrolment
 from echo2d.runtime.run_dir.enrolments import Enrolments
 from echo2d.runtime.run_dir.ledger_thread import LedgerThread
+from echo2d.runtime.run_dir.operator_log import OperatorNews
 from echo2d.runtime.run_dir.run_directory import LEDGER_FILE, RunDirectory
 from echo2d.runtime.run_dir.version_files import VersionFiles
 from echo2d.sd_notify import Notifier
@@ -455,8 +456,13 @@ class CoordinatorProcess:
         # The core hears once of each peer whose token was revoked or deleted, and of each that a
         # person has pardoned.
         told: frozenset[PeerId] = frozenset()
+        news = await asyncio.to_thread(OperatorNews, self._run.path)
         while True:
             await asyncio.sleep(ACCESS_RELOAD_S)
+            for each in await asyncio.to_thread(news.take):
+                log.info(
+                    "ordered %s %s by=%s", *(each.get(key) for key in ("order", "token", "by"))
+                )
             try:
                 await asyncio.to_thread(self._access.reload)
             except StoreFault as fault:

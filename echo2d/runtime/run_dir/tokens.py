@@ -13,6 +13,7 @@ from echo2d.errors import OperatorFault
 from echo2d.net.security.auth import TokenFile, TokenRole, read_token_file, write_token_file
 from echo2d.net.security.urls import coordinator_url
 from echo2d.runtime.run_dir.access_table import AccessTable, TokenRow
+from echo2d.runtime.run_dir.operator_log import note_order
 from echo2d.runtime.run_dir.run_directory import RunDirectory, existing_run, find_coordinator
 
 DURATION_S_MAX = 100 * 365 * 86400.0
@@ -56,6 +57,7 @@ def create_token(
         # Without its file the secret is lost, and the name must stay free.
         table.discard(name)
         raise
+    note_order(run_dir, f"token create ({role})", name)
 
 
 def rotate_token(run_dir: Path, name: str, *, url: str | None, out: Path) -> int:
@@ -72,17 +74,20 @@ def rotate_token(run_dir: Path, name: str, *, url: str | None, out: Path) -> int
     found = found or _url_of(run_dir)
     table = AccessTable(run)
     table.rotate(name, keep=lambda token: write_token_file(out, replace(token, url=found)))
+    note_order(run_dir, "token change --new-secret", name)
     return len(table.peers_of(name))
 
 
 def extend_token(run_dir: Path, name: str, expires: str) -> None:
     """Let a token expire so much later than now. expires: a duration, or "never"."""
     AccessTable(existing_run(run_dir)).extend(name, expires_at(expires))
+    note_order(run_dir, f"token change --expires {expires}", name)
 
 
 def revoke_token(run_dir: Path, name: str) -> None:
     """Revoke a token of this run. OperatorFault: there is no such run or token."""
     AccessTable(existing_run(run_dir)).revoke(name)
+    note_order(run_dir, "token revoke", name)
 
 
 def delete_token(run_dir: Path, name: str) -> int:
@@ -93,6 +98,7 @@ def delete_token(run_dir: Path, name: str) -> int:
         raise OperatorFault(
             f"there is no token named {name}; `echo2d token list` shows those of the run"
         )
+    note_order(run_dir, "token revoke --delete", name)
     return peers
 
 
