@@ -23,7 +23,7 @@ from tests.support.readme import BOX, CLONED, LEARNER_HOST, first_steps
 pytestmark = [pytest.mark.timeout(900)]
 
 HOST = PeerSpec(uplink=1000 * MBIT, downlink=1000 * MBIT, latency_s=0.0005)
-DAEMONS = (" coordinate ", " join ", " learn ")  # words of commands that go on
+DAEMONS = (" run ", " join ")  # words of commands that go on
 SCP = '#!/bin/sh\nexec cp "$1" "$BOX/"\n'
 
 
@@ -70,13 +70,13 @@ def test_a_first_step_is_trained_by_what_readme_says(tmp_path: Path, make_lab: M
         (tmp_path / name).mkdir()
     (tmp_path / "bin" / "scp").write_text(SCP)
     (tmp_path / "bin" / "scp").chmod(0o755)
-    first, second, there = first_steps()
+    here, there = first_steps()
     lab = make_lab(HOST, HOST)
     with lab.programs(tmp_path / "logs") as programs:
         host = Keyboard(lab, 0, tmp_path / "host", programs)
         box = Keyboard(lab, 1, tmp_path / "box", programs)
         host.clone()
-        running = [host.type(line) for line in (*first, *second)]
+        running = [host.type(line) for line in here]
         box.clone()
         running += [box.type(line) for line in there]
 
@@ -87,7 +87,7 @@ def test_a_first_step_is_trained_by_what_readme_says(tmp_path: Path, make_lab: M
         assert all_are_well(running), [program.tail() for program in running if program.returncode]
         row = json.loads(metrics.read_text().partition("\n")[0])
         assert row["step"] == 1
-    assert host.typed + box.typed == len(CLONED) + len(first) + len(second) + len(there) <= 12
+    assert host.typed + box.typed == len(CLONED) + len(here) + len(there) <= 12
     assert [path.name for path in (tmp_path / "box").glob("*.token")] == ["box-1.token"]
 
 

@@ -234,7 +234,7 @@ def test_the_base_model_answers_and_plays(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_the_reward_of_the_readme_is_one() -> None:
     text = (REPO / "README.md").read_text()
-    code = text.partition("```python\n# judge.py\n")[2].partition("```")[0]
+    code = "#" + text.partition("```python\n# judge.py")[2].partition("```")[0]
     assert len(code.strip().splitlines()) <= 10
     Path("judge.py").write_text(code)
     write_run("judge:score")
