@@ -12,15 +12,15 @@ from tools.house_report import Module, offered, read_modules, surface
 
 # A commit that raises a limit does nothing else, and says why.
 BUDGET = {
-    "code lines: echo2d": 55_223,
-    "code lines: learner": 5_589,
-    "commands": 24,
-    "commands: offered by click": 24,
-    "options": 86,
-    "options: offered by click": 157,
-    "keys": 270,
+    "code lines: echo2d": 56_736,
+    "code lines: learner": 5_656,
+    "commands": 26,
+    "commands: offered by click": 26,
+    "options": 94,
+    "options: offered by click": 168,
+    "keys": 271,
     "keys: of simulations": 53,
-    "constants": 1_376,
+    "constants": 1_409,
 }
 TO_DO = "Remove something, or raise the limit in a commit of its own that says why"
 
