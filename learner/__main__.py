@@ -34,6 +34,7 @@ from echo2d.client import (
     PeerFault,
     StoreFault,
 )
+from echo2d.config.checks import file_cautions
 from echo2d.config.run import module_folders
 from echo2d.config.tables import print_tables
 from echo2d.extras import install_command
@@ -151,11 +152,13 @@ def _plan(options: argparse.Namespace) -> int:
     config = _load(options)
     if options.ranks < 1 or options.gpu_gib < 0:
         raise OperatorFault("--ranks and --gpu-gib: expected positive numbers")
-    from echo2d.learner.plan import as_json, device_for, lines, plan
+    from echo2d.learner.plan import as_json, device_for, lines, plan, read_max
 
     logging.disable()  # each row that is tried says the same about the model
     found = plan(config, options.ranks, device_for(config, options.ranks, options.gpu_gib))
-    print(as_json(found) if options.json else "\n".join(lines(found, config)))  # noqa: T201
+    cautions = file_cautions(options.config, options.settings, read_max(config))
+    said = [*lines(found, config), *(f"CAUTION: {each}" for each in cautions)]
+    print(as_json(found, cautions) if options.json else "\n".join(said))  # noqa: T201
     return 0 if found.fits else 2
 
 

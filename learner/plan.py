@@ -12,7 +12,7 @@ import json
 import multiprocessing
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -90,7 +90,7 @@ def plan(config: LearnerConfig, ranks: int, device: PlannedDevice) -> MemoryPlan
         resting=whole.resting,
         peak=whole.peak,
         row_tokens=tokens,
-        longest=longest_row(peak_of, whole, device.planned, _read_max(config)),
+        longest=longest_row(peak_of, whole, device.planned, read_max(config)),
         version_copy=whole.weights // 2,
         checkpoint_copy=state,
         least_step_s=max(lost_s / CHECKPOINT_SHARE, write_s),
@@ -163,11 +163,12 @@ def lines(found: MemoryPlan, config: LearnerConfig) -> list[str]:
     ]
 
 
-def as_json(found: MemoryPlan) -> str:
-    return json.dumps({**asdict(found), "fits": found.fits})
+def as_json(found: MemoryPlan, cautions: Sequence[str] = ()) -> str:
+    """cautions: what the run's other tables make doubtful."""
+    return json.dumps({**asdict(found), "fits": found.fits, "cautions": list(cautions)})
 
 
-def _read_max(config: LearnerConfig) -> int:
+def read_max(config: LearnerConfig) -> int:
     """The tokens that the model can read."""
     known = AutoConfig.from_pretrained(config.model).get_text_config()
     return min(_TOKENS_MAX, getattr(known, "max_position_embeddings", 0) or _TOKENS_MAX)

@@ -20,8 +20,11 @@ def tell_changes(config: LearnerConfig) -> None:
         if key in now and now[key] != then:
             log.warning("changed key=learner.%s before=%r now=%r", key, then, now[key])
     part = path.with_suffix(".part")
-    part.write_text(json.dumps(now, indent=1))
-    part.replace(path)
+    try:
+        part.write_text(json.dumps(now, indent=1))
+        part.replace(path)
+    except OSError as error:
+        log.warning("the next start cannot say what has changed: %s: %s", path, error.strerror)
 
 
 def _kept(path: Path) -> dict[str, object]:

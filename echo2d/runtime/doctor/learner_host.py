@@ -1,15 +1,19 @@
 """`echo2d doctor --config run.toml`: whether this host can lead the run, and what a running one lacks."""
 
 import asyncio
+import json
 import math
 import socket
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import aiohttp
 
 from echo2d.client.http import STATUS_PATH
+from echo2d.config.checks import config_cautions
 from echo2d.config.coordinator import CoordinatorConfig, LinkTable
+from echo2d.core.base.model_config import context_max
 from echo2d.core.status.json_form import read_status
 from echo2d.core.status.schema import Status
 from echo2d.errors import OperatorFault, PeerFault, StoreFault
@@ -43,6 +47,7 @@ async def examine_learner_host(config: CoordinatorConfig) -> list[HostFinding]:
         *await asyncio.to_thread(_tokens, run_dir),
         *await asyncio.to_thread(_disks, config),
         *await asyncio.to_thread(_texts, config.run.base_model),
+        *await asyncio.to_thread(_answers, config),
         await asyncio.to_thread(host.torch_package),
         await asyncio.to_thread(host.gpu, needed=False),
         *await asyncio.to_thread(host.limits),
@@ -181,6 +186,20 @@ def _texts(model: Path | None) -> list[HostFinding]:
         todo = "report it, with the model's name: prompts are not those that the model knows"
         return [error("texts", differs, todo)]
     return [ok("texts", "prompts have the tokens that transformers makes of them")]
+
+
+def _answers(config: CoordinatorConfig) -> list[HostFinding]:
+    """Whether answers have room in the model's context."""
+    model = config.run.base_model
+    context = None
+    if model is not None:
+        with suppress(OSError, ValueError):
+            context = context_max(json.loads((model / "config.json").read_bytes()))
+    cautions = config_cautions(config, context, {})
+    todo = "echo2d try --config run.toml shows answers"
+    return [warning("answers", each, todo) for each in cautions] or [
+        ok("answers", "nothing in the config keeps them short")
+    ]
 
 
 def _disks(config: CoordinatorConfig) -> list[HostFinding]:

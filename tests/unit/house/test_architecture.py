@@ -118,6 +118,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "learner": {
         "client",
+        "config.checks",
         "config.run",
         "config.tables",
         "extras",
