@@ -12,8 +12,8 @@ from tools.house_report import Module, offered, read_modules, surface
 
 # A commit that raises a limit does nothing else, and says why.
 BUDGET = {
-    "code lines: echo2d": 56_736,
-    "code lines: learner": 5_656,
+    "code lines: echo2d": 56_752,
+    "code lines: learner": 5_662,
     "commands": 26,
     "commands: offered by click": 26,
     "options": 94,
