@@ -10,24 +10,25 @@ hand, or taken from there, and workers from elsewhere may join. Their lines are 
 name of its program. Not here: what a program does.
 """
 
-import ctypes
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from echo2d.config.coordinator import CoordinatorConfig
+from echo2d.config.tables import read_toml, table_of
+from echo2d.config.worker import WorkerConfig
 from echo2d.errors import Fault, OperatorFault
 from echo2d.runtime.run_dir.run_directory import COORDINATOR_FILE
 from echo2d.runtime.run_dir.tokens import create_token
 from echo2d.store.sealed import unsealed
+from echo2d.tasks.confinement import PR_SET_PDEATHSIG, prctl
 
 # A coordinator with many tasks takes a while to listen.
 LISTENS_S_MAX = 900.0
@@ -39,7 +40,6 @@ PAUSE_S_MIN, PAUSE_S_MAX = 1.0, 30.0
 _STOP_S = 120.0
 _EXPIRES = "30d"  # of a local worker's token, with which it joins once
 COORDINATOR, LEARNER = "coordinator", "learner"
-_PR_SET_PDEATHSIG = 1
 
 _Say = Callable[[str], object]
 
@@ -147,12 +147,16 @@ class OneHost:
         run_dir, folder = self._config.run.run_dir, self._path.parent
         token = folder / f"{name}.token"
         if not token.exists():
-            options: Mapping[str, Any] = {"url": None, "out": token, "max_workers": 1}
-            create_token(run_dir, name, role="worker", expires=_EXPIRES, **options)
+            create_token(
+                run_dir, name, role="worker", url=None, out=token, max_workers=1, expires=_EXPIRES
+            )
         words = [f"--token-file={token}", f"--state-dir={folder / name}", f"--name={name}"]
         if self._config.run.base_model is not None:
             words.append(f"--base-model={self._config.run.base_model}")
-        if not any("threads=" in each for each in self._worker_settings):
+        table = table_of(read_toml(self._path), WorkerConfig.TABLE)
+        if table:
+            words.append(f"--config={self._path}")
+        if "threads" not in table and not any("threads=" in e for e in self._worker_settings):
             # The learner and the workers share the processors.
             threads = max(1, (os.cpu_count() or 1) // (workers + 1))
             words.append(f"--threads={threads}")
@@ -235,7 +239,4 @@ def _wait(process: "subprocess.Popen[bytes]") -> None:
 
 def _end_with_parent() -> None:
     """In the child: SIGTERM comes when `echo2d run` ends, however it does."""
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
-_LIBC = ctypes.CDLL(None)
+    prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

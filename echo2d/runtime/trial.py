@@ -25,7 +25,7 @@ from echo2d.core.base.ids import RunId
 from echo2d.core.cluster.rules import RunRules, TaskRules
 from echo2d.core.protocol.answer_end import CONTEXT_SPARE, WHOLE_ENDS, output_limit
 from echo2d.core.protocol.control_messages import Finish
-from echo2d.core.protocol.trajectory import unpack_tokens
+from echo2d.core.protocol.trajectory import pack_tokens, unpack_tokens
 from echo2d.engines.base import Engine, EngineOptions, GenerateRequest
 from echo2d.errors import EngineFault, OperatorFault
 from echo2d.extras import install_command
@@ -310,9 +310,8 @@ class _TaskTrial:
         """Let the base model answer the shown prompts, and score what it writes."""
         for index, prompt in enumerate(self._prompts[: self._shown]):
             play = self._score_answers if self._episodes is None else self._play_episodes
-            number, wanted = index, samples or self._group_size
-            done = 0
-            async with aclosing(play(engine, number, prompt, wanted)) as answers:
+            wanted, done = samples or self._group_size, 0
+            async with aclosing(play(engine, index, prompt, wanted)) as answers:
                 async for answer in answers:
                     prompt.answers.append(answer)
                     done += 1
@@ -333,7 +332,7 @@ class _TaskTrial:
         written = await self._write(engine, prompt.tokens, samples)
         for tokens, finish in written:
             began = time.perf_counter()
-            score = await self._pool.reward(ScoreCall(index, _packed(tokens), finish))
+            score = await self._pool.reward(ScoreCall(index, pack_tokens(tokens), finish))
             yield self._tried(self._decoded(tokens), finish, len(tokens), score, began)
 
     async def _play_episodes(
@@ -349,12 +348,13 @@ class _TaskTrial:
             result: Score | TaskFailed | None = None
             while isinstance(turn, EpisodeTurn) and turns < self.rules.episode.turns_max:
                 ((tokens, end),) = await self._write(engine, transcript, 1)
-                before = transcript
-                call = StepCall(episode, turns, turn.state, _packed(before), _packed(tokens), end)
+                call = StepCall(
+                    episode, turns, turn.state, pack_tokens(transcript), pack_tokens(tokens), end
+                )
                 found = await self._episodes.step(call)
                 turns, finish = turns + 1, end
                 said += self._decoded(tokens)
-                transcript = [*before, *tokens]
+                transcript = [*transcript, *tokens]
                 if isinstance(found, EpisodeTurn):
                     given = unpack_tokens(found.given).tolist()
                     transcript = given if found.branch else [*transcript, *given]
@@ -496,10 +496,6 @@ def _differs(model: Path) -> str:
         return ""
     differs = difference(model)
     return f"{differs}: the model does not know such prompts" if differs else ""
-
-
-def _packed(tokens: Sequence[int]) -> bytes:
-    return b"".join(token.to_bytes(4, "little", signed=True) for token in tokens)
 
 
 def _short(text: str) -> str:

@@ -14,8 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from echo2d.client import Coordinator
 from echo2d.demo.results import read_rows
 from echo2d.demo.tiny_model import make_tiny_model
+from echo2d.runtime.run_dir.run_directory import find_coordinator
 from tests.support.polling import START_S, poll
 from tests.support.rows_site import TEMPLATE
 
@@ -95,8 +97,14 @@ def steps(config: Path) -> list[int]:
 
 def test_a_run_of_ones_own_rows_and_scorer_trains_and_goes_on(folder: Path) -> None:
     config = init(folder)
+    config.write_text(config.read_text() + "\n[worker]\nslots = 3\n")
     log = folder / "log"
     with running(config, log) as program:
+        poll(lambda: bool(steps(config)) or program.poll() is not None)
+        url, token = find_coordinator(config.parent / "coordinator")
+        with Coordinator(url, token_file=token) as coordinator:
+            (worker,) = coordinator.status()["workers"]
+        assert worker["slots"] == 3
         assert program.wait(4 * START_S) == 0, log.read_text()[-3000:]
     assert steps(config) == list(range(1, STEPS + 1))
     said = log.read_text()

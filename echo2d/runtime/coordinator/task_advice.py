@@ -10,7 +10,6 @@ _NETWORK = (
     "ConnectError", "ConnectionError", "Network is unreachable", "Name or service not known",
     "Temporary failure in name resolution", "Cannot connect", "URLError", "gaierror", "ConnectTimeout",
 )  # fmt: skip
-_MODULES = ("ModuleNotFoundError", "there is no module")
 
 
 # Kinds of failures of a task that are logged with their tracebacks.
@@ -43,7 +42,7 @@ def advice(failed: TaskFailed, table: TaskTable) -> str:
     said = failed.reason
     if any(word in said for word in _NETWORK) and not table.network:
         return "a task has no network unless task.network = true"
-    if any(word in said for word in _MODULES):
+    if "ModuleNotFoundError" in said or "there is no module" in said:
         return "put the module beside run.toml, name its folder in run.modules, or install it"
     if "left processes behind" in said:
         return (
