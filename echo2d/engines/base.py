@@ -15,7 +15,7 @@ suite in `tests/support/engine_contract.py` over it.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
 
@@ -132,17 +132,17 @@ class EngineOptions:
 
     count: int
     slots: int
-    tokens_per_s_max: float
+    tokens_per_s_max: float = 0.0
     threads: int
     device: str
     dtype: str
     folder: Path
-    environment: Mapping[str, str]
-    python: Path | None
-    arguments: str
-    url: str
-    key_file: Path | None
-    refit_mode: Literal["retract", "abort", "in_place"]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    python: Path | None = None
+    arguments: str = ""
+    url: str = ""
+    key_file: Path | None = None
+    refit_mode: Literal["retract", "abort", "in_place"] = "retract"
     quantization: Quantization = "none"
 
     @property

@@ -33,7 +33,7 @@ from echo2d.tasks.confinement import PR_SET_PDEATHSIG, prctl
 # A coordinator with many tasks takes a while to listen.
 LISTENS_S_MAX = 900.0
 _LOOK_S = 0.2
-# A program that fails so often in so many seconds is not started again.
+# A program that fails more than FAILURES_MAX times within FAILURES_S seconds is not started again.
 FAILURES_MAX, FAILURES_S = 5, 900.0
 PAUSE_S_MIN, PAUSE_S_MAX = 1.0, 30.0
 # After SIGTERM: a learner ends its step and saves it.

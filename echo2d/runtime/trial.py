@@ -462,19 +462,7 @@ async def _answered(
 async def _engine(model: Path, samples: int) -> AsyncIterator[Engine]:
     """The torch engine, serving the base model. ImportError: torch is not installed."""
     options = EngineOptions(
-        count=1,
-        slots=max(samples, 16),
-        tokens_per_s_max=0.0,
-        threads=0,
-        device="auto",
-        dtype="auto",
-        folder=model,
-        environment={},
-        python=None,
-        arguments="",
-        url="",
-        key_file=None,
-        refit_mode="retract",
+        count=1, slots=max(samples, 16), threads=0, device="auto", dtype="auto", folder=model
     )
     (engine,) = await asyncio.to_thread(lambda: load(ENGINES["torch"])(options))
     await engine.start()

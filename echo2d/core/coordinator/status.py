@@ -4,7 +4,7 @@ It reads every part and decides nothing. The process around the machine adds wha
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cache
 from typing import Any
 
@@ -372,15 +372,7 @@ def _tasks(rules: RunRules, groups: Groups, statistics: Statistics) -> tuple[Tas
 
 
 def _failing(found: FailingRewards | None) -> FailingStatus | None:
-    if found is None:
-        return None
-    return FailingStatus(
-        failures=found.failures,
-        ever=found.ever,
-        reason=found.reason,
-        stops_in_s=found.stops_in_s,
-        retry_s=found.retry_s,
-    )
+    return None if found is None else FailingStatus(**asdict(found))
 
 
 def _episodes(between: BetweenTurns, tool_s: Iterable[float]) -> EpisodesStatus:

@@ -2,7 +2,7 @@
 
     asked --the last answer was cheap, or is old enough--> made anew
       +---- otherwise ----------------------------------> the last answer again
-    an order was given --> the last answer is void: whoever gave it sees what it did
+    an order was given --> the last answer is dropped: the next one shows what the order did
 
 A status of a thousand workers takes tens of milliseconds in which no lease is granted, and anybody
 who may read it may ask as often as they like. What is cheap to make is always made anew,

@@ -137,17 +137,10 @@ def make_engine(handover: AuditHandover) -> ScoringEngine:
     options = EngineOptions(
         count=1,
         slots=1,
-        tokens_per_s_max=0.0,
         threads=handover.threads,
         device=handover.device,
         dtype=handover.dtype,
         folder=Path(handover.run_dir),
-        environment={},
-        python=None,
-        arguments="",
-        url="",
-        key_file=None,
-        refit_mode="retract",
     )
     try:
         (engine,) = load(ENGINES["torch"])(options)

@@ -1,7 +1,7 @@
 """Whether a coordinator may begin a run in a directory, or go on with the one that is there.
 
     run.key, ledger.sqlite, access.sqlite    all there: it goes on; none: it begins a new run
-    some of them                             somebody lost a file: a new one would be another run's
+    some of them                             a file is lost, and a new one would belong to another run
     none, but a run lies beside run.toml     the folder was moved, and run.run_dir was not
 
 `echo2d init` makes key and access table, and the first start the ledger. Before there is a version, a

@@ -306,7 +306,7 @@ class GroupJudge:
         if event.failed:
             if self._fails(group, event):
                 return [self._statistics.fault("reward", event.reason, event.group)]
-        elif self._watch.alert:
+        elif self._watch.alert and event.reward is not None:
             for waiting in self._watch.succeeded(group.task.name):
                 told += self.ask_again(waiting)
         if event.reward is None or not math.isfinite(event.reward):

@@ -21,7 +21,8 @@ from typing import Literal
 from echo2d.core.base.ids import GroupId, PeerId
 from echo2d.core.work.events import ProbeRewards, RewardsProbed
 
-# After so many failures without a success, or so long after the first one, a task's rewards do not come.
+# A task's rewards do not come if FAILURES_MAX fail without a success, or if none comes in the FAILING_S
+# seconds after the first failure.
 FAILURES_MAX, FAILING_S = 64, 45.0
 # Of this many prompts, if the task has as many.
 FAILED_PROMPTS_MIN = 8
@@ -152,10 +153,11 @@ class RewardWatch:
                 continue
             if not of_task.failures:
                 continue
+            # Before anything else: `wake_at` must not name a time that has passed.
+            of_task.timed = now >= of_task.since + FAILING_S
             several = len(of_task.workers) >= FAILED_WORKERS_MIN
             if of_task.probed == "asked" and not several:
                 continue
-            of_task.timed = now >= of_task.since + FAILING_S
             if of_task.failures < FAILURES_MAX and not of_task.timed:
                 continue
             if len(of_task.cursors) < of_task.prompts:

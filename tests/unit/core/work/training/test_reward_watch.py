@@ -6,7 +6,7 @@ import pytest
 
 from echo2d.core.base.ids import GroupId, PeerId
 from echo2d.core.protocol.control_messages import Heartbeat
-from echo2d.core.work.events import RewardsProbed, ScoreSample
+from echo2d.core.work.events import RewardsProbed, SampleScored, ScoreSample
 from echo2d.core.work.training.reward_watch import (
     AWAY_S_MAX,
     FAILING_S,
@@ -209,3 +209,28 @@ def test_nothing_is_asked_again_of_a_group_that_is_gone() -> None:
     world, _ = run_of(1, reward=fine, probed=(0, 8))
     assert world.state._groups._judge.ask_again((GroupId(77), 0)) == []
     assert not any(isinstance(each, ScoreSample) for each in world.actions)
+
+
+def test_a_probe_that_takes_long_keeps_no_clock_standing() -> None:
+    watch = RewardWatch(["t"], succeeded=False)
+    watch.failed("t", (GroupId(0), 0), 0, PeerId("w"), "no", now=0.0)
+    assert watch.probes()
+    assert watch.wake_at() == FAILING_S
+    assert list(watch.verdicts(now=FAILING_S)) == []
+    assert watch.wake_at() is None
+    watch.probe_ended(RewardsProbed("t", 8, 0, "no"))
+    assert [verdict for _, verdict, _ in watch.verdicts(now=2 * FAILING_S)] == ["stop"]
+
+
+def test_an_answer_that_nobody_can_judge_is_no_success() -> None:
+    world, (worker,) = run_of(2, reward=broken, probed=(8, 0))
+    key, sample = worker.open[0]
+    world.say(worker, worker.finish(key, sample))
+    world.drain()
+    before = alerts(world)["rewards_fail"]
+    key, sample = worker.open[0]
+    world.say(worker, worker.finish(key, sample))
+    (group,) = world.state._groups._groups
+    assert sample in group.kept
+    world.state._groups.scored(SampleScored(group.group, sample, None, "nobody can say"))
+    assert alerts(world)["rewards_fail"] == before
