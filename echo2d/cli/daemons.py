@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from echo2d import hub
 from echo2d.cli.parts import FILE, Sectioned, end, json_option, log_options, serve, set_option
 from echo2d.config.worker import WorkerConfig
 from echo2d.errors import Fault, OperatorFault
@@ -219,6 +220,8 @@ def join(
         _print_script(click.get_current_context(), print_script, install_from)
         return
     given = {key: value for key, value in flags.items() if value is not None}
+    if hub.names_a_repository(named := str(given.get("base_model", ""))):
+        given["base_model"] = hub.load_model(named)
     loaded = WorkerConfig.load(config, given, settings)
     from echo2d.runtime.worker.main import run_worker
     from echo2d.views.progress import progress_line

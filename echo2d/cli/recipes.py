@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from echo2d import hub
 from echo2d.cli.parts import DIRECTORY, FILE, end, json_option, set_option
 from echo2d.errors import OperatorFault
 from echo2d.registry import SCORERS, TASKS, load
@@ -32,7 +33,7 @@ TASK_CHOICES = {
     "agents": "programs outside that use the policy as an OpenAI API",
 }
 _TINY = "tiny"
-MODEL_QUESTION = "Directory of the model to train, or tiny?"
+MODEL_QUESTION = "Model to train: a directory, a name on the Hugging Face hub, or tiny?"
 KIND_QUESTION = "Which one: package.module:Class, or a name of `echo2d init --list-tasks`?"
 
 
@@ -49,14 +50,14 @@ KIND_QUESTION = "Which one: package.module:Class, or a name of `echo2d init --li
 )
 @click.option(
     "--base-model",
-    type=DIRECTORY,
-    help="Directory of the model to train, as Hugging Face publishes it; tiny: a tiny one that is made "
-    "here, for tasks in digits.",
+    metavar="DIRECTORY",
+    help="Model to train: its directory, or its name on the Hugging Face hub; tiny: a tiny one that is "
+    "made here, for tasks in digits.",
 )
 @click.option(
     "--rows",
-    help="QuestionRows with answers: a file of JSON lines, CSV or Parquet, a pattern of files, or a "
-    "directory of the package datasets.",
+    help="Questions with answers: a file of JSON lines, CSV or Parquet, a pattern of files, a directory "
+    "of the package datasets, or OWNER/NAME:SPLIT of the Hugging Face hub.",
 )
 @click.option(
     "--held-out-rows",
@@ -227,20 +228,20 @@ def _set_up(
     if task not in TASK_CHOICES:
         raise OperatorFault(f"--task: expected {', '.join(TASK_CHOICES)}; found {task!r}")
     kind = decide("kind", KIND_QUESTION, None) if task in ("class", "environment") else ""
-    model = None if task == "tiny" else Path(decide("base_model", MODEL_QUESTION, None))
-    if model == Path(_TINY):
-        model = None
+    named = _TINY if task == "tiny" else decide("base_model", MODEL_QUESTION, None)
+    model = None if named == _TINY else _loaded_model(named)
     questions = None
     if task == "questions":
         if model is None:
             raise OperatorFault("--base-model: the tiny one reads no text; expected a directory")
-        rows = decide("rows", "File with the questions?", None)
+        rows = _loaded_rows(decide("rows", "File with the questions?", None))
         columns = list(first_row(rows))
         which = f"{', '.join(columns)}: which column is the"
         prompt = decide("prompt", f"{which} question?", guess(columns, QUESTIONS))
         answer = decide("answer", f"{which} expected answer?", guess(columns, ANSWERS))
         scorer = given["scorer"] or "math"
-        questions = QuestionRows(rows, prompt, answer, scorer, given["held_out_rows"])
+        held_out = None if given["held_out_rows"] is None else _loaded_rows(given["held_out_rows"])
+        questions = QuestionRows(rows, prompt, answer, scorer, held_out)
     tokens = 12 if model is None else decide("max_new_tokens", "Tokens of an answer at most?", 1024)
     host = decide("host", "At which address do the boxes reach this host?", _own_address())
     boxes = Boxes(decide("boxes", "How many boxes will join?", 1), one_token=given["one_token"])
@@ -258,6 +259,24 @@ def _set_up(
         tuple(given["settings"]),
     )
     return set_up(job, tell)
+
+
+def _loaded_model(named: str) -> Path:
+    """The directory of the model; one of the hub is loaded."""
+    if not hub.names_a_repository(named):
+        return Path(named)
+    found = hub.load_model(named)
+    click.echo(f"{named} is at {found}", err=True)
+    return found
+
+
+def _loaded_rows(named: str) -> list[str]:
+    """The files of the rows; those of the hub are loaded."""
+    if not hub.names_a_repository(named):
+        return [named]
+    found = hub.load_rows(named)
+    click.echo(f"{named} is at {found[0]}" + (", ..." if found[1:] else ""), err=True)
+    return [str(each) for each in found]
 
 
 def _decide(given: dict[str, Any], name: str, question: str, offered: Any, *, asks: bool) -> Any:

@@ -52,17 +52,17 @@ _TINY = ("sampling.max_new_tokens=12", "learner.steps=80", "learner.lr=2e-4", "l
 
 @dataclass(frozen=True, slots=True)
 class QuestionRows:
-    """Rows with one right answer each. rows: a file, a pattern of files, or a directory of `datasets`.
+    """Rows with one right answer each. rows: files, patterns of files, or a directory of `datasets`.
 
     prompt, answer: columns; prompt may be a text with columns in braces. asked: another file with
     the held-out questions; None: a share of `rows` is held out.
     """
 
-    rows: str
+    rows: Sequence[str]
     prompt: str
     answer: str
     scorer: str = "math"
-    asked: str | None = None
+    asked: Sequence[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class NewRun:
     settings: Sequence[str] = ()
 
 
-def first_row(rows: str) -> DataRow:
+def first_row(rows: Sequence[str]) -> DataRow:
     """The first row of the data. OperatorFault: it cannot be read."""
     return RowFiles(found_files(rows)).row(0)
 

@@ -121,7 +121,10 @@ def _change_view(paths: Iterable[Path], scratch_bytes: int) -> None:
     scratch_bytes: room in each of SCRATCH. If the kernel does not allow it, nothing changes.
     """
     hidden: dict[Path, set[Path]] = {path: set() for path in SCRATCH if path.is_dir()}
-    for path in {each for given in paths for each in (given, given.resolve()) if each.exists()}:
+    given = {
+        each if ".." not in each.parts else each.parent.resolve() / each.name for each in paths
+    }
+    for path in {each for name in given for each in (name, name.resolve()) if each.exists()}:
         above = [
             each
             for each in path.parents

@@ -8,22 +8,27 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from pyarrow import csv as csv_file
+from pyarrow import parquet
 
 from echo2d.client import Coordinator
 from echo2d.demo.results import read_rows
 from echo2d.demo.tiny_model import make_tiny_model
 from echo2d.runtime.run_dir.run_directory import find_coordinator
+from tests.support.local_hub import LocalHub, commit_of, local_hub
 from tests.support.polling import START_S, poll
 from tests.support.rows_site import TEMPLATE
 
 pytestmark = [pytest.mark.timeout(600)]
 
 STEPS = 3
+AS_TEXT = csv_file.ConvertOptions(column_types=dict.fromkeys(("digits", "sorted"), pa.string()))
 ECHO2D = (sys.executable, "-m", "echo2d")
 JUDGE = """
 from helper import right
@@ -57,7 +62,7 @@ def free_port() -> int:
         return int(free.getsockname()[1])
 
 
-def init(folder: Path, *more: str) -> Path:
+def init(folder: Path, *more: str, env: Mapping[str, str] | None = None) -> Path:
     words = ["--yes", "--host=127.0.0.1", "--base-model=base", "--rows=rows.csv", "--prompt=digits"]
     of_rows = ["--answer=sorted", "--scorer=judge:score", "--max-new-tokens=12"]
     settings = [
@@ -66,7 +71,11 @@ def init(folder: Path, *more: str) -> Path:
     ]  # fmt: skip
     sets = [f"--set={each}" for each in settings]
     subprocess.run(
-        [*ECHO2D, "init", *words, *of_rows, *sets, *more], cwd=folder, check=True, timeout=START_S
+        [*ECHO2D, "init", *words, *of_rows, *sets, *more],
+        cwd=folder,
+        check=True,
+        timeout=START_S,
+        env={**os.environ, **(env or {})},
     )
     return folder / "run" / "run.toml"
 
@@ -123,6 +132,28 @@ def test_a_run_of_ones_own_rows_and_scorer_trains_and_goes_on(folder: Path) -> N
     assert made == list(range(1, len(made) + 1))
     left = subprocess.run(["pgrep", "-f", str(config)], capture_output=True, check=False)
     assert left.stdout == b"", "no program is left"
+
+
+@pytest.mark.nightly
+def test_a_run_of_a_model_and_rows_of_the_hub_is_pinned_to_their_commits(folder: Path) -> None:
+    rows = folder / "rows" / "main"
+    rows.mkdir(parents=True)
+    table = csv_file.read_csv(folder / "rows.csv", convert_options=AS_TEXT)
+    parquet.write_table(table, rows / "train-00000-of-00001.parquet")
+    folders = {
+        "models/o/base": {"main": folder / "base"},
+        "datasets/o/sums": {"main": folder / "rows"},
+    }
+    with local_hub(LocalHub(folders)) as hub:
+        env = {"HF_ENDPOINT": hub.url, "HF_HOME": str(folder / "hub")}
+        config = init(folder, "--base-model=o/base", "--rows=o/sums:main/train", env=env)
+    text = config.read_text()
+    assert f"models--o--base/snapshots/{commit_of('models/o/base', 'main')}" in text
+    assert f"{commit_of('datasets/o/sums', 'main')}/main/train-00000-of-00001.parquet" in text
+    log = folder / "log"
+    with running(config, log) as program:
+        assert program.wait(4 * START_S) == 0, log.read_text()[-3000:]
+    assert steps(config) == list(range(1, STEPS + 1))
 
 
 @pytest.mark.nightly

@@ -399,7 +399,10 @@ def _json_of(path: Path, *, needed: bool = True) -> dict[str, Any]:
     except FileNotFoundError:
         if not needed:
             return {}
-        raise OperatorFault(f"run.base_model: there is no {path}") from None
+        raise OperatorFault(
+            f"run.base_model: there is no {path}; expected the directory of a model, and one of the "
+            f"Hugging Face hub comes there by: hf download OWNER/NAME --local-dir {path.parent}"
+        ) from None
     except (OSError, ValueError, RecursionError) as error:
         raise OperatorFault(f"run.base_model: {path} cannot be read: {error}") from error
     if not isinstance(found, dict):

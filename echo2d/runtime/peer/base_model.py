@@ -38,7 +38,8 @@ class BaseModel:
         """The base model in this directory. OperatorFault: it is not a directory."""
         if not directory.is_dir():
             raise OperatorFault(
-                f"worker.base_model: expected a directory with a model; {directory} is none"
+                f"worker.base_model: expected a directory with a model, or its name on the Hugging Face "
+                f"hub as --base-model; {directory} is none"
             )
         return BaseModel(directory)
 

@@ -72,7 +72,9 @@ class RowsTask(TextTask):
     @staticmethod
     def locate(files: Sequence[str] | str, **others: Any) -> tuple[dict[str, Any], list[str]]:
         """The same options with the files' full paths, and the paths that the task reads."""
-        paths = [str(path.absolute()) for path in found_files(files)]
+        # A folder that ".." leads through may be closed to the task. A link keeps its own name, whose end says what
+        # the file is.
+        paths = [str(path.parent.resolve() / path.name) for path in found_files(files)]
         return {"files": paths, **others}, paths
 
     @property

@@ -239,6 +239,15 @@ async def test_paths_that_a_task_needs_are_readable(tmp_path: Path) -> None:
     limits = Limits(read_paths=(str(home / "more"),))
     async with TaskPool("rows", options, texts=settings, limits=limits) as pool:
         assert await pool.reward(ScoreCall(0, pack_tokens([1]))) == Score(2.0)
+    # A path of run.toml leads out of its own folder, to a link as in the hub's cache.
+    run, cache = tmp_path / "run", tmp_path / "cache"
+    run.mkdir()
+    cache.mkdir()
+    (cache / "rows.csv").symlink_to(rows)
+    linked = {**options, "files": str(run / ".." / "cache" / "rows.csv")}
+    limits = Limits(read_paths=(str(run), str(home / "more")))
+    async with TaskPool("rows", linked, texts=settings, limits=limits) as pool:
+        assert await pool.reward(ScoreCall(0, pack_tokens([1]))) == Score(2.0)
     missing = Limits(read_paths=(str(home / "none"),))
     with pytest.raises(OperatorFault, match=r"there is no .*none"):
         await TaskPool("rows", options, texts=settings, limits=missing).start()

@@ -1,0 +1,137 @@
+"""Models and rows by their names on the Hugging Face hub, where it can be reached.
+
+    name[@revision] --> one commit --> its safetensors, texts or Parquet files --> the hub's own cache
+
+Only data are loaded: weights as safetensors, rows as Parquet, and never a program. The path of what was
+loaded holds the commit, so a run that names the path is pinned to it. The access token is the hub's own
+affair (`hf auth login`, HF_TOKEN); it is in no message here.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from echo2d.errors import OperatorFault
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
+
+_PART = r"[A-Za-z0-9][A-Za-z0-9._-]*"
+_NAME = re.compile(rf"({_PART}/{_PART})(?:@([A-Za-z0-9._/-]+))?(?::(.+))?")
+# A model's texts. Weights are added by name; programs (*.py) and pickles (*.bin) never are.
+_TEXTS = (".json", ".jinja", ".txt", ".model")
+_WEIGHTS = ".safetensors"
+_ROWS = ".parquet"
+# The hub keeps Parquet files that it made of other formats on this branch.
+_CONVERTED = "refs/convert/parquet"
+SPLITS_NAMED = 12  # in a message, at most
+
+
+def names_a_repository(text: str) -> bool:
+    """Whether this can be a name on the hub. A path that exists is none, whatever it looks like."""
+    return _NAME.fullmatch(text) is not None and not Path(text).exists()
+
+
+def load_model(name: str) -> Path:
+    """The directory of this model, of one commit, loaded if the cache lacks it.
+
+    OperatorFault: the hub cannot be reached, has no such model, or has it without safetensors.
+    """
+    repository, revision, _ = _parts(name)
+    with _hub(name, "model") as hub:
+        info = hub.model_info(repository, revision=revision)
+        files = [each.rfilename for each in info.siblings or ()]
+        weights = [each for each in files if each.endswith(_WEIGHTS) and "/" not in each]
+        # Some models have the same weights a second time, in their makers' own layout.
+        weights = [each for each in weights if not each.startswith("consolidated")]
+        if not weights:
+            raise OperatorFault(
+                f"{name} has no *{_WEIGHTS} on the hub, and other weights may hold programs; "
+                "expected a model with safetensors"
+            )
+        texts = [each for each in files if each.endswith(_TEXTS) and "/" not in each]
+        wanted = [*weights, *texts, *(each for each in files if each.startswith("chat_templates/"))]
+        return Path(hub.snapshot_download(repository, revision=info.sha, allow_patterns=wanted))
+
+
+def load_rows(name: str) -> list[Path]:
+    """The Parquet files of one split of this data set, of one commit: OWNER/NAME[@REVISION][:SPLIT].
+
+    OperatorFault: as `load_model`, or it has several splits and the name chooses none.
+    """
+    repository, revision, split = _parts(name)
+    with _hub(name, "dataset") as hub:
+        splits: dict[str, list[str]] = {}
+        for tried in dict.fromkeys((revision, revision or _CONVERTED)):
+            info = hub.dataset_info(repository, revision=tried)
+            splits = _splits(each.rfilename for each in info.siblings or ())
+            if splits:
+                break
+        found = {each: files for each, files in splits.items() if split in (None, each)}
+        if len(found) != 1:
+            shown = ", ".join(f"{repository}:{each}" for each in list(splits)[:SPLITS_NAMED])
+            raise OperatorFault(
+                f"--rows {name}: expected one of {shown}"
+                if splits
+                else f"--rows {name} has no Parquet files on the hub; download it, and write JSON lines"
+            )
+        (files,) = found.values()
+        folder = hub.snapshot_download(
+            repository, repo_type="dataset", revision=info.sha, allow_patterns=files
+        )
+        return [Path(folder, each) for each in sorted(files)]
+
+
+def download_line(name: str, kind: str = "model") -> str:
+    """What to type where the hub can be reached."""
+    repository, revision, _ = _parts(name)
+    of = {"model": "", "dataset": " --repo-type dataset"}[kind]
+    at = f" --revision {revision}" if revision else ""
+    return f"hf download {repository}{of}{at} --local-dir {repository.rpartition('/')[2]}"
+
+
+def _parts(name: str) -> tuple[str, str | None, str | None]:
+    found = _NAME.fullmatch(name)
+    if found is None:
+        raise OperatorFault(f"expected a name on the hub, OWNER/NAME; found {name!r}")
+    return found[1], found[2], found[3]
+
+
+def _splits(files: Iterable[str]) -> dict[str, list[str]]:
+    """The Parquet files of each split: `main/train-00000-of-00002.parquet` is of `main/train`."""
+    splits: dict[str, list[str]] = defaultdict(list)
+    for each in files:
+        if each.endswith(_ROWS):
+            stem = re.sub(r"-\d+-of-\d+(-[0-9a-f]+)?$", "", each.removesuffix(_ROWS))
+            splits[re.sub(r"/\d+$", "", stem)].append(each)
+    return dict(splits)
+
+
+@contextmanager
+def _hub(name: str, kind: str) -> "Iterator[HfApi]":
+    """The hub, whose errors become one line each that says what to do."""
+    from huggingface_hub import HfApi, errors
+
+    here = f"{name} is neither a path here nor"
+    try:
+        yield HfApi(library_name="echo2d")
+    except OperatorFault:
+        raise
+    except errors.GatedRepoError as error:
+        raise OperatorFault(
+            f"{name} is gated: accept its terms on its page of the hub, then type hf auth login"
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise OperatorFault(f"{name}: the hub has no such revision") from error
+    except errors.RepositoryNotFoundError as error:
+        raise OperatorFault(
+            f"{here} a {kind} on the hub; if it is private there, type hf auth login"
+        ) from error
+    except Exception as error:  # of whatever HTTP client this version of the hub's library has
+        raise OperatorFault(
+            f"{here} to be had from the hub ({type(error).__name__}); type this where the hub can be "
+            f"reached, and give the directory: {download_line(name, kind)}"
+        ) from error
