@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from echo2d.cli.parts import FILE, FullSentences, json_option, run_dir_option
+from echo2d.cli.parts import DIRECTORY, FILE, FullSentences, json_option, run_dir_option
 from echo2d.errors import OperatorFault
 
 SHOWN_IDS = 3  # machines of a token in the list; --json has all
@@ -170,6 +170,38 @@ def token_change(
         path = out or Path(f"{name}.token")
         peers = rotate_token(run_dir, name, url=url, out=path)
         click.echo(f"wrote {path}; machines that have joined with {name} stay members: {peers}")
+
+
+@token.command("new-authority")
+@run_dir_option
+@click.option(
+    "--lost",
+    is_flag=True,
+    help="The key was lost or stolen: write a new token file for each box, which then obeys the old key no more.",
+)
+@click.option("--url", help="With --lost: URL for the token files, https://HOST:PORT.")
+@click.option(
+    "--out",
+    type=DIRECTORY,
+    default="new-tokens",
+    show_default=True,
+    help="With --lost: folder for the token files.",
+)
+def token_new_authority(run_dir: Path, *, lost: bool, url: str | None, out: Path) -> None:
+    """Change the key that signs for the run, while its coordinator is stopped.
+
+    The old key names the new one, so boxes follow when they next connect, with the token files that they have.
+    A key that somebody else may have must not do that: with --lost no box follows, and each needs its new file.
+    """
+    from echo2d.runtime.run_dir.tokens import new_authority
+
+    written = new_authority(run_dir, lost=lost, url=url, out=out)
+    for path in written:
+        click.echo(f"wrote {path}")
+    click.echo(
+        "the authority was changed; start the coordinator, then make a backup: an older one has the old key"
+        + ("; copy its new file to each box and start its worker again with it" if lost else "")
+    )
 
 
 @token.command("revoke")

@@ -81,8 +81,8 @@ class _Answers(BaseHTTPRequestHandler):
         else:
             siblings = [{"rfilename": name} for name in names]
             name = repository.partition("/")[2]
-            answer = {"_id": "0", "id": name, "modelId": name, "sha": commit}
-            answer |= {"siblings": siblings, "private": False, "tags": [], "downloads": 0}
+            facts: dict[str, object] = {"_id": "0", "id": name, "modelId": name, "sha": commit}
+            answer = {**facts, "siblings": siblings, "private": False, "tags": [], "downloads": 0}
         self._send(json.dumps(answer).encode(), {"Content-Type": "application/json"})
 
     def _send_file(self, repository: str, rest: list[str]) -> None:

@@ -27,8 +27,8 @@ import msgpack
 from echo2d.core.base.codec import INT_MAX
 
 # The control link.
-PROTOCOL_VERSION = 14
-PROTOCOL_OLDEST = 14
+PROTOCOL_VERSION = 15
+PROTOCOL_OLDEST = 15
 # The peer link. Peers meet only where the coordinator understands both, so this `oldest` is raised
 # together with that of the control link.
 LINK_PROTOCOL_VERSION = 5

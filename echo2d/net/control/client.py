@@ -15,6 +15,7 @@ import contextlib
 import logging
 import random
 import secrets
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Any, NoReturn, Protocol
@@ -53,6 +54,7 @@ from echo2d.net.security.auth import (
     public_bytes,
     run_id_of,
 )
+from echo2d.net.security.succession import Succession, last_of
 from echo2d.net.security.tls import Tls, in_words, is_for_good, to_coordinator
 from echo2d.net.security.urls import coordinator_url
 from echo2d.this_build import THIS_BUILD
@@ -66,20 +68,32 @@ _OPENING = Codec({"Challenge": Challenge, "Refused": Refused}, bytes_max=16 << 1
 log = logging.getLogger("echo2d.control")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Identity:
-    """A peer's key and the public key of its run. tls: for all its connections; None: no TLS."""
+    """A peer's key and the public key of its run. tls: for all its connections; None: no TLS.
+
+    run: the run's id; empty: that of run_key. number: how often the run's authority was changed. on_follow:
+    called when the old key has named a new one, before the peer obeys it.
+    """
 
     key: Ed25519PrivateKey
     run_key: bytes
     tls: Tls | None = None
+    run: str = ""
+    number: int = 0
+    on_follow: Callable[[Succession], Awaitable[None]] | None = None
 
     @staticmethod
-    def of(url: str, token: TokenFile, key: Ed25519PrivateKey) -> "Identity":
-        """OperatorFault: the URL and the token file disagree about TLS."""
-        return Identity(
-            key, bytes.fromhex(token.run_key), Tls.of(url, token.authority, promised=token.url)
-        )
+    def of(
+        url: str, token: TokenFile, key: Ed25519PrivateKey, followed: Succession | None = None
+    ) -> "Identity":
+        """followed: the authority that this peer obeys, if it is a later one than the token's.
+
+        OperatorFault: the URL and the token file disagree about TLS.
+        """
+        now = followed or Succession(bytes.fromhex(token.run_key), token.authority, token.number)
+        tls = Tls.of(url, now.authority, promised=token.url)
+        return Identity(key, now.run_key, tls, token.run_id, now.number)
 
     @property
     def peer(self) -> PeerId:
@@ -87,7 +101,19 @@ class Identity:
 
     @property
     def run_id(self) -> RunId:
-        return run_id_of(self.run_key)
+        return RunId(self.run) if self.run else run_id_of(self.run_key)
+
+    async def follow(self, successions: Sequence[Succession]) -> None:
+        """Obey the last authority that this one leads to, if it leads to any."""
+        found = last_of(self.run_key, self.number, successions)
+        if found is None:
+            return
+        if self.on_follow is not None:
+            await self.on_follow(found)
+        if self.tls is not None:
+            self.tls.trust(found.authority)
+        self.run_key, self.number = found.run_key, found.number
+        log.warning("the authority of this run was changed number=%d", found.number)
 
 
 class LinkOwner(Protocol):
@@ -276,6 +302,7 @@ class ControlLink:
         asked = _OPENING.decode(await _binary(socket))
         if isinstance(asked, Refused):
             raise _refused(asked)
+        await self._identity.follow(asked.successions)
         given = answer(self._identity.key, self._identity.run_key, nonce, asked)
         await socket.send_bytes(ANSWER.encode(given))
         await socket.send_bytes(TO_COORDINATOR.encode(_named(self._owner.hello())))

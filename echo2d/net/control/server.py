@@ -55,6 +55,7 @@ from echo2d.net.security.auth import (
     is_answer,
     public_bytes,
 )
+from echo2d.net.security.succession import Succession
 from echo2d.net.security.tls import shows
 from echo2d.this_build import THIS_BUILD
 
@@ -105,6 +106,7 @@ class _Session:
 class Sessions:
     """All open control links.
 
+    successions: how the run's key followed those before it.
     emit: takes events, and waits while too many are queued. peer_networks: networks in which peers
     may announce addresses, besides the address from which their control link comes.
     """
@@ -113,11 +115,12 @@ class Sessions:
         self,
         run_key: Ed25519PrivateKey,
         *,
+        successions: tuple[Succession, ...] = (),
         known_peer: Callable[[PeerId], KnownPeer],
         emit: Callable[[CoordinatorEvent], Awaitable[None]],
         peer_networks: Sequence[IpNetwork] = (),
     ) -> None:
-        self._run_key = run_key
+        self._run_key, self._successions = run_key, successions
         self._peer_networks = peer_networks
         self._known_peer = known_peer
         self._emit = emit
@@ -272,7 +275,7 @@ class Sessions:
             client_nonce = b""
         if len(client_nonce) != AUTH_NONCE_BYTES:
             raise PeerFault(f"{NONCE_HEADER} is {AUTH_NONCE_BYTES} bytes in hex")
-        asked = challenge(self._run_key, client_nonce, known.peer)
+        asked = challenge(self._run_key, client_nonce, known.peer, self._successions)
         await socket.send_bytes(CHALLENGE.encode(asked))
         given = ANSWER.decode(await _next_binary(socket))
         if not is_answer(known.public_key, public_bytes(self._run_key), client_nonce, asked, given):

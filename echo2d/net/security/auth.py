@@ -25,12 +25,12 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from blake3 import blake3
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from echo2d.core.base.codec import Codec
 from echo2d.core.base.ids import PEER_ID_CHARS, PeerId, RunId
 from echo2d.errors import IntegrityFault, OperatorFault, PeerFault, path_fault
+from echo2d.net.security.succession import Succession, verifies
 
 Role = Literal["worker", "learner", "gateway", "agent", "viewer", "operator", "seed", "auditor"]
 # The coordinator hands its children, the seed and the auditor, a key directly.
@@ -110,7 +110,7 @@ def load_or_make_key(path: Path) -> Ed25519PrivateKey:
     try:
         return _key_in(path.read_text())
     except FileNotFoundError:
-        _make_key(path)
+        keep_key(path, Ed25519PrivateKey.generate())
         return load_or_make_key(path)
     except (OSError, ValueError) as error:
         raise OperatorFault(f"{path} is not a readable key: {error}") from error
@@ -128,12 +128,12 @@ def _check_of(key: str) -> str:
     return blake3(key.encode()).hexdigest(_CHECK_BYTES)
 
 
-def _make_key(path: Path) -> None:
+def keep_key(path: Path, key: Ed25519PrivateKey) -> None:
     """Create the key file, unless another process was first."""
     # `os.link` fails if another process made the key first; a rename would replace that key.
     mine = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    key = Ed25519PrivateKey.generate().private_bytes_raw().hex()
-    write_private(mine, f"{key} {_check_of(key)}")
+    text = key.private_bytes_raw().hex()
+    write_private(mine, f"{text} {_check_of(text)}")
     try:
         with contextlib.suppress(FileExistsError):
             os.link(mine, path)
@@ -162,7 +162,8 @@ def write_private(path: Path, text: str) -> None:
 class TokenFile:
     """The content of a file from `echo2d token create`.
 
-    run_key: hex. authority: PEM. url: empty if it was not known when the token was created.
+    run_key: hex. authority: PEM. url: empty if it was not known when the token was created. run: the run's
+    id; empty: that of run_key. number: how often the authority had been changed.
     """
 
     name: str
@@ -171,10 +172,12 @@ class TokenFile:
     run_key: str
     url: str = ""
     authority: str = ""
+    run: str = ""
+    number: int = 0
 
     @property
     def run_id(self) -> RunId:
-        return run_id_of(bytes.fromhex(self.run_key))
+        return RunId(self.run) if self.run else run_id_of(bytes.fromhex(self.run_key))
 
 
 def write_token_file(path: Path, token: TokenFile) -> None:
@@ -191,7 +194,8 @@ def read_token_file(path: Path) -> TokenFile:
             names = [field.name for field in dataclasses.fields(TokenFile) if field.name in facts]
             token = TokenFile(**{name: facts[name] for name in names})
         right = all(
-            type(value) is str for value in asdict(token).values()
+            type(value) is (int if name == "number" else str)
+            for name, value in asdict(token).items()
         ) and token.role in get_args(TokenRole)
         right = right and len(bytes.fromhex(token.run_key)) == PEER_KEY_BYTES
         # It becomes a header.
@@ -225,10 +229,14 @@ def secret_hash(secret: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Challenge:
-    """The first frame of a control link: the coordinator proves that it holds the run's key."""
+    """The first frame of a control link: the coordinator proves that it holds the run's key.
+
+    successions: how this key followed those before it, the oldest first.
+    """
 
     nonce: bytes
     signature: bytes
+    successions: tuple[Succession, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,16 +246,8 @@ class ChallengeAnswer:
     signature: bytes
 
 
-CHALLENGE = Codec({"Challenge": Challenge}, bytes_max=1024)
+CHALLENGE = Codec({"Challenge": Challenge}, bytes_max=16 << 10)
 ANSWER = Codec({"Answer": ChallengeAnswer}, bytes_max=1024)
-
-
-def verifies(public_key: bytes, signature: bytes, text: bytes) -> bool:
-    try:
-        Ed25519PublicKey.from_public_bytes(public_key).verify(signature, text)
-    except (InvalidSignature, ValueError):
-        return False
-    return True
 
 
 def _enrol_text(secret: str) -> bytes:
@@ -270,9 +270,14 @@ def _answer_text(client_nonce: bytes, nonce: bytes, run_key: bytes) -> bytes:
     return b"echo2d answer 1\0" + client_nonce + nonce + run_key
 
 
-def challenge(run_key: Ed25519PrivateKey, client_nonce: bytes, peer: PeerId) -> Challenge:
+def challenge(
+    run_key: Ed25519PrivateKey,
+    client_nonce: bytes,
+    peer: PeerId,
+    successions: tuple[Succession, ...] = (),
+) -> Challenge:
     nonce = secrets.token_bytes(AUTH_NONCE_BYTES)
-    return Challenge(nonce, run_key.sign(_challenge_text(client_nonce, nonce, peer)))
+    return Challenge(nonce, run_key.sign(_challenge_text(client_nonce, nonce, peer)), successions)
 
 
 def answer(

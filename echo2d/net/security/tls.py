@@ -51,17 +51,28 @@ _PublicKey = Ed25519PublicKey | ec.EllipticCurvePublicKey
 
 
 class Authority:
-    """The certificate authority of one run, derived from the run's key. Certificates are PEM."""
+    """The certificate authority of one run, derived from the run's key. Certificates are PEM.
 
-    def __init__(self, run_key: Ed25519PrivateKey) -> None:
+    crossed: certificates that the authorities before it have signed for it, the newest first. They follow each
+    certificate, so that a member that knows only an older authority believes it, too. older: the certificates
+    of those authorities, by which peers are known until they have enrolled again.
+    """
+
+    def __init__(self, run_key: Ed25519PrivateKey, crossed: str = "", older: str = "") -> None:
+        self.crossed, self.older = crossed, older
         seed = blake3(
             run_key.private_bytes_raw(), derive_key_context="echo2d 2026 authority of a run"
         ).digest(48)
         self._key = ec.derive_private_key(
             int.from_bytes(seed, "big") % (_P256_ORDER - 1) + 1, ec.SECP256R1()
         )
-        self._name = _name(f"echo2d run {run_id_of(public_bytes(run_key))}")
-        self.certificate = self._sign(self._name, self._key.public_key(), None)
+        self.name = _name(f"echo2d run {run_id_of(public_bytes(run_key))}")
+        self.public_key = self._key.public_key()
+        self.certificate = self._sign(self.name, self.public_key, None)
+
+    def cross(self, follows: "Authority") -> str:
+        """The certificates with which the authority that follows this one is believed by its members."""
+        return self._sign(follows.name, follows.public_key, None) + self.crossed
 
     def certify_peer(self, public_key: bytes) -> str:
         """A certificate that binds this key to the peer id made from it."""
@@ -71,19 +82,20 @@ class Authority:
         """The coordinator's end, with a new key. Its clients may have no certificate. Blocking."""
         # Browsers and learners bring a secret only; workers enrol before they have a certificate.
         key = ec.generate_private_key(ec.SECP256R1())
-        tls = Tls(self.certificate)
+        tls = Tls(self.certificate + self.older)
         tls.listener.verify_mode = ssl.CERT_OPTIONAL
         tls.present(key, self._certify(COORDINATOR, key.public_key()))
         return tls
 
     def _certify(self, name: str, key: _PublicKey) -> str:
-        return self._sign(_name(name), key, x509.SubjectAlternativeName([x509.DNSName(name)]))
+        names = x509.SubjectAlternativeName([x509.DNSName(name)])
+        return self._sign(_name(name), key, names) + self.crossed
 
     def _sign(
         self, subject: x509.Name, key: _PublicKey, names: x509.SubjectAlternativeName | None
     ) -> str:
         """Sign a certificate for a member; names: None for the authority's own certificate."""
-        ca, mine = names is None, self._key.public_key()
+        ca, mine = names is None, self.public_key
         usage = x509.KeyUsage(
             digital_signature=not ca, key_cert_sign=ca, crl_sign=ca, content_commitment=False, key_encipherment=False,
             data_encipherment=False, key_agreement=False, encipher_only=False, decipher_only=False,
@@ -91,7 +103,7 @@ class Authority:
         builder = (
             x509.CertificateBuilder()
             .subject_name(subject)
-            .issuer_name(self._name)
+            .issuer_name(self.name)
             .public_key(key)
             .serial_number(x509.random_serial_number())
             .not_valid_before(_VALID[0])
@@ -135,7 +147,7 @@ class Tls:
         self.listener.num_tickets = 0
         for context in (self.dialler, self.listener):
             context.minimum_version = ssl.TLSVersion.TLSv1_3
-            context.load_verify_locations(cadata=authority)
+        self.trust(authority)
 
     @staticmethod
     def of(url: str, authority: str, *, promised: str = "") -> "Tls | None":
@@ -157,6 +169,11 @@ class Tls:
                 "the token file holds no certificate of the run's authority; make a new token file "
                 "with `echo2d token create`"
             ) from error
+
+    def trust(self, authority: str) -> None:
+        """Believe this authority (PEM), too, until this process ends."""
+        for context in (self.dialler, self.listener):
+            context.load_verify_locations(cadata=authority)
 
     def present(self, key: _PrivateKey, certificate: str) -> None:
         """Show this certificate from now on. OperatorFault: it is not for this key. Blocking."""

@@ -191,6 +191,7 @@ class CoordinatorProcess:
         self.gateway = None if make_gateway is None else make_gateway(self._mailbox.put)
         self.sessions = Sessions(
             run.key,
+            successions=run.keys.successions,
             known_peer=self._known_peer,
             emit=self._mailbox.put,
             peer_networks=peer_networks,

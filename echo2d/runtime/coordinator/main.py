@@ -200,7 +200,7 @@ async def open_coordinator(
         kept, odd = go_on(dict(recovered.facts), facts_of(config, rules, model, tasks, day))
         if begun or kept:
             await ledger.append([*begun, *kept])
-        rules = replace(rules, seed_key=seed_key(run.key.private_bytes_raw()))
+        rules = replace(rules, seed_key=run.keys.seeds)
         _warn_of(rules)
         held_out = {each.asks.name: each.asks.pool.about.epoch_length for each in evals}
         cautions = [
@@ -233,7 +233,9 @@ async def open_coordinator(
                 newest=newest,
                 caller=caller,
                 emit=emit,
-                office=Tickets(plane.agents, rules, recovered.groups),
+                office=Tickets(
+                    plane.agents, seed_key(run.key.private_bytes_raw()), recovered.groups
+                ),
             )
 
         history = RunHistory(run.path)

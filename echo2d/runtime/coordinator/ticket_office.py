@@ -16,7 +16,7 @@ from itertools import pairwise
 from typing import Any
 
 from echo2d.core.base.bounded_dict import keep_newest
-from echo2d.core.cluster.rules import RunRules, TaskRules
+from echo2d.core.cluster.rules import TaskRules
 from echo2d.core.protocol.trajectory import StoredGroup, unpack_tokens
 from echo2d.core.work.events import StepEnvironment
 from echo2d.net.gateway.agents import AgentEnd, Taken, over
@@ -41,13 +41,13 @@ class _Ended:
 
 
 class Tickets:
-    """See the module docstring. recovered: the groups of the ledger."""
+    """See the module docstring. secret: of the run's key. recovered: the groups of the ledger."""
 
     def __init__(
-        self, tasks: Mapping[str, AgentCalls], rules: RunRules, recovered: Iterable[StoredGroup]
+        self, tasks: Mapping[str, AgentCalls], secret: bytes, recovered: Iterable[StoredGroup]
     ) -> None:
         self._tasks = tasks
-        self._key = ticket_key(rules.seed_key)
+        self._key = ticket_key(secret)
         # By the nonces of their tickets; those from before a restart by sample, until it begins anew.
         self._ended: dict[bytes, _Ended] = {}
         self._kept: dict[At, _Ended] = {}

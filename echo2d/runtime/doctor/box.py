@@ -100,8 +100,8 @@ async def _ports(box: Box, token: TokenFile) -> list[HostFinding]:
             return [skipped("own port", text)]
         return [error("state dir", str(fault), "give the directory to the user who runs echo2d")]
     try:
-        key = await asyncio.to_thread(state_dir.key)
-        identity = Identity.of(box.config.url, token, key)
+        key, later = state_dir.key(), await asyncio.to_thread(state_dir.authority, token)
+        identity = Identity.of(box.config.url, token, key, later)
         rng = random.Random(secrets.randbits(64))
         return await try_ports(box.config, token, identity, rng)
     except OperatorFault as fault:

@@ -21,7 +21,8 @@ from echo2d.core.protocol.control_messages import VersionKey
 from echo2d.core.worker.events import Standing
 from echo2d.core.worker.versions import WORKER_FORMS_MAX
 from echo2d.errors import IntegrityFault, OperatorFault, StoreFault, path_fault
-from echo2d.net.security.auth import load_or_make_key
+from echo2d.net.security.auth import TokenFile, load_or_make_key
+from echo2d.net.security.succession import Succession
 from echo2d.store.budget import DiskBudget
 from echo2d.store.disk import replace_file, store_faults
 from echo2d.store.formats import require_format
@@ -136,6 +137,45 @@ class StateDir:
                 sealed({"run_id": run_id, "publish_seq": publish_seq}),
                 durable=True,
             )
+
+    def authority(self, token: TokenFile) -> Succession | None:
+        """The authority that this worker obeys, where it is a later one than the token's file says.
+
+        A later one in the file is kept at once, so that no older one is obeyed again. OperatorFault: the file
+        is damaged, or two authorities claim the same number.
+        """
+        path = self._path / "authority.json"
+        try:
+            kept = unsealed(path.read_bytes()) if path.exists() else {}
+            if kept.get("run_id") != token.run_id:
+                kept = {"number": 0, "run_key": token.run_key}
+            number, run_key = int(kept["number"]), str(kept["run_key"])
+            if number > token.number:
+                return Succession(bytes.fromhex(run_key), str(kept["authority"]), number)
+        except OSError as error:
+            raise path_fault(f"cannot read {path}", error) from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise OperatorFault(
+                f"{path} is damaged: {error}; start with another --state-dir, or remove the file"
+            ) from error
+        found = Succession(bytes.fromhex(token.run_key), token.authority, token.number)
+        if number == token.number and number and run_key != token.run_key:
+            raise OperatorFault(
+                "the token file is of another authority than the one that this worker obeys: ask the run's "
+                "operator for a new token file"
+            )
+        if token.number > number:
+            self.obey(token.run_id, found)
+        return None
+
+    def obey(self, run_id: RunId, authority: Succession) -> None:
+        """Keep the authority that this worker obeys from now on. OperatorFault: it cannot be written."""
+        path = self._path / "authority.json"
+        facts = {"run_id": run_id, "number": authority.number, "run_key": authority.run_key.hex()}
+        try:
+            replace_file(path, sealed({**facts, "authority": authority.authority}), durable=True)
+        except OSError as error:
+            raise path_fault(f"cannot write {path}", error) from error
 
     def frames(self) -> FrameStore:
         """The frame store. Call `slots` first: slots have priority when disk space is short."""

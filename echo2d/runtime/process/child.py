@@ -50,6 +50,7 @@ class Handover:
     url: str
     private_key: str
     run_key: str
+    run_id: str
     certificate: str
     authority: str
     run_dir: str
@@ -66,6 +67,7 @@ class Handover:
             url=url,
             private_key=key.private_bytes_raw().hex(),
             run_key=run.public_key.hex(),
+            run_id=run.run_id,
             certificate=run.authority.certify_peer(public_bytes(key)),
             authority=run.authority.certificate,
             run_dir=str(run.path),
@@ -82,7 +84,7 @@ class Handover:
         tls = Tls.of(self.url, self.authority)
         if tls is not None:
             tls.present(key, self.certificate)
-        return Identity(key, bytes.fromhex(self.run_key), tls)
+        return Identity(key, bytes.fromhex(self.run_key), tls, self.run_id)
 
     @classmethod
     def receive(cls, stdin: IO[bytes]) -> Self:

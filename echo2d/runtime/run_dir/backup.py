@@ -30,6 +30,7 @@ from pathlib import Path
 
 from echo2d.errors import OperatorFault, StoreFault
 from echo2d.runtime.run_dir.access_table import ACCESS_FILE, require_whole
+from echo2d.runtime.run_dir.authority import AUTHORITY_FILE, KEY_FILE
 from echo2d.runtime.run_dir.backup_files import (
     BACKUP_PARTS,
     RUN,
@@ -379,7 +380,7 @@ def _link(folder: Path, pin: Path) -> bool:
 
 def _plain(folder: Path) -> Iterator[Path]:
     """The small files of a run directory or of learner.out_dir that are copied as they are."""
-    for name in ("run.key", "learner.id"):
+    for name in (KEY_FILE, AUTHORITY_FILE, "learner.id"):
         yield from folder.glob(name)
 
 

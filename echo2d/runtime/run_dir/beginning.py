@@ -12,7 +12,8 @@ from pathlib import Path
 
 from echo2d.errors import OperatorFault
 from echo2d.runtime.run_dir.access_table import ACCESS_FILE
-from echo2d.runtime.run_dir.run_directory import KEY_FILE, LEDGER_FILE
+from echo2d.runtime.run_dir.authority import KEY_FILE
+from echo2d.runtime.run_dir.run_directory import LEDGER_FILE
 
 RESTORE = "restore it from a backup (`echo2d keep restore`)"
 

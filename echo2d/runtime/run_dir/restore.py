@@ -7,7 +7,6 @@ coordinators with one key would take each other's workers and boxes: a run that 
 restored, as far as this host can see that.
 """
 
-import fcntl
 import json
 import secrets
 import shutil
@@ -29,7 +28,7 @@ from echo2d.runtime.run_dir.backup_files import (
     read_manifest,
     sync_folders,
 )
-from echo2d.runtime.run_dir.run_directory import LEDGER_FILE
+from echo2d.runtime.run_dir.run_directory import LEDGER_FILE, in_use
 from echo2d.store.disk import store_faults, sync
 from echo2d.store.ledger_copy import mark_restored
 
@@ -93,15 +92,8 @@ def _aside(target: Path, stack: ExitStack) -> Path:
 
 def _check_lock(facts: BackupFacts) -> None:
     """OperatorFault: a coordinator runs on the directory that was backed up."""
-    lock = Path(facts.source) / f"{LEDGER_FILE}.lock"
-    try:
-        with lock.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise _still_runs(facts, f"in {facts.source}") from error
-    except OSError:
-        # It is not on this host, or gone.
-        return
+    if in_use(Path(facts.source)):
+        raise _still_runs(facts, f"in {facts.source}")
 
 
 def _check_coordinator(backup: Path, facts: BackupFacts, run_at: RunAt) -> None:

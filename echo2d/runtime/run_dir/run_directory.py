@@ -1,11 +1,13 @@
 """The directory of a run, with the run's key, and the file that says where its coordinator listens.
 
-run_dir/ (0700)   run.key   access.sqlite   tokens/NAME.token   coordinator.json
+run_dir/ (0700)   run.key   authority.json   access.sqlite   tokens/NAME.token   coordinator.json
                   ledger.sqlite   versions/   uploads/
 """
 
+import fcntl
 import logging
 import os
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -13,14 +15,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from echo2d.core.base.ids import RunId
 from echo2d.errors import OperatorFault, path_fault
-from echo2d.net.security.auth import load_or_make_key, public_bytes, run_id_of, write_private
-from echo2d.net.security.tls import Authority
+from echo2d.net.security.auth import TokenFile, public_bytes, write_private
+from echo2d.runtime.run_dir.authority import KEY_FILE, open_authority
 from echo2d.store.sealed import sealed, unsealed
 
 # The address file: where the running coordinator listens.
 COORDINATOR_FILE = "coordinator.json"
 LEDGER_FILE = "ledger.sqlite"
-KEY_FILE = "run.key"
 
 log = logging.getLogger("echo2d.coordinator")
 
@@ -39,13 +40,24 @@ class RunDirectory:
         except OSError as error:
             raise path_fault(f"cannot use run directory {path}", error) from error
         self.path = path
-        self.key: Ed25519PrivateKey = load_or_make_key(path / KEY_FILE)
+        self.keys = open_authority(path)
+        self.key: Ed25519PrivateKey = self.keys.key
         self.public_key = public_bytes(self.key)
-        self.run_id: RunId = run_id_of(self.public_key)
-        self.authority = Authority(self.key)
+        self.run_id: RunId = self.keys.run_id
+        self.authority = self.keys.certifier
 
     def token_path(self, name: str) -> Path:
         return self.path / "tokens" / f"{name}.token"
+
+    def believed(self, token: TokenFile) -> TokenFile:
+        """The token file with what its holder believes about this run."""
+        return replace(
+            token,
+            run_key=self.public_key.hex(),
+            authority=self.authority.certificate,
+            run=self.run_id,
+            number=self.keys.number,
+        )
 
 
 def existing_run(run_dir: Path) -> RunDirectory:
@@ -56,6 +68,18 @@ def existing_run(run_dir: Path) -> RunDirectory:
             "`echo2d coordinate` was started, or that `echo2d init` has written"
         )
     return RunDirectory(run_dir)
+
+
+def in_use(run_dir: Path) -> bool:
+    """Whether a coordinator of this host runs in this directory."""
+    try:
+        with (run_dir / f"{LEDGER_FILE}.lock").open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass  # it is not on this host, or gone
+    return False
 
 
 def announce(run: RunDirectory, url: str) -> None:

@@ -6,16 +6,24 @@ A token file holds the only copy of a secret, so none is ever overwritten unaske
 import re
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from echo2d.errors import OperatorFault
 from echo2d.net.security.auth import TokenFile, TokenRole, read_token_file, write_token_file
 from echo2d.net.security.urls import coordinator_url
-from echo2d.runtime.run_dir.access_table import AccessTable, TokenRow
+from echo2d.runtime.run_dir.access_table import ACCESS_FILE, AccessTable, TokenRow
+from echo2d.runtime.run_dir.authority import change_authority, known_authority, open_authority
 from echo2d.runtime.run_dir.operator_log import note_order
-from echo2d.runtime.run_dir.run_directory import RunDirectory, existing_run, find_coordinator
+from echo2d.runtime.run_dir.run_directory import (
+    RunDirectory,
+    existing_run,
+    find_coordinator,
+    in_use,
+)
 
+OWN = "own-"  # so the names of this host's tokens begin, whose files each start writes
 DURATION_S_MAX = 100 * 365 * 86400.0
 _UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -88,6 +96,41 @@ def revoke_token(run_dir: Path, name: str) -> None:
     """Revoke a token of this run. OperatorFault: there is no such run or token."""
     AccessTable(existing_run(run_dir)).revoke(name)
     note_order(run_dir, "token revoke", name)
+
+
+def new_authority(run_dir: Path, *, lost: bool, url: str | None, out: Path) -> list[Path]:
+    """Change the run's authority while no coordinator runs; returns the token files written into `out`.
+
+    lost: the old key was lost or stolen, so it names no successor: every valid token gets a new secret and a
+    new file, and nothing that the old key signs is obeyed by a box that has it. url: for these files.
+    """
+    if not (run_dir / ACCESS_FILE).exists():
+        raise OperatorFault(f"{run_dir} is not a run directory: it has no {ACCESS_FILE}")
+    if in_use(run_dir):
+        raise OperatorFault(
+            f"a coordinator runs in {run_dir}: stop it first, and start it again after"
+        )
+    if not lost:
+        change_authority(run_dir, open_authority(run_dir), named=True)
+        note_order(run_dir, "token authority", "")
+        return []
+    if url is None:
+        raise OperatorFault("--url: expected https://HOST:PORT, for the new token files")
+    reached = coordinator_url(url)
+    out.mkdir(parents=True, exist_ok=True)
+    change_authority(run_dir, known_authority(run_dir), named=False)
+    table, written = AccessTable(RunDirectory(run_dir)), list[Path]()
+    for token in table.tokens():
+        path = out / f"{token.name}.token"
+        if _state(token, time.time()) == "valid" and not token.name.startswith(OWN):
+            table.rotate(token.name, keep=partial(_write_at, path, reached))
+            written.append(path)
+    note_order(run_dir, "token authority --lost", f"{len(written)} tokens")
+    return written
+
+
+def _write_at(path: Path, url: str, token: TokenFile) -> None:
+    write_token_file(path, replace(token, url=url))
 
 
 def delete_token(run_dir: Path, name: str) -> int:
@@ -163,11 +206,11 @@ def own_token(run: RunDirectory, access: AccessTable, role: TokenRole, url: str)
     The token is made anew if its file is missing, damaged, or gives no access any more; the URL in the file is
     always brought up to date.
     """
-    path, name = run.token_path(role), f"own-{role}"
+    path, name = run.token_path(role), OWN + role
     token = _file_of(path, run, name)
     if token is None or not access.accepts(token, now_s=time.time()):
         # The secret of an older token is lost with its file.
         access.discard(name)
         token = access.create(name, role)
-    write_token_file(path, replace(token, url=url, authority=run.authority.certificate))
+    write_token_file(path, replace(run.believed(token), url=url))
     return path

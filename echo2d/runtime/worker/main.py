@@ -72,6 +72,7 @@ from echo2d.errors import EngineFault, IntegrityFault, OperatorFault, StoreFault
 from echo2d.logs import say
 from echo2d.net.control.client import Identity, enrol
 from echo2d.net.security.auth import TokenFile, read_token_file, verify_root
+from echo2d.net.security.succession import Succession
 from echo2d.net.security.tls import GIVEN_UP
 from echo2d.net.security.urls import coordinator_url, is_loopback
 from echo2d.process_environment import notifier
@@ -473,6 +474,19 @@ class Worker:
             log.warning("root refused: %s", fault)
 
 
+def _identity(url: str, token: TokenFile, state_dir: StateDir) -> Identity:
+    """Who this worker is, and whom it obeys. Blocking."""
+    identity = Identity.of(url, token, state_dir.key(), state_dir.authority(token))
+
+    async def follow(authority: Succession) -> None:
+        # Workers that start after the change believe only certificates of the new authority.
+        await enrol(url, token, identity, rng=random.Random(), patience_s=math.inf)
+        await asyncio.to_thread(state_dir.obey, identity.run_id, authority)
+
+    identity.on_follow = follow
+    return identity
+
+
 async def run_worker(config: WorkerConfig, show: Show | None = None) -> int:
     """Run `echo2d join`; returns the exit code. show: shows what it does.
 
@@ -497,7 +511,7 @@ async def run_worker(config: WorkerConfig, show: Show | None = None) -> int:
             "loading", f"engine={'none' if config.relay_only else config.engine}"
         ):
             engines = await asyncio.to_thread(make_engines, config)
-        identity = Identity.of(config.url, token, await asyncio.to_thread(state_dir.key))
+        identity = await asyncio.to_thread(_identity, config.url, token, state_dir)
         rng = random.Random(secrets.randbits(64))
         worker = Worker(
             config,

@@ -31,7 +31,7 @@ async def test_an_agent_does_not_go_on_in_an_episode_that_began_anew() -> None:
         cast("Any", None), TASK, rules, silence_s=HANG_S, rows=0, in_text=False,
         offered=asyncio.Event(),
     )  # fmt: skip
-    office = Tickets({"": calls}, rules, ())
+    office = Tickets({"": calls}, rules.seed_key, ())
     before, _ = make_ticket(ticket_key(rules.seed_key), OFFERED.group, OFFERED.sample)
     waiting = asyncio.create_task(calls.step(OFFERED))
     with pytest.raises(CallRefusal) as refused:

@@ -90,7 +90,7 @@ async def an_office(*recovered: StoredGroup) -> AsyncIterator[tuple[AgentCalls, 
             in_text=False,
             offered=asyncio.Event(),
         )
-        yield calls, Tickets({"outside": calls}, RULES, recovered)
+        yield calls, Tickets({"outside": calls}, RULES.seed_key, recovered)
 
 
 async def test_a_sample_that_is_played_again_has_an_end_of_its_own() -> None:
