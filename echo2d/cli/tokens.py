@@ -33,8 +33,8 @@ def token() -> None:
 @run_dir_option
 @click.option(
     "--url",
-    help="URL at which the holder reaches the coordinator: https://HOST:PORT. Default: the"
-    " address of the coordinator that runs now.",
+    help="URL at which the holder reaches the coordinator: https://HOST:PORT, or several with commas, which"
+    " are tried in turn. Default: the address of the coordinator that runs now.",
 )
 @click.option("--out", type=FILE, help="Token file to write. Default: NAME.token.")
 @click.option(

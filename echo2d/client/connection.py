@@ -25,7 +25,7 @@ from echo2d.errors import OperatorFault, PeerFault
 from echo2d.net.backoff import CONNECT_TIMEOUT_S, Backoff
 from echo2d.net.security.auth import TokenFile, read_token_file
 from echo2d.net.security.tls import Tls, in_words, is_for_good, to_coordinator
-from echo2d.net.security.urls import coordinator_url
+from echo2d.net.security.urls import CoordinatorUrls
 from echo2d.this_build import THIS_BUILD
 
 # Without a byte of the answer. The coordinator answers a request for a batch within LONG_POLL_S, with
@@ -48,12 +48,12 @@ def _url_in(token_file: Path) -> str:
 
 
 class ApiConnection:
-    """A connection to a coordinator. url: empty: that of the token file. timeout_s: a call retries an
-    unreachable one for this long.
+    """A connection to a coordinator. url: as of `CoordinatorUrls`; empty: that of the token file.
+    timeout_s: a call retries an unreachable one for this long.
     """
 
     def __init__(self, url: str, *, token_file: Path, timeout_s: float) -> None:
-        self.url = coordinator_url(url or _url_in(token_file))
+        self._urls = CoordinatorUrls(url or _url_in(token_file))
         self.losses = 0  # requests that were retried
         self._token_file = token_file
         self._timeout_s = timeout_s
@@ -61,6 +61,10 @@ class ApiConnection:
         self._tls: Tls | None = None
         self._answered = False
         self._session: aiohttp.ClientSession | None = None
+
+    @property
+    def url(self) -> str:
+        return self._urls.url
 
     async def token(self) -> TokenFile:
         """OperatorFault: the token file cannot be read."""
@@ -95,8 +99,9 @@ class ApiConnection:
                 if loop.time() + delay_s > deadline:
                     # A URL that never worked is probably wrong: that is the operator's mistake.
                     fault = PeerFault if self._answered else Unreachable
-                    raise fault(f"cannot reach the coordinator at {self.url}: {lost}") from lost
+                    raise fault(f"cannot reach the coordinator at {self._urls}: {lost}") from lost
                 log.info("unreachable url=%s reason=%s", self.url, lost)
+                self._urls.try_next()
                 await asyncio.sleep(delay_s)
 
     async def ask(
@@ -128,7 +133,7 @@ class ApiConnection:
             ) as response:
                 answer = await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            if is_for_good(error) and not self._answered:
+            if is_for_good(error) and not self._answered and len(self._urls.all) == 1:
                 raise OperatorFault(f"{self.url}: {in_words(error)}") from error
             raise NoAnswer(in_words(error)) from error
         if response.status >= HTTPStatus.BAD_REQUEST:

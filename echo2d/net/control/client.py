@@ -47,16 +47,17 @@ from echo2d.net.security.auth import (
     NONCE_HEADER,
     PEER_HEADER,
     Challenge,
+    Succession,
     TokenFile,
     answer,
     enrol_proof,
+    last_of,
     peer_id_of,
     public_bytes,
     run_id_of,
 )
-from echo2d.net.security.succession import Succession, last_of
 from echo2d.net.security.tls import Tls, in_words, is_for_good, to_coordinator
-from echo2d.net.security.urls import coordinator_url
+from echo2d.net.security.urls import CoordinatorUrls
 from echo2d.this_build import THIS_BUILD
 
 PING_S = 30.0  # a coordinator that does not answer a WebSocket ping within half of this is gone
@@ -154,7 +155,7 @@ async def enrol(
 
     OperatorFault: the coordinator refused, or none answered within `patience_s`.
     """
-    url, key, tls = coordinator_url(url), identity.key, identity.tls
+    urls, key, tls = CoordinatorUrls(url), identity.key, identity.tls
     body = {"key": public_bytes(key).hex(), "proof": enrol_proof(key, token.secret).hex()}
     backoff, loop = Backoff(rng), asyncio.get_running_loop()
     deadline = loop.time() + patience_s
@@ -163,21 +164,27 @@ async def enrol(
     ) as http:
         while True:
             try:
-                certificate = await _enrol_once(http, url, token, body, tls)
+                certificate = await _enrol_once(http, urls, token, body, tls)
                 return (
                     None if tls is None else await asyncio.to_thread(tls.present, key, certificate)
                 )
             except _Lost as lost:
                 delay_s = backoff.next_s()
                 if loop.time() + delay_s > deadline:
-                    raise OperatorFault(f"cannot reach the coordinator at {url}: {lost}") from lost
-                log.info("unreachable url=%s reason=%s", url, lost)
+                    raise OperatorFault(f"cannot reach the coordinator at {urls}: {lost}") from lost
+                log.info("unreachable url=%s reason=%s", urls.url, lost)
+                urls.try_next()
                 await asyncio.sleep(delay_s)
 
 
 async def _enrol_once(
-    http: aiohttp.ClientSession, url: str, token: TokenFile, body: dict[str, str], tls: Tls | None
+    http: aiohttp.ClientSession,
+    urls: CoordinatorUrls,
+    token: TokenFile,
+    body: dict[str, str],
+    tls: Tls | None,
 ) -> str:
+    url = urls.url
     headers = {"Authorization": f"Bearer {token.secret}"}
     try:
         async with http.post(
@@ -189,7 +196,7 @@ async def _enrol_once(
             found = reply.get("run_id") if response.ok else reply.get("detail")
             certificate = str(reply.get("certificate"))
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        if is_for_good(error):
+        if is_for_good(error) and len(urls.all) == 1:
             raise OperatorFault(f"{url}: {in_words(error)}") from error
         raise _Lost(in_words(error) + _hint(url, error)) from error
     except (ValueError, AttributeError) as error:
@@ -214,12 +221,13 @@ class ControlLink:
     def __init__(
         self, url: str, identity: Identity, owner: LinkOwner, *, rng: random.Random
     ) -> None:
-        self._url = coordinator_url(url)
+        self._urls = CoordinatorUrls(url)
         self._identity = identity
         self._owner = owner
         self._rng, self._backoff = rng, Backoff(rng)
         self._send_buffer: SendBuffer | None = None
         self._leaving = asyncio.Event()
+        self._welcomed = False  # by the coordinator that was dialled last
 
     def leave(self) -> None:
         """Send what is queued, close, and let `run` return."""
@@ -242,6 +250,8 @@ class ControlLink:
                     await self._once(http)
                 except _Lost as lost:
                     await self._wait(str(lost), retry_s=lost.retry_s)
+                    if not self._welcomed:
+                        self._urls.try_next()
 
     async def _wait(self, reason: str, *, retry_s: float = 0.0) -> None:
         """retry_s: what the coordinator asked for; 0: nothing."""
@@ -252,7 +262,9 @@ class ControlLink:
         if retry_s > 0:
             level = logging.WARNING
             delay_s = max(delay_s, min(retry_s, SENT_AWAY_S_MAX) * self._rng.uniform(1.0, 1.1))
-        log.log(level, "disconnected url=%s reason=%s retry_s=%.2f", self._url, reason, delay_s)
+        log.log(
+            level, "disconnected url=%s reason=%s retry_s=%.2f", self._urls.url, reason, delay_s
+        )
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(delay_s):
                 await self._leaving.wait()
@@ -260,11 +272,12 @@ class ControlLink:
     async def _once(self, http: aiohttp.ClientSession) -> NoReturn:
         """One connection, which always ends in _Lost or OperatorFault."""
         nonce, loop = secrets.token_bytes(AUTH_NONCE_BYTES), asyncio.get_running_loop()
+        url, self._welcomed = self._urls.url, False
         try:
             async with await self._dial(http, nonce) as socket:
                 async with asyncio.timeout(CONNECT_TIMEOUT_S):
                     welcome = await self._open(socket, nonce)
-                opened_at = loop.time()
+                opened_at, self._welcomed = loop.time(), True
                 try:
                     await self._converse(socket, welcome)
                 finally:
@@ -274,13 +287,13 @@ class ControlLink:
             if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
                 raise _Lost(f"HTTP {error.status}") from error
             raise OperatorFault(
-                f"{self._url} is not an echo2d coordinator (HTTP {error.status})"
+                f"{url} is not an echo2d coordinator (HTTP {error.status})"
             ) from error
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise _Lost(in_words(error)) from error
         except IntegrityFault as fault:
             raise OperatorFault(
-                f"{self._url}: {fault}; does the token file belong to another run?"
+                f"{url}: {fault}; does the token file belong to another run?"
             ) from fault
         except PeerFault as fault:
             raise _Lost(str(fault)) from fault
@@ -290,7 +303,7 @@ class ControlLink:
     ) -> aiohttp.ClientWebSocketResponse:
         headers = {PEER_HEADER: self._identity.peer, NONCE_HEADER: nonce.hex()}
         return await http.ws_connect(
-            self._url + CONTROL_LINK_PATH,
+            self._urls.url + CONTROL_LINK_PATH,
             headers=headers,
             max_msg_size=MESSAGE_BYTES_MAX,
             heartbeat=PING_S,

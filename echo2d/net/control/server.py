@@ -51,11 +51,11 @@ from echo2d.net.security.auth import (
     PEER_HEADER,
     Denied,
     KnownPeer,
+    Succession,
     challenge,
     is_answer,
     public_bytes,
 )
-from echo2d.net.security.succession import Succession
 from echo2d.net.security.tls import shows
 from echo2d.this_build import THIS_BUILD
 

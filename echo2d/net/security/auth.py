@@ -7,6 +7,8 @@
                   client: Answer(the peer key's signature over both nonces and the run's key),
                   then its Hello
     HTTP API      bearer secret
+    succession    where the run's authority was changed on purpose, the old key signs the new one
+                  (in the Challenge); a member that follows obeys no lower number again
 
 A recorded control link therefore cannot be replayed, and a worker talks to no coordinator but its
 own. Every signed text begins with a prefix of its kind, so that no signature can stand for another.
@@ -20,17 +22,18 @@ import json
 import logging
 import os
 import secrets
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
 from blake3 import blake3
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from echo2d.core.base.codec import Codec
 from echo2d.core.base.ids import PEER_ID_CHARS, PeerId, RunId
 from echo2d.errors import IntegrityFault, OperatorFault, PeerFault, path_fault
-from echo2d.net.security.succession import Succession, verifies
 
 Role = Literal["worker", "learner", "gateway", "agent", "viewer", "operator", "seed", "auditor"]
 # The coordinator hands its children, the seed and the auditor, a key directly.
@@ -41,6 +44,9 @@ PEER_KEY_BYTES = 32
 AUTH_NONCE_BYTES = 32
 RUN_ID_CHARS = 16
 _CHECK_BYTES = 4  # of a key file
+SUCCESSIONS_MAX = (
+    8  # in a Challenge: a member may have been away while the authority changed this often
+)
 # A token file is about 1 KB, most of it the certificate.
 TOKEN_FILE_BYTES_MAX = 16 << 10
 
@@ -227,6 +233,30 @@ def secret_hash(secret: str) -> bytes:
 # --- proofs
 
 
+def verifies(public_key: bytes, signature: bytes, text: bytes) -> bool:
+    try:
+        Ed25519PublicKey.from_public_bytes(public_key).verify(signature, text)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class Succession:
+    """run_key: the public key that follows. authority: its certificate, PEM. number: of the changes so far."""
+
+    run_key: bytes
+    authority: str
+    number: int
+    signature: bytes = b""
+
+    @property
+    def text(self) -> bytes:
+        """What the key before signs."""
+        number = self.number.to_bytes(8, "big")
+        return b"echo2d succession 1\0" + number + self.run_key + self.authority.encode()
+
+
 @dataclass(frozen=True, slots=True)
 class Challenge:
     """The first frame of a control link: the coordinator proves that it holds the run's key.
@@ -294,6 +324,23 @@ def is_answer(
     public_key: bytes, run_key: bytes, client_nonce: bytes, asked: Challenge, given: ChallengeAnswer
 ) -> bool:
     return verifies(public_key, given.signature, _answer_text(client_nonce, asked.nonce, run_key))
+
+
+# --- successions
+
+
+def last_of(run_key: bytes, number: int, named: Sequence[Succession]) -> Succession | None:
+    """The last of those that lead on from this key, each signed by the key before; None: none does."""
+    found = None
+    for each in named[:SUCCESSIONS_MAX]:
+        if each.number > number and verifies(run_key, each.signature, each.text):
+            found, run_key, number = each, each.run_key, each.number
+    return found
+
+
+def signed(old: Ed25519PrivateKey, follows: Succession) -> Succession:
+    signature = old.sign(follows.text)
+    return Succession(follows.run_key, follows.authority, follows.number, signature)
 
 
 # --- roots

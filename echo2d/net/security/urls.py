@@ -29,6 +29,30 @@ def coordinator_url(text: str) -> str:
     return text.rstrip("/")
 
 
+class CoordinatorUrls:
+    """The URLs of one coordinator, with commas between them: names or addresses that it has in turn.
+
+    One is tried at a time. OperatorFault: one is none, or they differ about TLS.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.all = tuple(coordinator_url(each.strip()) for each in text.split(","))
+        self._at = 0
+        if len({urlsplit(each).scheme for each in self.all}) > 1:
+            raise OperatorFault(f"{text!r}: expected https:// in all of these URLs, or in none")
+
+    def __str__(self) -> str:
+        return ",".join(self.all)
+
+    @property
+    def url(self) -> str:
+        """The one to try now."""
+        return self.all[self._at]
+
+    def try_next(self) -> None:
+        self._at = (self._at + 1) % len(self.all)
+
+
 # They mean every address of a host: to listen on, not to dial.
 WILDCARDS = ("", "0.0.0.0", "::")  # noqa: S104 - compared, not bound
 

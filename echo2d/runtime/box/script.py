@@ -18,7 +18,7 @@ from typing import Literal
 
 from echo2d.errors import OperatorFault
 from echo2d.net.security.auth import TokenFile, read_token_file
-from echo2d.net.security.urls import coordinator_url
+from echo2d.net.security.urls import CoordinatorUrls
 
 BoxStart = Literal["systemd", "onstart", "cloud-init"]
 
@@ -65,7 +65,7 @@ def box_script(job: BoxJob, start: BoxStart) -> str:
             raise OperatorFault(
                 f"expected --install-from and options of printable characters; found {each!r}"
             )
-    job = replace(job, url=coordinator_url(job.url))
+    job = replace(job, url=CoordinatorUrls(job.url).url)
     script = "\n".join(
         [
             _head(job),

@@ -12,7 +12,7 @@ from echo2d.errors import OperatorFault
 from echo2d.net.control.client import Identity
 from echo2d.net.security.auth import TokenFile, read_token_file
 from echo2d.net.security.tls import Tls
-from echo2d.net.security.urls import coordinator_url
+from echo2d.net.security.urls import CoordinatorUrls
 from echo2d.runtime.doctor import host
 from echo2d.runtime.doctor.coordinator_view import authority, coordinator, credential, open_session
 from echo2d.runtime.doctor.finding import HostFinding, error, skipped
@@ -65,7 +65,7 @@ async def examine_box(box: Box) -> list[HostFinding]:
 async def _coordinator(box: Box) -> list[HostFinding]:
     config = box.config
     try:
-        url = coordinator_url(config.url)
+        url = CoordinatorUrls(config.url).url
         token = await asyncio.to_thread(read_token_file, config.token_file)
         tls = await asyncio.to_thread(Tls.of, url, token.authority, promised=token.url)
     except OperatorFault as fault:
@@ -100,7 +100,8 @@ async def _ports(box: Box, token: TokenFile) -> list[HostFinding]:
             return [skipped("own port", text)]
         return [error("state dir", str(fault), "give the directory to the user who runs echo2d")]
     try:
-        key, later = state_dir.key(), await asyncio.to_thread(state_dir.authority, token)
+        key = await asyncio.to_thread(state_dir.key)
+        later = await asyncio.to_thread(state_dir.authority, token)
         identity = Identity.of(box.config.url, token, key, later)
         rng = random.Random(secrets.randbits(64))
         return await try_ports(box.config, token, identity, rng)

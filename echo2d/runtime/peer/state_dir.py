@@ -21,8 +21,7 @@ from echo2d.core.protocol.control_messages import VersionKey
 from echo2d.core.worker.events import Standing
 from echo2d.core.worker.versions import WORKER_FORMS_MAX
 from echo2d.errors import IntegrityFault, OperatorFault, StoreFault, path_fault
-from echo2d.net.security.auth import TokenFile, load_or_make_key
-from echo2d.net.security.succession import Succession
+from echo2d.net.security.auth import Succession, TokenFile, load_or_make_key
 from echo2d.store.budget import DiskBudget
 from echo2d.store.disk import replace_file, store_faults
 from echo2d.store.formats import require_format

@@ -18,14 +18,16 @@ from echo2d.core.base.ids import RunId
 from echo2d.core.protocol.seeds import seed_key
 from echo2d.errors import OperatorFault, path_fault
 from echo2d.net.security.auth import (
+    SUCCESSIONS_MAX,
+    Succession,
     keep_key,
     load_or_make_key,
     public_bytes,
     read_token_file,
     run_id_of,
+    signed,
     write_private,
 )
-from echo2d.net.security.succession import SUCCESSIONS_MAX, Succession, signed
 from echo2d.net.security.tls import Authority
 from echo2d.store.sealed import sealed, unsealed
 

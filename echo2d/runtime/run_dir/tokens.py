@@ -12,7 +12,7 @@ from typing import Any
 
 from echo2d.errors import OperatorFault
 from echo2d.net.security.auth import TokenFile, TokenRole, read_token_file, write_token_file
-from echo2d.net.security.urls import coordinator_url
+from echo2d.net.security.urls import CoordinatorUrls
 from echo2d.runtime.run_dir.access_table import ACCESS_FILE, AccessTable, TokenRow
 from echo2d.runtime.run_dir.authority import change_authority, known_authority, open_authority
 from echo2d.runtime.run_dir.operator_log import note_order
@@ -23,7 +23,7 @@ from echo2d.runtime.run_dir.run_directory import (
     in_use,
 )
 
-OWN = "own-"  # so the names of this host's tokens begin, whose files each start writes
+OWN_TOKENS = "own-"  # so the names of this host's tokens begin, whose files each start writes
 DURATION_S_MAX = 100 * 365 * 86400.0
 _UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -55,7 +55,7 @@ def create_token(
     "never".
     """
     run = existing_run(run_dir)
-    url = coordinator_url(url) if url is not None else _url_of(run_dir)
+    url = str(CoordinatorUrls(url)) if url is not None else _url_of(run_dir)
     _require_free(out)
     table = AccessTable(run)
     token = table.create(name, role, max_workers=max_workers, expires_at=expires_at(expires))
@@ -78,7 +78,7 @@ def rotate_token(run_dir: Path, name: str, *, url: str | None, out: Path) -> int
     old = _file_of(out, run, name)
     if old is None:
         _require_free(out)
-    found = coordinator_url(url) if url is not None else old.url if old else ""
+    found = str(CoordinatorUrls(url)) if url is not None else old.url if old else ""
     found = found or _url_of(run_dir)
     table = AccessTable(run)
     table.rotate(name, keep=lambda token: write_token_file(out, replace(token, url=found)))
@@ -116,13 +116,13 @@ def new_authority(run_dir: Path, *, lost: bool, url: str | None, out: Path) -> l
         return []
     if url is None:
         raise OperatorFault("--url: expected https://HOST:PORT, for the new token files")
-    reached = coordinator_url(url)
+    reached = str(CoordinatorUrls(url))
     out.mkdir(parents=True, exist_ok=True)
     change_authority(run_dir, known_authority(run_dir), named=False)
     table, written = AccessTable(RunDirectory(run_dir)), list[Path]()
     for token in table.tokens():
         path = out / f"{token.name}.token"
-        if _state(token, time.time()) == "valid" and not token.name.startswith(OWN):
+        if _state(token, time.time()) == "valid" and not token.name.startswith(OWN_TOKENS):
             table.rotate(token.name, keep=partial(_write_at, path, reached))
             written.append(path)
     note_order(run_dir, "token authority --lost", f"{len(written)} tokens")
@@ -206,7 +206,7 @@ def own_token(run: RunDirectory, access: AccessTable, role: TokenRole, url: str)
     The token is made anew if its file is missing, damaged, or gives no access any more; the URL in the file is
     always brought up to date.
     """
-    path, name = run.token_path(role), OWN + role
+    path, name = run.token_path(role), OWN_TOKENS + role
     token = _file_of(path, run, name)
     if token is None or not access.accepts(token, now_s=time.time()):
         # The secret of an older token is lost with its file.

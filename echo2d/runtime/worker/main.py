@@ -71,10 +71,9 @@ from echo2d.engines.base import Engine, ScoringEngine
 from echo2d.errors import EngineFault, IntegrityFault, OperatorFault, StoreFault
 from echo2d.logs import say
 from echo2d.net.control.client import Identity, enrol
-from echo2d.net.security.auth import TokenFile, read_token_file, verify_root
-from echo2d.net.security.succession import Succession
+from echo2d.net.security.auth import Succession, TokenFile, read_token_file, verify_root
 from echo2d.net.security.tls import GIVEN_UP
-from echo2d.net.security.urls import coordinator_url, is_loopback
+from echo2d.net.security.urls import CoordinatorUrls, is_loopback
 from echo2d.process_environment import notifier
 from echo2d.runtime.audit.scoring import score_order
 from echo2d.runtime.peer.base_model import BaseModel
@@ -534,9 +533,10 @@ async def run_worker(config: WorkerConfig, show: Show | None = None) -> int:
 
 def _check_hosts(config: WorkerConfig) -> None:
     """OperatorFault: an address beyond loopback without TLS, and the operator gave no --no-tls."""
-    url = urlsplit(coordinator_url(config.url))
-    hosts = [host for host in (url.hostname or "", config.listen_host) if not is_loopback(host)]
-    if not hosts or url.scheme == "https":
+    urls = [urlsplit(each) for each in CoordinatorUrls(config.url).all]
+    named = [each.hostname or "" for each in urls]
+    hosts = [host for host in (*named, config.listen_host) if not is_loopback(host)]
+    if not hosts or urls[0].scheme == "https":
         return
     if not config.no_tls:
         raise OperatorFault(

@@ -11,8 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from echo2d.errors import OperatorFault
 from echo2d.net.control.client import Identity
-from echo2d.net.security.auth import TokenFile, public_bytes
-from echo2d.net.security.succession import Succession, last_of, signed
+from echo2d.net.security.auth import Succession, TokenFile, last_of, public_bytes, signed
 from echo2d.net.security.tls import COORDINATOR, Tls
 from echo2d.runtime.peer.state_dir import StateDir
 from echo2d.runtime.run_dir.authority import (

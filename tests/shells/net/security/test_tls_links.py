@@ -27,6 +27,7 @@ from echo2d.net.peer.connection import PeerConnection
 from echo2d.net.peer.links import PeerLinks
 from echo2d.net.security.auth import TokenFile, public_bytes
 from echo2d.net.security.tls import GIVEN_UP, Tls
+from echo2d.net.security.urls import CoordinatorUrls
 from echo2d.runtime.coordinator import loop as coordinator_loop
 from echo2d.runtime.coordinator.main import Opened, core_machine, open_coordinator
 from echo2d.runtime.run_dir.tokens import revoke_token
@@ -168,6 +169,30 @@ async def test_a_learner_and_a_worker_are_served_and_a_revoked_one_is_not(
         assert "revoked" in await ending
     again = ControlLink(opened.url, identity, Owner(), rng=random.Random(1))
     assert "revoked" in await refusal(again.run()), "its certificate is still one of this run"
+
+
+async def test_a_coordinator_that_has_moved_is_found_at_another_url_of_the_token(
+    opened: Opened, token: TokenFile, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        dead = f"https://127.0.0.1:{closed.getsockname()[1]}"
+    urls = f"{dead},{opened.url}"
+    identity = Identity.of(urls, token, CAROL_KEY)
+    await enrol(urls, token, identity, rng=random.Random(1), patience_s=HANG_S)
+    owner = Owner()
+    link = ControlLink(urls, identity, owner, rng=random.Random(1))
+    async with asyncio.timeout(HANG_S), asyncio.TaskGroup() as tasks:
+        tasks.create_task(link.run())
+        await owner.heard.get()
+        link.leave()
+    assert sum(f"unreachable url={dead}" in each for each in caplog.messages) == 1
+    assert sum(f"disconnected url={dead}" in each for each in caplog.messages) == 1
+    file = tmp_path / "run" / "tokens" / "learner.token"
+    async with AsyncCoordinator(urls, token_file=file) as learner:
+        await learner.open_session(0)
+    with pytest.raises(OperatorFault, match="expected https:// in all of these URLs, or in none"):
+        CoordinatorUrls(f"http://10.0.0.1:1,{urls}")
 
 
 async def test_a_control_link_needs_its_peers_certificate(opened: Opened, token: TokenFile) -> None:
