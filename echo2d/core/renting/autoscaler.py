@@ -49,7 +49,10 @@ DRAIN_SHARE_MAX = 0.25
 
 @dataclass(slots=True)
 class _Trouble:
+    """reason: of the last failure, in the provider's own words; empty: it said nothing."""
+
     times: int = 0
+    reason: str = ""
     until: float = -math.inf
 
 
@@ -107,13 +110,14 @@ class Autoscaler:
             case NeedMeasured():
                 self._need_measured(event, now)
                 actions: list[RentAction] = []
-            case StartEnded(label, ok):
-                actions = self._start_ended(label, ok=ok, now=now)
+            case StartEnded(label, ok, reason):
+                actions = self._start_ended(label, reason, ok=ok, now=now)
             case StopEnded(label, ok):
                 self._rented.stop_ended(label, ok=ok, now=now)
                 actions = []
-            case Listed(provider, began_at, instances):
+            case Listed(provider, began_at, instances, reason):
                 actions = self._rented.listed(provider, began_at, instances, now)
+                self._rented.sides[provider].reason = reason
             case _:
                 assert_never(event)
         doomed = [*self._of_no_use(now), *self._too_dear(now)]
@@ -137,19 +141,20 @@ class Autoscaler:
             elif gap > GAP_S:
                 box.served_at += gap
 
-    def _start_ended(self, label: Label, *, ok: bool, now: float) -> list[RentAction]:
+    def _start_ended(self, label: Label, reason: str, *, ok: bool, now: float) -> list[RentAction]:
         box = self._rented.ended(label, now)
         box.made = box.made or ok
         if ok:
             return []
         box.doomed = box.doomed or "its start did not end well"
-        return [self._failed(box, now)]
+        return [self._failed(box, now, reason)]
 
-    def _failed(self, box: RentedBox, now: float) -> RentNote:
+    def _failed(self, box: RentedBox, now: float, reason: str = "") -> RentNote:
         """Leave boxes of this kind alone for a while."""
         trouble = self._trouble.setdefault(self._kind(box), _Trouble())
         trouble.until = now + min(ALONE_S_MAX, ALONE_S * 2 ** min(trouble.times, 10))
         trouble.times += 1
+        trouble.reason = reason or box.doomed
         kind = f"{box.rental.provider}/{box.rental.offer}"
         text = f"{box.rental.label}: {box.doomed}; no more {kind} for {trouble.until - now:.0f} s"
         return RentNote("failed", text)
@@ -238,11 +243,19 @@ class Autoscaler:
         room = self._rules.budget.usd_per_h - self._rented.usd_per_h
         wanted = choose_boxes(missing, self._free(now), room, gb_per_h=self._need.gb_per_h)
         if not wanted.enough:
-            self._why = "the usd/h left, and what can be had, are not enough"
+            self._why = "the usd/h left, and what can be had, are not enough" + self._failures(now)
         why = "nothing can be measured without a worker"
         if self._need.shortfall_mu is not None:
             why = f"{missing * HOUR_S:.4g} trajectories/h are missing"
         return [action for offer in wanted.offers for action in self._start(offer, why, now)]
+
+    def _failures(self, now: float) -> str:
+        """Which offers are left alone because they failed, in the providers' own words."""
+        return "".join(
+            f"; {offer.provider}/{offer.name} failed {trouble.times} times, at last: {trouble.reason}"
+            for offer, trouble in self._trouble.items()
+            if now < trouble.until
+        )
 
     def _missing_mu(self) -> float:
         """The part of the shortfall that starting boxes will not make, in trajectories/s."""

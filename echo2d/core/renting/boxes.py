@@ -90,7 +90,7 @@ class Side:
     """The state of one provider.
 
     sighted: its last list could be read. proven: a list has shown what was started. listing: a list
-    command runs. under_way: start and stop commands that run.
+    command runs. under_way: start and stop commands that run. reason: why the last list could not be read.
     """
 
     terms: Terms
@@ -100,6 +100,7 @@ class Side:
     listing: bool = False
     list_at: float = -math.inf
     under_way: int = 0
+    reason: str = ""
 
 
 class RentedBoxes:

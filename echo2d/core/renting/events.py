@@ -77,8 +77,11 @@ class NeedMeasured:
 
 @dataclass(frozen=True, slots=True)
 class StartEnded:
+    """reason: why it failed, in the provider's own words."""
+
     label: Label
     ok: bool
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +92,14 @@ class StopEnded:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A list command ended. began_at: when it was started. instances: None if it failed."""
+    """A list command ended. began_at: when it was started. instances: None if it failed. reason: why, in
+    the provider's own words.
+    """
 
     provider: str
     began_at: float
     instances: tuple[Instance, ...] | None
+    reason: str = ""
 
 
 RentEvent = NeedMeasured | StartEnded | StopEnded | Listed

@@ -42,7 +42,7 @@ def _alerts(rented: RentedBoxes, why: str) -> Iterator[Alert]:
         if not side.sighted and side.list_at > -math.inf:
             yield Alert(
                 "renting_blind",
-                f"renting: what {name} has cannot be listed, so nothing is started there",
+                f"renting: what {name} has cannot be listed, so nothing is started there: {side.reason}",
             )
         if rented.doubts(name):
             yield Alert(

@@ -190,8 +190,8 @@ class Renter:
     # --- commands
 
     async def _start(self, rental: Rental) -> None:
-        ok = await self._did(f"start {rental.label}", self._order(rental))
-        await self._ended.put(StartEnded(rental.label, ok=ok))
+        reason = await self._did(f"start {rental.label}", self._order(rental))
+        await self._ended.put(StartEnded(rental.label, ok=reason is None, reason=reason or ""))
 
     async def _order(self, rental: Rental) -> None:
         path, secret = await asyncio.to_thread(self._make_token, rental)
@@ -203,27 +203,28 @@ class Renter:
             raise ProviderFault(str(fault).replace(secret, "(secret)")) from None
 
     async def _stop(self, rental: Rental, ids: tuple[str, ...]) -> None:
-        ok = await self._did(
+        reason = await self._did(
             f"stop {rental.label}", self._providers[rental.provider].stop(rental.label, ids)
         )
-        await self._ended.put(StopEnded(rental.label, ok=ok))
+        await self._ended.put(StopEnded(rental.label, ok=reason is None))
 
-    async def _did(self, what: str, doing: Awaitable[None]) -> bool:
-        """Whether a command succeeded. A failure is logged; the autoscaler decides what follows."""
+    async def _did(self, what: str, doing: Awaitable[None]) -> str | None:
+        """Why a command failed, in one line, which is logged, too; None: it did not."""
         try:
             await doing
         except (ProviderFault, OperatorFault, StoreFault) as fault:
             log.warning("%s failed: %s", what, fault)
-            return False
-        return True
+            return " ".join(str(fault).split())
+        return None
 
     async def _list(self, provider: str, began_at: float) -> None:
-        instances = None
+        instances, reason = None, ""
         try:
             instances = await self._providers[provider].list()
         except ProviderFault as fault:
             log.warning("list %s failed: %s", provider, fault)
-        await self._ended.put(Listed(provider, began_at, instances))
+            reason = " ".join(str(fault).split())
+        await self._ended.put(Listed(provider, began_at, instances, reason))
 
     # --- credentials
 

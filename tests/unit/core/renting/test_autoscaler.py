@@ -165,6 +165,21 @@ def test_a_start_that_failed_is_stopped_and_its_kind_left_alone() -> None:
     assert starts(actions) == ["large"]  # dearer, but it can be had
 
 
+def test_the_alert_has_the_providers_own_words() -> None:
+    renting = make()
+    words = "it ended with 1: Max spot instance count exceeded"
+    for size in ("small", "large"):
+        label = Label(f"x-cloud-{size}-{1 if size == 'small' else 2}")
+        renting.handle(StartEnded(label, ok=False, reason=words), now=5.0)
+    renting.handle(need(0.1), now=6.0)
+    (alert,) = renting.status(now=6.0).alerts
+    assert alert.sentence.endswith(
+        f"; cloud/small failed 1 times, at last: {words}; cloud/large failed 1 times, at last: {words}"
+    )
+    renting.handle(Listed("cloud", 6.0, None, "it took longer than 60 s"), now=7.0)
+    assert any("60 s" in each.sentence for each in renting.status(now=7.0).alerts)
+
+
 def test_a_box_that_never_serves_goes() -> None:
     renting = make()
     renting.handle(StartEnded(Label("x-cloud-small-1"), ok=True), now=5.0)
