@@ -6,10 +6,20 @@ file that happens to lie there never stands for a library.
 
 import os
 import sys
-from typing import Any
+import types
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from echo2d.errors import OperatorFault
 from echo2d.registry import load
+
+if TYPE_CHECKING:
+    import ast
+
+TRACE_CHARS_MAX = 4000  # the last ones of a traceback
+PLACE_CHARS_MAX = 500
+_OWN_CODE = str(Path(__file__).parent) + os.sep
 
 
 def load_own(entry: str) -> Any:
@@ -27,8 +37,7 @@ def load_own(entry: str) -> Any:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise
         raise OperatorFault(
-            f"there is no module {error.name!r}; put it beside run.toml, name its folder in "
-            f"run.modules, or install it; Python looked in {_places()}"
+            f"there is no module {module!r}; {_hint(module)}; Python looked in {_places()}"
         ) from error
     except AttributeError as error:
         found = sys.modules.get(module)
@@ -38,9 +47,87 @@ def load_own(entry: str) -> Any:
         raise OperatorFault(f"module {module!r}, {where}, has no {attribute!r}") from error
 
 
+def require_own(entry: str, folders: Iterable[Path]) -> None:
+    """OperatorFault: `load_own` would find no such module, or nothing of this name in it. Nothing is imported.
+
+    folders: run.toml's and those of run.modules.
+    """
+    # Imported here, because no task needs it.
+    import ast
+    from importlib.machinery import PathFinder
+
+    module, _, attribute = entry.partition(":")
+    if not (module and attribute):
+        raise OperatorFault(f"expected package.module:name; found {entry!r}")
+    places = [*sys.path, *map(str, folders)]
+    spec = None
+    for name in module.split("."):
+        spec = PathFinder.find_spec(name, places)
+        if spec is None:
+            raise OperatorFault(f"there is no module {module!r}; {_hint(module)}")
+        places = list(spec.submodule_search_locations or ())
+    source = Path(spec.origin) if spec is not None and spec.origin else None
+    if source is None or source.suffix != ".py":
+        return
+    try:
+        names = set(_names_in(ast.parse(source.read_bytes(), source.name)))
+    except (OSError, SyntaxError, ValueError) as error:
+        raise OperatorFault(f"module {module!r}, {source}, cannot be read: {error}") from error
+    # A module may make its names as it likes.
+    if attribute not in names and not {"*", "__getattr__"} & names:
+        raise OperatorFault(f"module {module!r}, {source}, has no {attribute!r}")
+
+
+def _names_in(tree: "ast.Module") -> Iterator[str]:
+    """All names that the module defines or imports somewhere."""
+    import ast
+
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef(name) | ast.AsyncFunctionDef(name) | ast.ClassDef(name):
+                yield name
+            case ast.alias(name, asname):
+                yield asname or name.partition(".")[0]
+            case ast.Name(name, ast.Store()):
+                yield name
+
+
+def place_of(error: BaseException) -> tuple[str, str]:
+    """Where code of the operator's raised this, as "FILE:LINE in FUNCTION", and the traceback from its
+    first frame on; empty: no code of the operator's was under way.
+    """
+    # Imported here, because no task needs it that does not fail.
+    import traceback
+
+    frames = list(traceback.walk_tb(error.__traceback__))
+    own = [number for number, (frame, line) in enumerate(frames) if place_in(frame.f_code, line)]
+    if not own:
+        return "", ""
+    frame, line = frames[own[-1]]
+    trace = error.__traceback__
+    for _ in range(own[0]):
+        trace = trace and trace.tb_next
+    text = "".join(traceback.format_exception(type(error), error, trace))
+    return place_in(frame.f_code, line), text[-TRACE_CHARS_MAX:]
+
+
+def place_in(code: types.CodeType, line: int) -> str:
+    """A place in the operator's code, for people; empty: it is in a library."""
+    if code.co_filename.startswith((_OWN_CODE, sys.prefix, sys.base_prefix, "<")):
+        return ""
+    return f"{code.co_filename}:{line} in {code.co_name}"[:PLACE_CHARS_MAX]
+
+
+def _hint(module: str) -> str:
+    if module.endswith(".py"):
+        return "leave .py out"
+    return "put it beside run.toml, name its folder in run.modules, or install it"
+
+
 def _places() -> str:
     """Where Python looks for modules besides its own library, and which folders are closed to this user."""
-    places = [path for path in sys.path if not path.startswith(sys.base_prefix)]
+    paths = (os.path.normpath(path) for path in sys.path if not path.startswith(sys.base_prefix))
+    places = [path for path in dict.fromkeys(paths) if not path.startswith("__editable__")]
     closed = {path for path in places if not os.access(path, os.R_OK | os.X_OK)}
     return ", ".join(
         f"{path} (which user {os.getuid()} cannot read)" if path in closed else path

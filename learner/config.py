@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from echo2d.client import OperatorFault
-from echo2d.config.run import RunTable
+from echo2d.config.run import RunTable, module_folders_of
 from echo2d.config.tables import Table, folder_of, key, read_toml, table_of, with_settings
+from echo2d.own_modules import require_own
 from echo2d.sd_notify import Notifier
 
 Mean = Literal["token", "sequence", "constant"]
@@ -314,7 +315,14 @@ class LearnerConfig(Recipe):
             values.setdefault("snapshot_root", run.snapshot_root)
             if run.base_model is not None:
                 values.setdefault("model", run.base_model)
-        return LearnerConfig.read(values, folder)
+        config = LearnerConfig.read(values, folder)
+        for name, entry in (("advantages", config.advantages), ("loss", config.loss)):
+            try:
+                if entry:
+                    require_own(entry, module_folders_of(document, folder))
+            except OperatorFault as fault:
+                raise OperatorFault(f"learner.{name}: {fault}") from fault
+        return config
 
     def explicit(self, *, cuda: bool) -> "LearnerConfig":
         """With what `auto` means on a GPU or a CPU, for the keys where this is known from the device alone."""

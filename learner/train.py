@@ -167,13 +167,13 @@ class Learner:
         if self._ranks.leads and self._step >= self._config.steps:
             log.info(
                 "finished step=%d of=%d: `echo2d keep export` on the coordinator's host writes the model; with a "
-                "larger learner.steps, --resume goes on",
+                "larger learner.steps, --resume goes on (`echo2d run` does so by itself)",
                 self._step,
                 self._config.steps,
             )
         elif self._ranks.leads:
             log.info(
-                "stopped at step=%d of=%d, which is saved: the same command with --resume goes on",
+                "stopped at step=%d of=%d, which is saved: --resume goes on (`echo2d run` does so by itself)",
                 self._step,
                 self._config.steps,
             )

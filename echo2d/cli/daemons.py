@@ -89,7 +89,11 @@ def coordinate(
     show_default=True,
     help="Workers on this host, with the keys of [worker]; others may join from elsewhere.",
 )
-@click.option("--log-file", type=FILE, help="Write the log here, too.")
+@click.option(
+    "--log-file",
+    type=FILE,
+    help="Write the log here, too, with the lines of each group, which the terminal leaves out.",
+)
 def run_all(
     config: Path, *, settings: tuple[str, ...], workers: int, log_file: Path | None
 ) -> None:
@@ -104,6 +108,7 @@ def run_all(
     from echo2d.config.coordinator import CoordinatorConfig
     from echo2d.learner.config import LearnerConfig
     from echo2d.runtime.one_host import OneHost
+    from echo2d.views.closing import closing_lines
 
     of_run = [each for each in settings if not each.startswith("worker.")]
     loaded, learner = CoordinatorConfig.load(config, of_run), LearnerConfig.load(config, of_run)
@@ -111,8 +116,9 @@ def run_all(
     with ExitStack() as stack:
         sink = None if log_file is None else stack.enter_context(log_file.open("a"))
 
-        def say(line: str) -> None:
-            click.echo(line, err=True)
+        def say(line: str, *, minor: bool = False) -> None:
+            if not minor:
+                click.echo(line, err=True)
             if sink is not None:
                 print(line, file=sink, flush=True)
 
@@ -120,6 +126,8 @@ def run_all(
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: host.stop())
         code = host.run(workers, resume=resume)
+    for line in closing_lines(learner.out_dir / "metrics.jsonl", loaded.run.run_dir, learner.steps):
+        click.echo(line, err=True)
     end(code)
 
 

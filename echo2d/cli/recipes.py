@@ -228,7 +228,7 @@ def _set_up(
     if task not in TASK_CHOICES:
         raise OperatorFault(f"--task: expected {', '.join(TASK_CHOICES)}; found {task!r}")
     kind = decide("kind", KIND_QUESTION, None) if task in ("class", "environment") else ""
-    named = _TINY if task == "tiny" else decide("base_model", MODEL_QUESTION, None)
+    named = _TINY if task == "tiny" else str(decide("base_model", MODEL_QUESTION, None))
     model = None if named == _TINY else _loaded_model(named)
     questions = None
     if task == "questions":

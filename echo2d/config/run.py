@@ -1,10 +1,10 @@
 """The [run] table: where a run lives, on the learner's host, and where its modules are."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from os.path import normpath
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from echo2d.config.limits import DISK_BYTES_MAX
 from echo2d.config.tables import Table, folder_of, key, read_toml, table_of, with_settings
@@ -43,7 +43,12 @@ class RunTable(Table):
 
 def module_folders(path: Path, settings: Iterable[str] = ()) -> tuple[Path, ...]:
     """As `CoordinatorConfig.module_folders`, of a file that may have no [run] table."""
-    folder, values = folder_of(path), table_of(with_settings(read_toml(path), settings), "run")
+    return module_folders_of(with_settings(read_toml(path), settings), folder_of(path))
+
+
+def module_folders_of(document: Mapping[str, Any], folder: Path) -> tuple[Path, ...]:
+    """The same of a parsed file. folder: of the file."""
+    values = table_of(document, RunTable.TABLE)
     return flat_folders((folder, *(RunTable.read(values, folder).modules if values else ())))
 
 

@@ -44,6 +44,7 @@ BEFORE_ANSWER = "####"
 # Held-out questions: this share, or more where it is too small for a score, but no more than the second.
 _HELD_OUT, _HELD_OUT_MAX = 0.05, 0.2
 _HELD_OUT_QUESTIONS = 50
+_HOOKS = ("learner.loss=", "learner.advantages=")
 _CACHE = Path.home() / ".cache" / "echo2d"
 TINY_MODEL = "model"  # its copy in the folder
 # In 80 steps most answers become right.
@@ -190,7 +191,9 @@ def _presets(job: NewRun) -> list[str]:
 def _modules(job: NewRun) -> list[str]:
     """The setting that lets the run find a module of the current folder, wherever it is started."""
     scorer = "" if job.questions is None else job.questions.scorer
-    names = [each.partition(":")[0].partition(".")[0] for each in (job.kind, scorer) if ":" in each]
+    hooks = [each.partition("=")[2] for each in job.settings if each.startswith(_HOOKS)]
+    entries = [job.kind, scorer, *hooks]
+    names = [each.partition(":")[0].partition(".")[0] for each in entries if ":" in each]
     here = Path.cwd()
     if not any((here / f"{name}.py").exists() or (here / name).is_dir() for name in names):
         return []

@@ -16,16 +16,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from echo2d.config.coordinator import CoordinatorConfig
 from echo2d.config.tables import read_toml, table_of
 from echo2d.config.worker import WorkerConfig
 from echo2d.errors import Fault, OperatorFault
-from echo2d.runtime.run_dir.run_directory import COORDINATOR_FILE
+from echo2d.runtime.run_dir.run_directory import COORDINATOR_FILE, find_coordinator
 from echo2d.runtime.run_dir.tokens import create_token
 from echo2d.store.sealed import unsealed
 from echo2d.tasks.confinement import PR_SET_PDEATHSIG, prctl
@@ -41,7 +42,8 @@ _STOP_S = 120.0
 _EXPIRES = "30d"  # of a local worker's token, with which it joins once
 COORDINATOR, LEARNER = "coordinator", "learner"
 
-_Say = Callable[[str], object]
+# Each lease and each group has lines of these areas.
+_OF_EACH_GROUP = "level=INFO area=echo2d.story "
 
 
 @dataclass(slots=True)
@@ -63,8 +65,13 @@ class Supervised:
         return min(PAUSE_S_MAX, PAUSE_S_MIN * 2.0 ** (len(self.failed_at) - 1))
 
 
+class _Say(Protocol):
+    def __call__(self, line: str, *, minor: bool = False) -> None:
+        """Take a line of the log. minor: one of many, of a lease or a group."""
+
+
 class OneHost:
-    """The programs of one run. say: takes each line of the log. settings: as of `echo2d coordinate`."""
+    """The programs of one run. say: takes the log. settings: as of `echo2d coordinate`."""
 
     def __init__(
         self, path: Path, config: CoordinatorConfig, settings: Sequence[str], say: _Say
@@ -87,6 +94,7 @@ class OneHost:
         try:
             coordinator = self._start(COORDINATOR, "coordinate", config, *self._settings)
             self._wait_until_it_listens(coordinator)
+            self._tell_page()
             for number in range(1, workers + 1):
                 self._start_worker(f"worker-{number}", workers)
             again = ("--resume",)
@@ -141,7 +149,13 @@ class OneHost:
         for raw in program.process.stdout:
             line = raw.decode(errors="replace").rstrip("\n")
             program.last = line or program.last
-            self._say(f"{program.name:<11} {line}")
+            self._say(f"{program.name:<11} {line}", minor=_OF_EACH_GROUP in line)
+
+    def _tell_page(self) -> None:
+        run_dir = self._config.run.run_dir
+        with suppress(OperatorFault):
+            url, token_file = find_coordinator(run_dir)
+            self._say(f"its page: {url}/ with the secret in {token_file}")
 
     def _start_worker(self, name: str, workers: int) -> None:
         run_dir, folder = self._config.run.run_dir, self._path.parent

@@ -218,7 +218,10 @@ class _TaskTrial:
             expected = None
             if self._episodes is None:
                 found = await self._pool.expected(index)
-                expected, where = (None, where) if isinstance(found, TaskFailed) else found
+                if isinstance(found, TaskFailed):
+                    self.problems.append(f"task {self._name}: the expected answer: {found}")
+                    return
+                expected, where = found
             self._prompts.append(TriedPrompt(where, tokens, self._decoded(tokens), expected))
         self._shown = min(prompts, len(self._prompts))
         if self._context is not None and self._longest >= self._context:
@@ -254,7 +257,7 @@ class _TaskTrial:
             expected = prompt.expected or ""
             if not expected:
                 self.problems.append(
-                    f"task {self._name}: {prompt.where}: the expected answer is empty"
+                    f"task {self._name}: {prompt.where}: the expected answer is empty; leave the row out"
                 )
                 return
             if re.search(rf"(?<!\w){re.escape(expected)}(?!\w)", prompt.text):

@@ -57,7 +57,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import msgpack
 
 from echo2d.errors import OperatorFault
-from echo2d.own_modules import load_own
+from echo2d.own_modules import load_own, place_in, place_of
 from echo2d.registry import TASKS
 from echo2d.tasks.base import NoMorePrompts, Task, TextTask, Unjudged
 from echo2d.tasks.confinement import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, confine, prctl
@@ -73,7 +73,6 @@ TASK_REASON_CHARS_MAX = 500  # enough for the text of an exception; it ends up i
 # The length of the body, and the number of the request that the message is or answers.
 HEADER = struct.Struct(">II")
 LATE = "no answer in "
-TRACE_CHARS_MAX = 4000  # the last ones of a traceback
 NUMBER_MAX = (1 << 32) - 1
 
 # Processes may start others while the guard kills them. It looks again this often.
@@ -81,7 +80,6 @@ SWEEP_S = 0.01
 
 TaskReply = tuple[str, Any]
 _REWARDS = ("reward", "judge")
-_OWN_CODE = str(Path(__file__).parents[1]) + os.sep
 
 
 def main(descriptor: int) -> None:
@@ -225,12 +223,12 @@ class TaskServer:
         kind, reason = _failed(error, request[0])
         if kind not in ("error", "unjudged"):
             return kind, reason
-        where, (at, trace) = "", _place(error)
+        where, (at, trace) = "", place_of(error)
         if self._task is not None:
             where = self._task.where(request)
             if not at and request[0] in _REWARDS and (code := self._task.code()) is not None:
                 # It raised nothing, but gave no number.
-                at = _at(code, code.co_firstlineno)
+                at = place_in(code, code.co_firstlineno)
         return kind, [reason, where, at, trace]
 
     def _perform(self, request: list[Any]) -> TaskReply:
@@ -341,32 +339,6 @@ def _failed(error: BaseException, call: str) -> TaskReply:
         case OperatorFault():
             return "error", reason
     return "error", f"{type(error).__name__}: {error}"[:TASK_REASON_CHARS_MAX]
-
-
-def _place(error: BaseException) -> tuple[str, str]:
-    """Where code of the operator's raised this, as "FILE:LINE in FUNCTION", and the traceback from its
-    first frame on; empty: no code of the operator's was under way.
-    """
-    # Imported here, because no task needs it that does not fail.
-    import traceback
-
-    frames = list(traceback.walk_tb(error.__traceback__))
-    own = [number for number, (frame, line) in enumerate(frames) if _at(frame.f_code, line)]
-    if not own:
-        return "", ""
-    frame, line = frames[own[-1]]
-    trace = error.__traceback__
-    for _ in range(own[0]):
-        trace = trace and trace.tb_next
-    text = "".join(traceback.format_exception(type(error), error, trace))
-    return _at(frame.f_code, line), text[-TRACE_CHARS_MAX:]
-
-
-def _at(code: types.CodeType, line: int) -> str:
-    """A place in the operator's code, for people; empty: it is in a library."""
-    if code.co_filename.startswith((_OWN_CODE, sys.prefix, sys.base_prefix, "<")):
-        return ""
-    return f"{code.co_filename}:{line} in {code.co_name}"[:TASK_REASON_CHARS_MAX]
 
 
 async def serve_concurrently(link: socket.socket, server: TaskServer) -> None:

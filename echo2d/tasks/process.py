@@ -27,12 +27,12 @@ import msgpack
 
 from echo2d.core.base.codec import ITEMS_MAX, VALUES_MAX, values_counter
 from echo2d.errors import OperatorFault
+from echo2d.own_modules import TRACE_CHARS_MAX
 from echo2d.tasks.pool_child import (
     HEADER,
     NUMBER_MAX,
     TASK_MESSAGE_BYTES_MAX,
     TASK_REASON_CHARS_MAX,
-    TRACE_CHARS_MAX,
 )
 from echo2d.tasks.user_ids import BorrowedUser
 

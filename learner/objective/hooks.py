@@ -18,7 +18,7 @@ from echo2d.client import OperatorFault
 from echo2d.learner.config import HABITS, Recipe
 from echo2d.learner.objective.objectives import group_advantages
 from echo2d.learner.objective.token_weights import WeightInputs
-from echo2d.own_modules import load_own
+from echo2d.own_modules import load_own, place_of
 
 Advantages = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 TokenLoss = Callable[[WeightInputs], Tensor]
@@ -49,7 +49,18 @@ def _named(key: str, path: str) -> Callable[[Any], Any]:
     if not callable(found):
         raise OperatorFault(f"learner.{key}: {path!r} is no function")
     own: Callable[[Any], Any] = found
-    return own
+
+    def called(given: Any) -> Any:
+        try:
+            return own(given)
+        except Exception as error:
+            place, _ = place_of(error)
+            raise OperatorFault(
+                f"learner.{key}: {path!r}: {type(error).__name__}: {error}"
+                + (f" ({place})" if place else "")
+            ) from error
+
+    return called
 
 
 def _checked_advantages(

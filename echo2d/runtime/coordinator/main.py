@@ -165,7 +165,7 @@ async def open_coordinator(
                 run.run_id,
                 run.path,
                 recovered.epoch,
-                recovered.resume_step,
+                max(recovered.checkpoint, *(each.step for each in recovered.committed), 0),
             )
         else:
             log.info("a new run begins run=%s run_dir=%s", run.run_id, run.path)

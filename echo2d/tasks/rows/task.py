@@ -6,6 +6,7 @@ Each epoch asks every row of the split once, in another order. Nothing but the o
 row an index is, so the order is the same after a restart.
 """
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from inspect import iscoroutinefunction
 from string import Formatter
@@ -26,10 +27,11 @@ class RowsTask(TextTask):
 
     files: paths, patterns, or directories that `datasets` saved. prompt: the column with the question, or a text with
     columns in braces, such as "{question} Answer with a number." messages: the column with a list of messages, instead
-    of `prompt`. answer: the column with the expected answer, or a path into it, such as "reward_model.ground_truth".
-    answer_after: only what comes after this text in it counts, such as "####". scorer: a name of `registry.SCORERS` or
-    "module:function"; scorer_options: its keyword arguments. held_out: the share of rows that is for evaluation only.
-    split: which side this task asks. epochs: 0: without end. tags: columns that reach the metrics.
+    of `prompt`. answer: the column with the expected answer. A column may be a path into a table, such as
+    "reward_model.ground_truth". answer_after: only what comes after this text in the answer counts, such as "####".
+    scorer: a name of `registry.SCORERS` or "module:function"; scorer_options: its keyword arguments. held_out: the
+    share of rows that is for evaluation only. split: which side this task asks. epochs: 0: without end. tags: columns
+    that reach the metrics.
     """
 
     name = "rows"
@@ -58,8 +60,7 @@ class RowsTask(TextTask):
         self._rows = RowFiles(found_files(files))
         self._prompt, self._messages, self._answer = prompt, messages, answer
         self._answer_after, self._tags = answer_after, tuple(tags)
-        named = [name for _, name, _, _ in Formatter().parse(prompt) if name]
-        self._columns = sorted(set(named)) or [prompt]
+        self._columns = sorted(_columns_in(prompt)) or [prompt]
         self.scorer = load_scorer(scorer, scorer_options or {})
         self._epochs, self._shuffle, self._rng_seed = epochs, shuffle, rng_seed
         self._require_columns()
@@ -138,14 +139,9 @@ class RowsTask(TextTask):
 
     def _question(self, row: DataRow, number: int) -> str:
         if "{" not in self._prompt:
-            return str(self._value(row, self._prompt, number))
-        try:
-            return self._prompt.format_map(row)
-        except (KeyError, IndexError, ValueError, AttributeError) as error:
-            raise OperatorFault(
-                f"rows: {self._rows.place(number)}: prompt {self._prompt!r} cannot be filled in: {error!r}; "
-                f"its columns are {', '.join(row)}"
-            ) from error
+            return _text(self._value(row, self._prompt, number))
+        values = {name: _text(self._value(row, name, number)) for name in self._columns}
+        return _Filling().vformat(self._prompt, (), values)
 
     def _expected(self, row: DataRow, number: int) -> str:
         found = str(self._value(row, self._answer, number))
@@ -154,14 +150,21 @@ class RowsTask(TextTask):
         return found.strip()
 
     def _value(self, row: DataRow, column: str, number: int) -> Any:
-        found: Any = row.get(column)
-        if column not in row and "." in column:
-            found = row
-            for name in column.split("."):
-                found = found.get(name) if isinstance(found, Mapping) else None
+        """What a column holds, or a path into it: a.b or a[b]. OperatorFault: nothing."""
+        found: Any = row
+        for name in [column] if column in row else _path(column):
+            if not isinstance(found, Mapping) or name not in found:
+                braces = (
+                    "; braces of the text itself are doubled: {{ }}" if "{" in self._prompt else ""
+                )
+                raise OperatorFault(
+                    f"rows: {self._rows.place(number)} has no {column!r}; its columns are "
+                    f"{', '.join(row)}{braces}"
+                )
+            found = found[name]
         if found is None:
             raise OperatorFault(
-                f"rows: {self._rows.place(number)} has no {column!r}; its columns are {', '.join(row)}"
+                f"rows: {self._rows.place(number)}: {column!r} is null; give it a value, or leave the row out"
             )
         return found
 
@@ -178,13 +181,46 @@ class RowsTask(TextTask):
         root = self._answer.partition(".")[0]
         shown = [self._messages] if self._messages else self._columns
         for name in shown:
-            # A text may name a value inside another one as "a[b]".
-            path = name.replace("[", ".").replace("]", "")
+            path = ".".join(_path(name))
             if path in (root, self._answer) or path.startswith(f"{self._answer}."):
                 raise OperatorFault(
                     f"rows: prompt: it shows the column {name!r}, which holds the expected answer; the model "
                     "would only copy it"
                 )
+
+
+class _Filling(Formatter):
+    """Fills a prompt with the values of its columns, each under its whole name: {a}, {a.b}, {a[b]}."""
+
+    def get_field(self, field_name: str, args: Any, kwargs: Any) -> tuple[Any, str]:  # noqa: ARG002
+        return kwargs[field_name], field_name
+
+
+def _columns_in(prompt: str) -> set[str]:
+    """The columns that stand in braces. OperatorFault: a brace lacks its other half, or a name."""
+    try:
+        found = {name for _, name, _, _ in Formatter().parse(prompt) if name is not None}
+    except ValueError as error:
+        raise OperatorFault(
+            f"rows: prompt {prompt!r}: {error}; braces of the text itself are doubled: {{{{ }}}}"
+        ) from error
+    if "" in found:
+        raise OperatorFault(
+            f"rows: prompt {prompt!r}: expected a column in each pair of braces; braces of the text itself "
+            "are doubled: {{ }}"
+        )
+    return found
+
+
+def _path(column: str) -> list[str]:
+    return column.replace("[", ".").replace("]", "").split(".")
+
+
+def _text(value: Any) -> str:
+    """As it stands in a prompt: tables and lists as JSON."""
+    if isinstance(value, dict | list):
+        return json.dumps(value, ensure_ascii=False, default=str)
+    return str(value)
 
 
 def _is_message(value: Any) -> bool:

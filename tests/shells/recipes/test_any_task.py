@@ -133,7 +133,7 @@ def test_keys_are_set_and_the_run_is_checked_with_them() -> None:
         ("--task environment --kind examples.environments.calculator:Calculator --base-model tiny",
          "task calculator: prompt 0: UnusableText: messages: this model has no chat template"),
         ("--task class --kind sort_digits --base-model nix", "--base-model: nix has no config.json"),
-        ("--task class --kind sort_digits", "--base-model: expected an answer to: Directory of the model"),
+        ("--task class --kind sort_digits", "--base-model: expected an answer to: Model to train"),
         ("--task questions --base-model tiny", "--base-model: the tiny one reads no text"),
         ("--set policy.group_size=7", "policy.group_size: expected a divisor"),
         ("--set learner.stepz=7", "learner.stepz: unknown key"),
@@ -164,7 +164,7 @@ def test_it_asks_few_questions(
     answers = {
         "What": task,
         "Which": "echo2d.demo.two_turns:TwoTurnDigits",
-        "Directory": "tiny",
+        "Model": "tiny",
         "At": "127.0.0.1",
     }
 

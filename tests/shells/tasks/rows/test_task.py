@@ -86,7 +86,10 @@ def test_messages_come_from_a_column(tmp_path: Path) -> None:
     ("options", "says"),
     [
         ({"prompt": "ask"}, "has no 'ask'; its columns are question, answer, level"),
-        ({"prompt": "{ask}"}, "cannot be filled in.*its columns are"),
+        (
+            {"prompt": "{ask}"},
+            "has no 'ask'; its columns are .*braces of the text itself are doubled",
+        ),
         ({"answer": "gold"}, "has no 'gold'"),
         ({"tags": ["no"]}, "has no 'no'"),
         ({"messages": "question"}, "expected a list of messages"),

@@ -25,6 +25,8 @@ from echo2d.core.protocol.builds import OURS
 from echo2d.core.protocol.control_messages import (
     PROGRESS_S,
     Address,
+    Drain,
+    Goodbye,
     Heartbeat,
     HeldLease,
     Hello,
@@ -157,7 +159,7 @@ class FakeWorker:
         self._unanswered: dict[tuple[HeldLease, int], tuple[SampleFinished, float]] = {}
         self._waiting: deque[tuple[_Lease, int]] = deque()  # samples for which there is no slot yet
         self._empty_since: deque[float] = deque()  # slots that a result has freed
-        self._left = False
+        self._left = self._draining = False
         self._reports = False  # whether the next report is planned
         self._young = True  # until its first samples are given
 
@@ -230,8 +232,13 @@ class FakeWorker:
                 self._fill()
             case SignedRoot(data):
                 self._on_root(_root(data))
+            case Drain():
+                self._draining = True
             case _:
                 pass  # plans: no frames travel here
+        if self._draining and not self._leases and not self._unanswered:
+            self._send(Goodbye("drained"))
+            self.leave()
 
     # --- leases
 
@@ -329,7 +336,9 @@ class FakeWorker:
         self._send(VersionVerified(root.form, key.version, key.digest))
         self._send(RefitDone(key.version, key.digest, 0.01, memory_ok=True))
 
-    def _send(self, message: SampleFinished | LeaseProgress | VersionVerified | RefitDone) -> None:
+    def _send(
+        self, message: SampleFinished | LeaseProgress | VersionVerified | RefitDone | Goodbye
+    ) -> None:
         assert self._link is not None
         self._link.send(message)
 
