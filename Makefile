@@ -6,7 +6,7 @@ ARGS ?=
 SEARCHES ?= 5  # times that `make nightly-fuzz` runs the property tests, by chance
 TWO := --numprocesses 2 --dist worksteal
 
-NIGHTLY := sglang sglang-loop trl envs boards browser lab image native runs kills rates slow faults fuzz mutants
+NIGHTLY := sglang sglang-loop trl envs boards clusters browser lab image native runs kills rates slow faults fuzz mutants
 
 .PHONY: setup demo math calculator poker unit test nightly bench bench-delta soak soak-run image figures staleness-sweep check coverage clean \
 	$(NIGHTLY:%=nightly-%)
@@ -64,6 +64,10 @@ nightly-envs: $(READY)
 nightly-boards: $(READY)
 	bash tools/boards/setup.sh
 	ECHO2D_PROMETHEUS=$$(bash tools/boards/setup.sh | tail -1) $(BIN)/pytest tests/nightly/boards $(ARGS)
+
+nightly-clusters: $(READY)
+	bash tools/clusters/setup.sh
+	ECHO2D_CLUSTERS=$$(bash tools/clusters/setup.sh | tail -1) $(BIN)/pytest tests/nightly/clusters -rs $(ARGS)
 
 nightly-browser: $(READY)
 	bash tools/page/setup.sh
