@@ -74,6 +74,7 @@ def facts_of(
 
     steps: of the run. eta_s: seconds that the rest of it takes.
     """
+    kl_base = row["kl_base"]
     return {
         "step": batch.step,
         "of": steps,
@@ -81,6 +82,11 @@ def facts_of(
         "digest": batch.digest[:12],
         "reward": f"{row['reward_mean']:.3f}",
         "loss": f"{row['loss']:.4f}",
+        "entropy_nats": f"{row['entropy']:.3f}",
+        "kl_rollout_nats": f"{row['kl']:.4f}",
+        **({} if kl_base is None else {"kl_base_nats": f"{kl_base:.4f}"}),
+        "grad_norm": f"{row['grad_norm']:.3g}",
+        "answer_tokens": f"{row['answer_tokens']:.1f}",
         "t_train_s": f"{row['t_train_s']:.3f}",
         "wait_s": f"{row['wait_s']:.3f}",
         "tokens_per_s": round(row["tokens_per_s"]),

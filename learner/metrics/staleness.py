@@ -7,6 +7,7 @@ stays on the device until the step is over.
 Suffixes of names: n = answer tokens of a micro-batch, s = staleness 0, 1, ...
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from echo2d.client import Batch
 from echo2d.learner.batch.checks import staleness
 from echo2d.learner.ranks.ranks import Ranks
 
-SUMS = ("tokens", "ratio", "clipped", "corrected", "kl", "entropy")
+SUMS = ("tokens", "ratio", "clipped", "corrected", "kl", "entropy", "kl_base")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +39,14 @@ def tally(
     corrected_n: Tensor,
     staleness_n: Tensor,
     count: int,
+    base_distance_n: Tensor | None = None,
 ) -> Tally:
     """Tally one micro-batch for staleness 0 to count - 1.
 
     kl is k3 = rho - 1 - log rho of Schulman ("Approximating KL divergence", 2020): under samples of
     the rollout its mean estimates KL(rollout || learner), is never negative, and has little
-    variance.
+    variance. base_distance_n: the tokens' KL terms of the loss (`distance_to_base`); without them the
+    sum is NaN.
     """
     ratio_n = log_ratio_n.exp()
     kl_n = ratio_n - 1.0 - log_ratio_n
@@ -54,6 +57,9 @@ def tally(
         corrected_n,
         kl_n,
         entropy_n.detach(),
+        torch.full_like(ratio_n, torch.nan)
+        if base_distance_n is None
+        else base_distance_n.detach(),
     )
     is_of_ns = torch.nn.functional.one_hot(staleness_n, count).to(ratio_n.dtype)
     sums_s = torch.stack([fact.to(ratio_n.dtype) for fact in facts]) @ is_of_ns
@@ -85,7 +91,8 @@ def over_ranks(tallied: Tally, ranks: Ranks) -> Tally:
 @dataclass(frozen=True, slots=True)
 class Means:
     """Means over tokens. clip_share: share dropped by the clip; corrected_share: changed by the
-    correction. entropy: of the distributions that the tokens were drawn from, in nats.
+    correction. In nats: kl, of KL(rollout || learner); entropy, of the whole distributions that the
+    tokens were drawn from; kl_base, of KL(learner || base), None where the loss has no such term.
     """
 
     tokens: int
@@ -95,6 +102,7 @@ class Means:
     corrected_share: float
     kl: float
     entropy: float
+    kl_base: float | None = None
 
 
 NO_TOKENS = Means(0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
@@ -113,9 +121,10 @@ def by_staleness(tallied: Tally) -> dict[int, Means]:
 
 
 def _means(sums: Sequence[float], ratio_max: float) -> Means:
-    tokens, ratio, *others = sums
-    means = [each / tokens for each in others]
-    return Means(round(tokens), ratio / tokens, ratio_max, *means)
+    tokens, *others = sums
+    ratio, clipped, corrected, kl, entropy, kl_base = (each / tokens for each in others)
+    known = None if math.isnan(kl_base) else kl_base
+    return Means(round(tokens), ratio, ratio_max, clipped, corrected, kl, entropy, known)
 
 
 def answers_by_staleness(batch: Batch) -> dict[int, dict[str, float]]:

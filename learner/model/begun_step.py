@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from echo2d.client import TrajectoryScore
-from echo2d.learner.metrics.staleness import Tally, empty_tally
+from echo2d.learner.metrics.staleness import SUMS, Tally, empty_tally
 from echo2d.learner.ranks.ranks import Ranks
 
 # Called before each micro-batch, on all ranks: the micro-batches done, all of the step, and the
@@ -57,11 +57,11 @@ class BegunStep:
     def tally_of(self, staleness_max: int, ranks: Ranks) -> Tally:
         """What this rank adds to the tally of the parts that are trained now.
 
-        The tally is that of all ranks, so the first rank adds it and the others add nothing. Under
-        another staleness bound it does not fit, and is left out.
+        The tally is that of all ranks, so the first rank adds it and the others add nothing. One of
+        another staleness bound, or of a build with other sums, does not fit and is left out.
         """
         count, kept = staleness_max + 1, self.tally
-        if not ranks.leads or len(kept.ratio_max_s) != count:
+        if not ranks.leads or kept.sums_s.shape != (len(SUMS), count):
             return empty_tally(count, ranks.device)
         parts = (each.to(ranks.device) for each in (kept.sums_s, kept.ratio_max_s, kept.loss))
         return Tally(*parts)

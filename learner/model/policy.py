@@ -421,7 +421,8 @@ class Policy:
         else:
             loss = (shares_n * self._loss(inputs)).sum()
             shown = loss.detach()
-        extra = self._regularizer(inputs, base_n, shares_n)
+        distance_n = self._distance(inputs, base_n)
+        extra = self._regularizer(inputs, distance_n, shares_n)
         loss, shown = loss + extra, shown + extra.detach()
         # FSDP2 averages gradients over the ranks; the factor turns the mean into the sum.
         torch.autograd.backward(loss * self._ranks.size)
@@ -433,15 +434,23 @@ class Policy:
             found.corrected_n,
             inputs.staleness_n,
             staleness_max + 1,
+            distance_n,
         )
         return tallied, score_sums(micro, scores), layers
 
-    def _regularizer(self, inputs: WeightInputs, base_n: Tensor | None, shares_n: Tensor) -> Tensor:
+    def _distance(self, inputs: WeightInputs, base_n: Tensor | None) -> Tensor | None:
+        """The KL term of each token, with gradient; None: the loss has none."""
+        if base_n is None:
+            return None
+        drawn_n = inputs.rollout_logprobs_n if self._config.kl_weighted else None
+        return distance_to_base(inputs.logprobs_n, base_n, drawn_n)
+
+    def _regularizer(
+        self, inputs: WeightInputs, distance_n: Tensor | None, shares_n: Tensor
+    ) -> Tensor:
         """kl_coef * KL to the base - entropy_coef * entropy, with gradient."""
         config, found = self._config, torch.zeros((), device=shares_n.device)
-        if base_n is not None:
-            drawn_n = inputs.rollout_logprobs_n if config.kl_weighted else None
-            distance_n = distance_to_base(inputs.logprobs_n, base_n, drawn_n)
+        if distance_n is not None:
             found = found + config.kl_coef * (shares_n * distance_n).sum()
         if config.entropy_coef and inputs.entropy_n is not None:
             found = found - config.entropy_coef * (shares_n * inputs.entropy_n).sum()

@@ -102,6 +102,25 @@ def test_fresh_rollouts_have_ratio_one(
         assert row["clip_share"] == 0.0
 
 
+@pytest.mark.parametrize("kl_coef", [0.0, 0.1])
+def test_the_log_line_of_a_step_has_what_people_look_at(
+    config: LearnerConfig,
+    coordinator: ScriptedCoordinator,
+    caplog: pytest.LogCaptureFixture,
+    kl_coef: float,
+) -> None:
+    with caplog.at_level("INFO", "echo2d.learner"):
+        (row,) = learn(dataclasses.replace(config, steps=1, kl_coef=kl_coef), coordinator)
+    (line,) = [each for each in caplog.messages if each.startswith("trained ")]
+    facts = dict(each.split("=", 1) for each in line.split()[1:])
+    assert float(facts["entropy_nats"]) == pytest.approx(row["entropy"], abs=1e-3)
+    assert float(facts["kl_rollout_nats"]) == pytest.approx(row["kl"], abs=1e-4)
+    assert float(facts["grad_norm"]) == pytest.approx(row["grad_norm"], rel=1e-2)
+    assert float(facts["answer_tokens"]) == 9
+    assert ("kl_base_nats" in facts) == bool(kl_coef)
+    assert (row["kl_base"] is None) == (not kl_coef)
+
+
 def test_every_commit_tells_the_scores_of_its_trajectories(
     config: LearnerConfig, coordinator: ScriptedCoordinator
 ) -> None:
@@ -247,6 +266,7 @@ def test_dr_grpo_and_several_optimizer_steps_train(
     choices["recompute"] = "all"
     rows = learn(dataclasses.replace(config, steps=2, kl_coef=0.1, **choices), coordinator)
     assert coordinator.said("commit") == [1, 2]
+    assert rows[1]["kl_base"] > 0.0
     assert (
         rows[0]["ratio_max"] > 1.0
     )  # the second optimizer step finds other weights than the rollouts'

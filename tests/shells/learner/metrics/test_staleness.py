@@ -20,11 +20,13 @@ def test_sums_of_micro_batches_are_the_steps() -> None:
     staleness = rng.choice([0, 2, 3], 40)
     keeps, corrected = rng.random(40) < 0.7, rng.random(40) < 0.2
     entropy = rng.random(40).astype(np.float32)
-    tensors = [torch.tensor(each) for each in (entropy, log_ratio, keeps, corrected, staleness)]
+    distance = rng.random(40).astype(np.float32)
+    given = (entropy, log_ratio, keeps, corrected, staleness, distance)
+    tensors = [torch.tensor(each) for each in given]
     pieces = []
     for at in (slice(0, 9), slice(9, 40)):
-        surprise, ratios, kept, changed, ages = (each[at] for each in tensors)
-        pieces.append(tally(torch.tensor(1.5), surprise, ratios, kept, changed, ages, 4))
+        surprise, ratios, kept, changed, ages, far = (each[at] for each in tensors)
+        pieces.append(tally(torch.tensor(1.5), surprise, ratios, kept, changed, ages, 4, far))
     found = add_up(pieces)
     assert float(found.loss) == 3.0
     means = by_staleness(found)
@@ -38,6 +40,7 @@ def test_sums_of_micro_batches_are_the_steps() -> None:
         assert one.clip_share == pytest.approx(1 - keeps[at].mean())
         assert one.corrected_share == pytest.approx(corrected[at].mean())
         assert one.entropy == pytest.approx(entropy[at].mean(), rel=1e-5)
+        assert one.kl_base == pytest.approx(distance[at].mean(), rel=1e-5)
         assert one.kl == pytest.approx(
             np.mean([each - 1 - np.log(each) for each in ratio]), rel=1e-4
         )
@@ -45,6 +48,14 @@ def test_sums_of_micro_batches_are_the_steps() -> None:
     assert whole.tokens == 40
     assert whole.ratio_max == pytest.approx(np.exp(log_ratio).max(), rel=1e-5)
     assert whole.ratio_mean == pytest.approx(np.exp(log_ratio).mean(), rel=1e-5)
+
+
+def test_without_a_base_there_is_no_distance_to_it() -> None:
+    tokens = torch.ones(3), torch.zeros(3), torch.ones(3) > 0, torch.ones(3) < 0
+    found = tally(torch.tensor(0.0), *tokens, torch.tensor([0, 0, 2]), 3)
+    assert overall(found).kl_base is None
+    assert [each.kl_base for each in by_staleness(found).values()] == [None, None]
+    assert overall(found).entropy == 1.0
 
 
 def test_answers_count_by_their_oldest_token() -> None:
