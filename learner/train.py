@@ -392,7 +392,9 @@ class Learner:
         t_train_s, self._step_began_at = now - self._step_began_at - wait_s, now
         with self.watch("commit"):
             self._publish_every = self._ranks.share(
-                lambda: self._coordinator.commit(batch, t_train_s=t_train_s, scores=report.scores)
+                lambda: self._coordinator.commit(
+                    batch, t_train_s=t_train_s, scores=report.scores, figures=report.figures
+                )
             )
         publishes = step - self._published >= self._publish_every or step == self._config.steps
         # When time is short, the checkpoint comes first: a publish waits until the one before is out.

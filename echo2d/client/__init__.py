@@ -41,7 +41,7 @@ from echo2d.client.faults import (
 )
 from echo2d.client.snapshot_writer import SnapshotFile, write_snapshot
 from echo2d.core.protocol.sampling import Sampling
-from echo2d.core.protocol.trajectory import Attachment, TrajectoryScore
+from echo2d.core.protocol.trajectory import Attachment, StepFigures, TrajectoryScore
 from echo2d.core.weights.manifest import BASE_PIN
 from echo2d.errors import IntegrityFault, OperatorFault, PeerFault, StoreFault
 from echo2d.model_files import WeightFiles, weight_files
@@ -49,7 +49,7 @@ from echo2d.model_files import WeightFiles, weight_files
 __all__ = [
     "BASE_PIN", "AsyncCoordinator", "Attachment", "Batch", "Coordinator", "Evaluation", "Fenced", "Group",
     "IntegrityFault", "NotResumable", "OperatorFault", "PeerFault", "PromptsOver", "Published",
-    "Sampling", "Session", "SnapshotFile", "Span", "StoreFault", "TokenRefused", "Trajectory", "TrajectoryScore",
-    "Unanswered", "Unreachable", "WeightFiles", "base_digest", "base_pin", "pin_base", "read_batch",
+    "Sampling", "Session", "SnapshotFile", "Span", "StepFigures", "StoreFault", "TokenRefused", "Trajectory",
+    "TrajectoryScore", "Unanswered", "Unreachable", "WeightFiles", "base_digest", "base_pin", "pin_base", "read_batch",
     "weight_files", "write_snapshot",
 ]  # fmt: skip

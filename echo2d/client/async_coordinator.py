@@ -3,8 +3,9 @@
 import asyncio
 import base64
 import contextlib
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Self
@@ -36,7 +37,7 @@ from echo2d.client.http import (
 )
 from echo2d.core.base.canonical import digest_of
 from echo2d.core.protocol.sampling import Sampling
-from echo2d.core.protocol.trajectory import Attachment, TrajectoryScore
+from echo2d.core.protocol.trajectory import Attachment, StepFigures, TrajectoryScore
 from echo2d.errors import IntegrityFault, OperatorFault, PeerFault
 from echo2d.net.security.urls import is_loopback
 from echo2d.this_build import THIS_BUILD
@@ -186,13 +187,19 @@ class AsyncCoordinator:
         return content
 
     async def commit(
-        self, batch: Batch, *, t_train_s: float, scores: Sequence[TrajectoryScore] = ()
+        self,
+        batch: Batch,
+        *,
+        t_train_s: float,
+        scores: Sequence[TrajectoryScore] = (),
+        figures: StepFigures | None = None,
     ) -> int:
         """Report that the optimizer step was applied; returns the train steps per publish now.
 
         scores: what the trainer's own forward pass says about trajectories of the batch, if it is
         known; the coordinator shows it per worker. PeerFault: k or z is not a number. At most
-        SCORES_MAX are sent, and no number beyond SCORE_MAX.
+        SCORES_MAX are sent, and no number beyond SCORE_MAX. figures: become curves on the
+        coordinator's page.
         """
         body: dict[str, Any] = {
             "batch_digest": batch.digest,
@@ -201,6 +208,8 @@ class AsyncCoordinator:
         }
         if scores:
             body["scores"] = [_score_row(score) for score in scores[:SCORES_MAX]]
+        if figures:
+            body["figures"] = _measured(figures)
         answer = await self._api.call("POST", COMMIT_PATH.format(step=batch.step), body)
         publish_every: int = answer["publish_every"]
         return publish_every
@@ -309,6 +318,16 @@ def _score_row(score: TrajectoryScore) -> list[float]:
     # NaN stays NaN, which the coordinator refuses.
     k, z = (float(f"{max(min(each, SCORE_MAX), -SCORE_MAX):.6g}") for each in (score.k, score.z))
     return [score.group, score.sample, k, z]
+
+
+def _measured(figures: StepFigures) -> dict[str, float]:
+    """As JSON has it. A figure that is no number was not measured: no curve is worth a commit."""
+    found = {name: value for name, value in asdict(figures).items() if value is not None}
+    return {
+        name: max(min(value, SCORE_MAX), -SCORE_MAX)
+        for name, value in found.items()
+        if not math.isnan(value)
+    }
 
 
 def _files_in(directory: Path) -> list[Path]:

@@ -11,7 +11,7 @@ from typing import Any, Self, TypeVar
 from echo2d.client.async_coordinator import AsyncCoordinator, Evaluation, Published, Session
 from echo2d.client.batches import Batch
 from echo2d.client.faults import Unanswered
-from echo2d.core.protocol.trajectory import Attachment, TrajectoryScore
+from echo2d.core.protocol.trajectory import Attachment, StepFigures, TrajectoryScore
 from echo2d.net.security.auth import read_token_file
 
 # A coordinator that is there answers a call within this time.
@@ -57,9 +57,16 @@ class Coordinator:
         return self._wait(self._inner.take_batch(step))
 
     def commit(
-        self, batch: Batch, *, t_train_s: float, scores: Sequence[TrajectoryScore] = ()
+        self,
+        batch: Batch,
+        *,
+        t_train_s: float,
+        scores: Sequence[TrajectoryScore] = (),
+        figures: StepFigures | None = None,
     ) -> int:
-        return self._wait(self._inner.commit(batch, t_train_s=t_train_s, scores=scores))
+        return self._wait(
+            self._inner.commit(batch, t_train_s=t_train_s, scores=scores, figures=figures)
+        )
 
     def attachment(self, wanted: Attachment) -> bytes:
         return self._wait(self._inner.attachment(wanted))

@@ -6,6 +6,12 @@ import {tick} from "./format.js";
 
 const LEFT = 44, RIGHT = 10, TOP = 8, BOTTOM = 18;
 const TICKS_Y = 4, TICK_WIDTH = 90;
+const NAME_CHARS = 20;
+
+// Lines of one chart, each with a colour and dashes of its own.
+export const KINDS = ["", "second", "third", "fourth", "fifth"];
+
+const short = name => name.length > NAME_CHARS ? `${name.slice(0, NAME_CHARS - 1)}\u2026` : name;
 
 // Numbers 1, 2 or 5 times a power of ten, about `wanted` of them between the two.
 export function ticks(low, high, wanted) {
@@ -42,8 +48,10 @@ export function smoothed(points, width) {
 
 export class Chart {
   // show: a value in words. floor: the axis begins here unless values are lower. limit: a dashed line, [value, name].
-  constructor(title, {show, floor = null, ceiling = null}) {
+  // named: values stand in a row of their own, with the names of their lines.
+  constructor(title, {show, floor = null, ceiling = null, named = false}) {
     this.show = show;
+    this.named = named;
     this.bounds = {floor, ceiling};
     this.series = [];
     this.limit = null;
@@ -51,7 +59,7 @@ export class Chart {
     this.said = made("output", {class: "dim"});
     this.svg = drawn("svg", {role: "img", tabindex: 0, "aria-label": title});
     this.title = title;
-    this.node = made("figure", {class: "chart"}, made("figcaption", {}, made("b", {}, title), this.said), this.svg);
+    this.node = made("figure", {class: named ? "chart named" : "chart"}, made("figcaption", {}, made("b", {}, title), this.said), this.svg);
     this.svg.addEventListener("pointermove", event => this._point(event.offsetX));
     this.svg.addEventListener("pointerleave", () => this._move(null));
     this.svg.addEventListener("blur", () => this._move(null));
@@ -59,7 +67,7 @@ export class Chart {
     new ResizeObserver(() => this.draw()).observe(this.svg);
   }
 
-  // series: [{name, points: [[step, value or null]], kind: "" | "second", dots}].
+  // series: [{name, points: [[step, value or null]], kind: one of KINDS, dots}].
   set(series, limit = null) {
     this.series = series.filter(each => each.points.some(([, y]) => y !== null));
     this.limit = limit;
@@ -142,19 +150,19 @@ export class Chart {
     this.cursor = step !== null && this.steps?.includes(step) ? step : null;
     if (!this.mark) return;
     this.mark.replaceChildren();
-    const named = this.series.filter(each => each.name !== null);
+    const named = this.series.filter(each => each.name !== null), many = this.named || named.length > 1;
     const at = each => this.cursor === null ? each.points.findLast(([, y]) => y !== null) : each.points.find(([x, y]) => x === this.cursor && y !== null);
     const words = named.flatMap(each => {
       const point = at(each);
       if (!point) return [];
       if (this.cursor !== null) this.mark.append(drawn("circle", {class: each.kind ?? "", cx: this.x(point[0]), cy: this.y(point[1]), r: 3.5}));
-      return [[each, `${named.length > 1 ? `${each.name} ` : ""}${this.show(point[1])}`]];
+      return [[each, `${many ? `${short(each.name)} ` : ""}${this.show(point[1])}`]];
     });
     if (this.cursor !== null) {
       const x = this.x(this.cursor);
       this.mark.prepend(drawn("line", {class: "cursor", x1: x, x2: x, y1: TOP, y2: this.svg.clientHeight - BOTTOM}));
     }
-    const keys = words.flatMap(([each, text], place) => [named.length > 1 ? made("i", {class: `key ${each.kind ?? ""}`}) : null, text, place < words.length - 1 ? "\u2002" : null]);
+    const keys = words.flatMap(([each, text], place) => [many ? made("i", {class: `key ${each.kind ?? ""}`}) : null, text, place < words.length - 1 ? "\u2002" : null]);
     this.said.replaceChildren(...[this.cursor === null ? null : `step ${this.cursor}:\u2002`, ...keys].filter(each => each !== null));
   }
 }

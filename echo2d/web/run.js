@@ -1,7 +1,7 @@
 // Everything about the run as a whole: tiles, alerts, curves, money, work, versions, capacity, evaluations, faults.
 
 import {bar, facts, fill, made, table, $} from "./dom.js";
-import {Chart, smoothed} from "./chart.js";
+import {Chart, KINDS, smoothed} from "./chart.js";
 import {bytes, count, long, NONE, number, percent, perHour, seconds, usd} from "./format.js";
 import {refit} from "./workers.js";
 
@@ -46,36 +46,76 @@ export class History {
 
 const CHARTS = {
   reward: new Chart("Reward, mean of a step", {show: value => number(value)}),
-  evals: new Chart("Evaluations, held-out score", {show: value => number(value)}),
-  staleness: new Chart("Staleness, mean of a step", {show: value => `${number(value, 2)} steps`, floor: 0}),
+  evals: new Chart("Evaluations, held-out score", {show: value => number(value), named: true}),
+  parts: new Chart("Parts of the reward, means of a step", {show: value => number(value), named: true}),
+  tags: new Chart("Reward by tag, means of a step", {show: value => number(value), named: true}),
+  entropy: new Chart("Entropy of the policy, nats/token", {show: value => `${number(value)} nats`, floor: 0}),
+  kl: new Chart("KL, nats/token", {show: value => `${number(value, 4)} nats`, floor: 0, named: true}),
+  grad_norm: new Chart("Gradient norm before the clip", {show: value => number(value), floor: 0}),
+  answers: new Chart("Answer length, tokens", {show: value => `${number(value, 1)} tokens`, floor: 0}),
+  staleness: new Chart("Staleness, train steps", {show: value => `${number(value, 2)} steps`, floor: 0}),
   bubble: new Chart("Bubble, % of a step without training", {show: value => `${number(value, 1)} %`, floor: 0}),
-  tokens: new Chart("Tokens written per second", {show: count, floor: 0}),
-  t_bcast: new Chart("T_bcast, publish to serving", {show: seconds, floor: 0}),
-  step: new Chart("Duration of a step", {show: seconds, floor: 0}),
+  tokens: new Chart("Tokens written per second", {show: value => `${count(value)} tokens/s`, floor: 0}),
+  t_bcast: new Chart("T_bcast, publish to serving, s", {show: seconds, floor: 0}),
+  step: new Chart("Duration of a step, s", {show: seconds, floor: 0, named: true}),
 };
+// Not every run has them: they are shown once there is a value.
+const OPTIONAL = ["evals", "parts", "tags", "entropy", "kl", "grad_norm"];
+// Charts and tiles: the least width and the gap, in px. page.css has the same gaps.
+const CHART = [336, 24], TILE = [135, 10];
 
 export function showCharts() {
   fill("charts", Object.values(CHARTS).map(chart => chart.node));
-  CHARTS.evals.node.hidden = true;
+  arrange();
+  new ResizeObserver(arrange).observe($("charts"));
+}
+
+function arrange() {
+  for (const name of OPTIONAL) CHARTS[name].node.hidden = !CHARTS[name].series.length;
+  balance("charts", CHART);
+}
+
+// Rows with nearly the same number of children leave no hole; the first rows have one less where it does not come out even.
+function balance(id, [least, gap]) {
+  const shown = [...$(id).children].filter(child => !child.hidden);
+  const rows = Math.ceil(shown.length / Math.max(1, Math.floor(($(id).clientWidth + gap) / (least + gap))));
+  for (let row = 0, first = 0; row < rows; row++) {
+    const wide = Math.floor((shown.length + row) / rows);
+    for (const child of shown.slice(first, first += wide)) child.style.setProperty("--row", wide);
+  }
+}
+
+// A line for each name in a column of the history, whose cells are values by name; the newest names first.
+function lines(history, column) {
+  const names = new Set();
+  for (const step of [...history.steps].reverse()) for (const name of Object.keys(step[column] ?? {})) if (names.size < KINDS.length) names.add(name);
+  return [...names].sort().map((name, at) => ({name, kind: KINDS[at], points: history.steps.map(each => [each.step, each[column]?.[name] ?? null])}));
 }
 
 export function drawCurves(history, staleness_max) {
   const reward = history.points("reward");
   const many = reward.length > 2 * SMOOTH;
   CHARTS.reward.set(many ? [{name: `mean of ${SMOOTH}`, points: smoothed(reward, SMOOTH)}, {name: null, points: reward, kind: "faint"}] : [{name: "reward", points: reward}]);
+  CHARTS.parts.set(lines(history, "parts"));
+  CHARTS.tags.set(lines(history, "reward_by_tag"));
+  CHARTS.entropy.set([{name: "entropy", points: history.points("entropy")}]);
+  CHARTS.kl.set([{name: "rollout to learner", points: history.points("kl_rollout")}, {name: "learner to base", points: history.points("kl_base"), kind: "second"}]);
+  CHARTS.grad_norm.set([{name: "gradient norm", points: history.points("grad_norm")}]);
+  CHARTS.answers.set([{name: "answer length", points: history.steps.map(each => [each.step, each.trajectories ? each.tokens / each.trajectories : null])}]);
   CHARTS.staleness.set([{name: "staleness", points: history.points("staleness")}], [staleness_max, `S = ${staleness_max}`]);
   CHARTS.bubble.set([{name: "bubble", points: history.steps.map(each => [each.step, each.wait_s === null ? null : 100 * each.wait_s / Math.max(1e-9, each.wait_s + each.t_train_s)])}]);
   CHARTS.tokens.set([{name: "tokens/s", points: history.points("tokens_per_s")}]);
   const broadcasts = history.points("t_bcast_s").filter(([, value]) => value !== null);
   CHARTS.t_bcast.set([{name: "T_bcast", points: broadcasts, dots: broadcasts.length < 40}]);
   CHARTS.step.set([{name: "training", points: history.points("t_train_s")}, {name: "waiting", points: history.points("wait_s"), kind: "second"}]);
+  arrange();
 }
 
 // found: answers of /v1/evaluations.
 export function drawEvaluations(found) {
   const names = [...new Set(found.map(each => each.name))];
-  CHARTS.evals.node.hidden = !names.length;
-  CHARTS.evals.set(names.map((name, at) => ({name, kind: at ? "second" : "", dots: true, points: found.filter(each => each.name === name).map(each => [each.version, each.mean]).sort((a, b) => a[0] - b[0])})));
+  CHARTS.evals.set(names.map((name, at) => ({name, kind: KINDS[at % KINDS.length], dots: true, points: found.filter(each => each.name === name).map(each => [each.version, each.mean]).sort((a, b) => a[0] - b[0])})));
+  arrange();
 }
 
 // --- the run at a glance
@@ -96,17 +136,18 @@ export function drawTop(page) {
   const working = joined.filter(worker => worker.active).length;
   const spread = last && last.staleness !== null ? number(last.staleness, 2) : NONE;
   fill("tiles",
-    tile("step committed", count(now.committed_step), "", period ? `one in ${seconds(period)}` : ""),
+    tile("train steps", count(now.committed_step), "", period ? `one in ${seconds(period)}` : ""),
     tile("reward", last?.reward !== undefined ? number(last.reward) : NONE, "", history.steps.length > 2 * SMOOTH ? `${change(history)} in ${SMOOTH} steps` : ""),
     tile("bubble", now.bubble_ratio === null ? NONE : number(100 * now.bubble_ratio, 1), now.bubble_ratio === null ? "" : "%", "of the learner's time"),
-    tile("tokens/s written", page.tokens_per_s === null ? NONE : count(page.tokens_per_s), "", `${count(now.tokens_under_way)} under way`),
-    tile("staleness, mean", spread, "", `at most S = ${status.staleness_max}`),
+    tile("written", page.tokens_per_s === null ? NONE : count(page.tokens_per_s), page.tokens_per_s === null ? "" : "tokens/s", `${count(now.tokens_under_way)} tokens under way`),
+    tile("staleness, mean", spread, spread === NONE ? "" : "steps", `at most S = ${status.staleness_max}`),
     tile("T_bcast, median", seconds(status.t_bcast_s.median), "", `p95 ${seconds(status.t_bcast_s.p95)}`),
     tile("newest version", now.newest_version === null ? NONE : `v${now.newest_version}`, "", status.seed_alive ? "\u25CF seed is here" : "\u25B2 seed is away"),
     tile("workers", `${working} / ${joined.length}`, "", "work / are here"),
     tile("leases", count(now.leases), "", `${now.groups_in_flight} groups open`),
     cost.per_hour ? tile("cost", usd(cost.per_hour), "usd/h", period ? `${usd(cost.per_hour * period / 3600)} a step` : "") : null,
   );
+  balance("tiles", TILE);
   const waits = provision(status, workers);
   if ($("bottleneck").textContent !== waits) $("bottleneck").textContent = waits;
 }
@@ -184,8 +225,8 @@ export function drawRest(page) {
   fill("staleness", total ? table([["age"], [""], ["share", true]], Object.entries(status.staleness).map(([age, n]) => [age, bar(n / total, `${percent(n / total, 1)} of staleness ${age}`), percent(n / total, 1)])) : made("p", {class: "dim"}, "no step yet"));
   const lengths = status.answer_tokens, reasons = pairs => entries(pairs).map(([name, value]) => `${name} ${count(value)}`).join(", ");
   fill("groups", facts([
-    ["groups in flight", count(now.groups_in_flight)], ["ready for a batch", count(now.groups_buffered)], ["queued in all", count(groups.queued)],
-    ["trained, dropped, in all", `${count(status.totals.trained)}, ${count(status.totals.dropped)}`], ["since the coordinator started", `${count(now.trajectories_trained)}, ${count(now.trajectories_dropped)}`], ["groups without variance", status.flat_groups.length ? percent(status.flat_groups.at(-1)) : null], ["groups dropped", reasons(status.groups_dropped) || null],
+    ["groups in flight", count(now.groups_in_flight)], ["groups ready for a batch", count(now.groups_buffered)], ["groups queued, in all", count(groups.queued)],
+    ["trajectories trained, dropped, in all", `${count(status.totals.trained)}, ${count(status.totals.dropped)}`], ["since the coordinator started", `${count(now.trajectories_trained)}, ${count(now.trajectories_dropped)}`], ["groups without variance", status.flat_groups.length ? percent(status.flat_groups.at(-1)) : null], ["groups dropped", reasons(status.groups_dropped) || null],
     ["results refused", reasons(status.results_refused) || "none"], ["tokens accepted", count(now.tokens_accepted)], ["tokens wasted", reasons(status.wasted_tokens) || null],
     ["tokens of an answer", entries(lengths).map(([name, value]) => `${name} ${count(value)}`).join(", ") || null],
     ["handed over", `${count(status.handed_over.partials)} samples, ${count(status.handed_over.tokens)} tokens`],
@@ -207,10 +248,11 @@ export function drawRest(page) {
     ["relays", status.relays.length ? status.relays.map(relay => `${relay.name}${relay.alive ? "" : " (away)"}`).join(", ") : null],
     ["waits to be sent", status.broadcast?.waiting_version ? `v${status.broadcast.waiting_version}` : null],
   ]));
+  const rate = mu => mu === null ? NONE : `${perHour(mu)} trajectories/h`;
   const wanted = capacity.estimates, known = each => each === null ? null : each;
   fill("capacity", facts([
-    ["made by the active", `${perHour(capacity.mu_pool)} / h`], ["the learner needs", capacity.mu_min === null ? NONE : `${perHour(capacity.mu_min)} / h`],
-    ["aimed at", capacity.mu_target === null ? null : `${perHour(capacity.mu_target)} / h`], ["all that are here", `${perHour(capacity.mu_available)} / h`],
+    ["made by the active", rate(capacity.mu_pool)], ["the learner needs", rate(capacity.mu_min)],
+    ["aimed at", capacity.mu_target === null ? null : rate(capacity.mu_target)], ["all that are here", rate(capacity.mu_available)],
     ["bubble now, predicted", `${percent(capacity.bubble, 1)}, ${percent(capacity.bubble_predicted, 1)}`],
     ["T_train", known(wanted.t_train_s) && seconds(wanted.t_train_s.value)], ["an answer takes", known(wanted.t_gen_s) && seconds(wanted.t_gen_s.value)],
     ["thrown away", known(wanted.discarded) && percent(wanted.discarded.value, 1)], ["changes of the active set", capacity.activation === "auto" ? count(capacity.changes) : null],
@@ -241,7 +283,7 @@ function drawScores({evaluations}) {
 function drawTasks({tasks}) {
   const playing = tasks.some(task => task.episodes);
   $("tasks-section").hidden = tasks.length < 2 && !playing;
-  const extra = playing ? [["wait for it", true], ["wait for a slot", true], ["offered to agents", true], ["a step takes it", true], ["p90", true]] : [];
+  const extra = playing ? [["episodes wait for it", true], ["episodes wait for a slot", true], ["episodes offered to agents", true], ["a step takes it", true], ["p90", true]] : [];
   fill("tasks", table([["task"], ["share", true], ["groups in flight", true], ["rows retired", true], ["prompts passed over", true], ...extra], tasks.map(({name, weight, in_flight, retired, passed, episodes}) => [
     name || NONE, percent(weight), count(in_flight), count(retired), count(passed),
     ...(playing ? episodes ? [count(episodes.parked), count(episodes.waiting), count(episodes.offered), seconds(episodes.tool_s_median), seconds(episodes.tool_s_p90)] : Array(5).fill(NONE) : []),

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from echo2d.client import TrajectoryScore
+from echo2d.client import StepFigures, TrajectoryScore
 from echo2d.learner.metrics.staleness import Means
 
 
@@ -48,3 +48,11 @@ class StepReport:
     effort: Effort
     poisoned: int = 0
     router: RouterLoad | None = None
+
+    @property
+    def figures(self) -> StepFigures:
+        """What the coordinator is told for its curves. A step without trained tokens measured nothing."""
+        means = self.means
+        if not means.tokens:
+            return StepFigures()
+        return StepFigures(means.entropy, means.kl, means.kl_base, self.grad_norm)

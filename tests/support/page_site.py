@@ -28,6 +28,7 @@ from echo2d.core.coordinator.glance import Glance, TreeView
 from echo2d.core.status.schema import Status
 from echo2d.runtime.coordinator.main import Opened
 from echo2d.runtime.coordinator.run_history import COLUMNS, HISTORY_LOG
+from echo2d.store.json_log import _with_sum
 from tests.support.coordinator_world import World
 from tests.support.polling import START_S
 from tests.support.scripted_core import Script, make_config, serving
@@ -101,8 +102,10 @@ def site(
     """steps: lines of the history; what they lack is null. samples: lines of the sample log."""
     config = make_config(tmp_path, **changes)
     config.run.run_dir.mkdir(mode=0o700, exist_ok=True)
-    lines = [json.dumps({**dict.fromkeys(COLUMNS), **step}) for step in steps]
-    (config.run.run_dir / f"{HISTORY_LOG}.jsonl").write_text("".join(f"{each}\n" for each in lines))
+    lines = [_with_sum(json.dumps({**dict.fromkeys(COLUMNS), **step})) for step in steps]
+    (config.run.run_dir / f"{HISTORY_LOG}.jsonl").write_bytes(
+        b"".join(b"%s\n" % each for each in lines)
+    )
     ready, ends, found = threading.Event(), threading.Event(), list[PageSite]()
 
     async def serve() -> None:

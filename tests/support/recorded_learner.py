@@ -20,7 +20,14 @@ from typing import Any, Self
 from unittest.mock import patch
 
 import echo2d.learner.__main__ as program
-from echo2d.client import Batch, NotResumable, Published, Session, TrajectoryScore
+from echo2d.client import (
+    Batch,
+    NotResumable,
+    Published,
+    Session,
+    StepFigures,
+    TrajectoryScore,
+)
 from tests.support.scripted_coordinator import GROUP_SIZE, GROUPS
 
 
@@ -64,7 +71,12 @@ class Recording:
         return dataclasses.replace(self._batches[step - 1], epoch=self._epoch)
 
     def commit(
-        self, batch: Batch, *, t_train_s: float, scores: Sequence[TrajectoryScore] = ()
+        self,
+        batch: Batch,
+        *,
+        t_train_s: float,
+        scores: Sequence[TrajectoryScore] = (),
+        figures: StepFigures | None = None,
     ) -> int:
         self._say("commit", batch.step, batch.digest)
         self._say("scores", batch.step, sorted(map(dataclasses.astuple, scores)))

@@ -24,6 +24,7 @@ from echo2d.client import (
     Sampling,
     Session,
     Span,
+    StepFigures,
     Trajectory,
     TrajectoryScore,
 )
@@ -49,6 +50,7 @@ class ScriptedCoordinator:
         self.events: list[tuple[str, int]] = []
         self.refused: dict[int, str] = {}
         self.scores: dict[int, Sequence[TrajectoryScore]] = {}  # by step
+        self.figures: dict[int, StepFigures | None] = {}  # by step
         self.spoil: dict[
             int, Change
         ] = {}  # step -> what happens to its batch before the first refusal
@@ -120,12 +122,17 @@ class ScriptedCoordinator:
         return self.spoil[step](batch) if step in self.spoil else batch
 
     def commit(
-        self, batch: Batch, *, t_train_s: float, scores: Sequence[TrajectoryScore] = ()
+        self,
+        batch: Batch,
+        *,
+        t_train_s: float,
+        scores: Sequence[TrajectoryScore] = (),
+        figures: StepFigures | None = None,
     ) -> int:
         assert batch.step == self._committed + 1
         assert t_train_s > 0
         self._committed = batch.step
-        self.scores[batch.step] = scores
+        self.scores[batch.step], self.figures[batch.step] = scores, figures
         self.events.append(("commit", batch.step))
         self.on_commit(batch.step)
         return self.kappa_answered

@@ -14,7 +14,7 @@ from echo2d.core.capacity.measurements import Measurements
 from echo2d.core.cluster.events import Note
 from echo2d.core.cluster.step_history import RunTotals, StepHistory
 from echo2d.core.cluster.worker_quality import WorkerQualities
-from echo2d.core.protocol.trajectory import StoredGroup, TrajectoryRecord
+from echo2d.core.protocol.trajectory import StepFigures, StoredGroup, TrajectoryRecord
 
 # Measurements kept of each kind: more steps than any p95 here needs.
 RECENT_MAX = 256
@@ -138,9 +138,16 @@ class Statistics:
         """Trajectories that were given up since the run began, by the last commit before a restart."""
         return self._dropped_before + self.trajectories_dropped
 
-    def trained(self, step: int, groups: Collection[StoredGroup], t_train_s: float) -> None:
+    def trained(
+        self,
+        step: int,
+        groups: Collection[StoredGroup],
+        t_train_s: float,
+        figures: StepFigures | None = None,
+    ) -> None:
         """Batch `step` was committed for the first time."""
-        trajectories = [trajectory for group in groups for trajectory in group.record.trajectories]
+        records = [group.record for group in groups]
+        trajectories = [trajectory for record in records for trajectory in record.trajectories]
         self.judged(trajectories, trained=True)
         self.t_train_s.append(t_train_s)
         self.measurements.discards.add(len(trajectories), 0)
@@ -158,7 +165,7 @@ class Statistics:
             self.now, self.tokens_accepted, self.trajectories_dropped, self.broadcasts
         )
         t_bcast_s = self.t_bcast_s[-1] if self.t_bcast_s else None
-        self.step_history.trained(step, trajectories, t_train_s, totals, t_bcast_s)
+        self.step_history.trained(step, records, t_train_s, totals, t_bcast_s, figures)
 
     def judged(self, trajectories: Iterable[TrajectoryRecord], *, trained: bool) -> None:
         """Whole groups were trained on, or thrown away because they were not worth it."""

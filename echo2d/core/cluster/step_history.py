@@ -5,13 +5,15 @@ not durable here.
 """
 
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 
-from echo2d.core.protocol.trajectory import TrajectoryRecord
+from echo2d.core.protocol.trajectory import GroupRecord, StepFigures
 
 # Steps that can be committed before the process has asked for their summaries: a few.
 RECENT_STEPS_MAX = 256
+# Lines of a curve that a reader can tell apart: parts of the reward, and tags, by the order of their names.
+CURVE_LINES_MAX = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +23,10 @@ class StepSummary:
     reward, staleness: means over its trajectories. tokens: that were trained on. Since the commit
     before: wait_s, for which the learner did not train; tokens_per_s, of accepted answers; dropped,
     trajectories that were thrown away; t_bcast_s, of the newest broadcast that ended.
+
+    parts: means of the reward's parts, named "task/part" in a step of several tasks. reward_by_tag:
+    mean rewards of the prompts with a tag, such as "level=3". Both have the first CURVE_LINES_MAX names. The
+    other fields are those of StepFigures.
     """
 
     step: int
@@ -33,6 +39,12 @@ class StepSummary:
     tokens_per_s: float | None
     dropped: int
     t_bcast_s: float | None
+    entropy: float | None = None
+    kl_rollout: float | None = None
+    kl_base: float | None = None
+    grad_norm: float | None = None
+    parts: Mapping[str, float] = field(default_factory=dict)
+    reward_by_tag: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +71,19 @@ class StepHistory:
     def trained(
         self,
         step: int,
-        trajectories: Sequence[TrajectoryRecord],
+        groups: Sequence[GroupRecord],
         t_train_s: float,
         totals: RunTotals,
         t_bcast_s: float | None,
+        figures: StepFigures | None = None,
     ) -> None:
         """Batch `step` is committed. t_bcast_s: of the newest broadcast of all."""
         before, self._before = self._before, totals
         period_s = None if before is None else totals.at - before.at
         accepted = None if before is None else totals.tokens_accepted - before.tokens_accepted
         spread = before is not None and totals.broadcasts > before.broadcasts
+        trajectories = [each for group in groups for each in group.trajectories]
+        several = len({each.source.task for each in trajectories}) > 1
         reward = staleness = 0.0
         tokens, count = 0, len(trajectories)
         for each in trajectories:
@@ -87,6 +102,18 @@ class StepHistory:
                 tokens_per_s=accepted / period_s if accepted is not None and period_s else None,
                 dropped=0 if before is None else totals.dropped - before.dropped,
                 t_bcast_s=t_bcast_s if spread else None,
+                parts=_means(
+                    (f"{each.source.task}/{part.name}" if several else part.name, part.value)
+                    for each in trajectories
+                    for part in each.reward_parts
+                ),
+                reward_by_tag=_means(
+                    (f"{tag.name}={tag.value}", each.reward)
+                    for group in groups
+                    for tag in group.tags
+                    for each in group.trajectories
+                ),
+                **asdict(figures or StepFigures()),
             )
         )
 
@@ -96,3 +123,11 @@ class StepHistory:
 
     def check(self) -> None:
         assert len(self._steps) <= RECENT_STEPS_MAX
+
+
+def _means(values: Iterable[tuple[str, float]]) -> dict[str, float]:
+    """The mean of each name's values, of the first CURVE_LINES_MAX names."""
+    found: dict[str, list[float]] = {}
+    for name, value in values:
+        found.setdefault(name, []).append(value)
+    return {name: sum(found[name]) / len(found[name]) for name in sorted(found)[:CURVE_LINES_MAX]}

@@ -28,7 +28,7 @@ from echo2d.core.cluster.events import (
     VersionPublished,
     VersionRevoked,
 )
-from echo2d.core.protocol.trajectory import TrajectoryScore
+from echo2d.core.protocol.trajectory import StepFigures, TrajectoryScore
 from echo2d.core.topology.uplink_rates import PeerRate
 from echo2d.core.work.calls.events import CallEvent, GatewayAction
 from echo2d.core.work.evaluation.events import Evaluated, EvaluationAction, EvaluationRecord
@@ -94,7 +94,8 @@ class BatchAsked:
 class CommitAsked:
     """POST /v1/batches/{step}/commit.
 
-    scores: of trajectories in the batch, as many as the learner likes; others are ignored.
+    scores: of trajectories in the batch, as many as the learner likes; others are ignored. figures:
+    for the curves.
     """
 
     request: RequestId
@@ -103,6 +104,7 @@ class CommitAsked:
     batch_digest: Digest
     t_train_s: float
     scores: tuple[TrajectoryScore, ...] = ()
+    figures: StepFigures | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -285,7 +285,7 @@ class LearnerCalls:
         if event.step <= self._staleness.committed:
             return [reply]
         if self._staleness.commit(event.step):
-            self._statistics.trained(event.step, batch.groups, event.t_train_s)
+            self._statistics.trained(event.step, batch.groups, event.t_train_s, event.figures)
             if event.scores:
                 scored = _scored(batch.groups, event.scores)
                 self._statistics.qualities.scored_by_learner(scored)

@@ -213,6 +213,20 @@ class TrajectoryScore:
 
 
 @dataclass(frozen=True, slots=True)
+class StepFigures:
+    """What the learner measured in a train step; None: it did not.
+
+    Means over the trained tokens, in nats: entropy, of the distributions that they were drawn from;
+    kl_rollout, of KL(rollout || learner); kl_base, of KL(learner || base). grad_norm: before the clip.
+    """
+
+    entropy: float | None = None
+    kl_rollout: float | None = None
+    kl_base: float | None = None
+    grad_norm: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Partial:
     """The first output tokens of an unfinished sample, packed as in TrajectoryRecord.
 

@@ -2,11 +2,12 @@
 
 import base64
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 from echo2d.client.http import SCORE_MAX, SCORES_MAX
 from echo2d.core.base.ids import GroupId
-from echo2d.core.protocol.trajectory import TrajectoryScore
+from echo2d.core.protocol.trajectory import StepFigures, TrajectoryScore
 from echo2d.core.weights.manifest import Manifest
 from echo2d.errors import IntegrityFault
 from echo2d.net.http.json_fields import integer, malformed, text
@@ -57,6 +58,16 @@ def scores_of(value: Any) -> tuple[TrajectoryScore, ...]:
     if not isinstance(value, list) or len(value) > SCORES_MAX:
         raise malformed(f"scores: expected a list of at most {SCORES_MAX} scores")
     return tuple(_score(row, f"scores[{at}]") for at, row in enumerate(value))
+
+
+def figures_of(value: Any) -> StepFigures:
+    names = [field.name for field in fields(StepFigures)]
+    if not isinstance(value, dict) or not value.keys() <= set(names):
+        raise malformed(f"figures: expected an object with any of {', '.join(names)}")
+    # Written so that NaN fails too.
+    if not all(type(each) in (int, float) and abs(each) <= SCORE_MAX for each in value.values()):
+        raise malformed(f"figures: expected numbers of at most {SCORE_MAX:g}")
+    return StepFigures(**{name: float(each) for name, each in value.items()})
 
 
 def _score(row: Any, name: str) -> TrajectoryScore:

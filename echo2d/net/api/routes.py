@@ -16,7 +16,7 @@ The core takes every decision; this module only turns requests into events, and 
     PUT  /v1/versions/{n}/files/{name}  ?epoch=E, the file's bytes -> {bytes}
     GET  /v1/batches/{n}                ?epoch=E, long poll -> the batch's bytes, or 204; a header says
                                         by which S it was made
-    POST /v1/batches/{n}/commit         {batch_digest, epoch, t_train_s} -> {publish_every}
+    POST /v1/batches/{n}/commit         {batch_digest, epoch, t_train_s, ...} -> {publish_every}
                                         scores: [[group, sample, k, z], ...] may be added, see
                                         `TrajectoryScore` in core/protocol/trajectory.py
     POST /v1/batches/{n}/refuse         {groups, reasons, epoch} -> {}
@@ -113,6 +113,7 @@ from echo2d.core.protocol.builds import (
 from echo2d.core.weights.manifest import Manifest
 from echo2d.errors import OperatorFault, PeerFault, StoreFault
 from echo2d.net.api.bodies import (
+    figures_of,
     learner_identity,
     manifest_of,
     refused_groups,
@@ -379,15 +380,17 @@ class Api:
 
     async def commit(self, request: web.Request) -> web.Response:
         required = {"batch_digest", "epoch", "t_train_s"}
-        body, step = await fields(request, required, frozenset({"scores"})), _step(request)
+        optional = frozenset({"scores", "figures"})
+        body, step = await fields(request, required, optional), _step(request)
         digest = Digest(from_hex(body["batch_digest"], "batch_digest", DIGEST_BYTES))
         epoch, t_train_s = (
             Epoch(integer(body["epoch"], "epoch")),
             seconds(body["t_train_s"], "t_train_s"),
         )
         scores = scores_of(body.get("scores", []))
+        figures = figures_of(body["figures"]) if "figures" in body else None
         return await self._ask(
-            lambda number: CommitAsked(number, epoch, step, digest, t_train_s, scores)
+            lambda number: CommitAsked(number, epoch, step, digest, t_train_s, scores, figures)
         )
 
     async def refuse(self, request: web.Request) -> web.Response:

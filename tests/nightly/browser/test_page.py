@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -220,7 +221,80 @@ def test_scores_of_evaluations_are_a_curve(browser: Any, tmp_path: Path) -> None
         chart = page.locator(".chart:has-text('Evaluations')")
         chart.locator("circle").first.wait_for()
         assert "held" in page.inner_text("#evaluations")
-        assert chart.locator("output").inner_text() == "0.000"
+        assert chart.locator("output").inner_text() == "held 0.000"
+
+
+def learning(steps: int, **more: Any) -> list[dict[str, Any]]:
+    """Lines of a run whose learner says what it measured, and whose rewards have parts and tags."""
+    facts = {
+        "entropy": 1.5, "kl_rollout": 0.002, "grad_norm": 0.25, "tokens": 84, "trajectories": 4,
+        "parts": {"right": 0.5, "short": 0.25}, "reward_by_tag": {"level=1": 0.5}, **more,
+    }  # fmt: skip
+    return [{**line, **facts} for line in history([0.5] * steps)]
+
+
+def captions(page: Any) -> dict[str, str]:
+    """What stands above each curve that is shown, by its title."""
+    shown = page.locator(".chart:not([hidden])")
+    words = (
+        "all => all.map(one => [...one.querySelectorAll('b, output')].map(each => each.innerText))"
+    )
+    return dict(shown.evaluate_all(words))
+
+
+@pytest.mark.parametrize(
+    ("more", "parts", "kl"),
+    [
+        ({}, "right 0.500\u2002short 0.250", ""),
+        (
+            {"kl_base": 0.01, "parts": {HOSTILE: 0.5}},
+            f"{HOSTILE[:19]}\u2026 0.500",
+            "\u2002learner to base 0.0100 nats",
+        ),
+    ],
+)
+def test_what_the_learner_measured_and_what_rewards_are_made_of(
+    browser: Any, tmp_path: Path, more: dict[str, Any], parts: str, kl: str
+) -> None:
+    with (
+        site(tmp_path, run_of("a"), steps=learning(3, **more)) as made,
+        opened(browser, made) as page,
+    ):
+        page.wait_for_selector(".chart:has-text('Gradient norm') path", state="attached")
+        found = captions(page)
+        assert found["Entropy of the policy, nats/token"] == "1.500 nats"
+        assert found["KL, nats/token"] == f"rollout to learner 0.0020 nats{kl}"
+        assert found["Gradient norm before the clip"] == "0.250"
+        assert found["Answer length, tokens"] == "21.0 tokens"
+        assert found["Parts of the reward, means of a step"] == parts
+        assert found["Reward by tag, means of a step"] == "level=1 0.500"
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_curves_and_tiles_leave_no_hole(browser: Any, tmp_path: Path, *, told: bool) -> None:
+    steps = learning(3) if told else history([0.5] * 3)
+    with site(tmp_path, run_of("a"), steps=steps) as made, opened(browser, made) as page:
+        page.wait_for_selector(".chart path", state="attached")
+        assert len(captions(page)) == (12 if told else 7)
+        for width in (390, 900, 1200, 1400, 1900):
+            page.set_viewport_size({"width": width, "height": 1000})
+            for box in ("charts", "tiles"):
+                poll(partial(no_hole, page, box))
+
+
+def no_hole(page: Any, box: str) -> bool:
+    """Whether each row of its children ends at its right edge."""
+    found: bool = page.evaluate(
+        """id => {
+            const box = document.getElementById(id), rows = new Map();
+            for (const {top, width, right} of [...box.children].map(each => each.getBoundingClientRect())) {
+                if (width) rows.set(Math.round(top), Math.max(rows.get(Math.round(top)) ?? 0, right));
+            }
+            return [...rows.values()].every(end => Math.abs(end - box.getBoundingClientRect().right) < 1);
+        }""",
+        box,
+    )
+    return found
 
 
 def test_the_values_under_the_cursor(browser: Any, tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from echo2d.client import (
     Published,
     Session,
     Span,
+    StepFigures,
     Trajectory,
     TrajectoryScore,
     Unanswered,
@@ -209,6 +210,14 @@ async def test_a_commit_may_carry_scores(server: Server, coordinator: AsyncCoord
     assert math.isnan(first["scores"][2][3]), "the coordinator refuses it"
     assert len(second["scores"]) == SCORES_MAX
     assert len(server.heard[1][2]) <= BODY_BYTES_MAX
+
+
+async def test_a_commit_may_carry_figures(server: Server, coordinator: AsyncCoordinator) -> None:
+    server.script = [reply({"publish_every": 1})]
+    figures = StepFigures(entropy=1.5, kl_rollout=math.nan, grad_norm=math.inf)
+    assert await coordinator.commit(Batch(4, 2, "00", ()), t_train_s=0.5, figures=figures) == 1
+    ((_, _, body),) = server.said()
+    assert body["figures"] == {"entropy": 1.5, "grad_norm": SCORE_MAX}
 
 
 def check_batch(batch: Batch) -> None:

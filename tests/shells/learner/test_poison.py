@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from echo2d.client import Batch, TrajectoryScore
+from echo2d.client import Batch, StepFigures, TrajectoryScore
 from echo2d.learner.config import LearnerConfig
 from tests.support.learner import learn
 from tests.support.poison import with_poison
@@ -51,10 +51,15 @@ class ReplacingCoordinator(ScriptedCoordinator):
         self.refused_groups += reasons
 
     def commit(
-        self, batch: Batch, *, t_train_s: float, scores: Sequence[TrajectoryScore] = ()
+        self,
+        batch: Batch,
+        *,
+        t_train_s: float,
+        scores: Sequence[TrajectoryScore] = (),
+        figures: StepFigures | None = None,
     ) -> int:
         self.committed.append((batch.step, batch.digest))
-        return super().commit(batch, t_train_s=t_train_s, scores=scores)
+        return super().commit(batch, t_train_s=t_train_s, scores=scores, figures=figures)
 
 
 def drawn_poison(rng: random.Random) -> Poison:

@@ -21,6 +21,7 @@ from echo2d.client import (
     PeerFault,
     PromptsOver,
     Sampling,
+    StepFigures,
 )
 from echo2d.learner import train
 from echo2d.learner.batch.packing import PackedAnswer, parts
@@ -119,6 +120,8 @@ def test_the_log_line_of_a_step_has_what_people_look_at(
     assert float(facts["answer_tokens"]) == 9
     assert ("kl_base_nats" in facts) == bool(kl_coef)
     assert (row["kl_base"] is None) == (not kl_coef)
+    told = StepFigures(row["entropy"], row["kl"], row["kl_base"], row["grad_norm"])
+    assert coordinator.figures[1] == told
 
 
 def test_every_commit_tells_the_scores_of_its_trajectories(

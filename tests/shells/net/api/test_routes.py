@@ -30,7 +30,7 @@ from echo2d.core.coordinator.events import (
     WorkerOrder,
     WorkerOrdered,
 )
-from echo2d.core.protocol.trajectory import TrajectoryScore
+from echo2d.core.protocol.trajectory import StepFigures, TrajectoryScore
 from echo2d.core.weights.manifest import Manifest
 from echo2d.errors import OperatorFault, StoreFault
 from echo2d.net.api import routes as api_routes
@@ -342,6 +342,23 @@ async def test_a_commit_carries_scores(call: Client, backend: Backend) -> None:
     assert (await call("POST", "/v1/batches/3/commit", json=body))[0] == 200
     scores = (TrajectoryScore(9, 0, 0.0, -1.5), TrajectoryScore(9, 1, 1e6, 3.0))
     assert backend.asked == [CommitAsked(RequestId(7), Epoch(2), 3, DIGEST, 1.0, scores)]
+
+
+async def test_a_commit_carries_figures(call: Client, backend: Backend) -> None:
+    body = {**commit_with([]), "figures": {"entropy": 1.5, "grad_norm": 2}}
+    assert (await call("POST", "/v1/batches/3/commit", json=body))[0] == 200
+    figures = StepFigures(entropy=1.5, grad_norm=2.0)
+    assert backend.asked == [CommitAsked(RequestId(7), Epoch(2), 3, DIGEST, 1.0, (), figures)]
+
+
+@pytest.mark.parametrize(
+    "figures", [None, [1.0], {"loss": 1.0}, {"entropy": "1"}, {"entropy": 1e7}, {"entropy": True}]
+)
+async def test_figures_are_checked(call: Client, backend: Backend, figures: Any) -> None:
+    body = {**commit_with([]), "figures": figures}
+    status, answer = await call("POST", "/v1/batches/3/commit", json=body)
+    assert (status, backend.asked) == (400, [])
+    assert "figures" in answer["detail"]
 
 
 @pytest.mark.parametrize(

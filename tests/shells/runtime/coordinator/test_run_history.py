@@ -15,7 +15,8 @@ from tests.support.polling import poll
 def summary(step: int, reward: float | None = 0.5) -> StepSummary:
     return StepSummary(
         step=step, reward=reward, staleness=1.0, trajectories=4, tokens=100, t_train_s=2.0,
-        wait_s=None, tokens_per_s=50.0, dropped=0, t_bcast_s=None,
+        wait_s=None, tokens_per_s=50.0, dropped=0, t_bcast_s=None, entropy=1.5, grad_norm=0.1,
+        parts={"right": 0.5},
     )  # fmt: skip
 
 
@@ -30,7 +31,27 @@ def test_rows_after_a_step(tmp_path: Path) -> None:
     found = json.loads(history.of(3))
     assert found["columns"] == list(COLUMNS)
     assert found["rewound"] == 0
-    assert found["rows"] == [[7.0, 4, 0.5, 1.0, 4, 100, 2.0, None, 50.0, 0, None]]
+    assert found["rows"] == [
+        [
+            7.0,
+            4,
+            0.5,
+            1.0,
+            4,
+            100,
+            2.0,
+            None,
+            50.0,
+            0,
+            None,
+            1.5,
+            None,
+            None,
+            0.1,
+            {"right": 0.5},
+            {},
+        ]
+    ]
     assert steps(history) == [1, 2, 3, 4]
 
 
@@ -70,7 +91,15 @@ async def test_a_restart_reads_it_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["[1, 2]", "{}", '{"step": "9"}', '{"step": 9, "reward": "<b>"}', '{"step": 9, "at"']
+    "line",
+    [
+        "[1, 2]",
+        "{}",
+        '{"step": "9"}',
+        '{"step": 9, "reward": "<b>"}',
+        '{"step": 9, "parts": {"right": "<b>"}}',
+        '{"step": 9, "at"',
+    ],
 )
 def test_a_line_that_is_none_is_left_out(tmp_path: Path, line: str) -> None:
     lines = [_with_sum(each) for each in (line, '{"step": 3, "reward": 1}')]

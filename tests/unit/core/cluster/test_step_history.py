@@ -1,6 +1,22 @@
 """The summaries of train steps that the curves are made of."""
 
-from echo2d.core.cluster.step_history import RECENT_STEPS_MAX, RunTotals, StepHistory, StepSummary
+from echo2d.core.base.ids import Digest, GroupId, PeerId, Version
+from echo2d.core.cluster.step_history import (
+    CURVE_LINES_MAX,
+    RECENT_STEPS_MAX,
+    RunTotals,
+    StepHistory,
+    StepSummary,
+)
+from echo2d.core.protocol.trajectory import (
+    AuthoredSpan,
+    GroupRecord,
+    PromptTag,
+    RewardPart,
+    Source,
+    StepFigures,
+    TrajectoryRecord,
+)
 from tests.support.coordinator_world import World, train
 
 
@@ -53,6 +69,45 @@ def test_nothing_is_said_about_the_time_before_a_session() -> None:
     second = history.of(2)
     assert second is not None
     assert (second.wait_s, second.tokens_per_s, second.t_bcast_s) == (None, None, None)
+
+
+def scored(reward: float, *parts: tuple[str, float], task: str = "sums") -> TrajectoryRecord:
+    named = tuple(RewardPart(*part) for part in parts)
+    span = AuthoredSpan(0, 1, Version(0), Digest(bytes(32)), PeerId("a"))
+    return TrajectoryRecord(
+        0, b"\1\0\0\0", bytes(4), (span,), "stop", reward, named, source=Source(task)
+    )
+
+
+def grouped(level: int, *trajectories: TrajectoryRecord) -> GroupRecord:
+    return GroupRecord(GroupId(level), b"", trajectories, tags=(PromptTag("level", str(level)),))
+
+
+def test_parts_tags_and_what_the_learner_measured() -> None:
+    history = StepHistory()
+    groups = [
+        grouped(2, scored(1.0, ("right", 1.0), ("short", 0.0)), scored(0.0, ("right", 0.0))),
+        grouped(1, scored(0.5, ("right", 1.0))),
+    ]
+    figures = StepFigures(entropy=1.5, grad_norm=0.25)
+    history.trained(1, groups, 2.0, RunTotals(10.0, 100, 4, 1), None, figures)
+    step = history.of(1)
+    assert step is not None
+    assert (step.reward, step.trajectories, step.tokens) == (0.5, 3, 3)
+    assert step.parts == {"right": 2 / 3, "short": 0.0}
+    assert step.reward_by_tag == {"level=1": 0.5, "level=2": 0.5}
+    assert (step.entropy, step.kl_rollout, step.kl_base, step.grad_norm) == (1.5, None, None, 0.25)
+
+
+def test_curves_have_few_lines_and_name_the_task_where_there_are_several() -> None:
+    history = StepHistory()
+    groups = [grouped(level, scored(0.0, ("right", 1.0))) for level in range(CURVE_LINES_MAX)]
+    groups.append(grouped(CURVE_LINES_MAX, scored(1.0, ("right", 0.5), task="words")))
+    history.trained(1, groups, 2.0, RunTotals(10.0, 100, 4, 1), None)
+    step = history.of(1)
+    assert step is not None
+    assert step.parts == {"sums/right": 1.0, "words/right": 0.5}
+    assert list(step.reward_by_tag) == [f"level={level}" for level in range(CURVE_LINES_MAX)]
 
 
 def test_it_is_bounded_and_the_newest_of_a_step_counts() -> None:
