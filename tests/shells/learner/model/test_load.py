@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from echo2d.learner.model.load import empty_model, load_model
 from echo2d.learner.saving.layout import WeightPart, layout_of
 from tests.support.learner import learn
 from tests.support.model_shapes import FAMILIES, saved
+from tests.support.paths import REPO
 from tests.support.scripted_coordinator import ScriptedCoordinator
 
 
@@ -117,3 +119,11 @@ def test_a_quantized_model_is_the_operators_fault(base: Path, tmp_path: Path) ->
     (model / "config.json").write_text(json.dumps(facts))
     with pytest.raises(OperatorFault, match="is quantized; convert it to bfloat16"):
         load_model(model)
+
+
+def test_the_page_lists_the_architectures_that_the_tests_train() -> None:
+    page = (REPO / "docs" / "reference" / "models.md").read_text()
+    rows = re.findall(r"^\| `(\w+)`[^|]* \| yes \|", page, re.MULTILINE)
+    assert sorted(rows) == sorted(
+        type(each).__name__.removesuffix("Config") for each in FAMILIES.values()
+    )
