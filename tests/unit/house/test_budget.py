@@ -12,15 +12,15 @@ from tools.house_report import Module, offered, read_modules, surface
 
 # A commit that raises a limit does nothing else, and says why.
 BUDGET = {
-    "code lines: echo2d": 56_752,
-    "code lines: learner": 5_662,
+    "code lines: echo2d": 56_920,
+    "code lines: learner": 5_690,
     "commands": 26,
     "commands: offered by click": 26,
     "options": 94,
     "options: offered by click": 168,
     "keys": 271,
     "keys: of simulations": 53,
-    "constants": 1_409,
+    "constants": 1_414,
 }
 TO_DO = "Remove something, or raise the limit in a commit of its own that says why"
 
