@@ -9,7 +9,14 @@ from urllib.parse import urlsplit
 
 import click
 
-from echo2d.cli.parts import DIRECTORY, FullSentences, json_option, progress_bar, run_dir_option
+from echo2d.cli.parts import (
+    DIRECTORY,
+    RUN_DIR,
+    FullSentences,
+    json_option,
+    progress_bar,
+    run_dir_option,
+)
 from echo2d.errors import Fault, OperatorFault
 
 if TYPE_CHECKING:
@@ -29,7 +36,7 @@ def keep() -> None:
 
 
 @keep.command()
-@click.option("--run-dir", type=DIRECTORY, help="The run's directory: run.run_dir of its config.")
+@click.option("--run-dir", type=RUN_DIR, help="The run's directory: run.run_dir of its config.")
 @click.option("--to", "target", type=DIRECTORY, help="New directory to write the backup to.")
 @click.option(
     "--learner-dir",

@@ -24,11 +24,25 @@ DIRECTORY = click.Path(path_type=Path, file_okay=False)
 
 SENTENCE_CHARS_MAX = 200  # of a command's first sentence
 
+
+class RunFolder(click.Path):
+    """A run's directory; where the folder of its run.toml is given, the one in it."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path, file_okay=False)
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Path:
+        path = Path(str(super().convert(value, param, ctx)))
+        within = path / "coordinator"
+        return within if (within / "run.key").exists() and not (path / "run.key").exists() else path
+
+
+RUN_DIR = RunFolder()
 run_dir_option = click.option(
     "--run-dir",
-    type=DIRECTORY,
+    type=RUN_DIR,
     required=True,
-    help="The run's directory: run.run_dir of its config.",
+    help="The run's directory (run.run_dir of its config), or the folder of its run.toml.",
 )
 
 
@@ -129,7 +143,7 @@ def coordinator_options(command: Callable[..., None]) -> Callable[..., None]:
         ),
         click.option("--url", help="URL of a coordinator elsewhere; needs --token-file."),
         click.option(
-            "--run-dir", type=DIRECTORY, help="Run directory of a coordinator on this host."
+            "--run-dir", type=RUN_DIR, help="Run directory of a coordinator on this host."
         ),
     ):
         command = option(command)

@@ -191,12 +191,13 @@ def _tell(written: "WrittenRun", here: list[str], there: list[str]) -> None:
     shown = ", ".join(map(str, written.boxes[:SHOWN_TOKENS]))
     shown += f", ... ({len(written.boxes)} in all)" if len(written.boxes) > SHOWN_TOKENS else ""
     click.echo(f"Wrote {written.config} for the task {written.task}, and {shown}.\n")
-    click.echo(f"Type on this host, each in a terminal of its own:\n\n{_indented(here)}\n")
-    click.echo(
-        f"Copy {'its own token file' if several else str(written.boxes[0])} to each box, and type there, with "
-        f"echo2d installed:\n\n{_indented(there)}\n\n"
-        f"The boxes must reach two TCP ports of this host: that of {written.url} and the next one."
-    )
+    click.echo(f"Type on this host:\n\n{_indented(here)}\n")
+    if there:
+        click.echo(
+            f"Copy {'its own token file' if several else str(written.boxes[0])} to each box, and type there, "
+            f"with echo2d installed:\n\n{_indented(there)}\n\n"
+            f"The boxes must reach two TCP ports of this host: that of {written.url} and the next one."
+        )
     if written.agents is not None:
         click.echo(f"Agents play with {written.agents} (docs/environments.md).")
 
@@ -212,6 +213,7 @@ def _set_up(
         QuestionRows,
         first_row,
         guess,
+        offered_tokens,
         set_up,
     )
     from echo2d.recipes.run_folder import Boxes
@@ -242,7 +244,8 @@ def _set_up(
         scorer = given["scorer"] or "math"
         held_out = None if given["held_out_rows"] is None else _loaded_rows(given["held_out_rows"])
         questions = QuestionRows(rows, prompt, answer, scorer, held_out)
-    tokens = 12 if model is None else decide("max_new_tokens", "Tokens of an answer at most?", 1024)
+    asked = "Tokens of an answer at most?"
+    tokens = 12 if model is None else decide("max_new_tokens", asked, offered_tokens(model))
     host = decide("host", "At which address do the boxes reach this host?", _own_address())
     boxes = Boxes(decide("boxes", "How many boxes will join?", 1), one_token=given["one_token"])
     folder = Path(decide("out", "In which new folder shall the run live?", "run"))
@@ -301,17 +304,22 @@ def _own_address() -> str:
 
 
 def next_commands(written: "WrittenRun") -> tuple[list[str], list[str]]:
-    """What to type on this host, and on a box, with the programs as they were typed here."""
+    """What to type on this host, and on a box, with the programs as they were typed here.
+
+    A coordinator that only this host reaches has a worker here, and no boxes.
+    """
     script, echo2d = Path(sys.argv[0]), "echo2d"
     if script.name == echo2d and str(shutil.which(echo2d)) != str(script.absolute()):
         # Called by its path.
         echo2d = sys.argv[0]
     here = [
-        f"{echo2d} coordinate --config {written.config}",
-        f"{echo2d} learn --config {written.config}",
+        f"{echo2d} try --config {written.config}",
+        f"{echo2d} run --config {written.config}" + ("" if written.local else " --workers 0"),
         f"{echo2d} status --run-dir {written.run_dir} --watch",
     ]
-    return here, [f"{echo2d} join --token-file {written.boxes[0].name} --state-dir state"]
+    return here, [] if written.local else [
+        f"{echo2d} join --token-file {written.boxes[0].name} --state-dir state"
+    ]
 
 
 def _list_tasks(*, as_json: bool) -> None:

@@ -7,6 +7,7 @@ is said here.
 """
 
 import asyncio
+import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from echo2d.config.coordinator import CoordinatorConfig
+from echo2d.core.base.model_config import context_max
 from echo2d.demo.tiny_model import make_tiny_model
 from echo2d.demo.two_turns import OPENING
 from echo2d.errors import OperatorFault
@@ -89,6 +91,15 @@ class NewRun:
 def first_row(rows: Sequence[str]) -> DataRow:
     """The first row of the data. OperatorFault: it cannot be read."""
     return RowFiles(found_files(rows)).row(0)
+
+
+def offered_tokens(model: Path) -> int:
+    """Most tokens of an answer: 1024, or half of what the model reads, if that is less."""
+    try:
+        reads = context_max(json.loads((model / "config.json").read_bytes()))
+    except (OSError, ValueError):
+        reads = None  # said where the model is looked at
+    return 1024 if reads is None else min(1024, reads // 2)
 
 
 def guess(columns: Sequence[str], names: Sequence[str]) -> str | None:

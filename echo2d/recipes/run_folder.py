@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from echo2d.config.coordinator import is_local
 from echo2d.errors import OperatorFault, path_fault
@@ -49,6 +50,11 @@ class WrittenRun:
     @property
     def run_dir(self) -> Path:
         return self.config.parent / RUN_DIR
+
+    @property
+    def local(self) -> bool:
+        """Whether only this host reaches the coordinator."""
+        return is_local(urlsplit(self.url).hostname or "")
 
 
 def url_of(host: str, port: int) -> str:
