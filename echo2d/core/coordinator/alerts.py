@@ -138,6 +138,11 @@ def _of_training(status: Status) -> Iterator[Alert]:
 
 def _failing(task: str, failing: FailingStatus) -> str:
     said = f"the rewards of task {task} fail, {failing.failures} in a row: {failing.reason}"
+    if failing.stops_in_s is None:
+        return (
+            f"the reward of task {task} fails for {failing.share:.0%} of the answers, which are left out: "
+            f"{failing.reason}"
+        )
     if failing.retry_s is not None:
         return (
             f"{said}; it gets no leases, and is asked again in {failing.retry_s:.0f} s; the run stops in "

@@ -365,7 +365,9 @@ def _tasks(rules: RunRules, groups: Groups, statistics: Statistics) -> tuple[Tas
             else _episodes(
                 between.get(task.name, BetweenTurns()), statistics.tool_s.get(task.name, ())
             ),
-            failing=_failing(groups.watch.status(task.name, now=statistics.now)),
+            failing=_failing(
+                groups.watch.status(task.name, group_size=rules.drawn(task), now=statistics.now)
+            ),
         )
         for task in rules.tasks
     )

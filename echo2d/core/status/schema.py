@@ -438,15 +438,16 @@ class EpisodesStatus:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailingStatus:
     """A task whose rewards fail. failures: since the last success. ever: whether a reward has come before.
-    reason: of the last one. stops_in_s: until the run stops. retry_s: until the next try, while the task
-    gets no leases; None: it gets some.
+    reason: of the last one. stops_in_s: until the run stops; None: it goes on. retry_s: until the next
+    try, while the task gets no leases; None: it gets some. share: of the latest answers, those that failed.
     """
 
     failures: int
     ever: bool
     reason: str
-    stops_in_s: float
+    stops_in_s: float | None
     retry_s: float | None
+    share: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

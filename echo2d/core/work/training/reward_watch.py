@@ -14,6 +14,7 @@ left out: their rewards are asked for again.
 Not here: what a failure does to a group (`judge`), the probe itself (`runtime/coordinator/task_calls`).
 """
 
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
@@ -32,6 +33,9 @@ PAUSE_S_MIN, PAUSE_S_MAX = 2.0, 60.0
 AWAY_S_MAX = 1800.0
 # Failures in a row of a task that has succeeded before, from which on an alert says so.
 ALERT_FAILURES = 8
+# Of the last LATELY failures: at so many, and such a share of the answers between them, an alert says so for
+# LATELY_S, though rewards come, too.
+LATELY, LATELY_MIN, LATELY_SHARE, LATELY_S = 64, 16, 0.01, 300.0
 # Held samples whose rewards are asked for at each try.
 TRIED_AT_ONCE = 2
 
@@ -66,14 +70,16 @@ class _OfTask:
 @dataclass(frozen=True, slots=True)
 class FailingRewards:
     """What the watch says of a task. failures: since the last success. ever: whether a reward has come
-    before. stops_in_s: until the run stops. retry_s: until the next try; None: the task is not away.
+    before. stops_in_s: until the run stops; None: it goes on. retry_s: until the next try; None: the task is
+    not away. share: of the answers between the last failures, those that failed.
     """
 
     failures: int
     ever: bool
     reason: str
-    stops_in_s: float
+    stops_in_s: float | None
     retry_s: float | None
+    share: float = 1.0
 
 
 class RewardWatch:
@@ -88,12 +94,17 @@ class RewardWatch:
         self.alert = not succeeded
         self.away: set[str] = set()
         self.set_aside: dict[PeerId, str] = {}
+        # Of each task, its last failures: when, and of which group; and the reason of the last one.
+        self._lately = {task: deque[tuple[float, GroupId]](maxlen=LATELY) for task in self._of}
+        self._reason: dict[str, str] = {}
 
     # --- rewards
 
     def succeeded(self, task: str) -> list[Sample]:
         """A reward has come. Returns the held samples, whose rewards are to be asked for again."""
         held = list(self._of[task].held)
+        if self._of[task].away_since is not None:
+            self._lately[task].clear()
         self._of[task] = _OfTask(ever=True)
         self.away.discard(task)
         self.alert = any(each.failures or not each.ever for each in self._of.values())
@@ -107,7 +118,8 @@ class RewardWatch:
         if not of_task.failures:
             of_task.since = now
         of_task.failures += 1
-        of_task.reason = reason
+        of_task.reason = self._reason[task] = reason
+        self._lately[task].append((now, sample[0]))
         if len(of_task.cursors) < FAILED_PROMPTS_MIN:
             of_task.cursors.add(cursor)
         if len(of_task.workers) < FAILED_WORKERS_MIN:
@@ -180,6 +192,7 @@ class RewardWatch:
         (worker,) = self._of[task].workers
         self.set_aside[worker] = self._of[task].reason
         self._of[task] = _OfTask(self._of[task].ever)
+        self._lately[task].clear()
         return worker
 
     def retries(self, *, now: float) -> list[Sample]:
@@ -222,11 +235,11 @@ class RewardWatch:
                 times.append(of_task.since + FAILING_S)
         return min(times, default=None)
 
-    def status(self, task: str, *, now: float) -> FailingRewards | None:
+    def status(self, task: str, *, group_size: int, now: float) -> FailingRewards | None:
         """None: the rewards of this task come."""
         of_task, away = self._of[task], self._of[task].away_since
         if away is None and of_task.failures < (ALERT_FAILURES if of_task.ever else 1):
-            return None
+            return self._now_and_then(task, group_size, now)
         ends_at = of_task.since + FAILING_S
         if away is not None:
             ends_at = (of_task.first_away or away) + AWAY_S_MAX
@@ -237,3 +250,14 @@ class RewardWatch:
             max(0.0, ends_at - now),
             None if away is None else max(0.0, of_task.next_at - now),
         )
+
+    def _now_and_then(self, task: str, group_size: int, now: float) -> FailingRewards | None:
+        """Failures between successes, which leave answers out that nobody looks at."""
+        lately = self._lately[task]
+        if len(lately) < LATELY_MIN or now > lately[-1][0] + LATELY_S:
+            return None
+        groups = [group for _, group in lately]
+        share = len(lately) / ((max(groups) - min(groups) + 1) * group_size)
+        if share < LATELY_SHARE:
+            return None
+        return FailingRewards(len(lately), True, self._reason[task], None, None, min(1.0, share))

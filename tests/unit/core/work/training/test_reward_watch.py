@@ -1,5 +1,6 @@
 """Rewards that always fail end the run, or rest the task, or set a worker aside; each through the whole machine."""
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -11,6 +12,8 @@ from echo2d.core.work.training.reward_watch import (
     AWAY_S_MAX,
     FAILING_S,
     FAILURES_MAX,
+    LATELY_MIN,
+    LATELY_S,
     PAUSE_S_MAX,
     PAUSE_S_MIN,
     RewardWatch,
@@ -90,6 +93,28 @@ def test_an_alert_says_so_at_the_first_failure() -> None:
     (task,) = world.state.status(now=world.now).tasks
     assert task.failing is not None
     assert (task.failing.failures, task.failing.ever, task.failing.retry_s) == (1, False, None)
+
+
+def test_failures_between_successes_raise_an_alert_with_their_share() -> None:
+    """Answers that are left out are seen by nobody: the policy is never punished for them."""
+    count = 0
+
+    def now_and_then(cursor: int, sample: int) -> float | None:
+        nonlocal count
+        count += 1
+        return None if count % 3 == 0 else fine(cursor, sample)
+
+    world, workers = run_of(8, 8, reward=now_and_then, probed=(8, 0))
+    answer(world, workers, 2 * LATELY_MIN)
+    assert "rewards_fail" not in alerts(world)
+    answer(world, workers, 2 * LATELY_MIN)
+    said = alerts(world)["rewards_fail"]
+    assert re.fullmatch(
+        r"the reward of task  fails for [34][0-9]% of the answers, which are left out: crashed", said
+    )
+    assert world.stopped is None
+    pass_time(world, LATELY_S + 1)
+    assert "rewards_fail" not in alerts(world)
 
 
 def test_few_failures_stop_the_run_after_a_while() -> None:
