@@ -80,12 +80,16 @@ def token_create(
 @run_dir_option
 @json_option("Print one JSON array.")
 def token_list(run_dir: Path, *, as_json: bool) -> None:
-    """Show all credentials of a run, without their secrets."""
-    from echo2d.runtime.run_dir.tokens import list_tokens
+    """Show all credentials of a run, without their secrets.
+
+    With --json, each worker's token has what its machines have earned since the run began.
+    """
+    from echo2d.runtime.run_dir.tokens import earned_of_tokens, list_tokens
 
     rows = list_tokens(run_dir)
     if as_json:
-        click.echo(json.dumps(rows))
+        earned = earned_of_tokens(run_dir)
+        click.echo(json.dumps([{**row, "earned": earned.get(row["name"])} for row in rows]))
         return
     cells = [("NAME", "ROLE", "STATE", "EXPIRES", "MACHINES", "LAST USE"), *map(_cells, rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]

@@ -32,6 +32,7 @@ from urllib.parse import quote
 
 from echo2d.core.base.canonical import digest_of
 from echo2d.core.base.ids import Digest, Epoch, GroupId, PublishSeq
+from echo2d.core.cluster.earned import WorkerEarned
 from echo2d.core.cluster.events import VersionPublished
 from echo2d.core.coordinator.events import CoordinatorRecord, EpochOpened, Recovered
 from echo2d.core.protocol.trajectory import Attachment, StoredGroup, TrajectoryRecord
@@ -46,6 +47,7 @@ from echo2d.store.ledger_rows import (
     COMMITTED,
     COUNTERS,
     DELIVERIES,
+    EARNED,
     EPOCH_FLOOR,
     EVALUATED,
     FACTS,
@@ -245,6 +247,7 @@ class Ledger:
                 answered=self._all(ANSWERED),
                 rates=self._all(RATES),
                 deliveries=self._all(DELIVERIES),
+                earned=self._all(EARNED),
                 tasks=self._all(TASK_CURSORS),
                 rows=self._all(ROWS),
                 given_back=self._all(GIVEN_BACK),
@@ -339,11 +342,7 @@ def read_results(path: Path) -> tuple[tuple[VersionPublished, ...], tuple[Evalua
     """
     if not path.is_file():
         raise OperatorFault(f"{path.parent} is not the directory of a run: it has no {path.name}")
-    with ledger_faults(path), closing(connect_to_read(path)) as connection:
-        connection.text_factory = readable
-        check_format(connection, path)
-        # In one transaction, so that both are of one moment.
-        connection.execute("BEGIN")
+    with _reading(path) as connection:
         for table in (PUBLISHED.table, EVALUATED.table):
             for each in SCHEMA.damaged_rows(connection, table):
                 raise refusal(path, each)
@@ -351,6 +350,31 @@ def read_results(path: Path) -> tuple[tuple[VersionPublished, ...], tuple[Evalua
             tuple(_read(connection, path, PUBLISHED)),
             tuple(_read(connection, path, EVALUATED)),
         )
+
+
+def read_earned(path: Path) -> tuple[WorkerEarned, ...]:
+    """What workers have earned, as `read_results` reads results. No ledger: nothing.
+
+    OperatorFault: it is of another format, or a row is damaged.
+    """
+    if not path.is_file():
+        return ()
+    with _reading(path) as connection:
+        for each in SCHEMA.damaged_rows(connection, EARNED.table):
+            raise OperatorFault(
+                f"ledger {path} is damaged: {each}; the coordinator forgets that row when it starts next"
+            )
+        return tuple(_read(connection, path, EARNED))
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[sqlite3.Connection]:
+    """A connection in a transaction, so that all that is read is of one moment."""
+    with ledger_faults(path), closing(connect_to_read(path)) as connection:
+        connection.text_factory = readable
+        check_format(connection, path)
+        connection.execute("BEGIN")
+        yield connection
 
 
 def refusal(path: Path, found: Damage) -> OperatorFault:

@@ -15,6 +15,7 @@ from echo2d.core.audit.events import LimitsLearnt
 from echo2d.core.base.codec import pack, plain_reader, unpacker
 from echo2d.core.base.ids import GroupId
 from echo2d.core.broadcast.events import FormChosen, RatesMeasured
+from echo2d.core.cluster.earned import EarnedKept, WorkerEarned
 from echo2d.core.cluster.events import VersionPublished, VersionRevoked
 from echo2d.core.coordinator.events import (
     CheckpointKept,
@@ -64,7 +65,7 @@ from echo2d.store.row_sums import SummedSchema
 # Counters that `mark_restored` sets: epochs and publish numbers up to these are used.
 EPOCH_FLOOR: Final = "epoch_floor"
 PUBLISH_FLOOR: Final = "publish_floor"
-SCHEMA_VERSION = 17
+SCHEMA_VERSION = 18
 SCHEMA = SummedSchema(
     """
 CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
@@ -129,6 +130,9 @@ CREATE TABLE limits (
 CREATE TABLE evaluations (
     number INTEGER PRIMARY KEY, name TEXT NOT NULL, version INTEGER NOT NULL, digest BLOB NOT NULL,
     found BLOB NOT NULL);
+CREATE TABLE earned (
+    worker TEXT PRIMARY KEY, accepted INTEGER NOT NULL, trained INTEGER NOT NULL,
+    sent_bytes INTEGER NOT NULL);
 CREATE TABLE deliveries (
     worker TEXT PRIMARY KEY, allowed INTEGER NOT NULL, tokens_per_s REAL NOT NULL, speed REAL NOT NULL);
 CREATE TABLE rates (peer TEXT PRIMARY KEY, bytes_per_s REAL NOT NULL, held_up INTEGER NOT NULL);
@@ -173,7 +177,7 @@ MEANING: Final = {
     "evaluations": "the results of an evaluation would be read differently",
 }
 # Tables of what is measured while a run goes on: a damaged row is forgotten.
-FORGETTABLE: Final = ("deliveries", "forms", "limits", "rates", "rows")
+FORGETTABLE: Final = ("deliveries", "earned", "forms", "limits", "rates", "rows")
 EVALUATED_BYTES_MAX = 64 << 10
 
 _Row = tuple[Any, ...]
@@ -429,6 +433,11 @@ DELIVERIES: Query[WorkerDelivery] = Query(
     "deliveries",
     "SELECT worker, allowed, tokens_per_s, speed FROM deliveries ORDER BY rowid",
     plain_reader(WorkerDelivery),
+)
+EARNED: Query[WorkerEarned] = Query(
+    "earned",
+    "SELECT worker, accepted, trained, sent_bytes FROM earned ORDER BY rowid",
+    plain_reader(WorkerEarned),
 )
 TASK_CURSORS: Query[TaskProgress] = Query(
     "tasks",
@@ -706,6 +715,11 @@ def _deliveries_measured(record: DeliveriesMeasured) -> list[Statement]:
     return [(change, (w.worker, w.allowed, w.tokens_per_s, w.speed)) for w in record.workers]
 
 
+def _earned_kept(record: EarnedKept) -> list[Statement]:
+    change = SCHEMA.insert("earned", "INSERT OR REPLACE")
+    return [(change, astuple(each)) for each in record.workers]
+
+
 def _rates_measured(record: RatesMeasured) -> list[Statement]:
     change = SCHEMA.insert("rates", "INSERT OR REPLACE")  # the newest gets the highest rowid
     return [(change, (rate.peer, rate.bytes_per_s, rate.held_up)) for rate in record.rates]
@@ -735,6 +749,7 @@ _STATEMENTS: dict[type, Callable[[Any], list[Statement]]] = {
     CheckpointKept: _checkpoint_kept,
     RatesMeasured: _rates_measured,
     DeliveriesMeasured: _deliveries_measured,
+    EarnedKept: _earned_kept,
     LimitsLearnt: _limits_learnt,
     Evaluated: _version_evaluated,
 }

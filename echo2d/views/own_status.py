@@ -53,6 +53,14 @@ def own_picture(status: OwnStatus) -> RenderableType:
     parts: list[RenderableType] = [head, Text(), _table(status)]
     if status.peers:
         parts.append(Text(f"  {_sums(status.peers)}"))
+    if status.peers or status.absent:
+        earned = status.earned
+        parts.append(
+            Text(
+                f"  since the run began: {earned.accepted_trajectories:,} trajectories accepted, "
+                f"{earned.trained_trajectories:,} trained, {size(earned.sent_bytes)} passed on"
+            )
+        )
     for peer in status.peers:
         parts += [Text.assemble(("  ! ", "bold yellow"), words) for words in _sentences(peer)]
     parts += [

@@ -1,7 +1,7 @@
 """The coordinator's shell on real sockets and files, around a core that a test scripts, or any other core."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from safetensors.numpy import save_file
 
 from echo2d.client import AsyncCoordinator
 from echo2d.config.coordinator import CoordinatorConfig
+from echo2d.core.base.ids import PeerId
 from echo2d.core.cluster.rules import RunRules
 from echo2d.core.cluster.step_history import StepSummary
 from echo2d.core.coordinator.events import (
@@ -22,7 +23,7 @@ from echo2d.core.coordinator.events import (
     Reply,
 )
 from echo2d.core.coordinator.glance import Glance, TreeView
-from echo2d.core.status.schema import Status
+from echo2d.core.status.schema import EarnedStatus, Status
 from echo2d.runtime.coordinator.main import MakeMachine, Opened, open_coordinator
 from echo2d.tasks.sort_digits import write_tokenizer
 from tests.support.coordinator_world import World
@@ -59,6 +60,9 @@ class Script:
     def status(self, *, now: float) -> Status:
         """The status of a run in which nothing has happened."""
         return World().state.status(now=now)
+
+    def earned(self, workers: Iterable[PeerId]) -> EarnedStatus:
+        return EarnedStatus()
 
     def glance(self) -> Glance:
         return World().state.glance()

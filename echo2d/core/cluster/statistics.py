@@ -1,4 +1,4 @@
-"""What the coordinator has counted and measured since it started; nothing of it is durable.
+"""What the coordinator has counted and measured since it started; of it, only `earned` is durable.
 
 `status` and the dashboard show it. Nothing is decided here.
 """
@@ -11,6 +11,7 @@ from typing import NamedTuple
 from echo2d.core.base.bounded_dict import keep_newest
 from echo2d.core.base.ids import GroupId, PeerId
 from echo2d.core.capacity.measurements import Measurements
+from echo2d.core.cluster.earned import Earned
 from echo2d.core.cluster.events import Note
 from echo2d.core.cluster.step_history import RunTotals, StepHistory
 from echo2d.core.cluster.worker_quality import WorkerQualities
@@ -65,7 +66,7 @@ class Statistics:
     tool_s: by task, how long its environment took for a step.
     dropped_answers, dropped_tokens: by the reason why they, or their groups, were dropped.
     flat_groups: of each step in `batch_rewards`, the share of groups whose rewards were all the same.
-    trained, dropped: trajectories of the run before this start.
+    trained, dropped: trajectories of the run before this start. earned: of the run, by worker.
     """
 
     def __init__(
@@ -75,10 +76,12 @@ class Statistics:
         *,
         trained: int = 0,
         dropped: int = 0,
+        earned: Earned | None = None,
     ) -> None:
         self.now = now
         self._trained_before, self._dropped_before = trained, dropped
         self.measurements = measurements or Measurements(1)
+        self.earned = earned or Earned()
         self.learner_train_s = self.learner_wait_s = 0.0
         self.starved_s = self.unscored_s = 0.0
         self._steps: deque[_Step] = deque(maxlen=RECENT_MAX)
@@ -173,6 +176,7 @@ class Statistics:
         self.measurements.yields.judged(workers, trained=trained)
         if trained:
             self.qualities.trained(workers)
+            self.earned.trained(workers)
 
     def _stepped(self, t_train_s: float) -> None:
         self.measurements.t_train.add(t_train_s)

@@ -83,27 +83,29 @@ class Costs:
             self._forgotten_usd += oldest.at(now)
             keep_newest(self._bills, PEERS_MAX)
 
-    def began(self, peer: PeerId, boot_id: str, told: Traffic, *, now: float) -> None:
+    def began(self, peer: PeerId, boot_id: str, told: Traffic, *, now: float) -> int:
         """A peer said hello. What it moved before its first hello to this coordinator is not counted, and
-        nothing is of a peer that was never `here`.
+        nothing is of a peer that was never `here`. Returns what `moved` does.
         """
         bill = self._bills.get(peer)
         if bill is not None and bill.boot_id == boot_id:
-            self.moved(peer, told, now=now)
-        elif bill is not None:
+            return self.moved(peer, told, now=now)
+        if bill is not None:
             bill.boot_id, bill.told, bill.told_at = boot_id, told, now
+        return 0
 
-    def moved(self, peer: PeerId, told: Traffic, *, now: float) -> None:
-        """A heartbeat. told: since its program started."""
+    def moved(self, peer: PeerId, told: Traffic, *, now: float) -> int:
+        """A heartbeat. told: since its program started. Returns the bytes sent that are new."""
         bill = self._bills.get(peer)
         if bill is None or told == bill.told:
-            return
+            return 0
         most = int(RATE_MAX * (now - bill.told_at))
         received = max(0, min(told.received - bill.told.received, most))
         sent = max(0, min(told.sent - bill.told.sent, most))
         bill.traffic = Traffic(bill.traffic.received + received, bill.traffic.sent + sent)
         bill.usd += (received * bill.price.usd_per_gb_down + sent * bill.price.usd_per_gb_up) / _GB
         bill.told, bill.told_at = told, now
+        return sent
 
     def gone(self, peer: PeerId, *, now: float) -> None:
         """The peer left, or counts as lost."""

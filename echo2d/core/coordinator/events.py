@@ -13,6 +13,7 @@ from typing import Any, Literal
 from echo2d.core.audit.events import AuditAction, AuditRecord, LimitsLearnt
 from echo2d.core.base.ids import Digest, Epoch, GroupId, PeerId, PublishSeq, RequestId, Version
 from echo2d.core.broadcast.events import BroadcastAction, BroadcastRecord, FormChosen
+from echo2d.core.cluster.earned import EarnedKept, WorkerEarned
 from echo2d.core.cluster.events import (
     ClusterAction,
     CopyLost,
@@ -242,6 +243,7 @@ class RunFactsKept:
 CoordinatorRecord = (
     EpochOpened
     | TotalsKept
+    | EarnedKept
     | RunFactsKept
     | CheckpointKept
     | VersionPublished
@@ -261,7 +263,8 @@ class Recovered(RecoveredRollouts):
     first. form: the one chosen last. limits: of every class that was audited. lost: paths of
     published versions whose copies are gone. convicted, trusted: workers, as the access table has
     them. learner: the identity of the one that opened `epoch`, steps: the step after which it ends.
-    trained, dropped: trajectories, by the last commit. facts: what the run is about, by name.
+    trained, dropped: trajectories, by the last commit. earned: the worker that earned something last
+    comes last. facts: what the run is about, by name.
     """
 
     publish_seq: PublishSeq
@@ -277,6 +280,7 @@ class Recovered(RecoveredRollouts):
     steps: int = 0
     trained: int = 0
     dropped: int = 0
+    earned: tuple[WorkerEarned, ...] = ()
     facts: tuple[tuple[str, str], ...] = ()
 
     @staticmethod

@@ -4,12 +4,14 @@ Nothing of other boxes is in it, and nothing of what audits found besides a conv
 saw each flagged answer could learn how to lie.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import fields, replace
 
 from echo2d.core.base.ids import PeerId
+from echo2d.core.cluster.earned import WorkerEarned
 from echo2d.core.coordinator.alerts import worker_alerts
 from echo2d.core.status.schema import (
+    EarnedStatus,
     OwnPeerStatus,
     OwnStatus,
     PeerStatus,
@@ -20,9 +22,14 @@ from echo2d.core.status.schema import (
 
 
 def own_status(
-    status: Status, enrolled: Collection[PeerId], convicted: Collection[PeerId]
+    status: Status,
+    enrolled: Collection[PeerId],
+    convicted: Collection[PeerId],
+    earned: EarnedStatus,
 ) -> OwnStatus:
-    """enrolled: the peers of the token. convicted: peers that an audit convicted, of any token."""
+    """enrolled: the peers of the token. convicted: peers that an audit convicted, of any token. earned: by
+    those that are enrolled.
+    """
     mine, broadcast = frozenset(enrolled), status.broadcast
     progress = {peer.id: peer for peer in broadcast.peers} if broadcast else {}
     rows = tuple(
@@ -41,6 +48,16 @@ def own_status(
         peers=rows,
         absent=tuple(sorted(mine - here)),
         convicted=tuple(sorted(mine & frozenset(convicted))),
+        earned=earned,
+    )
+
+
+def earned_together(workers: Iterable[WorkerEarned]) -> EarnedStatus:
+    known = tuple(workers)
+    return EarnedStatus(
+        accepted_trajectories=sum(each.accepted for each in known),
+        trained_trajectories=sum(each.trained for each in known),
+        sent_bytes=sum(each.sent_bytes for each in known),
     )
 
 

@@ -19,9 +19,10 @@ from typing import assert_never
 from blake3 import blake3
 
 from echo2d.core.audit.audits import Audits
-from echo2d.core.base.ids import SessionId
+from echo2d.core.base.ids import PeerId, SessionId
 from echo2d.core.broadcast.publishing import Publishing
 from echo2d.core.capacity.measurements import Measurements
+from echo2d.core.cluster.earned import Earned
 from echo2d.core.cluster.events import (
     CloseSession,
     CopyLost,
@@ -64,6 +65,7 @@ from echo2d.core.coordinator.events import (
 )
 from echo2d.core.coordinator.glance import Glance, TreeView, make_glance, make_tree
 from echo2d.core.coordinator.learner_api import LearnerCalls
+from echo2d.core.coordinator.own_status import earned_together
 from echo2d.core.coordinator.status import make_status
 from echo2d.core.protocol.control_messages import (
     AnswersScored,
@@ -93,7 +95,7 @@ from echo2d.core.protocol.control_messages import (
     VersionVerified,
     Welcome,
 )
-from echo2d.core.status.schema import Status
+from echo2d.core.status.schema import EarnedStatus, Status
 from echo2d.core.work.calls.calls import GatewayCalls
 from echo2d.core.work.calls.events import CallAsked, CallGone, ChoiceGrew, ChoiceStopped
 from echo2d.core.work.deliveries import Deliveries
@@ -141,6 +143,7 @@ class CoordinatorState:
             Measurements(rules.group_size),
             trained=recovered.trained,
             dropped=recovered.dropped,
+            earned=Earned(recovered.earned),
         )
         self._members = Membership(
             rules.run_id, rules.heartbeat_s, p2p=rules.p2p, quantized=rules.quantized
@@ -263,7 +266,7 @@ class CoordinatorState:
             # Such an event only moves deadlines later, so that none is due before the known time.
             return actions
         self._knows_wake_at = False
-        return [*actions, *self._advance(now)]
+        return [*actions, *self._advance(now), *self._statistics.earned.to_keep()]
 
     def wake_at(self) -> float | None:
         """When `DeadlinePassed` is due, or sooner; None: not before another event."""
@@ -300,6 +303,10 @@ class CoordinatorState:
             costs=self._costs,
             audits=self._audits,
         )
+
+    def earned(self, workers: Iterable[PeerId]) -> EarnedStatus:
+        """What these have earned in the run, together."""
+        return earned_together(map(self._statistics.earned.of, workers))
 
     def glance(self) -> Glance:
         """The few facts that change all the time; cheap, however many workers there are."""
@@ -420,7 +427,8 @@ class CoordinatorState:
         self._cordons.joined(peer)
         self._bill(peer, now)
         told = Traffic(hello.received_bytes, hello.sent_bytes)
-        self._costs.began(peer.peer, hello.boot_id, told, now=now)
+        sent = self._costs.began(peer.peer, hello.boot_id, told, now=now)
+        self._statistics.earned.sent(peer.peer, sent)
         verdicts = [] if self._audits is None else self._audits.joined(peer, now=now)
         self._activation_loop.changed()
         kept, cancelled, lease_actions = self._scheduler.rejoined(peer, hello.leases, now=now)
@@ -500,7 +508,8 @@ class CoordinatorState:
         match message:
             case Heartbeat(running, disk_free, received, sent):
                 peer.running, peer.disk_free = running, disk_free
-                self._costs.moved(peer.peer, Traffic(received, sent), now=now)
+                new = self._costs.moved(peer.peer, Traffic(received, sent), now=now)
+                self._statistics.earned.sent(peer.peer, new)
                 return []
             case Leaving(reason):
                 return self._leaving(peer, reason)

@@ -736,9 +736,19 @@ class OwnPeerStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EarnedStatus:
+    """What boxes have earned since the run began. sent_bytes: of versions that they passed on, as they say."""
+
+    accepted_trajectories: int = 0
+    trained_trajectories: int = 0
+    sent_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OwnStatus:
     """The boxes that enrolled with one token. spreading_bytes: None: not encoded yet. absent: ids of
     those of which the coordinator has not heard since it started. convicted: ids, absent ones too.
+    earned: by all of them, absent ones too.
     """
 
     run_id: str
@@ -750,3 +760,4 @@ class OwnStatus:
     peers: tuple[OwnPeerStatus, ...]
     absent: tuple[str, ...]
     convicted: tuple[str, ...]
+    earned: EarnedStatus = EarnedStatus()

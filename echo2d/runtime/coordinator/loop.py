@@ -13,7 +13,7 @@ back. Not here: any decision about the run.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Protocol, assert_never
@@ -55,6 +55,7 @@ from echo2d.core.protocol.control_messages import SignedRoot
 from echo2d.core.status.json_form import plain, status_json
 from echo2d.core.status.schema import (
     DiskStatus,
+    EarnedStatus,
     OtherBuildStatus,
     ProcessStatus,
     RefusedPeerStatus,
@@ -146,6 +147,8 @@ class Machine(PageMachine, Protocol):
     def seed_alive(self) -> bool: ...
 
     def status(self, *, now: float) -> Status: ...
+
+    def earned(self, workers: Iterable[PeerId]) -> EarnedStatus: ...
 
     def step_summary(self, step: int) -> StepSummary | None: ...
 
@@ -662,10 +665,9 @@ class CoordinatorProcess:
         return status_json(self.look())
 
     def own_status(self, token: str) -> dict[str, Any]:
+        mine, convicted = self._access.peers_of(token), self._access.convicted().keys()
         found: dict[str, Any] = plain(
-            own_status(
-                self._seen.get(), self._access.peers_of(token), self._access.convicted().keys()
-            )
+            own_status(self._seen.get(), mine, convicted, self._machine.earned(mine))
         )
         return found
 

@@ -5,11 +5,12 @@ A token file holds the only copy of a secret, so none is ever overwritten unaske
 
 import re
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from echo2d.core.coordinator.own_status import earned_together
 from echo2d.errors import OperatorFault
 from echo2d.net.security.auth import TokenFile, TokenRole, read_token_file, write_token_file
 from echo2d.net.security.urls import CoordinatorUrls
@@ -17,11 +18,13 @@ from echo2d.runtime.run_dir.access_table import ACCESS_FILE, AccessTable, TokenR
 from echo2d.runtime.run_dir.authority import change_authority, known_authority, open_authority
 from echo2d.runtime.run_dir.operator_log import note_order
 from echo2d.runtime.run_dir.run_directory import (
+    LEDGER_FILE,
     RunDirectory,
     existing_run,
     find_coordinator,
     in_use,
 )
+from echo2d.store.ledger import read_earned
 
 OWN_TOKENS = "own-"  # so the names of this host's tokens begin, whose files each start writes
 DURATION_S_MAX = 100 * 365 * 86400.0
@@ -163,6 +166,24 @@ def list_tokens(run_dir: Path) -> list[dict[str, Any]]:
         }
         for token in table.tokens()
     ]
+
+
+def earned_of_tokens(run_dir: Path) -> dict[str, dict[str, int]]:
+    """By the name of each worker's token, what its machines have earned (`EarnedStatus`).
+
+    OperatorFault: the ledger is of another format.
+    """
+    run = existing_run(run_dir)
+    table, by_worker = AccessTable(run), {w.worker: w for w in read_earned(run.path / LEDGER_FILE)}
+    return {
+        token.name: asdict(
+            earned_together(
+                by_worker[each] for each in table.peers_of(token.name) if each in by_worker
+            )
+        )
+        for token in table.tokens()
+        if token.role == "worker"
+    }
 
 
 def _state(token: TokenRow, now_s: float) -> str:

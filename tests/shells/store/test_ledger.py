@@ -11,6 +11,7 @@ from echo2d.core.audit.events import LimitsLearnt
 from echo2d.core.base.canonical import digest_of
 from echo2d.core.base.ids import Digest, Epoch, GroupId, LeaseId, PeerId, PublishSeq, Version
 from echo2d.core.broadcast.events import FormChosen, RatesMeasured
+from echo2d.core.cluster.earned import EarnedKept, WorkerEarned
 from echo2d.core.cluster.events import VersionPublished, VersionRevoked
 from echo2d.core.coordinator.events import (
     CheckpointKept,
@@ -49,7 +50,7 @@ from echo2d.core.work.events import (
 from echo2d.errors import OperatorFault, StoreFault
 from echo2d.runtime.run_dir import ledger_thread
 from echo2d.runtime.run_dir.ledger_thread import LedgerThread
-from echo2d.store.ledger import TRIM_GROUPS_MAX, Ledger
+from echo2d.store.ledger import TRIM_GROUPS_MAX, Ledger, read_earned
 from tests.support.column_engine import columns_of
 from tests.support.ledger_rows import change_rows
 
@@ -230,6 +231,21 @@ def test_the_newest_rate_of_a_peer_counts_and_comes_last(path: Path) -> None:
     )
     assert reopened(path, RatesMeasured((a, b))).rates == (a, b)
     assert reopened(path, RatesMeasured((faster,))).rates == (b, faster)
+
+
+def test_what_workers_have_earned_is_read_while_the_ledger_is_open(path: Path) -> None:
+    assert read_earned(path.with_name("none")) == ()
+    a, b, more = (WorkerEarned(PeerId(name), n, n, n) for name, n in (("a", 1), ("b", 2), ("a", 3)))
+    assert reopened(path, EarnedKept((a, b))).earned == (a, b)
+    assert reopened(path, EarnedKept((more,))).earned == (b, more)
+    with Ledger.open(path):
+        assert read_earned(path) == (b, more)
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("UPDATE earned SET trained = 9 WHERE worker = 'a'")
+        database.commit()
+    with pytest.raises(OperatorFault, match="row worker='a' of earned"):
+        read_earned(path)
+    assert reopened(path).earned == (b,)
 
 
 def test_the_limits_of_an_audit_come_back_by_engine_class(path: Path) -> None:

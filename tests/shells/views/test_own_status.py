@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from rich.console import Console
 
 from echo2d.core.status.json_form import plain, read_own_status
-from echo2d.core.status.schema import OwnPeerStatus, OwnStatus, VersionStatus
+from echo2d.core.status.schema import EarnedStatus, OwnPeerStatus, OwnStatus, VersionStatus
 from echo2d.errors import OperatorFault
 from echo2d.net.security.auth import enrol_proof, public_bytes, write_token_file
 from echo2d.runtime.coordinator.main import core_machine
@@ -32,6 +32,7 @@ STATUS = OwnStatus(
     run_id="run-1", committed_step=7, staleness_max=3, newest_version=VersionStatus(4, "01", 5),
     spreading_version=4, spreading_bytes=100, peers=(BOX,), absent=("b" * 32, "c" * 32),
     convicted=("c" * 32,),
+    earned=EarnedStatus(accepted_trajectories=4200, trained_trajectories=4000, sent_bytes=9_500_000_000),
 )  # fmt: skip
 
 
@@ -53,6 +54,9 @@ def test_an_owner_reads_what_the_box_does_gives_and_gets() -> None:
     assert " 1.20 " in row
     assert (
         "since the coordinator started: 3.1 GB received, 450.0 MB passed on, and 1.20 usd" in text
+    )
+    assert (
+        "since the run began: 4,200 trajectories accepted, 4,000 trained, 9.5 GB passed on" in text
     )
     assert row.rstrip().endswith("25%")
     assert "! box[/x] is quarantined: it only receives" in text

@@ -3,17 +3,21 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from echo2d.cli import main
+from echo2d.core.base.ids import PeerId
+from echo2d.core.cluster.earned import EarnedKept, WorkerEarned
 from echo2d.errors import OperatorFault
 from echo2d.net.security.auth import enrol_proof, public_bytes, read_token_file
 from echo2d.runtime.run_dir.access_table import AccessTable
-from echo2d.runtime.run_dir.run_directory import RunDirectory, announce
+from echo2d.runtime.run_dir.run_directory import LEDGER_FILE, RunDirectory, announce
 from echo2d.runtime.run_dir.tokens import create_token, list_tokens, parse_duration_s
+from echo2d.store.ledger import Ledger
 
 URL = "https://10.0.0.1:7700"
 
@@ -114,6 +118,30 @@ def test_a_name_that_is_taken_is_free_again_after_revoke_or_delete(run: RunDirec
     assert "no token named box" in token(*delete, code=2)
     create("--out=third.token")
     assert [row["peers"] for row in list_tokens(run.path)] == [[]]
+
+
+def test_a_token_has_what_its_machines_have_earned(run: RunDirectory) -> None:
+    create("--max-workers=2")
+    token("create", "looker", "--role=viewer", "--run-dir=run", f"--url={URL}")
+    nothing = {"accepted_trajectories": 0, "trained_trajectories": 0, "sent_bytes": 0}
+
+    def earned() -> dict[str, Any]:
+        rows = json.loads(token("list", "--json", "--run-dir=run"))
+        return {row["name"]: row["earned"] for row in rows}
+
+    assert earned() == {"box": nothing, "looker": None}
+    for number in (1, 2):
+        join(run, number=number)
+    first, second = map(PeerId, list_tokens(run.path)[0]["peers"])
+    rows = [
+        WorkerEarned(first, 5, 4, 100),
+        WorkerEarned(second, 3, 2),
+        WorkerEarned(PeerId("x"), 9),
+    ]
+    with Ledger.open(run.path / LEDGER_FILE) as ledger:
+        ledger.append([EarnedKept(tuple(rows))])
+        sums = {"accepted_trajectories": 8, "trained_trajectories": 6, "sent_bytes": 100}
+        assert earned() == {"box": sums, "looker": None}
 
 
 def test_the_url_is_where_the_coordinator_listens(run: RunDirectory) -> None:

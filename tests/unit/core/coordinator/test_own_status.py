@@ -7,7 +7,7 @@ from echo2d.core.base.ids import PeerId
 from echo2d.core.coordinator.own_status import own_status
 from echo2d.core.protocol.control_messages import Heartbeat
 from echo2d.core.status.json_form import plain, read_own_status
-from echo2d.core.status.schema import OwnStatus, Status
+from echo2d.core.status.schema import EarnedStatus, OwnStatus, Status
 from tests.support.coordinator_world import World, train
 
 
@@ -27,7 +27,8 @@ def run() -> tuple[World, Status]:
 
 def own(world: World, status: Status, *names: str, convicted: tuple[str, ...] = ()) -> OwnStatus:
     peers = [world.peers[name].peer for name in names]
-    return own_status(status, peers, [world.peers[name].peer for name in convicted])
+    guilty = [world.peers[name].peer for name in convicted]
+    return own_status(status, peers, guilty, world.state.earned(peers))
 
 
 def test_an_owner_sees_what_the_operator_sees_of_the_same_box() -> None:
@@ -46,6 +47,11 @@ def test_an_owner_sees_what_the_operator_sees_of_the_same_box() -> None:
         "active",
     ):
         assert getattr(row, field) == getattr(worker, field)
+    earned = own(world, status, "a").earned
+    assert (earned.accepted_trajectories, earned.trained_trajectories) == (
+        row.accepted,
+        row.trained,
+    )
     assert row.trained > 0
 
 
@@ -68,7 +74,12 @@ def test_a_relay_peer_has_a_row_too() -> None:
 def test_a_box_that_never_came_or_is_convicted_is_named() -> None:
     world, status = run()
     stranger = PeerId("f" * 32)
-    found = own_status(status, [stranger, world.peers["a"].peer], [stranger, world.peers["b"].peer])
+    found = own_status(
+        status,
+        [stranger, world.peers["a"].peer],
+        [stranger, world.peers["b"].peer],
+        EarnedStatus(),
+    )
     assert (found.absent, found.convicted) == ((stranger,), (stranger,))
     assert [row.convicted for row in own(world, status, "a", convicted=("a",)).peers] == [True]
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 from echo2d.core.audit.events import LimitsLearnt
 from echo2d.core.base.ids import Epoch, GroupId, PeerId, PublishSeq
 from echo2d.core.broadcast.events import FormChosen, RatesMeasured
+from echo2d.core.cluster.earned import EarnedKept, WorkerEarned
 from echo2d.core.cluster.events import VersionPublished, VersionRevoked
 from echo2d.core.coordinator.events import (
     CheckpointKept,
@@ -72,6 +73,7 @@ class MemoryLedger:
         self.committed: dict[int, BatchCommitted] = {}
         self.rates: dict[PeerId, PeerRate] = {}
         self.deliveries: dict[PeerId, WorkerDelivery] = {}
+        self.earned: dict[PeerId, WorkerEarned] = {}
         self.form: FormChosen | None = None
         self.limits: dict[str, LimitsLearnt] = {}
 
@@ -207,6 +209,10 @@ class MemoryLedger:
                 for worker in workers:
                     self.deliveries.pop(worker.worker, None)
                     self.deliveries[worker.worker] = worker
+            case EarnedKept(earned):
+                for each in earned:
+                    self.earned.pop(each.worker, None)
+                    self.earned[each.worker] = each
             case RatesMeasured(rates):
                 for rate in rates:
                     self.rates.pop(rate.peer, None)
@@ -257,6 +263,7 @@ class MemoryLedger:
             turns=tuple(self._open_turns()),
             rates=tuple(self.rates.values()),
             deliveries=tuple(self.deliveries.values()),
+            earned=tuple(self.earned.values()),
             form=self.form,
             limits=tuple(self.limits.values()),
         )
