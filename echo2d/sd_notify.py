@@ -59,6 +59,10 @@ class Notifier:
         """Say why the start takes long. It does not count as a sign of life."""
         self._tell(_status(words))
 
+    def alive(self, words: str) -> None:
+        """Say that a start goes on in a service that has been ready before, whose watchdog runs."""
+        self._tell("WATCHDOG=1", _status(words))
+
     def stopping(self, words: str) -> None:
         """Say that the process is ending. It is the last notification."""
         self._over = True

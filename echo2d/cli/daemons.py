@@ -185,6 +185,7 @@ def _rented(config: "CoordinatorConfig") -> Mapping[str, Any]:
     sections={
         "What it joins, and as what": "token_file state_dir config base_model name",
         "Its engines": "engine engine_python engine_args engine_url engines slots threads",
+        "When it works": "hours only_when_idle",
         "What it gives to other workers": "relay_only uplink_limit listen_host listen_port advertise"
         " no_tls",
         "A script instead": "print_script install_from",
@@ -227,17 +228,20 @@ def join(
     if print_script is not None:
         _print_script(click.get_current_context(), print_script, install_from)
         return
-    given = {key: value for key, value in flags.items() if value is not None}
+    given, more = {key: value for key, value in flags.items() if value is not None}, []
     if hub.names_a_repository(named := str(given.get("base_model", ""))):
         given["base_model"] = hub.load_model(named)
+        # After a pause, the hub is not asked again.
+        more = [f"--base-model={given['base_model']}"]
     loaded = WorkerConfig.load(config, given, settings)
+    from echo2d.runtime.process.lifecycle import start_again
     from echo2d.runtime.worker.main import run_worker
     from echo2d.views.progress import progress_line
 
     with progress_line() as line:
         show, tell = (None, None) if line is None else (line.show, line.print)
         serve(
-            lambda: run_worker(loaded, show),
+            lambda: run_worker(loaded, show, lambda: start_again(more)),
             log_level,
             log_json=log_json,
             log_file=log_file,

@@ -1,4 +1,4 @@
-"""`echo2d worker`: take workers out of service and back into it, and see what the audit found."""
+"""`echo2d worker`: take workers out of service and back into it, on their box too, and see what the audit found."""
 
 import json
 from collections.abc import Callable
@@ -42,7 +42,7 @@ def _options(command: Callable[..., None]) -> Callable[..., None]:
 
 @click.group(cls=FullSentences)
 def worker() -> None:
-    """Workers of a run: cordon, uncordon, drain; see what the audit found about them."""
+    """Workers of a run: cordon, uncordon, drain, pause, resume; see what the audit found about them."""
 
 
 @worker.command()
@@ -86,6 +86,43 @@ def drain(*, no_wait: bool, within: float | None, **options: Any) -> None:
         _order("drain", hand_over=within == 0.0, **options)
     else:
         _drain(within, **options)
+
+
+def _of_box(command: Callable[..., None]) -> Callable[..., None]:
+    """Adds the options of the commands that are typed on the box itself."""
+    state_dir = click.option(
+        "--state-dir", type=DIRECTORY, required=True, help="The worker's state directory."
+    )
+    return state_dir(json_option("Print one JSON object.")(command))
+
+
+@worker.command()
+@_of_box
+def pause(state_dir: Path, *, as_json: bool) -> None:
+    """Pause the worker of this box until `echo2d worker resume`: it gives back its GPUs and waits.
+
+    It needs no token and no coordinator. What the worker holds goes to other workers, with the tokens
+    that it has written; that takes it some seconds. A pause outlives restarts of the worker and of the
+    box. The service goes on running, and holds no GPU memory.
+    """
+    _set_paused(state_dir, as_json=as_json, paused=True)
+
+
+@worker.command()
+@_of_box
+def resume(state_dir: Path, *, as_json: bool) -> None:
+    """Let the paused worker of this box work again, within its hours."""
+    _set_paused(state_dir, as_json=as_json, paused=False)
+
+
+def _set_paused(state_dir: Path, *, as_json: bool, paused: bool) -> None:
+    from echo2d.runtime.worker.owner import set_paused
+
+    set_paused(state_dir, paused=paused)
+    if as_json:
+        click.echo(json.dumps({"state_dir": str(state_dir), "paused": paused}))
+    else:
+        click.echo("paused: the worker leaves its GPUs within seconds" if paused else "resumed")
 
 
 def _order(

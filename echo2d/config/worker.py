@@ -1,6 +1,7 @@
 """The configuration of a worker: the [worker] table, and a few flags."""
 
 import ipaddress
+import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from echo2d.errors import OperatorFault
 from echo2d.registry import ENGINES
 
 ENGINES_MAX = 16  # GPUs of the largest boxes
+_WINDOW = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +83,11 @@ class WorkerConfig(Table):
     )
     relay_only: bool = key("pass versions on and generate nothing", False)
     receive_only: bool = key("receive versions and pass none on to other workers", False)
+    hours: str = key(
+        "when it works, in local time of this box, such as 22:00-07:00,12:00-13:00; empty: always",
+        "",
+    )
+    only_when_idle: bool = key("work only while no other program is on a GPU (nvidia-smi)", False)
     usd_per_h: float = key(
         "usd per hour of this worker, unless the run's config has a price for it",
         0.0,
@@ -118,7 +125,8 @@ class WorkerConfig(Table):
                 "worker.quantization: it is of the torch engine; SGLang takes --quantization in "
                 "worker.engine_args"
             )
-        _ = self.uplink_bytes_per_s_max, self.announced  # raises if they are wrong
+        # Raises if they are wrong.
+        _ = self.uplink_bytes_per_s_max, self.announced, self.windows
 
     @property
     def uplink_bytes_per_s_max(self) -> int | None:
@@ -126,6 +134,22 @@ class WorkerConfig(Table):
         return uplink_bytes_per_s(
             "worker.uplink_limit", self.uplink_limit, "1mbit, or receive_only"
         )
+
+    @property
+    def windows(self) -> tuple[tuple[int, int], ...]:
+        """`hours` as pairs of minutes of the day. A window whose end is the smaller one spans midnight."""
+        found = []
+        for each in self.hours.split(",") if self.hours else ():
+            matched = _WINDOW.fullmatch(each.strip())
+            hour, minute, end_hour, end_minute = map(int, matched.groups() if matched else (0,) * 4)
+            begin, end = 60 * hour + minute, 60 * end_hour + end_minute
+            if begin == end:
+                raise OperatorFault(
+                    "worker.hours: expected windows such as 22:00-07:00, separated by commas; "
+                    f"found {each.strip()!r}"
+                )
+            found.append((begin, end))
+        return tuple(found)
 
     @property
     def quantized_as(self) -> str:

@@ -220,6 +220,7 @@ def test_the_options_of_join_stand_under_headings() -> None:
     assert headings == [
         "What it joins, and as what:",
         "Its engines:",
+        "When it works:",
         "What it gives to other workers:",
         "A script instead:",
         "Other options:",

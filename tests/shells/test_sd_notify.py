@@ -29,6 +29,8 @@ def test_a_life(manager: ServiceManager) -> None:
     assert manager.told() == {"READY": "1", "WATCHDOG": "1", "STATUS": "all is well"}
     notifier.turned(words)
     assert manager.told() is None, "once in a while is enough"
+    notifier.alive("starting")
+    assert manager.told() == {"WATCHDOG": "1", "STATUS": "starting"}
     notifier.stopping("SIGTERM")
     assert manager.told() == {"STOPPING": "1", "STATUS": "SIGTERM"}
 

@@ -1,10 +1,11 @@
 """The directory in which a worker keeps its state between starts; one process uses it at a time.
 
-    state_dir (0700) / lock   format   worker.key (0600)   accepted.json   frames/   slots/
+    state_dir (0700) / lock   format   worker.key (0600)   accepted.json   paused   frames/   slots/
 
 format holds the number of the form of all the others.
 accepted.json holds the highest publish_seq of the run that this worker ever accepted, so that it
 still refuses roots below that number after a restart.
+paused is there while the owner of the box has paused the worker (`runtime/worker/owner.py`).
 """
 
 import fcntl

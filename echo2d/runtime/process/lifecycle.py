@@ -18,9 +18,12 @@ import logging
 import os
 import resource
 import signal
+import sys
 import threading
-from collections.abc import Callable, Coroutine
-from typing import Any, Self
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn, Self
 
 import uvloop
 
@@ -86,6 +89,15 @@ def outcome(group: BaseExceptionGroup[BaseException]) -> int:
     return 1
 
 
+def start_again(more: Sequence[str] = ()) -> NoReturn:
+    """Begin this program anew in this process, with `more` arguments: all else that it holds is given back."""
+    for each in list(Path("/proc/self/fd").iterdir()):
+        # All but the standard ones: a driver may have opened files that would stay open.
+        with suppress(OSError):
+            os.set_inheritable(int(each.name), each.name in {"0", "1", "2"})
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:], *more])  # noqa: S606
+
+
 class Ending:
     """The orderly end of a daemon, as a context.
 
@@ -126,6 +138,7 @@ class Ending:
 
     def __exit__(self, *_: object) -> None:
         self._remove_handlers()
+        self._loop.remove_signal_handler(signal.SIGUSR1)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         if self._timer is not None:
             self._timer.cancel()

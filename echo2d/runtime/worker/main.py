@@ -6,7 +6,8 @@
 
 A turn handles one event and performs its actions without awaiting in between. Long work becomes a
 task that ends in an event. The process ends when it is told to (SIGTERM, drained), when the
-coordinator refuses it for good, or on a bug of its own.
+coordinator refuses it for good, or on a bug of its own. When its owner wants the box back it begins
+anew and waits (`owner`).
 A service manager counts it as started once its listener is open and the loop turns. It waits
 without limit for an absent coordinator, and says so in its status line.
 """
@@ -79,10 +80,11 @@ from echo2d.runtime.audit.scoring import score_order
 from echo2d.runtime.peer.base_model import BaseModel
 from echo2d.runtime.peer.peer_process import PeerProcess
 from echo2d.runtime.peer.state_dir import StateDir
-from echo2d.runtime.process.lifecycle import Ending, collect_rarely, outcome
+from echo2d.runtime.process.lifecycle import Ending, collect_rarely, outcome, start_again
 from echo2d.runtime.worker.engine_refit import EngineRefits, make_engines
 from echo2d.runtime.worker.generation import LeaseRunner
 from echo2d.runtime.worker.metrics import WorkerMetrics, serve_metrics
+from echo2d.runtime.worker.owner import Owner, Withdrawn
 from echo2d.runtime.worker.progress import ProgressTeller, Show, Worked
 from echo2d.runtime.worker.snapshot_builder import SnapshotBuilder
 from echo2d.runtime.worker.stop_strings import ServedTexts
@@ -126,6 +128,8 @@ class Worker:
         self._control = self._peer.control
         self._metrics = WorkerMetrics()
         self._answers, self._tokens = 0, 0
+        # Whether it leaves for its owner, and nothing else has told it to end.
+        self.comes_back, self._ends = False, False
         # Writes of publish_seq take turns, so that an older number never overwrites a newer one.
         self._saving = asyncio.Lock()
         self._base: BaseModel | None = None
@@ -135,12 +139,19 @@ class Worker:
 
     def stop(self, reason: str) -> None:
         """Leave in order: give the leases back and say goodbye to the coordinator."""
+        self.comes_back, self._ends = False, True
         self._service.stopping(f"stopping ({reason})")
         self._peer.put(StopAsked(reason))
 
     def leave(self, reason: str) -> None:
         """Take no more leases, then stop: this machine will be taken away soon."""
+        self.comes_back, self._ends = False, True
         self._peer.put(LeaveAsked(reason))
+
+    def withdraw(self, reason: str) -> None:
+        """Leave as `stop` does, but come back when the owner of the box lets it work again."""
+        self.comes_back = not self._ends
+        self._peer.put(StopAsked(reason))
 
     def status(self) -> dict[str, Any]:
         """The numbers behind `GET /metrics`."""
@@ -486,8 +497,12 @@ def _identity(url: str, token: TokenFile, state_dir: StateDir) -> Identity:
     return identity
 
 
-async def run_worker(config: WorkerConfig, show: Show | None = None) -> int:
-    """Run `echo2d join`; returns the exit code. show: shows what it does.
+async def run_worker(
+    config: WorkerConfig,
+    show: Show | None = None,
+    again: Callable[[], object] = start_again,
+) -> int:
+    """Run `echo2d join`; returns the exit code. show: shows what it does. again: begins the program anew.
 
     OperatorFault, in one clear line: the operator's mistake, or the coordinator's final refusal.
     """
@@ -504,31 +519,55 @@ async def run_worker(config: WorkerConfig, show: Show | None = None) -> int:
         )
     _check_hosts(config)
     state_dir = await asyncio.to_thread(StateDir, config.state_dir, config.disk_bytes_max)
-    teller = ProgressTeller(show)
+    service, comes_back = notifier(), False
     try:
-        async with teller.doing(
-            "loading", f"engine={'none' if config.relay_only else config.engine}"
-        ):
-            engines = await asyncio.to_thread(make_engines, config)
-        identity = await asyncio.to_thread(_identity, config.url, token, state_dir)
-        rng = random.Random(secrets.randbits(64))
-        worker = Worker(
-            config,
-            identity,
-            state_dir,
-            engines,
-            rng=rng,
-            token=token,
-            service=notifier(),
-            teller=teller,
-        )
-        with Ending() as ending:
-            await worker.run(lambda: ending.by_signals(worker.stop, worker.leave))
+        owner = await asyncio.to_thread(Owner, config)
+        if await owner.wait(service, show):
+            async with owner.watching(service):
+                comes_back = await _work(config, token, state_dir, owner, service, show)
     except BaseExceptionGroup as group:
-        return outcome(group)
+        if group.subgroup(Withdrawn) is None:
+            return outcome(group)
+        comes_back = True
     finally:
         state_dir.close()
+    if comes_back:
+        again()
     return 0
+
+
+async def _work(
+    config: WorkerConfig,
+    token: TokenFile,
+    state_dir: StateDir,
+    owner: Owner,
+    service: Notifier,
+    show: Show | None,
+) -> bool:
+    """Load the engines and run a worker until it is stopped. Returns whether it comes back."""
+    teller = ProgressTeller(show)
+    async with teller.doing("loading", f"engine={'none' if config.relay_only else config.engine}"):
+        engines = await asyncio.to_thread(make_engines, config)
+    identity = await asyncio.to_thread(_identity, config.url, token, state_dir)
+    rng = random.Random(secrets.randbits(64))
+    worker = Worker(
+        config,
+        identity,
+        state_dir,
+        engines,
+        rng=rng,
+        token=token,
+        service=service,
+        teller=teller,
+    )
+
+    def opened() -> None:
+        ending.by_signals(worker.stop, worker.leave)
+        owner.withdraw = worker.withdraw
+
+    with Ending() as ending:
+        await worker.run(opened)
+    return worker.comes_back
 
 
 def _check_hosts(config: WorkerConfig) -> None:

@@ -178,9 +178,24 @@ def test_what_an_owner_gives_of_the_uplink_and_where_a_worker_can_be_dialled() -
     )
 
 
+def test_hours_of_a_box_are_minutes_of_the_day() -> None:
+    assert WorkerConfig.read(WORKER).windows == ()
+    read = WorkerConfig.read({**WORKER, "hours": "22:00-07:00, 12:30-13:00"})
+    assert read.windows == ((1320, 420), (750, 780))
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
+        *(
+            ({"hours": said}, f"windows such as 22:00-07:00, separated by commas; found {last!r}")
+            for said, last in (
+                ("24:00-07:00", "24:00-07:00"),
+                ("7:00-08:00", "7:00-08:00"),
+                ("09:00-17:00,", ""),
+                ("09:00-17:00, 08:00-08:00", "08:00-08:00"),
+            )
+        ),
         ({"uplink_limit": "50"}, "a rate such as 100mbit; found '50'"),
         ({"uplink_limit": "500kbit"}, "at least 1mbit, or receive_only; found '500kbit'"),
         (

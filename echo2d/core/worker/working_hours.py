@@ -1,0 +1,33 @@
+"""Whether the owner of a box lets its worker work now.
+
+    paused by the owner --> no     outside the hours --> no     another program on a GPU --> no
+
+The time is the box's own: a window is an hour shorter or longer on a day on which the clocks change.
+Not here: how the box learns of these (`runtime/worker/owner.py`).
+"""
+
+from collections.abc import Sequence
+
+_DAY_MIN = 24 * 60
+
+
+def reason_to_wait(
+    minute: int, windows: Sequence[tuple[int, int]], *, paused: bool, others: Sequence[int]
+) -> str:
+    """Why the worker must wait; empty: it may work.
+
+    minute: of the local day. windows: begin and end, as such minutes; none: always. others: ids of
+    other programs on the GPUs.
+    """
+    if paused:
+        return "paused by its owner"
+    if windows and not any(_holds(minute, *window) for window in windows):
+        begin = min((begin for begin, _ in windows), key=lambda each: (each - minute) % _DAY_MIN)
+        return f"outside its hours; starts again at {begin // 60:02}:{begin % 60:02}"
+    if others:
+        return f"another program is on a GPU: process {others[0]}"
+    return ""
+
+
+def _holds(minute: int, begin: int, end: int) -> bool:
+    return begin <= minute < end if begin < end else minute >= begin or minute < end
