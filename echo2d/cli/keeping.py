@@ -11,7 +11,7 @@ import click
 
 from echo2d.cli.parts import (
     DIRECTORY,
-    RUN_DIR,
+    RUN_FOLDER,
     FullSentences,
     json_option,
     progress_bar,
@@ -36,7 +36,7 @@ def keep() -> None:
 
 
 @keep.command()
-@click.option("--run-dir", type=RUN_DIR, help="The run's directory: run.run_dir of its config.")
+@click.option("--run-dir", type=RUN_FOLDER, help="The run's directory: run.run_dir of its config.")
 @click.option("--to", "target", type=DIRECTORY, help="New directory to write the backup to.")
 @click.option(
     "--learner-dir",

@@ -37,10 +37,10 @@ class RunFolder(click.Path):
         return within if (within / "run.key").exists() and not (path / "run.key").exists() else path
 
 
-RUN_DIR = RunFolder()
+RUN_FOLDER = RunFolder()
 run_dir_option = click.option(
     "--run-dir",
-    type=RUN_DIR,
+    type=RUN_FOLDER,
     required=True,
     help="The run's directory (run.run_dir of its config), or the folder of its run.toml.",
 )
@@ -143,7 +143,7 @@ def coordinator_options(command: Callable[..., None]) -> Callable[..., None]:
         ),
         click.option("--url", help="URL of a coordinator elsewhere; needs --token-file."),
         click.option(
-            "--run-dir", type=RUN_DIR, help="Run directory of a coordinator on this host."
+            "--run-dir", type=RUN_FOLDER, help="Run directory of a coordinator on this host."
         ),
     ):
         command = option(command)

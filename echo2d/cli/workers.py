@@ -10,8 +10,9 @@ from typing import Any
 import click
 
 from echo2d.cli.parts import (
+    DIRECTORY,
     FILE,
-    RUN_DIR,
+    RUN_FOLDER,
     FullSentences,
     coordinator_at,
     end,
@@ -29,7 +30,7 @@ def _options(command: Callable[..., None]) -> Callable[..., None]:
             "--all", "everyone", is_flag=True, help="Choose all workers that are connected."
         ),
         click.option(
-            "--run-dir", type=RUN_DIR, help="Run directory of a coordinator on this host."
+            "--run-dir", type=RUN_FOLDER, help="Run directory of a coordinator on this host."
         ),
         click.option("--url", help="URL of a coordinator elsewhere; needs --token-file."),
         click.option("--token-file", type=FILE, help="Token file with the role operator."),

@@ -110,7 +110,8 @@ def test_failures_between_successes_raise_an_alert_with_their_share() -> None:
     answer(world, workers, 2 * LATELY_MIN)
     said = alerts(world)["rewards_fail"]
     assert re.fullmatch(
-        r"the reward of task  fails for [34][0-9]% of the answers, which are left out: crashed", said
+        r"the reward of task  fails for [34][0-9]% of the answers, which are left out: crashed",
+        said,
     )
     assert world.stopped is None
     pass_time(world, LATELY_S + 1)
