@@ -29,6 +29,7 @@ settings.load_profile("echo2d")
 
 # Processes of xdist say that their terminal has 80 columns; they have none.
 os.environ.pop("COLUMNS", None)
+os.unsetenv("COLUMNS")  # readline, which pytest imports, puts it where os.environ does not see it
 
 TESTS = Path(__file__).parent
 FUZZ_MESSAGES = 20_000
