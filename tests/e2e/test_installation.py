@@ -3,7 +3,6 @@
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 import sysconfig
@@ -13,36 +12,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.distribution import build_distribution, read_metadata
 from tests.support.paths import REPO
-
-BUILD = """
-import sys
-from setuptools import build_meta
-directory = sys.argv[1]
-build_meta.build_sdist(directory)
-build_meta.build_wheel(directory)
-"""
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with the wheel and the sdist of the files that git knows."""
     directory = tmp_path_factory.mktemp("built")
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached"], cwd=REPO, check=True, capture_output=True, text=True
-    )
-    for name in filter(None, listed.stdout.split("\0")):
-        if not os.path.lexists(REPO / name):
-            continue
-        target = directory / "source" / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(REPO / name, target, follow_symlinks=False)
-    subprocess.run(
-        [sys.executable, "-c", BUILD, str(directory)],
-        cwd=directory / "source",
-        check=True,
-        capture_output=True,
-    )
+    build_distribution(directory)
     return directory
 
 
@@ -79,9 +57,7 @@ def run(command: str, installed: Path, cwd: Path) -> str:
 def test_the_description_names_no_file_that_is_not_beside_it(built: Path) -> None:
     """A package index shows it without the files of the checkout."""
     (wheel,) = built.glob("*.whl")
-    with zipfile.ZipFile(wheel) as files:
-        (name,) = (name for name in files.namelist() if name.endswith(".dist-info/METADATA"))
-        text = files.read(name).decode()
+    text = read_metadata(wheel)
     assert "Description-Content-Type: text/markdown" in text
     assert "## Five minutes on two machines" in text
     targets = re.findall(r"\]\(([^)]*)\)", text)

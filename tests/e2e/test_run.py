@@ -1,8 +1,6 @@
 """`echo2d run`: a whole run on one machine, on one's own rows and scorer, from five typed lines."""
 
-import csv
 import os
-import random
 import shutil
 import signal
 import socket
@@ -23,37 +21,19 @@ from echo2d.demo.tiny_model import make_tiny_model
 from echo2d.runtime.run_dir.run_directory import find_coordinator
 from tests.support.local_hub import LocalHub, commit_of, local_hub
 from tests.support.polling import START_S, poll
-from tests.support.rows_site import TEMPLATE
+from tests.support.rows_site import write_own_questions
 
 pytestmark = [pytest.mark.timeout(600)]
 
 STEPS = 3
 AS_TEXT = csv_file.ConvertOptions(column_types=dict.fromkeys(("digits", "sorted"), pa.string()))
 ECHO2D = (sys.executable, "-m", "echo2d")
-JUDGE = """
-from helper import right
-
-def score(answer, expected):
-    return right(answer.text, expected.row["sorted"])
-"""
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """What the operator has: a model, rows, and a scorer in two files."""
-    model = Path(
-        shutil.copytree(make_tiny_model(Path.home() / ".cache" / "echo2d"), tmp_path / "base")
-    )
-    (model / "chat_template.jinja").write_text(TEMPLATE)
-    rng = random.Random(0)
-    with (tmp_path / "rows.csv").open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["digits", "sorted"])
-        for _ in range(300):
-            digits = "".join(rng.choices("0123456789", k=8))
-            writer.writerow([digits, "".join(sorted(digits))])
-    (tmp_path / "judge.py").write_text(JUDGE)
-    (tmp_path / "helper.py").write_text("def right(a, b):\n    return float(a == b)\n")
+    write_own_questions(tmp_path, make_tiny_model(Path.home() / ".cache" / "echo2d"))
     return tmp_path
 
 

@@ -1,5 +1,6 @@
 """A site whose task is a file of questions, asked by the tiny model: to sort digits."""
 
+import csv
 import json
 import random
 import shutil
@@ -8,8 +9,31 @@ from pathlib import Path
 from tests.support.programs import Site
 
 ROWS = 200
+ROWS_OF_TABLE = 300
 # The tiny model sorts what stands before ">".
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}>"
+
+JUDGE = """
+from helper import right
+
+def score(answer, expected):
+    return right(answer.text, expected.row["sorted"])
+"""
+
+
+def write_own_questions(folder: Path, model: Path) -> None:
+    """What an operator has: a model with a chat template, a table of rows, and a scorer in two files."""
+    base = Path(shutil.copytree(model, folder / "base"))
+    (base / "chat_template.jinja").write_text(TEMPLATE)
+    rng = random.Random(0)
+    with (folder / "rows.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["digits", "sorted"])
+        for _ in range(ROWS_OF_TABLE):
+            digits = "".join(rng.choices("0123456789", k=8))
+            writer.writerow([digits, "".join(sorted(digits))])
+    (folder / "judge.py").write_text(JUDGE)
+    (folder / "helper.py").write_text("def right(a, b):\n    return float(a == b)\n")
 
 
 def write_rows(path: Path) -> None:
