@@ -6,7 +6,7 @@ ARGS ?=
 SEARCHES ?= 5  # times that `make nightly-fuzz` runs the property tests, by chance
 TWO := --numprocesses 2 --dist worksteal
 
-NIGHTLY := sglang sglang-loop trl envs boards clusters browser lab image native runs kills rates slow faults fuzz mutants
+NIGHTLY := sglang sglang-loop trl envs boards clusters browser lab image native package runs kills rates slow faults fuzz mutants
 
 .PHONY: setup demo math calculator poker unit test nightly bench bench-delta soak soak-run image figures staleness-sweep check coverage clean \
 	$(NIGHTLY:%=nightly-%)
@@ -83,6 +83,9 @@ nightly-image: $(READY)
 nightly-native: $(READY)
 	tools/native_sanitize.sh $(if $(ARGS),$(ARGS),--messages 1000)
 	tools/native_wheel.sh
+
+nightly-package: $(READY)
+	$(BIN)/pytest tests/nightly/package $(ARGS)
 
 nightly-runs: $(READY)
 	$(BIN)/pytest tests/nightly/runs -m "not alone and not soak" $(TWO) $(ARGS)
