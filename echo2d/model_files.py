@@ -1,4 +1,5 @@
-"""Which files of a model's directory hold its weights, as `transformers` decides it. Blocking.
+"""Which files of a model's directory hold its weights, as `transformers` decides it, and what is wrong with them.
+Blocking.
 
     the file that config.json names in `transformers_weights` | model.safetensors | the files of its index
 
@@ -10,10 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from echo2d.errors import OperatorFault, path_fault
+from echo2d.core.base.model_config import vocab_size
+from echo2d.core.weights.safetensors_header import LENGTH_BYTES, check_header, header_bytes
+from echo2d.errors import IntegrityFault, OperatorFault, path_fault
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _SUFFIX, _INDEX_SUFFIX = ".safetensors", ".safetensors.index.json"
+_LFS_POINTER = b"version https://git-lfs"
+_CONVERT = (
+    'python -c "from transformers import AutoModelForCausalLM as M; '
+    "M.from_pretrained({0!r}, dtype='auto').save_pretrained({0!r})\""
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,19 +77,120 @@ def weight_files(directory: Path) -> WeightFiles:
         read = (single,) if named or single in found else tuple(found)
     if missing := [path.name for path in read if path not in found]:
         by = "config.json" if index is None else index.name
-        raise OperatorFault(f"{directory} lacks {missing[0]}, which {by} names")
+        raise OperatorFault(f"{directory} lacks {missing[0]}, which {by} names; download it again")
     ignored = tuple(path for path in found if path not in read)
     return WeightFiles(read, index, ignored, bool(named))
+
+
+def require_model(directory: Path, *, trains: bool = True) -> None:
+    """Look at config.json, tokenizer.json and the headers of the weights; a host may have no weights.
+
+    OperatorFault: no program can load this model or, with `trains`, our learner cannot train it.
+    """
+    if not (directory / "config.json").exists():
+        raise OperatorFault(_no_model(directory))
+    config = _object(directory / "config.json")
+    if config.get("is_encoder_decoder"):
+        raise OperatorFault(
+            f"{directory} is an encoder-decoder ({config.get('model_type')}); expected a causal language model"
+        )
+    if trains and (quantized := config.get("quantization_config")) is not None:
+        method = quantized.get("quant_method") if isinstance(quantized, dict) else quantized
+        raise OperatorFault(
+            f"{directory} is quantized ({method}); convert it to bfloat16 before training, or take the model "
+            "that it was made from"
+        )
+    _check_vocabulary(_object(directory / "tokenizer.json"), vocab_size(config))
+    if any(directory.glob(f"*{_SUFFIX}")):
+        for path in weight_files(directory).read:
+            _check_weights(path, trains=trains)
+    elif other := next(directory.glob("pytorch_model*.bin"), None):
+        raise OperatorFault(
+            f"{directory} has {other.name}, and no *{_SUFFIX}; convert it once: "
+            f"{_CONVERT.format(str(directory))}"
+        )
+
+
+def loading_error(error: Exception) -> str:
+    """What transformers says about a directory that it cannot load, without its lists and hints."""
+    said = " ".join(str(error).split())
+    if said.startswith("Unrecognized configuration class"):
+        return "its config.json is that of no causal language model"
+    if "ignore_mismatched_sizes" in said:
+        return "its weights do not have the shapes that its config.json says"
+    return said.partition(" This could be because")[0][:200]
+
+
+def _no_model(directory: Path) -> str:
+    """Why a path without config.json is no model, and what to take instead."""
+    if directory.suffix == ".gguf" or any(directory.glob("*.gguf")):
+        return f"{directory} is GGUF, which cannot be trained; take the model that it was made from"
+    if not directory.is_dir():
+        return (
+            f"there is no directory {directory}; expected that of a model, and one of the Hugging Face hub comes "
+            f"there by: hf download OWNER/NAME --local-dir {directory}"
+        )
+    if base := _object(directory / "adapter_config.json").get("base_model_name_or_path"):
+        return f"{directory} is a LoRA adapter of {base}; take that model, or merge the adapter into it"
+    inner = [*directory.glob("*/config.json"), *directory.glob("snapshots/*/config.json")]
+    meant = f"did you mean {min(inner).parent}?" if inner else "expected the directory of a model"
+    return f"{directory} has no config.json; {meant}"
+
+
+def _check_vocabulary(tokenizer: dict[str, Any], size: int | None) -> None:
+    """OperatorFault: the tokenizer gives tokens that the model does not know; added ones may lie beyond."""
+    match tokenizer:
+        case {"model": {"vocab": dict(vocab)}}:
+            ids = {*vocab.values()}
+        case {"model": {"vocab": list(vocab)}}:
+            ids = {*range(len(vocab))}
+        case _:
+            return
+    added = {each["id"] for each in tokenizer.get("added_tokens") or ()}
+    if size is not None and max(ids - added, default=0) >= size:
+        raise OperatorFault(
+            f"its tokenizer has {len(ids | added):,} tokens, its config.json says vocab_size = {size}"
+        )
+
+
+def _check_weights(path: Path, *, trains: bool) -> None:
+    """OperatorFault: the file is not whole or, with `trains`, it has weights that are integers."""
+    try:
+        with path.open("rb") as file:
+            start, size = file.read(len(_LFS_POINTER)), path.stat().st_size
+            _refuse_pointer(path, start)
+            file.seek(0)
+            header = file.read(header_bytes(start, size))
+        check_header(header, size)
+    except OSError as error:
+        raise path_fault(f"{path} cannot be read", error) from error
+    except IntegrityFault as fault:
+        raise OperatorFault(f"{path} is cut off or damaged ({fault}); download it again") from fault
+    for name, tensor in json.loads(header[LENGTH_BYTES:]).items():
+        # Buffers of masks and positions are integers in sound models.
+        if trains and name.endswith(".weight") and not tensor["dtype"].startswith(("F", "BF")):
+            raise OperatorFault(
+                f"{path}: {name} has the dtype {tensor['dtype']}; expected BF16, F16 or F32, as before it was quantized"
+            )
+
+
+def _refuse_pointer(path: Path, start: bytes) -> None:
+    if start.startswith(_LFS_POINTER):
+        raise OperatorFault(
+            f"{path} is a pointer of git-lfs, not the file itself; type git lfs pull in its folder, or download it"
+        )
 
 
 def _object(path: Path) -> dict[str, Any]:
     """Empty: there is no such file."""
     try:
-        found = json.loads(path.read_bytes())
+        content = path.read_bytes()
+        found = json.loads(content)
     except FileNotFoundError:
         return {}
     except OSError as error:
         raise path_fault(f"{path} cannot be read", error) from error
     except ValueError as error:
-        raise OperatorFault(f"{path} holds no JSON: {error}") from error
+        _refuse_pointer(path, content)
+        raise OperatorFault(f"{path} holds no JSON: {error}; download it again") from error
     return found if isinstance(found, dict) else {}

@@ -23,9 +23,14 @@ from echo2d.core.protocol.columns import Column
 from echo2d.core.protocol.control_messages import AnswerToScore, Finish, SeedReplay
 from echo2d.core.protocol.evidence import Evidence
 from echo2d.core.protocol.sampling import WHOLE, Sampling
+from echo2d.errors import EngineFault
 
 FinishReason = Finish | Literal["abort"]
 Quantization = Literal["none", "int8"]
+
+
+class UnsuitedEngine(EngineFault):
+    """The model is sound, but this engine or this host cannot serve it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from echo2d.core.base.model_config import context_max
 from echo2d.demo.tiny_model import make_tiny_model
 from echo2d.demo.two_turns import OPENING
 from echo2d.errors import OperatorFault
+from echo2d.model_files import require_model
 from echo2d.recipes.learner_table import check_learner_table
 from echo2d.recipes.recipe_file import changed, filled, parsed, toml
 from echo2d.recipes.run_folder import (
@@ -115,12 +116,15 @@ def set_up(job: NewRun, tell: TellProgress) -> tuple[WrittenRun, Trial]:
     """
     require_new(job.folder)
     model = _tiny_model() if job.base_model is None else job.base_model
-    for name in ("config.json", "*.safetensors"):
-        if not any(model.glob(name)):
-            raise OperatorFault(
-                f"--base-model: {model} has no {name}; expected the directory of a model as Hugging "
-                "Face publishes it"
-            )
+    try:
+        require_model(model)
+    except OperatorFault as fault:
+        raise OperatorFault(f"--base-model: {fault}") from fault
+    if not any(model.glob("*.safetensors")):
+        raise OperatorFault(
+            f"--base-model: {model} has no *.safetensors; expected the directory of a model as Hugging "
+            "Face publishes it"
+        )
     text = _text(job, _path(model, job.folder))
     config = _config(job, text)
     tried = _before_its_folder(config)

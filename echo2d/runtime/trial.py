@@ -26,7 +26,7 @@ from echo2d.core.cluster.rules import RunRules, TaskRules
 from echo2d.core.protocol.answer_end import CONTEXT_SPARE, WHOLE_ENDS, output_limit
 from echo2d.core.protocol.control_messages import Finish
 from echo2d.core.protocol.trajectory import pack_tokens, unpack_tokens
-from echo2d.engines.base import Engine, EngineOptions, GenerateRequest
+from echo2d.engines.base import Engine, EngineOptions, GenerateRequest, UnsuitedEngine
 from echo2d.errors import EngineFault, OperatorFault
 from echo2d.extras import install_command
 from echo2d.registry import ENGINES, SCORERS, load
@@ -151,11 +151,15 @@ async def hold_trial(config: CoordinatorConfig, options: TrialOptions, tell: Tel
             await trial.draw(options.prompts, tell)
             await trial.judge_expected(tell)
         notes: list[str] = []
+        problems: list[str] = []
         if options.answers:
             for trial in trials:
                 await trial.judge_given(options.answers)
         elif options.generate and not any(trial.problems for trial in trials):
-            notes += await _answered(stack, config, trials, options, tell)
+            try:
+                notes += await _answered(stack, config, trials, options, tell)
+            except EngineFault as fault:
+                problems.append(f"run.base_model: {fault}")
         differs = None if model is None else await asyncio.to_thread(_differs, model)
     held_out = {each.asks.name: each.asks.pool.about.epoch_length for each in evals}
     found = [trial.found() for trial in trials]
@@ -163,7 +167,7 @@ async def hold_trial(config: CoordinatorConfig, options: TrialOptions, tell: Tel
     return Trial(
         found,
         held_out,
-        [each for trial in trials for each in trial.problems],
+        [*problems, *(each for trial in trials for each in trial.problems)],
         [
             *filter(None, [differs]),
             *config_cautions(config, context, held_out),
@@ -443,10 +447,14 @@ async def _answered(
     options: TrialOptions,
     tell: TellProgress,
 ) -> list[str]:
-    """Let the base model answer. Returns why it did not."""
+    """Let the base model answer. Returns why it did not. EngineFault: no engine can load it."""
     model = config.run.base_model
     if model is None:
         return ["run.base_model is not given, so no answers were made; --answer TEXT gives some"]
+    if not await asyncio.to_thread(_has_weights, model):
+        return [
+            f"{model} has no *.safetensors here, so no answers were made; --answer TEXT gives some"
+        ]
     tell("loading the base model", None)
     try:
         engine = await stack.enter_async_context(_engine(model, options.samples))
@@ -454,7 +462,7 @@ async def _answered(
         return [
             f"no answers were made, which needs torch ({install_command('torch')}); --answer TEXT gives some"
         ]
-    except (EngineFault, OperatorFault) as fault:
+    except (UnsuitedEngine, OperatorFault) as fault:
         return [f"no answers were made: {fault}; --answer TEXT gives some"]
     for trial in trials:
         await trial.play(engine, options.samples, tell)
@@ -474,6 +482,10 @@ async def _engine(model: Path, samples: int) -> AsyncIterator[Engine]:
         yield engine
     finally:
         await engine.close()
+
+
+def _has_weights(model: Path) -> bool:
+    return any(model.glob("*.safetensors"))
 
 
 def _texts_of(model: Path) -> ModelTexts | None:

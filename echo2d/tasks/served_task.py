@@ -78,9 +78,12 @@ class TaskTexts:
             raise OperatorFault(f"{model.directory} has no tokenizer.json; {NEEDS_MODEL}")
         self._texts = ModelTexts(model.files, model.template, day=model.day)
         self._system, self._options, self._stops = model.system, model.options, model.stops
+        self._directory = model.directory
 
     def tokens(self, prompt: TextPrompt) -> list[int]:
-        """UnusableText: the chat template does not take these messages; it says where they stand."""
+        """UnusableText: the chat template does not take these messages; it says where they stand. OperatorFault: there
+        is none.
+        """
         from echo2d.texts.model_texts import UnusableText
         from echo2d.texts.plain_contents import encode_prompt
 
@@ -90,6 +93,11 @@ class TaskTexts:
         try:
             return encode_prompt(self._texts, messages, self._options)
         except UnusableText as fault:
+            if fault.code == "no_chat_template":
+                raise OperatorFault(
+                    f"{self._directory} has no chat template; take an -Instruct model, or put a "
+                    "chat_template.jinja into that directory"
+                ) from fault
             raise UnusableText(prompt.where or fault.part, fault.detail, fault.code) from fault
 
     def turn_end(self) -> int | None:

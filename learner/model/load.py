@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from echo2d.client import OperatorFault
+from echo2d.client import OperatorFault, loading_error, require_model
 from echo2d.learner.saving.layout import Layout, WeightPart, layout_of
 from echo2d.learner.saving.shards import first_row
 
@@ -30,7 +30,7 @@ def empty_model(directory: Path, *, on_meta: bool = True) -> Any:
     """A causal language model of transformers whose float32 weights are on the meta device, or wherever the caller
     has them made.
 
-    OperatorFault: the directory lacks a file, or transformers cannot make such a model.
+    OperatorFault: the directory lacks a file, a file is damaged, or transformers cannot make such a model.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -38,16 +38,17 @@ def empty_model(directory: Path, *, on_meta: bool = True) -> Any:
         if not (directory / name).is_file():
             raise OperatorFault(f"learner.model: {directory} has no {name}")
     try:
+        require_model(directory)
+    except OperatorFault as fault:
+        raise OperatorFault(f"learner.model: {fault}") from fault
+    try:
         config = AutoConfig.from_pretrained(directory, local_files_only=True)
         with _weights_on_meta() if on_meta else contextlib.nullcontext():
             model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     except (OSError, ValueError, KeyError) as error:
-        line = " ".join(str(error).split())
-        raise OperatorFault(f"learner.model: cannot load {directory}: {line}") from error
-    if getattr(config, "quantization_config", None) is not None:
         raise OperatorFault(
-            f"learner.model: {directory} is quantized; convert it to bfloat16 before training"
-        )
+            f"learner.model: cannot load {directory}: {loading_error(error)}"
+        ) from error
     return model
 
 

@@ -87,6 +87,9 @@ def write_chat_model(directory: Path, template: str = CHATML) -> Path:
     return directory
 
 
+EMPTY_WEIGHTS = b"\2\0\0\0\0\0\0\0{}"  # a safetensors file without tensors
+
+
 def write_text_model(directory: Path, template: str | None = TEMPLATE) -> Path:
     """A directory with the files of a model that make tokens of text."""
     directory.mkdir(exist_ok=True)

@@ -30,11 +30,12 @@ from transformers.utils import logging as transformers_logging
 
 from echo2d.core.base.model_config import context_max
 from echo2d.engines.adapter import adapter_layout
-from echo2d.engines.base import AdapterBase
+from echo2d.engines.base import AdapterBase, UnsuitedEngine
 from echo2d.engines.layout import SnapshotLayout, read_layout, weight_files
 from echo2d.engines.torch_engine.int8 import Int8Layers, quantize
 from echo2d.engines.torch_engine.lora import attach
 from echo2d.errors import EngineFault
+from echo2d.model_files import loading_error
 
 _DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
 
@@ -258,9 +259,9 @@ def _built(
     # transformers raises any exception on a directory that it cannot use. The served model is not
     # touched, so every one of them is a fault of this refit only.
     except Exception as error:
-        reason = " ".join(str(error).split())[:200]
-        raise EngineFault(
-            f"transformers cannot load the snapshot: {type(error).__name__} {reason}"
+        lacks_memory = isinstance(error, (MemoryError, torch.OutOfMemoryError))
+        raise (UnsuitedEngine if lacks_memory else EngineFault)(
+            f"transformers cannot load the snapshot: {type(error).__name__} {loading_error(error)}"
         ) from error
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         for name in sorted(info[kind], key=str):
@@ -287,7 +288,7 @@ def _prove_decoding(policy: InferencePolicy) -> None:
             policy.next_logits(token, torch.tensor([length], device=policy.device), cache)
         kept = cache.get_seq_length()
     if kept != 2:
-        raise EngineFault(
+        raise UnsuitedEngine(
             "the model does not keep its past in a KV cache alone, as with attention in every layer; take SGLang, "
             "which computes other layers too (--engine sglang)"
         )

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequenc
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -46,6 +47,7 @@ from echo2d.core.work.events import (
     TaskProgress,
 )
 from echo2d.errors import OperatorFault
+from echo2d.model_files import require_model
 from echo2d.process_environment import task_environment
 from echo2d.runtime.coordinator.agent_calls import AgentCalls
 from echo2d.runtime.coordinator.environment_calls import EnvironmentCalls
@@ -144,10 +146,10 @@ async def open_tasks(
 ) -> list[OpenTask]:
     """Start the processes of all tasks; `stack` ends them. day: as in `ModelTexts`.
 
-    OperatorFault: a task cannot be started, or two have the same name.
+    OperatorFault: the base model cannot be used, a task cannot be started, or two have the same name.
     """
     model = config.run.base_model
-    texts = b"" if model is None else await asyncio.to_thread(text_digest, model)
+    texts = b"" if model is None else await asyncio.to_thread(_text_digest, config, model)
     found: dict[str, OpenTask] = {}
     for table in config.tasks:
         stops = config.sampling_of(table).stop
@@ -165,6 +167,15 @@ async def open_tasks(
             await _check_opening(name, pool)
         found[name] = OpenTask(name, table, pool, texts if pool.about.in_text else b"")
     return list(found.values())
+
+
+def _text_digest(config: CoordinatorConfig, model: Path) -> bytes:
+    """OperatorFault: the model cannot be loaded, or our learner, if the config has its table, cannot train it."""
+    try:
+        require_model(model, trains=bool(config.learner))
+    except OperatorFault as fault:
+        raise OperatorFault(f"run.base_model: {fault}") from fault
+    return text_digest(model)
 
 
 def _check_environment(config: CoordinatorConfig, name: str, table: TaskTable) -> None:

@@ -17,7 +17,7 @@ from echo2d.extras import install_command
 from echo2d.learner.config import LearnerConfig
 from echo2d.net.security.auth import read_token_file
 from echo2d.tasks.scorers.base import load_scorer
-from tests.support.texts import write_text_model
+from tests.support.texts import EMPTY_WEIGHTS, write_text_model
 
 GSM8K = [
     {"question": f"{n} birds and {n} more?", "answer": f"They are {n} + {n}.\n#### {2 * n}"}
@@ -29,7 +29,7 @@ GSM8K = [
 def base(tmp_path: Path) -> Path:
     directory = write_text_model(tmp_path / "model")
     (directory / "config.json").write_text('{"vocab_size": 512}')
-    (directory / "model.safetensors").touch()
+    (directory / "model.safetensors").write_bytes(EMPTY_WEIGHTS)
     return directory
 
 
@@ -210,7 +210,68 @@ def test_a_model_without_a_template_is_one_line(base: Path, rows: Path) -> None:
     (base / "tokenizer_config.json").write_text("{}")
     code, output = init(base, rows)
     assert (code, output.count("\n")) == (2, 1)
-    assert "this model has no chat template" in output
+    assert "has no chat template; take an -Instruct model" in output
+    assert output.count("row ") == 1
+
+
+def _weights(dtype: str, numbers: int = 4) -> bytes:
+    tensor = {"dtype": dtype, "shape": [4], "data_offsets": [0, 4]}
+    header = json.dumps({"layer.weight": tensor}).encode()
+    return len(header).to_bytes(8, "little") + header + bytes(numbers)
+
+
+LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n"
+INDEX = b'{"weight_map": {"layer.weight": "model-00002-of-00002.safetensors"}}'
+MISTAKES = [
+    ({"model.safetensors": LFS}, "model.safetensors is a pointer of git-lfs, not the file itself; type git"),
+    ({"tokenizer.json": LFS}, "tokenizer.json is a pointer of git-lfs, not the file itself"),
+    ({"model.safetensors": b""}, "is cut off or damaged (too short for a safetensors header); download"),
+    ({"model.safetensors": _weights("F8_E4M3", 3)}, "(its header describes 4 data bytes, but the file has 3)"),
+    ({"model.safetensors": _weights("I8")}, "layer.weight has the dtype I8; expected BF16, F16 or F32"),
+    ({"model.safetensors": b"", "model.safetensors.index.json": INDEX}, "cut off or damaged"),
+    ({"model.safetensors": None, "model-1.safetensors": EMPTY_WEIGHTS, "model.safetensors.index.json": INDEX},
+     "lacks model-00002-of-00002.safetensors, which model.safetensors.index.json names; download it again"),
+    ({"model.safetensors": None, "pytorch_model.bin": b"x"}, "has pytorch_model.bin, and no *.safetensors"),
+    ({"config.json": b'{"vocab_size": 51'}, "config.json holds no JSON: "),
+    ({"tokenizer.json": b'{"model": {'}, "tokenizer.json holds no JSON: "),
+    ({"config.json": b'{"vocab_size": 200}'}, "its tokenizer has 256 tokens, its config.json says vocab_size = 200"),
+    ({"config.json": b'{"quantization_config": {"quant_method": "awq"}}'}, "is quantized (awq); convert it"),
+    ({"config.json": b'{"is_encoder_decoder": true, "model_type": "t5"}'}, "is an encoder-decoder (t5)"),
+    ({"config.json": None, "it.gguf": b"GGUF"}, "is GGUF, which cannot be trained; take"),
+    ({"config.json": None, "adapter_config.json": b'{"base_model_name_or_path": "Org/Base"}'},
+     "is a LoRA adapter of Org/Base; take that model, or merge the adapter into it"),
+    ({"config.json": None, "inner/config.json": b"{}"}, "inner?"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("files", "said"), MISTAKES)
+def test_a_model_that_cannot_be_used_is_one_line(
+    base: Path, rows: Path, files: Mapping[str, bytes | None], said: str
+) -> None:
+    for name, content in files.items():
+        (base / name).parent.mkdir(exist_ok=True)
+        if content is None:
+            (base / name).unlink()
+        else:
+            (base / name).write_bytes(content)
+    code, output = init(base, rows)
+    assert (code, output.count("\n")) == (2, 1), output
+    assert output.startswith("echo2d: --base-model: ")
+    assert said in output
+
+
+def test_added_tokens_may_lie_beyond_the_vocabulary(base: Path, rows: Path) -> None:
+    tokenizer = json.loads((base / "tokenizer.json").read_bytes())
+    tokenizer["added_tokens"] = [
+        {
+            "id": 256, "content": "<image>", "special": True, "normalized": False,
+            "single_word": False, "lstrip": False, "rstrip": False,
+        }
+    ]  # fmt: skip
+    (base / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (base / "config.json").write_text('{"vocab_size": 256}')
+    code, output = init(base, rows)
+    assert code == 0, output
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])

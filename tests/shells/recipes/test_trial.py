@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from echo2d.cli import main
 from tests.support.paths import REPO
-from tests.support.texts import write_text_model
+from tests.support.texts import EMPTY_WEIGHTS, write_text_model
 
 SCORERS = """
 from echo2d.tasks.base import Reward
@@ -177,6 +177,17 @@ def test_a_mistake_is_one_line(more: str, options: dict[str, Any], said: str) ->
     result = CliRunner().invoke(main, ["try", "--config", "run.toml"])
     assert (result.exit_code, result.output.count("\n")) == (2, 1), result.output
     assert said in result.output
+
+
+def test_a_model_that_cannot_be_loaded_is_a_problem(folder: Path) -> None:
+    write_run("exact")
+    (note,) = tried("")["notes"]
+    assert note.endswith(
+        "base has no *.safetensors here, so no answers were made; --answer TEXT gives some"
+    )
+    (folder / "base" / "model.safetensors").write_bytes(EMPTY_WEIGHTS)
+    (problem,) = tried("", 1)["problems"]
+    assert problem.startswith("run.base_model: ")
 
 
 def test_the_folder_may_move_and_be_used_from_anywhere(
