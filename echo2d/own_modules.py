@@ -48,7 +48,8 @@ def load_own(entry: str) -> Any:
 
 
 def require_own(entry: str, folders: Iterable[Path]) -> None:
-    """OperatorFault: `load_own` would find no such module, or nothing of this name in it. Nothing is imported.
+    """OperatorFault: `load_own` would find no such module, nothing of this name in it, or a function that does not take
+    one argument. Nothing is imported.
 
     folders: run.toml's and those of run.modules.
     """
@@ -70,12 +71,29 @@ def require_own(entry: str, folders: Iterable[Path]) -> None:
     if source is None or source.suffix != ".py":
         return
     try:
-        names = set(_names_in(ast.parse(source.read_bytes(), source.name)))
+        tree = ast.parse(source.read_bytes(), source.name)
     except (OSError, SyntaxError, ValueError) as error:
         raise OperatorFault(f"module {module!r}, {source}, cannot be read: {error}") from error
+    names = set(_names_in(tree))
     # A module may make its names as it likes.
     if attribute not in names and not {"*", "__getattr__"} & names:
         raise OperatorFault(f"module {module!r}, {source}, has no {attribute!r}")
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and node.name == attribute and not node.decorator_list:
+            _require_one_argument(entry, node.args)
+
+
+def _require_one_argument(entry: str, takes: "ast.arguments") -> None:
+    """OperatorFault: a function with these parameters cannot be called with one argument."""
+    import ast
+
+    ordered = [*takes.posonlyargs, *takes.args]
+    if (
+        len(ordered) - len(takes.defaults) > 1
+        or not (ordered or takes.vararg)
+        or None in takes.kw_defaults
+    ):
+        raise OperatorFault(f"{entry} takes ({ast.unparse(takes)}); expected one argument")
 
 
 def _names_in(tree: "ast.Module") -> Iterator[str]:

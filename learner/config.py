@@ -321,7 +321,10 @@ class LearnerConfig(Recipe):
                 if entry:
                     require_own(entry, module_folders_of(document, folder))
             except OperatorFault as fault:
-                raise OperatorFault(f"learner.{name}: {fault}") from fault
+                built_in = (
+                    "" if ":" in entry else f"; learner.objective is one of {', '.join(HABITS)}"
+                )
+                raise OperatorFault(f"learner.{name}: {fault}{built_in}") from fault
         return config
 
     def explicit(self, *, cuda: bool) -> "LearnerConfig":

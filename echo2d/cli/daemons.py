@@ -57,10 +57,9 @@ def coordinate(
     """
     from echo2d.config.all_keys import print_config as all_keys
     from echo2d.config.coordinator import CoordinatorConfig
+    from echo2d.recipes.learner_table import check_learner_of, learner_keys
 
     if print_config:
-        from echo2d.recipes.learner_table import learner_keys
-
         click.echo(f"{all_keys()}\n{learner_keys()}", nl=False)
         return
     if config is None:
@@ -68,6 +67,7 @@ def coordinate(
             "coordinate needs --config FILE; echo2d coordinate --print-config prints a template"
         )
     loaded = CoordinatorConfig.load(config, settings)
+    check_learner_of(loaded, config, settings)
     if rent:
         from echo2d.runtime.renting.renter import print_rent_plan
 

@@ -157,9 +157,11 @@ def try_run(
     import asyncio
 
     from echo2d.config.coordinator import CoordinatorConfig
+    from echo2d.recipes.learner_table import check_learner_of
     from echo2d.runtime.trial import TrialOptions, hold_trial
 
     loaded = CoordinatorConfig.load(config, settings)
+    check_learner_of(loaded, config, settings)
     options = TrialOptions(prompts, samples, answers, generate=not no_answers)
     with _telling() as tell:
         trial = asyncio.run(hold_trial(loaded, options, tell))

@@ -1,9 +1,10 @@
 """The [learner] table, which the learner checks itself, for programs that write or show whole configs."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from echo2d.config.coordinator import CoordinatorConfig
 from echo2d.config.tables import print_tables
 from echo2d.learner.config import LearnerConfig
 
@@ -11,6 +12,12 @@ from echo2d.learner.config import LearnerConfig
 def check_learner_table(document: Mapping[str, Any], folder: Path) -> None:
     """OperatorFault: the learner would refuse its table of this parsed config."""
     LearnerConfig.of(document, folder)
+
+
+def check_learner_of(config: CoordinatorConfig, path: Path, settings: Iterable[str]) -> None:
+    """OperatorFault: the learner would refuse its table of a run's file, which need not have one."""
+    if config.learner:
+        LearnerConfig.load(path, settings)
 
 
 def learner_keys() -> str:

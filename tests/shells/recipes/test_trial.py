@@ -163,6 +163,11 @@ def test_what_no_run_should_have_is_said_without_an_answer() -> None:
     ("more", "options", "said"),
     [
         ("[learner]\nsteps = 1\n[policy]\ngroup_size = 1", {}, "policy.group_size: grpo compares the answers"),
+        ("[learner]\nsteps = 'many'", {}, "learner.steps: expected an integer, at least 1; found 'many'"),
+        ("[learner]\nsteps = 1\nloss = 'judge:absent'", {}, "learner.loss: module 'judge', "),
+        ("[learner]\nsteps = 1\nloss = 'judge:right'", {},
+         "learner.loss: judge:right takes (answer, expected); expected one argument"),
+        ("[learner]\nsteps = 1\nloss = 'ppo2'", {}, "found 'ppo2'; learner.objective is one of grpo, "),
         ("", {"prompt": "{question} {answer}"}, "it shows the column 'answer', which holds the expected answer"),
         ("", {"scorer": "judge:nowhere"}, "judge.py, has no 'nowhere'"),
         ("", {"scorer": "jugde:right"}, "there is no module 'jugde'; put it beside run.toml"),
@@ -177,6 +182,13 @@ def test_a_mistake_is_one_line(more: str, options: dict[str, Any], said: str) ->
     result = CliRunner().invoke(main, ["try", "--config", "run.toml"])
     assert (result.exit_code, result.output.count("\n")) == (2, 1), result.output
     assert said in result.output
+
+
+def test_coordinate_reads_the_table_of_the_learner_too() -> None:
+    write_run("exact", "[learner]\nsteps = 'many'")
+    result = CliRunner().invoke(main, ["coordinate", "--config", "run.toml"])
+    assert result.exit_code == 2
+    assert result.output == "echo2d: learner.steps: expected an integer, at least 1; found 'many'\n"
 
 
 def test_a_model_that_cannot_be_loaded_is_a_problem(folder: Path) -> None:
