@@ -257,7 +257,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = _Parser(prog="echo2d learn", description="Train a policy by GRPO.")
+    parser = _Parser(prog="echo2d learn", description="Train a policy by GRPO.", allow_abbrev=False)
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--config", type=Path, help="TOML file with a [learner] table")
     what.add_argument(

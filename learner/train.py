@@ -171,6 +171,8 @@ class Learner:
                 self._step,
                 self._config.steps,
             )
+        elif self._ranks.leads and not self._step:
+            log.info("stopped before the end of the first step: nothing was saved")
         elif self._ranks.leads:
             log.info(
                 "stopped at step=%d of=%d, which is saved: --resume goes on (`echo2d run` does so by itself)",

@@ -220,10 +220,16 @@ def test_proximal_logprobs_cannot_be_made_again_so_the_step_is_finished(
 
 
 def test_a_stop_before_the_first_checkpoint_leaves_the_base_model(
-    config: LearnerConfig, batches: list[Batch], straight: Straight, stop: StopInAStep
+    config: LearnerConfig,
+    batches: list[Batch],
+    straight: Straight,
+    stop: StopInAStep,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     recording = Recording(config.out_dir.parent, batches)
-    learn(config, recording, prefetch=stop.after(straight.micro - 1))
+    with caplog.at_level("INFO", "echo2d.learner"):
+        learn(config, recording, prefetch=stop.after(straight.micro - 1))
+    assert caplog.messages[-1] == "stopped before the end of the first step: nothing was saved"
     assert checkpoints_of(config) == []
     learn(config, recording, resume=True)
     straight.is_trained_by(config)
