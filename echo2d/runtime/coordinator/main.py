@@ -396,15 +396,10 @@ def _model_facts(model: Path | None) -> dict[str, Any]:
 
 def _json_of(path: Path, *, needed: bool = True) -> dict[str, Any]:
     """The object in a file of the base model. OperatorFault: it cannot be read."""
+    if not (needed or path.exists()):
+        return {}
     try:
         found = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        if not needed:
-            return {}
-        raise OperatorFault(
-            f"run.base_model: there is no {path}; expected the directory of a model, and one of the "
-            f"Hugging Face hub comes there by: hf download OWNER/NAME --local-dir {path.parent}"
-        ) from None
     except (OSError, ValueError, RecursionError) as error:
         raise OperatorFault(f"run.base_model: {path} cannot be read: {error}") from error
     if not isinstance(found, dict):

@@ -17,6 +17,7 @@ from echo2d.core.base.model_config import context_max
 from echo2d.core.status.json_form import read_status
 from echo2d.core.status.schema import Status
 from echo2d.errors import OperatorFault, PeerFault, StoreFault
+from echo2d.model_files import require_model
 from echo2d.net.security.auth import read_token_file
 from echo2d.net.security.tls import Tls, to_coordinator
 from echo2d.runtime.doctor import host
@@ -46,6 +47,7 @@ async def examine_learner_host(config: CoordinatorConfig) -> list[HostFinding]:
         *found,
         *await asyncio.to_thread(_tokens, run_dir),
         *await asyncio.to_thread(_disks, config),
+        *await asyncio.to_thread(_model, config),
         *await asyncio.to_thread(_texts, config.run.base_model),
         *await asyncio.to_thread(_answers, config),
         await asyncio.to_thread(host.torch_package),
@@ -165,6 +167,17 @@ def _tokens(run_dir: Path) -> list[HostFinding]:
         if names
     ]
     return found or [ok("tokens", f"{len(valid)} are valid for another week")]
+
+
+def _model(config: CoordinatorConfig) -> list[HostFinding]:
+    """Whether the base model's files are whole."""
+    if (model := config.run.base_model) is None:
+        return []
+    try:
+        require_model(model, trains=bool(config.learner))
+    except OperatorFault as fault:
+        return [error("model", f"run.base_model: {fault}", "mend it: coordinate refuses it")]
+    return [ok("model", "the files of run.base_model are whole")]
 
 
 def _texts(model: Path | None) -> list[HostFinding]:

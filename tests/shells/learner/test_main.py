@@ -67,6 +67,12 @@ def test_a_file_without_a_whole_table_is_refused(
     assert main(["--config", str(tmp_path / "none.toml")]) == 2
 
 
+def test_no_option_is_guessed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--config", "run.toml", "--resum"])
+    assert "unrecognized arguments: --resum" in capsys.readouterr().err
+
+
 def test_a_gradient_that_is_no_number_would_be_none_again(
     config: LearnerConfig,
     served: ScriptedCoordinator,

@@ -316,12 +316,17 @@ async def test_what_cannot_start_says_why(
     for kind, words in (
         ("nothing", "task nothing: expected a task of echo2d (rows, gym, "),
         ("my_package.parity", "or yours as package.module:Class"),
-        ("nowhere.parity:Parity", "there is no module 'nowhere'; put it beside run.toml"),
+        ("nowhere.parity:Parity", "there is no module 'nowhere.parity'; put it beside run.toml"),
         ("tests.support.paths:Parity", "tests/support/paths.py, has no 'Parity'"),
     ):
         assert words in await opens(make_config(tmp_path, **{"task.kind": kind}))
     model = {"run.base_model": str(tmp_path), "sampling.vocab_size": 0}
-    assert f"there is no {tmp_path}/config.json" in await opens(make_config(tmp_path, **model))
+    nowhere = {**model, "run.base_model": str(tmp_path / "nix")}
+    assert (
+        f"run.base_model: there is no directory {tmp_path}/nix; expected that of a model, and"
+        in (await opens(make_config(tmp_path, **nowhere)))
+    )
+    assert f"{tmp_path} has no config.json" in await opens(make_config(tmp_path, **model))
     (tmp_path / "config.json").write_text("[]")
     assert "must hold a JSON object" in await opens(make_config(tmp_path, **model))
     (tmp_path / "config.json").write_text("{}")

@@ -48,6 +48,15 @@ async def test_before_the_start_its_ports_are_tried(tmp_path: Path) -> None:
     assert found["tokens"].level == "skipped"
 
 
+async def test_a_base_model_that_is_not_whole_is_an_error(tmp_path: Path) -> None:
+    changed = make_config(tmp_path, **{"run.base_model": str(tmp_path)})
+    (tmp_path / "config.json").write_text("{}")
+    assert (await examined(changed))["model"].level == "ok"
+    (tmp_path / "model.safetensors").touch()
+    found = (await examined(changed))["model"]
+    assert (found.level, "is cut off or damaged" in found.text) == ("error", True)
+
+
 async def test_a_coordinator_that_runs(config: CoordinatorConfig) -> None:
     async with serving(config, core_machine):
         found = await examined(config)
