@@ -5,15 +5,16 @@ Bytes are written with the next such record: a crash forgets those after it, and
 that a worker passes on while the coordinator is away.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 
 from echo2d.core.base.bounded_dict import keep_newest
 from echo2d.core.base.ids import PeerId
 from echo2d.core.cluster.events import Persist
 
-# Workers that earned something last; twice as many as may be enrolled at once.
+# The workers that began to earn last are counted; twice as many as may be enrolled at once.
 EARNED_MAX = 20_000
 
 
@@ -35,42 +36,38 @@ class EarnedKept:
 
 
 class Earned:
-    """See the module docstring. kept: the worker that earned something last comes last."""
+    """See the module docstring. due: call `to_keep` at the end of this event."""
 
     def __init__(self, kept: Iterable[WorkerEarned] = ()) -> None:
-        self._of = {each.worker: each for each in kept}
-        # The worker that changed last comes last (a set in order).
+        # Accepted, trained, sent_bytes.
+        self._of = defaultdict[PeerId, list[int]](partial(list, (0, 0, 0)))
+        for each in kept:
+            self._of[each.worker] = [each.accepted, each.trained, each.sent_bytes]
+        # A set in order.
         self._changed: dict[PeerId, None] = {}
-        self._due = False
+        self.due = False
 
     def of(self, worker: PeerId) -> WorkerEarned:
-        return self._of.get(worker) or WorkerEarned(worker)
+        return WorkerEarned(worker, *self._of.get(worker, ()))
 
     def accepted(self, worker: PeerId) -> None:
-        before, self._due = self.of(worker), True
-        self._set(worker, before.accepted + 1, before.trained, before.sent_bytes)
+        self._of[worker][0] += 1
+        self._changed[worker], self.due = None, True
 
     def trained(self, workers: Iterable[PeerId]) -> None:
         """workers: who wrote each trajectory of a batch."""
         for worker, count in Counter(workers).items():
-            before, self._due = self.of(worker), True
-            self._set(worker, before.accepted, before.trained + count, before.sent_bytes)
+            self._of[worker][1] += count
+            self._changed[worker], self.due = None, True
 
     def sent(self, worker: PeerId, sent_bytes: int) -> None:
-        before = self.of(worker)
         if sent_bytes:
-            self._set(worker, before.accepted, before.trained, before.sent_bytes + sent_bytes)
+            self._of[worker][2] += sent_bytes
+            self._changed[worker] = None
 
-    def to_keep(self) -> list[Persist[EarnedKept]]:
-        """What has changed since the last call, if something must be kept now."""
-        if not self._due:
-            return []
-        kept = EarnedKept(tuple(map(self.of, self._changed)))
-        self._changed, self._due = {}, False
-        return [Persist(kept)]
-
-    def _set(self, worker: PeerId, *counts: int) -> None:
-        for each in (self._of, self._changed):
-            each.pop(worker, None)
-        self._of[worker], self._changed[worker] = WorkerEarned(worker, *counts), None
+    def to_keep(self) -> Persist[EarnedKept]:
+        """What has changed since the last call."""
+        kept = tuple(map(self.of, self._changed))
+        self._changed, self.due = {}, False
         keep_newest(self._of, EARNED_MAX)
+        return Persist(EarnedKept(kept))

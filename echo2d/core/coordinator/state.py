@@ -107,6 +107,7 @@ from echo2d.core.work.events import (
     PromptFailed,
     PromptsEnded,
     RewardsProbed,
+    SampleKept,
     SampleRewarded,
     SampleScored,
 )
@@ -266,7 +267,15 @@ class CoordinatorState:
             # Such an event only moves deadlines later, so that none is due before the known time.
             return actions
         self._knows_wake_at = False
-        return [*actions, *self._advance(now), *self._statistics.earned.to_keep()]
+        return [*(found := [*actions, *self._advance(now)]), *self._newly_earned(found)]
+
+    def _newly_earned(self, actions: Sequence[CoordinatorAction]) -> list[CoordinatorAction]:
+        """What workers have earned by this event, to be kept with it."""
+        earned = self._statistics.earned
+        for each in actions:
+            if isinstance(each, Persist) and isinstance(each.record, SampleKept):
+                earned.accepted(each.record.trajectory.worker)
+        return [earned.to_keep()] if earned.due else []
 
     def wake_at(self) -> float | None:
         """When `DeadlinePassed` is due, or sooner; None: not before another event."""

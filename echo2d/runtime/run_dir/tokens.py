@@ -177,9 +177,7 @@ def earned_of_tokens(run_dir: Path) -> dict[str, dict[str, int]]:
     table, by_worker = AccessTable(run), {w.worker: w for w in read_earned(run.path / LEDGER_FILE)}
     return {
         token.name: asdict(
-            earned_together(
-                by_worker[each] for each in table.peers_of(token.name) if each in by_worker
-            )
+            earned_together(w for p in table.peers_of(token.name) if (w := by_worker.get(p)))
         )
         for token in table.tokens()
         if token.role == "worker"

@@ -171,7 +171,6 @@ class GroupJudge:
         if key in group.running:
             self._leases.renew(group.running[key], tokens=True, now=now)
         peer.succeeded()
-        self._statistics.earned.accepted(peer.peer)
         self._statistics.tokens_accepted += whole.length
         fingerprint = self._accepted.add(peer, message)
         if self._audits is not None:
@@ -236,7 +235,6 @@ class GroupJudge:
         self._episodes.measure(asked, now=now)
         self._measure(turn.partial, parked.worker, parked.since, now)
         self._groups.keep(group, record)
-        self._statistics.earned.accepted(parked.worker)
         if self._audits is not None:
             self._audits.delivered(
                 group.group, group.prompt.tokens, record, sampling=group.task.sampling, now=now

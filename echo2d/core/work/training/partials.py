@@ -152,8 +152,12 @@ class Partials:
         """Whether its tokens may still become part of a batch."""
         oldest = partial.version_min
         stale = oldest is not None and self._staleness.outdated(oldest, None)
-        if stale or not all(self._live(span.key) for span in partial.spans):
+        if stale:
             return False
+        # At every report: a generator would cost as much again.
+        for span in partial.spans:
+            if self._versions.live(span.key) is None:
+                return False
         audits = self._audits
         return audits is None or not audits.any_convicted([span.author for span in partial.spans])
 

@@ -16,13 +16,14 @@ def test_bytes_are_kept_with_the_next_trajectory() -> None:
     earned = Earned([WorkerEarned(A, 5, 4, 100)])
     earned.sent(A, 10)
     earned.sent(B, 0)
-    assert earned.to_keep() == []
+    due = [earned.due]
     earned.accepted(B)
     earned.trained([B, A, A])
-    (kept,) = earned.to_keep()
-    assert kept.record.workers == (WorkerEarned(B, 1, 1), WorkerEarned(A, 5, 6, 110))
-    assert earned.to_keep() == []
-    assert Earned(kept.record.workers).of(A) == WorkerEarned(A, 5, 6, 110)
+    due.append(earned.due)
+    kept = earned.to_keep().record.workers
+    assert kept == (WorkerEarned(A, 5, 6, 110), WorkerEarned(B, 1, 1))
+    assert [*due, earned.due] == [False, True, False]
+    assert Earned(kept).of(A) == WorkerEarned(A, 5, 6, 110)
     assert earned.of(PeerId("c" * 32)) == WorkerEarned(PeerId("c" * 32))
 
 
