@@ -240,7 +240,8 @@ def _set_up(
             raise OperatorFault("--base-model: the tiny one reads no text; expected a directory")
         rows = _loaded_rows(decide("rows", "File with the questions?", None))
         columns = list(first_row(rows))
-        which = f"{', '.join(columns)}: which column is the"
+        header = " (the first row of CSV names the columns)" if rows[0].endswith(".csv") else ""
+        which = f"{', '.join(columns)}{header}: which column is the"
         prompt = decide("prompt", f"{which} question?", guess(columns, QUESTIONS))
         answer = decide("answer", f"{which} expected answer?", guess(columns, ANSWERS))
         scorer = given["scorer"] or "math"

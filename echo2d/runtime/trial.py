@@ -219,6 +219,7 @@ class _TaskTrial:
             if tokens is None:
                 break
             self._longest = max(self._longest, len(tokens))
+            full = self._context is not None and len(tokens) >= self._context
             expected = None
             if self._episodes is None:
                 found = await self._pool.expected(index)
@@ -227,12 +228,13 @@ class _TaskTrial:
                     return
                 expected, where = found
             self._prompts.append(TriedPrompt(where, tokens, self._decoded(tokens), expected))
+            if full:
+                self.problems.append(
+                    f"task {self._name}: {where or f'prompt {index}'}: a prompt of {len(tokens)} tokens fills the "
+                    f"model's context of {self._context}: leave it out, or shorten it"
+                )
+                break
         self._shown = min(prompts, len(self._prompts))
-        if self._context is not None and self._longest >= self._context:
-            self.problems.append(
-                f"task {self._name}: a prompt of {self._longest} tokens fills the model's context of "
-                f"{self._context}: nothing can be answered"
-            )
         if self._episodes is not None:
             self.cautions += [f"task {self._name}: {each}" for each in self._episodes.cautions]
 
@@ -255,6 +257,8 @@ class _TaskTrial:
         """Score the expected answers, each as the answer to its own prompt."""
         worthless: TriedPrompt | None = None
         leaked: TriedPrompt | None = None
+        answered: dict[str, TriedPrompt] = {}
+        unlike: list[TriedPrompt] = []
         known = [(at, each) for at, each in enumerate(self._prompts) if each.expected is not None]
         for done, (index, prompt) in enumerate(known):
             tell(f"task {self._name}: expected answers", done / len(known))
@@ -264,6 +268,8 @@ class _TaskTrial:
                     f"task {self._name}: {prompt.where}: the expected answer is empty; leave the row out"
                 )
                 return
+            if answered.setdefault(prompt.text, prompt).expected != expected:
+                unlike.append(prompt)
             if re.search(rf"(?<!\w){re.escape(expected)}(?!\w)", prompt.text):
                 self._leaked, leaked = self._leaked + 1, leaked or prompt
             score = await self._pool.judge(index, expected)
@@ -275,6 +281,13 @@ class _TaskTrial:
                 self._worthless, worthless = self._worthless + 1, worthless or prompt
         if worthless is not None:
             self._tell_worthless(worthless)
+        if unlike:
+            first = answered[unlike[0].text]
+            self.cautions.append(
+                f"task {self._name}: {len(unlike)} of {len(known)} prompts ask what another one asks, and expect "
+                f"another answer, e.g. {first.where} {_short(first.expected or '')!r} and {unlike[0].where} "
+                f"{_short(unlike[0].expected or '')!r}"
+            )
         if leaked is not None:
             self.cautions.append(
                 f"task {self._name}: {self._leaked} of {len(known)} prompts hold the text of their expected "

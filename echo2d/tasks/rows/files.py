@@ -25,6 +25,14 @@ from echo2d.extras import install_command
 DataRow = Mapping[str, Any]
 
 ROWS_KEPT = 1024  # of a Parquet or Arrow file, decoded at once
+# First bytes of files that are no text in UTF-8, whatever their names end with, and what to do.
+_NO_TEXT = {
+    b"\x1f\x8b": "is compressed by gzip; unpack it with gunzip",
+    b"PAR1": "is a Parquet file; let its name end in .parquet",
+    b"PK\x03\x04": "is a ZIP archive or a workbook of Excel; unpack it, or save it as CSV in UTF-8",
+    b"\xff\xfe": "is UTF-16; save it as UTF-8",
+    b"\xfe\xff": "is UTF-16; save it as UTF-8",
+}
 
 
 class RowFile(Protocol):
@@ -81,6 +89,9 @@ class _MappedFile:
             self.data: bytes | mmap.mmap = (
                 b"" if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             )
+        for begin, says in _NO_TEXT.items():
+            if self.data[: len(begin)] == begin:
+                raise OperatorFault(f"rows: {path} {says}")
         self._begins = array("Q", begins(self.data))
 
     def __len__(self) -> int:
@@ -92,7 +103,9 @@ class _MappedFile:
             # A file may begin with a byte order mark.
             return self.data[self._begins[number] : self._begins[number + 1]].decode("utf-8-sig")
         except UnicodeDecodeError as error:
-            raise OperatorFault(f"rows: {self.path}: row {number} is not UTF-8: {error}") from error
+            raise OperatorFault(
+                f"rows: {self.path}: row {number} is not UTF-8: {error}; save the file as UTF-8"
+            ) from error
 
 
 class JsonRows:
@@ -124,6 +137,10 @@ class CsvRows:
         # A value may be as long as the file.
         csv.field_size_limit(max(csv.field_size_limit(), len(self._file.data)))
         self._columns = self._values(0) if len(self._file) else []
+        if len(self._columns) == 1 and (other := {";", "\t"}.intersection(self._columns[0])):
+            raise OperatorFault(
+                f"rows: {path}: {min(other)!r} separates its values; expected commas: save it with them"
+            )
         self._require_well_formed(path)
 
     def __len__(self) -> int:

@@ -20,6 +20,8 @@ from echo2d.tasks.rows.split import row_key, rows_of
 from echo2d.tasks.scorers.base import Expected, load_scorer
 
 ROLES = ("system", "user", "assistant")
+# Rows that are looked at when the task starts: each start of a process reads them, about a second.
+ROWS_CHECKED_MAX = 100_000
 
 
 class RowsTask(TextTask):
@@ -63,11 +65,17 @@ class RowsTask(TextTask):
         self._columns = sorted(_columns_in(prompt)) or [prompt]
         self.scorer = load_scorer(scorer, scorer_options or {})
         self._epochs, self._shuffle, self._rng_seed = epochs, shuffle, rng_seed
+        self._own_scorer = ":" in scorer
         self._require_columns()
         self._require_secret()
+        self._require_values()
         self._numbers = rows_of(split, len(self._rows), self._key, held_out=held_out)
         if not self._numbers:
-            raise OperatorFault(f"rows: the split {split!r} of {len(self._rows)} rows is empty")
+            asked = len({self._key(n) for n in range(min(len(self._rows), ROWS_CHECKED_MAX))})
+            raise OperatorFault(
+                f"rows: the split {split!r} of {len(self._rows)} rows is empty: their different questions are "
+                f"{asked}, and held_out = {held_out:g} divides these; add questions, or change held_out"
+            )
         self.digest = self._rows.digest
 
     @staticmethod
@@ -151,17 +159,18 @@ class RowsTask(TextTask):
 
     def _value(self, row: DataRow, column: str, number: int) -> Any:
         """What a column holds, or a path into it: a.b or a[b]. OperatorFault: nothing."""
-        found: Any = row
-        for name in [column] if column in row else _path(column):
-            if not isinstance(found, Mapping) or name not in found:
-                braces = (
-                    "; braces of the text itself are doubled: {{ }}" if "{" in self._prompt else ""
-                )
-                raise OperatorFault(
-                    f"rows: {self._rows.place(number)} has no {column!r}; its columns are "
-                    f"{', '.join(row)}{braces}"
-                )
-            found = found[name]
+        try:
+            found = _found(row, column)
+        except KeyError:
+            hint = ""
+            if "{" in self._prompt:
+                hint = "; braces of the text itself are doubled: {{ }}"
+            elif column == self._prompt and " " in column:
+                hint = "; in a text, columns stand in braces, such as {question}"
+            raise OperatorFault(
+                f"rows: {self._rows.place(number)} has no {column!r}; its columns are "
+                f"{', '.join(row)}{hint}"
+            ) from None
         if found is None:
             raise OperatorFault(
                 f"rows: {self._rows.place(number)}: {column!r} is null; give it a value, or leave the row out"
@@ -172,9 +181,46 @@ class RowsTask(TextTask):
         """OperatorFault: the first row lacks a column that is asked for."""
         first = self._rows.row(0)
         self._ask(first, 0)
+        asked = None if self._messages else self._value(first, self._columns[0], 0)
+        if isinstance(asked, list) and asked and all(map(_is_message, asked)):
+            raise OperatorFault(
+                f"rows: prompt: {self._columns[0]!r} holds a list of messages; name it in "
+                "task.options.messages instead"
+            )
         self._expected(first, 0)
         for tag in self._tags:
             self._value(first, tag, 0)
+
+    def _require_values(self) -> None:
+        """OperatorFault: a row lacks its question or its expected answer, or the latter is no text."""
+        # A text with columns may go without some of them.
+        filled = {self._answer, *([] if "{" in self._prompt else self._columns)}
+        names = {*([self._messages] if self._messages else self._columns), self._answer}
+        lacking: dict[str, list[int]] = {}
+        looked = min(len(self._rows), ROWS_CHECKED_MAX)
+        for number in range(looked):
+            row = self._rows.row(number)
+            for name in names:
+                try:
+                    found = _found(row, name)
+                except KeyError:
+                    found = None
+                if found is None or (found == "" and name in filled):
+                    lacking.setdefault(name, []).append(number)
+                elif (
+                    name == self._answer and isinstance(found, list | dict) and not self._own_scorer
+                ):
+                    raise OperatorFault(
+                        f"rows: {self._rows.place(number)}: {name!r} holds {type(found).__name__} "
+                        f"{found!r:.60}; expected a text or a number: name a path in it, such as {name}.value, "
+                        "or make a column with one answer"
+                    )
+        for name, rows in sorted(lacking.items()):
+            have = "has" if len(rows) == 1 else "have"
+            raise OperatorFault(
+                f"rows: {len(rows)} of {looked} rows {have} no {name!r}, e.g. {self._rows.place(rows[0])}: "
+                "leave them out"
+            )
 
     def _require_secret(self) -> None:
         """OperatorFault: the prompt shows what is expected, or a table that holds it."""
@@ -209,6 +255,16 @@ def _columns_in(prompt: str) -> set[str]:
             f"rows: prompt {prompt!r}: expected a column in each pair of braces; braces of the text itself "
             "are doubled: {{ }}"
         )
+    return found
+
+
+def _found(row: DataRow, column: str) -> Any:
+    """What a column holds, or a path into it. KeyError: there is no such column."""
+    found: Any = row
+    for name in [column] if column in row else _path(column):
+        if not isinstance(found, Mapping):
+            raise KeyError(name)
+        found = found[name]
     return found
 
 

@@ -316,6 +316,16 @@ def test_columns_that_nobody_can_guess_are_asked_for(base: Path, rows: Path) -> 
     )
 
 
+def test_a_csv_file_without_names_of_columns_says_where_they_are_expected(
+    base: Path, rows: Path
+) -> None:
+    path = rows.with_suffix(".csv")
+    path.write_text("What is 7 + 10?,17\nWhat is 7 + 11?,18\n")
+    code, output = init(base, path, "--yes")
+    assert (code, output.count("\n")) == (2, 1)
+    assert "17 (the first row of CSV names the columns): which column is the question?" in output
+
+
 def test_an_existing_config_is_kept(base: Path, rows: Path) -> None:
     assert init(base, rows)[0] == 0
     before = written(base)

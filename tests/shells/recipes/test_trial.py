@@ -143,6 +143,24 @@ def test_expected_answers_that_the_scorer_cannot_read_are_counted() -> None:
     assert said.endswith(" of rows.jsonl 'C'")
 
 
+def test_a_question_with_two_answers_is_a_caution() -> None:
+    rows = [*ROWS, {**ROWS[3], "answer": "7"}]
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_run("exact")
+    cautions = tried("--no-answers")["cautions"]
+    said = "1 of 41 prompts ask what another one asks, and expect another answer, e.g. row "
+    assert any(said in each for each in cautions), cautions
+
+
+def test_a_prompt_that_is_too_long_names_its_row() -> None:
+    rows = [*ROWS, {"question": "why? " * 76, "answer": "7"}]
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_run("exact")
+    (problem,) = tried("--no-answers", 1)["problems"]
+    assert problem.startswith("task rows: row 40 of rows.jsonl: a prompt of ")
+    assert problem.endswith(" tokens fills the model's context of 392: leave it out, or shorten it")
+
+
 def test_prompts_that_hold_their_answers_are_counted() -> None:
     write_run("exact", prompt="{question} It is about {half}.")
     rows = [{**row, "half": row["answer"] if at < 7 else "1"} for at, row in enumerate(ROWS)]

@@ -96,12 +96,18 @@ def test_quotes_line_breaks_and_blank_lines(tmp_path: Path) -> None:
         ("rows.csv", "a,b\n", "has no rows"),
         ("rows.txt", "x", "expected a file that ends in"),
         ("rows.parquet", "not parquet", "cannot be read"),
+        ("rows.csv", "q;a\n1;2\n", "';' separates its values; expected commas"),
+        ("rows.csv", "q\ta\n1\t2\n", "'.t' separates its values"),
+        ("rows.jsonl", "\x1f\udc8b..", "is compressed by gzip; unpack it"),
+        ("rows.jsonl", "PAR1...", r"is a Parquet file; let its name end in \.parquet"),
+        ("rows.csv", "\udcff\udcfeq\0", "is UTF-16; save it as UTF-8"),
+        ("rows.csv", "\udcdf,a\n1,2\n", "row 0 is not UTF-8: .*; save the file as UTF-8"),
     ],
 )
 def test_a_file_without_rows_is_the_operators_fault(
     name: str, text: str, says: str, tmp_path: Path
 ) -> None:
-    (tmp_path / name).write_text(text)
+    (tmp_path / name).write_text(text, errors="surrogateescape")
     with pytest.raises(OperatorFault, match=says) as fault:
         RowFiles(found_files([str(tmp_path / name)]))
     assert "\n" not in str(fault.value)

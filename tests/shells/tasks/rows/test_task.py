@@ -1,6 +1,7 @@
 """The task "rows": which row is asked when, and what is said about rows that do not fit."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,8 @@ def test_messages_come_from_a_column(tmp_path: Path) -> None:
             {"prompt": "{ask}"},
             "has no 'ask'; its columns are .*braces of the text itself are doubled",
         ),
+        ({"prompt": "Think first."}, "in a text, columns stand in braces, such as"),
+        ({"prompt": "{question} \\boxed{}"}, "braces of the text itself are doubled"),
         ({"answer": "gold"}, "has no 'gold'"),
         ({"tags": ["no"]}, "has no 'no'"),
         ({"messages": "question"}, "expected a list of messages"),
@@ -108,6 +111,43 @@ def test_what_does_not_fit_is_told_in_one_line(
     with pytest.raises(OperatorFault, match=says) as fault:
         task(file, **options)
     assert "\n" not in str(fault.value)
+
+
+MESSAGES = [{"role": "user", "content": "1?"}]
+
+
+@pytest.mark.parametrize(
+    ("change", "rows", "says"),
+    [
+        ({323: {"answer": None}}, 400, r"1 of 400 rows has no 'answer', e\.g\. row 323 of sums\.jsonl: leave them"),
+        ({8: {"answer": ""}, 9: {"answer": ""}}, 400, "2 of 400 rows have no 'answer', e"),
+        ({n: {"question": ""} for n in range(400)}, 400, "400 of 400 rows have no 'question'"),
+        ({0: {"question": MESSAGES}}, 400, "'question' holds a list of messages; name it in task.options.messages"),
+        ({7: {"answer": ["23"]}}, 400, r"row 7 of sums\.jsonl: 'answer' holds list \['23'\]; expected a text or a"),
+        ({n: {"question": "1?"} for n in range(400)}, 400, "is empty: their different questions are 1, and"),
+        ({}, 1, "is empty: their different questions are 1, and held_out = 0.2"),
+    ],
+)  # fmt: skip
+def test_rows_that_do_not_fit_are_told_at_the_start(
+    change: dict[int, dict[str, Any]], rows: int, says: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "sums.jsonl"
+    made = [{"question": f"{n}?", "answer": "1", **change.get(n, {})} for n in range(rows)]
+    path.write_text("\n".join(map(json.dumps, made)))
+    said = []
+    for split in ("train", "heldout"):
+        try:
+            RowsTask(str(path), prompt="question", held_out=0.2, split=split)
+        except OperatorFault as fault:
+            said.append(str(fault))
+    assert re.search(says, said[0])
+
+
+def test_an_own_scorer_may_take_any_answer(tmp_path: Path) -> None:
+    path = tmp_path / "tests.jsonl"
+    path.write_text(json.dumps({"prompt": "1?", "answer": ["assert f()"]}))
+    made = RowsTask(str(path), scorer="operator:eq")
+    assert made.expected(made.prompt(0)).text == "['assert f()']"
 
 
 def test_an_answer_may_lie_deeper(tmp_path: Path) -> None:
