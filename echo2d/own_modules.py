@@ -44,7 +44,7 @@ def load_own(entry: str) -> Any:
         if found is None or hasattr(found, attribute):
             raise
         where = getattr(found, "__file__", None) or "a folder without code"
-        raise OperatorFault(f"module {module!r}, {where}, has no {attribute!r}") from error
+        raise OperatorFault(_has_no(module, where, attribute)) from error
 
 
 def require_own(entry: str, folders: Iterable[Path]) -> None:
@@ -77,7 +77,7 @@ def require_own(entry: str, folders: Iterable[Path]) -> None:
     names = set(_names_in(tree))
     # A module may make its names as it likes.
     if attribute not in names and not {"*", "__getattr__"} & names:
-        raise OperatorFault(f"module {module!r}, {source}, has no {attribute!r}")
+        raise OperatorFault(_has_no(module, str(source), attribute))
     for node in tree.body:
         if isinstance(node, ast.FunctionDef) and node.name == attribute and not node.decorator_list:
             _require_one_argument(entry, node.args)
@@ -134,6 +134,12 @@ def place_in(code: types.CodeType, line: int) -> str:
     if code.co_filename.startswith((_OWN_CODE, sys.prefix, sys.base_prefix, "<")):
         return ""
     return f"{code.co_filename}:{line} in {code.co_name}"[:PLACE_CHARS_MAX]
+
+
+def _has_no(module: str, where: str, attribute: str) -> str:
+    own = module.partition(".")[0] in sys.stdlib_module_names
+    hint = "; yours has the name of a module of Python: rename it" if own else ""
+    return f"module {module!r}, {where}, has no {attribute!r}{hint}"
 
 
 def _hint(module: str) -> str:

@@ -199,7 +199,7 @@ class _TaskTrial:
         self._episodes = Episodes(task.pool) if self._environment else None
         self._texts = texts
         self._prompts: list[TriedPrompt] = []
-        self._longest = self._judged = self._worthless = self._leaked = 0
+        self._shown = self._longest = self._judged = self._worthless = self._leaked = 0
         self._numbers = count()
         # Failures of answers that are told already.
         self._told: set[str] = set()
@@ -224,7 +224,7 @@ class _TaskTrial:
             if self._episodes is None:
                 found = await self._pool.expected(index)
                 if isinstance(found, TaskFailed):
-                    self.problems.append(f"task {self._name}: the expected answer: {found}")
+                    self.problems.append(f"task {self._name}: prompt {index}: {found}")
                     return
                 expected, where = found
             self._prompts.append(TriedPrompt(where, tokens, self._decoded(tokens), expected))

@@ -226,8 +226,13 @@ class TaskServer:
         where, (at, trace) = "", place_of(error)
         if self._task is not None:
             where = self._task.where(request)
-            if not at and request[0] in _REWARDS and (code := self._task.code()) is not None:
-                # It raised nothing, but gave no number.
+            call = request[0]
+            if (
+                not at
+                and call in (*_REWARDS, "prompt")
+                and (code := self._task.code(call)) is not None
+            ):
+                # It raised nothing, but gave no number, or no prompt.
                 at = place_in(code, code.co_firstlineno)
         return kind, [reason, where, at, trace]
 

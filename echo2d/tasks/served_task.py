@@ -9,6 +9,7 @@ the same prompt for the same index.
 
 from array import array
 from collections.abc import Awaitable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -154,11 +155,7 @@ class ServedTask:
     def prompt(self, index: int) -> list[Any]:
         """[tokens, tags, row, attachments]. NoMorePrompts: the prompts have ended."""
         prompt = self._prompt(index)
-        tokens = (
-            self._texts.tokens(prompt)
-            if self._texts is not None and isinstance(prompt, TextPrompt)
-            else prompt.tokens  # type: ignore[union-attr] # of a task of tokens
-        )
+        tokens = self._tokens(prompt)
         attached = checked_attachments(prompt.attachments)
         return [packed_tokens(tokens), checked_tags(prompt.tags), short_name(prompt.row), attached]
 
@@ -181,6 +178,10 @@ class ServedTask:
     def expected(self, index: int) -> list[Any]:
         """[the expected answer or None, where the prompt stands], of a task that says so."""
         prompt = self._prompt(index)
+        if index == 0 and self._tokens(self._task.prompt(0)) != self._tokens(prompt):
+            raise OperatorFault(
+                "prompt(0) gives another prompt at each call; expected the same one: seed what is drawn with the index"
+            )
         find = getattr(self._task, "expected", None)
         text = None if find is None or self._texts is None else getattr(find(prompt), "text", None)
         return [text if isinstance(text, str) else None, getattr(prompt, "where", "")]
@@ -190,12 +191,19 @@ class ServedTask:
         asked = self._prompts.get(request[1]) if len(request) > 1 else None
         return str(getattr(asked, "where", ""))
 
-    def code(self) -> Any:
-        """The code object of the function that computes rewards; None: it is not written in Python."""
+    def code(self, call: str) -> Any:
+        """The code object of the function that makes prompts or rewards; None: it is not written in Python."""
         found = getattr(self._task, "scorer", None) or self._task.reward
+        if call == "prompt":
+            found = self._task.prompt
         return getattr(getattr(found, "func", found), "__code__", None)
 
     # --- inside
+
+    def _tokens(self, prompt: Prompt | TextPrompt) -> Sequence[int]:
+        if self._texts is not None and isinstance(prompt, TextPrompt):
+            return self._texts.tokens(prompt)
+        return list(prompt.tokens)  # type: ignore[union-attr] # of a task of tokens
 
     def _ask_of_text(self, index: int, text: str) -> Any:
         if self._texts is None:
@@ -211,7 +219,11 @@ class ServedTask:
     def _prompt(self, index: int) -> Prompt | TextPrompt:
         found = self._prompts.get(index)
         if found is None:
-            found = self._prompts[index] = self._task.prompt(index)
+            found = self._task.prompt(index)
+            if not isinstance(found, TextPrompt) and not hasattr(found, "tokens"):
+                wanted = "Prompt" if self._texts is None else "TextPrompt"
+                raise TypeError(f"expected a {wanted}; found {type(found).__name__} {found!r:.80}")
+            self._prompts[index] = found
             keep_newest(self._prompts, PROMPTS_KEPT)
         return found
 
@@ -253,9 +265,10 @@ def short_name(text: object) -> str:
 
 def _number(found: Any) -> float:
     """TypeError: it is none. A text is none, even where it looks like one."""
-    if found is None or isinstance(found, str | bytes):
-        raise TypeError(f"expected a number as the reward; found {found!r:.80}")
-    return float(found)
+    with suppress(TypeError):
+        if not isinstance(found, str | bytes):
+            return float(found)
+    raise TypeError(f"expected a number or Reward; found {type(found).__name__} {found!r:.80}")
 
 
 def checked_reward(found: Any) -> list[Any]:

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from echo2d.errors import OperatorFault
-from echo2d.own_modules import load_own
+from echo2d.own_modules import load_own, place_of
 from echo2d.registry import SCORERS, load, one_of
 from echo2d.tasks.base import Answer
 
@@ -40,5 +40,7 @@ def load_scorer(name: str, options: Mapping[str, Any]) -> Scorer:
             return partial(function, **options) if options else function
         scorer: Scorer = load(SCORERS[name])(**options)
     except (ImportError, AttributeError, TypeError, OperatorFault) as error:
+        if place_of(error)[0]:
+            raise  # in the operator's module, whose place is told with it
         raise OperatorFault(f"scorer {name}: {error}") from error
     return scorer

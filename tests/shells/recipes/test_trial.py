@@ -33,6 +33,9 @@ def nothing(answer, expected):
 def text(answer, expected):
     return "0.5"
 
+def pair(answer, expected):
+    return 1.0, {"right": 1}
+
 async def elsewhere(answer, expected):
     raise ConnectionError("All connection attempts failed")
 
@@ -48,6 +51,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     model = write_text_model(tmp_path / "base")
     (model / "config.json").write_text('{"vocab_size": 512, "max_position_embeddings": 400}')
     (tmp_path / "judge.py").write_text(SCORERS)
+    (tmp_path / "relative.py").write_text("from .helper import score")
+    (tmp_path / "absent.py").write_text("from nltk_not_there import score")
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     return tmp_path
 
@@ -95,8 +100,9 @@ def test_given_answers_are_scored_as_in_the_run() -> None:
     ("scorer", "said", "at"),
     [
         ("judge:broken", r"ValueError: my judge is broken (", "judge.py:8 in broken)"),
-        ("judge:nothing", "TypeError: expected a number as the reward; found None (", "in nothing)"),
-        ("judge:text", "TypeError: expected a number as the reward; found '0.5' (", "in text)"),
+        ("judge:nothing", "TypeError: expected a number or Reward; found NoneType None (", "in nothing)"),
+        ("judge:text", "TypeError: expected a number or Reward; found str '0.5' (", "in text)"),
+        ("judge:pair", "TypeError: expected a number or Reward; found tuple (1.0, {'right': 1}) (", "in pair)"),
         ("judge:elsewhere", "All connection attempts failed", "unless task.network = true"),
     ],
 )  # fmt: skip
@@ -188,6 +194,9 @@ def test_what_no_run_should_have_is_said_without_an_answer() -> None:
         ("[learner]\nsteps = 1\nloss = 'ppo2'", {}, "found 'ppo2'; learner.objective is one of grpo, "),
         ("", {"prompt": "{question} {answer}"}, "it shows the column 'answer', which holds the expected answer"),
         ("", {"scorer": "judge:nowhere"}, "judge.py, has no 'nowhere'"),
+        ("", {"scorer": "random:score"}, "random.py, has no 'score'; yours has the name of a module of Python"),
+        ("", {"scorer": "relative:score"}, "relative import with no known parent package (/"),
+        ("", {"scorer": "absent:score"}, "absent.py:1 in <module>)"),
         ("", {"scorer": "jugde:right"}, "there is no module 'jugde'; put it beside run.toml"),
         ("", {"files": "row.jsonl"}, "there is no "),
         ("", {"scorrer": "exact"}, "got an unexpected keyword argument 'scorrer'"),
@@ -251,6 +260,31 @@ class Own(TextTask):
     (task,) = trial["tasks"]
     assert (task["name"], task["questions"], task["judged"]) == ("own", None, 0)
     assert [each["reward"] for each in task["prompts"][0]["answers"]] == [3.0]
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        ("'What is 1 + 1?'", "own.py:5 in prompt)"),
+        ("TextPrompt([{'role': 'user', 'content': str(random.random())}])", "another prompt at each call"),
+    ],
+)  # fmt: skip
+def test_a_prompt_that_is_none_is_told(made: str, said: str) -> None:
+    Path("own.py").write_text(f"""import random
+from echo2d.tasks.base import TextPrompt, TextTask
+class Own(TextTask):
+    name = "own"
+    def prompt(self, index):
+        return {made}
+    def reward(self, prompt, answer):
+        return 1.0
+""")
+    Path("run.toml").write_text('[run]\nbase_model = "base"\n[task]\nkind = "own:Own"')
+    result = CliRunner().invoke(main, ["try", "--config", "run.toml", "--no-answers"])
+    assert result.exit_code in (1, 2)
+    assert said in result.output
+    if "prompt)" in said:
+        assert "TypeError: expected a TextPrompt; found str 'What is 1 + 1?' (" in result.output
 
 
 def test_the_base_model_answers_and_plays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,7 +112,7 @@ async def test_a_task_by_name_and_its_prompts_and_rewards() -> None:
         ("file", "OSError|died"),
         ("forge", "nonsense"),
         ("nan", "the reward is nan"),
-        ("text", "expected a number as"),
+        ("text", "expected a number or Reward"),
         ("none", "TypeError"),
     ],
 )
