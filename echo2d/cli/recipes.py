@@ -194,7 +194,8 @@ def _tell(written: "WrittenRun", here: list[str], there: list[str]) -> None:
     shown += f", ... ({len(written.boxes)} in all)" if len(written.boxes) > SHOWN_TOKENS else ""
     click.echo(f"Wrote {written.config} for the task {written.task}, and {shown}.\n")
     click.echo(f"Type on this host:\n\n{_indented(here)}\n")
-    if there:
+    # A coordinator that only this host reaches has its worker here.
+    if several or not written.local:
         click.echo(
             f"Copy {'its own token file' if several else str(written.boxes[0])} to each box, and type there, "
             f"with echo2d installed:\n\n{_indented(there)}\n\n"
@@ -307,10 +308,7 @@ def _own_address() -> str:
 
 
 def next_commands(written: "WrittenRun") -> tuple[list[str], list[str]]:
-    """What to type on this host, and on a box, with the programs as they were typed here.
-
-    A coordinator that only this host reaches has a worker here, and no boxes.
-    """
+    """What to type on this host, and on a box, with the programs as they were typed here."""
     script, echo2d = Path(sys.argv[0]), "echo2d"
     if script.name == echo2d and str(shutil.which(echo2d)) != str(script.absolute()):
         # Called by its path.
@@ -320,9 +318,7 @@ def next_commands(written: "WrittenRun") -> tuple[list[str], list[str]]:
         f"{echo2d} run --config {written.config}" + ("" if written.local else " --workers 0"),
         f"{echo2d} status --run-dir {written.run_dir} --watch",
     ]
-    return here, [] if written.local else [
-        f"{echo2d} join --token-file {written.boxes[0].name} --state-dir state"
-    ]
+    return here, [f"{echo2d} join --token-file {written.boxes[0].name} --state-dir state"]
 
 
 def _list_tasks(*, as_json: bool) -> None:

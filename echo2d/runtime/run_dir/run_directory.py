@@ -104,9 +104,7 @@ def find_coordinator(run_dir: Path, role: str = "viewer") -> tuple[str, Path]:
     try:
         url = unsealed((run_dir / COORDINATOR_FILE).read_bytes())["url"]
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise OperatorFault(
-            f"no coordinator runs in {run_dir}; `echo2d samples` and `echo2d keep export` need none"
-        ) from error
+        raise OperatorFault(f"no coordinator runs in {run_dir}") from error
     except OSError as error:
         raise path_fault(f"cannot read {run_dir / COORDINATOR_FILE}", error) from error
     except (ValueError, KeyError) as error:

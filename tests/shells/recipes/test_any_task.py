@@ -62,8 +62,8 @@ def test_with_nothing_but_an_address_it_writes_a_whole_run(folder: Path) -> None
     assert read_token_file(learner.token_file).role == "learner"
     assert read_token_file(learner.token_file).url == box.url
     for line in (
-        "  echo2d coordinate --config run/run.toml",
-        "echo2d learn --config run/run.toml",
+        "  echo2d try --config run/run.toml",
+        "  echo2d run --config run/run.toml --workers 0",
         "  echo2d status --run-dir run/coordinator --watch",
         "  echo2d join --token-file box-1.token --state-dir state",
     ):

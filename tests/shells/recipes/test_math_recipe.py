@@ -116,7 +116,10 @@ def test_settings_may_be_of_any_table_and_any_text(base: Path, rows: Path) -> No
     assert document["task"]["options"]["prompt"] == prompt
     assert document["task"]["template"] == {"enable_thinking": False}
     assert document["samples"] == {"viewers": True}
-    assert "that of http://127.0.0.1:9000 and the next one" in output
+    assert document["coordinator"]["port"] == 9000
+    # A worker of this host needs no token file of a box.
+    assert "echo2d run --config" in output
+    assert "echo2d join" not in output
 
 
 @pytest.mark.parametrize(
