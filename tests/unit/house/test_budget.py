@@ -12,15 +12,15 @@ from tools.house_report import Module, offered, read_modules, surface
 
 # A commit that raises a limit does nothing else, and says why.
 BUDGET = {
-    "code lines: echo2d": 56_920,
-    "code lines: learner": 5_690,
-    "commands": 26,
-    "commands: offered by click": 26,
-    "options": 94,
-    "options: offered by click": 168,
-    "keys": 271,
+    "code lines: echo2d": 58_037,
+    "code lines: learner": 5_713,
+    "commands": 29,
+    "commands: offered by click": 29,
+    "options": 97,
+    "options: offered by click": 178,
+    "keys": 273,
     "keys: of simulations": 53,
-    "constants": 1_414,
+    "constants": 1_435,
 }
 TO_DO = "Remove something, or raise the limit in a commit of its own that says why"
 
