@@ -38,7 +38,7 @@ from echo2d.runtime.coordinator.data_plane import (
 )
 from echo2d.runtime.coordinator.main import make_rules
 from echo2d.runtime.coordinator.run_facts import day_of
-from echo2d.runtime.coordinator.task_advice import advice
+from echo2d.runtime.coordinator.task_advice import told
 from echo2d.tasks.episodes import Episodes, EpisodeTurn, StepCall
 from echo2d.tasks.pool import Score, ScoreCall
 from echo2d.tasks.process import TaskFailed
@@ -224,7 +224,9 @@ class _TaskTrial:
             if self._episodes is None:
                 found = await self._pool.expected(index)
                 if isinstance(found, TaskFailed):
-                    self.problems.append(f"task {self._name}: prompt {index}: {found}")
+                    self.problems.append(
+                        f"task {self._name}: prompt {index}: {told(found, self._table)}"
+                    )
                     return
                 expected, where = found
             self._prompts.append(TriedPrompt(where, tokens, self._decoded(tokens), expected))
@@ -250,7 +252,7 @@ class _TaskTrial:
         if isinstance(found, TaskFailed):
             if found.kind == "end" and index:
                 return None, ""
-            raise OperatorFault(f"task {self._name}: prompt {index}: {found}")
+            raise OperatorFault(f"task {self._name}: prompt {index}: {told(found, self._table)}")
         return unpack_tokens(given).tolist(), ""
 
     async def judge_expected(self, tell: TellProgress) -> None:
@@ -309,10 +311,7 @@ class _TaskTrial:
         if (kind := failed.at or failed.reason) in self._told:
             return
         self._told.add(kind)
-        todo = advice(failed, self._table)
-        self.problems.append(
-            f"task {self._name}: the reward of {what}{failed}{f'; {todo}' if todo else ''}"
-        )
+        self.problems.append(f"task {self._name}: the reward of {what}{told(failed, self._table)}")
 
     async def judge_given(self, answers: Sequence[str]) -> None:
         """Score these texts as answers to the shown prompts."""

@@ -16,7 +16,7 @@ child's side of the socket (`pool_child`).
 import asyncio
 import copy
 import dataclasses
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -136,6 +136,7 @@ class TaskPool:
     import. options: keyword arguments of the class, plain values. timeout_s: of one call. texts:
     for a task in text. environment: its environment variables. folder: relative paths in `options`
     count from it. modules: whole paths of folders with modules of the operator's.
+    told: a failure, as people read it.
     """
 
     def __init__(
@@ -150,6 +151,7 @@ class TaskPool:
         environment: Mapping[str, str] | None = None,
         folder: Path = Path("/"),
         modules: Iterable[Path] = (),
+        told: Callable[[TaskFailed], str] = str,
     ) -> None:
         bounds = {**dataclasses.asdict(limits or Limits()), "timeout_s": timeout_s}
         bounds["modules"] = [str(each) for each in modules]
@@ -162,7 +164,7 @@ class TaskPool:
         def make() -> TaskProcess:
             return TaskProcess(request, timeout_s=timeout_s, environment=environment, folder=folder)
 
-        self._make, self._task = make, task
+        self._make, self._task, self._told = make, task, told
         self.about = TaskIntroduction(task, (), b"", None, concurrent=False, in_text=False)
         self.take_over([make() for _ in range(processes)])
 
@@ -223,7 +225,7 @@ class TaskPool:
         introduction = await self._processes[-1].start()
         if isinstance(introduction, TaskFailed):
             await self.close()
-            raise OperatorFault(f"task {self._task}: {introduction}")
+            raise OperatorFault(f"task {self._task}: {self._told(introduction)}")
         match introduction:
             case [
                 str(name),

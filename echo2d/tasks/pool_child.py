@@ -68,6 +68,8 @@ from echo2d.texts.continuation import NoContinuation
 if TYPE_CHECKING:
     from echo2d.tasks.served_environment import ServedEnvironment
 
+# The task's module may import a lot, and index many rows; one that loops is interrupted after this.
+TASK_START_S_MAX = 590.0
 TASK_MESSAGE_BYTES_MAX = 1 << 20  # a prompt and an answer of 100,000 tokens each fit
 TASK_REASON_CHARS_MAX = 500  # enough for the text of an exception; it ends up in logs
 # The length of the body, and the number of the request that the message is or answers.
@@ -145,7 +147,10 @@ class TaskServer:
     def __init__(self) -> None:
         self._task: ServedTask | None = None
         self._environment: ServedEnvironment | None = None
-        self._limits: Mapping[str, Any] = {"cpu_s_max": resource.RLIM_INFINITY, "timeout_s": 0.0}
+        self._limits: Mapping[str, Any] = {
+            "cpu_s_max": resource.RLIM_INFINITY,
+            "timeout_s": TASK_START_S_MAX,
+        }
         self._allowed: int | None = None  # the last limit of CPU time, in seconds
         self._answering = False
         self._complaint = ""  # of the call that is interrupted next

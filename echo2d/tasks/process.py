@@ -33,13 +33,14 @@ from echo2d.tasks.pool_child import (
     NUMBER_MAX,
     TASK_MESSAGE_BYTES_MAX,
     TASK_REASON_CHARS_MAX,
+    TASK_START_S_MAX,
 )
 from echo2d.tasks.user_ids import BorrowedUser
 
 OUTPUT_BYTES_MAX = 1 << 20  # stdout and stderr of one call; all of it is dropped
 # The guard has this long to end everything. Then it is killed itself.
 _KILL_S = 5.0
-START_TIMEOUT_S = 600.0  # the task's module may import a lot, and index many rows
+START_TIMEOUT_S = TASK_START_S_MAX + 10.0  # for a start that cannot be interrupted
 # A call that is not over in time is interrupted by the process itself, which then goes on. One that
 # cannot be interrupted costs the process its life, so much later.
 GRACE_S = 1.0

@@ -9,6 +9,7 @@ known by their numbers, and answers by their tokens. The ledger has the digests 
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
@@ -51,7 +52,7 @@ from echo2d.model_files import require_model
 from echo2d.process_environment import task_environment
 from echo2d.runtime.coordinator.agent_calls import AgentCalls
 from echo2d.runtime.coordinator.environment_calls import EnvironmentCalls
-from echo2d.runtime.coordinator.task_advice import FailureLog
+from echo2d.runtime.coordinator.task_advice import FailureLog, told
 from echo2d.runtime.coordinator.task_calls import OverlongPenalty, TaskCalls
 from echo2d.tasks.agents import AGENT_SILENCE_S
 from echo2d.tasks.episodes import Episodes
@@ -72,6 +73,9 @@ MAY_CHANGE = frozenset({
 })  # fmt: skip
 # Weights are rounded to this denominator: sums of floats would drift over a long run.
 WEIGHT_DENOMINATOR_MAX = 10_000
+SLOW_START_S = 20.0  # imports of torch take as long on a loaded host
+
+log = logging.getLogger("echo2d.task")
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +145,26 @@ class DataPlane:
         return self._tasks[actions[0].task].score(actions)
 
 
+async def _opened(
+    stack: AsyncExitStack,
+    table: TaskTable,
+    config: CoordinatorConfig,
+    stops: tuple[str, ...],
+    day: str,
+) -> TaskPool:
+    """The processes of a task, which `stack` ends. A start that takes long is told once."""
+    own = [each for each in (table.kind, str(table.options.get("scorer"))) if ":" in each]
+    does = f"imports {' and '.join(own)}" if own else "reads its rows"
+    said = "task=%s still starts after %g s: it %s"
+    slow = asyncio.get_running_loop().call_later(
+        SLOW_START_S, log.warning, said, table.name or table.kind, SLOW_START_S, does
+    )
+    try:
+        return await stack.enter_async_context(_pool(table, config, stops, day))
+    finally:
+        slow.cancel()
+
+
 async def open_tasks(
     stack: AsyncExitStack, config: CoordinatorConfig, *, day: str = ""
 ) -> list[OpenTask]:
@@ -153,7 +177,7 @@ async def open_tasks(
     found: dict[str, OpenTask] = {}
     for table in config.tasks:
         stops = config.sampling_of(table).stop
-        pool = await stack.enter_async_context(_pool(table, config, stops, day))
+        pool = await _opened(stack, table, config, stops, day)
         if stops and not pool.about.in_text:
             raise OperatorFault(
                 f"sampling.stop: task {pool.about.name!r} is in tokens; expected no stop strings"
@@ -234,7 +258,7 @@ async def open_evals(
             )
         asks = replace(of.table, options=options, sampling={**of.table.sampling, **table.sampling})
         stops = config.sampling_of(asks, greedy=True).stop
-        pool = await stack.enter_async_context(_pool(asks, config, stops, day))
+        pool = await _opened(stack, asks, config, stops, day)
         name = table.name or f"{of.name}/heldout"
         if name in names or name in found:
             raise OperatorFault(f"eval.name: {name!r} is the name of a task or of another eval")
@@ -420,6 +444,7 @@ def _pool(
         ),
         environment=task_environment(table.environment),
         folder=config.folder,
+        told=lambda failed: told(failed, table),
         # A task of ours sees nothing of the operator's folders.
         modules=config.module_folders if ":" in f"{table.kind}{scorer}" else (),
         texts=None

@@ -52,7 +52,7 @@ class EnvironmentCalls:
         failures: FailureLog | None = None,
     ) -> None:
         self._name, self._failures = name, failures or FailureLog(name)
-        self.draw = PromptCalls(self, name, vocab_size, patient).draw
+        self.draw = PromptCalls(self, name, vocab_size, patient, self._failures.told).draw
         self._episodes = episodes
         self._vocab_size = vocab_size
         self._on_error = on_error

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -29,13 +30,14 @@ class PromptSource(Protocol):
 class PromptCalls:
     """Prompts of one task. name: of the task, in metrics and trajectories.
 
-    patient: a prompt whose process dies or hangs is asked for until it comes.
+    patient: a prompt whose process dies or hangs is asked for until it comes. told: a failure, as people read it.
     """
 
     source: PromptSource
     name: str
     vocab_size: int
     patient: bool = True
+    told: Callable[[TaskFailed], str] = str
 
     async def draw(self, action: DrawPrompt) -> PromptDrawn | PromptFailed | PromptsEnded:
         """Draw a prompt, retrying with backoff until it succeeds.
@@ -49,9 +51,12 @@ class PromptCalls:
                 return PromptsEnded(action.cursor, self.name)
             errors += found.kind == "error" or not self.patient
             if errors > RETRIES:
-                return PromptFailed(action.cursor, found.reason, self.name)
+                return PromptFailed(action.cursor, self.told(found), self.name)
             log.warning(
-                "prompt failed cursor=%d kind=%s reason=%s", action.cursor, found.kind, found.reason
+                "prompt failed cursor=%d kind=%s reason=%s",
+                action.cursor,
+                found.kind,
+                self.told(found),
             )
             await asyncio.sleep(delay_s)
             delay_s = min(_RETRY_S_MAX, 2 * delay_s)

@@ -1,6 +1,8 @@
 """What to do about a failing task, in one clause; and its failures in the log, each kind once."""
 
 import logging
+import re
+from pathlib import Path
 
 from echo2d.config.tasks import TaskTable
 from echo2d.tasks.process import TaskFailed
@@ -10,7 +12,8 @@ _NETWORK = (
     "ConnectError", "ConnectionError", "Network is unreachable", "Name or service not known",
     "Temporary failure in name resolution", "Cannot connect", "URLError", "gaierror", "ConnectTimeout",
 )  # fmt: skip
-
+# How source code looks that writes a file.
+_WRITES = re.compile(r"""open\(.*["'][rbt]*[wax+][bt+]*["']|write_|mkdir|makedirs""")
 
 # Kinds of failures of a task that are logged with their tracebacks.
 KINDS_LOGGED_MAX = 16
@@ -25,10 +28,12 @@ class FailureLog:
         self._task, self._table = task, table or TaskTable(kind=task)
         self._logged: set[str] = set()
 
+    def told(self, failed: TaskFailed) -> str:
+        return told(failed, self._table)
+
     def tell(self, failed: TaskFailed) -> str:
         """Returns what is said of it, in one line, with what to do."""
-        todo = advice(failed, self._table)
-        said = f"{failed.kind}: {failed}{f'; {todo}' if todo else ''}"
+        said = f"{failed.kind}: {self.told(failed)}"
         kind = failed.at or failed.reason
         if kind not in self._logged and len(self._logged) < KINDS_LOGGED_MAX:
             self._logged.add(kind)
@@ -37,11 +42,21 @@ class FailureLog:
         return said
 
 
+def told(failed: TaskFailed, table: TaskTable) -> str:
+    """The failure, and what to do about it."""
+    todo = advice(failed, table)
+    return f"{failed}; {todo}" if todo else str(failed)
+
+
 def advice(failed: TaskFailed, table: TaskTable) -> str:
     """Empty: nothing is known to help."""
     said = failed.reason
     if any(word in said for word in _NETWORK) and not table.network:
         return "a task has no network unless task.network = true"
+    if "run.modules" in said:
+        return ""
+    if "relative import" in said:
+        return "import the other module by its whole name: a file beside run.toml is in no package"
     if "ModuleNotFoundError" in said or "there is no module" in said:
         return "put the module beside run.toml, name its folder in run.modules, or install it"
     if "left processes behind" in said:
@@ -53,6 +68,23 @@ def advice(failed: TaskFailed, table: TaskTable) -> str:
         return f"task.memory_bytes_max is {table.memory_bytes_max:,}"
     if failed.kind == "timeout" or said.startswith("no answer in "):
         return f"task.timeout_s is {table.timeout_s:g}, task.cpu_s_max {table.cpu_s_max}"
-    if "PermissionError" in said or "Permission denied" in said:
-        return "task.read_paths names what a task may read besides its rows"
+    if said.startswith("KeyError: ") and "environ" in failed.trace:
+        return "a task has only the variables of this host that task.environment names"
+    return _advice_on_files(failed)
+
+
+def _advice_on_files(failed: TaskFailed) -> str:
+    said = failed.reason
+    found = re.search(r"\[Errno (?:1|2|13|30)\] [^:]*: '([^']+)'", said)
+    if found is None:
+        return ""
+    path = Path(found[1])
+    if "Read-only" in said or _WRITES.search(failed.trace):
+        return "a task may write only in its own temporary folder, tempfile.gettempdir()"
+    if "No such file" not in said or (path.is_absolute() and path.exists()):
+        return "name the file in task.read_paths: a task reads nothing else but its rows"
+    if not path.is_absolute() and path.suffix:
+        return (
+            "give the whole path, and name the file in task.read_paths: a task runs in the folder /"
+        )
     return ""

@@ -104,10 +104,10 @@ class TaskCalls:
         overlong: OverlongPenalty | None = None,
         patient: bool = True,
     ) -> None:
-        self.draw = PromptCalls(pool, name, vocab_size, patient).draw
         self._overlong = overlong
         self._name, self._pool = name, pool
         self._failures = failures or FailureLog(name)
+        self.draw = PromptCalls(pool, name, vocab_size, patient, self._failures.told).draw
         self._on_error = on_error
 
     def shares(self, actions: Sequence[ScoreSample]) -> list[Sequence[ScoreSample]]:

@@ -121,7 +121,7 @@ class RowsTask(TextTask):
     def expected(self, prompt: TextPrompt) -> Expected:
         """The answer that is expected to this task's prompt, with its row."""
         row = self._rows.row(prompt.secret)
-        return Expected(self._expected(row, prompt.secret), row)
+        return Expected(self._expected(row, prompt.secret), _Row(row))
 
     # --- inside
 
@@ -233,6 +233,13 @@ class RowsTask(TextTask):
                     f"rows: prompt: it shows the column {name!r}, which holds the expected answer; the model "
                     "would only copy it"
                 )
+
+
+class _Row(dict[str, Any]):
+    """A row that says which columns it has."""
+
+    def __missing__(self, column: str) -> Any:
+        raise KeyError(f"the row has no {column!r}; its columns are {', '.join(self)}")
 
 
 class _Filling(Formatter):

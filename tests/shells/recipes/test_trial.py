@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from echo2d.cli import main
+from echo2d.runtime.coordinator import data_plane
 from tests.support.paths import REPO
 from tests.support.texts import EMPTY_WEIGHTS, write_text_model
 
@@ -36,6 +37,20 @@ def text(answer, expected):
 def pair(answer, expected):
     return 1.0, {"right": 1}
 
+def of_level(answer, expected):
+    return float(expected.row["level"])
+
+def writes(answer, expected):
+    with open("/usr/log.txt", "a") as file:
+        file.write(answer.text)
+
+def reads(answer, expected):
+    open("words.txt").read()
+
+def of_variable(answer, expected):
+    import os
+    return os.environ["JUDGE_KEY"]
+
 async def elsewhere(answer, expected):
     raise ConnectionError("All connection attempts failed")
 
@@ -52,6 +67,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (model / "config.json").write_text('{"vocab_size": 512, "max_position_embeddings": 400}')
     (tmp_path / "judge.py").write_text(SCORERS)
     (tmp_path / "relative.py").write_text("from .helper import score")
+    (tmp_path / "variable.py").write_text("import os\nKEY = os.environ['JUDGE_KEY']")
     (tmp_path / "absent.py").write_text("from nltk_not_there import score")
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     return tmp_path
@@ -103,6 +119,10 @@ def test_given_answers_are_scored_as_in_the_run() -> None:
         ("judge:nothing", "TypeError: expected a number or Reward; found NoneType None (", "in nothing)"),
         ("judge:text", "TypeError: expected a number or Reward; found str '0.5' (", "in text)"),
         ("judge:pair", "TypeError: expected a number or Reward; found tuple (1.0, {'right': 1}) (", "in pair)"),
+        ("judge:of_level", "has no 'level'; its columns are question, answer", "in of_level)"),
+        ("judge:reads", "'words.txt' (", "task.read_paths: a task runs in the folder /"),
+        ("judge:writes", "'/usr/log.txt' (", "may write only in its own temporary folder"),
+        ("judge:of_variable", "KeyError: 'JUDGE_KEY' (", "only the variables of this host that task.environment names"),
         ("judge:elsewhere", "All connection attempts failed", "unless task.network = true"),
     ],
 )  # fmt: skip
@@ -196,7 +216,8 @@ def test_what_no_run_should_have_is_said_without_an_answer() -> None:
         ("", {"scorer": "judge:nowhere"}, "judge.py, has no 'nowhere'"),
         ("", {"scorer": "random:score"}, "random.py, has no 'score'; yours has the name of a module of Python"),
         ("", {"scorer": "relative:score"}, "relative import with no known parent package (/"),
-        ("", {"scorer": "absent:score"}, "absent.py:1 in <module>)"),
+        ("", {"scorer": "absent:score"}, "absent.py:1 in <module>); put the module beside run.toml"),
+        ("", {"scorer": "variable:KEY"}, "variable.py:2 in <module>); a task has only the variables of this host"),
         ("", {"scorer": "jugde:right"}, "there is no module 'jugde'; put it beside run.toml"),
         ("", {"files": "row.jsonl"}, "there is no "),
         ("", {"scorrer": "exact"}, "got an unexpected keyword argument 'scorrer'"),
@@ -260,6 +281,16 @@ class Own(TextTask):
     (task,) = trial["tasks"]
     assert (task["name"], task["questions"], task["judged"]) == ("own", None, 0)
     assert [each["reward"] for each in task["prompts"][0]["answers"]] == [3.0]
+
+
+def test_a_start_that_takes_long_says_what_is_imported(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(data_plane, "SLOW_START_S", 0.1)
+    Path("slow.py").write_text("import time\ntime.sleep(1)\ndef score(*_): return 1.0")
+    write_run("slow:score")
+    tried("--no-answers")
+    assert caplog.messages == ["task=rows still starts after 0.1 s: it imports slow:score"]
 
 
 @pytest.mark.parametrize(
