@@ -44,6 +44,7 @@ from echo2d.learner.notice import NoticeWatch, asker
 from echo2d.learner.saving.identity import own
 from echo2d.learner.saving.remote import RemoteCheckpoints
 from echo2d.logs import LEVELS, start_logging
+from echo2d.stop_signals import SIGNALS, stop_told
 
 if TYPE_CHECKING:
     from echo2d.learner.ranks.ranks import Rendezvous
@@ -236,16 +237,15 @@ def _run(options: argparse.Namespace, here: Place, failures: _FailureReport) -> 
 
 
 def stop_on_signals(stop: Callable[[str], None]) -> None:
-    """Call `stop` with the signal's name on the first SIGINT or SIGTERM; the next one ends the
-    process.
+    """Call `stop` with the signal's name on the first SIGINT or SIGTERM; the next one ends the process, unless
+    it comes at once (`stop_signals`).
     """
 
     def first(number: int, _: object) -> None:
-        for each in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(each, signal.SIG_DFL)
+        stop_told()
         stop(signal.Signals(number).name)
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in SIGNALS:
         signal.signal(number, first)
 
 

@@ -28,6 +28,7 @@ from typing import Any, NoReturn, Self
 import uvloop
 
 from echo2d.errors import Fault, first_fault, of_the_host
+from echo2d.stop_signals import SIGNALS, stop_told
 
 # For last messages over a slow line, engines, seed and task processes. Each of these has a shorter
 # bound of its own.
@@ -36,7 +37,6 @@ STOP_S_MAX = 30.0
 EXIT_S_MAX = 5.0
 # The same as in the systemd units.
 OPEN_FILES_MAX = 1 << 16
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # A full collection after 40 million more objects allocated than freed; Python's default is 70,000.
 # The second generation has 50,000 of them at most, which stops the loop for some 50 ms.
 GC_THRESHOLDS = (10_000, 5, 800)
@@ -114,7 +114,7 @@ class Ending:
         """Install the signal handlers.
 
         The first SIGTERM or SIGINT calls `stop`, and each SIGUSR1 calls `leave`, with the name of
-        the signal.
+        the signal. The next one ends the process, unless it comes at once (`stop_signals`).
         """
         if leave is not None:
             self._loop.add_signal_handler(signal.SIGUSR1, leave, signal.SIGUSR1.name)
@@ -122,10 +122,8 @@ class Ending:
             self._loop.add_signal_handler(number, self._first, number, stop)
 
     def _first(self, number: signal.Signals, stop: Callable[[str], None]) -> None:
-        # With the default handlers back, a second signal ends the process at once.
         self._remove_handlers()
-        for each in SIGNALS:
-            signal.signal(each, signal.SIG_DFL)
+        stop_told()
         self._timer = _end_in(STOP_S_MAX, 1, "the daemon did not end in time")
         stop(number.name)
 

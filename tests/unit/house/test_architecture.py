@@ -24,6 +24,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "config.tables": {"errors"},
     "config.limits": {"quantities", "errors"},
     "sd_notify": set(),
+    "stop_signals": set(),
     "process_environment": {"sd_notify"},
     "logs": {"errors"},
     "extras": {"errors"},
@@ -72,6 +73,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "process_environment",
         "logs",
         "sd_notify",
+        "stop_signals",
         "extras",
         "registry",
         "texts",
@@ -129,6 +131,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "logs",
         "own_modules",
         "sd_notify",
+        "stop_signals",
     },
     "tools": {"config", "runtime", "client", "core", "store", "engines", "errors"},
 }

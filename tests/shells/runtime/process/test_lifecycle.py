@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from echo2d.runtime.process.lifecycle import OPEN_FILES_MAX
-from tests.support.polling import HANG_S
+from tests.support.polling import HANG_S, poll
 
 BOUND_S = 0.5  # in place of STOP_S_MAX and EXIT_S_MAX
 
@@ -80,6 +80,23 @@ def test_a_second_signal(parts: tuple[str, str]) -> None:
     process.send_signal(signal.SIGINT)
     assert process.stdout is not None
     assert process.stdout.readline() == "SIGINT\n"
-    process.send_signal(signal.SIGTERM)
+    # One that comes at once is the same.
+    poll(lambda: ended_by_a_signal(process))
     assert process.wait(HANG_S) == -signal.SIGTERM
+    process.stdout.close()
+
+
+def ended_by_a_signal(process: subprocess.Popen[str]) -> bool:
+    process.send_signal(signal.SIGTERM)
+    return process.poll() is not None
+
+
+def test_two_signals_at_once_are_one() -> None:
+    """As torchrun sends its own after that of a service manager."""
+    process = started(("await stopped.wait(); await asyncio.sleep(0.3)", "return 0"), 2 * HANG_S)
+    process.send_signal(signal.SIGTERM)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "SIGTERM\n"
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(HANG_S) == 0
     process.stdout.close()
