@@ -73,8 +73,8 @@ class RowsTask(TextTask):
         if not self._numbers:
             asked = len({self._key(n) for n in range(min(len(self._rows), ROWS_CHECKED_MAX))})
             raise OperatorFault(
-                f"rows: the split {split!r} of {len(self._rows)} rows is empty: their different questions are "
-                f"{asked}, and held_out = {held_out:g} divides these; add questions, or change held_out"
+                f"rows: the split {split!r} of {len(self._rows)} rows is empty: the number of different questions "
+                f"is {asked}, and held_out = {held_out:g} divides these; add questions, or change held_out"
             )
         self.digest = self._rows.digest
 
@@ -212,8 +212,8 @@ class RowsTask(TextTask):
                 ):
                     raise OperatorFault(
                         f"rows: {self._rows.place(number)}: {name!r} holds {type(found).__name__} "
-                        f"{found!r:.60}; expected a text or a number: name a path in it, such as {name}.value, "
-                        "or make a column with one answer"
+                        f"{found!r:.60}; expected a text or a number: make a column with one answer, or name a "
+                        f"path into a table, such as {name}.value"
                     )
         for name, rows in sorted(lacking.items()):
             have = "has" if len(rows) == 1 else "have"

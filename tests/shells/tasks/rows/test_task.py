@@ -124,8 +124,8 @@ MESSAGES = [{"role": "user", "content": "1?"}]
         ({n: {"question": ""} for n in range(400)}, 400, "400 of 400 rows have no 'question'"),
         ({0: {"question": MESSAGES}}, 400, "'question' holds a list of messages; name it in task.options.messages"),
         ({7: {"answer": ["23"]}}, 400, r"row 7 of sums\.jsonl: 'answer' holds list \['23'\]; expected a text or a"),
-        ({n: {"question": "1?"} for n in range(400)}, 400, "is empty: their different questions are 1, and"),
-        ({}, 1, "is empty: their different questions are 1, and held_out = 0.2"),
+        ({n: {"question": "1?"} for n in range(400)}, 400, "is empty: the number of different questions is 1, and"),
+        ({}, 1, "is empty: the number of different questions is 1, and held_out = 0.2"),
     ],
 )  # fmt: skip
 def test_rows_that_do_not_fit_are_told_at_the_start(
