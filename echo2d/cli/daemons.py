@@ -281,6 +281,9 @@ def _print_script(ctx: click.Context, start: "BoxStart", install_from: str | Non
         ctx.params["settings"],
     )
     options = tuple(_typed_options(ctx, besides=("token_file", "print_script", "install_from")))
+    if ctx.params["name"] is None:
+        # Rented machines often have one host name.
+        options += ("--name", token.name)
     engine = None if ctx.params["relay_only"] else ctx.params["engine"] or "torch"
     url = ctx.params["url"] or token.url
     job = BoxJob(url, token, join_options(engine or "", options), engine, install_from)

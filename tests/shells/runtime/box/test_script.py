@@ -181,7 +181,7 @@ def test_the_command_writes_a_private_file(tmp_path: Path) -> None:
     assert done.stderr == "echo2d: this script holds the token's secret: keep it from others\n"
     assert out.stat().st_mode & 0o777 == 0o600
     assert "extra=''" in out.read_text(), "a relay needs no torch"
-    assert "options=(--set threads=2 --relay-only)\n" in out.read_text()
+    assert "options=(--set threads=2 --relay-only --name box-1)\n" in out.read_text()
     assert "url=https://h:1\n" in out.read_text(), "that of the token"
 
 
