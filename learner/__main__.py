@@ -318,6 +318,9 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.merge and not options.export:
         parser.error("--merge needs --export")
+    for name, given in (("--ranks", options.ranks != 1), ("--gpu-gib", options.gpu_gib != 0)):
+        if given and not options.plan:
+            parser.error(f"{name} needs --plan; several GPUs: python -m echo2d.learner.torchrun")
     return options
 
 

@@ -498,6 +498,10 @@ class CoordinatorConfig:
         several = (TaskTable.TABLE, EvalTable.TABLE, PriceTable.TABLE)
         for name in document:
             if name not in tables and name not in OTHER_TABLES and name not in several:
+                if not isinstance(document[name], dict | list):
+                    raise OperatorFault(
+                        f"{name} stands before any table; put it below the table that it is of, such as [run]"
+                    )
                 raise OperatorFault(
                     f"[{name}]: unknown table; {meant(name, [*tables, *several, *sorted(OTHER_TABLES)])}"
                 )

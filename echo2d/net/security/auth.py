@@ -49,6 +49,7 @@ SUCCESSIONS_MAX = (
 )
 # A token file is about 1 KB, most of it the certificate.
 TOKEN_FILE_BYTES_MAX = 16 << 10
+_COPY_AGAIN = ": copy it again whole, or make one with `echo2d token create`"
 
 ENROL_PATH = "/v1/enrol"
 CONTROL_LINK_PATH = "/v1/worker"
@@ -214,9 +215,9 @@ def read_token_file(path: Path) -> TokenFile:
     except OSError as error:
         raise path_fault(f"cannot read token file {path}", error) from error
     except (ValueError, TypeError, RecursionError) as error:
-        raise OperatorFault(f"{path} is not a token file") from error
+        raise OperatorFault(f"{path} is not a token file{_COPY_AGAIN}") from error
     if not right:
-        raise OperatorFault(f"{path} is not a token file")
+        raise OperatorFault(f"{path} is not a token file{_COPY_AGAIN}")
     return token
 
 

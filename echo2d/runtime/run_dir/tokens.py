@@ -35,7 +35,9 @@ def parse_duration_s(text: str) -> float:
     """Seconds of "30d", "12h", "10m" or "45s"."""
     matched = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smhd])", text)
     if matched is None:
-        raise OperatorFault(f"expected a duration such as 30d, 12h or 10m; found {text!r}")
+        raise OperatorFault(
+            f"--expires: expected a duration such as 30d, 12h or 10m, or never; found {text!r}"
+        )
     duration_s = float(matched[1]) * _UNITS_S[matched[2]]
     if duration_s > DURATION_S_MAX:
         raise OperatorFault(f'expected a duration of at most 100 years, or "never"; found {text}')

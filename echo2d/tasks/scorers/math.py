@@ -16,10 +16,7 @@ EXPECTED_KEPT = 4096  # parsed expected answers
 
 
 def math() -> Scorer:
-    """The last formula or number of the answer equals the expected one.
-
-    ImportError: math-verify is not installed.
-    """
+    """The last formula or number of the answer equals the expected one. It needs math-verify."""
     try:
         from math_verify import parse, verify
     except ImportError as error:

@@ -29,6 +29,11 @@ def test_defaults_and_paths() -> None:
     assert config.tasks[0].options == {}
 
 
+def test_a_key_above_all_tables_says_where_it_belongs() -> None:
+    with pytest.raises(OperatorFault, match=r"run_dir stands before any table; put it below"):
+        CoordinatorConfig.read({**MINIMAL, "run_dir": "run"})
+
+
 def test_the_seed_listens_beside_the_coordinator_unless_the_config_says_otherwise() -> None:
     def link(**serve: Any) -> tuple[str, int | None]:
         found = CoordinatorConfig.read({**MINIMAL, "coordinator": serve}).link

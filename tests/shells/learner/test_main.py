@@ -10,12 +10,22 @@ from pathlib import Path
 import pytest
 import torch
 
-from echo2d.learner.__main__ import main
+from echo2d.learner.__main__ import _parse, main
 from echo2d.learner.config import LearnerConfig
 from echo2d.learner.model.policy import Policy
 from echo2d.net.security.auth import TokenFile, write_token_file
 from tests.support.learner import write_config
 from tests.support.scripted_coordinator import ScriptedCoordinator
+
+
+@pytest.mark.parametrize("option", ["--ranks=2", "--gpu-gib=80"])
+def test_what_only_a_plan_reads_is_refused_without_it(
+    option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        _parse(["--config=run.toml", option])
+    assert ended.value.code == 2
+    assert f"{option.partition('=')[0]} needs --plan" in capsys.readouterr().err
 
 
 def test_the_file_is_read_back_as_written(config: LearnerConfig, tmp_path: Path) -> None:
