@@ -100,6 +100,10 @@ class ApiConnection:
                     # A URL that never worked is probably wrong: that is the operator's mistake.
                     fault = PeerFault if self._answered else Unreachable
                     raise fault(f"cannot reach the coordinator at {self._urls}: {lost}") from lost
+                if self.losses == 1 and not self._answered:
+                    log.warning(
+                        "no coordinator answers at %s yet; it must be started there", self._urls
+                    )
                 log.info("unreachable url=%s reason=%s", self.url, lost)
                 self._urls.try_next()
                 await asyncio.sleep(delay_s)

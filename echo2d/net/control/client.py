@@ -158,7 +158,7 @@ async def enrol(
     urls, key, tls = CoordinatorUrls(url), identity.key, identity.tls
     body = {"key": public_bytes(key).hex(), "proof": enrol_proof(key, token.secret).hex()}
     backoff, loop = Backoff(rng), asyncio.get_running_loop()
-    deadline = loop.time() + patience_s
+    deadline, told = loop.time() + patience_s, False
     async with aiohttp.ClientSession(
         timeout=aiohttp.ClientTimeout(total=CONNECT_TIMEOUT_S)
     ) as http:
@@ -172,6 +172,9 @@ async def enrol(
                 delay_s = backoff.next_s()
                 if loop.time() + delay_s > deadline:
                     raise OperatorFault(f"cannot reach the coordinator at {urls}: {lost}") from lost
+                if not told:
+                    log.warning("no coordinator answers at %s yet; it must be started there", urls)
+                told = True
                 log.info("unreachable url=%s reason=%s", urls.url, lost)
                 urls.try_next()
                 await asyncio.sleep(delay_s)
