@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from echo2d.core.base.model_config import vocab_size
 from echo2d.core.weights.safetensors_header import LENGTH_BYTES, check_header, header_bytes
 from echo2d.errors import IntegrityFault, OperatorFault, path_fault
 
@@ -100,6 +99,9 @@ def require_model(directory: Path, *, trains: bool = True) -> None:
             f"{directory} is quantized ({method}); convert it to bfloat16 before training, or take the model "
             "that it was made from"
         )
+    # Imported here, because the client has no use for it.
+    from echo2d.core.base.model_config import vocab_size
+
     _check_vocabulary(_object(directory / "tokenizer.json"), vocab_size(config))
     if any(directory.glob(f"*{_SUFFIX}")):
         for path in weight_files(directory).read:
