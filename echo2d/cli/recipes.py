@@ -270,20 +270,12 @@ def _set_up(
 
 def _loaded_model(named: str) -> Path:
     """The directory of the model; one of the hub is loaded."""
-    if not hub.names_a_repository(named):
-        return Path(named)
-    found = hub.load_model(named)
-    click.echo(f"{named} is at {found}", err=True)
-    return found
+    return hub.load_model(named) if hub.names_a_repository(named) else Path(named)
 
 
 def _loaded_rows(named: str) -> list[str]:
     """The files of the rows; those of the hub are loaded."""
-    if not hub.names_a_repository(named):
-        return [named]
-    found = hub.load_rows(named)
-    click.echo(f"{named} is at {found[0]}" + (", ..." if found[1:] else ""), err=True)
-    return [str(each) for each in found]
+    return list(map(str, hub.load_rows(named))) if hub.names_a_repository(named) else [named]
 
 
 def _decide(given: dict[str, Any], name: str, question: str, offered: Any, *, asks: bool) -> Any:
