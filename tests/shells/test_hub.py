@@ -5,11 +5,13 @@ import logging
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 from huggingface_hub import constants
 from pyarrow import parquet
+from safetensors.numpy import save_file
 
 from echo2d import hub
 from echo2d.cli import main
@@ -31,6 +33,7 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalHub
         "modeling.py",
     ):
         (model / name).write_bytes(b"")
+    save_file({"lm_head.weight": np.zeros((2, 2), np.float32)}, model / "model.safetensors")
     (model / "config.json").write_text('{"vocab_size": 512, "max_position_embeddings": 400}')
     (tmp_path / "pickled").mkdir()
     (tmp_path / "pickled" / "pytorch_model.bin").write_bytes(b"")
