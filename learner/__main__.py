@@ -49,6 +49,13 @@ from echo2d.stop_signals import SIGNALS, stop_told
 if TYPE_CHECKING:
     from echo2d.learner.ranks.ranks import Rendezvous
 
+# Options that only go with another one, and are ignored without it.
+_GO_WITH = {
+    "ranks": ("plan",),
+    "gpu_gib": ("plan",),
+    "merge": ("export",),
+    "json": ("plan", "export"),
+}
 # torchrun's store says within milliseconds which rank failed first, unless its host is gone.
 FIRST_FAILURE_S_MAX = 5.0
 
@@ -316,11 +323,11 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         "--log-file", type=Path, help="log into this file, of bounded size, instead of stderr"
     )
     options = parser.parse_args(arguments)
-    if options.merge and not options.export:
-        parser.error("--merge needs --export")
-    for name, given in (("--ranks", options.ranks != 1), ("--gpu-gib", options.gpu_gib != 0)):
-        if given and not options.plan:
-            parser.error(f"{name} needs --plan; several GPUs: python -m echo2d.learner.torchrun")
+    for name, others in _GO_WITH.items():
+        given = getattr(options, name) != parser.get_default(name)
+        if given and not any(getattr(options, other) for other in others):
+            needs = " or ".join(f"--{other}" for other in others)
+            parser.error(f"--{name.replace('_', '-')} needs {needs}")
     return options
 
 

@@ -4,7 +4,7 @@ import ipaddress
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -15,6 +15,11 @@ from echo2d.registry import ENGINES
 
 ENGINES_MAX = 16  # GPUs of the largest boxes
 _WINDOW = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)")
+# Keys that only this engine reads.
+KEYS_OF_ENGINES = {
+    "torch": ("quantization", "dtype", "device"),
+    "sglang": ("engine_python", "engine_args", "engine_url", "engine_key_file", "refit_mode"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,13 +125,26 @@ class WorkerConfig(Table):
                 "worker.receive_only: relay_only and receive_only cannot be combined: "
                 "the peer would do nothing"
             )
-        if self.quantization != "none" and self.engine != "torch":
-            raise OperatorFault(
-                "worker.quantization: it is of the torch engine; SGLang takes --quantization in "
-                "worker.engine_args"
-            )
+        self._require_keys_of_engine()
         # Raises if they are wrong.
         _ = self.uplink_bytes_per_s_max, self.announced, self.windows
+
+    def _require_keys_of_engine(self) -> None:
+        """OperatorFault: a key would be ignored, because only the other engine reads it.
+
+        The fake engine stands for either one, and engines of other distributions read what they need.
+        """
+        if self.engine not in KEYS_OF_ENGINES:
+            return
+        defaults = {item.name: item.default for item in fields(self)}
+        for engine, keys in KEYS_OF_ENGINES.items():
+            for name in keys:
+                if engine != self.engine and getattr(self, name) != defaults[name]:
+                    other = "; it takes --quantization in worker.engine_args"
+                    raise OperatorFault(
+                        f"worker.{name}: only the {engine} engine reads it, and worker.engine is "
+                        f"{self.engine}{other if name == 'quantization' else ''}"
+                    )
 
     @property
     def uplink_bytes_per_s_max(self) -> int | None:

@@ -28,6 +28,7 @@ from echo2d.core.status.schema import (
     Status,
     WorkerStatus,
 )
+from echo2d.errors import OperatorFault
 
 BAR_CELLS = 24
 SPARK = "▁▂▃▄▅▆▇█"
@@ -50,9 +51,14 @@ COLOURS = {"joined": "green", "suspected": "yellow", "gone": "red"}
 def print_status(facts: Mapping[str, Any], *, only: str = "") -> None:
     """Print the answer of `GET /v1/status` in a few lines. PeerFault: it is not one.
 
-    only: as in `status_picture`.
+    only: as in `status_picture`. OperatorFault: it is in no worker.
     """
     console, status = plain_console(), read_status(facts)
+    if only and not any(_is_meant(only, worker) for worker in status.workers):
+        names = ", ".join(worker.name for worker in status.workers) or "no worker"
+        raise OperatorFault(
+            f"--worker: {only!r} is in the name, the id or the state of no worker; there is {names}"
+        )
     lines = console.height if console.is_terminal else None
     console.print(status_picture(status, lines=lines, width=console.width, only=only))
 
@@ -333,6 +339,10 @@ def _label(text: str) -> tuple[str, str]:
     return f"  {text:<14}", "dim"
 
 
+def _is_meant(only: str, worker: WorkerStatus) -> bool:
+    return any(only in text for text in (worker.name, worker.id, state_word(worker)))
+
+
 def workers_table(
     status: Status, *, rows: int | None = None, width: int = PLAIN_COLUMNS, only: str = ""
 ) -> Table:
@@ -341,11 +351,7 @@ def workers_table(
     Where not all fit, workers in trouble come first. No word and no number is cut: the columns that can be
     spared are left out. width, only: as in `status_picture`.
     """
-    wanted = [
-        worker
-        for worker in status.workers
-        if any(only in text for text in (worker.name, worker.id, state_word(worker)))
-    ]
+    wanted = [worker for worker in status.workers if _is_meant(only, worker)]
     workers = [
         worker for worker in wanted if worker.state != "gone" or worker.silent_s < GONE_SHOWN_S
     ]

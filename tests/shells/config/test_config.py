@@ -207,7 +207,9 @@ def test_hours_of_a_box_are_minutes_of_the_day() -> None:
             {"receive_only": True, "relay_only": True},
             "relay_only and receive_only cannot be combined",
         ),
-        ({"engine": "sglang", "quantization": "int8"}, "SGLang takes --quantization"),
+        ({"engine": "sglang", "quantization": "int8"}, "it takes --quantization in"),
+        ({"engine_args": "--tp 2"}, "worker.engine_args: only the sglang engine reads it"),
+        ({"engine": "sglang", "device": "cpu"}, "worker.device: only the torch engine reads it"),
         ({"quantization": "int4"}, "worker.quantization"),
         *(
             ({"advertise": said}, "expected HOST:PORT with an IP address in numbers")

@@ -11,11 +11,13 @@ from rich.console import Console
 import echo2d
 from echo2d.core.protocol.control_messages import Heartbeat
 from echo2d.core.status.json_form import read_status, status_json
+from echo2d.errors import OperatorFault
 from echo2d.views.status import (
     PLAIN_COLUMNS,
     TokenRate,
     age,
     plain_console,
+    print_status,
     seconds,
     size,
     status_picture,
@@ -260,6 +262,10 @@ def test_a_filter_shows_workers_by_name_id_or_state() -> None:
         assert "gone" not in text
     assert "● a " in seen(facts, only="")
     assert "and 1 gone" in seen(facts, only="box")
+    with pytest.raises(
+        OperatorFault, match=r"'nobody' is in .* no worker; there is a, b\[/x\], box"
+    ):
+        print_status(facts, only="nobody")
 
 
 def test_units() -> None:

@@ -343,13 +343,27 @@ def test_a_checkpoint_that_goes_meanwhile_leaves_nothing(
     assert not list(tmp_path.glob("*export*"))
 
 
-def test_merge_alone_does_not_start_a_run(
-    config: LearnerConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        (["--merge"], "--merge needs --export"),
+        (["--ranks", "2"], "--ranks needs --plan"),
+        (["--gpu-gib", "80"], "--gpu-gib needs --plan"),
+        (["--json"], "--json needs --plan or --export"),
+        (["--resum"], "unrecognized arguments: --resum"),
+    ],
+)
+def test_an_option_that_would_be_ignored_does_not_start_a_run(
+    config: LearnerConfig,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    typed: list[str],
+    said: str,
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(["--config", str(write_config(tmp_path / "run.toml", config)), "--merge"])
+        main(["--config", str(write_config(tmp_path / "run.toml", config)), *typed])
     assert ended.value.code == 2
-    assert capsys.readouterr().err.startswith("learner: --merge needs --export; see ")
+    assert capsys.readouterr().err.startswith(f"learner: {said}; see ")
 
 
 def test_the_process_never_holds_the_model(
