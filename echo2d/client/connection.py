@@ -22,7 +22,7 @@ from echo2d.core.protocol.builds import (
     to_header,
 )
 from echo2d.errors import OperatorFault, PeerFault
-from echo2d.net.backoff import CONNECT_TIMEOUT_S, Backoff
+from echo2d.net.backoff import CONNECT_TIMEOUT_S, NO_COORDINATOR, Backoff
 from echo2d.net.security.auth import TokenFile, read_token_file
 from echo2d.net.security.tls import Tls, in_words, is_for_good, to_coordinator
 from echo2d.net.security.urls import CoordinatorUrls
@@ -100,10 +100,8 @@ class ApiConnection:
                     # A URL that never worked is probably wrong: that is the operator's mistake.
                     fault = PeerFault if self._answered else Unreachable
                     raise fault(f"cannot reach the coordinator at {self._urls}: {lost}") from lost
-                if self.losses == 1 and not self._answered:
-                    log.warning(
-                        "no coordinator answers at %s yet; it must be started there", self._urls
-                    )
+                if self.losses == len(self._urls.all) and not self._answered:
+                    log.warning(NO_COORDINATOR, self._urls)
                 log.info("unreachable url=%s reason=%s", self.url, lost)
                 self._urls.try_next()
                 await asyncio.sleep(delay_s)

@@ -7,6 +7,9 @@ BACKOFF_S_MIN = 0.25
 # Leases are kept for as long; a worker that returns later has lost them anyway.
 BACKOFF_S_MAX = 15.0
 
+# Said once, where none of a coordinator's URLs has answered so far.
+NO_COORDINATOR = "no coordinator answers at %s yet: start `echo2d run` or `echo2d coordinate` there; trying again"
+
 
 class Backoff:
     """Exponential backoff: the limit doubles, and a wait is drawn from its upper half."""

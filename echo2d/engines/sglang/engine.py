@@ -29,7 +29,7 @@ from echo2d.engines.server.sampling_loop import SamplingLoop
 from echo2d.engines.sglang.client import SglangClient
 from echo2d.engines.sglang.files import limits_of
 from echo2d.engines.sglang.generate import read_chunk, request_body
-from echo2d.engines.sglang.launch import Launch, launches, require_arguments
+from echo2d.engines.sglang.launch import Launch, launches, require_arguments, require_installed
 from echo2d.engines.sglang.server import Running, Serving
 from echo2d.engines.sglang.weight_update import RefitMode
 from echo2d.engines.stream import SAMPLES_OPEN_MAX, RequestStream, check_request
@@ -50,9 +50,14 @@ def make_sglang_engines(options: EngineOptions) -> "list[SglangEngine]":
 
 
 def _servers(options: EngineOptions) -> Sequence[Launch | Running]:
-    if (options.python is None) == (options.url == ""):
-        raise OperatorFault("worker.engine_python: set either this or worker.engine_url")
+    if options.python is not None and options.url:
+        raise OperatorFault("worker.engine_python: set either this or worker.engine_url, not both")
     if options.python is None:
+        if not options.url:
+            raise OperatorFault(
+                "worker.engine_python: expected --engine-python VENV/bin/python, of the environment in "
+                "which SGLang is installed, or --engine-url with a server that runs"
+            )
         urls = [url.strip() for url in options.url.split(",")]
         if len(urls) != options.count or not all(
             url.startswith(("http://", "https://")) for url in urls
@@ -69,6 +74,7 @@ def _servers(options: EngineOptions) -> Sequence[Launch | Running]:
         raise OperatorFault(f"worker.engine_args: {error}") from error
     require_arguments(arguments)
     launch = Launch(options.python.absolute(), arguments, options.folder, options.environment)
+    require_installed(launch)
     return launches(launch, options.count)
 
 

@@ -3,13 +3,14 @@
 It also refuses the operator's flags that would contradict echo2d's own (`OURS`).
 """
 
+import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import ClassVar
 
-from echo2d.errors import OperatorFault
+from echo2d.errors import OperatorFault, path_fault
 
 # Tokens per chunk. Each chunk costs both ends a message.
 STREAM_INTERVAL = 8
@@ -19,6 +20,10 @@ _OURS = {
     "host", "port", "api-key", "admin-api-key", "model-path", "model", "config", "weight-version",
     "trust-remote-code", "load-format", "skip-tokenizer-init", "incremental-streaming-output",
 }  # fmt: skip
+# Exit code of a Python that was asked for SGLang and has none; any other one says nothing about it.
+_ABSENT = 44
+_ASK = f"import importlib.util as u; raise SystemExit({_ABSENT} * (u.find_spec('sglang') is None))"
+_ASK_S_MAX = 30.0
 _TP = ("--tp", "--tp-size", "--tensor-parallel-size")
 
 
@@ -87,3 +92,20 @@ def require_arguments(arguments: Sequence[str]) -> None:
         name = argument.partition("=")[0].removeprefix("--").replace("_", "-")
         if argument.startswith("--") and name in _OURS:
             raise OperatorFault(f"worker.engine_args: --{name} is set by echo2d")
+
+
+def require_installed(launch: Launch) -> None:
+    """OperatorFault: the Python does not start, or has no SGLang. Blocking."""
+    command = [str(launch.python), "-c", _ASK]
+    try:
+        done = subprocess.run(
+            command, env=launch.environment, capture_output=True, timeout=_ASK_S_MAX, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return
+    except OSError as error:
+        raise path_fault(f"worker.engine_python: cannot start {launch.python}", error) from error
+    if done.returncode == _ABSENT:
+        raise OperatorFault(
+            f"worker.engine_python: {launch.python} has no sglang: {launch.python} -m pip install sglang"
+        )

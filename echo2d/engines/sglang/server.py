@@ -22,6 +22,7 @@ from echo2d.engines.base import RefitReport
 from echo2d.engines.layout import SnapshotLayout
 from echo2d.engines.server.admission import ServerLoad
 from echo2d.engines.server.calls import SampleState
+from echo2d.engines.server.http_client import Lost
 from echo2d.engines.server.process import ServerProcess
 from echo2d.engines.server.recompute import RecomputeMeter
 from echo2d.engines.sglang import weight_update
@@ -271,8 +272,10 @@ class Serving:
             try:
                 self._dialect = await server.probe()
                 await self._measure(server)
-            except BaseException:
+            except BaseException as error:
                 await server.close()
+                if isinstance(error, Lost):
+                    raise Lost(f"worker.engine_url: no server answers: {error}") from error
                 raise
             self.server = server
             self._say_dialect(self._dialect)

@@ -37,7 +37,7 @@ from echo2d.core.protocol.control_messages import (
     Welcome,
 )
 from echo2d.errors import IntegrityFault, OperatorFault, PeerFault
-from echo2d.net.backoff import BACKOFF_S_MAX, CONNECT_TIMEOUT_S, Backoff
+from echo2d.net.backoff import BACKOFF_S_MAX, CONNECT_TIMEOUT_S, NO_COORDINATOR, Backoff
 from echo2d.net.control.send_buffer import CLOSE_TIMEOUT_S, SendBuffer
 from echo2d.net.security.auth import (
     ANSWER,
@@ -158,7 +158,7 @@ async def enrol(
     urls, key, tls = CoordinatorUrls(url), identity.key, identity.tls
     body = {"key": public_bytes(key).hex(), "proof": enrol_proof(key, token.secret).hex()}
     backoff, loop = Backoff(rng), asyncio.get_running_loop()
-    deadline, told = loop.time() + patience_s, False
+    deadline, tries = loop.time() + patience_s, 0
     async with aiohttp.ClientSession(
         timeout=aiohttp.ClientTimeout(total=CONNECT_TIMEOUT_S)
     ) as http:
@@ -172,9 +172,9 @@ async def enrol(
                 delay_s = backoff.next_s()
                 if loop.time() + delay_s > deadline:
                     raise OperatorFault(f"cannot reach the coordinator at {urls}: {lost}") from lost
-                if not told:
-                    log.warning("no coordinator answers at %s yet; it must be started there", urls)
-                told = True
+                tries += 1
+                if tries == len(urls.all):
+                    log.warning(NO_COORDINATOR, urls)
                 log.info("unreachable url=%s reason=%s", urls.url, lost)
                 urls.try_next()
                 await asyncio.sleep(delay_s)

@@ -20,6 +20,7 @@ from datetime import UTC, datetime
 from typing import TypedDict
 from urllib.parse import urlsplit
 
+from aiohttp.http_exceptions import HttpProcessingError
 from blake3 import blake3
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -229,6 +230,8 @@ def in_words(error: BaseException) -> str:
         return f"its certificate is not of who is expected in this run ({fault.verify_message})"
     if isinstance(fault, ssl.SSLError) and fault.reason in _WORDS:
         return _WORDS[fault.reason]
+    if isinstance(error.__cause__, HttpProcessingError):
+        return "it does not speak HTTP; workers' links have the port after the coordinator's"
     return _SSL.sub("", str(error)) or "no answer"
 
 
@@ -239,7 +242,7 @@ def is_for_good(error: BaseException) -> bool:
     path can cause the same errors.
     """
     fault = error.__cause__
-    return isinstance(fault, ssl.SSLCertVerificationError) or (
+    return isinstance(fault, ssl.SSLCertVerificationError | HttpProcessingError) or (
         isinstance(fault, ssl.SSLError) and fault.reason == "WRONG_VERSION_NUMBER"
     )
 

@@ -395,14 +395,21 @@ async def test_refusals_are_faults_and_are_not_repeated(
     assert len(server.heard) == 1
 
 
-async def test_an_unreachable_coordinator_is_said(token_file: Path) -> None:
+async def test_an_unreachable_coordinator_is_said(
+    token_file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async with AsyncCoordinator(
-        "http://127.0.0.1:1", token_file=token_file, timeout_s=0.1
+        "http://127.0.0.1:1", token_file=token_file, timeout_s=1.0
     ) as coordinator:
         with pytest.raises(
             OperatorFault, match=r"cannot reach the coordinator at http://127\.0\.0\.1:1"
         ):
             await coordinator.status()
+    said = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert len(said) == 1
+    assert said[0].startswith(
+        "no coordinator answers at http://127.0.0.1:1 yet: start `echo2d run`"
+    )
 
 
 async def test_a_coordinator_that_was_there_and_is_lost_is_not_the_operators_mistake(

@@ -345,8 +345,10 @@ WHERE: dict[str, Any] = {
     "engine": "sglang",
 }
 MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
-    "nothing": ({}, "engine_python"),
+    "nothing": ({}, "engine_python: expected --engine-python VENV/bin/python"),
     "both": ({"engine_python": Path("p"), "engine_url": "http://127.0.0.1:2"}, "engine_python"),
+    "no SGLang": ({"engine_python": Path(sys.executable)}, "no sglang: .* -m pip install sglang"),
+    "no program": ({"engine_python": Path(__file__)}, "engine_python: cannot start"),
     "no such python": ({"engine_python": Path("/nowhere")}, "does not exist"),
     "too few": ({"engine_url": "http://127.0.0.1:2", "engines": 2}, "expected 2"),
     "no URL": ({"engine_url": "127.0.0.1:2"}, "expected 1"),
@@ -367,6 +369,17 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
 def test_the_operators_mistakes(options: dict[str, Any], words: str) -> None:
     with pytest.raises(OperatorFault, match=words):
         make_engines(WorkerConfig(**{**WHERE, **options}))
+
+
+@pytest.mark.may_block
+async def test_a_server_that_does_not_answer_is_named_by_its_key(tmp_path: Path) -> None:
+    from tests.support.engine_harness import FakeHarness
+
+    (engine,) = make_engines(WorkerConfig(**{**WHERE, "engine_url": "http://127.0.0.1:1"}))
+    await engine.start()
+    with pytest.raises(EngineFault, match=r"worker\.engine_url: no server answers: .*:1"):
+        await engine.refit(await asyncio.to_thread(FakeHarness(tmp_path).snapshot, 0), "0-a")
+    await engine.close()
 
 
 @pytest.mark.may_block

@@ -187,6 +187,7 @@ async def test_a_coordinator_that_has_moved_is_found_at_another_url_of_the_token
         await owner.heard.get()
         link.leave()
     assert sum(f"unreachable url={dead}" in each for each in caplog.messages) == 1
+    assert not [each for each in caplog.messages if "no coordinator answers" in each]
     assert sum(f"disconnected url={dead}" in each for each in caplog.messages) == 1
     file = tmp_path / "run" / "tokens" / "learner.token"
     async with AsyncCoordinator(urls, token_file=file) as learner:
@@ -246,6 +247,19 @@ async def test_one_line_for_whoever_dials_the_wrong_coordinator(
             url, token_file=tmp_path / "run" / "tokens" / "learner.token"
         ) as learner:
             assert "does not speak TLS" in await refusal(learner.open_session(0))
+
+
+async def test_a_port_that_does_not_speak_http_is_said_at_once(token: TokenFile) -> None:
+    async def refuse(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"\x03\x00unknown message type 80\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(refuse, HOST, 0) as links:
+        url = f"http://{HOST}:{links.sockets[0].getsockname()[1]}"
+        given = replace(token, url="")
+        identity = Identity.of(url, given, BOB_KEY)
+        said = await refusal(enrol(url, given, identity, rng=random.Random(1), patience_s=HANG_S))
+    assert "does not speak HTTP" in said
 
 
 async def test_a_certificate_of_another_run_is_refused_at_once(
