@@ -29,6 +29,7 @@ from echo2d.recipes.run_folder import (
     issue_tokens,
     require_new,
     url_of,
+    whole_or_nothing,
     write_folder,
 )
 from echo2d.runtime.trial import TellProgress, Trial, TrialOptions, hold_trial
@@ -133,10 +134,11 @@ def set_up(job: NewRun, tell: TellProgress) -> tuple[WrittenRun, Trial]:
         raise OperatorFault(trial.problems[0])
     trial = _with_held_out_file(trial, job, tried)
     copies = {} if job.base_model is not None else {TINY_MODEL: model}
-    path = write_folder(job.folder, _text(job, TINY_MODEL) if copies else text, copies=copies)
     url = url_of(config.coordinator.host, config.coordinator.port)
-    boxes = issue_tokens(job.folder, url, job.boxes)
-    agents = issue_agent_token(job.folder, url) if job.task == "agents" else None
+    with whole_or_nothing(job.folder):
+        path = write_folder(job.folder, _text(job, TINY_MODEL) if copies else text, copies=copies)
+        boxes = issue_tokens(job.folder, url, job.boxes)
+        agents = issue_agent_token(job.folder, url) if job.task == "agents" else None
     return WrittenRun(path, url, trial.tasks[0].name, boxes, agents), trial
 
 

@@ -6,7 +6,8 @@ Everything is there before the first program starts, so nobody has to type a tok
 """
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -82,6 +83,20 @@ def require_new(folder: Path) -> None:
     for name in (CONFIG_FILE, RUN_DIR):
         if (folder / name).exists():
             raise OperatorFault(f"{folder / name} exists already; choose another --out")
+
+
+@contextmanager
+def whole_or_nothing(folder: Path) -> Iterator[None]:
+    """Remove what was written into the folder meanwhile, if not all of it could be."""
+    before = set(folder.iterdir()) if folder.exists() else None
+    try:
+        yield
+    except BaseException:
+        for path in set(folder.glob("*")) - (before or set()):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        if before is None and folder.exists():
+            folder.rmdir()
+        raise
 
 
 def write_folder(folder: Path, config: str, *, copies: Mapping[str, Path] | None = None) -> Path:

@@ -52,7 +52,9 @@ def sqlite_words(path: Path, error: Exception) -> str:
     """What SQLite says, and what this host lacks if it is seen here."""
     try:
         os.close(os.open(path.parent, os.O_RDONLY))
-        lacks = HOST_LACKS[errno.ENOSPC] if not shutil.disk_usage(path.parent).free else ""
+        full = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
+        full = full or not shutil.disk_usage(path.parent).free
+        lacks = HOST_LACKS[errno.ENOSPC] if full else ""
     except OSError as found:
         lacks = HOST_LACKS.get(found.errno or 0, "")
     return f"{error}: {lacks}" if lacks and is_of_the_host(error) else str(error)

@@ -12,10 +12,11 @@ from click.testing import CliRunner
 
 from echo2d.cli import main
 from echo2d.config.coordinator import CoordinatorConfig
-from echo2d.errors import OperatorFault
+from echo2d.errors import OperatorFault, StoreFault
 from echo2d.extras import install_command
 from echo2d.learner.config import LearnerConfig
 from echo2d.net.security.auth import read_token_file
+from echo2d.recipes import run_folder
 from echo2d.tasks.scorers.base import load_scorer
 from tests.support.texts import EMPTY_WEIGHTS, write_text_model
 
@@ -327,6 +328,25 @@ def test_a_csv_file_without_names_of_columns_says_where_they_are_expected(
     code, output = init(base, path, "--yes")
     assert (code, output.count("\n")) == (2, 1)
     assert "17 (the first row of CSV names the columns): which column is the question?" in output
+
+
+def test_a_full_disk_leaves_nothing_of_a_run(
+    base: Path, rows: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise StoreFault("the disk is full")
+
+    monkeypatch.setattr(run_folder, "create_token", fail)
+    assert init(base, rows)[0] == 1
+    out = base.parent / "out"
+    out.mkdir()
+    (out / "mine").touch()
+    result = CliRunner().invoke(
+        main, ["init", f"--base-model={base}", f"--rows={rows}", f"--out={out}"]
+    )
+    assert result.exit_code == 1
+    assert "the disk is full" in result.output
+    assert [each.name for each in out.iterdir()] == ["mine"]
 
 
 def test_an_existing_config_is_kept(base: Path, rows: Path) -> None:

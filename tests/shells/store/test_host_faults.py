@@ -18,6 +18,7 @@ from echo2d.runtime.peer.state_dir import StateDir
 from echo2d.runtime.process.lifecycle import outcome
 from echo2d.runtime.run_dir.access_table import AccessTable
 from echo2d.runtime.run_dir.run_directory import RunDirectory
+from echo2d.store.disk import sqlite_words
 from echo2d.store.ledger import Ledger, ledger_faults
 from tests.support.descriptors import no_descriptor_left
 from tests.support.full_disk import files_up_to
@@ -96,3 +97,11 @@ def test_a_ledger_that_says_no_format_and_has_tables_is_another_one(tmp_path: Pa
         database.execute("PRAGMA user_version = 0")
     with pytest.raises(OperatorFault, match="has format 0; this echo2d reads format"):
         Ledger.open(path)
+
+
+def test_a_database_that_found_no_room_says_to_make_some(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "a.sqlite")) as database:
+        database.execute("PRAGMA max_page_count = 1")
+        with pytest.raises(sqlite3.OperationalError) as full:
+            database.execute("CREATE TABLE a (b)")
+    assert sqlite_words(tmp_path / "a.sqlite", full.value).endswith("is full: make room")
