@@ -81,7 +81,7 @@ async def _coordinator(box: Box) -> list[HostFinding]:
         found += seen
         if seen[0].level == "error":
             return found
-        accepted = await credential(http, url, tls, token)
+        accepted = await credential(http, url, tls, token, new=box.state_dir is None)
         found.append(accepted)
         if accepted.level == "error":
             return found

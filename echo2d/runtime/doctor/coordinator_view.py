@@ -1,11 +1,12 @@
 """What can be seen of a coordinator from here: its port, its identity, its clock, whether it is ready.
 
 It asks as any program may: `GET /readyz`, and an enrolment without a key, which the coordinator
-refuses in one way if the secret is good and in another if it is not.
+refuses in one way if the secret is good and in another if it is not, or enrols no new machine.
 """
 
 import asyncio
 import email.utils
+import secrets
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -15,7 +16,7 @@ from urllib.parse import urlsplit
 import aiohttp
 from cryptography import x509
 
-from echo2d.net.security.auth import ENROL_PATH, TokenFile
+from echo2d.net.security.auth import ENROL_PATH, PEER_KEY_BYTES, TokenFile
 from echo2d.net.security.tls import Tls, in_words, is_for_good, to_coordinator
 from echo2d.runtime.doctor.finding import HostFinding, error, ok, warning
 
@@ -84,21 +85,27 @@ def _clock(headers: Mapping[str, str], here_s: float) -> list[HostFinding]:
 
 
 async def credential(
-    http: aiohttp.ClientSession, url: str, tls: Tls | None, token: TokenFile
+    http: aiohttp.ClientSession, url: str, tls: Tls | None, token: TokenFile, *, new: bool
 ) -> HostFinding:
-    """Whether the coordinator accepts the secret of this worker's token."""
+    """Whether the coordinator accepts the secret of this worker's token.
+
+    new: for a machine that has not enrolled yet. One that has may come back after the token expired.
+    """
+    # A key without its proof, so nothing is enrolled.
+    body = {"key": secrets.token_hex(PEER_KEY_BYTES), "proof": bytes(2 * PEER_KEY_BYTES).hex()}
     try:
         async with http.post(
             url + ENROL_PATH,
-            json={},
+            json=body if new else {},
             headers={"Authorization": f"Bearer {token.secret}"},
             **to_coordinator(tls),
         ) as response:
             reply = await response.json(content_type=None)
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as fault:
         return _unreached(url, fault)
-    # Without a key nothing is enrolled; a good secret is told that its body is malformed.
-    if response.status == HTTPStatus.BAD_REQUEST:
+    code = reply.get("error") if isinstance(reply, dict) else None
+    # A good secret is told that its body is malformed, or that the proof is none.
+    if response.status == HTTPStatus.BAD_REQUEST or code == "proof":
         return ok("token", f"the coordinator knows {token.name}, of run {token.run_id}")
     detail = reply.get("detail") if isinstance(reply, dict) else None
     todo = "ask the run's operator for a new token file: echo2d token create"

@@ -110,9 +110,14 @@ async def test_what_is_wrong_has_a_line_and_says_what_to_do(
                 found = by_check(await examine_box(each))[check]
                 assert (found.level, words in found.text) == (level, True), found
                 assert bool(found.todo) == (level == "error")
-        # A machine that has enrolled may come back with it, so only the trial tells.
+        # A machine that has enrolled may come back with it, so with its state directory the trial tells.
+        assert by_check(await examine_box(late))["token"].level == "ok"
         found = by_check(await examine_box(replace(late, state_dir=None)))["token"]
-        assert (found.level, "valid" in found.text) == ("ok", False)
+        assert (found.level, found.text[:22]) == ("error", "token late has expired")
+        fresh = await box(opened, tmp_path / "fresh")
+        found = by_check(await examine_box(replace(fresh, state_dir=None)))["token"]
+        assert found.level == "ok", found
+        assert not opened.access._peers, "nothing was enrolled"
         found = by_check(await examine_box(looks))["token"]
         assert found.text == "token looks has the role viewer; this needs worker"
         worker.close()
