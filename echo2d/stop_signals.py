@@ -8,25 +8,24 @@ Not here: what the program does when it is told.
 import ctypes
 import signal
 import threading
-from collections.abc import Sequence
 
 # A service manager signals each process of a service, and torchrun then its own once more.
 SAME_STOP_S = 1.0
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-def stop_told(numbers: Sequence[signal.Signals] = SIGNALS) -> None:
+def stop_told() -> None:
     """Call this at the first signal, in the main thread."""
-    for each in numbers:
+    for each in SIGNALS:
         signal.signal(each, signal.SIG_IGN)
-    timer = threading.Timer(SAME_STOP_S, _give_back, [numbers])
+    timer = threading.Timer(SAME_STOP_S, _give_back)
     timer.daemon = True
     timer.start()
 
 
-def _give_back(numbers: Sequence[signal.Signals]) -> None:
+def _give_back() -> None:
     # signal.signal works in the main thread alone, which may hang.
     libc_signal = ctypes.CDLL(None).signal
     libc_signal.argtypes, libc_signal.restype = (ctypes.c_int, ctypes.c_void_p), ctypes.c_void_p
-    for each in numbers:
+    for each in SIGNALS:
         libc_signal(each, None)

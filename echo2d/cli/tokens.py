@@ -195,7 +195,8 @@ def token_new_authority(run_dir: Path, *, lost: bool, url: str | None, out: Path
     """Change the key that signs for the run, while its coordinator is stopped.
 
     The old key names the new one, so boxes follow when they next connect, with the token files that they have.
-    A key that somebody else may have must not do that: with --lost no box follows, and each needs its new file.
+    A stolen key could name a thief's. With --lost the old key names none: no box follows, and each box needs the
+    new token file that this command writes.
     """
     from echo2d.runtime.run_dir.tokens import new_authority
 

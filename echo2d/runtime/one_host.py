@@ -26,6 +26,7 @@ from echo2d.config.coordinator import CoordinatorConfig
 from echo2d.config.tables import read_toml, table_of
 from echo2d.config.worker import WorkerConfig
 from echo2d.errors import Fault, OperatorFault
+from echo2d.logs import STORY
 from echo2d.runtime.run_dir.run_directory import COORDINATOR_FILE, find_coordinator
 from echo2d.runtime.run_dir.tokens import create_token
 from echo2d.store.sealed import unsealed
@@ -43,7 +44,7 @@ _EXPIRES = "30d"  # of a local worker's token, with which it joins once
 COORDINATOR, LEARNER = "coordinator", "learner"
 
 # Each lease and each group has lines of these areas.
-_OF_EACH_GROUP = "level=INFO area=echo2d.story "
+_OF_EACH_GROUP = f"level=INFO area={STORY} "
 
 
 @dataclass(slots=True)

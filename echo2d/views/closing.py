@@ -16,8 +16,9 @@ def closing_lines(metrics: Path, run_dir: Path, steps: int) -> Iterator[str]:
                 row = json.loads(line)
                 step = max(step, row["step"]) if "loss" in row else step
                 for name, score in row.get("eval", {}).items():
-                    first.setdefault(name, score)
-                    last[name] = score
+                    if score["mean"] is not None:
+                        first.setdefault(name, score)
+                        last[name] = score
     if not step:
         return
     goes_on = "" if step >= steps else "; the same command goes on"

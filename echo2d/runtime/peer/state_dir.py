@@ -12,7 +12,10 @@ import fcntl
 import logging
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -117,16 +120,8 @@ class StateDir:
 
         OperatorFault: the file is damaged, and without it old roots could be accepted.
         """
-        path = self._path / "accepted.json"
-        try:
-            kept = unsealed(path.read_bytes()) if path.exists() else {}
+        with self._reading("accepted.json") as kept:
             return PublishSeq(int(kept["publish_seq"]) if kept.get("run_id") == run_id else 0)
-        except OSError as error:
-            raise path_fault(f"cannot read {path}", error) from error
-        except (ValueError, KeyError, TypeError, OverflowError) as error:
-            raise OperatorFault(
-                f"{path} is damaged: {error}; start with another --state-dir, or remove the file"
-            ) from error
 
     def keep_publish_seq(self, run_id: RunId, publish_seq: PublishSeq) -> None:
         """Write the number durably. StoreFault: the disk failed; the file keeps the old number."""
@@ -144,20 +139,12 @@ class StateDir:
         A later one in the file is kept at once, so that no older one is obeyed again. OperatorFault: the file
         is damaged, or two authorities claim the same number.
         """
-        path = self._path / "authority.json"
-        try:
-            kept = unsealed(path.read_bytes()) if path.exists() else {}
-            if kept.get("run_id") != token.run_id:
-                kept = {"number": 0, "run_key": token.run_key}
-            number, run_key = int(kept["number"]), str(kept["run_key"])
+        number, run_key = 0, token.run_key
+        with self._reading("authority.json") as kept:
+            if kept.get("run_id") == token.run_id:
+                number, run_key = int(kept["number"]), str(kept["run_key"])
             if number > token.number:
                 return Succession(bytes.fromhex(run_key), str(kept["authority"]), number)
-        except OSError as error:
-            raise path_fault(f"cannot read {path}", error) from error
-        except (ValueError, KeyError, TypeError) as error:
-            raise OperatorFault(
-                f"{path} is damaged: {error}; start with another --state-dir, or remove the file"
-            ) from error
         found = Succession(bytes.fromhex(token.run_key), token.authority, token.number)
         if number == token.number and number and run_key != token.run_key:
             raise OperatorFault(
@@ -176,6 +163,19 @@ class StateDir:
             replace_file(path, sealed({**facts, "authority": authority.authority}), durable=True)
         except OSError as error:
             raise path_fault(f"cannot write {path}", error) from error
+
+    @contextmanager
+    def _reading(self, name: str) -> Iterator[dict[str, Any]]:
+        """The fields of a sealed file, none if there is no file. OperatorFault: it cannot be read, or is damaged."""
+        path = self._path / name
+        try:
+            yield unsealed(path.read_bytes()) if path.exists() else {}
+        except OSError as error:
+            raise path_fault(f"cannot read {path}", error) from error
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
+            raise OperatorFault(
+                f"{path} is damaged: {error}; start with another --state-dir, or remove the file"
+            ) from error
 
     def frames(self) -> FrameStore:
         """The frame store. Call `slots` first: slots have priority when disk space is short."""

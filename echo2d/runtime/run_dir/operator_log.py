@@ -60,7 +60,7 @@ class OperatorNews:
 
 
 def _user() -> str:
-    """Of this process, by name where it has one."""
+    """The name of the user who runs this process; without one, the number."""
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:

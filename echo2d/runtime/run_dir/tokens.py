@@ -8,7 +8,7 @@ import time
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from echo2d.core.coordinator.own_status import earned_together
 from echo2d.errors import OperatorFault
@@ -26,7 +26,7 @@ from echo2d.runtime.run_dir.run_directory import (
 )
 from echo2d.store.ledger import read_earned
 
-OWN_TOKENS = "own-"  # so the names of this host's tokens begin, whose files each start writes
+OWN_TOKENS = "own-"  # and the role: the names of this host's tokens
 DURATION_S_MAX = 100 * 365 * 86400.0
 _UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -125,9 +125,11 @@ def new_authority(run_dir: Path, *, lost: bool, url: str | None, out: Path) -> l
     out.mkdir(parents=True, exist_ok=True)
     change_authority(run_dir, known_authority(run_dir), named=False)
     table, written = AccessTable(RunDirectory(run_dir)), list[Path]()
+    # Each start writes the files of this host's own.
+    own = {OWN_TOKENS + role for role in get_args(TokenRole)}
     for token in table.tokens():
         path = out / f"{token.name}.token"
-        if _state(token, time.time()) == "valid" and not token.name.startswith(OWN_TOKENS):
+        if _state(token, time.time()) == "valid" and token.name not in own:
             table.rotate(token.name, keep=partial(_write_at, path, reached))
             written.append(path)
     note_order(run_dir, "token authority --lost", f"{len(written)} tokens")

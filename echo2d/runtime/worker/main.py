@@ -485,7 +485,7 @@ class Worker:
 
 
 def _identity(url: str, token: TokenFile, state_dir: StateDir) -> Identity:
-    """Who this worker is, and whom it obeys. Blocking."""
+    """The worker's key, and the run's key whose signatures it accepts. Blocking."""
     identity = Identity.of(url, token, state_dir.key(), state_dir.authority(token))
 
     async def follow(authority: Succession) -> None:
