@@ -339,7 +339,7 @@ class Api:
 
     async def alive(self, request: web.Request) -> web.Response:
         body = await fields(request, {"epoch", "software"})
-        epoch, software = Epoch(integer(body["epoch"], "epoch")), software_name(body["software"])
+        epoch, software = _epoch_in(body), software_name(body["software"])
         return await self._ask(lambda number: AliveTold(number, epoch, software))
 
     async def publish(self, request: web.Request) -> web.Response:
@@ -350,10 +350,7 @@ class Api:
             raise malformed("path: expected printable text")
         if (path is None) != (body.get("upload") is True) or not isinstance(path, str | None):
             raise malformed('expected either "path": a directory, or "upload": true')
-        epoch, version = (
-            Epoch(integer(body["epoch"], "epoch")),
-            Version(integer(body["version"], "version")),
-        )
+        epoch, version = _epoch_in(body), Version(integer(body["version"], "version"))
         manifest = None if "manifest" not in body else manifest_of(body["manifest"])
         await self._fence(epoch)
         return _answer(await self._backend.publish(epoch, version, path, manifest))
@@ -383,10 +380,7 @@ class Api:
         optional = frozenset({"scores", "figures"})
         body, step = await fields(request, required, optional), _step(request)
         digest = Digest(from_hex(body["batch_digest"], "batch_digest", DIGEST_BYTES))
-        epoch, t_train_s = (
-            Epoch(integer(body["epoch"], "epoch")),
-            seconds(body["t_train_s"], "t_train_s"),
-        )
+        epoch, t_train_s = _epoch_in(body), seconds(body["t_train_s"], "t_train_s")
         scores = scores_of(body.get("scores", []))
         figures = figures_of(body["figures"]) if "figures" in body else None
         return await self._ask(
@@ -395,7 +389,7 @@ class Api:
 
     async def refuse(self, request: web.Request) -> web.Response:
         body, step = await fields(request, {"groups", "reasons", "epoch"}), _step(request)
-        epoch, groups = Epoch(integer(body["epoch"], "epoch")), refused_groups(body)
+        epoch, groups = _epoch_in(body), refused_groups(body)
         return await self._ask(lambda number: RefuseAsked(number, epoch, step, groups))
 
     async def attachment(self, request: web.Request) -> web.Response:
@@ -411,7 +405,7 @@ class Api:
 
     async def checkpoint(self, request: web.Request) -> web.Response:
         body = await fields(request, {"step", "epoch"})
-        epoch, step = Epoch(integer(body["epoch"], "epoch")), integer(body["step"], "step")
+        epoch, step = _epoch_in(body), integer(body["step"], "step")
         return await self._ask(lambda number: CheckpointAsked(number, epoch, step))
 
     async def evaluations(self, request: web.Request) -> web.Response:
@@ -420,10 +414,7 @@ class Api:
 
     async def evaluate(self, request: web.Request) -> web.Response:
         body = await fields(request, {"version", "epoch", "after"})
-        epoch, version = (
-            Epoch(integer(body["epoch"], "epoch")),
-            Version(integer(body["version"], "version")),
-        )
+        epoch, version = _epoch_in(body), Version(integer(body["version"], "version"))
         after = integer(body["after"], "after")
         return await self._ask(lambda number: EvaluationsAsked(number, after, epoch, version))
 
@@ -505,6 +496,10 @@ class Api:
 
     async def _ask(self, make: Callable[[RequestId], CoordinatorEvent]) -> web.Response:
         return _answer(await self._backend.ask(make, timeout_s=_ANSWER_S_MAX))
+
+
+def _epoch_in(body: Mapping[str, Any]) -> Epoch:
+    return Epoch(integer(body["epoch"], "epoch"))
 
 
 def _epoch(request: web.Request) -> Epoch:

@@ -60,37 +60,6 @@ def load_scenario(path: Path, *, peers: int | None = None, **instead: Any) -> Sc
         raise OperatorFault(f"{path} is no scenario: {error!r}") from error
 
 
-def scenario_of(
-    *,
-    peers: int,
-    uplink: str,
-    uplinks: str | None,
-    downlink: str | None,
-    rtt: str,
-    loss: float,
-    size: str,
-    shape: Any,
-    rng_seed: int,
-) -> Scenario:
-    """From flags. uplinks: of the seed and each peer, in Mbit/s, instead of `peers` and `uplink`.
-
-    downlink: of everybody; the fastest uplink if None. OperatorFault: a flag that cannot be meant so.
-    """
-    if uplinks is None:
-        rates = [parse_rate(uplink)] * (peers + 1)
-    else:
-        rates = [parse_rate(f"{one}mbit") for one in uplinks.split(",")]
-    down = max(rates) if downlink is None else parse_rate(downlink)
-    latency_s = parse_seconds(rtt) / TRIPS
-    try:
-        specs = tuple(PeerSpec(rate, down, latency_s, loss) for rate in rates)
-        return Scenario(specs, parse_bytes(size), shape=shape, rng_seed=rng_seed)
-    except AssertionError as error:
-        raise OperatorFault(
-            "expected a seed and a peer at least, rates above 0, and a loss below 1"
-        ) from error
-
-
 def _scenario(document: dict[str, Any]) -> Scenario:
     chance = random.Random(document.get("rng_seed", 0))
     peers = [spec for table in document.pop("peers") for spec in _peers(table, chance)]

@@ -26,10 +26,9 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from echo2d.config.checks import config_cautions
-from echo2d.config.coordinator import CoordinatorConfig, LinkTable, PriceTable, ServeTable
+from echo2d.config.coordinator import CoordinatorConfig, LinkTable, ServeTable
 from echo2d.core.base.ids import RunId
 from echo2d.core.base.model_config import context_max, end_token_ids, vocab_size
-from echo2d.core.capacity.prices import NamedPrice, Price
 from echo2d.core.cluster.rules import AuditRules, GatewayRules, RunRules
 from echo2d.core.coordinator.events import Recovered
 from echo2d.core.coordinator.state import CoordinatorState
@@ -319,7 +318,7 @@ def make_rules(
         activation=config.activation.mode,
         by_cost=config.activation.by_cost,
         gamma=config.activation.gamma,
-        prices=(*map(_named_price, config.prices), *prices_of(config.providers, run_id)),
+        prices=tuple(prices_of(config, run_id)),
         learner_usd_per_h=config.activation.learner_usd_per_h,
         seed_usd_per_gb_up=config.link.usd_per_gb_up,
         delta=config.dissemination.delta,
@@ -364,17 +363,6 @@ def _audit_rules(config: CoordinatorConfig) -> AuditRules:
         trusts=bool(audit.trusted),
         in_place=audit.in_place,
     )
-
-
-def _named_price(row: PriceTable) -> NamedPrice:
-    price = Price(
-        row.usd_per_h,
-        row.usd_per_gb_down,
-        row.usd_per_gb_up,
-        row.availability,
-        row.trajectories_per_h or None,
-    )
-    return NamedPrice(row.workers, price)
 
 
 def _vocab_size(model: Path | None, facts: Mapping[str, Any]) -> int:

@@ -5,7 +5,7 @@
 
 from collections.abc import Iterable
 
-from echo2d.config.coordinator import CoordinatorConfig
+from echo2d.config.coordinator import CoordinatorConfig, PriceTable
 from echo2d.config.renting import OfferTable, ProviderConfig, ProviderTable
 from echo2d.core.capacity.prices import NamedPrice, Price
 from echo2d.core.renting.budget import HOUR_S, Budget, Rental, RentOffer, Terms
@@ -72,29 +72,30 @@ def _offer(provider: ProviderConfig, each: OfferTable) -> RentOffer:
     )
 
 
-def prices_of(providers: Iterable[ProviderConfig], run_id: str) -> list[NamedPrice]:
-    """Prices by pattern of worker names.
+def prices_of(config: CoordinatorConfig, run_id: str) -> list[NamedPrice]:
+    """Prices by pattern of worker names: those of [[price]], then those of offers.
 
     The worker of a rented box is named after the box's label. Where a provider does not rent, the
     name of an offer is itself the pattern.
     """
-    return [
-        _price(provider, each, prefix_of(run_id))
-        for provider in providers
-        for each in provider.offers
-    ]
+    rows: list[tuple[str, PriceTable | OfferTable]] = [(row.workers, row) for row in config.prices]
+    for provider in config.providers:
+        prefix = f"{prefix_of(run_id)}{provider.table.name}-"
+        rows += [
+            (f"{prefix}{each.name}-*" if provider.rents else each.name, each)
+            for each in provider.offers
+        ]
+    return [NamedPrice(names, _price(each)) for names, each in rows]
 
 
-def _price(provider: ProviderConfig, each: OfferTable, prefix: str) -> NamedPrice:
-    names = f"{prefix}{provider.table.name}-{each.name}-*" if provider.rents else each.name
-    price = Price(
+def _price(each: PriceTable | OfferTable) -> Price:
+    return Price(
         each.usd_per_h,
         each.usd_per_gb_down,
         each.usd_per_gb_up,
         each.availability,
         each.trajectories_per_h or None,
     )
-    return NamedPrice(names, price)
 
 
 def make_provider(config: ProviderConfig, prefix: str) -> Provider:

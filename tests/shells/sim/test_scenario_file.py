@@ -1,13 +1,12 @@
-"""Quantities that people write, and scenarios from flags and files."""
+"""Quantities that people write, and scenarios from files."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from echo2d.errors import OperatorFault
 from echo2d.plan.kernel.scenario import MBIT, PeerCrash, PeerSpec, Scenario
-from echo2d.plan.kernel.scenario_file import load_scenario, scenario_of
+from echo2d.plan.kernel.scenario_file import load_scenario
 from echo2d.quantities import parse_bytes, parse_rate, parse_seconds
 from tests.support.paths import REPO
 
@@ -32,10 +31,6 @@ at = "1s"
 back = "5s"
 silent = true
 """
-FLAGS: dict[str, Any] = {
-    "peers": 2, "uplink": "100mbit", "uplinks": None, "downlink": None, "rtt": "50ms", "loss": 0.001, "size": "64MiB",
-    "shape": "auto", "rng_seed": 3,
-}  # fmt: skip
 
 
 def test_quantities() -> None:
@@ -103,25 +98,6 @@ def test_bad_files(tmp_path: Path, old: str, new: str) -> None:
     path.write_text(FILE.replace(old, new))
     with pytest.raises(OperatorFault, match=r"bad\.toml"):
         load_scenario(path)
-
-
-def test_flags() -> None:
-    spec = PeerSpec(100 * MBIT, 100 * MBIT, 0.0125, 0.001)
-    assert scenario_of(**FLAGS) == Scenario((spec,) * 3, 64 << 20, rng_seed=3)
-
-
-def test_unequal_uplinks() -> None:
-    scenario = scenario_of(**{**FLAGS, "uplinks": "320,160,40"})
-    assert [spec.uplink / MBIT for spec in scenario.peers] == [320, 160, 40]
-    assert {spec.downlink / MBIT for spec in scenario.peers} == {320}
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"uplinks": "320"}, {"uplinks": "320,x"}, {"uplink": "0mbit"}, {"size": "0"}]
-)
-def test_bad_flags(wrong: dict[str, str]) -> None:
-    with pytest.raises(OperatorFault, match="expected"):
-        scenario_of(**{**FLAGS, **wrong})
 
 
 def test_a_shape_that_there_is_not(tmp_path: Path) -> None:

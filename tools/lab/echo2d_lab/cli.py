@@ -149,7 +149,7 @@ def bench_broadcast(
     Real coordinator, seed and workers run in network namespaces with emulated links; this needs
     Linux, root and cc. Exit code 1: some worker did not verify a version.
     """
-    from echo2d.plan.kernel.scenario_file import load_scenario, scenario_of
+    from echo2d.plan.kernel.scenario_file import load_scenario
     from echo2d.quantities import parse_seconds
     from echo2d_lab.bench.broadcast.plot import run_plot
     from echo2d_lab.bench.broadcast.run import (
@@ -158,6 +158,7 @@ def bench_broadcast(
         with_rates,
         with_undialable,
     )
+    from echo2d_lab.bench.broadcast.scenario_flags import scenario_of
 
     trouble = {
         name: options.pop(name)
