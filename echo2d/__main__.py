@@ -1,5 +1,16 @@
-"""`python -m echo2d` is the `echo2d` command."""
+"""`python -m echo2d` is the `echo2d` command. A Python without the packages says so in one line."""
 
-from echo2d.cli import main
+import sys
+
+try:
+    from echo2d.cli import main
+except ModuleNotFoundError as error:
+    if (error.name or "echo2d").startswith("echo2d"):
+        raise
+    sys.stderr.write(
+        f"echo2d: {sys.executable} has no package {error.name}: use the Python in whose environment echo2d is "
+        "installed, such as .venv/bin/python\n"
+    )
+    sys.exit(2)
 
 main()

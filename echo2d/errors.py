@@ -13,6 +13,8 @@ process.
 """
 
 import errno
+import os
+from pathlib import Path
 from typing import TypeVar
 
 ErrorT = TypeVar("ErrorT", bound=BaseException)
@@ -77,12 +79,28 @@ def path_fault(text: str, error: OSError) -> Fault:
     """The fault of a path or an address that somebody named, or of this host. text: what could not be done."""
     lacks = HOST_LACKS.get(error.errno or 0)
     if lacks is None:
-        return OperatorFault(f"{text}: {error.strerror or error}")
+        return OperatorFault(f"{text}: {error.strerror or error}{_whose(error)}")
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     return StoreFault(f"{text}: {error.strerror}: {lacks}", full=full)
 
 
-def of_the_host(error: OSError) -> StoreFault | None:
-    """The fault of this host that nobody has named so far; None: it is a bug of echo2d."""
+def of_the_host(error: OSError) -> Fault | None:
+    """The fault of this host, or of another user's path, that nothing has named so far; None: it is a bug of echo2d."""
     found = path_fault(str(error.filename or "this host"), error)
-    return found if isinstance(found, StoreFault) else None
+    return found if isinstance(found, StoreFault) or _whose(error) else None
+
+
+def _whose(error: OSError) -> str:
+    """Whose the path is that this user may not use, and what to do then; empty: it is this user's own, or unknown."""
+    if not isinstance(error, PermissionError) or error.filename is None:
+        return ""
+    given = Path(os.fsdecode(error.filename)).absolute()
+    # What lies in a closed folder cannot be seen, and `Path.exists` fails there.
+    path = next(each for each in (given, *given.parents) if os.path.exists(each))  # noqa: PTH110
+    if path.stat().st_uid == os.geteuid():
+        return ""
+    try:
+        user = path.owner()
+    except KeyError:
+        user = f"#{path.stat().st_uid}"
+    return f"; {path} belongs to the user {user}: type this as that user, with sudo -u {user}"

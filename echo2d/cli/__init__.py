@@ -81,14 +81,12 @@ class Faultless(FullSentences):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except Fault as fault:
+        except (Fault, OSError) as error:
+            fault = error if isinstance(error, Fault) else of_the_host(error)
+            if fault is None:
+                raise
             click.echo(f"echo2d: {fault}", err=True)
             ctx.exit(2 if isinstance(fault, OperatorFault) else 1)
-        except OSError as error:
-            if (found := of_the_host(error)) is None:
-                raise
-            click.echo(f"echo2d: {found}", err=True)
-            ctx.exit(1)
         except click.exceptions.NoArgsIsHelpError:
             raise
         except click.UsageError as error:

@@ -4,7 +4,7 @@ import gc
 import sys
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 # How often a long command says how far it is, where there is no terminal.
 _LINE_S = 10.0
-FILE = click.Path(path_type=Path, dir_okay=False)
+# A path of another user is told where it is read: `errors.path_fault` says whose it is.
+FILE = click.Path(path_type=Path, dir_okay=False, readable=False)
 DIRECTORY = click.Path(path_type=Path, file_okay=False)
 
 SENTENCE_CHARS_MAX = 200  # of a command's first sentence
@@ -29,11 +30,14 @@ class RunFolder(click.Path):
     """A run's directory; where the folder of its run.toml is given, the one in it."""
 
     def __init__(self) -> None:
-        super().__init__(path_type=Path, file_okay=False)
+        super().__init__(path_type=Path, file_okay=False, readable=False)
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Path:
         path = Path(str(super().convert(value, param, ctx)))
         within = path / "coordinator"
+        for folder in (path, within):
+            with suppress(FileNotFoundError, NotADirectoryError):
+                next(folder.iterdir(), None)
         return within if (within / "run.key").exists() and not (path / "run.key").exists() else path
 
 

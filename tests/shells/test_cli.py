@@ -1,6 +1,8 @@
 """The command line: fast help, every command documented, mistakes in one line."""
 
+import errno
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -251,3 +253,26 @@ def test_a_wrong_option_is_one_line(arguments: tuple[str, ...], said: str) -> No
     assert code == 2
     assert output.startswith(said)
     assert output.count("\n") == 1
+
+
+def test_a_run_of_another_user_names_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(folder: Path) -> Iterator[Path]:
+        raise PermissionError(errno.EACCES, "Permission denied", str(folder))
+
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    for command in (["samples"], ["status"], ["token", "list"], ["keep", "export", "DIR"]):
+        code, output = run(*command, f"--run-dir={tmp_path}")
+        assert (code, output.count("\n")) == (2, 1)
+        assert f"{tmp_path} belongs to the user {tmp_path.owner()}: type this as" in output
+
+
+def test_a_python_without_the_packages_says_so_in_one_line() -> None:
+    program = "import runpy, sys; sys.modules['click'] = None; runpy.run_module('echo2d', run_name='__main__')"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    said = f"echo2d: {sys.executable} has no package click: use the Python"
+    assert (done.returncode, done.stderr.count("\n"), done.stderr[: len(said)]) == (2, 1, said)

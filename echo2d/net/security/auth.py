@@ -49,7 +49,9 @@ SUCCESSIONS_MAX = (
 )
 # A token file is about 1 KB, most of it the certificate.
 TOKEN_FILE_BYTES_MAX = 16 << 10
-_COPY_AGAIN = ": copy it again whole, or make one with `echo2d token create`"
+_COPY_AGAIN = (
+    ": expected a file of `echo2d token create`, such as box-1.token; a cut one is copied again"
+)
 
 ENROL_PATH = "/v1/enrol"
 CONTROL_LINK_PATH = "/v1/worker"

@@ -40,7 +40,7 @@ def parse_duration_s(text: str) -> float:
         )
     duration_s = float(matched[1]) * _UNITS_S[matched[2]]
     if duration_s > DURATION_S_MAX:
-        raise OperatorFault(f'expected a duration of at most 100 years, or "never"; found {text}')
+        raise OperatorFault(f'--expires: expected at most 100 years, or "never"; found {text}')
     return duration_s
 
 

@@ -77,11 +77,15 @@ def test_keys_and_token_files_are_private_and_come_back(tmp_path: Path) -> None:
         '{"name": 1, "role": "worker", "secret": "", "run_key": ""}',
         "\xff",
         "[" * 9000,
+        '[run]\nbase_model = "base"',
+        '{"name": "box-1", "role": "wor',
     ],
 )
 def test_what_is_no_token_file_is_said(tmp_path: Path, text: str) -> None:
     (tmp_path / "token").write_text(text)
-    with pytest.raises(OperatorFault, match="is not a token file"):
+    with pytest.raises(
+        OperatorFault, match=r"is not a token file: expected .*; a cut one is copied"
+    ):
         auth.read_token_file(tmp_path / "token")
 
 
