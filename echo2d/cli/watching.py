@@ -63,7 +63,7 @@ def status(
     import asyncio
 
     from echo2d.views.own_status import is_own, print_own_status
-    from echo2d.views.status import print_status
+    from echo2d.views.status import narrowed, print_status
     from echo2d.views.watch import Screen, status_once, watch
 
     find = coordinator_at(run_dir, url, token_file)
@@ -77,10 +77,11 @@ def status(
             asyncio.run(watch(find, Screen(as_json=as_json, only=only), interval_s=interval))
         return
     facts = asyncio.run(status_once(find))
+    meant = narrowed(facts, only, must=True)
     if as_json:
-        click.echo(json.dumps(facts))
+        click.echo(json.dumps(meant))
     elif is_own(facts):
-        print_own_status(facts)
+        print_own_status(meant)
     else:
         print_status(facts, only=only)
 

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from echo2d.core.capacity.estimators import quantile
-from echo2d.core.status.json_form import read_status
+from echo2d.core.status.json_form import read_own_status, read_status
 from echo2d.core.status.schema import (
     BroadcastStatus,
     EpisodesStatus,
@@ -49,18 +49,32 @@ COLOURS = {"joined": "green", "suspected": "yellow", "gone": "red"}
 
 
 def print_status(facts: Mapping[str, Any], *, only: str = "") -> None:
-    """Print the answer of `GET /v1/status` in a few lines. PeerFault: it is not one.
+    """Print the answer of `GET /v1/status` in a few lines. PeerFault: it is not one. only: as in `status_picture`."""
+    console = plain_console()
+    lines = console.height if console.is_terminal else None
+    console.print(status_picture(read_status(facts), lines=lines, width=console.width, only=only))
 
-    only: as in `status_picture`. OperatorFault: it is in no worker.
+
+def narrowed(facts: Mapping[str, Any], only: str, *, must: bool = False) -> Mapping[str, Any]:
+    """The answer with no other workers, or boxes of an owner, than those that `only` means, as in `status_picture`.
+
+    OperatorFault: with `must`, there is none of them.
     """
-    console, status = plain_console(), read_status(facts)
-    if only and not any(_is_meant(only, worker) for worker in status.workers):
-        names = ", ".join(worker.name for worker in status.workers) or "no worker"
+    if not only:
+        return facts
+    known: list[WorkerStatus | OwnPeerStatus] = []
+    if (key := "workers") in facts:
+        known += read_status(facts).workers
+    else:
+        key = "peers"
+        known += read_own_status(facts).peers
+    kept = [row for row, each in zip(facts[key], known, strict=True) if _is_meant(only, each)]
+    if must and not kept:
+        names = ", ".join(each.name for each in known) or "no worker"
         raise OperatorFault(
             f"--worker: {only!r} is in the name, the id or the state of no worker; there is {names}"
         )
-    lines = console.height if console.is_terminal else None
-    console.print(status_picture(status, lines=lines, width=console.width, only=only))
+    return {**facts, key: kept}
 
 
 def plain_console() -> Console:
@@ -339,7 +353,7 @@ def _label(text: str) -> tuple[str, str]:
     return f"  {text:<14}", "dim"
 
 
-def _is_meant(only: str, worker: WorkerStatus) -> bool:
+def _is_meant(only: str, worker: WorkerStatus | OwnPeerStatus) -> bool:
     return any(only in text for text in (worker.name, worker.id, state_word(worker)))
 
 

@@ -20,7 +20,7 @@ from echo2d.client import AsyncCoordinator, OperatorFault, PeerFault, Unreachabl
 from echo2d.core.status.json_form import read_own_status, read_status
 from echo2d.core.status.schema import OwnStatus, Status
 from echo2d.views.own_status import is_own, own_picture
-from echo2d.views.status import TokenRate, age, plain_console, status_picture
+from echo2d.views.status import TokenRate, age, narrowed, plain_console, status_picture
 
 # How long to wait for one answer: a person waits at the terminal.
 ANSWER_S = 5.0
@@ -90,10 +90,8 @@ class Asker:
             raise Unreachable(str(fault)) from fault
         if self._client is None or at != self._at:
             await self._close()
-            self._at, self._client = (
-                at,
-                AsyncCoordinator(at[0], token_file=at[1], timeout_s=self._patience_s),
-            )
+            self._at = at
+            self._client = AsyncCoordinator(at[0], token_file=at[1], timeout_s=self._patience_s)
         return self._client
 
 
@@ -122,7 +120,7 @@ class Screen:
         """Show a fresh answer; `now` is monotonic seconds. PeerFault: it is not a status."""
         self._answered_at = now
         if self._as_json:
-            print(json.dumps(facts), flush=True)
+            print(json.dumps(narrowed(facts, self._only)), flush=True)
             return
         self._last = read_own_status(facts) if is_own(facts) else read_status(facts)
         rate = None

@@ -17,6 +17,7 @@ from echo2d.net.security.auth import enrol_proof, public_bytes, write_token_file
 from echo2d.runtime.coordinator.main import core_machine
 from echo2d.runtime.run_dir.access_table import AccessTable
 from echo2d.views.own_status import is_own, own_picture
+from echo2d.views.status import narrowed
 from echo2d.views.watch import Screen, status_once
 from tests.support.scripted_core import make_config, serving
 
@@ -50,6 +51,8 @@ def test_an_owner_reads_what_the_box_does_gives_and_gets() -> None:
     for words in ("joined, not dialable", " v3 ", " 5/8 ", " 1,200 ", " 900 ", " 75% ", " 1,800 "):
         assert words in row
     assert "9.4 MB/s" in row
+    assert picture(read_own_status(narrowed(plain(STATUS), "box"))) == text
+    assert "box[/x]" not in picture(read_own_status(narrowed(plain(STATUS), "lab")))
     assert " 0.40 " in row
     assert " 1.20 " in row
     assert (

@@ -1,21 +1,26 @@
 """What a person sees of a run: all of it fits, what others said stays text, what is wrong is said."""
 
 import io
+import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from rich.console import Console
 
 import echo2d
+from echo2d.cli import main
 from echo2d.core.protocol.control_messages import Heartbeat
 from echo2d.core.status.json_form import read_status, status_json
 from echo2d.errors import OperatorFault
+from echo2d.views import watch
 from echo2d.views.status import (
     PLAIN_COLUMNS,
     TokenRate,
     age,
+    narrowed,
     plain_console,
     print_status,
     seconds,
@@ -262,10 +267,31 @@ def test_a_filter_shows_workers_by_name_id_or_state() -> None:
         assert "gone" not in text
     assert "● a " in seen(facts, only="")
     assert "and 1 gone" in seen(facts, only="box")
-    with pytest.raises(
-        OperatorFault, match=r"'nobody' is in .* no worker; there is a, b\[/x\], box"
-    ):
-        print_status(facts, only="nobody")
+    print_status(facts, only="nobody")
+
+
+def test_a_filter_narrows_the_answer_for_programs_too() -> None:
+    facts = facts_of(trained())
+    assert narrowed(facts, "") == facts
+    assert [each["name"] for each in narrowed(facts, "b[/x")["workers"]] == ["b[/x]"]
+    assert narrowed(facts, "nobody")["workers"] == []
+    with pytest.raises(OperatorFault, match=r"'nobody' is in .* no worker; there is a, b\[/x\]"):
+        narrowed(facts, "nobody", must=True)
+
+
+def test_status_as_json_has_the_workers_that_are_meant(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def status_once(_: object) -> dict[str, object]:
+        return facts
+
+    facts = facts_of(trained())
+    monkeypatch.setattr(watch, "status_once", status_once)
+    words = ["status", "--run-dir=run"]
+    found = CliRunner().invoke(main, [*words, "--json", "--worker=b[/x"])
+    assert [each["name"] for each in json.loads(found.output)["workers"]] == ["b[/x]"]
+    for how in ([], ["--json"]):
+        found = CliRunner().invoke(main, [*words, "--worker=nobody", *how])
+        assert (found.exit_code, found.output.count("\n")) == (2, 1)
+        assert "'nobody' is in the name, the id or the state of no worker" in found.output
 
 
 def test_units() -> None:
