@@ -285,10 +285,7 @@ class Learner:
 
     def _ask_for_session(self) -> Session:
         return self._coordinator.open_session(
-            self._step,
-            learner=self._identity,
-            take_over=self._take_over,
-            steps=self._config.steps,
+            self._step, learner=self._identity, take_over=self._take_over, steps=self._config.steps
         )
 
     def _request(self, step: int) -> None:

@@ -22,7 +22,6 @@ from echo2d.client import OperatorFault, loading_error, require_model
 from echo2d.learner.saving.layout import Layout, WeightPart, layout_of
 from echo2d.learner.saving.shards import first_row
 
-NEEDED = ("config.json", "tokenizer.json")
 PORTION_NUMBERS = 1 << 25  # 64 MB in bfloat16
 
 
@@ -34,13 +33,12 @@ def empty_model(directory: Path, *, on_meta: bool = True) -> Any:
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    for name in NEEDED:
-        if not (directory / name).is_file():
-            raise OperatorFault(f"learner.model: {directory} has no {name}")
     try:
         require_model(directory)
     except OperatorFault as fault:
         raise OperatorFault(f"learner.model: {fault}") from fault
+    if not (directory / "tokenizer.json").is_file():
+        raise OperatorFault(f"learner.model: {directory} has no tokenizer.json")
     try:
         config = AutoConfig.from_pretrained(directory, local_files_only=True)
         with _weights_on_meta() if on_meta else contextlib.nullcontext():
@@ -53,7 +51,10 @@ def empty_model(directory: Path, *, on_meta: bool = True) -> Any:
 
 
 def fill(model: Any, directory: Path, layout: Layout, device: torch.device) -> Any:
-    """Give the model's weights memory on the device, and read this rank's shards of them from the files."""
+    """Give the model's weights memory on the device, and read this rank's shards of them from the files.
+
+    OperatorFault: a weight is no number.
+    """
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     model.to_empty(device=device)
     # A plain module gives each name memory of its own, tied or not; FSDP2 does not.
@@ -66,7 +67,12 @@ def fill(model: Any, directory: Path, layout: Layout, device: torch.device) -> A
             # The pages that were read stay in memory until the file is closed.
             with torch.no_grad(), safe_open(directory / file, framework="pt") as tensors:
                 for tensor in some:
-                    _read(tensors.get_slice(tensor), parts[tensor], weights[parts[tensor].weight])
+                    weight = weights[parts[tensor].weight]
+                    if not _read(tensors.get_slice(tensor), parts[tensor], weight):
+                        raise OperatorFault(
+                            f"learner.model: {tensor} in {directory / file} holds NaN or infinity: download it "
+                            "again, or take another checkpoint"
+                        )
     return model
 
 
@@ -92,16 +98,21 @@ def load_model(directory: Path) -> Any:
     return fill(model, directory, layout_of(model, directory), torch.device("cpu"))
 
 
-def _read(tensor: Any, part: WeightPart, weight: Tensor) -> None:
-    """Copy what this rank has of the weight. tensor: a slice of safetensors, of which only that is read."""
+def _read(tensor: Any, part: WeightPart, weight: Tensor) -> bool:
+    """Copy what this rank has of the weight, and return whether these are numbers; buffers may be infinite.
+
+    tensor: a slice of safetensors, of which only that is read.
+    """
     local = weight.to_local() if isinstance(weight, DTensor) else weight
     start = first_row(weight)
     if (target := part.of(local, start)) is None or not target.numel():
-        return
+        return True
     if part.expert is None and target.ndim:
         target.copy_(tensor[start : start + len(local)])
     else:
         target.copy_(tensor[:] if target.ndim else tensor[...])
+    # The least and the greatest are NaN if any is; they take no memory.
+    return not isinstance(weight, nn.Parameter) or all(map(math.isfinite, target.aminmax()))
 
 
 @contextlib.contextmanager

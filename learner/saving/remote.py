@@ -106,10 +106,7 @@ class RemoteCheckpoints:
         digests = self._read(f"{remote}/{DIGESTS}")
         if not digests:
             raise ValueError(f"{DIGESTS} is empty")
-        with (
-            store_faults("cannot write the checkpoint", target),
-            whole_directory(target) as aside,
-        ):
+        with store_faults("cannot write the checkpoint", target), whole_directory(target) as aside:
             for line in digests.splitlines():
                 digest, _, file = line.partition("  ")
                 if not file or Path(file).name != file:

@@ -101,6 +101,16 @@ def changed(model: Path, **tensors: Any) -> None:
             torch.zeros(3),
             "1 tensors are not weights of the model, e.g. model.other",
         ),
+        (
+            "model.norm.weight",
+            torch.full((32,), torch.nan),
+            r"model.norm.weight in .*model.safetensors holds NaN or infinity: download it again",
+        ),
+        (
+            "model.layers.0.mlp.experts.2.down_proj.weight",
+            torch.full((32, 24), -torch.inf),
+            r"experts.2.down_proj.weight in .* holds NaN or infinity",
+        ),
     ],
 )
 def test_files_that_do_not_fit_are_the_operators_fault(
