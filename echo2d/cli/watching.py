@@ -58,7 +58,8 @@ def status(
 ) -> None:
     """Show what a running coordinator is doing, and its alerts.
 
-    With a worker's token it shows the boxes that enrolled with that token, and nothing of others.
+    With a worker's token it shows the boxes that enrolled with that token, and nothing of others. The
+    scores in a run directory are shown without a coordinator, too.
     """
     import asyncio
 
@@ -70,7 +71,7 @@ def status(
     if scores:
         if again or only:
             raise OperatorFault("status: --scores goes with neither --watch nor --worker")
-        _show_scores(find, as_json=as_json)
+        _show_scores(run_dir, find, as_json=as_json)
         return
     if again:
         with suppress(KeyboardInterrupt):
@@ -86,12 +87,18 @@ def status(
         print_status(facts, only=only)
 
 
-def _show_scores(find: "Find", *, as_json: bool) -> None:
+def _show_scores(run_dir: Path | None, find: "Find", *, as_json: bool) -> None:
+    """Those in the run directory, where no coordinator needs to run, or those that a coordinator elsewhere tells."""
     import asyncio
 
+    from echo2d.client import Evaluation
+    from echo2d.runtime.run_dir.results import find_scores
     from echo2d.views.evaluations import ask_evaluations, print_evaluations
 
-    found = asyncio.run(ask_evaluations(find))
+    if run_dir is None:
+        found = asyncio.run(ask_evaluations(find))
+    else:
+        found = [Evaluation(**each) for each in find_scores(run_dir)]
     if as_json:
         for each in found:
             click.echo(json.dumps(asdict(each)))

@@ -10,6 +10,7 @@ from echo2d.views.status import bar, plain_console, scored_words
 
 _ANSWER_S = 10.0
 BAR_CHARS = 20
+PARTS_SHOWN = 6  # of a reward; --json has all of them
 
 
 async def ask_evaluations(find: Callable[[], tuple[str, Path]]) -> list[Evaluation]:
@@ -30,17 +31,10 @@ def print_evaluations(found: Sequence[Evaluation]) -> None:
 def _table(name: str, found: Sequence[Evaluation]) -> Table:
     best = max((each.mean for each in found if each.mean is not None), default=0.0)
     most = max(found, key=lambda each: each.samples)
-    ks = [k for k in most.pass_at if k != "1"]
+    ks, parts = [k for k in most.pass_at if k != "1"], list(most.parts)[:PARTS_SHOWN]
     table = Table(title=name, title_justify="left", title_style="bold", box=None, pad_edge=False)
-    for head in (
-        "version",
-        "score",
-        "",
-        *(f"pass@{k}" for k in ks),
-        "cut off",
-        "tokens",
-        "questions",
-    ):
+    of_both = [*(f"pass@{k}" for k in ks), *parts]
+    for head in ("version", "score", "", *of_both, "cut off", "tokens", "questions"):
         table.add_column(head, justify="left" if not head else "right")
     for each in found:
         mean = each.mean or 0.0
@@ -49,6 +43,7 @@ def _table(name: str, found: Sequence[Evaluation]) -> Table:
             scored_words(each.mean, each.se),
             bar(max(0.0, mean), max(best, 1.0), BAR_CHARS),
             *(_number(each.pass_at.get(k), ".3f") for k in ks),
+            *(_number(each.parts.get(name), ".3f") for name in parts),
             _number(each.truncated, ".1%"),
             _number(each.tokens, ".0f"),
             str(each.rows) if each.rows == each.of else f"{each.rows} of {each.of}",

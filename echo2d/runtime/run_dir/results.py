@@ -53,6 +53,11 @@ class Result:
         }
 
 
+def find_scores(run_dir: Path) -> list[dict[str, Any]]:
+    """All evaluations of a run, oldest first, as the API tells them. OperatorFault: as of `find_results`."""
+    return [evaluated_json(each) for each in read_results(run_dir / LEDGER_FILE)[1]]
+
+
 def find_results(run_dir: Path) -> list[Result]:
     """What `export` can take, oldest first. OperatorFault: this is no run directory, or its ledger is
     damaged or of another format.

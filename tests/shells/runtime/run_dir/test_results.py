@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from echo2d.cli import main
 from echo2d.core.base.ids import Epoch, PublishSeq, Version
 from echo2d.core.cluster.events import VersionPublished, VersionRevoked
+from echo2d.core.protocol.trajectory import RewardPart
 from echo2d.core.work.evaluation.events import Evaluated
 from echo2d.errors import IntegrityFault, OperatorFault, StoreFault
 from echo2d.runtime.run_dir.results import choose, export, find_results
@@ -54,7 +55,7 @@ class Run:
 
     def _evaluated(self, number: int, version: int, mean: float, rows: int) -> Evaluated:
         digest = self.adopted[version].digest
-        told = (rows, 20, 1, mean, 0.1, (), (), 0.0, 9.0, 1.0)
+        told = (rows, 20, 1, mean, 0.1, (), (RewardPart("form", mean / 2),), 0.0, 9.0, 1.0)
         return Evaluated(number, "math", Version(version), digest, *told)
 
 
@@ -169,3 +170,28 @@ def test_a_directory_that_is_no_run_is_refused(tmp_path: Path) -> None:
     ):
         find_results(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_scores_are_shown_without_a_coordinator(run: Run) -> None:
+    words = ["status", "--scores", f"--run-dir={run.path}"]
+    shown = CliRunner().invoke(main, words)
+    assert shown.exit_code == 0, shown.output
+    title, head, *rows = shown.output.splitlines()
+    assert (title.strip(), head.split()) == (
+        "math",
+        ["version", "score", "form", "cut", "off", "tokens", "questions"],
+    )
+    assert [row.split()[:4] for row in rows[:2]] == [
+        ["0", "0.250", "+-", "0.100"],
+        ["5", "0.750", "+-", "0.100"],
+    ]
+    assert " 0.375 " in rows[1]
+    told = CliRunner().invoke(main, [*words, "--json"]).output.splitlines()
+    assert [json.loads(line)["parts"] for line in told] == [
+        {"form": 0.125},
+        {"form": 0.375},
+        {"form": 0.45},
+    ]
+    nowhere = CliRunner().invoke(main, [*words[:2], "--run-dir=nowhere"])
+    assert (nowhere.exit_code, nowhere.output.count("\n")) == (2, 1)
+    assert "nowhere is not the directory of a run" in nowhere.output
