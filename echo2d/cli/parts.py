@@ -75,11 +75,7 @@ class Sectioned(click.Command):
     """
 
     def __init__(
-        self,
-        *arguments: Any,
-        sections: Mapping[str, str],
-        table: type["Table"],
-        **settings: Any,
+        self, *arguments: Any, sections: Mapping[str, str], table: type["Table"], **settings: Any
     ) -> None:
         super().__init__(*arguments, **settings)
         self._section_of = {n: title for title, names in sections.items() for n in names.split()}

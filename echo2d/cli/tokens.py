@@ -65,13 +65,7 @@ def token_create(
 
     path = out or Path(f"{name}.token")
     create_token(
-        run_dir,
-        name,
-        role=role,
-        url=url,
-        out=path,
-        max_workers=max_workers,
-        expires=expires,
+        run_dir, name, role=role, url=url, out=path, max_workers=max_workers, expires=expires
     )
     click.echo(f"wrote {path}")
 

@@ -135,12 +135,6 @@ def issue_agent_token(folder: Path, url: str) -> Path:
 def _issue(folder: Path, url: str, name: str, role: str, machines: int = 1) -> Path:
     out = folder / f"{name}.token"
     create_token(
-        folder / RUN_DIR,
-        name,
-        role=role,
-        url=url,
-        out=out,
-        max_workers=machines,
-        expires=EXPIRES,
+        folder / RUN_DIR, name, role=role, url=url, out=out, max_workers=machines, expires=EXPIRES
     )
     return out

@@ -182,11 +182,7 @@ class _TaskTrial:
     """The trial of one task."""
 
     def __init__(
-        self,
-        config: CoordinatorConfig,
-        task: OpenTask,
-        rules: RunRules,
-        texts: ModelTexts | None,
+        self, config: CoordinatorConfig, task: OpenTask, rules: RunRules, texts: ModelTexts | None
     ) -> None:
         of_task = rules.task(task.name)
         assert of_task is not None

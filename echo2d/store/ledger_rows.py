@@ -250,15 +250,7 @@ def _trajectory(row: _Row) -> tuple[GroupId, TrajectoryRecord]:
 def _lease(row: _Row) -> LeaseGiven:
     group, lease, attempt, worker, samples, version, digest, packed = row
     given: LeaseGiven = _checked_lease(
-        [
-            group,
-            lease,
-            attempt,
-            worker,
-            json.loads(samples),
-            [version, digest],
-            _NO_PARTIAL,
-        ]
+        [group, lease, attempt, worker, json.loads(samples), [version, digest], _NO_PARTIAL]
     )
     if packed is None:
         return given
@@ -460,9 +452,7 @@ EVALUATED: Query[Evaluated] = Query(
     _evaluated,
 )
 LIMITS: Query[LimitsLearnt] = Query(
-    "limits",
-    "SELECT engine_class, k, misses, tolerance FROM limits ORDER BY engine_class",
-    _limits,
+    "limits", "SELECT engine_class, k, misses, tolerance FROM limits ORDER BY engine_class", _limits
 )
 FACTS: Query[tuple[str, str]] = Query("facts", "SELECT name, value FROM facts ORDER BY name", _fact)
 FROZEN: Query[BatchFrozen] = Query(
@@ -614,12 +604,7 @@ def _prompt_taken(record: PromptTaken) -> list[Statement]:
 def _lease_given(record: LeaseGiven) -> list[Statement]:
     served, base = record.served, pack(record.base) if record.base.length else None
     row = (record.group, record.lease, record.attempt, record.worker, json.dumps(record.samples))
-    return [
-        (
-            SCHEMA.insert("leases"),
-            (*row, served.version, served.digest, base),
-        )
-    ]
+    return [(SCHEMA.insert("leases"), (*row, served.version, served.digest, base))]
 
 
 def _sample_kept(record: SampleKept) -> list[Statement]:

@@ -457,12 +457,7 @@ def trouble(worker: WorkerStatus) -> tuple[bool, bool, int, str]:
     """A sort key: silent workers first, then by lag; workers that are gone come last."""
     lag = worker.lag
     # A worker that serves no version has no lag, and ranks as if it lagged most.
-    return (
-        worker.state == "gone",
-        worker.alive,
-        -(1 << 30 if lag is None else lag),
-        worker.name,
-    )
+    return (worker.state == "gone", worker.alive, -(1 << 30 if lag is None else lag), worker.name)
 
 
 def running_word(worker: WorkerStatus) -> str:

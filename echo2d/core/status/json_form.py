@@ -14,12 +14,7 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, Union
 
-from echo2d.core.status.schema import (
-    AlertKind,
-    OwnStatus,
-    ProcessStatus,
-    Status,
-)
+from echo2d.core.status.schema import AlertKind, OwnStatus, ProcessStatus, Status
 from echo2d.errors import PeerFault
 
 ADVICE = "run the same echo2d as the coordinator"

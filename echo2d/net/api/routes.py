@@ -81,15 +81,7 @@ from echo2d.client.http import (
     VERSIONS_PATH,
     WORKER_ORDER_PATH,
 )
-from echo2d.core.base.ids import (
-    DIGEST_BYTES,
-    Digest,
-    Epoch,
-    PeerId,
-    RequestId,
-    RunId,
-    Version,
-)
+from echo2d.core.base.ids import DIGEST_BYTES, Digest, Epoch, PeerId, RequestId, RunId, Version
 from echo2d.core.coordinator.events import (
     AliveTold,
     BatchAsked,

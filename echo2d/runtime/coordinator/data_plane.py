@@ -311,11 +311,7 @@ def begin_tasks(tasks: Iterable[OpenTask], before: Iterable[TaskProgress]) -> li
 
 
 def task_rules(
-    config: CoordinatorConfig,
-    task: OpenTask,
-    model_ends: tuple[int, ...],
-    *,
-    greedy: bool = False,
+    config: CoordinatorConfig, task: OpenTask, model_ends: tuple[int, ...], *, greedy: bool = False
 ) -> TaskRules:
     """The rules of one task. model_ends: the model's own end tokens, which join the task's.
 
@@ -450,10 +446,6 @@ def _pool(
         texts=None
         if model is None
         else TextSettings(
-            str(model.absolute()),
-            system=table.system,
-            options=table.template,
-            stops=stops,
-            day=day,
+            str(model.absolute()), system=table.system, options=table.template, stops=stops, day=day
         ),
     )
