@@ -13,6 +13,7 @@ tensor on its way in. Files, and what was read of them, stay as they came.
 """
 
 import inspect
+import math
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -246,6 +247,7 @@ def _built(
                 use_safetensors=True,
                 output_loading_info=True,
             )
+        _require_numbers(model, directory)
         if device.type == "cpu":
             _leave_files(model)
         policy = InferencePolicy(
@@ -267,6 +269,23 @@ def _built(
         for name in sorted(info[kind], key=str):
             raise EngineFault(f"the snapshot does not fit its config.json: {kind} {name}")
     return policy
+
+
+def _require_numbers(model: Any, directory: Path) -> None:
+    """EngineFault: a weight holds NaN or infinity."""
+    for name, weight in model.named_parameters():
+        # The least and the greatest are NaN if any is; they take no memory.
+        if weight.numel() and not all(map(math.isfinite, weight.detach().aminmax())):
+            named = (file for file in weight_files(directory) if name in _names_in(file))
+            raise EngineFault(
+                f"{name} in {next(named, directory)} holds NaN or infinity: download it again, or take another "
+                "checkpoint"
+            )
+
+
+def _names_in(path: Path) -> set[str]:
+    with safe_open(path, framework="pt") as file:
+        return set(file.keys())
 
 
 def _leave_files(model: Any) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import (
     BloomConfig,
     GPT2Config,
@@ -231,6 +232,16 @@ def test_a_model_with_layers_without_attention_is_refused(config: Any, tmp_path:
     save_random_model(tmp_path, config, rng_seed=0)
     with pytest.raises(EngineFault, match=r"^the model does not keep .* take SGLang"):
         loaded(tmp_path)
+
+
+@pytest.mark.parametrize("number", [torch.nan, -torch.inf])
+def test_a_weight_that_is_no_number_is_named_with_its_file(tmp_path: Path, number: float) -> None:
+    path = saved(tmp_path / "one") / "model.safetensors"
+    tensors = load_file(path)
+    tensors["model.norm.weight"][3] = number
+    save_file(tensors, path, metadata={"format": "pt"})
+    with pytest.raises(EngineFault, match=f"model.norm.weight in {path} holds NaN or infinity: "):
+        loaded(tmp_path / "one")
 
 
 def test_preparing_touches_no_weight(tmp_path: Path) -> None:

@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from click.testing import CliRunner
+from safetensors.torch import load_file, save_file
 
 from echo2d.cli import main
 from echo2d.runtime.coordinator import data_plane
@@ -336,6 +338,21 @@ def test_the_base_model_answers_and_plays(tmp_path: Path, monkeypatch: pytest.Mo
             rewards = [each["reward"] for each in prompt["answers"]]
             assert all(0 <= each <= 1 for each in rewards)
             assert {each["turns"] for each in prompt["answers"]} == ({2} if task else {1})
+
+
+def test_a_base_model_with_a_weight_that_is_no_number_is_a_problem(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    command = ["init", "--yes", "--host=127.0.0.1", f"--out={run}"]
+    assert CliRunner().invoke(main, command).exit_code == 0
+    weights = run / "model" / "model.safetensors"
+    tensors = load_file(weights)
+    tensors["model.norm.weight"][0] = torch.nan
+    save_file(tensors, weights, metadata={"format": "pt"})
+    result = CliRunner().invoke(main, ["try", f"--config={run}/run.toml", "--json"])
+    assert result.exit_code == 1, result.output
+    (problem,) = json.loads(result.output)["problems"]
+    said = f"run.base_model: model.norm.weight in {weights} holds NaN or infinity: download it"
+    assert problem.startswith(said)
 
 
 def test_the_reward_of_the_readme_is_one() -> None:
