@@ -162,14 +162,16 @@ class RowsTask(TextTask):
         try:
             found = _found(row, column)
         except KeyError:
-            hint = ""
+            place = self._rows.place(number)
+            hint = (
+                "; the first row of CSV names the columns" if place.lower().endswith(".csv") else ""
+            )
             if "{" in self._prompt:
-                hint = "; braces of the text itself are doubled: {{ }}"
+                hint += "; braces of the text itself are doubled: {{ }}"
             elif column == self._prompt and " " in column:
-                hint = "; in a text, columns stand in braces, such as {question}"
+                hint += "; in a text, columns stand in braces, such as {question}"
             raise OperatorFault(
-                f"rows: {self._rows.place(number)} has no {column!r}; its columns are "
-                f"{', '.join(row)}{hint}"
+                f"rows: {place} has no {column!r}; its columns are {', '.join(row)}{hint}"
             ) from None
         if found is None:
             raise OperatorFault(

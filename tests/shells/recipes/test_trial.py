@@ -71,6 +71,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "relative.py").write_text("from .helper import score")
     (tmp_path / "variable.py").write_text("import os\nKEY = os.environ['JUDGE_KEY']")
     (tmp_path / "absent.py").write_text("from nltk_not_there import score")
+    (tmp_path / "bare.csv").write_text("1 + 1,2\n2 + 2,4\n")
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     return tmp_path
 
@@ -222,6 +223,7 @@ def test_what_no_run_should_have_is_said_without_an_answer() -> None:
         ("", {"scorer": "variable:KEY"}, "variable.py:2 in <module>); a task has only the variables of this host"),
         ("", {"scorer": "jugde:right"}, "there is no module 'jugde'; put it beside run.toml"),
         ("", {"files": "row.jsonl"}, "there is no "),
+        ("", {"files": "bare.csv"}, "its columns are 1 + 1, 2; the first row of CSV names the columns"),
         ("", {"scorrer": "exact"}, "got an unexpected keyword argument 'scorrer'"),
         ("[polcy]\ngroup_size = 2", {}, "[polcy]: unknown table; did you mean policy?"),
         ("[policy]\ngroup_sise = 2", {}, "policy.group_sise: unknown key; did you mean group_size?"),
