@@ -255,8 +255,6 @@ class _TaskTrial:
         """Score the expected answers, each as the answer to its own prompt."""
         worthless: TriedPrompt | None = None
         leaked: TriedPrompt | None = None
-        answered: dict[str, TriedPrompt] = {}
-        unlike: list[TriedPrompt] = []
         known = [(at, each) for at, each in enumerate(self._prompts) if each.expected is not None]
         for done, (index, prompt) in enumerate(known):
             tell(f"task {self._name}: expected answers", done / len(known))
@@ -266,8 +264,6 @@ class _TaskTrial:
                     f"task {self._name}: {prompt.where}: the expected answer is empty; leave the row out"
                 )
                 return
-            if answered.setdefault(prompt.text, prompt).expected != expected:
-                unlike.append(prompt)
             if re.search(rf"(?<!\w){re.escape(expected)}(?!\w)", prompt.text):
                 self._leaked, leaked = self._leaked + 1, leaked or prompt
             score = await self._pool.judge(index, expected)
@@ -279,13 +275,8 @@ class _TaskTrial:
                 self._worthless, worthless = self._worthless + 1, worthless or prompt
         if worthless is not None:
             self._tell_worthless(worthless)
-        if unlike:
-            first = answered[unlike[0].text]
-            self.cautions.append(
-                f"task {self._name}: {len(unlike)} of {len(known)} prompts ask what another one asks, and expect "
-                f"another answer, e.g. {first.where} {_short(first.expected or '')!r} and {unlike[0].where} "
-                f"{_short(unlike[0].expected or '')!r}"
-            )
+        if known and (said := await self._pool.data_caution()):
+            self.cautions.append(f"task {self._name}: {said}")
         if leaked is not None:
             self.cautions.append(
                 f"task {self._name}: {self._leaked} of {len(known)} prompts hold the text of their expected "

@@ -290,6 +290,11 @@ class TaskPool:
                 return text, where
         return TaskFailed("error", "a malformed expected answer")
 
+    async def data_caution(self) -> str:
+        """What is odd about the task's data, for people; empty: nothing, or the task does not say."""
+        (reply,) = [reply async for reply in self._call([["data_caution"]])]
+        return reply if isinstance(reply, str) else ""
+
     async def rewards(self, calls: Sequence[ScoreCall]) -> AsyncIterator[Score | TaskFailed]:
         """Compute many rewards, if possible in one process; yield them in order of the calls."""
         asked = [["reward", call.index, call.tokens, call.finish] for call in calls]

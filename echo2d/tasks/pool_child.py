@@ -265,6 +265,8 @@ class TaskServer:
                 return "ok", self._task.judge(index, text)
             case ["expected", index] if self._task is not None:
                 return "ok", self._task.expected(index)
+            case ["data_caution"] if self._task is not None:
+                return "ok", self._task.data_caution()
             case _:
                 raise ValueError("an unknown request")
 

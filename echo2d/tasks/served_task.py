@@ -186,6 +186,11 @@ class ServedTask:
         text = None if find is None or self._texts is None else getattr(find(prompt), "text", None)
         return [text if isinstance(text, str) else None, getattr(prompt, "where", "")]
 
+    def data_caution(self) -> str:
+        """What the task says is odd about its data; empty: nothing."""
+        find = getattr(self._task, "data_caution", None)
+        return "" if find is None else str(find())
+
     def where(self, request: Sequence[Any]) -> str:
         """Where the prompt of a request stands, for people; empty: it is not known."""
         asked = self._prompts.get(request[1]) if len(request) > 1 else None

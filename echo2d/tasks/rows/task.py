@@ -123,6 +123,25 @@ class RowsTask(TextTask):
         row = self._rows.row(prompt.secret)
         return Expected(self._expected(row, prompt.secret), _Row(row))
 
+    def data_caution(self) -> str:
+        """How many of this split's rows ask what an earlier one asks, and expect another answer; empty: none."""
+        first: dict[int, tuple[int, str]] = {}
+        unlike = []
+        looked = self._numbers[:ROWS_CHECKED_MAX]
+        for number in looked:
+            row = self._rows.row(number)
+            here = number, self._expected(row, number)
+            there = first.setdefault(hash(json.dumps(self._ask(row, number))), here)
+            if there[1] != here[1]:
+                unlike.append((there, here))
+        if not unlike:
+            return ""
+        both = [f"{self._rows.place(number)} {text!r:.60}" for number, text in unlike[0]]
+        return (
+            f"{len(unlike)} of {len(looked)} rows ask what another one asks, and expect another answer, e.g. "
+            f"{' and '.join(both)}"
+        )
+
     # --- inside
 
     def _key(self, number: int) -> str:
