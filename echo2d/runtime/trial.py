@@ -90,7 +90,7 @@ class TriedTask:
 
     judged: expected answers that were scored; worthless: those that are worth 0. leaked: prompts
     that hold their expected answer. varied: of `groups`, how many have rewards that differ; None:
-    no answer was made.
+    no answer was made. printed: the first that its processes wrote to stdout and stderr.
     """
 
     name: str
@@ -103,6 +103,7 @@ class TriedTask:
     leaked: int
     groups: int
     varied: int | None
+    printed: str
     prompts: list[TriedPrompt]
 
 
@@ -435,6 +436,7 @@ class _TaskTrial:
             self._leaked,
             len(full),
             varied,
+            self._pool.printed,
             shown,
         )
 

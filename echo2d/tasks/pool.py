@@ -197,6 +197,11 @@ class TaskPool:
     def processes(self) -> Sequence[TaskProcess]:
         return self._processes
 
+    @property
+    def printed(self) -> str:
+        """The first lines that its processes printed."""
+        return b"".join(each.printed for each in self._processes).decode(errors="replace")
+
     def spare(self) -> TaskProcess:
         """One process more, which no prompt or reward is asked of. `close` ends it, too."""
         made = self._make()

@@ -37,7 +37,7 @@ from echo2d.tasks.pool_child import (
 )
 from echo2d.tasks.user_ids import BorrowedUser
 
-OUTPUT_BYTES_MAX = 1 << 20  # stdout and stderr of one call; all of it is dropped
+OUTPUT_BYTES_MAX = 1 << 20  # stdout and stderr of one call; all but the first lines are dropped
 # The guard has this long to end everything. Then it is killed itself.
 _KILL_S = 5.0
 START_TIMEOUT_S = TASK_START_S_MAX + 10.0  # for a start that cannot be interrupted
@@ -83,6 +83,7 @@ class TaskProcess:
     introduction: what the process must say at every start; None: anything. start_request: makes the first request to
     every fresh process, which names its task and its user id: a `BorrowedUser` where we are root, else None, our own
     user. timeout_s: for one request. environment: all of its environment variables. folder: it starts there.
+    printed: the first that its processes wrote to stdout and stderr.
     """
 
     def __init__(
@@ -98,6 +99,7 @@ class TaskProcess:
         self._timeout_s = timeout_s
         self._environment, self._folder = dict(environment or {}), folder
         self.introduction: Any = None
+        self.printed = bytearray()
         self._child: Child | None = None
         self._starting = asyncio.Lock()
         # Requests so far. An answer carries the number of its request, so a late answer to an
@@ -142,7 +144,7 @@ class TaskProcess:
         try:
             if os.geteuid() == 0:
                 self._user = await asyncio.to_thread(BorrowedUser.borrow)
-            self._child = await _spawn(self._environment, self._folder)
+            self._child = await _spawn(self._environment, self._folder, self.printed)
         except (OSError, OperatorFault) as error:
             await self.kill()
             return TaskFailed("died", f"cannot start a task process: {error}")
@@ -295,10 +297,13 @@ def _failure(kind: FailureKind, said: Any) -> TaskFailed:
 
 
 class Child(asyncio.SubprocessProtocol):
-    """A running process: its socket, its end, and its output, which is counted and dropped."""
+    """A running process: its socket, its end, and its output, which is counted and dropped.
 
-    def __init__(self, link: TaskLink) -> None:
-        self.link = link
+    printed: gets the first of it, TRACE_CHARS_MAX bytes in all.
+    """
+
+    def __init__(self, link: TaskLink, printed: bytearray) -> None:
+        self.link, self._first = link, printed
         self._transport: asyncio.SubprocessTransport
         self._printed = 0
         self._gone = asyncio.Event()
@@ -351,6 +356,7 @@ class Child(asyncio.SubprocessProtocol):
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:  # noqa: ARG002 - asyncio's signature
         self._printed += len(data)
+        self._first += data[: TRACE_CHARS_MAX - len(self._first)]
         if self._printed > OUTPUT_BYTES_MAX:
             self._kill()
 
@@ -362,7 +368,7 @@ class Child(asyncio.SubprocessProtocol):
 _ALIKE = {"PYTHONHASHSEED": "0", "TZ": "UTC"}
 
 
-async def _spawn(environment: Mapping[str, str], folder: Path) -> Child:
+async def _spawn(environment: Mapping[str, str], folder: Path, printed: bytearray) -> Child:
     """Start an isolated Python at the other end of a socket."""
     ours, theirs = socket.socketpair()
     loop = asyncio.get_running_loop()
@@ -373,8 +379,17 @@ async def _spawn(environment: Mapping[str, str], folder: Path) -> Child:
         paths = [entry for entry in sys.path if Path(entry).is_absolute()]
         try:
             _, child = await loop.subprocess_exec(
-                lambda: Child(link),
-                *(sys.executable, "-P", "-s", "-c", _BOOT, json.dumps(paths), str(theirs.fileno())),
+                lambda: Child(link, printed),
+                *(
+                    sys.executable,
+                    "-u",
+                    "-P",
+                    "-s",
+                    "-c",
+                    _BOOT,
+                    json.dumps(paths),
+                    str(theirs.fileno()),
+                ),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,

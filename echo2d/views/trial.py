@@ -53,6 +53,11 @@ def _of_task(task: Mapping[str, Any]) -> Iterator[str]:
             yield ""
         for answer in prompt["answers"]:
             yield from _of_answer(answer)
+    if task["printed"]:
+        yield "What its code printed, the first lines:"
+        yield ""
+        yield from _indented(task["printed"].splitlines()[:_TRACE_LINES])
+        yield ""
 
 
 def _of_answer(answer: Mapping[str, Any]) -> Iterator[str]:

@@ -53,6 +53,10 @@ def of_variable(answer, expected):
     import os
     return os.environ["JUDGE_KEY"]
 
+def talks(answer, expected):
+    print("judged", answer.text, "against", expected.text)
+    return 1.0
+
 async def elsewhere(answer, expected):
     raise ConnectionError("All connection attempts failed")
 
@@ -139,6 +143,18 @@ def test_a_scorer_that_fails_at_the_expected_answer_is_a_problem(
     assert " of rows.jsonl: " in problem
     assert said in problem
     assert at in problem
+
+
+def test_the_first_lines_that_a_reward_prints_are_shown() -> None:
+    write_run("judge:talks")
+    (task,) = tried("--answer nonsense --prompts 1")["tasks"]
+    first, *_, last = task["printed"].splitlines()
+    assert first.startswith("judged 2")
+    assert last.startswith("judged nonsense against 2")
+    result = CliRunner().invoke(main, ["try", "--config=run.toml", "--answer=nonsense"])
+    assert f"What its code printed, the first lines:\n\n  {first}\n" in result.output
+    write_run("judge:right")
+    assert tried("--no-answers")["tasks"][0]["printed"] == ""
 
 
 def test_a_scorer_that_fails_at_an_answer_says_where_and_once() -> None:

@@ -61,7 +61,7 @@ async def heard(data: bytes) -> tuple[Any, bool]:
         (waiting,) = link.ask({0: b""})
         theirs.sendall(data)
     try:
-        return await Child(link).reply(waiting, TIMEOUT_S)
+        return await Child(link, bytearray()).reply(waiting, TIMEOUT_S)
     finally:
         link.close()
 
