@@ -6,7 +6,7 @@ ARGS ?=
 SEARCHES ?= 5  # times that `make nightly-fuzz` runs the property tests, by chance
 TWO := --numprocesses 2 --dist worksteal
 
-NIGHTLY := sglang sglang-loop trl envs boards clusters browser lab image native package runs kills rates slow faults fuzz mutants
+NIGHTLY := sglang sglang-loop trl envs boards clusters browser lab image native package runs kills pools rates slow faults fuzz mutants
 
 .PHONY: setup demo math calculator poker unit test nightly bench bench-delta soak soak-run image figures staleness-sweep check coverage clean \
 	$(NIGHTLY:%=nightly-%)
@@ -95,6 +95,9 @@ nightly-kills: $(READY)
 
 nightly-rates: $(READY)
 	$(BIN)/pytest tests/nightly/runs tests/shells/runtime -m "alone and not soak" $(ARGS)
+
+nightly-pools: $(READY)
+	$(BIN)/pytest tests/nightly/pools --timeout 3600 $(ARGS)
 
 nightly-slow: $(READY)
 	$(BIN)/pytest tests/unit tests/shells --ignore=tests/shells/sim/test_faults.py -m "nightly and not alone and not soak" $(TWO) $(ARGS)

@@ -157,14 +157,14 @@ class ActivationTable(Table):
     TABLE: ClassVar[str] = "activation"
 
     mode: Literal["all", "auto"] = key(
-        "all: every worker gets leases; auto: only the cheapest workers that keep the learner busy",
+        "all: every worker gets leases; auto: only those with which a train step costs least",
         "all",
     )
     by_cost: bool = key(
         "with auto, take the cheapest workers first; false: ignore prices (to compare)", True
     )
     gamma: float = key(
-        "with auto, provide this many times the throughput that the learner needs",
+        "boxes are rented once the workers here make less than the target over this",
         1.1,
         low=1.0,
         high=10.0,

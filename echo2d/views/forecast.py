@@ -12,7 +12,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from echo2d.core.capacity.model import usable
+from echo2d.core.capacity.bottleneck import BUSY
 from echo2d.plan.fleet.break_even import BreakEven
 from echo2d.plan.fleet.forecast import Forecast, WhatIf
 from echo2d.views.break_even import break_even_sentence
@@ -50,17 +50,8 @@ def _sentences(found: Forecast) -> Text:
         f"R = {demand.trajectories_per_step}, "
         f"T_train = {demand.t_train_s:,.4g} s, {demand.mode} dissemination\n"
     )
-    if found.mu_min is None:
-        text.append(
-            f"needed   no throughput is enough; {per_h(usable(demand))} trajectories/h are all that "
-            "the learner can use\n"
-        )
-    else:
-        text.append(
-            f"needed   {per_h(found.mu_min)} trajectories/h, "
-            f"with a margin of {demand.gamma:g} times "
-            f"{per_h(demand.gamma * found.mu_min)}\n"
-        )
+    needed = "no throughput" if found.mu_min is None else f"{per_h(found.mu_min)} trajectories/h"
+    text.append(f"needed   {needed}, so that the learner never waits\n")
     text.append(
         f"chosen   {per_h(found.mu_pool)} trajectories/h from {len(found.choice.offers)} workers, "
         f"bubble {found.bubble:.1%}\n"
@@ -68,8 +59,9 @@ def _sentences(found: Forecast) -> Text:
     text.append(
         f"cost     {_usd(found.usd_per_step)} a step, "
         f"{_usd(1000 * found.usd_per_step, 0)} for 1,000, "
-        f"{_usd(found.usd_per_h)} an hour"
+        f"{_usd(found.usd_per_h)} an hour\n"
     )
+    text.append(f"why      {found.why}")
     if found.why_not:
         text.append(f"\nwhy not  {found.why_not}", style="red")
     return text
@@ -125,12 +117,12 @@ def what_if_table(found: Forecast, cells: Sequence[WhatIf]) -> Table:
     """Usd per step and number of workers over S and kappa; the configured cell is bold."""
     kappas = sorted({cell.publish_every for cell in cells})
     table = Table(
-        "usd a step (workers)",
+        "usd a step (workers, bubble)",
         *(f"kappa = {kappa}" for kappa in kappas),
         box=SIMPLE_HEAD,
         pad_edge=False,
     )
-    cheapest = min((cell.usd_per_step for cell in cells if cell.feasible), default=None)
+    cheapest = min((cell.usd_per_step for cell in cells), default=None)
     for bound in sorted({cell.staleness_max for cell in cells}):
         row = {cell.publish_every: cell for cell in cells if cell.staleness_max == bound}
         texts = [_cell(found, row.get(kappa), cheapest) for kappa in kappas]
@@ -145,13 +137,11 @@ def _cell(found: Forecast, cell: WhatIf | None, cheapest: float | None) -> Text:
         found.demand.staleness_max,
         found.demand.publish_every,
     )
-    style = ("bold " if here else "") + (
-        "green" if cell.feasible and cell.usd_per_step == cheapest else ""
-    )
-    # A cell that is not feasible has no price worth showing, only its bubble.
-    if not cell.feasible:
-        return Text(f"bubble {cell.bubble:.0%}", style=style + "dim")
-    return Text(f"{cell.usd_per_step:.3f} ({cell.workers})", style=style)
+    style = ("bold " if here else "") + ("green" if cell.usd_per_step == cheapest else "")
+    if cell.usd_per_step == float("inf"):
+        return Text("-", style=style)
+    waits = f", {cell.bubble:.0%}" if cell.bubble > BUSY else ""
+    return Text(f"{cell.usd_per_step:.3f} ({cell.workers}{waits})", style=style)
 
 
 def _usd(value: float, digits: int = 3) -> str:

@@ -1,65 +1,65 @@
-"""Decides which workers generate: the cheapest set that keeps the learner busy.
+"""Decides which workers generate: those with which a train step costs least.
 
     standby --activate--> active --deactivate (it drains)--> standby        at a review
                              +--- lost, or leaving ---> replaced at once
 
-A review, once a publish period, compares mu_pool, the measured throughput of the active workers,
-with mu_min. A finding must repeat in ACTIVATION_PATIENCE reviews in a row, so that noise moves no worker:
-
-    mu_pool < mu_min                                 activate the cheapest, up to gamma * mu_min
-    the learner waits all the same                   the same with a larger mu_min (`target_raise`)
-    mu_pool without a worker is still at least
-    (gamma + SURPLUS) * mu_min                       deactivate the dearest such worker
-    and after a long time without a bubble, CALM_MARGIN * mu_min
-    the cheapest set costs SAVING less               replace the present set
+A review, once a publish period, compares what a step costs with the active workers and with the cheapest pool
+(`pools`). If another set has been cheaper by SAVING in ACTIVATION_PATIENCE reviews in a row, it takes the place of the
+present one; so noise moves no worker. Where the learner waits longer than predicted, pools are priced anew
+(`target_raise`).
 
 After a change come cool_down_s without another, and an activated worker stays for hold_s. A worker
 whose own work has not shown its rate (`guessed`) replaces nobody: it works beside the others first.
 
-Before the target has been met for the first time, and after a review found too little, workers are
-activated as soon as they are here. The same holds after a loss, until mu_pool is back where it was;
-a loss does not raise the goal beyond that, because one high estimate of mu_min would otherwise be
+Before the cheapest pool has been reached for the first time, and after a review that found too few workers for it,
+they are activated as soon as they are here. The same holds after a loss, until mu_pool is back where it was;
+a loss does not raise the goal beyond that, because one high estimate would otherwise be
 followed whenever somebody is lost. Without `by_cost` (an ablation) the order given replaces rho.
-Not here: what workers make and cost (`measurements`, `worker_cost`), mu_min (`model`), and when to
-review (`coordinator`).
+Not here: what workers make and cost (`measurements`, `worker_cost`), and when to review (`coordinator`).
 """
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from echo2d.core.capacity.model import GAMMA
+from echo2d.core.capacity.pools import Pools
 from echo2d.core.capacity.target_raise import TargetRaise
-from echo2d.core.capacity.worker_cost import COST_SLACK, WorkerOffer, by_rho, choose, in_order
+from echo2d.core.capacity.worker_cost import COST_SLACK, WorkerOffer, choose, in_order
 
 # Reviews in a row that must find the same.
 ACTIVATION_PATIENCE = 3
-# Of mu_min, above the target: the worker that goes must not be missed when mu_min rises a little.
-SURPLUS = 0.1
-# Times mu_min: what has to stay after a calm time, however large gamma is.
-CALM_MARGIN = 1.02
+# Of a step's price: a smaller saving does not pay for the warm-up of other workers.
+SAVING = 0.03
+# Of the cheapest pool's throughput: measurements have moved a little since it was priced.
+ENOUGH = 0.98
+# An active worker stays unless another one is cheaper by more than this share.
+KEPT = 0.05
 NOT_MEASURED = "what the learner needs is not measured yet: all work"
 TOO_LITTLE = "too few work"
-STILL_WAITS = "the learner waits, although they make what it was to need"
 _LOST = "one was lost, or is about to be"
+# Of as many as are active, so many work beside the others at a time until their own work shows their rates.
+TRIED_SHARE = 0.1
+# For so many reviews.
+TRIAL_REVIEWS = 8
 IF_TRUE = "cheaper, if they make what is expected of them"
-# Of the cost: a smaller saving does not pay for the warm-up of other workers.
-SAVING = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class ActivationRules:
     """Times in seconds. review_s: between two reviews. cool_down_s: without a change after one.
 
-    hold_s: that an activated worker stays active at least. learner_usd_per_h: 0: not known.
+    hold_s: that an activated worker stays active at least.
     """
 
     review_s: float
     cool_down_s: float = 0.0
     hold_s: float = 0.0
-    gamma: float = GAMMA
     by_cost: bool = True
-    learner_usd_per_h: float = 0.0
+
+    @property
+    def trial_s(self) -> float:
+        """For so long a worker stays active whose own work has shown nothing."""
+        return max(self.hold_s, TRIAL_REVIEWS * self.review_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +72,6 @@ class Decision:
 
 
 @dataclass(slots=True)
-class _Streaks:
-    """How many reviews in a row found the same."""
-
-    short: int = 0
-    surplus: int = 0
-    dear: int = 0
-
-
-@dataclass(slots=True)
 class Activation:
     """See the module docstring. `now` is monotonic seconds.
 
@@ -90,7 +81,10 @@ class Activation:
     active: dict[str, float] = field(default_factory=dict)
     changes: int = 0
     raised: TargetRaise = field(default_factory=TargetRaise)
-    _streaks: _Streaks = field(default_factory=_Streaks)
+    # Reviews in a row that found another set cheaper.
+    _cheaper: int = 0
+    # Reviews in a row in which all that are here worked, and more would be cheaper.
+    _short: int = 0
     # Activate without waiting for a review, until the goal is met.
     _urgent: bool = True
     # mu_pool after the last decision.
@@ -102,24 +96,27 @@ class Activation:
     # At the last review: when it was, and for how long the learner had waited.
     _waited: tuple[float, float] | None = None
 
+    def reviews(self, now: float) -> bool:
+        """Whether the next decision is a review, or the first one."""
+        return now >= self._review_at and (not self._urgent or self._review_at == -math.inf)
+
     def decide(
         self,
         rules: ActivationRules,
         offers: Sequence[WorkerOffer],
-        mu_min: float | None,
+        pools: Pools | None,
         *,
         now: float,
         leaving: Collection[str] = (),
-        waited_s: float | None = None,
+        waited_s: float = 0.0,
     ) -> Decision:
         """What to change now.
 
         offers: the workers that are here, active or not, in the order to use without `by_cost`.
-        leaving: those that announced that they leave; they count as lost. mu_min: None if it is not
-        known yet. waited_s: for how long the learner has waited for rollouts so far; None: more
-        workers would not make it wait less.
+        leaving: those that announced that they leave; they count as lost. pools: None if what the learner needs is
+        not known yet. waited_s: for how long the learner has waited for rollouts so far.
         """
-        here = {offer.name: offer.present for offer in offers if offer.name not in leaving}
+        here = {offer.name: offer for offer in offers if offer.name not in leaving}
         lost = [name for name in self.active if name not in here]
         for name in lost:
             del self.active[name]
@@ -127,21 +124,20 @@ class Activation:
             self._urgent, self._wanted = True, self._made
         reviews = not self._urgent and now >= self._review_at
         bubble = self._bubble(waited_s, now) if reviews or self._urgent else None
-        waits = False
-        if reviews and bubble is not None and mu_min:
-            waits = self.raised.look(bubble, self._pool(here) / mu_min)
-        needed = math.inf if mu_min is None else mu_min * self.raised.factor
+        if reviews and bubble is not None and pools is not None:
+            self.raised.look(bubble, pools.bubble(self._pool(here)))
+        goal = self._goal(pools)
         if self._urgent:
             still_here = tuple(name for name in lost if name in leaving)
-            decision = self._refill(rules, here, needed, still_here)
-        elif reviews:
+            decision = self._refill(rules, here, goal, still_here)
+        elif reviews and pools is not None:
             self._review_at = now + rules.review_s
-            decision = self._review(rules, here, needed, now, waits=waits)
+            decision = self._review(rules, here, pools, now)
         else:
             return Decision()
         self._apply(decision, now)
         self._made = self._pool(here)
-        if self._made >= self._goal(rules, needed) * (1 - COST_SLACK):
+        if self._made >= goal * (1 - COST_SLACK):
             self._urgent, self._wanted = False, math.inf
         return decision
 
@@ -151,15 +147,17 @@ class Activation:
 
     # --- inside
 
-    def _bubble(self, waited_s: float | None, now: float) -> float | None:
+    def _bubble(self, waited_s: float, now: float) -> float | None:
         """The share of the time since the last call for which the learner waited for rollouts."""
-        before, self._waited = self._waited, None if waited_s is None else (now, waited_s)
-        if before is None or waited_s is None or now <= before[0]:
+        before, self._waited = self._waited, (now, waited_s)
+        if before is None or now <= before[0]:
             return None
         return (waited_s - before[1]) / (now - before[0])
 
-    def _goal(self, rules: ActivationRules, mu_min: float) -> float:
-        return min(self._wanted, rules.gamma * mu_min)
+    def _goal(self, pools: Pools | None) -> float:
+        if pools is None or not pools.best.workers:
+            return self._wanted
+        return min(self._wanted, ENOUGH * pools.best.mu)
 
     def _apply(self, decision: Decision, now: float) -> None:
         for name in decision.deactivate:
@@ -168,134 +166,102 @@ class Activation:
         # A replacement restores what there was, so no cool-down follows it.
         if decision != Decision() and self._wanted == math.inf:
             self._changed_at = now
+            self.raised.changed()
 
     def _refill(
         self,
         rules: ActivationRules,
         here: dict[str, WorkerOffer],
-        mu_min: float,
+        goal: float,
         leaving: tuple[str, ...] = (),
-        why: str = TOO_LITTLE,
     ) -> Decision:
         """Activate as many more as are needed, and deactivate the lost ones that are still here."""
-        gap = self._goal(rules, mu_min) - self._pool(here)
+        gap = goal - self._pool(here)
         idle = [offer for name, offer in here.items() if name not in self.active]
         chosen = choose(idle, gap)
         more = chosen.offers if rules.by_cost else tuple(in_order(idle, gap))
         if not chosen.enough:
             # All of them, also workers of which nothing is known: `choose` leaves those out.
             more = tuple(idle)
-        why = NOT_MEASURED if gap == math.inf else _LOST if self._wanted < math.inf else why
+        why = NOT_MEASURED if gap == math.inf else _LOST if self._wanted < math.inf else TOO_LITTLE
         changed = bool(more or leaving)
         return Decision(tuple(offer.name for offer in more), leaving, why if changed else "")
 
     def _review(
-        self,
-        rules: ActivationRules,
-        here: dict[str, WorkerOffer],
-        mu_min: float,
-        now: float,
-        *,
-        waits: bool,
+        self, rules: ActivationRules, here: dict[str, WorkerOffer], pools: Pools, now: float
     ) -> Decision:
-        """waits: the learner has waited for long enough, although mu_min was met."""
-        pool, streaks = self._pool(here), self._streaks
-        shown = sum(here[name].counts for name in self.active if not here[name].guessed)
-        calm, margin = self.raised.calm, rules.gamma + SURPLUS
-        spare = self._spare(rules, here, shown - (CALM_MARGIN if calm else margin) * mu_min, now)
-        cheaper = self._cheaper(rules, here, mu_min, now)
-        streaks.short = streaks.short + 1 if pool < mu_min else 0
-        streaks.surplus = streaks.surplus + 1 if spare is not None else 0
-        streaks.dear = streaks.dear + 1 if cheaper is not None else 0
-        if waits:
-            more = self._refill(rules, here, mu_min, why=STILL_WAITS)
-            if self._pays(rules, here, more):
-                self._urgent = True
-                return self._counted(more)
-            self.raised.undo()
-        if now < self._changed_at + rules.cool_down_s:
+        short = len(self.active) == len(here) and self._pool(here) < pools.best.mu * (1 - SAVING)
+        self._short = self._short + 1 if short else 0
+        if self._short >= ACTIVATION_PATIENCE:
+            self._short, self._urgent = 0, True  # whoever comes works at once
             return Decision()
-        if streaks.short >= ACTIVATION_PATIENCE:
-            self._urgent = True
-            return self._counted(self._refill(rules, here, mu_min))
-        if cheaper is not None and streaks.dear >= ACTIVATION_PATIENCE:
-            return self._counted(cheaper)
-        goes = calm and spare is not None and here[spare].usd_per_h > 0
-        if spare is not None and (goes or streaks.surplus >= ACTIVATION_PATIENCE):
-            return self._counted(Decision((), (spare,), "more than enough without it"))
-        return Decision()
-
-    def _pays(self, rules: ActivationRules, here: dict[str, WorkerOffer], more: Decision) -> bool:
-        """Whether these workers cost less than the waiting that they are to end."""
-        if not rules.learner_usd_per_h:
-            return True
-        present = sum(here[name].usd_per_h for name in self.active)
-        waiting = self.raised.bubble * (rules.learner_usd_per_h + present)
-        return sum(here[name].usd_per_h for name in more.activate) <= waiting
-
-    def _counted(self, decision: Decision) -> Decision:
-        if decision.activate or decision.deactivate:
-            self.changes, self._streaks = self.changes + 1, _Streaks()
-        return decision
+        cheaper = self._change(rules, here, pools, now)
+        self._cheaper = self._cheaper + 1 if cheaper is not None else 0
+        if now < self._changed_at + rules.cool_down_s or self._cheaper < ACTIVATION_PATIENCE:
+            return Decision()
+        assert cheaper is not None
+        self.changes, self._cheaper = self.changes + 1, 0
+        return cheaper
 
     def _pool(self, here: dict[str, WorkerOffer]) -> float:
-        return sum([here[name].counts for name in self.active])
+        return sum([here[name].mu for name in self.active])
 
-    def _held(self, rules: ActivationRules, name: str, now: float) -> bool:
-        return now < self.active[name] + rules.hold_s
-
-    def _spare(
-        self, rules: ActivationRules, here: dict[str, WorkerOffer], surplus: float, now: float
-    ) -> str | None:
-        """The dearest worker that makes at most the surplus; without `by_cost`, the last one."""
-        active = [
-            here[name] for name in here if name in self.active and not self._held(rules, name, now)
-        ]
-        ranked = by_rho(active) if rules.by_cost else active
-        return next((offer.name for offer in reversed(ranked) if offer.counts <= surplus), None)
-
-    def _cheaper(
-        self, rules: ActivationRules, here: dict[str, WorkerOffer], mu_min: float, now: float
+    def _change(
+        self, rules: ActivationRules, here: dict[str, WorkerOffer], pools: Pools, now: float
     ) -> Decision | None:
         """A change to a cheaper set of workers with measured rates.
 
-        If only guessed rates make a set cheaper, its guessed workers are activated beside the
-        others, so that their work shows their rates.
+        If only guessed rates make a set cheaper in which others go, some of its guessed workers are activated beside
+        these, so that their work shows their rates.
         """
-        if not rules.by_cost:
-            return None
         shown = {name: offer for name, offer in here.items() if not offer.guessed}
-        change = self._change(rules, here, shown, mu_min, now)
+        change = self._to(rules, here, shown, pools, now)
         if change is not None or len(shown) == len(here):
             return change
-        hoped = self._change(rules, here, here, mu_min, now) or Decision()
-        come = tuple(name for name in hoped.activate if here[name].guessed)
-        return Decision(come, (), IF_TRUE) if come else None
+        hoped = self._to(rules, here, here, pools, now) or Decision()
+        if not hoped.deactivate:
+            return hoped if hoped.activate else None
+        come = [name for name in hoped.activate if here[name].guessed]
+        tried = tuple(come[: max(1, int(TRIED_SHARE * len(self.active)))])
+        return Decision(tried, (), IF_TRUE) if tried else None
 
-    def _change(
+    def _to(
         self,
         rules: ActivationRules,
         here: dict[str, WorkerOffer],
         able: dict[str, WorkerOffer],
-        mu_min: float,
+        pools: Pools,
         now: float,
     ) -> Decision | None:
         """Change to the cheapest set of `able` and the held workers, if that saves enough."""
-        held = {name for name in self.active if self._held(rules, name, now)}
-        rest = choose(
-            [offer for name, offer in able.items() if name not in held],
-            rules.gamma * mu_min - sum(able[name].counts for name in held & able.keys()),
-        )
-        wanted = {offer.name for offer in rest.offers} | held
-        cost = sum(here[name].usd_per_h for name in wanted)
-        present = sum(here[name].usd_per_h for name in self.active)
-        if not rest.enough or cost >= (1 - SAVING) * present:
+        held = {
+            name
+            for name, since in self.active.items()
+            if now < since + (rules.hold_s if name in able else rules.trial_s)
+        }
+        gap = ENOUGH * pools.best.mu - sum(able[name].mu for name in held & able.keys())
+        free = [self._kept(offer) for name, offer in able.items() if name not in held]
+        rest = choose(free, gap).offers if rules.by_cost else tuple(in_order(free, gap))
+        wanted = {offer.name for offer in rest} | held
+        cost, present = self._usd(here, wanted, pools), self._usd(here, self.active, pools)
+        if cost >= (1 - SAVING) * present:
             return None
         come = tuple(name for name in here if name in wanted and name not in self.active)
         go = tuple(name for name in self.active if name not in wanted)
-        return Decision(come, go, f"{1 - cost / present:.0%} cheaper, by rho")
+        return Decision(come, go, f"{1 - cost / present:.0%} cheaper a step: {pools.why()}")
+
+    def _kept(self, offer: WorkerOffer) -> WorkerOffer:
+        """For a choice, an active worker costs a little less: among workers alike nobody takes another's place."""
+        if offer.name not in self.active:
+            return offer
+        return replace(offer, usd_per_h=(1.0 - KEPT) * offer.usd_per_h)
+
+    def _usd(self, here: dict[str, WorkerOffer], names: Collection[str], pools: Pools) -> float:
+        """What a step costs with these."""
+        mu = sum([here[name].mu for name in names])
+        return pools.usd_per_step(mu, sum([here[name].usd_per_h for name in names]))
 
     def check(self) -> None:
         self.raised.check()
-        assert min(self._streaks.short, self._streaks.surplus, self._streaks.dear) >= 0
+        assert min(self._cheaper, self._short) >= 0
         assert self._urgent or self._wanted == math.inf

@@ -1,24 +1,24 @@
-"""Plans capacity: from the measurements and the workers to the throughput that is needed, what is
-short of it, and a decision of `activation`.
+"""Plans capacity: from the measurements and the workers to what pools cost, what is short, and a decision of
+`activation`.
 
-    measurements --+--> demand: mu_min         (`model`)        --+--> activate, deactivate
-                   |                                              |    (`activation`)
-    workers -------+--> offers: mu_i, usd/h    (`worker_cost`)  --+--> shortfall
+    measurements --+--> demand: mu_min         (`model`)        --+--> pools: the cheapest (`pools`) --+--> activate,
+                   |                                              |                                    |    deactivate
+    workers -------+--> offers: mu_i, usd/h    (`worker_cost`)  --+                                    +--> shortfall
 
 mu counts trajectories that are trained on: each worker's is reduced by the share that the run
-throws away (too old, filtered, failed). The coordinator's activation loop and the simulation of a
-fleet both use this planner. Until T_train and T_bcast are measured or assumed, no worker is known
-to be too much, so all work. Where no throughput keeps data fresh enough, as many work as the
-learner can use. Not here: how workers are told, and prices by name (`prices`).
+throws away (too old, filtered, failed). The coordinator's activation loop, the simulation of a
+fleet and `plan` price pools alike. Until T_train and T_bcast are measured or assumed, no worker is known
+to be too much, so all work. Not here: how workers are told, and prices by name (`prices`).
 """
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from blake3 import blake3
 
 from echo2d.core.base.ids import PeerId
 from echo2d.core.capacity.activation import NOT_MEASURED, Activation, ActivationRules, Decision
+from echo2d.core.capacity.bottleneck import BUSY
 from echo2d.core.capacity.estimators import Estimate
 from echo2d.core.capacity.measurements import LATE_MAX, Measurements
 from echo2d.core.capacity.model import (
@@ -26,20 +26,22 @@ from echo2d.core.capacity.model import (
     Demand,
     DisseminationMode,
     Verdict,
-    bubble,
     judge,
-    mu_min,
     publish_every_auto,
     share_of_bcast,
     slack_s,
-    usable,
 )
+from echo2d.core.capacity.pipeline import group_times, lengths_of
+from echo2d.core.capacity.pools import Pools
 from echo2d.core.capacity.prices import Price
-from echo2d.core.capacity.worker_cost import WorkerOffer, bandwidth_usd_per_h
+from echo2d.core.capacity.worker_cost import WorkerOffer, bandwidth_usd_per_h, by_rho
 
-NOT_FRESH = "no throughput keeps data fresh enough: as many work as the learner can use"
-# Times what the learner takes, R / T: filtered groups make a step need 4 R more at most.
+# Times what the learner takes, R / T: more is never asked for.
 NEED_MAX = 5.0
+# Until lengths are measured: the spread of their logarithm.
+GEN_SIGMA = 0.5
+# Workers beside those that are here, of which it is asked whether they would be worth their price.
+MORE_MAX = 64
 # The part of the slack that a broadcast may take, so that one that takes twice as long as predicted
 # still costs nothing.
 SLACK_SHARE = 0.5
@@ -61,6 +63,7 @@ class CapacityRules:
     by_cost: bool = True
     rng_seed: int = 0
     learner_usd_per_h: float = 0.0
+    group_patience: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,7 @@ class Assumptions:
     pause_s: float = 0.0
     t_gen_s: float = 0.0
     recompute_s: float = 0.0
+    lengths: tuple[float, ...] = lengths_of(GEN_SIGMA)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,15 +93,15 @@ class Candidate:
     copies_sent: float = 0.0
     leaving: bool = False
     guessed: bool = False
+    slots: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapacityBalance:
     """What is needed and what there is, in trajectories/s.
 
-    mu_pool: of the active workers. mu_available: of all that are here. mu_target: mu_min with its
-    margin, as raised by activation. feasible: whether all workers together reach it, and if not,
-    why_not. why: the reason of the last decision, while it still holds.
+    mu_pool: of the active workers. mu_available: of all that are here. mu_target: of the cheapest pool. feasible:
+    whether all workers together keep the learner busy, and if not, why_not. why: why the cheapest pool is that.
     """
 
     mu_pool: float
@@ -115,22 +119,35 @@ class CapacityBalance:
 class CapacityPlanner:
     """See the module docstring. `now` is monotonic seconds; kappa is the present one.
 
-    said: assumed until it is measured. why: the reason of the last decision that changed something.
+    said: assumed until it is measured. pools: of the last review. sliced: whoever owns this plays one pool after the
+    other (`play`), so that nothing else waits for long.
     """
 
     rules: CapacityRules
     measurements: Measurements
     said: Assumptions = field(default_factory=Assumptions)
     activation: Activation = field(default_factory=Activation)
-    why: str = ""
+    sliced: bool = False
+    pools: Pools | None = None
+    _next: Pools | None = None
+    # The lengths of which `_tail` is the factor from a sample's time to its group's.
+    _lengths: tuple[float, ...] = ()
+    _tail: float = 1.0
 
     def demand(self, kappa: int) -> Demand | None:
-        """The learner's demand, as measured or else assumed; None where neither is known."""
+        """The learner's demand, as measured or else assumed; None where neither is known.
+
+        Its g is the time of a whole group.
+        """
         rules, said, measurements = self.rules, self.said, self.measurements
         t_train_s = _value(measurements.t_train.estimate, said.t_train_s)
         t_bcast_s = _value(measurements.t_bcast.estimate, said.t_bcast_s)
         if not t_train_s or t_bcast_s is None:
             return None
+        lengths = measurements.lengths.newest or said.lengths
+        if lengths is not self._lengths:
+            self._lengths = lengths
+            self._tail = group_times(lengths, rules.group_size, rules.group_patience)
         return Demand(
             t_train_s,
             rules.trajectories_per_step,
@@ -139,11 +156,13 @@ class CapacityPlanner:
             t_bcast_s,
             rules.mode,
             _value(measurements.pause.estimate, said.pause_s) or 0.0,
-            _value(measurements.t_gen.estimate, said.t_gen_s) or 0.0,
+            self._tail * (_value(measurements.t_gen.estimate, said.t_gen_s) or 0.0),
             rules.group_size,
             rules.gamma,
             share_of_bcast(_value(measurements.still.estimate, None), t_bcast_s),
             _value(measurements.recompute.estimate, said.recompute_s) or 0.0,
+            lengths,
+            rules.group_patience,
         )
 
     def publish_every(self) -> int:
@@ -190,77 +209,103 @@ class CapacityPlanner:
         waited_s: for how long the learner has waited for rollouts since the run began.
         """
         demand = self.demand(kappa)
-        period_s = None if demand is None else demand.period_s
-        fresh = None if demand is None else mu_min(demand)
-        rules = ActivationRules(review_s=0.0, gamma=self.rules.gamma, by_cost=self.rules.by_cost)
+        offers = self.offers(candidates, None if demand is None else demand.period_s)
+        leaving = {each.name for each in candidates if each.leaving}
+        rules = ActivationRules(review_s=0.0, by_cost=self.rules.by_cost)
         if demand is not None:
             rules = ActivationRules(
                 review_s=demand.period_s,
                 cool_down_s=demand.t_bcast_s + demand.pause_s + demand.recompute_s,
                 hold_s=HOLD_PERIODS * demand.period_s,
-                gamma=self.rules.gamma,
                 by_cost=self.rules.by_cost,
-                learner_usd_per_h=self.rules.learner_usd_per_h,
             )
-        decision = self.activation.decide(
-            rules,
-            self.offers(candidates, period_s),
-            fresh if fresh is not None or demand is None else usable(demand),
-            now=now,
-            leaving={each.name for each in candidates if each.leaving},
-            waited_s=None if fresh is None else waited_s,
+            if self.pools is None or self.activation.reviews(now):
+                self.price(candidates, kappa)
+        return self.activation.decide(
+            rules, offers, self.pools, now=now, leaving=leaving, waited_s=waited_s
         )
-        self.why = decision.why or self.why
-        return decision
+
+    def price(self, candidates: Iterable[Candidate], kappa: int) -> None:
+        """Price the pools of those that stay."""
+        demand = self.demand(kappa)
+        staying = [each for each in candidates if not each.leaving]
+        if demand is None or not staying or self._next is not None:
+            return
+        self._next = self._priced(demand, self.offers(staying, demand.period_s))
+        while not self.sliced and self.play():
+            pass
+
+    def play(self) -> bool:
+        """Whether there is more to play before the pools that are being priced take the place of the others."""
+        if self._next is None or self._next.play():
+            return self._next is not None
+        self.pools, self._next = self._next, None
+        return False
+
+    @property
+    def plays(self) -> bool:
+        """Whether pools are being priced."""
+        return self._next is not None
 
     def shortfall(self, candidates: Iterable[Candidate], kappa: int) -> float | None:
-        """Trajectories/s by which all workers here, active or not, miss gamma mu_min.
+        """Trajectories/s by which all workers here, active or not, miss the cheapest pool.
 
-        Negative: they make more. None: mu_min is unknown, or no throughput is enough. Boxes are
-        rented for it, and workers influence mu_min by what they report (durations, failures). So
-        nothing is short once they make NEED_MAX times R / T, which only the learner reports.
+        Negative: they make more. None: it is not known. Boxes are rented for it, and workers influence it
+        by what they report (durations, failures). So nothing is short once they make NEED_MAX times R / T, which only
+        the learner reports.
         """
         demand = self.demand(kappa)
-        needed = None if demand is None else mu_min(demand)
-        if demand is None or needed is None:
+        if demand is None or self.pools is None:
             return None
         staying = [one for one in candidates if not one.leaving]
         here = sum(offer.mu for offer in self.offers(staying, None))
         most = NEED_MAX * self.rules.trajectories_per_step / demand.t_train_s
-        wanted = self.activation.raised.factor * self.rules.gamma * needed
-        return min(wanted - here, most - sum(one.mu for one in staying))
+        return min(self.pools.best.mu - here, most - sum(one.mu for one in staying))
 
     def balance(
         self, offers: Sequence[WorkerOffer], active: Collection[str], kappa: int
     ) -> CapacityBalance:
         """Of the workers that are here, each with all of its mu, as decisions count it."""
-        demand = self.demand(kappa)
+        demand, pools = self.demand(kappa), self.pools
         mu_pool = sum(offer.mu for offer in offers if offer.name in active)
         available = sum(offer.mu for offer in offers)
         verdict = Verdict(None, None, (), ()) if demand is None else judge(demand, available)
+        busy = pools is not None and pools.bubble(available) <= BUSY
         return CapacityBalance(
             mu_pool=mu_pool,
             mu_min=verdict.mu_min,
-            mu_target=None
-            if verdict.target is None
-            else verdict.target * self.activation.raised.factor,
+            mu_target=None if pools is None else pools.best.mu,
             mu_available=available,
-            bubble_predicted=None if demand is None else bubble(demand, mu_pool),
-            feasible=None if demand is None else verdict.feasible,
-            why_not=verdict.why_not,
-            why=self._why(demand, verdict),
+            bubble_predicted=None if pools is None else pools.bubble(mu_pool),
+            feasible=None if demand is None else busy or verdict.feasible,
+            why_not="" if busy else verdict.why_not,
+            why=NOT_MEASURED if pools is None else pools.why(),
             verdict=verdict,
         )
 
     # --- inside
 
-    def _why(self, demand: Demand | None, verdict: Verdict) -> str:
-        """The reason of the last decision, while it still holds."""
-        if demand is None:
-            return NOT_MEASURED
-        if verdict.mu_min is None:
-            return NOT_FRESH
-        return "" if self.why == NOT_MEASURED else self.why
+    def _priced(self, demand: Demand, offers: Sequence[WorkerOffer]) -> Pools:
+        """Pools of these workers, and of more like the dearest of them.
+
+        Whose own work has shown nothing yet counts for no more than one that has shown most.
+        """
+        if shown := [each.mu for each in offers if not each.guessed]:
+            offers = [
+                replace(each, mu=min(each.mu, max(shown))) if each.guessed else each
+                for each in offers
+            ]
+        ranked = by_rho(offers) if self.rules.by_cost else [each for each in offers if each.mu > 0]
+        ranked += more_like_the_last(
+            ranked, NEED_MAX * demand.trajectories_per_step / demand.t_train_s
+        )
+        made = sum(each.mu / (1.0 - each.waste) for each in ranked if each.waste < 1.0)
+        demand = replace(demand, flat=1.0 - sum(each.mu for each in ranked) / made if made else 0.0)
+        times = None if self.pools is None else self.pools.times
+        if times is not None and not times.holds_for(demand, ranked):
+            times = None
+        slower = self.activation.raised.factor
+        return Pools(demand, ranked, self.rules.learner_usd_per_h, times, slower=slower)
 
     def _drawn(self, offer: WorkerOffer) -> bytes:
         """A sort key that depends on this worker alone, not on which others are here."""
@@ -287,8 +332,18 @@ def _offer(each: Candidate, publishes_per_h: float, wire_bytes: float, used: flo
         usd_per_gb_up=price.usd_per_gb_up,
     )
     return WorkerOffer(
-        each.name, each.mu * used, price.usd_per_h + traffic, price.availability, each.guessed
+        each.name, each.mu * used, price.usd_per_h + traffic, each.guessed, each.slots, 1.0 - used
     )
+
+
+def more_like_the_last(ranked: Sequence[WorkerOffer], most: float) -> list[WorkerOffer]:
+    """Workers that might be had besides these, up to so many trajectories/s in all: like the dearest."""
+    lacks = most - sum(each.mu for each in ranked)
+    if not ranked or lacks <= 0:
+        return []
+    last = ranked[-1]
+    count = min(MORE_MAX, int(lacks / last.mu) + 1)
+    return [replace(last, name=f"{last.name} {number}") for number in range(count)]
 
 
 def _value(measured: Estimate | None, said: float | None) -> float | None:

@@ -3,6 +3,7 @@
     T_train       `Smoothed`     a train step, net of waiting
     T_bcast       `Tail`         the 95th percentile, because the learner waits for late workers
     g             `RecentMean`   a trajectory, from its lease to its acceptance
+    lengths       `Lengths`      of samples, over the usual one of their workers, group after group
     refit pause   `Smoothed`
     recompute     `Smoothed`     KV caches that a refit dropped, computed again
     mu_i          `WorkerRate`   accepted fresh trajectories/s of a worker with all slots leased
@@ -23,7 +24,7 @@ import math
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from statistics import fmean, median
+from statistics import fmean, median, pstdev
 
 _MEMORY = 8  # a new sample moves a `Smoothed` by one eighth of its distance
 AGREEING = 4  # far-off samples in a row that are a change, and no outliers
@@ -31,6 +32,9 @@ OUTLIER = 3.0  # usual deviations: a sample counts as no further off than this
 TAIL_SAMPLES = 32  # the 95th percentile of so many is the second largest
 MEAN_SAMPLES = 128  # with a long tail (sigma = 1) their mean is off by an eighth
 PRIOR_TRAJECTORIES = 4.0  # a newcomer's prior weighs as much as so many trajectories of its own
+LENGTH_SAMPLES = 1024
+LENGTH_SAMPLES_MIN = 128  # before them, what is assumed holds
+LENGTHS_ANEW = 64  # samples, after which the lengths in use are those of the newest
 RATE_FACTOR_MAX = 1e3  # a rate this many times the prior is an error of a clock
 
 
@@ -140,6 +144,39 @@ class RecentMean:
         mean = fmean(self.samples)
         sd = math.dist(self.samples, [mean] * count) / count if count > 1 else math.inf
         return Estimate(mean, sd, count)
+
+
+@dataclass(slots=True)
+class Lengths:
+    """The lengths of the newest samples, group after group.
+
+    newest: stays the same for LENGTHS_ANEW samples, so that what follows from it need not be reckoned again; empty
+    until enough are known.
+    """
+
+    newest: tuple[float, ...] = ()
+    samples: int = 0
+    _samples: deque[float] = field(default_factory=lambda: deque(maxlen=LENGTH_SAMPLES))
+
+    @property
+    def sigma(self) -> float | None:
+        """The standard deviation of their logarithms; None until enough are known."""
+        logs = [math.log(each) for each in self.newest if each > 0]
+        return pstdev(logs) if logs else None
+
+    def add(self, group: Iterable[float]) -> None:
+        """The samples of one group have ended, or were left out when they had become so long."""
+        before, known = self.samples // LENGTHS_ANEW, len(self._samples)
+        for length in group:
+            assert 0 <= length < math.inf
+            self._samples.append(length)
+            self.samples += 1
+        if (
+            self.samples // LENGTHS_ANEW > before
+            and known >= LENGTH_SAMPLES_MIN
+            and any(self._samples)
+        ):
+            self.newest = tuple(self._samples)
 
 
 @dataclass(slots=True)

@@ -25,6 +25,7 @@ from echo2d.core.base.ids import PeerId
 from echo2d.core.capacity.estimators import (
     PRIOR_TRAJECTORIES,
     Estimate,
+    Lengths,
     RecentMean,
     Share,
     Smoothed,
@@ -96,6 +97,7 @@ class Measurements:
     t_gen: RecentMean = field(
         default_factory=RecentMean
     )  # a trajectory, from its lease to its acceptance
+    lengths: Lengths = field(default_factory=Lengths)
     pause: Smoothed = field(default_factory=Smoothed)  # a refit
     recompute: Smoothed = field(default_factory=Smoothed)  # KV caches, after a refit
     still: Smoothed = field(default_factory=Smoothed)  # the pool's pause for one version
@@ -122,18 +124,29 @@ class Measurements:
 
     def accepted(
         self, worker: PeerId, since: float | None, share: float = 1.0, *, now: float
-    ) -> None:
-        """A result was accepted of which the worker wrote this share.
+    ) -> float | None:
+        """A result was accepted of which the worker wrote this share; returns its length, see `length`.
 
         since: when it was first leased; None: another worker ended it, or it is not known any more, as after a
         restart.
         """
         work = self._work.get(worker)
         if work is None:
-            return
+            return None
         work.accepted += share
-        if since is not None:
-            self.t_gen.add(max(0.0, now - since - work.still_since(since)))
+        if since is None:
+            return None
+        took_s = max(0.0, now - since - work.still_since(since))
+        self.t_gen.add(took_s)
+        return None if work.rate is None else took_s * work.rate.value / max(1, work.slots)
+
+    def length(self, worker: PeerId, since: float, *, now: float) -> float | None:
+        """How long the worker has taken for a sample so far, over what one usually takes there; None: not known."""
+        work = self._work.get(worker)
+        if work is None or work.rate is None:
+            return None
+        took_s = max(0.0, now - since - work.still_since(since))
+        return took_s * work.rate.value / max(1, work.slots)
 
     def stood_still(self, worker: PeerId, seconds: float, *, now: float) -> None:
         """The worker's engines have just stood still for so many seconds, to take a version."""

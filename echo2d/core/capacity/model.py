@@ -1,4 +1,4 @@
-"""Computes how much rollout throughput keeps the learner busy, and what a smaller pool costs.
+"""Computes how much rollout throughput keeps the learner busy, and how long it waits with less.
 
 Where no throughput is enough, it finds the smallest changes of the settings that would help.
 
@@ -15,12 +15,13 @@ Where no throughput is enough, it finds the smallest changes of the settings tha
                               once the version is served
     H        s                `lost_s`: what a version costs a worker: W + C in exclusive mode,
                               P + C in background mode
-    g        s                `t_gen_s`: one trajectory, from its lease to its acceptance
+    g        s                `t_gen_s`: a group, from its first lease until it is whole
     mu       trajectories/s   accepted, of all active workers together
 
 docs/design/capacity.md derives the formulas, with an example and their limits.
 
-Not here: what is measured (`estimators`), which workers work (`activation`), what a broadcast takes
+Not here: what is measured (`estimators`), what a step takes where answers have tails (`pipeline`), what pools cost
+(`pools`), which workers work (`activation`), what a broadcast takes
 (`topology/cost_model`).
 """
 
@@ -56,6 +57,11 @@ class Demand:
     gamma: float = GAMMA
     still_share: float = 1.0
     recompute_s: float = 0.0
+    # For `pipeline`: lengths of samples over the usual one, group after group; how many times as long as for the others
+    # a group waits for its last samples (0: until it is too old); the share of the groups whose rewards are all equal.
+    lengths: tuple[float, ...] = ()
+    group_patience: float = 0.0
+    flat: float = 0.0
 
     def __post_init__(self) -> None:
         assert 0 < self.t_train_s < math.inf
@@ -167,16 +173,6 @@ def mu_min(demand: Demand) -> float | None:
     if making_s <= 0 or waiting_s <= 0:
         return None
     return demand.trajectories_per_step * max(demand.publish_every / making_s, 1 / waiting_s)
-
-
-def usable(demand: Demand) -> float:
-    """The trajectories/s that a learner which never waits takes, and what refits cost its workers.
-
-    More than that would be made in vain, however fresh it is.
-    """
-    making_s = demand.period_s - demand.lost_s
-    shortest_s = making_s if making_s > 0 else demand.period_s
-    return demand.trajectories_per_step * demand.publish_every / shortest_s
 
 
 def publish_every_auto(demand: Demand) -> int:

@@ -1,67 +1,74 @@
-"""Raises the throughput that is aimed at where the learner waits although mu_min is met.
+"""Corrects the price of pools where the learner waits longer than they were predicted to make it wait.
 
-mu_min is a prediction; where it is too low, only the bubble shows it. Once a publish period:
+    the bubble of the last RAISE_PERIODS publish periods, on average, is above the predicted one by EXCESS_MAX
+        --> workers count for less: `factor` grows as if the missing share were throughput
+    with the larger pool the bubble has not become smaller
+        --> back to the factor before, and not again for VAIN_PERIODS
+    CALM_PERIODS in a row below the predicted bubble, or below CALM_BUBBLE
+        --> the factor falls by RAISE_STEP, to 1 at last
 
-    the learner waited for rollouts for more than BUBBLE_MAX of it,
-    RAISE_PATIENCE periods in a row, and mu_pool was what was wanted     raise: mu_pool was not enough
-    it waited for less than CALM_BUBBLE, CALM_PERIODS in a row     lower by RAISE_STEP, down to mu_min; then `calm`:
-                                                                   a worker may go that mu_min does not need
-
-A period in which the workers made less than was wanted says nothing of the prediction, so that the raise
-does not grow while there is nobody to activate. Not here: who is activated, and whether that is worth
-its price (`activation`).
+A mean sees a bubble that comes in bursts. Not here: whether more workers are worth their price (`pools`).
 """
 
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
 
-# A share of the learner's time.
-BUBBLE_MAX, CALM_BUBBLE = 0.01, 0.002
-# Periods in a row.
-RAISE_PATIENCE, CALM_PERIODS = 3, 8
-# By how much of mu_min the raise falls after a calm time.
-RAISE_STEP = 0.02
-# A larger raise would pay for something that more workers do not mend.
-RAISE_MAX = 2.0
+# Shares of the learner's time.
+EXCESS_MAX, CALM_BUBBLE = 0.02, 0.002
+# Publish periods.
+RAISE_PERIODS, CALM_PERIODS, VAIN_PERIODS = 6, 8, 48
+RAISE_STEP, RAISE_MAX = 0.02, 2.0
+# A raise was in vain if the bubble fell by less than this share of what it was to fall by.
+FELL_MIN = 0.3
 
 
 @dataclass(slots=True)
 class TargetRaise:
-    """factor: what is wanted, over mu_min. bubble: the mean of the periods that last raised it. calm: whether a calm
-    time has just ended without anything to lower.
-    """
+    """factor: what a pool seems to make, over what counts of it."""
 
     factor: float = 1.0
-    bubble: float = 0.0
-    calm: bool = False
     _before: float = 1.0
-    _bubbles: tuple[float, ...] = ()
+    # The bubble that the last raise was to end, and the one that was predicted.
+    _tried: tuple[float, float] | None = None
+    _newest: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=RAISE_PERIODS))
     _calm: int = 0
+    _pause: int = 0
 
-    def look(self, bubble: float, has: float) -> bool:
-        """A period is over; returns whether more is wanted now.
-
-        bubble: the share of the period for which the learner waited for rollouts. has: mu_pool over
-        mu_min.
-        """
-        waited = bubble > BUBBLE_MAX and has >= self.factor
-        self._bubbles = (*self._bubbles, bubble) if waited else ()
-        self._calm = self._calm + 1 if bubble <= CALM_BUBBLE else 0
-        self.calm = self._calm == CALM_PERIODS and self.factor == 1.0
+    def look(self, bubble: float, predicted: float) -> bool:
+        """A period is over; returns whether the factor is another one now. Both are shares of the period."""
+        factor = self.factor
+        self._pause = max(0, self._pause - 1)
+        self._calm = self._calm + 1 if bubble <= max(predicted, CALM_BUBBLE) else 0
         if self._calm == CALM_PERIODS:
             self.factor, self._calm = max(1.0, self.factor - RAISE_STEP), 0
-        if len(self._bubbles) < RAISE_PATIENCE:
-            return False
-        self.bubble, self._bubbles = sum(self._bubbles) / RAISE_PATIENCE, ()
-        # A learner that waits for a tenth of its time needs a ninth more.
-        raised = min(RAISE_MAX, has / (1.0 - min(0.5, self.bubble)))
-        self._before, self.factor = self.factor, max(self.factor, raised)
-        return self.factor > self._before
+        self._newest.append((bubble, predicted))
+        if len(self._newest) == RAISE_PERIODS:
+            self._judge()
+        return self.factor != factor
 
-    def undo(self) -> None:
-        """The raise was not worth it."""
-        self.factor = self._before
+    def changed(self) -> None:
+        """Other workers are active now: what was seen before says nothing of them."""
+        self._newest.clear()
+
+    # --- inside
+
+    def _judge(self) -> None:
+        waited = sum([each[0] for each in self._newest]) / RAISE_PERIODS
+        foreseen = sum([each[1] for each in self._newest]) / RAISE_PERIODS
+        if self._tried is not None:
+            before, to_end = self._tried
+            self._tried = None
+            if before - waited < FELL_MIN * to_end:
+                self.factor, self._pause = self._before, VAIN_PERIODS
+                self._newest.clear()
+                return
+        excess = waited - foreseen
+        if excess > EXCESS_MAX and not self._pause:
+            # A learner that waits for a tenth of its time needs a ninth more.
+            raised = min(RAISE_MAX, self.factor / (1.0 - min(0.5, excess)))
+            self._before, self.factor, self._tried = self.factor, raised, (waited, excess)
+            self._newest.clear()
 
     def check(self) -> None:
         assert 1.0 <= self.factor <= RAISE_MAX
-        assert len(self._bubbles) < RAISE_PATIENCE
         assert self._calm < CALM_PERIODS

@@ -2,9 +2,10 @@
 
     mu     trajectories/s   accepted and fresh, from one worker while it is present
     c      usd/h            the worker's price, plus the bandwidth of versions it receives and sends
-    rho    usd/trajectory   c / (3600 * mu * availability)
+    rho    usd/trajectory   c / (3600 * mu)
 
-The offers with the least total c are wanted whose mu * availability add up to the target. Taking
+A worker that is away is not billed, so how often it is there is no part of its price. The offers with the least total
+c are wanted whose mu add up to the target. Taking
 them by rho, cheapest first, is optimal if workers could be divided (the LP bound). The greedy set
 of whole workers is then trimmed. It costs at most one worker more than the bound. Up to EXACT_MAX
 offers, dynamic programming finds the best set. It keeps those sets of the first i offers that no
@@ -15,7 +16,7 @@ docs/design/capacity.md has the reasons and an example.
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
 
 EXACT_MAX = 40  # offers; above it the trimmed greedy set is the answer
@@ -29,36 +30,26 @@ COST_SLACK = 1e-9  # a share of the target, because sums of floats are inexact
 class WorkerOffer:
     """A worker that can be had.
 
-    mu: trajectories/s while it is present. usd_per_h: price with bandwidth. availability: the share
-    of the time for which it is present, up to 1. guessed: its own work has not shown mu yet.
+    mu: trajectories/s while it is present. usd_per_h: price with bandwidth. guessed: its own work has not shown mu yet.
+    slots: samples that it generates at once. waste: of what it makes, the share that is thrown away.
     """
 
     name: str
     mu: float
     usd_per_h: float
-    availability: float = 1.0
     guessed: bool = False
-    # Trajectories/s on average, absences included.
-    counts: float = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "counts", self.mu * self.availability)
-
-    @property
-    def present(self) -> "WorkerOffer":
-        """The same offer for a set that is repaired at once when a worker leaves.
-
-        The worker counts with all of mu, and its price rises so that rho stays the same.
-        """
-        return WorkerOffer(
-            self.name, self.mu, self.usd_per_h / self.availability, guessed=self.guessed
-        )
+    slots: int = 1
+    waste: float = 0.0
 
     @property
     def rho(self) -> float:
         """Usd per trajectory; infinite for a worker that makes none."""
-        counts = self.counts
-        return self.usd_per_h / (3600.0 * counts) if counts > 0 else float("inf")
+        return self.usd_per_h / (3600.0 * self.mu) if self.mu > 0 else float("inf")
+
+    @property
+    def sample_s(self) -> float:
+        """Seconds that a sample of usual length takes in one of its slots."""
+        return self.slots * (1.0 - self.waste) / self.mu
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +67,7 @@ class WorkerSet:
 
     @property
     def mu(self) -> float:
-        return sum([offer.counts for offer in self.offers])
+        return sum([offer.mu for offer in self.offers])
 
     @property
     def usd_per_h(self) -> float:
@@ -104,7 +95,7 @@ def choose(offers: Sequence[WorkerOffer], target: float) -> WorkerSet:
     ranked = by_rho(offers)
     if target <= 0:
         return WorkerSet((), enough=True, exact=True, bound_usd_per_h=0.0)
-    if sum([offer.counts for offer in ranked]) < target * (1 - COST_SLACK):
+    if sum([offer.mu for offer in ranked]) < target * (1 - COST_SLACK):
         every = tuple(ranked)
         return WorkerSet(
             every, enough=False, exact=True, bound_usd_per_h=sum(offer.usd_per_h for offer in every)
@@ -119,7 +110,7 @@ def choose(offers: Sequence[WorkerOffer], target: float) -> WorkerSet:
 
 def by_rho(offers: Sequence[WorkerOffer]) -> list[WorkerOffer]:
     """The offers that make anything, lowest rho first."""
-    able = [offer for offer in offers if offer.counts > 0]
+    able = [offer for offer in offers if offer.mu > 0]
     return sorted(able, key=lambda offer: (offer.rho, offer.usd_per_h, offer.name))
 
 
@@ -129,7 +120,7 @@ def in_order(offers: Sequence[WorkerOffer], target: float) -> Iterator[WorkerOff
     for offer in offers:
         if mu >= target * (1 - COST_SLACK):
             return
-        mu += offer.counts
+        mu += offer.mu
         yield offer
 
 
@@ -141,15 +132,15 @@ def _trimmed(
     `taken` meets the target and needs its last worker for that.
     """
     chosen = {offer.name for offer in taken[:-1]}
-    gap = target * (1 - COST_SLACK) - sum([offer.counts for offer in taken[:-1]])
-    closing = [offer for offer in ranked if offer.name not in chosen and offer.counts >= gap]
-    taken = [*taken[:-1], min(closing, key=lambda offer: (offer.usd_per_h, -offer.counts))]
-    spare = sum([offer.counts for offer in taken]) - target * (1 - COST_SLACK)
+    gap = target * (1 - COST_SLACK) - sum([offer.mu for offer in taken[:-1]])
+    closing = [offer for offer in ranked if offer.name not in chosen and offer.mu >= gap]
+    taken = [*taken[:-1], min(closing, key=lambda offer: (offer.usd_per_h, -offer.mu))]
+    spare = sum([offer.mu for offer in taken]) - target * (1 - COST_SLACK)
     # Drop workers that are not needed any more, the dearest first.
     for offer in sorted(taken, key=lambda offer: -offer.usd_per_h):
-        if offer.counts <= spare:
+        if offer.mu <= spare:
             taken.remove(offer)
-            spare -= offer.counts
+            spare -= offer.mu
     return taken
 
 
@@ -166,7 +157,7 @@ class _Fractions:
 
     @staticmethod
     def of(offers: Sequence[WorkerOffer]) -> "_Fractions":
-        mu = accumulate((offer.counts for offer in offers), initial=0.0)
+        mu = accumulate((offer.mu for offer in offers), initial=0.0)
         return _Fractions(
             offers, tuple(mu), tuple(accumulate((offer.usd_per_h for offer in offers), initial=0.0))
         )
@@ -178,7 +169,7 @@ class _Fractions:
             return float("inf")
         if last == first:
             return 0.0
-        over = max(0.0, self.mu[last] - self.mu[first] - mu) / self.offers[last - 1].counts
+        over = max(0.0, self.mu[last] - self.mu[first] - mu) / self.offers[last - 1].mu
         return self.usd[last] - self.usd[first] - over * self.offers[last - 1].usd_per_h
 
 
@@ -194,8 +185,7 @@ def _best(
     frontier: list[_Set] = [(0.0, 0.0, 0)]
     for index, offer in enumerate(ranked):
         with_it = [
-            (usd + offer.usd_per_h, mu + offer.counts, bits | 1 << index)
-            for usd, mu, bits in frontier
+            (usd + offer.usd_per_h, mu + offer.mu, bits | 1 << index) for usd, mu, bits in frontier
         ]
         for usd, mu, bits in with_it:
             if mu >= enough and usd < best_usd:

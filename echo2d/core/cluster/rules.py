@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple
 
 from echo2d.core.base.ids import RunId
 from echo2d.core.capacity.model import GAMMA, DisseminationMode
+from echo2d.core.capacity.pipeline import MISSING_SHARE
 from echo2d.core.capacity.prices import NamedPrice
 from echo2d.core.protocol.answer_end import OutputLimit, output_limit
 from echo2d.core.protocol.control_messages import SeedReplay
@@ -194,6 +195,7 @@ class RunRules:
     group_min: int = 1
     move_stragglers: bool = True
     group_patience: float = 0.0
+    missing_share: float = MISSING_SHARE
     quantized: bool = False
     columns: tuple[str, ...] = ()
     seed_key: bytes = field(default=bytes(SEED_KEY_BYTES), repr=False)

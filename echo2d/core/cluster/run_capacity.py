@@ -18,6 +18,7 @@ def capacity_rules(rules: RunRules) -> CapacityRules:
         rules.gamma,
         rules.by_cost,
         learner_usd_per_h=rules.learner_usd_per_h,
+        group_patience=rules.group_patience,
     )
 
 

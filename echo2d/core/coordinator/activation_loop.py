@@ -81,10 +81,12 @@ class ActivationLoop:
     # A worker came or was lost, which may be reviewed from _changes_at on.
     _changed: bool = True
     _changes_at: float = -math.inf
+    # When the next pool may be played.
+    _play_at: float = -math.inf
 
     def __post_init__(self) -> None:
         self._capacity_planner = CapacityPlanner(
-            capacity_rules(self.rules), self.statistics.measurements
+            capacity_rules(self.rules), self.statistics.measurements, sliced=True
         )
 
     # --- events
@@ -117,21 +119,33 @@ class ActivationLoop:
 
     def advance(self, *, now: float) -> list[CoordinatorAction]:
         """Review if one is due. Call it after every event, before leases are granted."""
+        if self._capacity_planner.plays and now >= self._play_at:
+            self._play_at = now + SOON_S
+            self._changed = self._changed or not self._capacity_planner.play()
         if not (now >= self._review_at or (self._changed and now >= self._changes_at)):
             return []
         demand = self._capacity_planner.demand(self.calls.publish_every)
-        if now >= self._review_at:
+        settled = now >= self._review_at
+        if settled:
             self._settle(0.0 if demand is None else demand.period_s, now)
             self._review_at = now + max(REVIEW_S_MIN, 0.0 if demand is None else demand.period_s)
         self._changed, self._changes_at = False, now + SOON_S
-        return (
-            self._decide(list(self._candidates()), now) if self.rules.activation == "auto" else []
-        )
+        candidates = list(self._candidates())
+        if self.rules.activation == "auto":
+            return self._decide(candidates, now)
+        if settled or self._capacity_planner.pools is None:
+            self._capacity_planner.price(candidates, self.calls.publish_every)
+        return []
 
     def wake_at(self) -> float | None:
         """When the next review is due; None without workers."""
+        times = [self._review_at]
+        if self._capacity_planner.plays:
+            times.append(self._play_at)
         if self._changed and self._changes_at > -math.inf:
-            return min(self._review_at, self._changes_at)
+            times.append(self._changes_at)
+        if len(times) > 1:
+            return min(times)
         return self._review_at if any(self._here()) and self._review_at > -math.inf else None
 
     # --- for the status
@@ -170,6 +184,7 @@ class ActivationLoop:
             changes=capacity_planner.activation.changes,
             why=balance.why,
             gamma=self.rules.gamma,
+            gen_sigma=self.statistics.measurements.lengths.sigma,
             mode=self.rules.mode,
             estimates=_estimates(self.statistics.measurements),
             shortfall=capacity_planner.shortfall(candidates, kappa),
@@ -186,7 +201,7 @@ class ActivationLoop:
             price,
             mu,
             mu_sd=None if known is None or guessed else known.sd * used,
-            rho=None if not mu else price.usd_per_h / (3600.0 * mu * price.availability),
+            rho=None if not mu else price.usd_per_h / (3600.0 * mu),
         )
 
     def check(self) -> None:
@@ -212,6 +227,7 @@ class ActivationLoop:
                     copies.get(peer.peer, 0.0),
                     peer.retiring,
                     measurements.guessed(peer.peer),
+                    measurements.slots(peer.peer) or peer.slots,
                 )
 
     def _copies(self) -> dict[PeerId, float]:

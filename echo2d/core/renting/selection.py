@@ -47,7 +47,7 @@ def choose_boxes(
 
 def _as_offer(name: str, offer: RentOffer, gb_per_h: float) -> WorkerOffer:
     usd_per_h = offer.usd_per_h + gb_per_h * offer.usd_per_gb
-    return WorkerOffer(name, offer.trajectories_per_h / HOUR_S, usd_per_h, offer.availability)
+    return WorkerOffer(name, offer.trajectories_per_h / HOUR_S, usd_per_h)
 
 
 def _most(offer: RentOffer, count: int, missing_mu: float, usd_per_h: float) -> int:

@@ -259,8 +259,9 @@ class ProvisionStatus:
     """The throughput that the learner needs, and the throughput that the workers have.
 
     mu_pool: of the active workers. mu_available: of all that are here. mu_min: with which the
-    learner never waits. mu_target: the same with a margin. shortfall: what all workers here lack of
-    the target; negative: what they have beyond it. bubble: the learner's share of waiting.
+    learner never waits. mu_target: of the cheapest pool; why: its price, and those of the pools
+    beside it. shortfall: what all workers here lack of the target; negative: what they have beyond it. bubble: the
+    learner's share of waiting. gen_sigma: the spread of the logarithms of samples' lengths; None: not measured yet.
     """
 
     activation: str
@@ -275,6 +276,7 @@ class ProvisionStatus:
     changes: int
     why: str
     gamma: float
+    gen_sigma: float | None
     mode: DisseminationMode
     estimates: EstimatesStatus
     shortfall: float | None

@@ -1,9 +1,9 @@
 """What `echo2d plan` answers: which workers of a fleet, how long versions take to them, what a step costs, what if.
 
-    all workers --T_bcast--> kappa, mu_min --target--> the cheapest workers --T_bcast--> ... until they stay the same
+    all workers --T_bcast--> kappa, mu_min --what a step costs with more or fewer of them (`pools`)--> the cheapest ones
 
-T_bcast is the planner's prediction for the chosen workers and the pause of a refit: it decides how many are needed,
-and how many there are decides what it is. What goes up a metered line costs: everybody may pass versions on, or all
+T_bcast is the planner's prediction for all that are there and the pause of a refit: in a run those that stand by
+receive versions, too. What goes up a metered line costs: everybody may pass versions on, or all
 but those kinds, or nobody (a star); the cheapest of the three is the answer. Rates are those of the file; nothing is
 random but the order of `by_cost=False`. Not here: the formulas (`capacity/model`), the choice
 (`capacity/worker_cost`), the trees (`topology/planner`); what a run measures (`world`).
@@ -13,12 +13,15 @@ import random
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Literal
 
 from echo2d.core.base.ids import FormId, PeerId, PlanId
+from echo2d.core.capacity.bottleneck import BUSY
 from echo2d.core.capacity.demand import spread_s
-from echo2d.core.capacity.model import Demand, bubble, judge, publish_every_auto, step_s, usable
+from echo2d.core.capacity.model import Demand, judge, publish_every_auto
+from echo2d.core.capacity.pipeline import group_times
+from echo2d.core.capacity.pools import Pools
 from echo2d.core.capacity.worker_cost import (
     WorkerOffer,
     WorkerSet,
@@ -38,7 +41,6 @@ from echo2d.plan.fleet.spot_learner import SpotLearner
 from echo2d.plan.kernel.scenario import MBIT
 from echo2d.plan.kernel.scenario_file import TRIPS
 
-ROUNDS_MAX = 8  # until the workers stay the same; if they go round in a circle, the last ones that were enough
 WHAT_IF_S = 2  # values of S tried on either side of the file's
 WHAT_IF_KAPPA_MAX = 6  # larger ones are in no table
 CountsByKind = Mapping[str, int]  # workers of each kind
@@ -99,6 +101,7 @@ class Forecast:
     relays: Relays
     usd_per_h: float
     kinds: tuple[WorkersTable, ...]
+    pools: Pools
     seed_usd_per_h: float = 0.0
     longer: float = 1.0
     chain_s: float = (
@@ -111,11 +114,16 @@ class Forecast:
 
     @property
     def bubble(self) -> float:
-        return bubble(self.demand, self.mu_pool)
+        return self.pools.bubble(self.mu_pool)
 
     @property
     def step_s(self) -> float:
-        return self.longer * step_s(self.demand, self.mu_pool)
+        return self.longer * self.pools.step_s(self.mu_pool)
+
+    @property
+    def why(self) -> str:
+        """Why these workers: the price of a step, and with some more or fewer."""
+        return self.pools.why()
 
     @property
     def usd_per_step(self) -> float:
@@ -132,6 +140,7 @@ class Forecast:
         return {
             "feasible": self.feasible,
             "why_not": self.why_not,
+            "why": self.why,
             "mu_min": self.mu_min,
             "mu_target": None if self.mu_min is None else demand.gamma * self.mu_min,
             "mu_pool": self.mu_pool,
@@ -165,24 +174,17 @@ class Forecast:
                 "count": self.counts[name],
                 "rho": _finite(offer.rho),
                 "usd_per_h": offer.usd_per_h,
-                "mu": offer.counts,
+                "mu": offer.mu,
             }
             for name, offer in first.items()
         ]
         return sorted(rows, key=lambda row: (row["rho"] is None, row["rho"]))
 
 
+@lru_cache(maxsize=8)
 def provision(fleet: FleetSpec, ablation: Ablation | None = None) -> Forecast:
     """The answer for this fleet."""
     return BroadcastForecasts(fleet, ablation or Ablation()).plan()
-
-
-def relays_of_all(fleet: FleetSpec, ablation: Ablation) -> Relays:
-    """Who is to pass versions on where they go to all that are there, chosen or not, as in a run and in `simulate`.
-
-    Prices count even where workers are taken without them.
-    """
-    return BroadcastForecasts(fleet, replace(ablation, by_cost=True)).cheapest(standby=True).relays
 
 
 def what_if(fleet: FleetSpec, ablation: Ablation | None = None) -> list[WhatIf]:
@@ -221,39 +223,20 @@ class BroadcastForecasts:
         return replace(found, chain_s=self._chain_s(found.counts))
 
     def cheapest(
-        self,
-        staleness_max: int | None = None,
-        publish_every: int | None = None,
-        *,
-        standby: bool = False,
+        self, staleness_max: int | None = None, publish_every: int | str | None = None
     ) -> Forecast:
-        """For the file's S and kappa, or these. standby: versions go to all that are there, chosen or not."""
-        bound = self.fleet.learner.staleness_max if staleness_max is None else staleness_max
-        kappa = publish_every if publish_every is not None else self.fleet.learner.publish_every
-        found = [self._settled(bound, kappa, relays, standby=standby) for relays in self._relays()]
-        return min(found, key=lambda each: (not each.feasible, each.usd_per_step))
+        """For the file's S and kappa, or these."""
+        learner = self.fleet.learner
+        bound = learner.staleness_max if staleness_max is None else staleness_max
+        kappa = learner.publish_every if publish_every is None else publish_every
+        found = [self._priced(bound, kappa, relays) for relays in self._relays()]
+        return min(found, key=lambda each: each.usd_per_step)
 
     def _relays(self) -> tuple[Relays, ...]:
         if not self.ablation.p2p:
             return ("none",)
         metered = [kind.usd_per_gb_up > 0 for kind in self.fleet.workers]
         return ("all", "unmetered", "none") if any(metered) else ("all",)
-
-    def _settled(self, bound: int, kappa: int | str, relays: Relays, *, standby: bool) -> Forecast:
-        """The workers stay the same if versions go to them."""
-        there = {
-            kind.name: kind.count * (kind.availability if standby else 1.0)
-            for kind in self.fleet.workers
-        }
-        counts: Counter[str] = Counter({name: round(count) for name, count in there.items()})
-        copies: dict[str, float] = {}
-        found = last = self._round(counts, bound, kappa, relays, copies)
-        for _ in range(ROUNDS_MAX):
-            if standby or not last.feasible or last.counts == counts:
-                break
-            found, counts = last, last.counts
-            last = self._round(counts, bound, kappa, relays, copies)
-        return last if last.feasible else found
 
     def broadcast(
         self, counts: CountsByKind, relays: Relays = "all", within_s: float | None = None
@@ -269,44 +252,45 @@ class BroadcastForecasts:
 
     # --- inside
 
-    def _round(
-        self,
-        counts: CountsByKind,
-        bound: int,
-        kappa: int | str,
-        relays: Relays,
-        copies: dict[str, float],
-    ) -> Forecast:
-        """Which workers are needed if versions go to this many. copies: of kinds not among them, from rounds before."""
+    def _priced(self, bound: int, kappa: int | str, relays: Relays) -> Forecast:
+        """What a step costs if these pass versions on."""
         learner, policy = self.fleet.learner, self.fleet.policy
+        counts = Counter({kind.name: _there(kind) for kind in self.fleet.workers})
         broadcast = self.broadcast(counts, relays)
         demand = self._demand(broadcast, bound, kappa)
         if learner.usd_per_gb_up:
             within_s = spread_s(demand, policy.pause_s)
             broadcast = self.broadcast(counts, relays, within_s)
             demand = self._demand(broadcast, bound, kappa)
-        copies |= broadcast.copies
         offers = [
-            offer for kind in self.fleet.workers for offer in self._offers(kind, demand, copies)
+            offer
+            for kind in self.fleet.workers
+            for offer in self._offers(kind, demand, broadcast.copies)
         ]
-        verdict = judge(demand, sum(offer.counts for offer in offers))
-        chosen = self._choose(offers, demand.gamma * (verdict.mu_min or usable(demand)))
+        available = sum(offer.mu for offer in offers)
+        verdict = judge(demand, available)
+        ranked = self._ranked(offers)
         spot = SpotLearner.of(learner)
+        pools = Pools(demand, ranked, spot.paid * learner.usd_per_h).played()
+        chosen = self._choose(ranked, pools.best.mu)
+        busy = pools.bubble(available) <= BUSY
         # It publishes less often while it is away.
         seed_usd_per_h = self._seed_usd_per_h(demand, broadcast) / spot.longer
         usd_per_h = spot.paid * learner.usd_per_h + chosen.usd_per_h + seed_usd_per_h
         return Forecast(
-            demand, verdict.feasible, verdict.why_not, verdict.mu_min, chosen, broadcast, relays, usd_per_h,
-            self.fleet.workers, seed_usd_per_h, spot.longer,
+            demand, busy or verdict.feasible, "" if busy else verdict.why_not, verdict.mu_min, chosen, broadcast,
+            relays, usd_per_h, self.fleet.workers, pools, seed_usd_per_h, spot.longer,
         )  # fmt: skip
 
     def _demand(self, broadcast: BroadcastForecast, bound: int, kappa: int | str) -> Demand:
         learner, policy = self.fleet.learner, self.fleet.policy
         t_bcast_s = policy.t_bcast_s or broadcast.planned_s + policy.pause_s
+        lengths, size = self.fleet.lengths, self.fleet.simulate.group_size
+        t_gen_s = policy.t_gen_s * group_times(lengths, size, policy.group_patience)
         demand = Demand(
             SpotLearner.of(learner).t_train_s, learner.trajectories_per_step, bound, 1, t_bcast_s, policy.mode,
-            policy.pause_s, policy.t_gen_s, gamma=policy.gamma, still_share=policy.still_share,
-            recompute_s=policy.recompute_s,
+            policy.pause_s, t_gen_s, size, policy.gamma, policy.still_share, policy.recompute_s, lengths,
+            policy.group_patience, policy.no_variance,
         )  # fmt: skip
         every = kappa if isinstance(kappa, int) else publish_every_auto(demand)
         return replace(demand, publish_every=every)
@@ -331,25 +315,26 @@ class BroadcastForecasts:
             usd_per_gb_down=kind.usd_per_gb_down,
             usd_per_gb_up=kind.usd_per_gb_up,
         )
-        trained = 1.0 - self.fleet.policy.no_variance
-        mu, usd = trained * kind.trajectories_per_h / 3600.0, kind.usd_per_h + traffic
+        waste = self.fleet.policy.no_variance
+        mu, usd = (1.0 - waste) * kind.trajectories_per_h / 3600.0, kind.usd_per_h + traffic
+        slots = self.fleet.slots(kind)
         return [
-            WorkerOffer(f"{kind.name}#{number}", mu, usd, kind.availability)
-            for number in range(1, kind.count + 1)
+            WorkerOffer(f"{kind.name}#{number}", mu, usd, slots=slots, waste=waste)
+            for number in range(1, _there(kind) + 1)
         ]
 
-    def _choose(self, offers: list[WorkerOffer], target: float) -> WorkerSet:
-        if self.ablation.by_cost:
-            return choose(offers, target)
+    def _ranked(self, offers: list[WorkerOffer]) -> list[WorkerOffer]:
         order = by_rho(offers)
-        random.Random(self.ablation.rng_seed).shuffle(order)
-        taken = tuple(in_order(order, target))
-        return WorkerSet(
-            taken,
-            enough=sum(offer.counts for offer in taken) >= target,
-            exact=False,
-            bound_usd_per_h=0.0,
-        )
+        if not self.ablation.by_cost:
+            random.Random(self.ablation.rng_seed).shuffle(order)
+        return order
+
+    def _choose(self, ranked: list[WorkerOffer], target: float) -> WorkerSet:
+        if self.ablation.by_cost:
+            return choose(ranked, target)
+        taken = tuple(in_order(ranked, target))
+        enough = sum(offer.mu for offer in taken) >= target
+        return WorkerSet(taken, enough=enough, exact=False, bound_usd_per_h=0.0)
 
     @cached_property
     def _seed(self) -> PeerFacts:
@@ -389,6 +374,11 @@ class BroadcastForecasts:
             for kind in self.fleet.workers
             for number in range(counts.get(kind.name, 0))
         ]
+
+
+def _there(kind: WorkersTable) -> int:
+    """How many of a kind are there at a time, on average; those that are away are not paid for."""
+    return max(1, round(kind.count * kind.availability))
 
 
 def _facts(kind: WorkersTable, number: int, *, receive_only: bool) -> PeerFacts:

@@ -2,7 +2,7 @@
 
 Measured are T_train, T_bcast (which takes the place of a prediction), the share of it in which
 workers stop, the pause of a refit, a trajectory's time, bytes on the wire, mu of each worker, and
-uplinks. The run's configuration gives S, kappa, R, prices and availability. Downlinks are not
+uplinks, and the spread of lengths. The run's configuration gives S, kappa, R and prices. Downlinks are not
 measured; since T_bcast is, only the broadcast shapes that are shown beside it depend on them.
 """
 
@@ -11,7 +11,7 @@ from typing import Any
 from echo2d.core.capacity.model import share_of_bcast
 from echo2d.core.status.schema import EstimateStatus, Status, WorkerStatus
 from echo2d.errors import OperatorFault
-from echo2d.plan.fleet.spec import FleetSpec, read_fleet
+from echo2d.plan.fleet.spec import GEN_SIGMA_MAX, FleetSpec, read_fleet
 from echo2d.plan.kernel.scenario import MBIT
 
 # Assumed of a peer that has not sent enough to be measured.
@@ -56,7 +56,7 @@ def fleet_of(status: Status) -> FleetSpec:
                 "t_bcast_s": _value(measured.t_bcast_s),
                 "still_share": share_of_bcast(still_s, _value(measured.t_bcast_s)),
             },
-            "simulate": {"group_size": status.group_size},
+            "simulate": {"group_size": status.group_size, **_sigma(provision.gen_sigma)},
         }
     )
 
@@ -76,12 +76,16 @@ def _kind(worker: WorkerStatus) -> dict[str, Any]:
     return {
         "name": f"{worker.name} {worker.id[:8]}",
         "trajectories_per_h": 3600.0 * (worker.mu or 0.0),
+        "slots": worker.slots,
         "uplink_mbps": _mbps(worker.uplink),
         "usd_per_h": worker.usd_per_h,
         "usd_per_gb_down": worker.usd_per_gb_down,
         "usd_per_gb_up": worker.usd_per_gb_up,
-        "availability": worker.availability,
     }
+
+
+def _sigma(measured: float | None) -> dict[str, float]:
+    return {} if measured is None else {"gen_sigma": min(measured, GEN_SIGMA_MAX)}
 
 
 def _value(estimate: EstimateStatus | None) -> float:

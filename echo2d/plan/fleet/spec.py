@@ -43,6 +43,7 @@ from typing import Any, ClassVar, Literal
 from echo2d.config.limits import PATIENCE_MAX, STALENESS_MAX, USD_MAX
 from echo2d.config.tables import Table, key, read_toml, table_of, with_settings
 from echo2d.core.capacity.model import GAMMA
+from echo2d.core.capacity.pipeline import lengths_of
 from echo2d.core.cluster.membership import SLOTS_MAX
 from echo2d.errors import OperatorFault
 
@@ -51,6 +52,7 @@ _HOURS_MAX = 24.0 * 365  # a year
 MBPS_MAX = 1e7  # 10 Tbit/s: as good as no limit
 _RATE_MAX = 1e9  # trajectories an hour: a mistake
 NO_VARIANCE_MAX = 0.8  # a run throws away four of five at most (`core/work/training/contrast`)
+GEN_SIGMA_MAX = 2.0
 _SECONDS_MAX = 1e6  # a train step of 11 days is a mistake in the unit
 
 
@@ -145,7 +147,9 @@ class WorkersTable(Table):
 class FleetPolicyTable(Table):
     TABLE: ClassVar[str] = "policy"
 
-    gamma: float = key("throughput to provide, over mu_min", GAMMA, low=1.0, high=10.0)
+    gamma: float = key(
+        "margin of the paper's rule, over mu_min: what `mu_target` says", GAMMA, low=1.0, high=10.0
+    )
     mode: Literal["exclusive", "background"] = key(
         "whether workers stop for a broadcast", "background"
     )
@@ -230,7 +234,7 @@ class SimulateTable(Table):
         "trajectories per prompt; divides trajectories_per_step", 8, low=1, high=1024
     )
     gen_sigma: float = key(
-        "long tail of generation times (of the logarithm)", 0.5, low=0.0, high=2.0
+        "long tail of generation times (of the logarithm)", 0.5, low=0.0, high=GEN_SIGMA_MAX
     )
     prompt_share: float = key(
         "share of the variance of that which is the prompt's: its samples are all long, or all short",
@@ -246,6 +250,9 @@ class SimulateTable(Table):
         high=_SECONDS_MAX,
     )
     tool_sigma: float = key("long tail of these (of the logarithm)", 1.0, low=0.0, high=2.0)
+    migrate: bool = key(
+        "what a lost worker had written of its samples goes on at another one, as in a run", True
+    )
     train_sigma: float = key("spread of train steps (of the logarithm)", 0.05, low=0.0, high=1.0)
     rng_seed: int = key("of everything that is drawn", 0, low=0)
 
@@ -279,6 +286,12 @@ class FleetSpec:
             raise OperatorFault(f"fleet.name: expected different ones; found {', '.join(names)}")
         if sum(kind.count for kind in self.workers) > _WORKERS_MAX:
             raise OperatorFault(f"fleet.count: expected at most {_WORKERS_MAX} workers in all")
+
+    @property
+    def lengths(self) -> tuple[float, ...]:
+        """Of samples, over their mean, group after group."""
+        table = self.simulate
+        return lengths_of(table.gen_sigma, table.group_size, table.prompt_share)
 
     def slots(self, kind: WorkersTable) -> int:
         """Of one worker: as many as make what it makes, at t_gen_s each, if the file does not say."""

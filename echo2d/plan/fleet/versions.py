@@ -23,7 +23,7 @@ from echo2d.plan.fleet.forecast import (
     Ablation,
     BroadcastForecast,
     BroadcastForecasts,
-    relays_of_all,
+    provision,
 )
 from echo2d.plan.fleet.spec import FleetSpec
 from echo2d.plan.fleet.worker import FleetWorker
@@ -61,7 +61,8 @@ class FleetVersions:
         self._members, self._versions, self._statistics = members, versions, statistics
         self._capacity_planner, self._are_served = capacity_planner, served
         self._planner = BroadcastForecasts(fleet, ablation)
-        self.relays = relays_of_all(fleet, ablation)
+        # Prices count even where workers are taken without them.
+        self.relays = provision(fleet, replace(ablation, by_cost=True)).relays
         self._predicted: tuple[dict[str, int], BroadcastForecast] | None = None
         # Of the last prediction: seconds that the version might take; None: bytes cost nothing.
         self._within_s: float | None = None

@@ -52,8 +52,8 @@ from echo2d.core.work.scheduler import LeaseScheduler
 from echo2d.core.work.training.groups import Groups
 from echo2d.core.work.training.staleness import PREFETCH_STEPS, Staleness
 from echo2d.core.work.training.stragglers import JUDGED_SHARE
-from echo2d.errors import OperatorFault
-from echo2d.plan.fleet.forecast import Ablation
+from echo2d.errors import Fault, OperatorFault
+from echo2d.plan.fleet.forecast import Ablation, provision
 from echo2d.plan.fleet.known_deliveries import KnownDeliveries
 from echo2d.plan.fleet.learner import FleetLearner
 from echo2d.plan.fleet.spec import FleetSpec, WorkersTable
@@ -64,6 +64,11 @@ from echo2d.plan.kernel.virtual_clock import Clock
 
 ADVANCE_SHARE = 0.01  # of a sample's time, between two grants: for half of that a slot stays empty on average ...
 ADVANCE_S_MAX = 1.0  # ... and never longer
+WAKE_TIMES = 10  # times that, between two looks at what waits
+STANDS_STEPS, LOOKS = (
+    10,
+    2,
+)  # so many planned steps without one, in so many looks: the run stands still
 SILENCE_S = 15.0  # until a worker that left without a word is given up, as in a run
 FOREVER_S = 1e12
 WARM_STEPS = 2  # times S + 1: steps before the bubble counts
@@ -123,10 +128,12 @@ class FleetWorld:
         self.capacity_planner = CapacityPlanner(
             CapacityRules(
                 learner.trajectories_per_step, learner.staleness_max, self._simulate.group_size, policy.mode,
-                policy.gamma, self._ablation.by_cost, self._ablation.rng_seed, learner.usd_per_h,
+                policy.gamma, self._ablation.by_cost, self._ablation.rng_seed, learner.usd_per_h, policy.group_patience,
             ),
             self.measurements,
-            Assumptions(learner.t_train_s, 0.0, policy.pause_s, policy.t_gen_s, policy.recompute_s),
+            Assumptions(
+                learner.t_train_s, 0.0, policy.pause_s, policy.t_gen_s, policy.recompute_s, fleet.lengths,
+            ),
         )  # fmt: skip
         self.spreading = FleetVersions(
             fleet, self._ablation, self._clock, self.boxes, members=self.members, versions=self.versions,
@@ -139,7 +146,7 @@ class FleetWorld:
         )  # fmt: skip
         # When the bubble began to count, and for how long the learner had waited then.
         self._measured_from = 0.0, 0.0
-        self._usd_at_commit = 0.0
+        self._look_s = math.inf
         fastest = self._turns * max(
             kind.trajectories_per_h / fleet.slots(kind) for kind in fleet.workers
         )
@@ -148,6 +155,7 @@ class FleetWorld:
         )
         self._advancing = False
         self._advances = 0
+        self._wakes_at = 0.0
         self._told_at = 0.0
         # When each open group began, and how long the others took, from their first lease until they were whole.
         self._begun: dict[GroupId, float] = {}
@@ -162,7 +170,14 @@ class FleetWorld:
         self.demands: list[tuple[float | None, float]] = []  # mu_min and mu_pool at each publish
 
     def run(self, progress: Callable[[float], None] = lambda _: None) -> dict[str, Any]:
-        """Until the hours are over; the facts of `facts`. progress: is told the share that is done, now and then."""
+        """Until the hours are over; the facts of `facts`. progress: is told the share that is done, now and then.
+
+        Fault: nothing was trained for STANDS_STEPS planned steps.
+        """
+        step_s = provision(self._fleet, self._ablation).step_s
+        self._look_s = (STANDS_STEPS * step_s + self._fleet.learner.restart_s) / LOOKS
+        if self._look_s < math.inf:
+            self._clock.after(self._look_s, self._look, 0, 0)
         for kind in self._fleet.workers:
             for number in range(1, kind.count + 1):
                 self._join(kind, f"{kind.name}#{number}")
@@ -176,12 +191,30 @@ class FleetWorld:
         self._check()
         return self.facts()
 
+    def _look(self, step: int, idle: int) -> None:
+        """After every half of the time in which a step must have been done. step: as of the look before; idle: looks
+        in a row at which nothing had been done since, though somebody worked.
+        """
+        works = any(box.here and box.peer.active for box in self.boxes.values())
+        idle = idle + 1 if works and self.staleness.committed == step else 0
+        if idle == LOOKS:
+            raise Fault(
+                f"nothing was trained for {LOOKS * self._look_s:,.0f} s after step {step}, although workers generate: "
+                f"a step was planned to take {LOOKS * self._look_s / STANDS_STEPS:,.0f} s"
+            )
+        self._clock.after(self._look_s, self._look, self.staleness.committed, idle)
+
     def after(self, seconds: float, act: Callable[[], None]) -> None:
         """What a test wants to happen then."""
         self._clock.after(seconds, act)
 
     def lose(self, box: FleetWorker) -> None:
-        """It falls silent, for ever."""
+        """It falls silent, for ever. What it told of its samples before goes on elsewhere (`simulate.migrate`)."""
+        if self._simulate.migrate and box.peer.serving is not None:
+            now = self.statistics.now = self._clock.now
+            for lease in self._scheduler.leases.of_worker(box.peer.peer):
+                told = box.progress(lease, now)
+                self._perform(self._scheduler.progressed(box.peer, told, now=now))
         box.here, self._deliveries.review_at = False, 0.0
         self._clock.after(SILENCE_S, self._given_up, box)
 
@@ -278,6 +311,7 @@ class FleetWorld:
                 copies.get(box.kind.name, 0.0),
                 leaving=box.leaving,
                 guessed=guessed(name),
+                slots=box.peer.slots,
             )
             for name, box in self.boxes.items()
             if box.peer.serving is not None  # until it is given up: nobody knows that it is silent
@@ -332,22 +366,43 @@ class FleetWorld:
             leased = self._scheduler.leases.samples
             self.tools.count(self._scheduler.slots, leased, self._clock.now)
         self._advances += 1
-        asked = self.staleness.committed + PREFETCH_STEPS
-        self._perform(self.groups.before_batch(asked))
-        while self.staleness.freeze(asked) is not None:
-            self._perform(self.groups.before_batch(asked))
-        if self._grant():  # prompts have come at once
+        self._freeze()
+        self._grant()
+        if (
+            self._freeze()
+        ):  # a group that went on without its late samples was the last that the batch lacked
             self._grant()
         self.learner.train()
+        self._wake_later()
         if self._advances % _CHECK_EVERY == 0:
             self._check()
 
-    def _grant(self) -> bool:
-        """Whether prompts were drawn."""
-        self._perform(self.groups.age(now=self._clock.now))
-        self._move_stragglers()
-        self._perform(self._scheduler.fill(now=self._clock.now))
-        return self._perform(self.groups.draw_ahead(self._scheduler.slots))
+    def _wake_later(self) -> None:
+        """Nothing may happen before a worker has rested, or before a group has waited for long enough."""
+        wake_at = self._scheduler.wake_at()
+        if wake_at is None:
+            return
+        wake_at = max(wake_at, self._clock.now + WAKE_TIMES * self._advance_s)
+        if self._wakes_at <= self._clock.now or wake_at < self._wakes_at:
+            self._wakes_at = wake_at
+            self._clock.at(wake_at, self._advance_soon)
+
+    def _freeze(self) -> bool:
+        """Whether a batch was filled."""
+        asked, filled = self.staleness.committed + PREFETCH_STEPS, False
+        self._perform(self.groups.before_batch(asked))
+        while self.staleness.freeze(asked) is not None:
+            filled = True
+            self._perform(self.groups.before_batch(asked))
+        return filled
+
+    def _grant(self) -> None:
+        for _ in range(2):  # again where prompts have come at once
+            self._perform(self.groups.age(now=self._clock.now))
+            self._move_stragglers()
+            self._perform(self._scheduler.fill(now=self._clock.now))
+            if not self._perform(self.groups.draw_ahead(self._scheduler.slots)):
+                return
 
     def _move_stragglers(self) -> None:
         """In a run workers tell every two seconds how far they are; here, before somebody asks."""
@@ -469,7 +524,6 @@ class FleetWorld:
 
     def _committed(self, step: int) -> None:
         """The learner has done a step."""
-        self._usd_at_commit = self._usd()
         if step == WARM_STEPS * (self._rules.staleness_max + 1):
             self._measured_from = self._clock.now, self.learner.waited_s
             self.tools.begin_counting(self._clock.now)
@@ -501,9 +555,7 @@ class FleetWorld:
             "bubble": idle_s / measured_s if measured_s > 0 else 1.0,
             "t_bcast_s": demand.t_bcast_s,
             "relays": self.spreading.relays,
-            "usd_per_step": self._usd_at_commit / steps
-            if steps
-            else None,  # a step that goes on is none yet
+            "usd_per_step": self._usd() / steps if steps else None,
             "workers": self._kinds(),
             "steps": steps,
             "learner_losses": self.learner.losses,

@@ -9,9 +9,9 @@ import pytest
 from rich.console import Console
 
 from echo2d.core.capacity.model import DisseminationMode, mu_min
-from echo2d.core.capacity.worker_cost import choose
+from echo2d.core.capacity.pipeline import Pipeline
 from echo2d.errors import OperatorFault
-from echo2d.plan.fleet.forecast import Ablation, Forecast, provision, relays_of_all, what_if
+from echo2d.plan.fleet.forecast import Ablation, Forecast, provision, what_if
 from echo2d.plan.fleet.spec import FleetSpec, is_fleet, load_fleet, read_fleet
 from echo2d.views.forecast import provision_picture
 from tests.support.paths import REPO
@@ -34,20 +34,53 @@ def planned(ablation: Ablation | None = None, **learner: Any) -> Forecast:
     return provision(read_fleet(document(**learner)), ablation)
 
 
-def test_the_fewest_of_workers_alike() -> None:
+def test_as_many_workers_alike_as_make_a_step_cheapest() -> None:
     found = planned()
     assert found.feasible
     assert found.why_not == ""
     assert found.mu_min == mu_min(found.demand)
-    needed = found.demand.gamma * (found.mu_min or 0.0) * 3600 / 720
-    assert found.counts == {"w": -int(-needed // 1)}
-    assert found.usd_per_step == pytest.approx((12.0 + 0.5 * found.counts["w"]) / 36)
+    chosen = found.counts["w"]
+    assert found.usd_per_step == pytest.approx((12.0 + 0.5 * chosen) * found.step_s / 3600)
+    assert found.why.startswith(f"{chosen} workers cost {found.usd_per_step:.4g} usd a step; ")
+    for count in (chosen - 2, chosen - 1, chosen + 1, chosen + 2):
+        pool = found.pools.of(count)
+        played = Pipeline(found.demand, [pool_slot(found)] * slots_of(found, count)).step_s()
+        assert (12.0 + 0.5 * count) * played / 3600 > 0.99 * found.usd_per_step
+        assert pool.step_s == pytest.approx(played, rel=0.05)
     (row,) = found.facts()["workers"]
-    assert (row["name"], row["count"], row["rho"]) == (
-        "w",
-        found.counts["w"],
-        pytest.approx(0.5 / 720),
-    )
+    assert (row["name"], row["count"], row["rho"]) == ("w", chosen, pytest.approx(0.5 / 720))
+
+
+def pool_slot(found: Forecast) -> float:
+    return found.choice.offers[0].sample_s
+
+
+def slots_of(found: Forecast, workers: int) -> int:
+    return workers * found.choice.offers[0].slots
+
+
+def test_a_worker_that_is_away_is_not_paid_for() -> None:
+    """Twice as many homes that are there for half of the time are as good as those that are always there."""
+    always = document()
+    half = document()
+    half["fleet"] = [{**half["fleet"][0], "count": 40, "availability": 0.5}]
+    one, other = provision(read_fleet(always)), provision(read_fleet(half))
+    assert (one.counts, one.usd_per_step) == (other.counts, other.usd_per_step)
+
+
+def test_what_groups_and_their_tails_cost_is_foreseen() -> None:
+    """S = 4, kappa = 3, groups of 32, sigma 1.3: as `simulate` finds it (docs/capacity.md)."""
+    tails = {**document(t_train_s=900, trajectories_per_step=512), "policy": {"t_gen_s": 600.0},
+             "simulate": {"group_size": 32, "gen_sigma": 1.3}}  # fmt: skip
+    tails["fleet"] = [{"name": "w", "count": 120, "trajectories_per_h": 40, "usd_per_h": 0.4}]
+    found = provision(read_fleet(tails))
+    assert not found.feasible
+    assert found.bubble > 0.3
+    assert found.counts["w"] < 60
+    fresh = provision(read_fleet({**tails, "learner": {**tails["learner"], "publish_every": 1}}))
+    assert fresh.usd_per_step < 0.8 * found.usd_per_step
+    cells = {(cell.staleness_max, cell.publish_every): cell for cell in what_if(read_fleet(tails))}
+    assert cells[4, 1].usd_per_step < cells[4, 3].usd_per_step
 
 
 def test_the_json_has_what_was_promised() -> None:
@@ -85,7 +118,7 @@ def test_peers_never_make_it_dearer() -> None:
     fleet = load_fleet(SMALL)
     ours, star = provision(fleet), provision(fleet, Ablation(p2p=False))
     assert ours.usd_per_step <= star.usd_per_step
-    assert ours.relays == "unmetered"
+    assert ours.relays in ("unmetered", "none")
     assert star.relays == "none"
     assert star.broadcast.planned_s == pytest.approx(star.broadcast.star_s)
 
@@ -100,19 +133,12 @@ def metered(mode: DisseminationMode, wire_fraction: float) -> FleetSpec:
     return replace(fleet, model=model, policy=policy)
 
 
-def test_a_kind_that_was_left_out_is_not_free_when_it_comes_back() -> None:
-    """Whole versions: a kind that passes them on is dear, is left out, and must not look cheap for that."""
-    found = provision(metered("exclusive", 1.0))
-    assert found.relays == "unmetered"
-    assert found.counts.keys() <= found.broadcast.copies.keys()
-
-
 def test_where_all_receive_all_pass_on_unless_that_is_dearer() -> None:
     """The homes' lines are too thin for whole versions where workers stop for them, and not where they do not."""
-    assert relays_of_all(metered("exclusive", 1.0), Ablation()) == "all"
-    assert relays_of_all(metered("background", 0.02), Ablation()) == "unmetered"
-    assert relays_of_all(metered("background", 0.02), Ablation(delta=False)) == "unmetered"
-    assert relays_of_all(metered("exclusive", 1.0), Ablation(p2p=False)) == "none"
+    assert provision(metered("exclusive", 1.0)).relays == "all"
+    assert provision(metered("background", 0.02)).relays == "unmetered"
+    assert provision(metered("background", 0.02), Ablation(delta=False)).relays == "unmetered"
+    assert provision(metered("exclusive", 1.0), Ablation(p2p=False)).relays == "none"
 
 
 def test_without_prices_it_costs_more_and_the_seed_decides() -> None:
@@ -122,17 +148,6 @@ def test_without_prices_it_costs_more_and_the_seed_decides() -> None:
     ]
     assert len(set(cost)) > 1
     assert provision(fleet, Ablation(by_cost=False, rng_seed=1)).usd_per_step == cost[1]
-
-
-def test_the_workers_are_those_of_the_broadcast_that_was_predicted() -> None:
-    """Chosen for the T_bcast that choosing them makes."""
-    found = provision(load_fleet(SMALL))
-    assert found.mu_min is not None
-    assert found.mu_pool >= found.demand.gamma * found.mu_min * (1 - 1e-9)
-    assert (
-        found.choice.usd_per_h
-        <= choose(found.choice.offers, found.demand.gamma * found.mu_min).usd_per_h + 1e-9
-    )
 
 
 def test_everybody_works_where_nothing_is_enough() -> None:
@@ -159,7 +174,14 @@ def test_the_picture_says_it_all() -> None:
     console = Console(width=120, record=True, file=StringIO())
     console.print(provision_picture(found, what_if(fleet)))
     text = console.export_text()
-    for words in ("the learner stays busy", "4090", "usd a step", "kappa = 3", "bubble 0.0%"):
+    for words in (
+        "the learner stays busy",
+        "4090",
+        "usd a step",
+        "kappa = 3",
+        "bubble 1.",
+        "would cost",
+    ):
         assert words in text
 
 

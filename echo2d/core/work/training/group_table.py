@@ -65,7 +65,7 @@ class OpenGroup:
     waiting samples. parked: turns that the environment is to answer. episodes: of samples that are not kept, what they
     have from earlier turns. begun_anew: by sample, how often its
     episode was.
-    left_out: samples that the group goes on without.
+    left_out: samples that the group goes on without. took: the lengths of samples in time (`Measurements.length`).
     unwanted: kept samples that go back as soon as they are scored. returned: by sample that went or
     goes back, the workers that may not write it again. failures: by sample, leases that
     failed. fruitless: by sample, leases in a row that continued a
@@ -87,6 +87,7 @@ class OpenGroup:
     running: dict[HeldLease, Lease] = field(default_factory=dict)
     unwanted: set[int] = field(default_factory=set)
     left_out: set[int] = field(default_factory=set)
+    took: list[float] = field(default_factory=list)
     returned: dict[int, set[PeerId]] = field(default_factory=dict)
     moves: Counter[int] = field(default_factory=Counter)
     failures: Counter[int] = field(default_factory=Counter)

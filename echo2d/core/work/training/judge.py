@@ -162,7 +162,7 @@ class GroupJudge:
         )
         key = HeldLease(message.lease, message.attempt)
         lease = group.running.get(key)
-        self._measure(whole, peer.peer, None if lease is None else lease.since, now)
+        self._measure(group, whole, peer.peer, None if lease is None else lease.since, now)
         ended = self._groups.keep(group, record)
         is_last = group.is_whole
         if not is_last:
@@ -233,7 +233,7 @@ class GroupJudge:
         parked, turn = asked.parked, asked.parked.turn
         record = self._episodes.record(group, parked)
         self._episodes.measure(asked, now=now)
-        self._measure(turn.partial, parked.worker, parked.since, now)
+        self._measure(group, turn.partial, parked.worker, parked.since, now)
         self._groups.keep(group, record)
         if self._audits is not None:
             self._audits.delivered(
@@ -262,15 +262,26 @@ class GroupJudge:
             actions.append(self._episodes.forget(group, event.sample, ended=not stale))
         return actions
 
-    def _measure(self, whole: Partial, worker: PeerId, since: float | None, now: float) -> None:
+    def _measure(
+        self, group: OpenGroup, whole: Partial, worker: PeerId, since: float | None, now: float
+    ) -> None:
         """A trajectory is whole. worker: the last one that wrote for it."""
-        measurements = self._statistics.measurements
+        measurements, length = self._statistics.measurements, None
         if len(whole.spans) == 1:
-            measurements.accepted(worker, since, now=now)
+            length = measurements.accepted(worker, since, now=now)
         else:
             for author, share in whole.shares().items():
                 own = since if author == worker else None
-                measurements.accepted(author, own, share, now=now)
+                length = measurements.accepted(author, own, share, now=now) or length
+        if length is not None:
+            group.took.append(length)
+
+    def _measure_unfinished(self, group: OpenGroup) -> None:
+        """Nobody waits for the samples that still run: their lengths are those that they have by now."""
+        measurements, now = self._statistics.measurements, self._statistics.now
+        for lease in group.running.values():
+            length = measurements.length(lease.given.worker, lease.since, now=now)
+            group.took += [] if length is None else [length] * len(lease.samples)
 
     def _bad_result(
         self, peer: Peer, group: OpenGroup, message: SampleFinished, fault: str, now: float
@@ -426,6 +437,7 @@ class GroupJudge:
     def leave_out_late(self, group: OpenGroup) -> list[RolloutAction]:
         """The group goes on without the samples that it still waits for."""
         late = group.lacks()
+        self._measure_unfinished(group)
         self._statistics.wasted("late", len(late), group.unfinished_lengths())
         actions: list[RolloutAction] = []
         for sample in late:
@@ -443,6 +455,7 @@ class GroupJudge:
         if self._audits is not None and group.group in self._audits.waiting:
             return []
         self._stragglers.complete(group)
+        self._statistics.measurements.lengths.add(group.took)
         stored = group.stored()
         self._statistics.qualities.scored(stored.record.trajectories)
         actions: list[RolloutAction] = []
@@ -483,6 +496,9 @@ class GroupJudge:
         self, group: OpenGroup, reason: str, detail: str, *, again: bool = False
     ) -> list[RolloutAction]:
         lengths = group.lengths()
+        if reason == "stale" and not group.is_whole:
+            self._measure_unfinished(group)
+            self._statistics.measurements.lengths.add(group.took)
         if self._audits is not None:
             self._audits.waiting.forget(group.group)
         actions: list[RolloutAction] = []

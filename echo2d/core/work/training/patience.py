@@ -4,8 +4,8 @@
                                             |
     it passes, or the last batch that can take the group is filled --> the others are left out
 
-At most one sample of eight, and at least one, may be missing. Such a sample is one that is very long, or one at a
-worker that hangs. Without this the whole group would be dropped once it is too old.
+At most `missing_share` of the samples, and at least one, may be missing. Such a sample is one that is very long, or one
+at a worker that hangs. Without this the whole group would be dropped once it is too old.
 Not here: leaving the samples out (`groups`).
 """
 
@@ -15,7 +15,6 @@ from echo2d.core.base.ids import GroupId
 from echo2d.core.cluster.rules import RunRules, TaskRules
 from echo2d.core.work.training.group_table import GroupTable, OpenGroup
 
-MISSING_SHARE = 1 / 8  # of a group's samples, at most; or one
 # The rewards of fewer samples say nothing about each other.
 KEPT_MIN = 2
 _WAIT_S_MIN = 1.0  # until a group is looked at again that waits for a slot
@@ -86,6 +85,6 @@ def _all_leased(group: OpenGroup) -> bool:
 def _kept_min(rules: RunRules, task: TaskRules) -> int:
     """How many samples of such a group must be there."""
     drawn = rules.drawn(task)
-    missing = max(1, int(drawn * MISSING_SHARE))
+    missing = max(1, int(drawn * rules.missing_share))
     trained = rules.group_size if drawn > rules.group_size else rules.group_min
     return max(drawn - missing, trained, KEPT_MIN)

@@ -12,6 +12,7 @@ from echo2d.core.capacity.activation import (
     Decision,
 )
 from echo2d.core.capacity.worker_cost import WorkerOffer
+from tests.support.pools import pools_of
 
 RULES = ActivationRules(review_s=10.0, cool_down_s=20.0)
 
@@ -26,76 +27,105 @@ def settled(
     offers: list[WorkerOffer], mu_min: float | None, rules: ActivationRules = RULES
 ) -> Activation:
     activation = Activation()
-    activation.decide(rules, offers, mu_min, now=0.0)
+    activation.decide(rules, offers, pools_of(offers, mu_min), now=0.0)
     activation.check()
     return activation
 
 
 def test_the_cheapest_first_up_to_the_target() -> None:
-    activation = settled([*fleet(4, 2.0, name="dear"), *fleet(4)], 4.0)
+    activation = settled([*fleet(4, 2.0, name="dear"), *fleet(4)], 5.0)
     assert sorted(activation.active) == ["dear0", "w0", "w1", "w2", "w3"]
 
 
 def test_who_comes_late_is_taken_at_once_while_there_are_too_few() -> None:
-    activation = settled(fleet(1), 4.0)
-    assert activation.decide(RULES, fleet(3), 4.0, now=0.1).activate == ("w1", "w2")
-    assert len(activation.decide(RULES, fleet(9), 4.0, now=0.2).activate) == 2
+    activation = settled(fleet(1), 5.0)
+    assert activation.decide(RULES, fleet(3), pools_of(fleet(3), 5.0), now=0.1).activate == (
+        "w1",
+        "w2",
+    )
+    assert len(activation.decide(RULES, fleet(9), pools_of(fleet(9), 5.0), now=0.2).activate) == 2
     assert (
-        activation.decide(RULES, fleet(9), 8.0, now=0.3) == Decision()
+        activation.decide(RULES, fleet(9), pools_of(fleet(9), 9.0), now=0.3) == Decision()
     )  # not before the next review, and more
 
 
 def test_a_lost_worker_is_replaced_at_once() -> None:
-    activation = settled(fleet(9), 4.0)
+    activation = settled(fleet(9), 5.0)
     assert len(activation.active) == 5
-    gone = activation.decide(RULES, fleet(9)[2:], 4.0, now=1.0)
+    gone = activation.decide(RULES, fleet(9)[2:], pools_of(fleet(9)[2:], 5.0), now=1.0)
     assert (len(gone.activate), gone.deactivate) == (2, ())
 
 
 def test_a_loss_is_made_good_up_to_what_there_was() -> None:
     """That more is needed by now has to last, whoever is lost meanwhile."""
-    activation = settled(fleet(9), 4.0)
-    lost = activation.decide(RULES, fleet(9)[1:], 6.0, now=1.0)
+    activation = settled(fleet(9), 5.0)
+    lost = activation.decide(RULES, fleet(9)[1:], pools_of(fleet(9)[1:], 7.0), now=1.0)
     assert (len(lost.activate), len(activation.active)) == (1, 5)
     for review in range(1, ACTIVATION_PATIENCE):
-        assert activation.decide(RULES, fleet(9)[1:], 6.0, now=50.0 + 10 * review) == Decision()
+        assert (
+            activation.decide(
+                RULES, fleet(9)[1:], pools_of(fleet(9)[1:], 7.0), now=50.0 + 10 * review
+            )
+            == Decision()
+        )
         assert (
             len(
                 activation.decide(
-                    RULES, fleet(9)[1 + review :], 6.0, now=51.0 + 10 * review
+                    RULES,
+                    fleet(9)[1 + review :],
+                    pools_of(fleet(9)[1 + review :], 7.0),
+                    now=51.0 + 10 * review,
                 ).activate
             )
             == 1
         )
-    assert len(activation.decide(RULES, fleet(9)[1:], 6.0, now=200.0).activate) == 2
+    assert (
+        len(activation.decide(RULES, fleet(9)[1:], pools_of(fleet(9)[1:], 7.0), now=200.0).activate)
+        == 2
+    )
     assert activation.changes == 1
 
 
 def test_a_dear_set_is_left_although_somebody_is_lost_again_and_again() -> None:
     dear, cheap = fleet(9, 2.0, name="dear"), fleet(5, 1.0)
-    activation = settled(dear, 4.0)
+    activation = settled(dear, 5.0)
     for review in range(1, ACTIVATION_PATIENCE):
-        assert activation.decide(RULES, [*dear, *cheap], 4.0, now=30.0 * review) == Decision()
+        assert (
+            activation.decide(
+                RULES, [*dear, *cheap], pools_of([*dear, *cheap], 5.0), now=30.0 * review
+            )
+            == Decision()
+        )
         dear = dear[1:]
         assert (
-            len(activation.decide(RULES, [*dear, *cheap], 4.0, now=30.0 * review + 1).activate) == 1
+            len(
+                activation.decide(
+                    RULES, [*dear, *cheap], pools_of([*dear, *cheap], 5.0), now=30.0 * review + 1
+                ).activate
+            )
+            == 1
         )
-    assert activation.decide(RULES, [*dear, *cheap], 4.0, now=200.0).deactivate
+    assert activation.decide(
+        RULES, [*dear, *cheap], pools_of([*dear, *cheap], 5.0), now=200.0
+    ).deactivate
     assert {name[0] for name in activation.active} == {"w"}
 
 
 def test_one_that_will_be_taken_away_drains_and_is_replaced() -> None:
-    activation = settled(fleet(9), 4.0)
-    decision = activation.decide(RULES, fleet(9), 4.0, now=1.0, leaving={"w0"})
+    activation = settled(fleet(9), 5.0)
+    decision = activation.decide(RULES, fleet(9), pools_of(fleet(9), 5.0), now=1.0, leaving={"w0"})
     assert (len(decision.activate), decision.deactivate) == (1, ("w0",))
     assert "w0" not in activation.active
 
 
 def test_a_shortage_has_to_last() -> None:
-    activation = settled(fleet(9), 4.0)
+    activation = settled(fleet(9), 5.0)
     for review in range(1, ACTIVATION_PATIENCE):
-        assert activation.decide(RULES, fleet(9), 6.0, now=50.0 + 10 * review) == Decision()
-    assert len(activation.decide(RULES, fleet(9), 6.0, now=100.0).activate) == 2
+        assert (
+            activation.decide(RULES, fleet(9), pools_of(fleet(9), 7.0), now=50.0 + 10 * review)
+            == Decision()
+        )
+    assert len(activation.decide(RULES, fleet(9), pools_of(fleet(9), 7.0), now=100.0).activate) == 2
     assert activation.changes == 1
 
 
@@ -104,22 +134,33 @@ def test_more_than_enough_goes_one_by_one_dearest_first() -> None:
     activation = settled(offers, 7.0)
     rules = replace(RULES, cool_down_s=0.0)
     decisions = [
-        activation.decide(rules, offers, 6.1, now=10.0 * review)
+        activation.decide(rules, offers, pools_of(offers, 6.1), now=10.0 * review)
         for review in range(1, 1 + ACTIVATION_PATIENCE)
     ]
-    assert decisions[-1].deactivate == ("dear3",)
+    assert [name[:4] for name in decisions[-1].deactivate] == ["dear"]
     assert decisions[:-1] == [Decision()] * (ACTIVATION_PATIENCE - 1)
 
 
 def test_a_much_cheaper_set_takes_over_and_a_little_cheaper_one_does_not() -> None:
-    activation = settled(fleet(5, 2.0, name="dear"), 4.0)
+    activation = settled(fleet(5, 2.0, name="dear"), 5.0)
     dear = fleet(5, 2.0, name="dear")
     for review in range(1, 20):
         assert (
-            activation.decide(RULES, [*dear, *fleet(5, 1.85)], 4.0, now=10.0 * review) == Decision()
+            activation.decide(
+                RULES,
+                [*dear, *fleet(5, 1.85)],
+                pools_of([*dear, *fleet(5, 1.85)], 5.0),
+                now=10.0 * review,
+            )
+            == Decision()
         )
     for review in range(20, 20 + ACTIVATION_PATIENCE):
-        decision = activation.decide(RULES, [*dear, *fleet(5, 1.0)], 4.0, now=10.0 * review)
+        decision = activation.decide(
+            RULES,
+            [*dear, *fleet(5, 1.0)],
+            pools_of([*dear, *fleet(5, 1.0)], 5.0),
+            now=10.0 * review,
+        )
     assert (len(decision.activate), len(decision.deactivate)) == (5, 5)
 
 
@@ -127,16 +168,18 @@ def test_nothing_changes_during_the_cool_down_or_for_who_is_held() -> None:
     rules = replace(RULES, cool_down_s=100.0)
     activation = settled(fleet(9), 4.0, rules)
     assert [
-        activation.decide(rules, fleet(9), 6.0, now=10.0 * review) for review in range(1, 10)
+        activation.decide(rules, fleet(9), pools_of(fleet(9), 7.0), now=10.0 * review)
+        for review in range(1, 10)
     ] == [Decision()] * 9
-    assert activation.decide(rules, fleet(9), 6.0, now=100.0).activate
+    assert activation.decide(rules, fleet(9), pools_of(fleet(9), 7.0), now=100.0).activate
     held = replace(RULES, hold_s=1000.0)
     activation = settled(fleet(9), 6.0, held)
     assert [
-        activation.decide(held, fleet(9), 2.0, now=10.0 * review) for review in range(1, 99)
+        activation.decide(held, fleet(9), pools_of(fleet(9), 2.0), now=10.0 * review)
+        for review in range(1, 99)
     ] == [Decision()] * 98
     later = [
-        activation.decide(held, fleet(9), 2.0, now=1000.0 + 10 * review)
+        activation.decide(held, fleet(9), pools_of(fleet(9), 2.0), now=1000.0 + 10 * review)
         for review in range(ACTIVATION_PATIENCE)
     ]
     assert later[-1].deactivate
@@ -144,58 +187,49 @@ def test_nothing_changes_during_the_cool_down_or_for_who_is_held() -> None:
 
 def test_all_work_where_nothing_is_enough() -> None:
     activation = Activation()
-    assert len(activation.decide(RULES, fleet(3), None, now=0.0).activate) == 3
-
-
-def test_a_moment_in_which_nothing_is_enough_moves_nobody() -> None:
-    activation = settled(fleet(9), 4.0)
-    for review in range(1, 31):
-        mu_min = None if review % ACTIVATION_PATIENCE else 4.0
-        assert activation.decide(RULES, fleet(9), mu_min, now=10.0 * review) == Decision()
-    lasting = [
-        activation.decide(RULES, fleet(9), None, now=1000.0 + 10.0 * review)
-        for review in range(ACTIVATION_PATIENCE)
-    ]
-    assert [len(decision.activate) for decision in lasting] == [0] * (ACTIVATION_PATIENCE - 1) + [4]
+    assert len(activation.decide(RULES, fleet(3), pools_of(fleet(3), None), now=0.0).activate) == 3
 
 
 def test_where_all_that_is_known_is_too_little_the_unknown_work_too() -> None:
     """They are never measured otherwise."""
-    activation = settled([*fleet(2), *fleet(2, mu=0.0, name="new")], 4.0)
+    activation = settled([*fleet(2), *fleet(2, mu=0.0, name="new")], 5.0)
     assert sorted(activation.active) == ["new0", "new1", "w0", "w1"]
-    alone = settled(fleet(1, mu=0.0), 4.0)
+    alone = settled(fleet(1, mu=0.0), 5.0)
     assert sorted(alone.active) == ["w0"]
 
 
 def test_nobody_goes_for_the_sake_of_a_guess() -> None:
     dear = fleet(5, 2.0, name="dear")
-    activation = settled(dear, 4.0)
+    activation = settled(dear, 5.0)
     lie = WorkerOffer("lie", 100.0, 1.0, guessed=True)
     decisions = [
-        activation.decide(RULES, [*dear, lie], 4.0, now=10.0 * review) for review in range(1, 9)
+        activation.decide(RULES, [*dear, lie], pools_of([*dear, lie], 5.0), now=10.0 * review)
+        for review in range(1, 9)
     ]
     assert [(each.activate, each.deactivate) for each in decisions if each != Decision()] == [
         (("lie",), ())
     ]
     shown = replace(lie, mu=0.1, guessed=False)
     for review in range(9, 30):
-        activation.decide(RULES, [*dear, shown], 4.0, now=10.0 * review)
+        activation.decide(RULES, [*dear, shown], pools_of([*dear, shown], 5.0), now=10.0 * review)
     assert {offer.name for offer in dear} <= activation.active.keys()
 
 
 def test_a_guess_that_comes_true_takes_over() -> None:
     dear = fleet(5, 2.0, name="dear")
-    activation = settled(dear, 4.0)
+    activation = settled(dear, 5.0)
     for review in range(1, 30):
         cheap = [replace(offer, guessed=review < 15) for offer in fleet(5)]
-        activation.decide(RULES, [*dear, *cheap], 4.0, now=10.0 * review)
+        activation.decide(RULES, [*dear, *cheap], pools_of([*dear, *cheap], 5.0), now=10.0 * review)
     assert sorted(activation.active) == [f"w{number}" for number in range(5)]
 
 
 def test_without_cost_the_order_decides() -> None:
     activation = Activation()
     offers = [*fleet(4, 2.0, name="dear"), *fleet(4)]
-    decision = activation.decide(replace(RULES, by_cost=False), offers, 3.0, now=0.0)
+    decision = activation.decide(
+        replace(RULES, by_cost=False), offers, pools_of(offers, 4.0), now=0.0
+    )
     assert decision.activate == ("dear0", "dear1", "dear2", "dear3")
 
 
@@ -214,7 +248,7 @@ def test_noise_moves_hardly_anybody(rng_seed: int, smoothing: float) -> None:
             for index, (mu, price) in enumerate(zip(seen, prices, strict=True))
         ]
         decision = activation.decide(
-            replace(RULES, cool_down_s=30.0), offers, 10.0, now=10.0 * period
+            replace(RULES, cool_down_s=30.0), offers, pools_of(offers, 10.0), now=10.0 * period
         )
         activation.check()
         if period >= 20:
@@ -222,13 +256,12 @@ def test_noise_moves_hardly_anybody(rng_seed: int, smoothing: float) -> None:
     assert sum(changes) <= len(changes) / 10, f"rng_seed={rng_seed}"
 
 
-def test_workers_that_cost_nothing_may_be_too_many() -> None:
-    activation = settled(fleet(9, usd_per_h=0.0), 4.0)
-    decisions = [
-        activation.decide(RULES, fleet(9, usd_per_h=0.0), 2.0, now=10.0 * review)
-        for review in range(1, 9)
-    ]
-    assert any(decision.deactivate for decision in decisions)
+def test_nobody_who_costs_nothing_is_sent_away() -> None:
+    free = fleet(9, usd_per_h=0.0)
+    activation = settled(free, None)
+    for review in range(1, 9):
+        decision = activation.decide(RULES, free, pools_of(free, 2.0), now=10.0 * review)
+        assert decision == Decision()
 
 
 def test_too_little_is_found_although_somebody_is_lost_more_often_than_a_change_needs_to_show() -> (
@@ -240,24 +273,27 @@ def test_too_little_is_found_although_somebody_is_lost_more_often_than_a_change_
     for step in range(1, 12):
         lost = next(iter(activation.active))
         here = [offer for offer in here if offer.name != lost]
-        assert activation.decide(rules, here, 8.0, now=6.0 * step).activate
-        activation.decide(rules, here, 8.0, now=6.0 * step + 1.0)
+        assert activation.decide(rules, here, pools_of(here, 9.0), now=6.0 * step).activate
+        activation.decide(rules, here, pools_of(here, 9.0), now=6.0 * step + 1.0)
     assert len(activation.active) == 9
 
 
 def test_a_loss_while_nothing_seems_enough_is_a_loss() -> None:
-    activation = settled(fleet(9), 4.0)
-    decision = activation.decide(RULES, fleet(9)[1:], None, now=1.0)
+    activation = settled(fleet(9), 5.0)
+    decision = activation.decide(RULES, fleet(9)[1:], pools_of(fleet(9)[1:], None), now=1.0)
     assert (len(decision.activate), len(activation.active)) == (1, 5)
 
 
 def test_who_comes_while_reviews_have_found_too_little_works_at_once() -> None:
     """A box that was rented for it is paid for from the start."""
-    activation = settled(fleet(5), 4.0)
+    activation = settled(fleet(5), 5.0)
     for review in range(1, ACTIVATION_PATIENCE + 3):
-        assert activation.decide(RULES, fleet(5), 6.0, now=20.0 + 10.0 * review) == Decision()
-    assert len(activation.decide(RULES, fleet(9), 6.0, now=75.1).activate) == 2
-    assert activation.decide(RULES, fleet(9), 8.0, now=75.2) == Decision()
+        assert (
+            activation.decide(RULES, fleet(5), pools_of(fleet(5), 7.0), now=20.0 + 10.0 * review)
+            == Decision()
+        )
+    assert len(activation.decide(RULES, fleet(9), pools_of(fleet(9), 7.0), now=75.1).activate) == 2
+    assert activation.decide(RULES, fleet(9), pools_of(fleet(9), 9.0), now=75.2) == Decision()
 
 
 def test_who_shows_nothing_keeps_nobody_dear_at_work() -> None:
@@ -266,7 +302,7 @@ def test_who_shows_nothing_keeps_nobody_dear_at_work() -> None:
     activation = settled(here, None)
     assert len(activation.active) == 15
     for review in range(1, 9):
-        activation.decide(RULES, here, 4.0, now=10.0 * review)
+        activation.decide(RULES, here, pools_of(here, 5.0), now=10.0 * review)
     assert (
         {offer.name for offer in fleet(5)}
         <= activation.active.keys()

@@ -50,12 +50,6 @@ def test_nobody_if_nothing_is_wanted_and_never_who_makes_nothing() -> None:
     assert choose([idle, A], 1.0).offers == (A,)
 
 
-def test_what_is_often_away_counts_for_less() -> None:
-    spot = WorkerOffer("spot", 6 / 3600, 2.0, availability=0.5)
-    assert spot.rho > A.rho
-    assert choose([spot, A], 6 / 3600).offers == (A,)
-
-
 def test_thirds_add_up() -> None:
     thirds = [WorkerOffer(str(index), 1 / 3, 1.0) for index in range(4)]
     assert len(choose(thirds, 1.0).offers) == 3

@@ -22,6 +22,7 @@ def measured(t_bcast_s: float = 20.0) -> Statistics:
     statistics.measurements.t_train.add(100.0)
     statistics.measurements.t_bcast.add(t_bcast_s)
     statistics.measurements.t_gen.add(30.0)
+    statistics.measurements.lengths.newest = (1.0,)
     statistics.measurements.pause.add(5.0)
     return statistics
 

@@ -26,7 +26,10 @@ from echo2d_lab.standins.memory_run import FakePeer
 from tests.support.coordinator_world import RULES, World, train, version_key
 
 AUTO = replace(
-    RULES, activation="auto", prices=(NamedPrice("a", Price(0.1)), NamedPrice("*", Price(1.0)))
+    RULES,
+    activation="auto",
+    learner_usd_per_h=0.1,
+    prices=(NamedPrice("a", Price(0.1)), NamedPrice("*", Price(1.0))),
 )
 T_TRAIN_S, T_BCAST_S = 10.0, 1.0
 
@@ -63,7 +66,7 @@ def settled(names: str = "abc", mode: Literal["all", "auto"] = "auto") -> World:
     for name in names:
         world.refit(world.peers[name])
     world.drain()
-    for _ in range(12):
+    for _ in range(14):
         for name in ("seed", *names):
             world.say(world.peers[name], Heartbeat(0))
         world.pass_time(2.0)

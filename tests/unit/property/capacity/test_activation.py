@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from echo2d.core.capacity.activation import Activation, ActivationRules
 from echo2d.core.capacity.worker_cost import COST_SLACK, WorkerOffer
+from tests.support.pools import pools_of
 
 NAMES = st.lists(st.integers(0, 11), unique=True, max_size=12)
 ROUND = st.tuples(NAMES, NAMES, st.one_of(st.none(), st.floats(0.1, 12.0)), st.floats(0.0, 30.0))
@@ -24,7 +25,7 @@ def test_losses_are_made_good_and_nobody_moves_too_soon(
     rules = ActivationRules(review_s=10.0, cool_down_s=20.0, hold_s=40.0, by_cost=by_cost)
     made = {str(name): 0.5 + prices[-1 - name] / 2 for name in range(12)}
     activation, now, changed_at = Activation(), 0.0, float("-inf")
-    for here, leaving, mu_min, wait_s in rounds:
+    for here, leaving, needs, wait_s in rounds:
         now += wait_s
         offers = [WorkerOffer(str(name), made[str(name)], prices[name]) for name in here]
         gone = {str(name) for name in leaving}
@@ -32,7 +33,8 @@ def test_losses_are_made_good_and_nobody_moves_too_soon(
         since = dict(activation.active)
         lost = since.keys() - able.keys()
         changes = activation.changes
-        decision = activation.decide(rules, offers, mu_min, now=now, leaving=gone)
+        pools = pools_of([*able.values()], needs)
+        decision = activation.decide(rules, offers, pools, now=now, leaving=gone)
         activation.check()
         assert activation.active.keys() <= able.keys()
         assert set(decision.activate) <= able.keys() - since.keys()
@@ -45,6 +47,7 @@ def test_losses_are_made_good_and_nobody_moves_too_soon(
         )
         if lost:
             pool = sum(made[name] for name in activation.active)
-            target = rules.gamma * mu_min if mu_min is not None else float("inf")
+            known = pools is not None and pools.best.workers
+            target = pools.best.mu if pools is not None and known else float("inf")
             wanted = min(target, sum(made[name] for name in since))
             assert pool >= wanted * (1 - 2 * COST_SLACK) or activation.active.keys() == able.keys()

@@ -12,20 +12,20 @@ USD = st.one_of(st.integers(0, 8).map(float), st.floats(0.0, 10.0))
 
 
 def offers(low: int, high: int) -> st.SearchStrategy[list[WorkerOffer]]:
-    pairs = st.lists(st.tuples(MU, USD, st.sampled_from([1.0, 0.5])), min_size=low, max_size=high)
+    pairs = st.lists(st.tuples(MU, USD), min_size=low, max_size=high)
     return pairs.map(lambda rows: [WorkerOffer(str(index), *row) for index, row in enumerate(rows)])
 
 
 @settings(max_examples=60)
 @given(offers(1, 9), st.floats(0.01, 1.2))
 def test_nothing_is_cheaper(candidates: list[WorkerOffer], share: float) -> None:
-    target = share * sum(offer.counts for offer in candidates)
+    target = share * sum(offer.mu for offer in candidates)
     best = choose(candidates, target)
     sets = [
         taken for size in range(len(candidates) + 1) for taken in combinations(candidates, size)
     ]
     enough = [
-        taken for taken in sets if sum(offer.counts for offer in taken) >= target * (1 - COST_SLACK)
+        taken for taken in sets if sum(offer.mu for offer in taken) >= target * (1 - COST_SLACK)
     ]
     assert best.enough == bool(enough)
     if enough:
@@ -39,7 +39,7 @@ def test_nothing_is_cheaper(candidates: list[WorkerOffer], share: float) -> None
 @settings(max_examples=30)
 @given(offers(EXACT_MAX + 1, 120), st.floats(0.01, 1.0))
 def test_at_most_one_worker_over_the_bound(candidates: list[WorkerOffer], share: float) -> None:
-    target = share * sum(offer.counts for offer in candidates)
+    target = share * sum(offer.mu for offer in candidates)
     best = choose(candidates, target)
     assert best.enough
     assert best.mu >= target * (1 - 2 * COST_SLACK)

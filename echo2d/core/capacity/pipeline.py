@@ -1,0 +1,284 @@
+"""Plays some train steps of a run in a few milliseconds: how long one takes with these workers.
+
+The formulas of `model` are about a liquid. Here samples have lengths, groups wait for their last one, and the gates of
+staleness decide what begins. So the answer is right where groups have long tails, where S leaves hardly any time, and
+where the learner and its workers take turns (S = 0).
+
+    a free slot --gate 1--> a sample --its length--> kept --the whole group, or patience--> buffered --G--> a batch
+                                                                                                  |
+    a version --B, a pause, C--> served <--every kappa steps-- published <--committed-- the learner, T
+
+Everything is as in a run (`work/training`), but all workers serve a version at once, none is lost, and no sample moves
+to another worker. Time is virtual and lengths are in a fixed order, so equal demands give equal answers.
+Not here: which workers there are, and what they cost (`pools`).
+"""
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from heapq import heapify, heappop, heappush
+from statistics import NormalDist
+
+from blake3 import blake3
+
+from echo2d.core.capacity.model import Demand
+
+# Steps before those that count, over S + 1: until the buffer is as full as it stays.
+STEPS_BEFORE = 2
+# Steps and trajectories that count, at least: the longest answers of each step decide.
+STEPS_MIN, TRAJECTORIES_MIN = 12, 4000
+# Of a log-normal distribution.
+LENGTHS = 1 << 12
+# A group waits for its last samples if at most this share of them is missing, or one.
+MISSING_SHARE = 1 / 8
+# Trajectories of a play, about: with more, a part of the slots plays for that part of R. So many times as many end a
+# play that seems to stand still.
+PLAYED_MAX, PLAYED_TIMES_MAX = 6_000, 20
+
+
+@lru_cache(maxsize=64)
+def lengths_of(sigma: float, group_size: int = 1, prompt_share: float = 0.0) -> tuple[float, ...]:
+    """Lengths of samples over their mean, log-normal, group after group.
+
+    prompt_share: of the variance, what samples of a group have in common.
+    """
+    shuffled = sorted(range(LENGTHS), key=lambda number: blake3(b"%d" % number).digest(8))
+    levels = [NormalDist().inv_cdf((number + 0.5) / LENGTHS) for number in shuffled]
+    if prompt_share and group_size > 1:
+        of_prompt, own = math.sqrt(prompt_share), math.sqrt(1.0 - prompt_share)
+        levels = [
+            own * level + of_prompt * levels[-1 - at // group_size]
+            for at, level in enumerate(levels)
+        ]
+    lengths = [math.exp(sigma * level) for level in levels]
+    mean = math.fsum(lengths) / LENGTHS
+    return tuple(length / mean for length in lengths)
+
+
+def kept_min(group_size: int) -> int:
+    """How many samples a group needs before it may go on without the others."""
+    return max(group_size - max(1, int(group_size * MISSING_SHARE)), (group_size + 1) // 2, 2)
+
+
+@lru_cache(maxsize=64)
+def group_times(lengths: tuple[float, ...], group_size: int, patience: float) -> float:
+    """How many times as long as a sample its whole group takes, on average, if all its samples begin at once."""
+    needed, total, count = kept_min(group_size), 0.0, 0
+    for first in range(0, len(lengths) - group_size + 1, group_size):
+        group = sorted(lengths[first : first + group_size])
+        waits = patience * group[needed - 1] if patience and needed < group_size else math.inf
+        total, count = total + min(group[-1], waits), count + 1
+    mean = math.fsum(lengths) / len(lengths) if lengths else 1.0
+    return total / count / mean if count and mean else 1.0
+
+
+@dataclass(slots=True, eq=False)
+class _Group:
+    """begun: seconds. to_lease, kept: samples. slots: by sample, the slot that writes it. due: when it has waited for
+    long enough.
+    """
+
+    begun: float
+    version: int
+    to_lease: int
+    kept: int = 0
+    due: float | None = None
+    open: bool = True
+    slots: dict[int, float] = field(default_factory=dict)
+
+
+class Pipeline:
+    """See the module docstring. slots: for each, the seconds that a sample of length 1 takes there."""
+
+    def __init__(self, demand: Demand, slots: Sequence[float]) -> None:
+        self._demand = demand
+        per_step, kappa = demand.trajectories_per_step, demand.publish_every
+        self._warm = STEPS_BEFORE * (demand.staleness_max + 1)
+        steps = max(STEPS_MIN, math.ceil(TRAJECTORIES_MIN / per_step), 4 * kappa)
+        self._counts = steps + -steps % kappa  # whole publish periods
+        self._per_step, slots = _fewer(
+            max(1, per_step // demand.group_size),
+            slots,
+            PLAYED_MAX / ((self._warm + self._counts) * per_step),
+        )
+        self._most = PLAYED_TIMES_MAX * PLAYED_MAX
+        self._kept_min = kept_min(demand.group_size)
+        self._lengths, self._at = demand.lengths or (1.0,), 0
+        # The fastest first. Samples by the second in which they end, had there been no pause since; pauses since.
+        self._free, self._paused_s = list(slots), 0.0
+        heapify(self._free)
+        self._samples: list[tuple[float, int, _Group, int]] = []
+        self._acts: list[tuple[float, int, str, int]] = []
+        self._waiting: list[tuple[float, int, _Group]] = []
+        self.played, self._now = 0, 0.0
+        self._open: dict[_Group, None] = {}
+        self._buffer: deque[_Group] = deque()
+        self._begins: _Group | None = None
+        self._flat = 0.0
+        # n, c, and the versions: published last, that waits, that spreads, that is served.
+        self._step, self._committed = 1, 0
+        self._published, self._next, self._spreading, self._serves = 0, 0, False, -1
+        self._trains = self._rests = False
+
+    def step_s(self) -> float:
+        """Seconds between two commits, waiting included; infinite if they never come."""
+        last, began = self._warm + self._counts, 0.0
+        self._spread()
+        while self._committed < last:
+            if not self._happens() or self.played > self._most:
+                return math.inf
+            if self._committed == self._warm and not began:
+                began = self._now
+            while self._fill():
+                pass
+            self._lease()
+            if not self._trains and self._step > self._committed + 1:
+                self._trains = True
+                self._later(self._demand.t_train_s, "trained")
+        return (self._now - began) / self._counts
+
+    # --- what happens next
+
+    def _happens(self) -> bool:
+        """The next event; False if there is none."""
+        sample = self._samples[0][0] + self._paused_s if self._samples else math.inf
+        waited = self._waiting[0][0] if self._waiting else math.inf
+        act = self._acts[0][0] if self._acts else math.inf
+        if math.inf == min(sample, waited, act):
+            return False
+        if sample <= waited and sample <= act:
+            self._now = max(self._now, sample)
+            self._ended(*heappop(self._samples)[2:])
+        elif waited <= act:
+            self._now, _, group = heappop(self._waiting)
+            self._waited(group)
+        else:
+            self._now, _, what, version = heappop(self._acts)
+            self._act(what, version)
+        return True
+
+    def _ended(self, group: _Group, sample: int) -> None:
+        if not group.open or sample not in group.slots:
+            return
+        heappush(self._free, group.slots.pop(sample))
+        group.kept += 1
+        if group.kept == self._demand.group_size:
+            self._whole(group)
+        elif self._demand.group_patience and group.due is None and group.kept >= self._kept_min:
+            group.due = group.begun + self._demand.group_patience * (self._now - group.begun)
+            heappush(self._waiting, (group.due, self._number(), group))
+
+    def _waited(self, group: _Group) -> None:
+        if not group.open:
+            return
+        if group.to_lease:  # it waits for a slot, not for an answer
+            longer_s = max(1.0, self._now - group.begun)
+            heappush(self._waiting, (self._now + longer_s, self._number(), group))
+        else:
+            self._whole(group)
+
+    def _act(self, what: str, version: int) -> None:
+        demand = self._demand
+        if what == "trained":
+            self._trains, self._committed = False, self._committed + 1
+            if self._committed - self._published >= demand.publish_every:
+                self._published = self._next = self._committed
+                self._spread()
+        elif what == "verified":
+            still_s = self._still_s
+            self._rests = True
+            self._paused_s += still_s + demand.recompute_s
+            self._later(still_s, "served", version)
+            self._later(still_s + demand.recompute_s, "rested")
+        elif what == "served":
+            self._serves, self._spreading = version, False
+            self._spread()
+        else:
+            self._rests = False
+
+    @property
+    def _still_s(self) -> float:
+        demand = self._demand
+        if demand.mode == "exclusive":
+            return demand.still_share * demand.t_bcast_s
+        return min(demand.pause_s, demand.t_bcast_s)
+
+    def _spread(self) -> None:
+        if not self._spreading and self._next > self._serves:
+            self._spreading = True
+            self._later(self._demand.t_bcast_s - self._still_s, "verified", self._next)
+
+    # --- groups and batches
+
+    def _whole(self, group: _Group) -> None:
+        """All its samples are kept, or it goes on without the others."""
+        self._close(group)
+        self._flat += self._demand.flat
+        if self._flat >= 1.0:
+            self._flat -= 1.0  # all its rewards are the same
+        else:
+            self._buffer.append(group)
+
+    def _close(self, group: _Group) -> None:
+        group.open = False
+        del self._open[group]
+        for slot in group.slots.values():
+            heappush(self._free, slot)
+        if self._begins is group:
+            self._begins = None
+
+    def _fill(self) -> bool:
+        """Fill batch n, if it has been asked for and enough groups are there."""
+        if self._step > self._committed + 2 or len(self._buffer) < self._per_step:
+            return False
+        last = self._step - 1 - self._demand.staleness_max
+        for group in [each for each in self._open if each.due is not None and each.version <= last]:
+            self._whole(group)
+        taken = sorted(self._buffer, key=lambda group: group.version)
+        self._step += 1
+        oldest = self._step - 1 - self._demand.staleness_max
+        self._buffer = deque(group for group in taken[self._per_step :] if group.version >= oldest)
+        for group in [each for each in self._open if each.version < oldest]:
+            self._close(group)
+        return True
+
+    def _lease(self) -> None:
+        if self._rests or self._serves < 0:
+            return
+        ahead = (self._serves + self._demand.staleness_max + 2 - self._step) * self._per_step
+        while self._free:
+            group = self._begins
+            if group is None or not group.to_lease:
+                if len(self._buffer) + len(self._open) >= ahead:
+                    return
+                group = _Group(self._now, self._serves, self._demand.group_size)
+                self._begins = group
+                self._open[group] = None
+            slot = heappop(self._free)
+            group.to_lease -= 1
+            group.slots[group.to_lease] = slot
+            length = self._lengths[self._at]
+            self._at = (self._at + 1) % len(self._lengths)
+            due = self._now - self._paused_s + slot * length
+            heappush(self._samples, (due, self._number(), group, group.to_lease))
+
+    def _later(self, seconds: float, what: str, version: int = 0) -> None:
+        heappush(self._acts, (self._now + max(0.0, seconds), self._number(), what, version))
+
+    def _number(self) -> int:
+        self.played += 1
+        return self.played
+
+
+def _fewer(per_step: int, slots: Sequence[float], share: float) -> tuple[int, Sequence[float]]:
+    """About this share of the groups of a step, and of the slots; the two shares differ by a hundredth at most."""
+    fewer = max(1, int(per_step * share))
+    while fewer < per_step:
+        taken = round(len(slots) * fewer / per_step)
+        if taken and abs(taken * per_step / (len(slots) * fewer) - 1.0) < 0.01:
+            ranked = sorted(slots)
+            return fewer, [ranked[number * len(slots) // taken] for number in range(taken)]
+        fewer += 1
+    return per_step, slots

@@ -1,0 +1,237 @@
+"""Prices pools: what a train step costs with the cheapest workers, and how many of them make it cheapest.
+
+    usd a step(pool) = (usd/h of the learner + usd/h of the pool) * seconds a step(pool) / 3600
+
+Pools are the first n workers by rho. A small one makes the learner wait, which costs what the learner costs; a large
+one costs more than the waiting that it ends. So neither "no bubble" nor mu_min is the aim: where S leaves hardly any
+time, half of mu_min may be cheapest. `pipeline` plays some pools; for the others the seconds are interpolated over mu.
+A learner without a price is taken to cost LEARNER_USD_PER_H.
+Not here: which set of workers makes the throughput (`worker_cost`), and when the set changes (`activation`).
+"""
+
+import math
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Self
+
+from echo2d.core.capacity.model import Demand
+from echo2d.core.capacity.pipeline import Pipeline, group_times
+from echo2d.core.capacity.worker_cost import COST_SLACK, WorkerOffer
+
+# Of a learner of which nobody said what it costs: a host with a few rented GPUs.
+LEARNER_USD_PER_H = 10.0
+# Between two pools that are played at first, in throughput; then the cheapest ones are, so many at most.
+PLAYED_TIMES, PLAYED_MORE = 1.25, 6
+# Between two pools: a smaller part of their workers decides nothing.
+GAP_MIN = 0.02
+# Pools of less are not looked at, over what the learner takes at most, R / T.
+SHARE_MIN = 0.2
+# Larger pools are not played once one costs so many times as much as the cheapest.
+DEAR = 1.3
+# Of two pools that cost the same to so much, the smaller one is better.
+SAME = 0.002
+# The pools that are named beside the cheapest have so many times its throughput, or so much less.
+BESIDE = 1.1
+# A curve holds for demands that differ from its own by no more than this.
+CURVE_NEAR = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class PricedPool:
+    """The first so many workers: trajectories/s, usd/h, seconds and usd a step."""
+
+    workers: int
+    mu: float
+    usd_per_h: float
+    step_s: float
+    usd_per_step: float
+
+
+class StepTimes:
+    """Seconds a step over mu, as played for some pools of these workers."""
+
+    def __init__(self, demand: Demand, ranked: Sequence[WorkerOffer]) -> None:
+        self.demand, self._ranked = demand, ranked
+        self._mu = list(accumulate((each.mu for each in ranked), initial=0.0))
+        self._played: set[int] = set()
+        # The logarithms of mu and of the seconds.
+        self._curve: list[tuple[float, float]] = []
+
+    def step_s(self, mu: float) -> float:
+        """Seconds between two commits with workers that make so much together; infinite with none."""
+        return self.steps_s([mu])[0]
+
+    def steps_s(self, makes: Sequence[float]) -> list[float]:
+        """The same for several pools, which make more and more."""
+        found, place, curve = [], 0, self._curve
+        for mu in makes:
+            if mu <= 0 or not curve:
+                found.append(math.inf)
+                continue
+            at = math.log(mu)
+            while place < len(curve) and curve[place][0] < at:
+                place += 1
+            if place == len(curve):
+                seconds = curve[-1][1]
+            else:
+                high_mu, high_s = curve[place]
+                # It was never played with less than the least: a step takes longer by as much.
+                low_mu, low_s = curve[place - 1] if place else (high_mu - 1.0, high_s + 1.0)
+                seconds = low_s + (high_s - low_s) * (at - low_mu) / (high_mu - low_mu)
+            found.append(math.exp(seconds))
+        return found
+
+    def play(self, workers: int) -> bool:
+        """Play the pool of the first so many workers; False if it has been played."""
+        if workers in self._played:
+            return False
+        self._played.add(workers)
+        slots = [each.sample_s for each in self._ranked[:workers] for _ in range(each.slots)]
+        step_s = Pipeline(self.demand, slots).step_s()
+        if step_s < math.inf:
+            insort(self._curve, (math.log(self._mu[workers]), math.log(step_s)))
+        return True
+
+    def play_near(self, workers: int) -> int:
+        """Play this pool; if it has been, the one in the middle of the wider gap beside it. Returns which."""
+        if not workers or self.play(workers):
+            return workers
+        lower = max((each for each in self._played if each < workers), default=workers)
+        upper = min((each for each in self._played if each > workers), default=workers)
+        gaps = (workers - lower) / workers, (upper - workers) / upper
+        middle = (workers + lower) // 2 if gaps[0] >= gaps[1] else (workers + upper + 1) // 2
+        if max(gaps) > GAP_MIN:
+            self.play(middle)
+        return middle
+
+    def first(self, mu: float) -> int:
+        """How many workers make so much; all, if they do not."""
+        return min(bisect_left(self._mu, mu * (1 - COST_SLACK), lo=1), len(self._ranked))
+
+    def holds_for(self, demand: Demand, ranked: Sequence[WorkerOffer]) -> bool:
+        """Whether a new curve would hardly differ."""
+        mine, other = self._signature(self.demand, self._ranked), self._signature(demand, ranked)
+        return all(
+            abs(a - b) <= CURVE_NEAR * max(abs(a), abs(b)) for a, b in zip(mine, other, strict=True)
+        )
+
+    def _signature(self, demand: Demand, ranked: Sequence[WorkerOffer]) -> tuple[float, ...]:
+        """What decides a curve, in train steps: of the workers that make what the learner takes, R / T."""
+        mu, slot_s, slots = 0.0, 0.0, 0
+        for each in ranked:
+            if mu * demand.t_train_s > demand.trajectories_per_step:
+                break
+            mu += each.mu
+            slot_s, slots = slot_s + each.slots * each.sample_s, slots + each.slots
+        length = math.fsum(demand.lengths) / len(demand.lengths) if demand.lengths else 1.0
+        tail = group_times(demand.lengths, demand.group_size, demand.group_patience)
+        late = (
+            demand.t_bcast_s,
+            demand.pause_s,
+            demand.recompute_s,
+            length * slot_s / max(1, slots),
+        )
+        # What is small beside a train step may change by more.
+        return (
+            demand.publish_every,
+            tail,
+            *(1.0 + each / demand.t_train_s for each in late),
+        )
+
+
+class Pools:
+    """See the module docstring. ranked: the workers in the order in which they are taken.
+
+    times: of a demand and workers that hardly differ; None: pools are played, by `play`; then there is a best one.
+    slower: what workers seem to make is
+    divided by this (`target_raise`).
+    """
+
+    def __init__(
+        self,
+        demand: Demand,
+        ranked: Sequence[WorkerOffer],
+        learner_usd_per_h: float,
+        times: StepTimes | None = None,
+        *,
+        slower: float = 1.0,
+    ) -> None:
+        self._slower = slower
+        self.demand, self._learner = demand, learner_usd_per_h or LEARNER_USD_PER_H
+        self._mu = list(accumulate((each.mu for each in ranked), initial=0.0))
+        self._usd_per_h = list(accumulate((each.usd_per_h for each in ranked), initial=0.0))
+        self.times = StepTimes(demand, ranked) if times is None else times
+        self._left = self._plays() if times is None and ranked else iter(())
+        self.best = self.of(0) if times is None else self._cheapest()
+
+    def play(self) -> bool:
+        """Play a pool, which takes some 10 ms; False: no more of them have to be played."""
+        played = next(self._left, None) is not None
+        if not played:
+            self.best = self._cheapest()
+        return played
+
+    def played(self) -> Self:
+        """All at once."""
+        while self.play():
+            pass
+        return self
+
+    def step_s(self, mu: float) -> float:
+        """Seconds between two commits with workers of which so much counts."""
+        return self.times.step_s(mu / self._slower)
+
+    def usd_per_step(self, mu: float, usd_per_h: float) -> float:
+        """usd_per_h: of these workers. Infinite without any."""
+        return (self._learner + usd_per_h) * self.step_s(mu) / 3600.0
+
+    def bubble(self, mu: float) -> float:
+        """The share of its time for which the learner waits, 0 to 1."""
+        return max(0.0, 1.0 - self.demand.t_train_s / self.step_s(mu))
+
+    def of(self, workers: int) -> PricedPool:
+        """The first so many workers."""
+        mu, usd_per_h = self._mu[workers], self._usd_per_h[workers]
+        return PricedPool(workers, mu, usd_per_h, self.step_s(mu), self.usd_per_step(mu, usd_per_h))
+
+    def why(self) -> str:
+        """Why the cheapest pool is that: its price a step, and those of the pools beside it."""
+        best, most = self.best, len(self._mu) - 1
+        if not best.workers:
+            return ""
+        fewer = bisect_left(self._mu, best.mu / BESIDE, hi=best.workers) - 1
+        more = bisect_left(self._mu, best.mu * BESIDE, lo=best.workers)
+        beside = sorted({max(1, fewer), min(most, more)} - {best.workers})
+        would = [
+            f"{each.workers} would cost {each.usd_per_step:.4g}" for each in map(self.of, beside)
+        ]
+        words = f"{best.workers} workers cost {best.usd_per_step:.4g} usd a step"
+        return "; ".join([words, ", ".join(would)] if would else [words])
+
+    # --- inside
+
+    def _plays(self) -> Iterator[int]:
+        """Some pools, coarsely; then the cheapest ones, until no other one seems cheaper."""
+        least = SHARE_MIN * self.demand.trajectories_per_step / self.demand.t_train_s
+        number, cheapest, most = self.times.first(least), math.inf, len(self._mu) - 1
+        while True:
+            self.times.play(number)
+            yield number
+            usd = self.of(number).usd_per_step
+            cheapest = min(usd, cheapest)
+            if number == most or cheapest * DEAR < usd < math.inf:
+                break
+            number = min(most, max(number + 1, self.times.first(self._mu[number] * PLAYED_TIMES)))
+        for _ in range(PLAYED_MORE):
+            yield self.times.play_near(self._cheapest().workers)
+
+    def _cheapest(self) -> PricedPool:
+        steps_s = self.times.steps_s([mu / self._slower for mu in self._mu])
+        every = [
+            (self._learner + usd_per_h) * step_s
+            for usd_per_h, step_s in zip(self._usd_per_h, steps_s, strict=True)
+        ]
+        enough = (1 + SAME) * min(every)
+        return self.of(next(workers for workers, usd in enumerate(every) if usd <= enough))
