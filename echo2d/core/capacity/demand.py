@@ -214,9 +214,9 @@ class CapacityPlanner:
         rules = ActivationRules(review_s=0.0, by_cost=self.rules.by_cost)
         if demand is not None:
             rules = ActivationRules(
-                review_s=demand.period_s,
+                review_s=self._period_s(demand),
                 cool_down_s=demand.t_bcast_s + demand.pause_s + demand.recompute_s,
-                hold_s=HOLD_PERIODS * demand.period_s,
+                hold_s=HOLD_PERIODS * self._period_s(demand),
                 by_cost=self.rules.by_cost,
             )
             if self.pools is None or self.activation.reviews(now):
@@ -306,6 +306,13 @@ class CapacityPlanner:
             times = None
         slower = self.activation.raised.factor
         return Pools(demand, ranked, self.rules.learner_usd_per_h, times, slower=slower)
+
+    def _period_s(self, demand: Demand) -> float:
+        """Seconds between two publishes, with the waiting that the cheapest pool makes."""
+        step_s = (
+            0.0 if self.pools is None or not self.pools.best.workers else self.pools.best.step_s
+        )
+        return demand.publish_every * max(demand.t_train_s, step_s)
 
     def _drawn(self, offer: WorkerOffer) -> bytes:
         """A sort key that depends on this worker alone, not on which others are here."""

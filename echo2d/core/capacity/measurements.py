@@ -7,8 +7,8 @@ version costs the pool. A newcomer's prior is what the operator stated,
 or else what other workers make with a slot.
 
 Answers become longer or shorter while a model learns. So the rate of a worker that stands by
-follows the rates of those that work: `_drift` is the running product of the geometric mean of their
-changes, and a change that is undone leaves no trace in it.
+follows the rates of those that work: `_drift` is the running product of the changes of their sum, and a change that is
+undone leaves no trace in it. (The mean of their logarithms would fall by noise alone, where lengths have a long tail.)
 
 Nothing here is durable; a restarted coordinator measures again. Not here: what follows from the
 figures (`demand`), and counters for people (`cluster/statistics`).
@@ -18,7 +18,7 @@ import math
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from statistics import geometric_mean, median
+from statistics import median
 
 from echo2d.core.base.bounded_dict import keep_newest
 from echo2d.core.base.ids import PeerId
@@ -43,6 +43,8 @@ STILLS_MAX = 16
 _WORKERS_MAX = 2048  # whose work is remembered: as many as there are peers
 # After so many trajectories a worker's rate shows how answers change, and no longer its prior.
 EXPERIENCED = 4 * PRIOR_TRAJECTORIES
+# Nor before it has worked for so many periods on end: those are chosen that look fast, and then look slower by chance.
+STEADY = 6
 # Broadcasts of which is remembered how late they were.
 LATE_MAX = 8
 # A rate that moves by a larger factor between two calls of `settle` does not show changed answers.
@@ -56,7 +58,7 @@ class _Work:
     holds: samples that it has held since `at`. accepted, slot_s: trajectories and leased
     slot-seconds. still_s: how long it stood still for the newest version that it serves. stills:
     its pauses, as (begin, end). drift: `_drift` when the rate was settled. expected: trajectories
-    that it would have made so far at its prior rate.
+    that it would have made so far at its prior rate. settled: calls of `settle` in a row before which it worked.
     """
 
     slots: int
@@ -69,6 +71,7 @@ class _Work:
     rate: WorkerRate | None = None
     drift: float = 1.0
     expected: float = 0.0
+    settled: int = STEADY
 
     def until(self, now: float) -> None:
         """Count the leased slot-seconds up to now; `holds` was constant since `at`."""
@@ -202,7 +205,12 @@ class Measurements:
         )
         for work in self._work.values():
             work.until(now)
-        worked = [work for work in self._work.values() if work.slot_s]
+        worked = []
+        for work in self._work.values():
+            if work.slot_s:
+                worked.append(work)
+            else:
+                work.settled = 0
         # Before any worker has a rate, all of them together tell what a slot makes.
         if self._slot_makes is None:
             self._slot_makes = _together(worked)
@@ -212,7 +220,7 @@ class Measurements:
                 work.rate, work.drift = WorkerRate(prior, self.group_size, memory_s), self._drift
         moved = [self._settle(work, memory_s) for work in worked]
         if changes := [change for change in moved if change is not None]:
-            self._drift *= geometric_mean(changes)
+            self._drift *= _together_changed(changes)
         # These workers have measured the change themselves, so only the others have to follow it.
         for work in worked:
             work.drift = self._drift
@@ -252,10 +260,10 @@ class Measurements:
 
     # --- inside ---
 
-    def _settle(self, work: _Work, memory_s: float) -> float | None:
+    def _settle(self, work: _Work, memory_s: float) -> tuple[float, float] | None:
         """Bring the rate of a worker that has worked up to date.
 
-        Returns the factor by which it changed; None if the worker is too new for that to show how
+        Returns it, before and after; None if the worker is too new for that to show how
         the answers have changed.
         """
         if work.rate is None:
@@ -266,8 +274,10 @@ class Measurements:
         work.rate.add(work.accepted, leased_s)
         work.expected += leased_s * work.rate.prior
         work.accepted, work.slot_s = 0.0, 0.0
-        change = work.rate.estimate.value / before.value
-        return min(DRIFT_MAX, max(1 / DRIFT_MAX, change)) if before.samples >= EXPERIENCED else None
+        after = min(DRIFT_MAX * before.value, max(before.value / DRIFT_MAX, work.rate.value))
+        work.settled += 1
+        steady = work.settled > STEADY and before.samples >= EXPERIENCED
+        return (before.value, after) if steady else None
 
     def _now(self, work: _Work) -> Estimate:
         """The worker's rate, moved as the rates of the others have moved since."""
@@ -300,3 +310,9 @@ def _together(worked: Iterable[_Work]) -> float | None:
     works = [(work.accepted, work.slot_s) for work in worked]
     accepted, slot_s = sum(each[0] for each in works), sum(each[1] for each in works)
     return accepted / slot_s if accepted >= EXPERIENCED and slot_s > 0 else None
+
+
+def _together_changed(changes: Iterable[tuple[float, float]]) -> float:
+    """The factor by which the sum of rates changed."""
+    pairs = list(changes)
+    return sum([after for _, after in pairs]) / sum([before for before, _ in pairs])
