@@ -3,23 +3,29 @@
 `python -m echo2d_lab.research.usd_to_accuracy` multiplies two measurements:
 
     steps ratio    of the long staleness sweep (docs/staleness_long.jsonl): train steps until a run has the accuracy
-                   that the run of its seed with S = 0 has after GOAL steps, over those that the latter took
+                   that the run of its seed with S = 0 has after 120, 180 or 240 steps (GOALS), over those that the
+                   latter took
     usd a step     of scenarios/mix-rented.toml, played with the same S and kappa = 1, three seeds each, and again with
                    long answers: 42 runs, four minutes on one core. What usd_by_staleness.csv has is not played again;
                    remove it to play anew
 
-and compares with the two data centres of that file's `[centralized]`, which learn like S = 0: an asynchronous one, and
-one that generates and trains by turns.
+and compares with data centres that learn like S = 0: the two of that file's `[centralized]`, an asynchronous one and
+one that generates and trains by turns, and the same by turns with the step that is quoted from ECHO-2's paper.
+
+Intervals are Student's, of the mean over seeds. Each value is a ratio or a difference of two runs with the same seed,
+so the seeds are paired. They hold for independent values of a normal distribution.
 """
 
 import gc
 import heapq
+import itertools
+import math
 import random
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any
 
 from echo2d.plan.fleet.break_even import break_even
@@ -37,14 +43,23 @@ PRICES, TABLE, PICTURE = (
 )
 PRICED = (0, 1, 2, 3, 4, 6, 11)
 ANSWERS_S = (300.0, 1200.0)  # what one takes: as in the file, and three quarters of a train step
-GOAL = 240  # train steps of the synchronous run
+GOALS = (120, 180, 240)  # train steps of the synchronous run
+GOAL = GOALS[-1]  # of the picture
 WINDOW = 5  # looks whose mean is the accuracy of the middle one
-DRAWS = 10_000  # of seeds, for an interval
+# By the number of values n: 95 % of Student's distribution with n - 1 degrees of freedom lie this far from 0 or nearer.
+T95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
+PUBLISHED_S = 1508.0  # a synchronous step of ECHO-2's paper, as third parties quote it
 PLAYED = 2000  # times that a data centre generates, for a mean
 CORRECTIONS = (("default", "default", "#2f6db5"), ("clip", "plain clip", "#e08a2e"))
 CURVES = {0: "#444444", 1: "#7a4fb5", 3: "#2f6db5", 6: "#2d8a57", 11: "#b5403c"}  # by S
+CENTRES = {
+    "asynchronous": "asynchronous data centre",
+    "synchronous": "by turns",
+    "published": "by turns, as published",
+}
 CURVE_PLACES = {1: 0, 3: 1, 6: 2, 11: 3}  # on the axis
 Curve = Sequence[tuple[float, float]]  # train step, accuracy
+Looks = list[tuple[float, float]]
 Rows = Sequence[Mapping[str, Any]]
 
 
@@ -69,27 +84,34 @@ def steps_to(curve: Curve, accuracy: float) -> float | None:
     return None
 
 
-def ratios(runs: Rows, staleness: int, correction: str) -> list[float | None]:
-    """Train steps over those of S = 0 with the same seed, seed by seed; None: the run was too short."""
+def pairs(runs: Rows, staleness: int, correction: str) -> Iterator[tuple[int, Looks, Looks]]:
+    """Seed by seed: the smoothed run with S = 0 and the one with this setting."""
     curves = {
         (row["correction"], row["staleness"], row["seed"]): smooth(row["looks"]) for row in runs
     }
-    found = []
     for (*setting, seed), curve in sorted(curves.items()):
         fresh = curves.get(("default", 0, seed))
         if setting == [correction, staleness] and fresh is not None:
-            goal = accuracy_at(fresh, GOAL)
-            took, takes = steps_to(fresh, goal), steps_to(curve, goal)
-            assert took is not None
-            found.append(takes and takes / took)
+            yield seed, fresh, curve
+
+
+def ratios(runs: Rows, staleness: int, correction: str, goal: int = GOAL) -> list[float | None]:
+    """Train steps over those of S = 0 with the same seed, seed by seed; None: the run was too short."""
+    found = []
+    for _, fresh, curve in pairs(runs, staleness, correction):
+        accuracy = accuracy_at(fresh, goal)
+        took, takes = steps_to(fresh, accuracy), steps_to(curve, accuracy)
+        assert took is not None
+        found.append(takes and takes / took)
     return found
 
 
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Of the mean: 95 %, by drawing seeds with replacement."""
-    chance = random.Random(0)
-    means = sorted(fmean(chance.choices(values, k=len(values))) for _ in range(DRAWS))
-    return means[DRAWS // 40], means[-DRAWS // 40]
+def interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """Student's 95 % interval of the mean; None: one value has none."""
+    if len(values) < 2:
+        return None
+    half = T95[len(values)] * stdev(values) / math.sqrt(len(values))
+    return fmean(values) - half, fmean(values) + half
 
 
 # --- usd a step
@@ -156,7 +178,11 @@ def references(fleet: FleetSpec) -> dict[str, float]:
     there = fleet.centralized
     assert there is not None
     assert there.synchronous_usd_per_step is not None
-    return {"asynchronous": there.usd_per_step, "synchronous": there.synchronous_usd_per_step}
+    return {
+        "asynchronous": there.usd_per_step,
+        "synchronous": there.synchronous_usd_per_step,
+        "published": there.usd_per_h * PUBLISHED_S / 3600.0,
+    }
 
 
 # --- the answer
@@ -165,33 +191,48 @@ def references(fleet: FleetSpec) -> dict[str, float]:
 def table(
     runs: Rows, usd: Mapping[int, float], there: Mapping[str, float]
 ) -> Iterator[dict[str, Any]]:
-    """A row for each S and correction. A run that was too short counts with its last step."""
-    last = smooth(runs[0]["looks"])[-1][0] / GOAL
-    for correction, staleness in sorted({(row["correction"], row["staleness"]) for row in runs}):
-        found = ratios(runs, staleness, correction)
-        steps = [ratio or last for ratio in found]
+    """A row for each S, correction and goal. A run that was too short counts with its last step.
+
+    A mean with such a run is a lower bound, so it has no interval.
+    """
+    last = smooth(runs[0]["looks"])[-1][0]
+    settings = sorted({(row["correction"], row["staleness"]) for row in runs})
+    for goal, (correction, staleness) in itertools.product(GOALS, settings):
+        found = ratios(runs, staleness, correction, goal)
+        steps = [ratio or last / goal for ratio in found]
+        known = None not in found
+        compared = [
+            (accuracy_at(fresh, goal), accuracy_at(curve, goal))
+            for seed, fresh, curve in pairs(runs, staleness, correction)
+            if seed in SEEDS
+        ]
         yield {
             "correction": correction,
             "S": staleness,
+            "goal": goal,
             "runs": len(found),
             "too_short": found.count(None),
-            "accuracy": fmean(
-                accuracy_at(smooth(row["looks"]), GOAL)
-                for row in runs
-                if (row["correction"], row["staleness"]) == (correction, staleness)
-                and row["seed"] in SEEDS
-            ),
-            **spread("steps_ratio", steps, 1.0),
+            "accuracy": fmean(accuracy for _, accuracy in compared),
+            **spread("gain", [accuracy - fresh for fresh, accuracy in compared]),
+            **spread("steps_ratio", steps, known=known),
             "usd_per_step": usd[staleness],
-            **spread("over_asynchronous", steps, usd[staleness] / there["asynchronous"]),
-            **spread("over_synchronous", steps, usd[staleness] / there["synchronous"]),
+            **{
+                name: value
+                for centre, price in there.items()
+                for name, value in spread(
+                    f"over_{centre}", steps, usd[staleness] / price, known=known
+                ).items()
+            },
         }
 
 
-def spread(name: str, ratios: Sequence[float], times: float) -> dict[str, float]:
-    """Their mean and its interval, each so many times."""
-    low, high = interval(ratios)
-    return {name: times * fmean(ratios), f"{name}_low": times * low, f"{name}_high": times * high}
+def spread(
+    name: str, values: Sequence[float], times: float = 1.0, *, known: bool = True
+) -> dict[str, float | str]:
+    """Their mean and its interval, each multiplied by `times`; empty cells where there is no interval."""
+    ends = interval(values) if known else None
+    low, high = ("", "") if ends is None else (times * ends[0], times * ends[1])
+    return {name: times * fmean(values), f"{name}_low": low, f"{name}_high": high}
 
 
 def draw(
@@ -211,21 +252,19 @@ def draw(
         over_steps.plot(steps, accuracy, color=colour, label=f"S = {bound}")
         over_usd.plot([usd[bound] * step for step in steps], accuracy, color=colour)
     steps, accuracy = mean_curve(runs, 0)
-    for (name, price), style in zip(there.items(), ("--", ":"), strict=True):
+    for (name, price), style in zip(there.items(), ("--", ":", "-."), strict=True):
         line: dict[str, Any] = {"linestyle": style, "color": "black", "linewidth": 1}
-        over_usd.plot(
-            [price * step for step in steps], accuracy, label=f"{name} data centre", **line
-        )
+        over_usd.plot([price * step for step in steps], accuracy, label=CENTRES[name], **line)
         answer.axhline(price / there["asynchronous"], **line)
     for shift, (correction, label, colour) in zip((-0.12, 0.12), CORRECTIONS, strict=True):
-        mine = [row for row in rows if row["correction"] == correction and row["S"] > 0]
-        at = [CURVE_PLACES[row["S"]] + shift for row in mine]
-        means = [row["over_asynchronous"] for row in mine]
-        ends = [
-            [abs(row[f"over_asynchronous_{end}"] - row["over_asynchronous"]) for row in mine]
-            for end in ("low", "high")
-        ]
-        answer.errorbar(at, means, ends, fmt="o", color=colour, capsize=3, label=label)
+        for row in rows:
+            if (row["correction"], row["goal"]) == (correction, GOAL) and row["S"] > 0:
+                mean, high = row["over_asynchronous"], row["over_asynchronous_high"]
+                looks = {"fmt": "o", "color": colour, "capsize": 3}
+                if row["too_short"]:
+                    looks["fmt"] = "^"  # it is more than this
+                at, half = CURVE_PLACES[row["S"]] + shift, high - mean if high else None
+                answer.errorbar(at, mean, half, label=label if row["S"] == 1 else None, **looks)
     answer.set_xticks(list(CURVE_PLACES.values()), [f"S = {bound}" for bound in CURVE_PLACES])
     over_steps.set(xlabel="train steps", title="accuracy, mean of three seeds")
     over_usd.set(xlabel="usd", title="accuracy over what was paid")
@@ -234,7 +273,7 @@ def draw(
     )
     for axes in (over_steps, over_usd, answer):
         axes.grid(alpha=0.3)
-        axes.legend(fontsize=8)
+        axes.legend(fontsize=8, loc="best" if axes is not answer else (0.02, 0.74))
     figure.savefig(path, dpi=120)
 
 
