@@ -17,7 +17,7 @@
     peer = 1
     at = "1s"                  # also back = "5s", silent = true
 
-Besides: shape, chains, rng_seed, churn, frame_bytes (else as a run would choose), limit, as in `Scenario`.
+Besides: shape, chains, rng_seed, churn, frame_bytes (else as a run would choose), limit, within_s, as in `Scenario`.
 """
 
 import math
