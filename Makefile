@@ -6,7 +6,7 @@ ARGS ?=
 SEARCHES ?= 5  # times that `make nightly-fuzz` runs the property tests, by chance
 TWO := --numprocesses 2 --dist worksteal
 
-NIGHTLY := sglang sglang-loop trl envs boards clusters browser lab image native package runs kills pools rates slow faults fuzz mutants
+NIGHTLY := sglang sglang-loop trl envs boards clusters browser lab image native package runs kills pools rates slow numbers faults fuzz mutants
 
 .PHONY: setup demo math calculator poker unit test nightly bench bench-delta soak soak-run image figures staleness-sweep check coverage clean \
 	$(NIGHTLY:%=nightly-%)
@@ -102,6 +102,9 @@ nightly-pools: $(READY)
 nightly-slow: $(READY)
 	$(BIN)/pytest tests/unit tests/shells --ignore=tests/shells/sim/test_faults.py -m "nightly and not alone and not soak" $(TWO) $(ARGS)
 	$(BIN)/pytest tests/nightly/research $(TWO) $(ARGS)
+
+nightly-numbers: $(READY)
+	$(BIN)/pytest tests/nightly/numbers $(TWO) $(ARGS)
 
 nightly-faults: $(READY)
 	$(BIN)/pytest -m "soak or nightly" tests/shells/sim/test_faults.py $(TWO) $(ARGS)
