@@ -24,9 +24,9 @@ PLANNED = [
     PageNumbers(
         "when-not.md",
         "echo2d plan scenarios/mix-rented.toml --map break_even.png",
-        "a data centre takes {12.304} usd a step ({17.453} if it generates and trains by turns): this is {21.4}% "
+        "a data centre takes {12.304} usd a step ({17.453} if it generates and trains by turns): this is {23.8}% "
         "cheaper; rollouts are {50}% of its bill, and a trajectory here costs {0.49} times what it costs there; it is "
-        "cheaper here up to {0.87} times, or from a share of {6}% on",
+        "cheaper here up to {0.96} times, or from a share of {6}% on",
         (
             "break_even/centralized_usd_per_step",
             "break_even/synchronous_usd_per_step",
@@ -37,25 +37,25 @@ PLANNED = [
             "break_even/rollout_share_min * 100",
         ),
     ),
-    PageNumbers("when-not.md", PLAN, "says {20.2} usd a step with S = 0", ("usd_per_step",)),
+    PageNumbers("when-not.md", PLAN, "says {20.6} usd a step with S = 0", ("usd_per_step",)),
     PageNumbers(
         "when-not.md",
         PLAN,
-        "{10.5} with S = 1",
+        "{10.4} with S = 1",
         ("usd_per_step",),
         more="--set learner.staleness_max=1",
     ),
     PageNumbers(
         "when-not.md",
         PLAN,
-        "{9.7} with S = 2 and more",
+        "{9.4} with S = 2 and more",
         ("usd_per_step",),
         more="--set learner.staleness_max=2",
     ),
     PageNumbers(
         "when-not.md",
         PLAN,
-        "(`--set policy.t_gen_s=1200`) S = 1 costs {23.1}",
+        "(`--set policy.t_gen_s=1200`) S = 1 costs {15.9}",
         ("usd_per_step",),
         more="--set learner.staleness_max=1 --set policy.t_gen_s=1200",
     ),
@@ -160,8 +160,8 @@ FLEETS = [
         "environments.md",
         TOOLS,
         "| slots that are leased (`slots_busy`) | {99.0} % | "
-        "| episodes that wait for a tool (`episodes_parked`) | {536} | "
-        "| turns at the worker of the last one, where no refit came between (`stayed`) | {97.8} % | "
+        "| episodes that wait for a tool (`episodes_parked`) | {539} | "
+        "| turns at the worker of the last one, where no refit came between (`stayed`) | {97.7} % | "
         "| tokens of prompts that workers read, over those that an ideal cache saves (`prefill_ratio`) | {1.03} |",
         ("slots_busy * 100", "episodes_parked", "stayed * 100", "prefill_ratio"),
     ),

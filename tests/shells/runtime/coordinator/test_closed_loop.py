@@ -16,7 +16,7 @@ from tests.support.peer import a_worker
 
 T_TRAIN_S = 0.25  # with 4 trajectories a step 16/s are needed
 NEEDED = 4 / T_TRAIN_S
-AUTO = {"activation.mode": "auto"}
+AUTO = {"activation.mode": "auto", "activation.learner_usd_per_h": 0.1}
 PRICES = {"one": 0.1, "two": 0.2, "three": 0.3}
 
 
