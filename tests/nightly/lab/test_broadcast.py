@@ -73,6 +73,19 @@ def test_each_byte_leaves_the_seed_about_once(tmp_path: Path, shape: str, twice:
     assert result["frames_refetched"] <= twice, result
 
 
+def test_a_rival_plays_cold_and_warm_rounds_as_echo2d_does(tmp_path: Path) -> None:
+    """Two relays of four peers: the origin sends two copies. A store sends four."""
+    result = bench(tmp_path, "--rounds=2", "--against=relay-tree,object-store")
+    assert [each["kind"] for each in result["rounds"]] == ["cold", "warm", "warm"]
+    for name, copies in (("relay-tree", 2), ("object-store", PEERS)):
+        found = result["against"][name]
+        assert [each["kind"] for each in found["rounds"]] == ["cold", "warm", "warm"]
+        assert copies < found["seed_copies"] < 1.2 * copies
+        assert 0.8 * copies < found["ratio"] < SLOW_MACHINE
+        assert found["over_ours"] == pytest.approx(found["ratio"] / result["ratio"])
+        assert found["over_ours_cold"] == pytest.approx(found["ratio_cold"] / result["ratio_cold"])
+
+
 def test_versions_of_a_run_go_out_as_deltas(tmp_path: Path) -> None:
     """The first in full; of each later one a word in 400 is another."""
     # As many as the laboratory wants: repeated ones would compress.

@@ -10,7 +10,7 @@ from echo2d.plan.kernel.scenario import MBIT, PeerCrash, PeerSpec, Scenario
 from echo2d.store.snapshots import scan_snapshot
 from echo2d_lab.bench.broadcast.baselines import RivalRound
 from echo2d_lab.bench.broadcast.plot import draw, measurements, run_plot
-from echo2d_lab.bench.broadcast.result import DeltaTarget, Round
+from echo2d_lab.bench.broadcast.result import DeltaTarget, Round, print_result
 from echo2d_lab.bench.broadcast.run import (
     BroadcastBench,
     best_plan,
@@ -29,8 +29,8 @@ MIXED = Scenario(
 )
 BUSY, QUIET = CpuShares(0.3, 0.5, 0.9), CpuShares(0.1, 0.2, 0.3)
 ROUND = Round(
-    version=0, shape="relay", t_verify_s=9.0, median_peer_s=8.0, plan_predicted_s=6.0, survivors=8, verified=8,
-    seed_copies=1.06, relay_cpu_s_per_gb=1.0, frames_refetched=3, late_s=0.001, wire_bytes=64 << 20,
+    version=0, kind="cold", shape="relay", t_verify_s=9.0, median_peer_s=8.0, plan_predicted_s=6.0, survivors=8,
+    verified=8, seed_copies=1.06, relay_cpu_s_per_gb=1.0, frames_refetched=3, late_s=0.001, wire_bytes=64 << 20,
     cpu=CpuShares(0.3, 0.4, 0.75),
 )  # fmt: skip
 
@@ -42,7 +42,8 @@ def test_the_bound_of_the_first_row() -> None:
 
 
 def test_medians_are_of_the_warm_rounds() -> None:
-    rounds = [ROUND, *(replace(ROUND, t_verify_s=float(time), verified=7) for time in (6, 8, 7))]
+    warm = replace(ROUND, kind="warm", verified=7)
+    rounds = [ROUND, *(replace(warm, t_verify_s=float(time)) for time in (6, 8, 7))]
     result = result_of(
         BroadcastBench(EIGHT),
         rounds,
@@ -50,9 +51,10 @@ def test_medians_are_of_the_warm_rounds() -> None:
         (1.0, 2.0),
         {
             "star": [
-                RivalRound(44.0, 8.4, BUSY),
-                RivalRound(46.0, 8.4, QUIET),
-                RivalRound(45.0, 8.5, BUSY),
+                RivalRound("cold", 54.0, 8.6, QUIET),
+                RivalRound("warm", 44.0, 8.4, BUSY),
+                RivalRound("warm", 46.0, 8.4, QUIET),
+                RivalRound("warm", 45.0, 8.5, BUSY),
             ]
         },
     )
@@ -66,10 +68,26 @@ def test_medians_are_of_the_warm_rounds() -> None:
     star = result.against["star"]
     assert (star.median_s, star.min_s, star.max_s, star.seed_copies) == (45.0, 44.0, 46.0, 8.4)
     assert star.ratio == pytest.approx(45 / 5.369, abs=0.001)
+    assert star.ratio_cold == pytest.approx(54 / 5.369, abs=0.001)
+    assert star.over_ours == pytest.approx(45 / 7)
+    assert star.over_ours_cold == 6.0
     assert star.cpu.is_bound
     assert not result.cpu.is_bound
     assert str(star.cpu) == "90% of all cores: emulator 30%, programs 50% (CPU-bound)"
     assert (result.peers, result.verified_peers, result.frames_refetched) == (8, 7, 3)
+
+
+def test_the_table_says_which_rounds_are_warm_and_which_are_cold(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    warm = replace(ROUND, kind="warm", t_verify_s=7.0)
+    star = [RivalRound("cold", 54.0, 8.6, QUIET), RivalRound("warm", 45.0, 8.4, QUIET)]
+    print_result(result_of(BroadcastBench(EIGHT), [ROUND, warm], [], (0.0, 0.0), {"star": star}))
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "rounds that count 1 cold, 1 warm" in shown
+    assert "ratio to the bound warm 1.30, cold 1.68" in shown
+    assert "star, warm 45.00 s (45.00-45.00), ratio 8.38, 6.43 x ours warm" in shown
+    assert "star, cold 54.00 s, ratio 10.06, 6.00 x ours cold" in shown
 
 
 def test_the_bound_is_the_survivors() -> None:
@@ -158,7 +176,7 @@ def test_the_picture_has_a_curve_for_everybody(tmp_path: Path) -> None:
     wanted = list(measurements(five))
     assert [len(each.scenario.peers) - 1 for each in wanted] == [2, 4, 5]
     assert [each.run_dir for each in wanted] == [tmp_path / f"{count}-peers" for count in (2, 4, 5)]
-    star = [RivalRound(44.0, 8.4, BUSY), RivalRound(46.0, 8.4, BUSY)]
+    star = [RivalRound("cold", 44.0, 8.4, BUSY), RivalRound("warm", 46.0, 8.4, BUSY)]
     results = {
         n: result_of(each, [ROUND, ROUND], [], (0.0, 0.0), {"star": star})
         for n, each in enumerate(wanted, 2)

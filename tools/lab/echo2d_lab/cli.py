@@ -122,7 +122,7 @@ def bench() -> None:
 @click.option(
     "--against",
     default="",
-    help="Also measure any of star,libtorrent,aria2, once after each warm round.",
+    help="Also measure any of star,libtorrent,aria2,relay-tree,object-store, cold and warm as echo2d.",
 )
 @click.option(
     "--run-dir", type=DIRECTORY, help="Directory to keep, with all logs. Default: a temporary one."

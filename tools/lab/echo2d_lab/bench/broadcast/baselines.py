@@ -1,37 +1,55 @@
-"""What people would use instead, on the same links and as many bytes: a plain download by everybody, or BitTorrent.
+"""What people would use instead, on the same links and as many bytes.
 
-Every round is cold: programs start, say that they are ready, and begin together. A peer is done when it holds all
-bytes, verified; that they are the right ones is checked here.
+Each rival plays the rounds that echo2d plays: a cold one, those that warm up, warm ones (`kinds`). Its programs
+(`rivals`) start before its cold round and go on until the end. What they prepare before the clock starts is free: a
+torrent is made and every peer has it, sums are computed. A peer is done when it holds all bytes, verified. That these
+are the right ones is checked here.
 """
 
 import hashlib
+import json
+import select
 import shutil
+import socket
 import subprocess
+import sys
+import tempfile
 import time
 import venv
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any, Self
 
 import numpy as np
 
-from echo2d.demo.processes import Programs
 from echo2d.errors import Fault, OperatorFault
 from echo2d.plan.kernel.scenario import Scenario
+from echo2d_lab.bench.broadcast.kinds import RoundKind
+from echo2d_lab.bench.broadcast.rivals.libtorrent_settings import BEST, TRIED
+from echo2d_lab.bench.broadcast.rivals.node import RivalNode, RivalOffer
 from echo2d_lab.bench.lab.cpu import CpuMeter, CpuShares
 from echo2d_lab.bench.lab.netlab import CACHE, Lab
 
-RIVALS = ("star", "libtorrent", "aria2")
+RIVALS = ("star", "libtorrent", "aria2", "relay-tree", "object-store")
+MODULES = {"relay-tree": "http_tree", "object-store": "http_tree"}  # others have their own name
+PROGRAMS = "echo2d_lab.bench.broadcast.rivals"
 LIBTORRENT = "libtorrent==2.1.1"
+PORT, PORTS = 7900, 200  # the first port of the first rival; ports of one rival
 START_S = 60.0
-POLL_S = 0.02
+LOOK_S = 0.5  # between two looks whether a program has ended
+ROOM = Path(__file__).parents[3]  # where echo2d_lab lies
+# Not by its path: a program may have the name of what it imports. It may run in a Python without echo2d_lab.
+BOOT = "import runpy, sys; sys.path.insert(0, sys.argv[1]); runpy.run_module(sys.argv[2], run_name='__main__')"
 
 
 @dataclass(frozen=True, slots=True)
 class RivalRound:
     """One version's bytes. seconds: from the start until the last peer was done; seed_copies, cpu: as of `Round`."""
 
+    kind: RoundKind
     seconds: float
     seed_copies: float
     cpu: CpuShares
@@ -39,34 +57,68 @@ class RivalRound:
 
 @dataclass(frozen=True, slots=True)
 class Rival:
-    """How one of them did, as of `RivalRound`."""
+    """How one of them did. Medians over the warm rounds; without any, of the cold one.
+
+    ratio, ratio_cold: to the bound, as of `BroadcastResult`. over_ours, over_ours_cold: how many times as long as
+    echo2d it took, warm over warm and cold over cold. rounds: those that count.
+    """
 
     median_s: float
     min_s: float
     max_s: float
+    cold_s: float
     ratio: float
+    ratio_cold: float
+    over_ours: float
+    over_ours_cold: float
     seed_copies: float
     cpu: CpuShares
+    rounds: tuple[RivalRound, ...]
 
     @staticmethod
-    def of(rounds: Sequence[RivalRound], bound_s: float) -> "Rival":
-        times = [each.seconds for each in rounds]
+    def of(
+        rounds: Sequence[RivalRound],
+        *,
+        bound_s: float,
+        cold_bound_s: float,
+        ours_s: float,
+        ours_cold_s: float,
+    ) -> "Rival":
+        """bound_s, cold_bound_s: of the versions that echo2d has spread. ours_s, ours_cold_s: its T_verify."""
+        cold_s = next(each.seconds for each in rounds if each.kind == "cold")
+        warm = [each for each in rounds if each.kind == "warm"] or rounds
+        times = [each.seconds for each in warm]
         return Rival(
-            median(times),
-            min(times),
-            max(times),
-            median(times) / bound_s,
-            median(each.seed_copies for each in rounds),
-            CpuShares.of([each.cpu for each in rounds]),
+            median_s=median(times),
+            min_s=min(times),
+            max_s=max(times),
+            cold_s=cold_s,
+            ratio=median(times) / bound_s,
+            ratio_cold=cold_s / cold_bound_s,
+            over_ours=median(times) / ours_s,
+            over_ours_cold=cold_s / ours_cold_s,
+            seed_copies=median(each.seed_copies for each in warm),
+            cpu=CpuShares.of([each.cpu for each in warm]),
+            rounds=tuple(rounds),
         )
 
 
-def interpreter_of(rival: str) -> str | None:
-    """The Python that runs it: None for this one. OperatorFault: it cannot be had."""
+def check_rivals(names: Sequence[str]) -> None:
+    """OperatorFault: one is unknown, named twice, or cannot be had here."""
+    known = {*RIVALS, *(f"libtorrent:{name}" for name in TRIED)}
+    if not set(names) <= known or len(set(names)) < len(names):
+        raise OperatorFault(
+            f"--against: expected some of {', '.join(RIVALS)}, or libtorrent:SETTINGS with any of "
+            f"{', '.join(TRIED)}, each once; found {', '.join(names)}"
+        )
+
+
+def interpreter_of(rival: str) -> str:
+    """The Python that runs it. OperatorFault: it cannot be had."""
     if rival == "aria2" and shutil.which("aria2c") is None:
         raise OperatorFault("--against aria2: there is no aria2c (Debian: apt-get install aria2)")
-    if rival != "libtorrent":
-        return None
+    if rival.partition(":")[0] != "libtorrent":
+        return sys.executable
     environment = CACHE / LIBTORRENT.replace("==", "-")
     python = environment / "bin" / "python"
     if (
@@ -83,60 +135,170 @@ def interpreter_of(rival: str) -> str | None:
     return str(python)
 
 
-def rival_round(
-    rival: str, lab: Lab, scenario: Scenario, run: Path, *, limit_s: float
-) -> RivalRound:
-    """One version's bytes by these means."""
-    signals = run / "against"
-    shutil.rmtree(signals, ignore_errors=True)
-    signals.mkdir()
-    content = np.random.default_rng(scenario.rng_seed).bytes(scenario.wire_bytes)
-    digest = hashlib.sha256(content).hexdigest()
-    (signals / "sha256").write_text(digest)
-    addresses = [lab.address(node) for node in range(len(scenario.peers))]
-    script = str(Path(__file__).with_name(f"{rival}.py"))
-    python = interpreter_of(rival)
-    with lab.programs(run / "logs") as programs:
-        for node, address in enumerate(addresses):
-            file = signals / address / "version"
-            file.parent.mkdir()
-            if node == 0:
-                file.write_bytes(content)
-            role = "peer" if node else "seed"
-            with lab.inside(node):
-                # Not beside the script: it may have the name of what it imports.
-                programs.start(
-                    f"{rival}-{node}",
-                    "-P",
-                    script,
-                    role,
-                    address,
-                    str(signals),
-                    str(file),
-                    *addresses,
-                    python=python,
-                )
-        _wait(programs, signals, "ready", len(addresses), START_S)
-        before, meter = lab.counts().nodes[0].up.link_bytes, CpuMeter(lab, programs)
+class RivalPrograms:
+    """The programs of one rival, one for each node, and the socket over which they are given orders.
+
+    start: starts a program with this name, interpreter and arguments at a node. check: raises a Fault if one has ended.
+    """
+
+    def __init__(
+        self,
+        rival: str,
+        addresses: Sequence[str],
+        uplinks: Sequence[float],
+        directory: Path,
+        *,
+        port: int,
+        start: Callable[[int, str, str, Sequence[str]], object],
+        check: Callable[[], None],
+    ) -> None:
+        self._rival, self._directory, self._start, self._check = rival, directory, start, check
+        self._addresses, self._uplinks, self._port = tuple(addresses), tuple(uplinks), port
+        self._cleanup = ExitStack()
+        self._controls: list[socket.socket] = []
+        self._versions = 0
+
+    def __enter__(self) -> Self:
+        with ExitStack() as cleanup:
+            # Its path must be short, which the directory's may not be.
+            room = cleanup.enter_context(tempfile.TemporaryDirectory(prefix="echo2d-rival-"))
+            server = cleanup.enter_context(socket.socket(socket.AF_UNIX))
+            server.bind(f"{room}/control")
+            server.listen(len(self._addresses))
+            python = interpreter_of(self._rival)
+            for number in range(len(self._addresses)):
+                self._start_program(number, python, f"{room}/control")
+            self._controls = self._accept_all(server, cleanup)
+            self._cleanup = cleanup.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._cleanup.close()
+
+    def prepare(self, content: bytes) -> RivalOffer:
+        """All that may happen before the clock starts; the version before is dropped."""
+        offer = RivalOffer(
+            self._versions, len(content), hashlib.sha256(content).hexdigest(), self._versions > 0
+        )
+        self._versions += 1
+        (self._directory / self._addresses[0] / f"v{offer.version}").write_bytes(content)
+        self._order("prepare", offer, self._controls[:1])
+        self._answers(self._controls[:1], START_S)
+        self._order("prepare", offer, self._controls[1:])
+        self._answers(self._controls[1:], START_S)
+        return offer
+
+    def fetch(self, offer: RivalOffer, limit_s: float) -> float:
+        """Seconds until the last peer was done. Fault: that took too long, or a peer has got other bytes."""
         began_at = time.monotonic()
-        (signals / "go").touch()
-        _wait(programs, signals, "done", len(addresses) - 1, limit_s)
-        cpu = meter.shares()
-        copies = (lab.counts().nodes[0].up.link_bytes - before) / scenario.wire_bytes
-        programs.kill_all()
-    ends = [path.read_text().split() for path in signals.glob("*.done")]
-    if any(found != digest for _, found in ends):
-        raise Fault(f"{rival} has delivered other bytes than were given")
-    shutil.rmtree(signals)
-    return RivalRound(max(float(at) for at, _ in ends) - began_at, copies, cpu)
+        self._order("go", offer, self._controls)
+        ends = self._answers(self._controls[1:], limit_s)
+        if any(each["sha256"] != offer.sha256 for each in ends):
+            raise Fault(f"{self._rival} has delivered other bytes than were given")
+        return float(max(each["at"] for each in ends)) - began_at
 
+    def _start_program(self, number: int, python: str, control: str) -> None:
+        name, _, settings = self._rival.partition(":")
+        if name == "libtorrent":
+            settings = settings or BEST
+        elif name in MODULES:
+            settings = name
+        node = RivalNode(
+            number,
+            self._addresses,
+            self._uplinks,
+            self._port,
+            str(self._directory),
+            control,
+            settings,
+        )
+        node.folder.mkdir(parents=True)
+        module = f"{PROGRAMS}.{MODULES.get(name, name)}"
+        arguments = ("-P", "-c", BOOT, str(ROOM), module, node.as_json())
+        self._start(number, f"{self._rival}-{number}", python, arguments)
 
-def _wait(programs: Programs, signals: Path, suffix: str, count: int, limit_s: float) -> None:
-    deadline = time.monotonic() + limit_s
-    while len(list(signals.glob(f"*.{suffix}"))) < count:
-        programs.check()
-        if time.monotonic() > deadline:
-            raise Fault(
-                f"{suffix} after {limit_s:.0f} s: {len(list(signals.glob(f'*.{suffix}')))} of {count}"
+    def _accept_all(self, server: socket.socket, cleanup: ExitStack) -> list[socket.socket]:
+        """Each program's connection, by its number."""
+        found: dict[int, socket.socket] = {}
+        deadline = time.monotonic() + START_S
+        server.settimeout(LOOK_S)
+        while len(found) < len(self._addresses):
+            self._check_until(deadline, f"{self._rival}: {len(found)} programs have started")
+            try:
+                control, _ = server.accept()
+            except TimeoutError:
+                continue
+            cleanup.enter_context(control)
+            [hello] = self._answers([control], START_S)
+            found[hello["node"]] = control
+        return [found[number] for number in sorted(found)]
+
+    def _order(self, what: str, offer: RivalOffer, controls: Sequence[socket.socket]) -> None:
+        line = json.dumps({"do": what, "offer": asdict(offer)}).encode() + b"\n"
+        for control in controls:
+            control.sendall(line)
+
+    def _answers(self, controls: Sequence[socket.socket], limit_s: float) -> list[dict[str, Any]]:
+        """One line of each."""
+        waiting, lines = list(controls), dict[socket.socket, bytes]()
+        deadline = time.monotonic() + limit_s
+        while waiting:
+            self._check_until(
+                deadline,
+                f"{self._rival}: {len(controls) - len(waiting)} of {len(controls)} are done",
             )
-        time.sleep(POLL_S)
+            for control in select.select(waiting, [], [], LOOK_S)[0]:
+                lines[control] = lines.get(control, b"") + control.recv(1 << 16)
+                if lines[control].endswith(b"\n"):
+                    waiting.remove(control)
+                elif not lines[control]:
+                    time.sleep(LOOK_S)  # it has ended, which the check tells
+        return [json.loads(lines[control]) for control in controls]
+
+    def _check_until(self, deadline: float, found: str) -> None:
+        self._check()
+        if time.monotonic() > deadline:
+            raise Fault(f"{found} when its time was over; see the logs in --run-dir")
+
+
+class RivalSwarm:
+    """One rival in the laboratory. index: among those of the measurement, for its ports."""
+
+    def __init__(self, rival: str, index: int, lab: Lab, scenario: Scenario, run: Path) -> None:
+        self._rival, self._lab, self._scenario = rival, lab, scenario
+        self._programs = lab.programs(run / "logs")
+        self._rival_programs = RivalPrograms(
+            rival,
+            [lab.address(node) for node in range(len(scenario.peers))],
+            [spec.uplink if spec.reachable else 0.0 for spec in scenario.peers],
+            run / "against" / rival.replace(":", "-"),
+            port=PORT + index * PORTS,
+            start=self._start,
+            check=self._programs.check,
+        )
+        self._random = np.random.default_rng(scenario.rng_seed)
+
+    def __enter__(self) -> Self:
+        with ExitStack() as cleanup:
+            cleanup.callback(self._programs.kill_all)
+            cleanup.enter_context(self._rival_programs)
+            self._cleanup = cleanup.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._cleanup.close()
+
+    def round(self, kind: RoundKind, *, limit_s: float) -> RivalRound:
+        offer = self._rival_programs.prepare(self._random.bytes(self._scenario.wire_bytes))
+        before, meter = self._seed_bytes(), CpuMeter(self._lab, self._programs)
+        seconds = self._rival_programs.fetch(offer, limit_s)
+        cpu = meter.shares()
+        copies = (self._seed_bytes() - before) / self._scenario.wire_bytes
+        return RivalRound(kind, seconds, copies, cpu)
+
+    def _seed_bytes(self) -> int:
+        return self._lab.counts().nodes[0].up.link_bytes
+
+    def _start(self, node: int, name: str, python: str, arguments: Sequence[str]) -> None:
+        with self._lab.inside(node):
+            self._programs.start(name, *arguments, python=python)

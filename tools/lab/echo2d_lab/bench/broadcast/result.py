@@ -1,5 +1,6 @@
 """What `echo2d bench broadcast` has measured, and how it is shown. Not here: measuring."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -7,7 +8,8 @@ from statistics import median
 from rich.console import Console
 from rich.table import Table
 
-from echo2d_lab.bench.broadcast.baselines import Rival
+from echo2d_lab.bench.broadcast.baselines import Rival, RivalRound
+from echo2d_lab.bench.broadcast.kinds import RoundKind
 from echo2d_lab.bench.delta.cost import DeltaCosts
 from echo2d_lab.bench.lab.cpu import CpuShares
 
@@ -29,6 +31,7 @@ class Round:
     """
 
     version: int
+    kind: RoundKind
     shape: str | None
     t_verify_s: float
     median_peer_s: float
@@ -106,6 +109,7 @@ class BroadcastResult:
     model if it knew every rate. simulated_s: T_verify in virtual time, likewise; None: there is trouble. Neither counts
     headers. ratio, ratio_cold: T_verify over bound_s, warm and in round 0 (whose wire bytes are
     others if deltas follow it). verified_peers: the fewest of any round. load: of the machine, before and after.
+    against: rivals, in the same rounds.
     """
 
     peers: int
@@ -133,8 +137,9 @@ def exit_code(result: BroadcastResult) -> int:
     return 0 if all(each.verified == each.survivors for each in result.rounds) else 1
 
 
-def line_of(done: Round, kind: str) -> str:
-    return f"version {done.version} ({kind}): T_verify {done.t_verify_s:.2f} s, {done.verified} peers, {done.shape}"
+def line_of(done: Round) -> str:
+    what = f"T_verify {done.t_verify_s:.2f} s, {done.verified} peers, {done.shape}"
+    return f"version {done.version} ({done.kind}): {what}"
 
 
 def print_result(result: BroadcastResult) -> None:
@@ -145,8 +150,10 @@ def print_result(result: BroadcastResult) -> None:
         ("peers, bytes", f"{result.peers}, {result.wire_bytes:,}"),
         ("bound, predicted", f"{result.bound_s:.2f} s, {result.predicted_s:.2f} s"),
         ("simulated", "-" if result.simulated_s is None else f"{result.simulated_s:.2f} s"),
-        ("T_verify median (min-max)", f"{times.median:.2f} s ({times.min:.2f}-{times.max:.2f})"),
-        ("ratio to the bound, cold", f"{result.ratio:.2f}, {result.ratio_cold:.2f}"),
+        ("rounds that count", _kinds_of(result.rounds)),
+        ("T_verify, warm (min-max)", f"{times.median:.2f} s ({times.min:.2f}-{times.max:.2f})"),
+        ("T_verify, cold", f"{result.rounds[0].t_verify_s:.2f} s"),
+        ("ratio to the bound", f"warm {result.ratio:.2f}, cold {result.ratio_cold:.2f}"),
         ("the median peer after", f"{result.median_peer_s:.2f} s"),
         ("seed copies, all bytes", f"{result.seed_copies:.3f}"),
         ("cores in use", str(result.cpu)),
@@ -159,14 +166,29 @@ def print_result(result: BroadcastResult) -> None:
     ):
         table.add_row(name, text)
     for name, rival in result.against.items():
-        text = (
-            f"{rival.median_s:.2f} s ({rival.min_s:.2f}-{rival.max_s:.2f}), ratio {rival.ratio:.2f}"
-        )
-        table.add_row(name, f"{text}, seed copies {rival.seed_copies:.2f}, {rival.cpu}")
+        for kind, text in _rival_rows(rival):
+            table.add_row(f"{name}, {kind}", text)
     console = Console()
     console.print(table)
     for fault in result.faults[-3:]:
         console.print(f"fault: {fault}", highlight=False, markup=False)
+
+
+def _kinds_of(rounds: Sequence[Round | RivalRound]) -> str:
+    """How many of each kind."""
+    counts = Counter(each.kind for each in rounds)
+    return ", ".join(f"{count} {kind}" for kind, count in counts.items())
+
+
+def _rival_rows(rival: Rival) -> list[tuple[str, str]]:
+    """Warm over warm, cold over cold."""
+    times = f"{rival.median_s:.2f} s ({rival.min_s:.2f}-{rival.max_s:.2f}), ratio {rival.ratio:.2f}"
+    warm = f"{times}, {rival.over_ours:.2f} x ours warm, seed copies {rival.seed_copies:.2f}"
+    cold = f"{rival.cold_s:.2f} s, ratio {rival.ratio_cold:.2f}"
+    return [
+        ("warm", f"{warm}, {rival.cpu}"),
+        ("cold", f"{cold}, {rival.over_ours_cold:.2f} x ours cold"),
+    ]
 
 
 def _delta_rows(delta: DeltaTarget | None) -> list[tuple[str, str]]:

@@ -16,12 +16,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import repeat
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
@@ -35,13 +35,14 @@ from echo2d.errors import Fault, OperatorFault
 from echo2d.plan.broadcast.world import World
 from echo2d.plan.kernel.scenario import Scenario
 from echo2d_lab.bench.broadcast.baselines import (
-    RIVALS,
     Rival,
     RivalRound,
+    RivalSwarm,
+    check_rivals,
     interpreter_of,
-    rival_round,
 )
 from echo2d_lab.bench.broadcast.faults import RoundFaults, come_bytes
+from echo2d_lab.bench.broadcast.kinds import RoundKind
 from echo2d_lab.bench.broadcast.result import (
     BroadcastResult,
     DeltaTarget,
@@ -69,9 +70,6 @@ DIRECTORY = "echo2d-broadcast-"  # then the process that made it
 ROUNDS_MAX = 100  # the coordinator keeps the figures of more
 
 
-RoundKind = Literal["cold", "warming up", "warm"]  # of a round
-
-
 @dataclass(frozen=True, slots=True)
 class BroadcastBench:
     """What was asked for. The culprit of a round is, of the peers with the fastest uplink, the one that passes on most.
@@ -79,8 +77,8 @@ class BroadcastBench:
     kill, partition: when the median peer has this share of a version, the culprit is gone
     (SIGKILL), or silent, until the round is over. corrupt: the share of its frames that it spoils,
     soon after the start; nothing of this while warming up. swing: every 2 s each uplink becomes
-    slower or faster by this share. against: what else is measured, after
-    each warm round once. versions: a run of `tools/lab/echo2d_lab/research/rl_updates.py`: its versions go out,
+    slower or faster by this share. against: what else is measured, a round of the same kind after
+    each round. versions: a run of `tools/lab/echo2d_lab/research/rl_updates.py`: its versions go out,
     the first in full, the others as deltas; with the scenario's bytes each.
     """
 
@@ -113,10 +111,7 @@ class BroadcastBench:
             raise OperatorFault(
                 "faults: the laboratory lets the seed live; expected peers from 1 on"
             )
-        if not set(self.against) <= set(RIVALS):
-            raise OperatorFault(
-                f"--against: expected some of {', '.join(RIVALS)}; found {', '.join(self.against)}"
-            )
+        check_rivals(self.against)
 
     @property
     def makes_trouble(self) -> bool:
@@ -183,8 +178,8 @@ def _measure(wanted: BroadcastBench, run: Path, console: Console) -> BroadcastRe
     rounds: list[Round] = []
     rng = random.Random(scenario.rng_seed)
     against: dict[str, list[RivalRound]] = {rival: [] for rival in wanted.against}
-    for rival in wanted.against:
-        interpreter_of(rival)
+    for name in wanted.against:
+        interpreter_of(name)
     lab = Lab(scenario.peers, run, queue_s=wanted.queue_s)
     versions = (
         None if wanted.versions is None else RealVersions(wanted.versions, len([*_kinds(wanted)]))
@@ -194,18 +189,26 @@ def _measure(wanted: BroadcastBench, run: Path, console: Console) -> BroadcastRe
         Swarm(
             lab, scenario, run, corrupt=wanted.corrupt, tls=wanted.tls, versions=versions
         ) as swarm,
+        ExitStack() as cleanup,
     ):
+        rivals = {
+            name: cleanup.enter_context(RivalSwarm(name, index, lab, scenario, run))
+            for index, name in enumerate(wanted.against)
+        }
         with _progress(console) as progress:
             for kind in _kinds(wanted):
                 done = _Round(wanted, lab, swarm, progress, kind, rng=rng).run()
                 if not console.is_terminal:
-                    console.print(line_of(done, kind), highlight=False)
+                    console.print(line_of(done), highlight=False)
                 if kind != "warming up":
                     rounds.append(done)
-                for rival in wanted.against if kind == "warm" else ():
-                    against[rival].append(
-                        rival_round(rival, lab, scenario, run, limit_s=_limit_s(scenario))
-                    )
+                for name, rival in rivals.items():
+                    rival_done = rival.round(kind, limit_s=_limit_s(scenario))
+                    if not console.is_terminal:
+                        text = f"{name} ({kind}): {rival_done.seconds:.2f} s"
+                        console.print(text, highlight=False)
+                    if kind != "warming up":
+                        against[name].append(rival_done)
         faults = [f"{fault['kind']}: {fault['text']}" for fault in swarm.status()["faults"]]
     return result_of(wanted, rounds, faults, (load, os.getloadavg()[0]), against)
 
@@ -243,7 +246,16 @@ def result_of(
         rounds=tuple(rounds),
         faults=tuple(faults),
         load=load,
-        against={rival: Rival.of(each, plan.bound_s) for rival, each in against.items() if each},
+        against={
+            name: Rival.of(
+                each,
+                bound_s=plan.bound_s,
+                cold_bound_s=cold.bound_s,
+                ours_s=times.median,
+                ours_cold_s=rounds[0].t_verify_s,
+            )
+            for name, each in against.items()
+        },
         delta=DeltaTarget.of(warm, peers, wanted.scenario.peers[0].uplink, cores),
         simulated_s=None if wanted.makes_trouble else simulated_s(wanted.scenario, wire_bytes),
     )
@@ -304,6 +316,7 @@ class _Round:
         rng: random.Random,
     ) -> None:
         self._wanted, self._lab, self._swarm, self._progress = wanted, lab, swarm, progress
+        self._kind = kind
         self._task = progress.add_task(kind, total=None)
         self._bytes = wanted.scenario.wire_bytes  # of the form, as far as it is known
         self._verified: dict[str, float] = {}
@@ -340,6 +353,7 @@ class _Round:
         stayed = cpu.keys() - set(self._troubles.culprits)
         return Round(
             version=version,
+            kind=self._kind,
             shape=broadcast.get("shape"),
             t_verify_s=facts["t_verify_s"][-1],
             median_peer_s=median(self._verified.values() or facts["t_verify_s"][-1:]),
@@ -411,6 +425,7 @@ def _directory(wanted: BroadcastBench) -> Iterator[Path]:
         return
     _sweep()
     copies = COPIES_ON_DISK if wanted.versions is None else COPIES_OF_DELTAS
+    copies += len(wanted.against)  # a rival keeps one
     needed = copies * wanted.scenario.wire_bytes * len(wanted.scenario.peers)
     in_memory = MEMORY_DISK.is_dir() and shutil.disk_usage(MEMORY_DISK).free > 2 * needed
     parent = MEMORY_DISK if in_memory else Path(tempfile.gettempdir())
