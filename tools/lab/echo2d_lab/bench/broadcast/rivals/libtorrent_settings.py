@@ -60,4 +60,4 @@ TRIED: Mapping[str, TorrentSettings] = {
     "large-pieces": TorrentSettings(piece_kib=1024),
     "combined": TorrentSettings(COMBINED, piece_kib=64, v1_only=True),
 }
-BEST = "default"
+BEST = "combined"
