@@ -109,8 +109,10 @@ class FleetVersions:
             for other in self._boxes.values()
             if other.here and other.peer.serving is not None
         ]
-        if box.here and served:
-            self._refit(box, max(served, key=lambda key: key.version))
+        if box.here and self._versions.newest is not None:
+            # Where all were away, the learner's host alone has it.
+            newest = key_of(self._versions.newest)
+            self._refit(box, max(served, key=lambda key: key.version, default=newest))
             self._are_served()
 
     def _spread(self) -> None:

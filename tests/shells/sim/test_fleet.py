@@ -10,6 +10,7 @@ import pytest
 from echo2d.core.capacity import pipeline
 from echo2d.core.capacity.model import DisseminationMode, bubble, mu_min
 from echo2d.core.capacity.pipeline import Pipeline
+from echo2d.errors import Fault
 from echo2d.plan.fleet.forecast import Ablation, provision
 from echo2d.plan.fleet.spec import FleetSpec, load_fleet, read_fleet
 from echo2d.plan.fleet.world import FleetWorld
@@ -141,6 +142,29 @@ def test_workers_that_make_nothing_train_nothing() -> None:
         None,
         False,
     )
+
+
+def test_a_fleet_that_was_away_altogether_goes_on() -> None:
+    turns = {"staleness_max": 0, "publish_every": 1}
+    world = FleetWorld(fleet(2, hours=1.5, learner=turns))
+    away_at = 1800.0
+
+    def all_leave() -> None:
+        for box in list(world.boxes.values()):
+            world.lose(box)
+            world.after(600.0, lambda box=box: world._join(box.kind, box.name, box.price))  # type: ignore[misc]
+
+    world.after(away_at, all_leave)
+    before: list[int] = []
+    world.after(away_at + 600.0, lambda: before.append(world.staleness.committed))
+    assert world.run()["steps"] > before[0] + 2
+
+
+def test_a_run_that_trains_nothing_ends_with_an_error() -> None:
+    world = FleetWorld(fleet(8, hours=3.0))
+    world.after(1800.0, lambda: setattr(world.learner, "train", lambda: None))
+    with pytest.raises(Fault, match=r"nothing was trained for .* after step .* although workers"):
+        world.run()
 
 
 def test_without_peers_versions_come_from_the_learner_alone() -> None:
