@@ -12,7 +12,7 @@ from tools.house_report import Module, offered, read_modules, surface
 
 # A commit that raises a limit does nothing else, and says why.
 BUDGET = {
-    "code lines: echo2d": 58_671,
+    "code lines: echo2d": 58_689,
     "code lines: learner": 5_722,
     "commands": 29,
     "commands: offered by click": 29,
@@ -20,7 +20,7 @@ BUDGET = {
     "options: offered by click": 178,
     "keys": 274,
     "keys: of simulations": 54,
-    "constants": 1_460,
+    "constants": 1_461,
 }
 TO_DO = "Remove something, or raise the limit in a commit of its own that says why"
 
