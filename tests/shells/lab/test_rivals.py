@@ -21,13 +21,19 @@ from echo2d_lab.bench.broadcast.baselines import (
     RivalRound,
     check_rivals,
 )
-from echo2d_lab.bench.broadcast.rivals.http_tree import HttpTree, Source, part_range, relay_numbers
+from echo2d_lab.bench.broadcast.rivals.http_tree import (
+    PART_BYTES,
+    HttpTree,
+    Source,
+    part_range,
+    relay_numbers,
+)
 from echo2d_lab.bench.broadcast.rivals.node import RivalNode, RivalOffer
 from echo2d_lab.bench.lab.cpu import CpuShares
 from echo2d_lab.bench.lab.netlab import CACHE
 
 PEERS = 4
-VERSION_BYTES = (3 << 20) + 5  # four parts, the last of five bytes
+VERSION_BYTES = 12 * PART_BYTES + 5  # 13 parts over HTTP, the last of five bytes
 LIMIT_S = 60.0
 # Each node has a loopback address of its own, and each process that runs tests has other ones. aria2c listens on all.
 ADDRESSES = [
@@ -105,18 +111,18 @@ def test_a_program_that_ends_is_named(tmp_path: Path) -> None:
 
 
 def test_relays_are_the_fastest_peers_and_as_many_as_are_done_first() -> None:
-    """Of equal uplinks, two relays take 2 copies of the origin and send 3 each; three take 3 and are done no sooner."""
-    assert relay_numbers([1.0] * 9) == (1, 2)
+    """Two relays with equal uplinks take 2 copies of the origin and send 3 each; three take 3, and end together."""
+    assert relay_numbers([1.0] * 9) == (1, 2, 3)
     assert relay_numbers([4.0, *[1.0] * 8]) == (1, 2, 3, 4)
     assert relay_numbers([1.0, 1.0, 9.0, 1.0, 0.0]) == (2,)
     assert relay_numbers([1.0, 0.0, 0.0]) == (1,)
 
 
 def test_parts_cover_a_version() -> None:
-    assert [part_range(part, (2 << 20) + 1) for part in range(3)] == [
-        (0, 1 << 20),
-        (1 << 20, 2 << 20),
-        (2 << 20, (2 << 20) + 1),
+    assert [part_range(part, 2 * PART_BYTES + 1) for part in range(3)] == [
+        (0, PART_BYTES),
+        (PART_BYTES, 2 * PART_BYTES),
+        (2 * PART_BYTES, 2 * PART_BYTES + 1),
     ]
 
 
@@ -133,14 +139,14 @@ def test_a_relay_is_drawn_by_its_rate_and_less_when_it_fails() -> None:
     assert slow.weight(20.0) == pytest.approx(7.1)
 
 
-class InTurn:
-    """Draws one relay after the other, instead of by chance."""
+class FirstThenSecond:
+    """Draws the first relay four times, and then the second, instead of by chance."""
 
     def __init__(self) -> None:
         self.drawn: list[Source] = []
 
     def choices(self, sources: Sequence[Source], _: Sequence[float]) -> list[Source]:
-        self.drawn.append(sources[len(self.drawn) % len(sources)])
+        self.drawn.append(sources[min(len(self.drawn) // 4, 1)])
         return self.drawn[-1:]
 
 
@@ -165,11 +171,10 @@ def test_a_spoiled_part_comes_from_another_relay(tmp_path: Path) -> None:
         spoiled.fetch(offer)
         relay.fetch(offer)
         (tmp_path / ADDRESSES[1] / "v0").write_bytes(bytes(VERSION_BYTES))
-        client._random = draws = InTurn()  # type: ignore[assignment]
+        client._random = draws = FirstThenSecond()  # type: ignore[assignment]
         client.fetch(offer)
     assert (tmp_path / ADDRESSES[3] / "v0").read_bytes() == content
-    assert {source.address for source in draws.drawn} == set(ADDRESSES[1:3])
-    assert len(draws.drawn) > 4
+    assert [source.address for source in draws.drawn] == [ADDRESSES[1]] * 4 + [ADDRESSES[2]] * 13
 
 
 def test_warm_is_compared_with_warm_and_cold_with_cold() -> None:
