@@ -30,8 +30,9 @@ def provision_picture(
     found: Forecast, cells: Sequence[WhatIf], compared: BreakEven | None = None
 ) -> RenderableType:
     """The sentences, the workers, the broadcast, and the table over S and kappa."""
-    colour = "green" if found.feasible else "red"
-    title = "the learner stays busy" if found.feasible else "not feasible"
+    colour = "green" if found.feasible else "yellow"
+    waits = f"{found.bubble:.0%} of its time"
+    title = f"the learner waits for {waits}" if found.bubble > BUSY else "the learner stays busy"
     parts: list[RenderableType] = [
         Panel(_sentences(found), title=title, title_align="left", border_style=colour),
         workers_table(found),
