@@ -12,7 +12,7 @@ from tools.house_report import Module, offered, read_modules, surface
 
 # A commit that raises a limit does nothing else, and says why.
 BUDGET = {
-    "code lines: echo2d": 58_689,
+    "code lines: echo2d": 58_690,
     "code lines: learner": 5_722,
     "commands": 29,
     "commands: offered by click": 29,
