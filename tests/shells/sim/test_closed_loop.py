@@ -146,7 +146,8 @@ def test_who_will_be_taken_away_gets_no_more_leases_and_is_replaced_at_once() ->
     before, after = seen
     assert "w1" in before
     assert "w1" not in after
-    assert len(after) == len(before)
+    # What it made is made good: one may do, or two that were measured to be a little slower.
+    assert len(before) <= len(after) <= len(before) + 1
 
 
 @pytest.mark.nightly
