@@ -104,7 +104,7 @@ class Pipeline:
             PLAYED_MAX / ((self._warm + self._counts) * per_step),
         )
         self._most = PLAYED_TIMES_MAX * PLAYED_MAX
-        self._kept_min = kept_min(demand.group_size)
+        self._size, self._kept_min = demand.group_size, kept_min(demand.group_size)
         self._lengths, self._at = demand.lengths or (1.0,), 0
         # The fastest first. Samples by the second in which they end, had there been no pause since; pauses since.
         self._free, self._paused_s = list(slots), 0.0
@@ -112,7 +112,7 @@ class Pipeline:
         self._samples: list[tuple[float, int, _Group, int]] = []
         self._acts: list[tuple[float, int, str, int]] = []
         self._waiting: list[tuple[float, int, _Group]] = []
-        self.played, self._now = 0, 0.0
+        self.played, self._now, self._began = 0, 0.0, 0.0
         self._open: dict[_Group, None] = {}
         self._buffer: deque[_Group] = deque()
         self._begins: _Group | None = None
@@ -124,51 +124,60 @@ class Pipeline:
 
     def step_s(self) -> float:
         """Seconds between two commits, waiting included; infinite if they never come."""
-        last, began = self._warm + self._counts, 0.0
         self._spread()
-        while self._committed < last:
+        while self._committed < self._warm + self._counts:
+            self._samples_end()
             if not self._happens() or self.played > self._most:
                 return math.inf
-            if self._committed == self._warm and not began:
-                began = self._now
-            while self._fill():
-                pass
+            self._go_on()
             self._lease()
-            if not self._trains and self._step > self._committed + 1:
-                self._trains = True
-                self._later(self._demand.t_train_s, "trained")
-        return (self._now - began) / self._counts
+        return (self._now - self._began) / self._counts
 
     # --- what happens next
 
+    def _samples_end(self) -> None:
+        """All that end before anything else happens. Written out, for this is what a play does all the time."""
+        samples, waiting, acts = self._samples, self._waiting, self._acts
+        size, patience, kept_min = self._size, self._demand.group_patience, self._kept_min
+        while samples and self.played <= self._most:
+            due = samples[0][0] + self._paused_s
+            if (acts and acts[0][0] < due) or (waiting and waiting[0][0] < due):
+                return
+            _, _, group, sample = heappop(samples)
+            if due > self._now:
+                self._now = due
+            slot = group.slots.pop(sample, None)
+            if slot is None:
+                continue  # its group went on without it, or was too old
+            heappush(self._free, slot)
+            group.kept += 1
+            if group.kept == size:
+                self._whole(group)
+                self._go_on()
+            elif patience and group.due is None and group.kept >= kept_min:
+                group.due = group.begun + patience * (self._now - group.begun)
+                heappush(waiting, (group.due, self._number(), group))
+            self._lease()
+
     def _happens(self) -> bool:
-        """The next event; False if there is none."""
-        sample = self._samples[0][0] + self._paused_s if self._samples else math.inf
-        waited = self._waiting[0][0] if self._waiting else math.inf
-        act = self._acts[0][0] if self._acts else math.inf
-        if math.inf == min(sample, waited, act):
-            return False
-        if sample <= waited and sample <= act:
-            self._now = max(self._now, sample)
-            self._ended(*heappop(self._samples)[2:])
-        elif waited <= act:
+        """What comes next and is no sample's end; False if there is nothing."""
+        if self._waiting and (not self._acts or self._waiting[0][0] <= self._acts[0][0]):
             self._now, _, group = heappop(self._waiting)
             self._waited(group)
-        else:
+        elif self._acts:
             self._now, _, what, version = heappop(self._acts)
             self._act(what, version)
+        else:
+            return False
         return True
 
-    def _ended(self, group: _Group, sample: int) -> None:
-        if not group.open or sample not in group.slots:
-            return
-        heappush(self._free, group.slots.pop(sample))
-        group.kept += 1
-        if group.kept == self._demand.group_size:
-            self._whole(group)
-        elif self._demand.group_patience and group.due is None and group.kept >= self._kept_min:
-            group.due = group.begun + self._demand.group_patience * (self._now - group.begun)
-            heappush(self._waiting, (group.due, self._number(), group))
+    def _go_on(self) -> None:
+        """Batches that can be filled are, and the learner trains on."""
+        while self._fill():
+            pass
+        if not self._trains and self._step > self._committed + 1:
+            self._trains = True
+            self._later(self._demand.t_train_s, "trained")
 
     def _waited(self, group: _Group) -> None:
         if not group.open:
@@ -183,6 +192,8 @@ class Pipeline:
         demand = self._demand
         if what == "trained":
             self._trains, self._committed = False, self._committed + 1
+            if self._committed == self._warm:
+                self._began = self._now
             if self._committed - self._published >= demand.publish_every:
                 self._published = self._next = self._committed
                 self._spread()
@@ -226,6 +237,7 @@ class Pipeline:
         del self._open[group]
         for slot in group.slots.values():
             heappush(self._free, slot)
+        group.slots.clear()
         if self._begins is group:
             self._begins = None
 
@@ -247,22 +259,21 @@ class Pipeline:
     def _lease(self) -> None:
         if self._rests or self._serves < 0:
             return
-        ahead = (self._serves + self._demand.staleness_max + 2 - self._step) * self._per_step
-        while self._free:
-            group = self._begins
+        free, lengths, group = self._free, self._lengths, self._begins
+        while free:
             if group is None or not group.to_lease:
-                if len(self._buffer) + len(self._open) >= ahead:
+                ahead = self._serves + self._demand.staleness_max + 2 - self._step
+                if len(self._buffer) + len(self._open) >= ahead * self._per_step:
                     return
-                group = _Group(self._now, self._serves, self._demand.group_size)
-                self._begins = group
+                group = self._begins = _Group(self._now, self._serves, self._size)
                 self._open[group] = None
-            slot = heappop(self._free)
+            slot = heappop(free)
             group.to_lease -= 1
             group.slots[group.to_lease] = slot
-            length = self._lengths[self._at]
-            self._at = (self._at + 1) % len(self._lengths)
-            due = self._now - self._paused_s + slot * length
-            heappush(self._samples, (due, self._number(), group, group.to_lease))
+            due = self._now - self._paused_s + slot * lengths[self._at]
+            self._at = (self._at + 1) % len(lengths)
+            self.played += 1
+            heappush(self._samples, (due, self.played, group, group.to_lease))
 
     def _later(self, seconds: float, what: str, version: int = 0) -> None:
         heappush(self._acts, (self._now + max(0.0, seconds), self._number(), what, version))

@@ -27,8 +27,10 @@ class KnownDeliveries(Deliveries):
         super().__init__(window, 1)
         self._boxes = boxes
         self._bounds: dict[PeerId, Bounds] = {}
-        # Of each box, samples/s of one slot.
-        self._speeds: dict[PeerId, float] = {}
+        # Of each box: samples/s of one slot, and of all.
+        self._speeds: dict[PeerId, tuple[float, float]] = {}
+        # Ranks, and the usual speed beside which they are that.
+        self._ranked_by, self._ranks = 0.0, dict[PeerId, int]()
 
     def bounds(self, worker: PeerId) -> Bounds:
         return self._bounds.get(worker, UNBOUND)
@@ -44,23 +46,23 @@ class KnownDeliveries(Deliveries):
         """What each may hold, by what its kind makes."""
         self.review_at = math.inf
         before, self._bounds = self._bounds, {}
-        for each, box in self._boxes.items():
-            if each not in self._speeds:
-                self._speeds[each] = 1.0 / box.sample_s
-        here = [
-            (each, box.peer.slots, self._speeds[each])
-            for each, box in self._boxes.items()
-            if box.here
-        ]
-        rates = [slots * speed for _, slots, speed in here]
-        usual, pool = (
-            usual_speed([(speed, rate) for rate, (*_, speed) in zip(rates, here, strict=True)]),
-            sum(rates),
-        )
-        for each, slots, speed in here if usual else ():
-            most = slots * speed * max(self._window / pool, GROWTH / usual)
-            slower = math.log2(usual / speed) if speed else RANK_MAX
-            rank = max(RANK_MIN, min(RANK_MAX, round(slower)))
-            self._bounds[each] = int(max(1.0, min(SLOTS_MAX, most))), rank
+        here = [(each, self._speed(each, box)) for each, box in self._boxes.items() if box.here]
+        usual, pool = usual_speed([both for _, both in here]), sum([rate for _, (_, rate) in here])
+        if usual != self._ranked_by:
+            self._ranked_by, self._ranks = usual, {}
+        if usual:
+            holds_s = max(self._window / pool, GROWTH / usual)
+            for each, (speed, rate) in here:
+                if (rank := self._ranks.get(each)) is None:
+                    slower = math.log2(usual / speed) if speed else RANK_MAX
+                    rank = self._ranks[each] = max(RANK_MIN, min(RANK_MAX, round(slower)))
+                self._bounds[each] = int(max(1.0, min(SLOTS_MAX, rate * holds_s))), rank
         both = before.keys() | self._bounds.keys()
         return {each for each in both if before.get(each) != self._bounds.get(each)}
+
+    def _speed(self, worker: PeerId, box: FleetWorker) -> tuple[float, float]:
+        known = self._speeds.get(worker)
+        if known is None:
+            speed = 1.0 / box.sample_s
+            known = self._speeds[worker] = speed, box.peer.slots * speed
+        return known

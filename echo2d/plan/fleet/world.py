@@ -421,28 +421,27 @@ class FleetWorld:
         """Whether prompts were drawn."""
         drawn = False
         for action in actions:
-            match action:
-                case Persist(record):  # first, for it is half of them
-                    if isinstance(record, NOTED):
-                        self._notes(record)
-                case Send(session, message):
-                    self._hears(session, message)
-                case ScoreSample(group, sample):
-                    reward = 0.0 if self._is_flat(group) else self._chance.random()
-                    self._perform(self.groups.scored(SampleScored(group, sample, reward, "")))
-                case StepEnvironment(group, sample):
-                    reward = 0.0 if self._is_flat(group) else self._chance.random()
-                    seconds, answer = self.tools.step(action, reward)
-                    self._clock.after(seconds, self._tool_answers, answer)
-                case DrawPrompt(cursor):
-                    self.groups.prompt_drawn(PromptDrawn(cursor, _PROMPT))
-                    drawn = True
-                case Note("buffered", _, group) if group is not None:
-                    self.group_s.append(self._clock.now - self._begun.pop(group))
-                case StopRun(reason):
-                    raise AssertionError(reason)
-                case _:
-                    pass
+            # Written out for those of each sample: this is what a simulation does all the time.
+            if isinstance(action, Persist):
+                if isinstance(action.record, NOTED):
+                    self._notes(action.record)
+            elif isinstance(action, Send):
+                self._hears(action.session, action.message)
+            elif isinstance(action, ScoreSample):
+                scored = SampleScored(action.group, action.sample, self._reward(action.group), "")
+                self._perform(self.groups.scored(scored))
+            elif isinstance(action, StepEnvironment):
+                seconds, answer = self.tools.step(action, self._reward(action.group))
+                self._clock.after(seconds, self._tool_answers, answer)
+            elif isinstance(action, DrawPrompt):
+                self.groups.prompt_drawn(PromptDrawn(action.cursor, _PROMPT))
+                drawn = True
+            elif (
+                isinstance(action, Note) and action.kind == "buffered" and action.group is not None
+            ):
+                self.group_s.append(self._clock.now - self._begun.pop(action.group))
+            elif isinstance(action, StopRun):
+                raise AssertionError(action.reason)
         return drawn
 
     def _tool_answers(self, answer: ToolAnswer) -> None:
@@ -468,11 +467,12 @@ class FleetWorld:
         elif isinstance(record, LeaseGiven):
             self._moved += record.base.length > record.base.turn_start
 
-    def _is_flat(self, group: GroupId) -> bool:
-        """Whether all rewards of this group are the same, so that it is thrown away."""
+    def _reward(self, group: GroupId) -> float:
+        """0, if all rewards of this group are the same, so that it is thrown away."""
         share = self._fleet.policy.no_variance
         drawn_by = f"{self._simulate.rng_seed} {group}"
-        return share > 0 and random.Random(drawn_by).random() < share
+        is_flat = share > 0 and random.Random(drawn_by).random() < share
+        return 0.0 if is_flat else self._chance.random()
 
     def _hears(self, session: SessionId, message: ToPeer) -> None:
         """What a worker is told of its leases."""
@@ -632,4 +632,4 @@ class FleetWorld:
 
 
 def _price(kind: WorkersTable) -> Price:
-    return Price(kind.usd_per_h, kind.usd_per_gb_down, kind.usd_per_gb_up, kind.availability)
+    return Price(kind.usd_per_h, kind.usd_per_gb_down, kind.usd_per_gb_up)
