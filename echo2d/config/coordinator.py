@@ -241,9 +241,6 @@ class PriceTable(Table):
     usd_per_gb_up: float = key(
         "usd per 10^9 bytes that the worker sends", 0.0, low=0.0, high=USD_MAX
     )
-    availability: float = key(
-        "share of the time in which the worker is available", 1.0, above=0.0, high=1.0
-    )
     trajectories_per_h: float = key(
         "trajectories per hour expected of one worker until it is measured;"
         " 0: as many as the other workers make",

@@ -244,7 +244,7 @@ export class Workers {
         ["audit", worker.audited || worker.standing ? `${worker.standing || NONE}, ${worker.flagged} of ${worker.audited} flagged` : null], ["verdict", worker.verdict || null],
       ]),
       ...part("Money", [
-        ["usd per hour", usd(worker.usd_per_h)], ["since the coordinator started", worker.cost_usd === undefined ? null : `${usd(worker.cost_usd)} usd`], ["usd per trajectory", usd(worker.rho)], ["received, passed on", worker.received_bytes === undefined ? null : `${bytes(worker.received_bytes)}, ${bytes(worker.sent_bytes)}`], ["usd per GB down, up", `${usd(worker.usd_per_gb_down)}, ${usd(worker.usd_per_gb_up)}`], ["availability", percent(worker.availability)],
+        ["usd per hour", usd(worker.usd_per_h)], ["since the coordinator started", worker.cost_usd === undefined ? null : `${usd(worker.cost_usd)} usd`], ["usd per trajectory", usd(worker.rho)], ["received, passed on", worker.received_bytes === undefined ? null : `${bytes(worker.received_bytes)}, ${bytes(worker.sent_bytes)}`], ["usd per GB down, up", `${usd(worker.usd_per_gb_down)}, ${usd(worker.usd_per_gb_up)}`],
       ]),
       made("p", {class: "dim"}, worker.id),
     );

@@ -55,7 +55,6 @@ learner_usd_per_h = 10.0
 [[price]]
 workers = "spot-*"
 usd_per_h = 0.3
-availability = 0.9
 [[price]]
 workers = "*"
 usd_per_h = 0.9

@@ -10,15 +10,11 @@ from fnmatch import fnmatchcase
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """availability: the share of the time in which the worker is there.
-
-    trajectories_per_h: expected until it is measured.
-    """
+    """trajectories_per_h: expected until it is measured."""
 
     usd_per_h: float = 0.0
     usd_per_gb_down: float = 0.0
     usd_per_gb_up: float = 0.0
-    availability: float = 1.0
     trajectories_per_h: float | None = None
 
     @property
@@ -26,7 +22,7 @@ class Price:
         return None if self.trajectories_per_h is None else self.trajectories_per_h / 3600.0
 
 
-_FREE = Price()
+FREE = Price()
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,4 +38,4 @@ def price_of(named: Sequence[NamedPrice], name: str, said_usd_per_h: float | Non
     found = next((each.price for each in named if fnmatchcase(name, each.workers)), None)
     if found is not None:
         return found
-    return Price(usd_per_h=said_usd_per_h) if said_usd_per_h else _FREE
+    return Price(usd_per_h=said_usd_per_h) if said_usd_per_h else FREE

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from echo2d.core.base.bounded_dict import keep_newest
 from echo2d.core.base.ids import PeerId
-from echo2d.core.capacity.prices import Price
+from echo2d.core.capacity.prices import FREE, Price
 from echo2d.core.cluster.membership import PEERS_MAX
 from echo2d.core.status.schema import CostsStatus
 
@@ -26,7 +26,6 @@ _HOUR_S = 3600.0
 _GB = 1e9
 # Bytes/s that a peer may say it has moved, each way: 100 Gbit/s.
 RATE_MAX = 12.5e9
-FREE = Price()
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from echo2d.core.audit.audits import Audits
 from echo2d.core.base.ids import PeerId, SessionId
 from echo2d.core.broadcast.publishing import Publishing
 from echo2d.core.capacity.measurements import Measurements
+from echo2d.core.capacity.prices import FREE
 from echo2d.core.cluster.earned import Earned
 from echo2d.core.cluster.events import (
     CloseSession,
@@ -46,7 +47,7 @@ from echo2d.core.cluster.step_history import StepSummary
 from echo2d.core.cluster.versions import PublishedVersions
 from echo2d.core.coordinator.activation_loop import ActivationLoop
 from echo2d.core.coordinator.cordons import Cordons
-from echo2d.core.coordinator.costs import FREE, Costs, Traffic
+from echo2d.core.coordinator.costs import Costs, Traffic
 from echo2d.core.coordinator.events import (
     AliveTold,
     BatchAsked,

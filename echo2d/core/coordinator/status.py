@@ -286,7 +286,6 @@ class _Workers:
             usd_per_h=value.price.usd_per_h,
             usd_per_gb_down=value.price.usd_per_gb_down,
             usd_per_gb_up=value.price.usd_per_gb_up,
-            availability=value.price.availability,
             rho=value.rho,
             cost_usd=bill.at(now),
             reward=quality.reward if quality.scored else None,

@@ -165,7 +165,6 @@ class WorkerStatus(PeerStatus):
     usd_per_h: float
     usd_per_gb_down: float
     usd_per_gb_up: float
-    availability: float
     rho: float | None
     cost_usd: float = 0.0
     reward: float | None

@@ -93,7 +93,6 @@ def _price(each: PriceTable | OfferTable) -> Price:
         each.usd_per_h,
         each.usd_per_gb_down,
         each.usd_per_gb_up,
-        each.availability,
         each.trajectories_per_h or None,
     )
 
