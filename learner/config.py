@@ -14,7 +14,8 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 from echo2d.client import OperatorFault
 from echo2d.config.run import RunTable, module_folders_of
-from echo2d.config.tables import Table, folder_of, key, read_toml, table_of, with_settings
+from echo2d.config.tables import folder_of, read_table, read_toml, table_of, with_settings
+from echo2d.core.rules.table import Table, key
 from echo2d.own_modules import require_own
 from echo2d.sd_notify import Notifier
 
@@ -310,12 +311,12 @@ class LearnerConfig(Recipe):
         """The table of a parsed file; what it leaves out is that of [run]. folder: of the file."""
         values = dict(table_of(document, LearnerConfig.TABLE))
         if RunTable.TABLE in document:
-            run = RunTable.read(table_of(document, RunTable.TABLE), folder)
+            run = read_table(RunTable, table_of(document, RunTable.TABLE), folder)
             values.setdefault("token_file", run.run_dir / "tokens" / "learner.token")
             values.setdefault("snapshot_root", run.snapshot_root)
             if run.base_model is not None:
                 values.setdefault("model", run.base_model)
-        config = LearnerConfig.read(values, folder)
+        config = read_table(LearnerConfig, values, folder)
         for name, entry in (("advantages", config.advantages), ("loss", config.loss)):
             try:
                 if entry:

@@ -20,10 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from echo2d.config.coordinator import CoordinatorConfig
-from echo2d.config.limits import STALENESS_MAX
 from echo2d.core.base.ids import Digest, GroupId, RequestId, RunId, Version
 from echo2d.core.cluster.events import Persist
-from echo2d.core.cluster.rules import RunRules, TaskRules
 from echo2d.core.coordinator.events import (
     CoordinatorAction,
     DeadlinePassed,
@@ -40,6 +38,8 @@ from echo2d.core.protocol.trajectory import (
     batch_digest,
     pack_batch,
 )
+from echo2d.core.rules.run import STALENESS_MAX, RunRules
+from echo2d.core.rules.tasks import TaskRules
 from echo2d.core.status.json_form import status_json
 from echo2d.core.work.events import BatchFrozen, DrawPrompt, GroupDropped, ScoreSample
 from echo2d.errors import IntegrityFault, OperatorFault, StoreFault
@@ -191,10 +191,16 @@ def guessed_rules(recovered: Recovered) -> Rules:
     )
     groups = max([1, *(len(batch.groups) for batch in recovered.frozen)])
     rules = RunRules(
-        run_id=ANY_RUN, staleness_max=STALENESS_MAX, publish_every=1, trajectories_per_step=size * groups,
-        group_size=size, tasks=(TaskRules(max_new_tokens=1),), vocab_size=1,
-        over_stale="drop", filter_zero_variance=False, shape="auto", chains=1,
-    )  # fmt: skip
+        run_id=ANY_RUN,
+        staleness_max=STALENESS_MAX,
+        publish_every=1,
+        trajectories_per_step=size * groups,
+        group_size=size,
+        tasks=(TaskRules(max_new_tokens=1),),
+        vocab_size=1,
+        over_stale="drop",
+        filter_zero_variance=False,
+    )
     return Rules(rules, known=False)
 
 

@@ -15,7 +15,7 @@ import click
 from echo2d.errors import OperatorFault
 
 if TYPE_CHECKING:
-    from echo2d.config.tables import Table
+    from echo2d.core.rules.table import Table
 
 # How often a long command says how far it is, where there is no terminal.
 _LINE_S = 10.0

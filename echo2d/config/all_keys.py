@@ -1,10 +1,12 @@
 """Prints every key of the coordinator and of a worker, with its default, unit and meaning."""
 
-from echo2d.config.coordinator import COORDINATOR_TABLES, PriceTable
+from echo2d.config.coordinator import COORDINATOR_TABLES
 from echo2d.config.renting import print_providers
-from echo2d.config.tables import Table, print_tables
+from echo2d.config.tables import print_tables
 from echo2d.config.tasks import EvalTable, TaskTable
 from echo2d.config.worker import WorkerConfig
+from echo2d.core.rules.prices import PriceTable
+from echo2d.core.rules.table import Table
 
 
 def print_config() -> str:

@@ -12,25 +12,19 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from echo2d.config.limits import (
-    NEW_TOKENS_MAX,
-    PATIENCE_MAX,
-    PORT_MAX,
-    STALENESS_MAX,
-    USD_MAX,
-    uplink_bytes_per_s,
-)
+from echo2d.config.limits import NEW_TOKENS_MAX, PORT_MAX, uplink_bytes_per_s
 from echo2d.config.renting import ProviderConfig, RentTable, read_providers
 from echo2d.config.run import RunTable, flat_folders
-from echo2d.config.tables import Table, folder_of, key, meant, read_toml, table_of, with_settings
+from echo2d.config.tables import folder_of, meant, read_table, read_toml, table_of, with_settings
 from echo2d.config.tasks import EvalTable, SamplingTable, TaskTable
+from echo2d.core.rules.audit import AuditTable
+from echo2d.core.rules.prices import USD_MAX, PriceTable
+from echo2d.core.rules.run import ActivationTable, DisseminationTable, PolicyTable
+from echo2d.core.rules.table import Table, key
 from echo2d.errors import OperatorFault
-from echo2d.registry import SHAPES
 
 # Below it, logits / temperature overflow.
 _TEMPERATURE_MIN = 0.001
-# A batch body of 1 GiB holds this many trajectories of 8k tokens.
-TRAJECTORIES_PER_STEP_MAX = 16384
 # A task with less would have a group in one step of hundreds.
 WEIGHT_SHARE_MIN = 0.001
 # Each of them has processes of its own.
@@ -64,59 +58,6 @@ class ServeTable(Table):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyTable(Table):
-    TABLE: ClassVar[str] = "policy"
-
-    staleness_max: int = key(
-        "S: the oldest data allowed in a gradient, in train steps", 3, low=0, high=STALENESS_MAX
-    )
-    publish_every: int | Literal["auto"] = key(
-        'kappa: train steps per publish, 1 to S + 1, or "auto"', "auto", low=1
-    )
-    trajectories_per_step: int = key(
-        "R: trajectories per train step", 64, low=1, high=TRAJECTORIES_PER_STEP_MAX
-    )
-    group_size: int = key(
-        "trajectories per prompt; divides trajectories_per_step", 8, low=1, high=1024
-    )
-    group_min: int = key(
-        "trajectories that a group must have if the rewards of others fail; 0: half of group_size",
-        0,
-        low=0,
-        high=1024,
-    )
-    over_stale: Literal["drop", "mask"] = key(
-        "groups with tokens older than S: drop them, or keep them and mask these tokens", "drop"
-    )
-    filter_zero_variance: bool = key("replace groups whose rewards are all equal", True)
-    move_stragglers: bool = key(
-        "answers that their group waits for go on at faster workers, with their tokens", True
-    )
-    group_patience: float = key(
-        "a group that lacks an eighth of its answers or one is trained without them once it has waited so many times"
-        " as long as the others took, or the last batch that can take it is filled; 0: until it is too old",
-        3.0,
-        low=0.0,
-        high=PATIENCE_MAX,
-    )
-    columns: tuple[str, ...] = key(
-        "numbers beside each token that the learner gets if engines write them, such as"
-        ' ["experts"] (docs/learner.md); others are dropped on arrival',
-        (),
-    )
-    quantized_workers: bool = key(
-        "let workers in whose engines compute with quantized weights; trust one of each kind if"
-        " [audit] is on (docs/audit.md)",
-        False,
-    )
-    order: Literal["oldest", "priority"] = key(
-        "which complete groups a step takes first; priority: those whose rewards differ most, of those"
-        " that can wait for another step",
-        "oldest",
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SamplesTable(Table):
     TABLE: ClassVar[str] = "samples"
 
@@ -127,126 +68,6 @@ class SamplesTable(Table):
         low=0,
     )
     viewers: bool = key("viewer tokens see prompts and answers too, on the page", False)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DisseminationTable(Table):
-    TABLE: ClassVar[str] = "dissemination"
-
-    shape: str = key(
-        "how versions spread; auto: relay trees chosen by measured uplinks", "auto", choices=SHAPES
-    )
-    chains: int = key("number of chains (stripes) of the chain shape", 1, low=1, high=16)
-    mode: Literal["background", "exclusive"] = key(
-        "background: workers generate while they receive a version; exclusive: they stop for it"
-        " (as in ECHO-2)",
-        "background",
-    )
-    p2p: bool = key(
-        "workers pass versions on; false: this host sends each version to each worker (to compare)",
-        True,
-    )
-    delta: bool = key(
-        "send only the difference from a version that most workers have; false: always in full",
-        True,
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ActivationTable(Table):
-    TABLE: ClassVar[str] = "activation"
-
-    mode: Literal["all", "auto"] = key(
-        "all: every worker gets leases; auto: only those with which a train step costs least",
-        "all",
-    )
-    by_cost: bool = key(
-        "with auto, take the cheapest workers first; false: ignore prices (to compare)", True
-    )
-    gamma: float = key(
-        "boxes are rented once the workers here make less than the target over this",
-        1.1,
-        low=1.0,
-        high=10.0,
-    )
-    learner_usd_per_h: float = key(
-        "usd per hour of the learner's host: what its waiting costs; 0: not known",
-        0.0,
-        low=0.0,
-        high=USD_MAX,
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AuditTable(Table):
-    TABLE: ClassVar[str] = "audit"
-
-    enabled: bool = key(
-        "score workers' answers again, and quarantine workers whose answers are not the model's",
-        False,
-    )
-    trusted: tuple[str, ...] = key(
-        "tokens whose workers are trusted: what honest engines look like is learnt from them", ()
-    )
-    share: float = key(
-        "share of the answers of a worker in good standing that is scored",
-        0.05,
-        low=0.0,
-        high=1.0,
-    )
-    newcomer: int = key(
-        "so many answers of a new worker are scored before any of them is trained on",
-        20,
-        low=0,
-        high=1000,
-    )
-    wait_s: float = key(
-        "seconds that an answer waits for its verdict before another worker gets its prompt",
-        60.0,
-        above=0.0,
-        high=3600.0,
-    )
-    seeds: Literal["torch", "sglang", "none"] = key(
-        "how all engines of this run draw: torch; sglang with --enable-deterministic-inference; "
-        "none: not by the coordinator's seeds",
-        "torch",
-    )
-    logprobs: bool = key(
-        "a clean prefill gives the logprobs that engines report; false with quantized weights",
-        True,
-    )
-    in_place: bool = key(
-        "workers may refit in place (worker.refit_mode): answers in which one version follows "
-        "another get limits of their own",
-        False,
-    )
-    device: str = key("where the auditor runs: cpu, cuda, cuda:1", "cpu")
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = key(
-        "what the auditor computes in; auto: float32 on the CPU, else bfloat16", "auto"
-    )
-    threads: int = key("CPU threads of the auditor; 0: torch decides", 1, low=0, high=1024)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PriceTable(Table):
-    """One [[price]]. The first one whose pattern fits a worker's name is that worker's price."""
-
-    TABLE: ClassVar[str] = "price"
-
-    workers: str = key('pattern of the worker names that cost this, such as "spot-*"')
-    usd_per_h: float = key("usd per hour of one worker", 0.0, low=0.0, high=USD_MAX)
-    usd_per_gb_down: float = key(
-        "usd per 10^9 bytes that the worker receives", 0.0, low=0.0, high=USD_MAX
-    )
-    usd_per_gb_up: float = key(
-        "usd per 10^9 bytes that the worker sends", 0.0, low=0.0, high=USD_MAX
-    )
-    trajectories_per_h: float = key(
-        "trajectories per hour expected of one worker until it is measured;"
-        " 0: as many as the other workers make",
-        0.0,
-        low=0.0,
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -418,7 +239,7 @@ class CoordinatorConfig:
         common = {each.name: getattr(self.sampling, each.name) for each in fields(SamplingTable)}
         if "vocab_size" in task.sampling:
             raise OperatorFault("task.sampling.vocab_size: all tasks have that of [sampling]")
-        found = SamplingTable.read({**common, **task.sampling})
+        found = read_table(SamplingTable, {**common, **task.sampling})
         if found.temperature < _TEMPERATURE_MIN and not (greedy and found.temperature == 0):
             raise OperatorFault(
                 f"sampling.temperature: expected at least {_TEMPERATURE_MIN}, or 0.0 for [[eval]] "
@@ -504,14 +325,18 @@ class CoordinatorConfig:
                 )
         tasks = _rows(document, TaskTable.TABLE, TASKS_MAX) or [{}]
         checked: dict[str, Any] = {
-            cls.TABLE: cls.read(tables[cls.TABLE], folder) for cls in COORDINATOR_TABLES
+            cls.TABLE: read_table(cls, tables[cls.TABLE], folder) for cls in COORDINATOR_TABLES
         }
         checked["link"] = checked["link"].beside(checked["coordinator"])
         return CoordinatorConfig(
             **checked,
-            tasks=tuple(TaskTable.read(task, folder) for task in tasks),
-            evals=tuple(map(EvalTable.read, _rows(document, EvalTable.TABLE, EVALS_MAX))),
-            prices=tuple(map(PriceTable.read, _rows(document, PriceTable.TABLE, PRICES_MAX))),
+            tasks=tuple(read_table(TaskTable, task, folder) for task in tasks),
+            evals=tuple(
+                read_table(EvalTable, row) for row in _rows(document, EvalTable.TABLE, EVALS_MAX)
+            ),
+            prices=tuple(
+                read_table(PriceTable, row) for row in _rows(document, PriceTable.TABLE, PRICES_MAX)
+            ),
             providers=read_providers(document),
             folder=folder,
             learner=table_of(document, "learner"),

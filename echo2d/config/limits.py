@@ -3,16 +3,11 @@
 from echo2d.errors import OperatorFault
 from echo2d.quantities import parse_rate
 
-# Data older than this is off-policy training by another name, and the buffers grow with it.
-STALENESS_MAX = 64
-PATIENCE_MAX = 1000.0  # times as long as the other answers of a group took
 # With logprobs this is 1 MiB on the control link, well below the 4 MiB of a message.
 NEW_TOKENS_MAX = 131072
 PORT_MAX = 65535
 # Frames of four versions and two snapshots of a 50 GB model.
 DISK_BYTES_MAX = 256 << 30
-# More than this per hour, or per 10^9 bytes, is a typing mistake.
-USD_MAX = 1e6
 UPLINK_LIMIT_MIN = 125e3  # bytes/s, 1mbit: below it, one frame takes seconds
 
 

@@ -17,8 +17,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from echo2d.config.limits import USD_MAX
-from echo2d.config.tables import Table, key, print_tables, table_of
+from echo2d.config.tables import print_tables, read_table, table_of
+from echo2d.core.rules.prices import USD_MAX, PriceTable
+from echo2d.core.rules.table import Table, key, same_key
 from echo2d.errors import OperatorFault
 from echo2d.registry import PROVIDERS
 
@@ -144,10 +145,8 @@ class OfferTable(Table):
     availability: float = key(
         "share of the time in which a box is available", 1.0, above=0.0, high=1.0
     )
-    usd_per_gb_down: float = key(
-        "usd per 10^9 bytes that a box receives", 0.0, low=0.0, high=USD_MAX
-    )
-    usd_per_gb_up: float = key("usd per 10^9 bytes that a box sends", 0.0, low=0.0, high=USD_MAX)
+    usd_per_gb_down: float = same_key(PriceTable, "usd_per_gb_down")
+    usd_per_gb_up: float = same_key(PriceTable, "usd_per_gb_up")
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +216,8 @@ def read_providers(document: Mapping[str, Any]) -> tuple[ProviderConfig, ...]:
 def _provider(row: Mapping[str, Any]) -> ProviderConfig:
     keys = {name: value for name, value in row.items() if name != "offer"}
     return ProviderConfig(
-        ProviderTable.read(keys), tuple(map(OfferTable.read, _rows(row, "offer")))
+        read_table(ProviderTable, keys),
+        tuple(read_table(OfferTable, each) for each in _rows(row, "offer")),
     )
 
 

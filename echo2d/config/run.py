@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from echo2d.config.limits import DISK_BYTES_MAX
-from echo2d.config.tables import Table, folder_of, key, read_toml, table_of, with_settings
+from echo2d.config.tables import folder_of, read_table, read_toml, table_of, with_settings
+from echo2d.core.rules.table import Table, key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +50,7 @@ def module_folders(path: Path, settings: Iterable[str] = ()) -> tuple[Path, ...]
 def module_folders_of(document: Mapping[str, Any], folder: Path) -> tuple[Path, ...]:
     """The same of a parsed file. folder: of the file."""
     values = table_of(document, RunTable.TABLE)
-    return flat_folders((folder, *(RunTable.read(values, folder).modules if values else ())))
+    return flat_folders((folder, *(read_table(RunTable, values, folder).modules if values else ())))
 
 
 def flat_folders(folders: Iterable[Path]) -> tuple[Path, ...]:

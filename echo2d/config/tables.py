@@ -1,7 +1,6 @@
-"""TOML tables as frozen, checked dataclasses.
+"""Reads tables from TOML files, and prints them.
 
-Each key is declared in one place with its default, unit, limits and meaning. A program reads its
-own tables of a file that may serve several programs. Relative paths count from the file's folder.
+A program reads its own tables of a file that may serve several programs. Relative paths count from the file's folder.
 Any mistake is an OperatorFault that names `table.key`, what was expected and what was found.
 """
 
@@ -9,147 +8,32 @@ import dataclasses
 import difflib
 import json
 import tomllib
-import types
 import typing
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self, Union
+from typing import Any, Literal, TypeVar
 
+from echo2d.core.rules.table import Table, expected_text, range_text, types_of
 from echo2d.errors import OperatorFault, path_fault
 
-NUMBERS = (int, float)
+AnyTable = TypeVar("AnyTable", bound=Table)
 _ALIKE = 0.7  # of two names, one of which is a mistyped other
 
 
-def key(
-    doc: str,
-    default: Any = dataclasses.MISSING,
-    *,
-    choices: Collection[str] | None = None,
-    or_else: str = "",
-    **limits: float,
-) -> Any:
-    """One key of a table. A key without a default is required.
-
-    limits: `low` and `high` (inclusive), `above` (exclusive). choices: the values that a key of
-    type `str` may have; for a registry's names, which a `Literal` cannot list. or_else: what stands
-    for a required key that is left out, where the table's reader fills it in.
-    """
-    metadata = {"doc": doc, "or_else": or_else, **limits}
-    if choices is not None:
-        metadata["choices"] = tuple(choices)
-    if callable(default):
-        return field(default_factory=default, metadata=metadata)
-    return field(default=default, metadata=metadata)
-
-
-def _matches(hint: Any, value: Any) -> bool:
-    origin, parts = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (Union, types.UnionType):
-        return any(_matches(part, value) for part in parts)
-    if origin is Literal:
-        return type(value) is str and value in parts
-    if origin is tuple and parts[-1] is Ellipsis:
-        return type(value) is tuple and all(_matches(parts[0], part) for part in value)
-    if origin is tuple:
-        return (
-            type(value) is tuple and len(value) == len(parts) and all(map(_matches, parts, value))
-        )
-    if hint is float:
-        return type(value) in NUMBERS
-    if hint is Path:
-        return isinstance(value, Path)
-    return type(value) is (origin or hint)
-
-
-_NAMES = {
-    int: "an integer",
-    float: "a number",
-    bool: "true or false",
-    str: "text",
-    Path: "a path",
-    dict: "a table",
-}
-
-
-def _describe(hint: Any) -> str:
-    origin, parts = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (Union, types.UnionType):
-        return " or ".join(_describe(part) for part in parts if part is not type(None))
-    if origin is Literal:
-        return _quoted(parts)
-    if origin is tuple:
-        return f"[{', '.join('...' if part is Ellipsis else _describe(part) for part in parts)}]"
-    return _NAMES[origin or hint]
-
-
-def _quoted(choices: Collection[str]) -> str:
-    return " or ".join(f'"{choice}"' for choice in choices)
-
-
-def _expected(hint: Any, item: "dataclasses.Field[Any]") -> str:
-    return _quoted(item.metadata.get("choices", ())) or _describe(hint)
-
-
-def _range_text(limits: Mapping[str, Any]) -> str:
-    words = {"above": "more than", "low": "at least", "high": "at most"}
-    return ", ".join(f"{word} {limits[name]}" for name, word in words.items() if name in limits)
-
-
-def _in_range(value: Any, limits: Mapping[str, Any]) -> bool:
-    if type(value) is tuple:
-        return all(_in_range(part, limits) for part in value)
-    if type(value) not in NUMBERS:
-        return True
-    above, low, high = limits.get("above"), limits.get("low"), limits.get("high")
-    return (
-        (above is None or value > above)
-        and (low is None or value >= low)
-        and (high is None or value <= high)
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
-    """One TOML table. Subclasses declare its keys. Every instance is checked when it is made."""
-
-    TABLE: ClassVar[str]
-
-    def __post_init__(self) -> None:
-        hints = typing.get_type_hints(type(self))
-        for item in dataclasses.fields(self):
-            self._check(item, hints[item.name])
-
-    def _check(self, item: "dataclasses.Field[Any]", hint: Any) -> None:
-        value = getattr(self, item.name)
-        choices = item.metadata.get("choices", (value,))
-        if not (_matches(hint, value) and value in choices and _in_range(value, item.metadata)):
-            expected = ", ".join(filter(None, (_expected(hint, item), _range_text(item.metadata))))
-            raise OperatorFault(f"{self.TABLE}.{item.name}: expected {expected}; found {value!r}")
-
-    @classmethod
-    def read(cls, values: Mapping[str, Any], folder: Path = Path()) -> Self:
-        """Make the table from parsed TOML, where paths are text. folder: relative paths count from it."""
-        hints = typing.get_type_hints(cls)
-        keys = {item.name: item for item in dataclasses.fields(cls)}
-        for name in values:
-            if name not in keys:
-                raise OperatorFault(f"{cls.TABLE}.{name}: unknown key; {meant(name, keys)}")
-        for name, item in keys.items():
-            if name not in values and item.default is item.default_factory is dataclasses.MISSING:
-                raise OperatorFault(
-                    f"{cls.TABLE}.{name}: expected {_expected(hints[name], item)}; found nothing"
-                )
-        defaults = {
-            name: item.default for name, item in keys.items() if isinstance(item.default, Path)
-        }
-        return cls(
-            **{
-                name: _from_toml(hints[name], value, folder)
-                for name, value in {**defaults, **values}.items()
-            }
-        )
+def read_table(table: type[AnyTable], values: Mapping[str, Any], folder: Path = Path()) -> AnyTable:
+    """Make the table from parsed TOML, where paths are text. folder: relative paths count from it."""
+    hints, name = types_of(table), table.TABLE
+    keys = {item.name: item for item in dataclasses.fields(table)}
+    for each in values:
+        if each not in keys:
+            raise OperatorFault(f"{name}.{each}: unknown key; {meant(each, keys)}")
+    for each, item in keys.items():
+        if each not in values and item.default is item.default_factory is dataclasses.MISSING:
+            expected = expected_text(hints[each], item)
+            raise OperatorFault(f"{name}.{each}: expected {expected}; found nothing")
+    defaults = {each: item.default for each, item in keys.items() if isinstance(item.default, Path)}
+    given = {**defaults, **values}
+    return table(**{each: _from_toml(hints[each], value, folder) for each, value in given.items()})
 
 
 def meant(name: str, keys: Collection[str]) -> str:
@@ -238,7 +122,7 @@ def _toml(value: Any) -> str:
 
 def _key_lines(item: "dataclasses.Field[Any]", hint: Any) -> list[str]:
     listed = "choices" in item.metadata or typing.get_origin(hint) is Literal
-    limits = _expected(hint, item) if listed else _range_text(item.metadata)
+    limits = expected_text(hint, item) if listed else range_text(item.metadata)
     comment = f"# {item.metadata['doc']}" + (f" ({limits})" if limits else "")
     if item.default_factory is not dataclasses.MISSING:
         return [comment, f"{item.name} = {{}}"]
@@ -255,7 +139,7 @@ def print_tables(*tables: type[Table]) -> str:
     """All keys with their defaults, as commented TOML."""
     blocks = []
     for table in tables:
-        hints = typing.get_type_hints(table)
+        hints = types_of(table)
         keys = dataclasses.fields(table)
         lines = [line for item in keys for line in _key_lines(item, hints[item.name])]
         blocks.append("\n".join([f"[{table.TABLE}]", *lines, ""]))

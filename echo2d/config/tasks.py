@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from echo2d.config.limits import NEW_TOKENS_MAX
-from echo2d.config.tables import Table, key
+from echo2d.core.rules.table import Table, key
 from echo2d.registry import TASKS
 
 

@@ -8,8 +8,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from echo2d.config.limits import DISK_BYTES_MAX, PORT_MAX, USD_MAX, uplink_bytes_per_s
-from echo2d.config.tables import Table, folder_of, key, read_toml, table_of, with_settings
+from echo2d.config.limits import DISK_BYTES_MAX, PORT_MAX, uplink_bytes_per_s
+from echo2d.config.tables import folder_of, read_table, read_toml, table_of, with_settings
+from echo2d.core.rules.prices import USD_MAX
+from echo2d.core.rules.table import Table, key
 from echo2d.errors import OperatorFault
 from echo2d.registry import ENGINES
 
@@ -215,4 +217,4 @@ class WorkerConfig(Table):
             for name, value in (overrides or {}).items()
         }
         folder = Path() if path is None else folder_of(path)
-        return WorkerConfig.read({**values, **given}, folder)
+        return read_table(WorkerConfig, {**values, **given}, folder)

@@ -22,10 +22,11 @@ from statistics import pvariance
 from echo2d.config.checks import config_cautions
 from echo2d.config.coordinator import CoordinatorConfig
 from echo2d.core.base.ids import RunId
-from echo2d.core.cluster.rules import RunRules, TaskRules
 from echo2d.core.protocol.answer_end import CONTEXT_SPARE, WHOLE_ENDS, output_limit
 from echo2d.core.protocol.control_messages import Finish
 from echo2d.core.protocol.trajectory import pack_tokens, unpack_tokens
+from echo2d.core.rules.run import RunRules
+from echo2d.core.rules.tasks import TaskRules
 from echo2d.engines.base import Engine, EngineOptions, GenerateRequest, UnsuitedEngine
 from echo2d.errors import EngineFault, OperatorFault
 from echo2d.extras import install_command

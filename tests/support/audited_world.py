@@ -7,7 +7,6 @@ from echo2d.core.audit.audits import Audits
 from echo2d.core.audit.events import AuditTold, Convict, LimitsLearnt
 from echo2d.core.audit.scoring_queue import SCORING_PATIENCE_S
 from echo2d.core.base.ids import PeerId
-from echo2d.core.cluster.rules import AuditRules, EpisodeRules
 from echo2d.core.coordinator.events import CoordinatorAction, CoordinatorEvent
 from echo2d.core.protocol.control_messages import (
     AnswerToScore,
@@ -17,6 +16,8 @@ from echo2d.core.protocol.control_messages import (
     VersionSpan,
 )
 from echo2d.core.protocol.evidence import TOLERANCES, Evidence
+from echo2d.core.rules.audit import AuditRules
+from echo2d.core.rules.tasks import EpisodeRules
 from echo2d.core.work.events import SampleReturned
 from echo2d_lab.standins.memory_run import FakePeer
 from tests.support.coordinator_world import World, publish_step, rules, version_key
@@ -50,14 +51,17 @@ class AuditedWorld(World):
         self.learnt = learnt
         self.liars: set[str] = set()
         self.mixes: set[str] = set()
-        audit = AuditRules(**{"newcomer": 3, "share": 0.0, **changes})
+        audit = AuditRules(**{"newcomer": 3, "share": 0.0, "trusted": ("t",), **changes})
         plenty: dict[str, Any] = {"trajectories_per_step": 8, "filter_zero_variance": False}
         if episodes:
-            episode = EpisodeRules(tokens_max=64)
+            episode = EpisodeRules(
+                tokens_max=64,
+                turns_max=16,
+            )
             tasks = tuple(replace(task, episode=episode) for task in rules().tasks)
             # One group at a time, so that slots are free.
             plenty |= {"tasks": tasks, "trajectories_per_step": 2, "staleness_max": 0}
-        super().__init__(rules(audit=audit, quantized=quantized, **plenty))
+        super().__init__(rules(audit=audit, quantized_workers=quantized, **plenty))
 
     def _boot(self) -> Any:
         if self.learnt:

@@ -11,7 +11,6 @@ from typing import Any
 
 from echo2d.core.base.ids import Digest, FormId, GroupId, RunId, Version
 from echo2d.core.cluster.events import DeleteVersion, DialBack
-from echo2d.core.cluster.rules import EvalRules, RowFilter, RunRules, TaskRules
 from echo2d.core.coordinator.events import (
     CheckpointAsked,
     CommitAsked,
@@ -38,6 +37,8 @@ from echo2d.core.protocol.trajectory import (
     batch_digest,
     unpack_batch,
 )
+from echo2d.core.rules.run import DisseminationTable, RunRules
+from echo2d.core.rules.tasks import EvalRules, RowFilter, TaskRules
 from echo2d.core.weights.signed_index import Root
 from echo2d.core.work.events import (
     BatchFrozen,
@@ -59,17 +60,25 @@ RULES = RunRules(
     trajectories_per_step=4,
     group_size=2,
     group_min=2,
+    group_patience=0.0,
     tasks=(TaskRules(max_new_tokens=8, stop_token_ids=(1,)),),
     vocab_size=32,
     over_stale="drop",
     filter_zero_variance=True,
-    shape="chain",
-    chains=1,
+    dissemination=DisseminationTable(shape="chain", chains=1),
 )
 
 
-def rules(**changes: Any) -> RunRules:
-    return replace(RULES, **changes)
+def rules(before: Any = None, **keys: Any) -> RunRules:
+    """The same rules with other values. keys: also those of [dissemination], and of [activation] but for its mode."""
+    parts, before = {}, before or RULES
+    for part in ("dissemination", "activation"):
+        table = getattr(before, part)
+        names = (each for each in table.values() if (part, each) != ("activation", "mode"))
+        if told := {name: keys.pop(name) for name in list(names) if name in keys}:
+            parts[part] = replace(table, **told)
+    changed: RunRules = replace(before, **parts, **keys)
+    return changed
 
 
 def with_room(before: RunRules, max_new_tokens: int) -> RunRules:
@@ -212,7 +221,7 @@ class World(MemoryRun):
             task = self.rules.task(self.ledger.groups[group].source.task)
             assert task is not None
             assert sorted(samples) == list(range(self.rules.drawn(task)))
-            assert min(self.rules.group_min, size) <= len(trajectories) <= size
+            assert min(self.rules.samples_min, size) <= len(trajectories) <= size
             assert not any(math.isnan(trajectory.reward) for trajectory in trajectories)
             spans = [span for trajectory in trajectories for span in trajectory.spans]
             ages = [step - 1 - span.version for span in spans]
@@ -309,8 +318,23 @@ class Kept(World):
 
     def __init__(self) -> None:
         self.records: list[CoordinatorRecord] = []
-        task = replace(RULES.tasks[0], row_filter=RowFilter())
-        evals = (EvalRules(TaskRules("held", max_new_tokens=8, stop_token_ids=(1,)), rows=2),)
+        task = replace(
+            RULES.tasks[0],
+            row_filter=RowFilter(
+                retire_after=1,
+                retest_after=100,
+            ),
+        )
+        evals = (
+            EvalRules(
+                TaskRules("held", max_new_tokens=8, stop_token_ids=(1,)),
+                rows=2,
+                every=1,
+                samples=1,
+                hold_s=60.0,
+                solved_at=1.0,
+            ),
+        )
         super().__init__(replace(RULES, tasks=(task,), evals=evals))
         self.rows = lambda cursor: f"row {cursor}"
         self.reward = lambda cursor, sample: float(cursor == 5 or sample % 2)

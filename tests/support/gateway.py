@@ -4,10 +4,10 @@ from dataclasses import replace
 from typing import Any
 
 from echo2d.core.base.ids import Version
-from echo2d.core.cluster.rules import GatewayRules
 from echo2d.core.protocol.control_messages import HeldLease, LeaseGranted
 from echo2d.core.protocol.sampling import Sampling
 from echo2d.core.protocol.trajectory import pack_tokens
+from echo2d.core.rules.tasks import GatewayRules
 from echo2d.core.work.calls.call_work import CALLS
 from echo2d.core.work.calls.events import CallAsked, CallId
 from echo2d.core.work.leases import kind_of

@@ -13,9 +13,9 @@ from typing import Any
 
 import openai
 
-from echo2d.core.cluster.rules import RunRules
 from echo2d.core.coordinator.events import CoordinatorAction, CoordinatorEvent, Recovered
 from echo2d.core.coordinator.state import PLAN_SECRET_BYTES, CoordinatorState
+from echo2d.core.rules.run import RunRules
 from echo2d.engines.fake import FakeEngine
 from echo2d.net.security.auth import write_token_file
 from echo2d.runtime.coordinator.loop import Machine

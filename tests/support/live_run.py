@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from echo2d.config.coordinator import CoordinatorConfig
-from echo2d.core.cluster.rules import RunRules
 from echo2d.core.coordinator.events import Recovered
+from echo2d.core.rules.run import RunRules
 from echo2d.engines.fake import FakeEngine
 from echo2d.runtime.coordinator.loop import Machine
 from echo2d.runtime.coordinator.main import Opened, core_machine, open_coordinator

@@ -13,7 +13,6 @@ from safetensors.numpy import save_file
 from echo2d.client import AsyncCoordinator
 from echo2d.config.coordinator import CoordinatorConfig
 from echo2d.core.base.ids import PeerId
-from echo2d.core.cluster.rules import RunRules
 from echo2d.core.cluster.step_history import StepSummary
 from echo2d.core.coordinator.events import (
     CoordinatorAction,
@@ -23,6 +22,7 @@ from echo2d.core.coordinator.events import (
     Reply,
 )
 from echo2d.core.coordinator.glance import Glance, TreeView
+from echo2d.core.rules.run import RunRules
 from echo2d.core.status.schema import EarnedStatus, Status
 from echo2d.runtime.coordinator.main import MakeMachine, Opened, open_coordinator
 from echo2d.tasks.sort_digits import write_tokenizer

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from echo2d.core.base.ids import GroupId, PeerId, Version
-from echo2d.core.cluster.rules import AuditRules, EpisodeRules, EvalRules, TaskRules
 from echo2d.core.protocol.sampling import WHOLE
+from echo2d.core.rules.audit import AuditRules
+from echo2d.core.rules.run import ActivationTable
+from echo2d.core.rules.tasks import EpisodeRules, EvalRules, TaskRules
 from echo2d.core.work.calls.events import CallAsked, CallId
 from echo2d.core.work.training.reward_watch import ALERT_FAILURES
 from tests.support.catch_up import newcomer, running
@@ -43,8 +45,21 @@ def key_paths(value: Any, path: str = "") -> set[str]:
 
 def trained() -> World:
     """Three steps are trained, something was dropped, refused and called, and a relay is here."""
-    evals = (EvalRules(TaskRules("held", stop_token_ids=(1,)), rows=2),)
-    world = World(replace(RULES, activation="auto", evals=evals))
+    evals = (
+        EvalRules(
+            TaskRules(
+                "held",
+                stop_token_ids=(1,),
+                max_new_tokens=1024,
+            ),
+            rows=2,
+            every=1,
+            samples=1,
+            hold_s=60.0,
+            solved_at=1.0,
+        ),
+    )
+    world = World(replace(RULES, activation=ActivationTable(mode="auto"), evals=evals))
     world.connect("seed", kind="seed")
     for name in "ab":
         world.connect(name)
@@ -76,7 +91,14 @@ def catching_up() -> World:
 
 def auditing() -> World:
     """An auditor has scored something, and learnt what honest engines look like."""
-    world = World(replace(RULES, audit=AuditRules()))
+    world = World(
+        replace(
+            RULES,
+            audit=AuditRules(
+                trusted=("t",),
+            ),
+        )
+    )
     world.connect("seed", kind="seed")
     world.connect("auditor", kind="auditor", slots=0)
     world.connect("a", trusted=True)
@@ -87,7 +109,14 @@ def auditing() -> World:
 
 def playing() -> World:
     """An environment has answered a turn, and is asked about another one."""
-    task = TaskRules(max_new_tokens=8, stop_token_ids=(1,), episode=EpisodeRules(tokens_max=64))
+    task = TaskRules(
+        max_new_tokens=8,
+        stop_token_ids=(1,),
+        episode=EpisodeRules(
+            tokens_max=64,
+            turns_max=16,
+        ),
+    )
     world, (worker,) = world_of(2, tasks=(task,))
     for answered in (True, False):
         world.say(worker, worker.finish(*worker.open[0], tokens=(3, 1)))

@@ -18,7 +18,6 @@ from typing import Any
 
 from echo2d.core.base.ids import Digest, SessionId, Version
 from echo2d.core.cluster.events import PeerSaid, Persist, Send
-from echo2d.core.cluster.rules import RunRules
 from echo2d.core.coordinator.events import (
     CheckpointAsked,
     CommitAsked,
@@ -45,6 +44,7 @@ from echo2d.core.protocol.control_messages import (
     VersionSpan,
     VersionVerified,
 )
+from echo2d.core.rules.run import RunRules
 from echo2d.core.weights.signed_index import Root
 from echo2d.store.ledger_rows import statements
 from echo2d_lab.standins.memory_run import FakePeer, MemoryRun

@@ -36,7 +36,6 @@ from echo2d.core.audit.waiting_samples import WaitingSample, WaitingSamples
 from echo2d.core.base.ids import GroupId, PeerId
 from echo2d.core.cluster.events import Note, Persist
 from echo2d.core.cluster.membership import Membership, Peer
-from echo2d.core.cluster.rules import AnswerClass, RunRules
 from echo2d.core.cluster.statistics import Statistics
 from echo2d.core.cluster.versions import PublishedVersions
 from echo2d.core.protocol.control_messages import (
@@ -48,6 +47,8 @@ from echo2d.core.protocol.evidence import TOLERANCES, Evidence
 from echo2d.core.protocol.sampling import WHOLE, Sampling
 from echo2d.core.protocol.seeds import sample_seeds
 from echo2d.core.protocol.trajectory import AuthoredSpan, TrajectoryRecord, TrajectoryScore
+from echo2d.core.rules.audit import AnswerClass
+from echo2d.core.rules.run import RunRules
 
 # Evidence that waits for limits; beyond, answers count as not scored.
 UNJUDGED_MAX = 4096
@@ -282,7 +283,7 @@ class Audits:
     def _quantization(self, worker: PeerId) -> str:
         peer = self._members.get(worker)
         if peer is None:
-            return _UNKNOWN if self._run.quantized else ""
+            return _UNKNOWN if self._run.quantized_workers else ""
         return peer.quantization
 
     def _of(self, kind: AnswerClass) -> Baseline:
@@ -336,7 +337,7 @@ class Audits:
             self._on_trial[author] += 1
             self._bound(author)
         seed = None
-        if self._rules.replay != "none":
+        if self._rules.seeds != "none":
             (seed,) = sample_seeds(self._run.seed_key, group, (record.sample,))
         for span in spans:
             answer = _to_score(prompt, record, span, seed, sampling)

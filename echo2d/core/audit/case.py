@@ -18,8 +18,8 @@ from echo2d.core.audit.baseline import HonestLimits
 from echo2d.core.audit.sequential import FlagTest, SeedTest, TemperTest
 from echo2d.core.base.bounded_dict import keep_newest
 from echo2d.core.base.ids import PeerId
-from echo2d.core.cluster.rules import AuditRules
 from echo2d.core.protocol.evidence import Evidence
+from echo2d.core.rules.audit import AuditRules
 
 CLEARED = 100  # audited trajectories in a row without a flag, after one
 CASES_MAX = 10_000  # as many as a run enrols

@@ -18,9 +18,9 @@ from echo2d.core.base.bounded_dict import keep_newest
 from echo2d.core.base.ids import PeerId
 from echo2d.core.cluster.events import Send
 from echo2d.core.cluster.membership import Membership, Peer
-from echo2d.core.cluster.rules import RunRules
 from echo2d.core.cluster.versions import PublishedVersions, key_of
 from echo2d.core.protocol.control_messages import AnswersScored, ScoreAnswers, VersionKey
+from echo2d.core.rules.run import RunRules
 from echo2d.errors import PeerFault
 
 # An order that takes longer goes to another scorer.
@@ -59,7 +59,7 @@ class Scorers:
         lost: Callable[[AnswerPart], None],
     ) -> None:
         assert rules.audit is not None
-        self._rules, self._replay = rules, rules.audit.replay
+        self._rules, self._replay = rules, rules.audit.seeds
         self._members, self._versions, self._lost = members, versions, lost
         self._queue = ScoringQueue()
         self._peers: set[PeerId] = set()

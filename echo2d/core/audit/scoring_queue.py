@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 
 from echo2d.core.audit.waiting_samples import WaitingSample
 from echo2d.core.base.ids import GroupId, PeerId
-from echo2d.core.cluster.rules import AnswerClass
 from echo2d.core.protocol.control_messages import AnswerToScore, VersionKey
 from echo2d.core.protocol.evidence import Evidence
+from echo2d.core.rules.audit import AnswerClass
 
 # Their copies stay on the learner host's disk while something waits for them.
 SCORED_VERSIONS_MAX = 6

@@ -22,10 +22,10 @@ from echo2d.core.broadcast.events import BroadcastAction
 from echo2d.core.broadcast.transmission import Transmission
 from echo2d.core.cluster.events import Note, VersionPublished
 from echo2d.core.cluster.membership import Membership, Peer
-from echo2d.core.cluster.rules import RunRules
 from echo2d.core.cluster.statistics import Statistics
 from echo2d.core.cluster.versions import PublishedVersions, key_of
 from echo2d.core.protocol.control_messages import VersionKey
+from echo2d.core.rules.run import RunRules
 from echo2d.core.weights.kept_deltas import DELTAS_KEPT_MAX, KeptDelta
 
 
@@ -108,7 +108,9 @@ class CatchUps:
 
     def deltas_kept(self, deltas: Sequence[KeptDelta]) -> None:
         """The seed has kept these deltas, and can compose others of them."""
-        self._policy.deltas = tuple(deltas[:DELTAS_KEPT_MAX]) if self._rules.delta else ()
+        self._policy.deltas = (
+            tuple(deltas[:DELTAS_KEPT_MAX]) if self._rules.dissemination.delta else ()
+        )
 
     def form_encoded(self, transmission: Transmission) -> None:
         """A form is whole at the seed: learn how large a full form is."""

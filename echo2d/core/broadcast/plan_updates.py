@@ -17,10 +17,10 @@ from echo2d.core.broadcast.events import BroadcastAction, RatesMeasured
 from echo2d.core.broadcast.transmission import Transmission
 from echo2d.core.cluster.events import Persist
 from echo2d.core.cluster.membership import Membership, Peer
-from echo2d.core.cluster.rules import RunRules
 from echo2d.core.cluster.run_capacity import spread_s
 from echo2d.core.cluster.statistics import Statistics
 from echo2d.core.protocol.control_messages import TransferReport
+from echo2d.core.rules.run import RunRules
 from echo2d.core.topology.plan import Plan
 from echo2d.core.topology.uplink_rates import PeerRate, Rates
 

@@ -27,7 +27,6 @@ from echo2d.core.broadcast.timing import BroadcastTimings
 from echo2d.core.broadcast.transmission import TELL_S, Transmission
 from echo2d.core.cluster.events import Note, Persist, Send, StopRun, VersionPublished
 from echo2d.core.cluster.membership import Membership, Peer
-from echo2d.core.cluster.rules import RunRules
 from echo2d.core.cluster.run_capacity import publish_every
 from echo2d.core.cluster.statistics import Statistics
 from echo2d.core.cluster.versions import BASES_MAX, PublishedVersions, key_of
@@ -45,6 +44,7 @@ from echo2d.core.protocol.control_messages import (
     VersionKey,
     VersionVerified,
 )
+from echo2d.core.rules.run import RunRules
 from echo2d.core.topology.uplink_rates import PeerRate
 from echo2d.core.weights.signed_index import Root
 from echo2d.errors import PeerFault
@@ -411,7 +411,7 @@ class Publishing:
         """
         workers = [peer for peer in self._members.workers() if not peer.quarantined]
         older = [each for each in self._versions.copies() if each.version != record.version]
-        base = choose_base(older, workers) if self._rules.delta else None
+        base = choose_base(older, workers) if self._rules.dissemination.delta else None
         self.spreading = Transmission.start(
             record,
             self._rules,
@@ -424,7 +424,7 @@ class Publishing:
         chosen: list[BroadcastAction] = [
             Note("spreading", f"version {record.version} goes out {text}")
         ]
-        chosen += [self._chosen(self.spreading)] if self._rules.delta else []
+        chosen += [self._chosen(self.spreading)] if self._rules.dissemination.delta else []
         return [*chosen, *self._catch_ups.settle_all(self.spreading), *self._order(self.spreading)]
 
     def _start_again(self, record: VersionPublished, form: FormChosen, now: float) -> Transmission:
@@ -432,7 +432,7 @@ class Publishing:
 
         That process may have signed segments of the form, and a form may have one content only.
         """
-        older = self._versions.copies() if self._rules.delta else []
+        older = self._versions.copies() if self._rules.dissemination.delta else []
         base = next((each for each in older if each.digest == form.base), None)
         size = form.frame_bytes if (form.base is None) == (base is None) else None
         return Transmission.start(
@@ -526,7 +526,7 @@ class Publishing:
         if self._catch_ups:
             freed = self._catch_ups.free(main, needed)
             needed += self._catch_ups.paths()
-        bases = BASES_MAX if self._rules.delta else 0
+        bases = BASES_MAX if self._rules.dissemination.delta else 0
         return [
             *freed,
             *self._versions.surplus(needed, bases=bases, bytes_max=self._rules.disk_bytes_max),

@@ -15,7 +15,6 @@ from echo2d.core.base.bounded_dict import keep_newest
 from echo2d.core.base.ids import SEGMENTS_MAX, Digest, FormId, PeerId, PlanId, SegmentId
 from echo2d.core.cluster.events import VersionPublished
 from echo2d.core.cluster.membership import PEERS_MAX, Peer
-from echo2d.core.cluster.rules import RunRules
 from echo2d.core.protocol.control_messages import (
     EncodeVersion,
     FormEncoded,
@@ -23,6 +22,7 @@ from echo2d.core.protocol.control_messages import (
     SegmentEncoded,
     SegmentPage,
 )
+from echo2d.core.rules.run import RunRules
 from echo2d.core.topology.edges import changed_peers, edges_for
 from echo2d.core.topology.few_copies import is_worth_keeping
 from echo2d.core.topology.plan import STRIPES_MAX, Job, PeerFacts, Plan
@@ -275,11 +275,13 @@ class Transmission:
     ) -> Plan:
         job = Job(self.form, self.expected_bytes, self.facts.frame_bytes)
         root, others = peer_facts(seed), [peer_facts(peer) for peer in peers]
-        chains = min(rules.chains, STRIPES_MAX)
+        chains = min(rules.dissemination.chains, STRIPES_MAX)
         again = None if last is None else plan_again(last, plan_id, job, root, others)
-        if again is not None and (within_s is None or rules.shape != AUTO):
+        if again is not None and (within_s is None or rules.dissemination.shape != AUTO):
             return again
-        plan = plan_shape(rules.shape, plan_id, job, root, others, chains=chains, within_s=within_s)
+        plan = plan_shape(
+            rules.dissemination.shape, plan_id, job, root, others, chains=chains, within_s=within_s
+        )
         if again is not None and within_s is not None and is_worth_keeping(again, plan, within_s):
             return again
         return plan

@@ -22,9 +22,7 @@ from echo2d.core.capacity.bottleneck import BUSY
 from echo2d.core.capacity.estimators import Estimate
 from echo2d.core.capacity.measurements import LATE_MAX, Measurements
 from echo2d.core.capacity.model import (
-    GAMMA,
     Demand,
-    DisseminationMode,
     Verdict,
     judge,
     publish_every_auto,
@@ -33,8 +31,9 @@ from echo2d.core.capacity.model import (
 )
 from echo2d.core.capacity.pipeline import group_times, lengths_of
 from echo2d.core.capacity.pools import Pools
-from echo2d.core.capacity.prices import Price
 from echo2d.core.capacity.worker_cost import WorkerOffer, bandwidth_usd_per_h, by_rho
+from echo2d.core.rules.prices import Price
+from echo2d.core.rules.run import RunRules
 
 # Times what the learner takes, R / T: more is never asked for.
 NEED_MAX = 5.0
@@ -47,23 +46,6 @@ MORE_MAX = 64
 SLACK_SHARE = 0.5
 # Publish periods that an activated worker stays active at least.
 HOLD_PERIODS = 2
-
-
-@dataclass(frozen=True, slots=True)
-class CapacityRules:
-    """by_cost: cheapest workers first; otherwise in an order that names and `rng_seed` decide.
-    learner_usd_per_h: 0: not known.
-    """
-
-    trajectories_per_step: int
-    staleness_max: int
-    group_size: int
-    mode: DisseminationMode = "background"
-    gamma: float = GAMMA
-    by_cost: bool = True
-    rng_seed: int = 0
-    learner_usd_per_h: float = 0.0
-    group_patience: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,14 +102,16 @@ class CapacityPlanner:
     """See the module docstring. `now` is monotonic seconds; kappa is the present one.
 
     said: assumed until it is measured. pools: of the last review. sliced: whoever owns this plays one pool after the
-    other (`play`), so that nothing else waits for long.
+    other (`play`), so that nothing else waits for long. order_seed: decides, with names, in which order workers are
+    taken where their price does not.
     """
 
-    rules: CapacityRules
+    rules: RunRules
     measurements: Measurements
     said: Assumptions = field(default_factory=Assumptions)
     activation: Activation = field(default_factory=Activation)
     sliced: bool = False
+    order_seed: int = 0
     pools: Pools | None = None
     _next: Pools | None = None
     # The lengths of which `_tail` is the factor from a sample's time to its group's.
@@ -154,11 +138,11 @@ class CapacityPlanner:
             rules.staleness_max,
             kappa,
             t_bcast_s,
-            rules.mode,
+            rules.dissemination.mode,
             _value(measurements.pause.estimate, said.pause_s) or 0.0,
             self._tail * (_value(measurements.t_gen.estimate, said.t_gen_s) or 0.0),
             rules.group_size,
-            rules.gamma,
+            rules.activation.gamma,
             share_of_bcast(_value(measurements.still.estimate, None), t_bcast_s),
             _value(measurements.recompute.estimate, said.recompute_s) or 0.0,
             lengths,
@@ -166,7 +150,9 @@ class CapacityPlanner:
         )
 
     def publish_every(self) -> int:
-        """kappa under "auto"; 1 until T_train and T_bcast are known."""
+        """kappa: the one that the rules name; with "auto" what follows from measurements, 1 until they are there."""
+        if self.rules.publish_every != "auto":
+            return self.rules.publish_every
         demand = self.demand(1)
         return 1 if demand is None else publish_every_auto(demand)
 
@@ -199,7 +185,7 @@ class CapacityPlanner:
             _offer(each, publishes_per_h, wire_bytes, yields.of(PeerId(each.name)))
             for each in candidates
         ]
-        return found if self.rules.by_cost else sorted(found, key=self._drawn)
+        return found if self.rules.activation.by_cost else sorted(found, key=self._drawn)
 
     def review(
         self, candidates: Collection[Candidate], kappa: int, waited_s: float = 0.0, *, now: float
@@ -211,13 +197,13 @@ class CapacityPlanner:
         demand = self.demand(kappa)
         offers = self.offers(candidates, None if demand is None else demand.period_s)
         leaving = {each.name for each in candidates if each.leaving}
-        rules = ActivationRules(review_s=0.0, by_cost=self.rules.by_cost)
+        rules = ActivationRules(review_s=0.0, by_cost=self.rules.activation.by_cost)
         if demand is not None:
             rules = ActivationRules(
                 review_s=self._period_s(demand),
                 cool_down_s=demand.t_bcast_s + demand.pause_s + demand.recompute_s,
                 hold_s=HOLD_PERIODS * self._period_s(demand),
-                by_cost=self.rules.by_cost,
+                by_cost=self.rules.activation.by_cost,
             )
             if self.pools is None or self.activation.reviews(now):
                 self.price(candidates, kappa)
@@ -295,7 +281,11 @@ class CapacityPlanner:
                 replace(each, mu=min(each.mu, max(shown))) if each.guessed else each
                 for each in offers
             ]
-        ranked = by_rho(offers) if self.rules.by_cost else [each for each in offers if each.mu > 0]
+        ranked = (
+            by_rho(offers)
+            if self.rules.activation.by_cost
+            else [each for each in offers if each.mu > 0]
+        )
         ranked += more_like_the_last(
             ranked, NEED_MAX * demand.trajectories_per_step / demand.t_train_s
         )
@@ -305,7 +295,7 @@ class CapacityPlanner:
         if times is not None and not times.holds_for(demand, ranked):
             times = None
         slower = self.activation.raised.factor
-        return Pools(demand, ranked, self.rules.learner_usd_per_h, times, slower=slower)
+        return Pools(demand, ranked, self.rules.activation.learner_usd_per_h, times, slower=slower)
 
     def _period_s(self, demand: Demand) -> float:
         """Seconds between two publishes, with the waiting that the cheapest pool makes."""
@@ -316,7 +306,7 @@ class CapacityPlanner:
 
     def _drawn(self, offer: WorkerOffer) -> bytes:
         """A sort key that depends on this worker alone, not on which others are here."""
-        return blake3(f"{self.rules.rng_seed} {offer.name}".encode()).digest(8)
+        return blake3(f"{self.order_seed} {offer.name}".encode()).digest(8)
 
 
 def spread_s(demand: Demand, other_s: float) -> float:

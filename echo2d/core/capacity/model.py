@@ -28,17 +28,11 @@ Not here: what is measured (`estimators`), what a step takes where answers have 
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
 
-DisseminationMode = Literal["exclusive", "background"]
+from echo2d.core.rules.run import GAMMA, STALENESS_MAX, DisseminationMode
 
-# Provisioned throughput over needed throughput. The margin covers noise in T_train and mu; it is
-# the paper's default.
-GAMMA = 1.1
 # A larger kappa has to need so much less throughput.
 KAPPA_SAVING = 0.05
-# A larger S is never suggested: that would be off-policy training by another name.
-STALENESS_TRIED_MAX = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +244,7 @@ def _reasons(demand: Demand, mu_available: float) -> Iterator[str]:
 
 def _changes(demand: Demand, mu_available: float) -> Iterator[Change]:
     """The smallest sufficient change of each setting; another S may need another kappa with it."""
-    for bound in range(demand.staleness_max + 1, STALENESS_TRIED_MAX + 1):
+    for bound in range(demand.staleness_max + 1, STALENESS_MAX + 1):
         longer = replace(demand, staleness_max=bound)
         if (kappa := _nearest_kappa(longer, mu_available)) is not None:
             with_kappa = "" if kappa == demand.publish_every else f" with kappa = {kappa}"

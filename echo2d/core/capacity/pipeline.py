@@ -24,6 +24,7 @@ from statistics import NormalDist
 from blake3 import blake3
 
 from echo2d.core.capacity.model import Demand
+from echo2d.core.rules.run import MISSING_SHARE
 
 # Steps before those that count, over S + 1: until the buffer is as full as it stays.
 STEPS_BEFORE = 2
@@ -31,8 +32,6 @@ STEPS_BEFORE = 2
 STEPS_MIN, TRAJECTORIES_MIN = 12, 4000
 # Of a log-normal distribution.
 LENGTHS = 1 << 12
-# A group waits for its last samples if at most this share of them is missing, or one.
-MISSING_SHARE = 1 / 8
 # Trajectories of a play, about: with more, a part of the slots plays for that part of R. So many times as many end a
 # play that seems to stand still.
 PLAYED_MAX, PLAYED_TIMES_MAX = 6_000, 20

@@ -3,30 +3,14 @@
 Not here: the formulas (`capacity/model`), and which workers are active (`coordinator/activation_loop`).
 """
 
-from echo2d.core.capacity.demand import CapacityPlanner, CapacityRules
-from echo2d.core.cluster.rules import RunRules
+from echo2d.core.capacity.demand import CapacityPlanner
 from echo2d.core.cluster.statistics import Statistics
-
-
-def capacity_rules(rules: RunRules) -> CapacityRules:
-    """The numbers of a run that decide what its learner needs."""
-    return CapacityRules(
-        rules.trajectories_per_step,
-        rules.staleness_max,
-        rules.group_size,
-        rules.mode,
-        rules.gamma,
-        rules.by_cost,
-        learner_usd_per_h=rules.learner_usd_per_h,
-        group_patience=rules.group_patience,
-    )
+from echo2d.core.rules.run import RunRules
 
 
 def publish_every(rules: RunRules, statistics: Statistics) -> int:
     """kappa: the one that the rules name, or the one that follows from the measurements."""
-    if rules.publish_every is not None:
-        return rules.publish_every
-    return CapacityPlanner(capacity_rules(rules), statistics.measurements).publish_every()
+    return CapacityPlanner(rules, statistics.measurements).publish_every()
 
 
 def spread_s(rules: RunRules, statistics: Statistics, waited_s: float) -> float | None:
@@ -41,5 +25,5 @@ def spread_s(rules: RunRules, statistics: Statistics, waited_s: float) -> float 
         return None
     if measurements.t_gen.estimate is None:
         return 0.0
-    capacity_planner = CapacityPlanner(capacity_rules(rules), measurements)
+    capacity_planner = CapacityPlanner(rules, measurements)
     return capacity_planner.spread_s(publish_every(rules, statistics), waited_s)

@@ -26,15 +26,14 @@ from echo2d.core.capacity.bottleneck import BUBBLE_STEPS, Situation, bottleneck
 from echo2d.core.capacity.demand import Candidate, CapacityPlanner
 from echo2d.core.capacity.estimators import Estimate
 from echo2d.core.capacity.measurements import Measurements
-from echo2d.core.capacity.prices import Price, price_of
 from echo2d.core.cluster.events import Note
 from echo2d.core.cluster.membership import Membership, Peer
-from echo2d.core.cluster.rules import RunRules
-from echo2d.core.cluster.run_capacity import capacity_rules
 from echo2d.core.cluster.statistics import Statistics
 from echo2d.core.coordinator.events import CoordinatorAction
 from echo2d.core.coordinator.learner_api import LearnerCalls
 from echo2d.core.protocol.control_messages import RefitDone
+from echo2d.core.rules.prices import Price, price_of
+from echo2d.core.rules.run import RunRules
 from echo2d.core.status.schema import EstimatesStatus, EstimateStatus, ProvisionStatus
 from echo2d.core.work.training.groups import Groups
 from echo2d.core.work.training.staleness import Staleness
@@ -86,7 +85,7 @@ class ActivationLoop:
 
     def __post_init__(self) -> None:
         self._capacity_planner = CapacityPlanner(
-            capacity_rules(self.rules), self.statistics.measurements, sliced=True
+            self.rules, self.statistics.measurements, sliced=True
         )
 
     # --- events
@@ -108,7 +107,7 @@ class ActivationLoop:
         recompute_s = None if done.recompute_s is None else min(done.recompute_s, most_s)
         self.statistics.recomputed(done.recomputed_tokens, recompute_s)
         still_s = _believed(pause_s, measurements.pause.estimate)
-        if self.rules.mode == "exclusive":
+        if self.rules.dissemination.mode == "exclusive":
             still_s = max(
                 still_s, min(done.held_s, most_s, self.publishing.came_s(peer, now=now) or 0.0)
             )
@@ -131,7 +130,7 @@ class ActivationLoop:
             self._review_at = now + max(REVIEW_S_MIN, 0.0 if demand is None else demand.period_s)
         self._changed, self._changes_at = False, now + SOON_S
         candidates = list(self._candidates())
-        if self.rules.activation == "auto":
+        if self.rules.activation.mode == "auto":
             return self._decide(candidates, now)
         if settled or self._capacity_planner.pools is None:
             self._capacity_planner.price(candidates, self.calls.publish_every)
@@ -172,8 +171,8 @@ class ActivationLoop:
             balance.verdict,
         )
         return ProvisionStatus(
-            activation=self.rules.activation,
-            learner_usd_per_h=self.rules.learner_usd_per_h,
+            activation=self.rules.activation.mode,
+            learner_usd_per_h=self.rules.activation.learner_usd_per_h,
             mu_pool=balance.mu_pool,
             mu_min=balance.mu_min,
             mu_target=balance.mu_target,
@@ -183,9 +182,9 @@ class ActivationLoop:
             why_not=balance.why_not,
             changes=capacity_planner.activation.changes,
             why=balance.why,
-            gamma=self.rules.gamma,
+            gamma=self.rules.activation.gamma,
             gen_sigma=self.statistics.measurements.lengths.sigma,
-            mode=self.rules.mode,
+            mode=self.rules.dissemination.mode,
             estimates=_estimates(self.statistics.measurements),
             shortfall=capacity_planner.shortfall(candidates, kappa),
             bubble=bubble,
@@ -207,7 +206,7 @@ class ActivationLoop:
     def check(self) -> None:
         self._capacity_planner.activation.check()
         self.statistics.measurements.check()
-        if self.rules.activation == "all":
+        if self.rules.activation.mode == "all":
             assert all(peer.active for peer in self.members)
 
     # --- inside

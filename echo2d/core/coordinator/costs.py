@@ -18,8 +18,8 @@ from dataclasses import dataclass
 
 from echo2d.core.base.bounded_dict import keep_newest
 from echo2d.core.base.ids import PeerId
-from echo2d.core.capacity.prices import FREE, Price
 from echo2d.core.cluster.membership import PEERS_MAX
+from echo2d.core.rules.prices import FREE, Price
 from echo2d.core.status.schema import CostsStatus
 
 _HOUR_S = 3600.0

@@ -27,7 +27,6 @@ from echo2d.core.cluster.events import (
     VersionRevoked,
 )
 from echo2d.core.cluster.membership import Membership
-from echo2d.core.cluster.rules import RunRules
 from echo2d.core.cluster.run_capacity import publish_every
 from echo2d.core.cluster.statistics import Statistics
 from echo2d.core.cluster.versions import PublishedVersions, PublishRefusal, facts_of, key_of
@@ -54,6 +53,7 @@ from echo2d.core.protocol.trajectory import (
     TrajectoryRecord,
     TrajectoryScore,
 )
+from echo2d.core.rules.run import RunRules
 from echo2d.core.status.schema import LearnerStatus
 from echo2d.core.work.evaluation.evaluations import Evaluations
 from echo2d.core.work.evaluation.json_form import evaluated_json
@@ -397,7 +397,7 @@ class LearnerCalls:
             "publish_every": self.publish_every,
             "trajectories_per_step": rules.trajectories_per_step,
             "group_size": rules.group_size,
-            "group_min": rules.group_min,
+            "group_min": rules.samples_min,
             "over_stale": rules.over_stale,
             "evaluations": [each.name for each in rules.evals],
             "samplings": {task.name: asdict(task.sampling) for task in rules.tasks},

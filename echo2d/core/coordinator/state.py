@@ -22,7 +22,6 @@ from echo2d.core.audit.audits import Audits
 from echo2d.core.base.ids import PeerId, SessionId
 from echo2d.core.broadcast.publishing import Publishing
 from echo2d.core.capacity.measurements import Measurements
-from echo2d.core.capacity.prices import FREE
 from echo2d.core.cluster.earned import Earned
 from echo2d.core.cluster.events import (
     CloseSession,
@@ -41,7 +40,6 @@ from echo2d.core.cluster.events import (
 )
 from echo2d.core.cluster.membership import CONVICTED, Membership, Peer
 from echo2d.core.cluster.reachability import Reachability
-from echo2d.core.cluster.rules import RunRules
 from echo2d.core.cluster.statistics import FAULT_CHARS_MAX, Statistics, printable
 from echo2d.core.cluster.step_history import StepSummary
 from echo2d.core.cluster.versions import PublishedVersions
@@ -96,6 +94,8 @@ from echo2d.core.protocol.control_messages import (
     VersionVerified,
     Welcome,
 )
+from echo2d.core.rules.prices import FREE
+from echo2d.core.rules.run import RunRules
 from echo2d.core.status.schema import EarnedStatus, Status
 from echo2d.core.work.calls.calls import GatewayCalls
 from echo2d.core.work.calls.events import CallAsked, CallGone, ChoiceGrew, ChoiceStopped
@@ -148,7 +148,10 @@ class CoordinatorState:
             earned=Earned(recovered.earned),
         )
         self._members = Membership(
-            rules.run_id, rules.heartbeat_s, p2p=rules.p2p, quantized=rules.quantized
+            rules.run_id,
+            rules.heartbeat_s,
+            p2p=rules.dissemination.p2p,
+            quantized=rules.quantized_workers,
         )
         self._reachability = Reachability(self._members)
         self._versions = PublishedVersions(
@@ -450,7 +453,7 @@ class CoordinatorState:
             self._rules.heartbeat_s,
             kept,
             cancelled,
-            self._rules.mode == "exclusive",
+            self._rules.dissemination.mode == "exclusive",
         )
         claimed = [hello.serving, *hello.holding[:HOLDING_MAX]]
         revocations = self._revoke_unpublished(peer, claimed, now)

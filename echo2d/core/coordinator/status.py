@@ -16,7 +16,6 @@ from echo2d.core.capacity.bottleneck import Bottleneck
 from echo2d.core.capacity.estimators import quantile
 from echo2d.core.cluster.events import VersionPublished
 from echo2d.core.cluster.membership import Membership, Peer
-from echo2d.core.cluster.rules import RunRules
 from echo2d.core.cluster.statistics import Statistics
 from echo2d.core.cluster.versions import PublishedVersions
 from echo2d.core.cluster.worker_quality import WorkerQuality
@@ -24,6 +23,7 @@ from echo2d.core.coordinator.activation_loop import ActivationLoop
 from echo2d.core.coordinator.alerts import alerts
 from echo2d.core.coordinator.costs import Costs, Traffic
 from echo2d.core.coordinator.learner_api import LearnerCalls
+from echo2d.core.rules.run import RunRules
 from echo2d.core.status.schema import (
     AlertKind,
     AuditStatus,

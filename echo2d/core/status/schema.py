@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from echo2d.core.capacity.bottleneck import Bottleneck
-from echo2d.core.capacity.model import DisseminationMode
+from echo2d.core.rules.run import DisseminationMode
 
 # One screen: what 500 silent workers have to say, a few of them say.
 SENTENCES_MAX = 24

@@ -15,10 +15,11 @@ from dataclasses import dataclass
 
 from echo2d.core.base.ids import GroupId, PeerId
 from echo2d.core.cluster.membership import Peer
-from echo2d.core.cluster.rules import RunRules, TaskRules
 from echo2d.core.protocol.control_messages import SampleFinished, VersionKey
 from echo2d.core.protocol.seeds import episode_seed
 from echo2d.core.protocol.trajectory import Partial
+from echo2d.core.rules.run import RunRules
+from echo2d.core.rules.tasks import TaskRules
 from echo2d.core.work.events import EnvironmentStepped, EpisodeEnded, StepEnvironment, TurnKept
 from echo2d.core.work.results import Written
 

@@ -6,12 +6,13 @@ The same for every kind of work whose prompts come from tasks. Not here: whether
 from typing import NamedTuple
 
 from echo2d.core.base.ids import PeerId
-from echo2d.core.cluster.rules import RunRules, TaskRules
 from echo2d.core.protocol.answer_end import WHOLE_ENDS, OutputLimit
 from echo2d.core.protocol.columns import wanted_columns
 from echo2d.core.protocol.control_messages import Finish, SampleFinished
 from echo2d.core.protocol.result_check import Believed, result_fault
 from echo2d.core.protocol.trajectory import NOTHING, Partial, authored
+from echo2d.core.rules.run import RunRules
+from echo2d.core.rules.tasks import TaskRules
 
 
 class Written(NamedTuple):

@@ -32,7 +32,6 @@ from typing import Any
 from echo2d.core.base.ids import GroupId, PeerId, Version
 from echo2d.core.cluster.events import Note, Persist, Send, VersionPublished
 from echo2d.core.cluster.membership import Membership, Peer
-from echo2d.core.cluster.rules import RunRules
 from echo2d.core.cluster.statistics import Statistics
 from echo2d.core.cluster.versions import PublishedVersions, key_of
 from echo2d.core.protocol.control_messages import (
@@ -43,6 +42,7 @@ from echo2d.core.protocol.control_messages import (
     LeaseProgress,
     SampleFinished,
 )
+from echo2d.core.rules.run import RunRules
 from echo2d.core.work.deliveries import RANK_MAX, SLOW_TIMES, TRIAL_S, Deliveries
 from echo2d.core.work.events import DeliveriesMeasured
 from echo2d.core.work.kind import Cause, KindOfWork, PendingSamples, TaskWork
@@ -72,7 +72,7 @@ class LeaseScheduler:
         deliveries: Deliveries | None = None,
     ) -> None:
         self.leases = LeaseTable(tag, rules.lease_silence_s)
-        self._exclusive = rules.mode == "exclusive"
+        self._exclusive = rules.dissemination.mode == "exclusive"
         self._members = members
         self._versions = versions
         self._statistics = statistics

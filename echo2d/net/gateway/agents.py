@@ -16,8 +16,8 @@ from typing import Any, NoReturn, Protocol
 
 from aiohttp import web
 
-from echo2d.core.cluster.rules import TaskRules
 from echo2d.core.protocol.trajectory import RewardPart, version_spans
+from echo2d.core.rules.tasks import TaskRules
 from echo2d.core.work.calls.events import CallAsked, CallId, CallRefused, ChoiceGrew
 from echo2d.core.work.events import StepEnvironment
 from echo2d.net.gateway.errors import CallRefusal, unusable

@@ -142,7 +142,7 @@ class Forecast:
             "why_not": self.why_not,
             "why": self.why,
             "mu_min": self.mu_min,
-            "mu_target": None if self.mu_min is None else demand.gamma * self.mu_min,
+            "mu_target": self.pools.best.mu,
             "mu_pool": self.mu_pool,
             "bubble": self.bubble,
             "t_bcast_s": demand.t_bcast_s,

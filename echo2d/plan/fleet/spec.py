@@ -36,15 +36,22 @@ Anything wrong is an OperatorFault that names the key.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from echo2d.config.limits import PATIENCE_MAX, STALENESS_MAX, USD_MAX
-from echo2d.config.tables import Table, key, read_toml, table_of, with_settings
-from echo2d.core.capacity.model import GAMMA
+from echo2d.config.coordinator import LinkTable
+from echo2d.config.tables import read_table, read_toml, table_of, with_settings
 from echo2d.core.capacity.pipeline import lengths_of
 from echo2d.core.cluster.membership import SLOTS_MAX
+from echo2d.core.rules.prices import USD_MAX, PriceTable
+from echo2d.core.rules.run import (
+    ActivationTable,
+    DisseminationMode,
+    DisseminationTable,
+    PolicyTable,
+)
+from echo2d.core.rules.table import Table, key, same_key
 from echo2d.errors import OperatorFault
 
 _WORKERS_MAX = 4096  # of all fleets together: what a coordinator keeps rates of
@@ -61,18 +68,12 @@ class LearnerTable(Table):
     TABLE: ClassVar[str] = "learner"
 
     t_train_s: float = key("seconds of a train step, net of waiting", above=0.0, high=_SECONDS_MAX)
-    trajectories_per_step: int = key("R", low=1, high=1 << 20)
-    staleness_max: int = key("S, in train steps", low=0, high=STALENESS_MAX)
-    publish_every: int | Literal["auto"] = key('kappa, in train steps, or "auto"', "auto", low=1)
+    trajectories_per_step: int = same_key(PolicyTable, "trajectories_per_step", default=MISSING)
+    staleness_max: int = same_key(PolicyTable, "staleness_max", default=MISSING)
+    publish_every: int | Literal["auto"] = same_key(PolicyTable, "publish_every")
     uplink_mbps: float = key("of the learner's host, Mbit/s", above=0.0, high=MBPS_MAX)
-    usd_per_h: float = key("of the learner's host", 0.0, low=0.0, high=USD_MAX)
-    usd_per_gb_up: float = key(
-        "usd per 10^9 bytes that the learner's host sends; above 0, it sends a version as few times"
-        " as there is time for",
-        0.0,
-        low=0.0,
-        high=USD_MAX,
-    )
+    usd_per_h: float = same_key(ActivationTable, "learner_usd_per_h")
+    usd_per_gb_up: float = same_key(LinkTable, "usd_per_gb_up")
     stay_h: float = key(
         "hours that its host stays on average before it is taken away; 0: for ever", 0.0, low=0.0
     )
@@ -119,12 +120,12 @@ class WorkersTable(Table):
         low=0,
         high=SLOTS_MAX,
     )
-    usd_per_h: float = key("of one worker", 0.0, low=0.0, high=USD_MAX)
+    usd_per_h: float = same_key(PriceTable, "usd_per_h")
     uplink_mbps: float = key("Mbit/s", 100.0, above=0.0, high=MBPS_MAX)
     downlink_mbps: float = key("Mbit/s", 1000.0, above=0.0, high=MBPS_MAX)
     rtt_ms: float = key("milliseconds, to a worker alike", 50.0, low=0.0, high=10_000.0)
-    usd_per_gb_down: float = key("usd per 10^9 bytes that it receives", 0.0, low=0.0, high=USD_MAX)
-    usd_per_gb_up: float = key("usd per 10^9 bytes that it sends", 0.0, low=0.0, high=USD_MAX)
+    usd_per_gb_down: float = same_key(PriceTable, "usd_per_gb_down")
+    usd_per_gb_up: float = same_key(PriceTable, "usd_per_gb_up")
     availability: float = key("share of the time that it is there", 1.0, above=0.0, high=1.0)
     stay_h: float = key(
         "hours that one stays on average; then it is away as availability says; 0: for ever",
@@ -147,12 +148,8 @@ class WorkersTable(Table):
 class FleetPolicyTable(Table):
     TABLE: ClassVar[str] = "policy"
 
-    gamma: float = key(
-        "margin of the paper's rule, over mu_min: what `mu_target` says", GAMMA, low=1.0, high=10.0
-    )
-    mode: Literal["exclusive", "background"] = key(
-        "whether workers stop for a broadcast", "background"
-    )
+    gamma: float = same_key(ActivationTable, "gamma")
+    mode: DisseminationMode = same_key(DisseminationTable, "mode")
     pause_s: float = key(
         "seconds of a refit in which nothing is generated", 0.0, low=0.0, high=_SECONDS_MAX
     )
@@ -165,15 +162,8 @@ class FleetPolicyTable(Table):
     t_gen_s: float = key(
         "seconds that a trajectory takes, lease to result", 0.0, low=0.0, high=_SECONDS_MAX
     )
-    move_stragglers: bool = key(
-        "samples that their group waits for go on at faster workers, with their tokens", True
-    )
-    group_patience: float = key(
-        "a group waits so many times as long for its last samples as for the others; 0: until it is too old",
-        3.0,
-        low=0.0,
-        high=PATIENCE_MAX,
-    )
+    move_stragglers: bool = same_key(PolicyTable, "move_stragglers")
+    group_patience: float = same_key(PolicyTable, "group_patience")
     no_variance: float = key(
         "share of the groups that are thrown away because all their rewards are the same",
         0.0,
@@ -230,9 +220,7 @@ class SimulateTable(Table):
     TABLE: ClassVar[str] = "simulate"
 
     hours: float = key("of virtual time", 24.0, above=0.0, high=_HOURS_MAX)
-    group_size: int = key(
-        "trajectories per prompt; divides trajectories_per_step", 8, low=1, high=1024
-    )
+    group_size: int = same_key(PolicyTable, "group_size")
     gen_sigma: float = key(
         "long tail of generation times (of the logarithm)", 0.5, low=0.0, high=GEN_SIGMA_MAX
     )
@@ -255,6 +243,11 @@ class SimulateTable(Table):
     )
     train_sigma: float = key("spread of train steps (of the logarithm)", 0.05, low=0.0, high=1.0)
     rng_seed: int = key("of everything that is drawn", 0, low=0)
+
+
+TABLES: tuple[type[Table], ...] = (
+    LearnerTable, ModelTable, WorkersTable, FleetPolicyTable, CentralizedTable, SimulateTable,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,7 +306,7 @@ def load_fleet(path: Path, settings: Iterable[str] = ()) -> FleetSpec:
 
 def read_fleet(document: Mapping[str, Any]) -> FleetSpec:
     """From a parsed file."""
-    tables = ("learner", "model", "fleet", "policy", "centralized", "simulate")
+    tables = [table.TABLE for table in TABLES]
     for name in document:
         if name not in tables:
             raise OperatorFault(f"[{name}]: unknown table; expected {', '.join(tables)}")
@@ -321,12 +314,14 @@ def read_fleet(document: Mapping[str, Any]) -> FleetSpec:
     if not isinstance(kinds, list) or not all(isinstance(kind, dict) for kind in kinds):
         raise OperatorFault("[[fleet]]: expected tables with double brackets")
     return FleetSpec(
-        LearnerTable.read(table_of(document, "learner")),
-        ModelTable.read(table_of(document, "model")),
-        tuple(WorkersTable.read(kind) for kind in kinds),
-        FleetPolicyTable.read(table_of(document, "policy")),
-        SimulateTable.read({"group_size": _divisor(document), **table_of(document, "simulate")}),
-        CentralizedTable.read(table_of(document, "centralized"))
+        read_table(LearnerTable, table_of(document, "learner")),
+        read_table(ModelTable, table_of(document, "model")),
+        tuple(read_table(WorkersTable, kind) for kind in kinds),
+        read_table(FleetPolicyTable, table_of(document, "policy")),
+        read_table(
+            SimulateTable, {"group_size": _divisor(document), **table_of(document, "simulate")}
+        ),
+        read_table(CentralizedTable, table_of(document, "centralized"))
         if "centralized" in document
         else None,
     )

@@ -9,9 +9,9 @@ import random
 from collections.abc import Callable
 
 from echo2d.core.base.ids import GroupId, PeerId
-from echo2d.core.cluster.rules import EpisodeRules
 from echo2d.core.protocol.control_messages import LeaseGranted, VersionKey
 from echo2d.core.protocol.trajectory import pack_tokens
+from echo2d.core.rules.tasks import EpisodeRules
 from echo2d.core.work.events import EnvironmentStepped, EpisodeEnded, StepEnvironment
 from echo2d.plan.fleet.spec import SimulateTable
 

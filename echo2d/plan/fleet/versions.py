@@ -164,10 +164,8 @@ class FleetVersions:
         """Seconds that a version may take, as in a run; None: the host's bytes cost nothing."""
         if not self._fleet.learner.usd_per_gb_up:
             return None
-        said = self._fleet.learner.publish_every
         planner = self._capacity_planner
-        kappa = said if isinstance(said, int) else planner.publish_every()
-        return planner.spread_s(kappa, waited_s)
+        return planner.spread_s(planner.publish_every(), waited_s)
 
     def _suits(self, last: BroadcastForecast, within_s: float | None) -> bool:
         """Whether the last prediction still sends as few copies as there is time for."""

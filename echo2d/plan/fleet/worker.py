@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from echo2d.core.capacity.prices import Price
 from echo2d.core.cluster.membership import Peer
 from echo2d.core.protocol.control_messages import (
     HeldLease,
@@ -22,6 +21,7 @@ from echo2d.core.protocol.control_messages import (
     VersionSpan,
 )
 from echo2d.core.protocol.trajectory import pack_logprobs, pack_tokens
+from echo2d.core.rules.prices import Price
 from echo2d.core.work.leases import Lease
 from echo2d.plan.fleet.spec import WorkersTable
 

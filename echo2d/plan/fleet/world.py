@@ -16,14 +16,13 @@ from typing import Any
 
 from echo2d.core.base.bounded_dict import keep_newest
 from echo2d.core.base.ids import GroupId, PeerId, PublishSeq, RunId, SessionId
-from echo2d.core.capacity.demand import Assumptions, Candidate, CapacityPlanner, CapacityRules
+from echo2d.core.capacity.bottleneck import BUSY
+from echo2d.core.capacity.demand import Assumptions, Candidate, CapacityPlanner
 from echo2d.core.capacity.estimators import quantile
 from echo2d.core.capacity.measurements import Measurements
-from echo2d.core.capacity.model import Demand, mu_min
-from echo2d.core.capacity.prices import Price
+from echo2d.core.capacity.model import Demand, judge, mu_min
 from echo2d.core.cluster.events import Note, PeerConnected, Persist, Send, StopRun
 from echo2d.core.cluster.membership import PEERS_MAX, Membership
-from echo2d.core.cluster.rules import RunRules, TaskRules
 from echo2d.core.cluster.statistics import Statistics
 from echo2d.core.cluster.versions import PublishedVersions
 from echo2d.core.coordinator.events import CoordinatorAction, Recovered
@@ -37,6 +36,9 @@ from echo2d.core.protocol.control_messages import (
     VersionKey,
 )
 from echo2d.core.protocol.trajectory import pack_tokens
+from echo2d.core.rules.prices import Price
+from echo2d.core.rules.run import ActivationTable, DisseminationTable, RunRules
+from echo2d.core.rules.tasks import TaskRules
 from echo2d.core.work.events import (
     DrawPrompt,
     EpisodeEnded,
@@ -92,18 +94,31 @@ class FleetWorld:
         learner, self._simulate = fleet.learner, fleet.simulate
         self._chance = random.Random(self._simulate.rng_seed)
         self._clock = Clock()
-        kappa = learner.publish_every if isinstance(learner.publish_every, int) else None
         self._turns = self._simulate.turns
         self.tools = FleetTools(self._simulate, self._chance, PLANNED_TOKENS_MAX)
         task = TaskRules(
             max_new_tokens=PLANNED_TOKENS_MAX, stop_token_ids=(STOP,), episode=self.tools.rules
         )
+        policy = fleet.policy
         self._rules = RunRules(
-            RunId("fleet"), learner.staleness_max, kappa, learner.trajectories_per_step, self._simulate.group_size,
-            (task,), 8, "drop", True, "auto", 1, lease_silence_s=FOREVER_S, heartbeat_s=FOREVER_S,
-            move_stragglers=fleet.policy.move_stragglers, group_patience=fleet.policy.group_patience,
-            group_min=(self._simulate.group_size + 1) // 2,
-        )  # fmt: skip
+            run_id=RunId("fleet"),
+            staleness_max=learner.staleness_max,
+            publish_every=learner.publish_every,
+            trajectories_per_step=learner.trajectories_per_step,
+            group_size=self._simulate.group_size,
+            move_stragglers=policy.move_stragglers,
+            group_patience=policy.group_patience,
+            tasks=(task,),
+            vocab_size=8,
+            dissemination=DisseminationTable(mode=policy.mode),
+            activation=ActivationTable(
+                gamma=policy.gamma,
+                by_cost=self._ablation.by_cost,
+                learner_usd_per_h=learner.usd_per_h,
+            ),
+            lease_silence_s=FOREVER_S,
+            heartbeat_s=FOREVER_S,
+        )
         nothing = Recovered.nothing()
         self.measurements = Measurements(self._simulate.group_size)
         self.statistics = Statistics(measurements=self.measurements)
@@ -124,16 +139,13 @@ class FleetWorld:
             self._rules, nothing, members=self.members, versions=self.versions, staleness=self.staleness,
             statistics=self.statistics, scheduler=self._scheduler,
         )  # fmt: skip
-        policy = fleet.policy
         self.capacity_planner = CapacityPlanner(
-            CapacityRules(
-                learner.trajectories_per_step, learner.staleness_max, self._simulate.group_size, policy.mode,
-                policy.gamma, self._ablation.by_cost, self._ablation.rng_seed, learner.usd_per_h, policy.group_patience,
-            ),
+            self._rules,
             self.measurements,
             Assumptions(
                 learner.t_train_s, 0.0, policy.pause_s, policy.t_gen_s, policy.recompute_s, fleet.lengths,
             ),
+            order_seed=self._ablation.rng_seed,
         )  # fmt: skip
         self.spreading = FleetVersions(
             fleet, self._ablation, self._clock, self.boxes, members=self.members, versions=self.versions,
@@ -220,8 +232,7 @@ class FleetWorld:
 
     @property
     def publish_every(self) -> int:
-        said = self._rules.publish_every
-        return self.capacity_planner.publish_every() if said is None else said
+        return self.capacity_planner.publish_every()
 
     # --- workers
 
@@ -545,14 +556,18 @@ class FleetWorld:
         now, demand, steps = self._clock.now, self.demand(), self.staleness.committed
         from_s, waited_s = self._measured_from
         idle_s, measured_s = self.learner.waited_s - waited_s, now - from_s
-        needed, histogram = mu_min(demand), self.statistics.staleness
-        enough = needed is not None and self.mu_pool >= needed
+        bubble, histogram = (
+            idle_s / measured_s if measured_s > 0 else 1.0,
+            self.statistics.staleness,
+        )
+        verdict = judge(demand, sum(self._mu(box) for box in self.boxes.values() if box.here))
+        feasible = bubble <= BUSY or verdict.feasible
         return {
-            "feasible": enough,
-            "why_not": "" if enough else "the active workers make less than the learner needs",
-            "mu_min": needed,
+            "feasible": feasible,
+            "why_not": "" if feasible else verdict.why_not,
+            "mu_min": verdict.mu_min,
             "mu_pool": self.mu_pool,
-            "bubble": idle_s / measured_s if measured_s > 0 else 1.0,
+            "bubble": bubble,
             "t_bcast_s": demand.t_bcast_s,
             "relays": self.spreading.relays,
             "usd_per_step": self._usd() / steps if steps else None,

@@ -13,7 +13,8 @@ from typing import Any
 
 from echo2d.core.base.bounded_dict import keep_newest
 from echo2d.core.base.ids import GroupId
-from echo2d.core.cluster.rules import RunRules, TaskRules
+from echo2d.core.rules.run import RunRules
+from echo2d.core.rules.tasks import TaskRules
 from echo2d.core.work.episodes import has_room
 from echo2d.core.work.events import (
     ForgetEpisode,

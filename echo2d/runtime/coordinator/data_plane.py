@@ -22,15 +22,9 @@ from blake3 import blake3
 
 from echo2d.config.coordinator import CoordinatorConfig
 from echo2d.config.tasks import EvalTable, SamplingTable, TaskTable
-from echo2d.core.cluster.rules import (
-    EpisodeRules,
-    EvalRules,
-    Informative,
-    RowFilter,
-    RunRules,
-    TaskRules,
-)
 from echo2d.core.protocol.sampling import Sampling
+from echo2d.core.rules.run import RunRules
+from echo2d.core.rules.tasks import EpisodeRules, EvalRules, Informative, RowFilter, TaskRules
 from echo2d.core.work.events import (
     DrawPrompt,
     EnvironmentStepped,

@@ -22,8 +22,8 @@ from blake3 import blake3
 
 from echo2d.config.coordinator import GatewayTable
 from echo2d.core.cluster.events import VersionPublished
-from echo2d.core.cluster.rules import RunRules
 from echo2d.core.coordinator.events import CoordinatorEvent, CoordinatorRecord
+from echo2d.core.rules.run import RunRules
 from echo2d.core.work.calls.events import (
     CallAction,
     CallAsked,

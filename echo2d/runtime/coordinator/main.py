@@ -29,11 +29,13 @@ from echo2d.config.checks import config_cautions
 from echo2d.config.coordinator import CoordinatorConfig, LinkTable, ServeTable
 from echo2d.core.base.ids import RunId
 from echo2d.core.base.model_config import context_max, end_token_ids, vocab_size
-from echo2d.core.cluster.rules import AuditRules, GatewayRules, RunRules
 from echo2d.core.coordinator.events import Recovered
 from echo2d.core.coordinator.state import CoordinatorState
 from echo2d.core.protocol.answer_end import CONTEXT_SPARE
 from echo2d.core.protocol.seeds import seed_key
+from echo2d.core.rules.audit import AuditRules
+from echo2d.core.rules.run import RunRules
+from echo2d.core.rules.tasks import GatewayRules
 from echo2d.errors import OperatorFault
 from echo2d.net.api.page import read_page
 from echo2d.net.api.routes import make_app
@@ -297,39 +299,21 @@ def make_rules(
         )
     return RunRules(
         run_id=run_id,
-        staleness_max=policy.staleness_max,
-        publish_every=policy.publish_every if isinstance(policy.publish_every, int) else None,
-        trajectories_per_step=policy.trajectories_per_step,
-        group_size=policy.group_size,
-        group_min=policy.group_min or (policy.group_size + 1) // 2,
+        **policy.values(),
         tasks=tuple(task_rules(config, task, ends) for task in tasks),
         evals=tuple(eval_rules(config, each, ends) for each in evals),
         vocab_size=sampling.vocab_size or _vocab_size(model, facts),
         context_max=None if (fits := context_max(facts)) is None else fits - CONTEXT_SPARE,
-        over_stale=policy.over_stale,
-        filter_zero_variance=policy.filter_zero_variance,
-        move_stragglers=policy.move_stragglers,
-        group_patience=policy.group_patience,
-        order=policy.order,
-        shape=config.dissemination.shape,
-        chains=config.dissemination.chains,
-        mode=config.dissemination.mode,
-        p2p=config.dissemination.p2p,
-        activation=config.activation.mode,
-        by_cost=config.activation.by_cost,
-        gamma=config.activation.gamma,
+        dissemination=config.dissemination,
+        activation=config.activation,
         prices=tuple(prices_of(config, run_id)),
-        learner_usd_per_h=config.activation.learner_usd_per_h,
         seed_usd_per_gb_up=config.link.usd_per_gb_up,
-        delta=config.dissemination.delta,
         disk_bytes_max=config.run.disk_bytes_max,
         keep_every=config.run.keep_every,
         gateway=GatewayRules(config.gateway.share, config.gateway.wait_s)
         if config.gateway.enabled
         else None,
         audit=_audit_rules(config) if config.audit.enabled else None,
-        quantized=policy.quantized_workers,
-        columns=policy.columns,
     )
 
 
@@ -353,16 +337,8 @@ def _warn_of(rules: RunRules) -> None:
 def _audit_rules(config: CoordinatorConfig) -> AuditRules:
     audit = config.audit
     samplings = sorted({str(drawn(config.sampling_of(task))) for task in config.tasks})
-    return AuditRules(
-        scored_as=f"{', or '.join(samplings)}, {audit.dtype} on {audit.device}",
-        newcomer=audit.newcomer,
-        share=audit.share,
-        wait_s=audit.wait_s,
-        replay=audit.seeds,
-        logprobs=audit.logprobs,
-        trusts=bool(audit.trusted),
-        in_place=audit.in_place,
-    )
+    scored_as = f"{', or '.join(samplings)}, {audit.dtype} on {audit.device}"
+    return AuditRules(**audit.values(), scored_as=scored_as)
 
 
 def _vocab_size(model: Path | None, facts: Mapping[str, Any]) -> int:

@@ -14,8 +14,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from echo2d.config.coordinator import CoordinatorConfig
-from echo2d.core.cluster.rules import RunRules
 from echo2d.core.coordinator.events import RunFactsKept
+from echo2d.core.rules.run import RunRules
 from echo2d.core.status.schema import NamedTask, RunFacts
 from echo2d.errors import OperatorFault
 from echo2d.runtime.coordinator.data_plane import OpenTask
@@ -64,7 +64,6 @@ def facts_of(
         "vocab_size": rules.vocab_size
     }
     base = config.run.base_model
-    kappa = rules.publish_every
     return {
         "run.key": rules.run_id,
         MODEL: ", ".join(f"{key} {_plain(value)}" for key, value in shape.items()),
@@ -73,7 +72,7 @@ def facts_of(
         "policy.group_size": str(rules.group_size),
         "policy.trajectories_per_step": str(rules.trajectories_per_step),
         "policy.staleness_max": str(rules.staleness_max),
-        "policy.publish_every": "auto" if kappa is None else str(kappa),
+        "policy.publish_every": str(rules.publish_every),
         DAY: day,
     }
 

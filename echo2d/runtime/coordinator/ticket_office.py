@@ -16,8 +16,8 @@ from itertools import pairwise
 from typing import Any
 
 from echo2d.core.base.bounded_dict import keep_newest
-from echo2d.core.cluster.rules import TaskRules
 from echo2d.core.protocol.trajectory import StoredGroup, unpack_tokens
+from echo2d.core.rules.tasks import TaskRules
 from echo2d.core.work.events import StepEnvironment
 from echo2d.net.gateway.agents import AgentEnd, Taken, over
 from echo2d.net.gateway.errors import CallRefusal

@@ -5,11 +5,11 @@
 
 from collections.abc import Iterable
 
-from echo2d.config.coordinator import CoordinatorConfig, PriceTable
+from echo2d.config.coordinator import CoordinatorConfig
 from echo2d.config.renting import OfferTable, ProviderConfig, ProviderTable
-from echo2d.core.capacity.prices import NamedPrice, Price
 from echo2d.core.renting.budget import HOUR_S, Budget, Rental, RentOffer, Terms
 from echo2d.core.renting.events import RentRules
+from echo2d.core.rules.prices import NamedPrice, Price, PriceTable
 from echo2d.errors import OperatorFault
 from echo2d.process_environment import command_environment
 from echo2d.providers.base import Provider, ProviderOptions

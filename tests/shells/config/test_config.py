@@ -7,6 +7,7 @@ import pytest
 
 from echo2d.config.all_keys import print_config
 from echo2d.config.coordinator import CoordinatorConfig
+from echo2d.config.tables import read_table
 from echo2d.config.worker import WorkerConfig
 from echo2d.errors import OperatorFault
 
@@ -170,22 +171,22 @@ WORKER = {"url": "http://h:1", "token_file": "t", "state_dir": "s"}
 
 
 def test_what_an_owner_gives_of_the_uplink_and_where_a_worker_can_be_dialled() -> None:
-    plain = WorkerConfig.read(WORKER)
+    plain = read_table(WorkerConfig, WORKER)
     assert (plain.uplink_bytes_per_s_max, plain.announced) == (None, None)
-    limited = WorkerConfig.read(
-        {**WORKER, "uplink_limit": "50mbit", "advertise": "203.0.113.9:7701"}
+    limited = read_table(
+        WorkerConfig, {**WORKER, "uplink_limit": "50mbit", "advertise": "203.0.113.9:7701"}
     )
     assert (limited.uplink_bytes_per_s_max, limited.announced) == (6_250_000, ("203.0.113.9", 7701))
-    assert WorkerConfig.read({**WORKER, "advertise": ":7701"}).announced == ("0.0.0.0", 7701)
-    assert WorkerConfig.read({**WORKER, "advertise": "[fd00::5]:7701"}).announced == (
+    assert read_table(WorkerConfig, {**WORKER, "advertise": ":7701"}).announced == ("0.0.0.0", 7701)
+    assert read_table(WorkerConfig, {**WORKER, "advertise": "[fd00::5]:7701"}).announced == (
         "fd00::5",
         7701,
     )
 
 
 def test_hours_of_a_box_are_minutes_of_the_day() -> None:
-    assert WorkerConfig.read(WORKER).windows == ()
-    read = WorkerConfig.read({**WORKER, "hours": "22:00-07:00, 12:30-13:00"})
+    assert read_table(WorkerConfig, WORKER).windows == ()
+    read = read_table(WorkerConfig, {**WORKER, "hours": "22:00-07:00, 12:30-13:00"})
     assert read.windows == ((1320, 420), (750, 780))
 
 
@@ -219,7 +220,7 @@ def test_hours_of_a_box_are_minutes_of_the_day() -> None:
 )
 def test_what_an_owner_cannot_mean(change: dict[str, Any], words: str) -> None:
     with pytest.raises(OperatorFault, match=re.escape(words)):
-        WorkerConfig.read({**WORKER, **change})
+        read_table(WorkerConfig, {**WORKER, **change})
 
 
 @pytest.mark.parametrize(
@@ -233,7 +234,7 @@ def test_what_an_owner_cannot_mean(change: dict[str, Any], words: str) -> None:
     ],
 )
 def test_a_worker_says_how_its_weights_are_quantized(keys: dict[str, Any], said: str) -> None:
-    assert WorkerConfig.read({**WORKER, **keys}).quantized_as == said
+    assert read_table(WorkerConfig, {**WORKER, **keys}).quantized_as == said
     assert not CoordinatorConfig.read(MINIMAL).policy.quantized_workers, "a run refuses them"
 
 

@@ -7,7 +7,8 @@ from typing import Any, ClassVar, Literal
 
 import pytest
 
-from echo2d.config.tables import Table, key, print_tables, read_toml, table_of
+from echo2d.config.tables import print_tables, read_table, read_toml, table_of
+from echo2d.core.rules.table import Table, key
 from echo2d.errors import OperatorFault
 from echo2d.learner.config import LearnerConfig
 
@@ -26,8 +27,8 @@ class Example(Table):
 
 
 def test_a_table_is_read_into_its_types() -> None:
-    table = Example.read(
-        {"home": "/x", "cache": "/y", "ratio": 1, "betas": [0.1, 0.2], "options": {"a": 1}}
+    table = read_table(
+        Example, {"home": "/x", "cache": "/y", "ratio": 1, "betas": [0.1, 0.2], "options": {"a": 1}}
     )
     assert table == Example(
         home=Path("/x"), cache=Path("/y"), ratio=1, betas=(0.1, 0.2), options={"a": 1}
@@ -71,7 +72,7 @@ def test_a_table_is_read_into_its_types() -> None:
 )
 def test_what_is_wrong_is_said(values: dict[str, Any], line: str) -> None:
     with pytest.raises(OperatorFault) as fault:
-        Example.read(values)
+        read_table(Example, values)
     assert str(fault.value).startswith(line)
 
 
@@ -97,7 +98,7 @@ def test_what_is_printed_can_be_read(table: type[Table]) -> None:
         for name, value in {**required, "steps": 1}.items()
         if name in table.__dataclass_fields__
     }
-    table.read({**printed, **known})
+    read_table(table, {**printed, **known})
 
 
 def test_the_choices_are_printed() -> None:

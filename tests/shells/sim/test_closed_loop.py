@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from echo2d.core.base.ids import RunId
-from echo2d.core.capacity.prices import NamedPrice, Price
-from echo2d.core.cluster.rules import RunRules, TaskRules
+from echo2d.core.rules.prices import NamedPrice, Price
+from echo2d.core.rules.run import ActivationTable, DisseminationMode, DisseminationTable, RunRules
+from echo2d.core.rules.tasks import TaskRules
 from echo2d.core.status.schema import Status
 from echo2d.plan.fleet.forecast import provision
 from echo2d.plan.fleet.from_status import fleet_of
@@ -32,12 +33,23 @@ PRICES = tuple(
 )
 
 
-def closed(rng_seed: int, periods: int, **changes: Any) -> SimulatedRun:
+def closed(rng_seed: int, periods: int, mode: DisseminationMode = "background") -> SimulatedRun:
     task = TaskRules(max_new_tokens=TOKENS_MAX, stop_token_ids=(STOP,))
     rules = RunRules(
-        RunId("run-1"), 3, 1, PER_STEP, 2, (task,), VOCAB, "drop", False, "auto", 1,
-        activation="auto", prices=PRICES, **changes,
-    )  # fmt: skip
+        run_id=RunId("run-1"),
+        staleness_max=3,
+        publish_every=1,
+        trajectories_per_step=PER_STEP,
+        group_size=2,
+        tasks=(task,),
+        vocab_size=VOCAB,
+        over_stale="drop",
+        filter_zero_variance=False,
+        group_patience=0.0,
+        prices=PRICES,
+        dissemination=DisseminationTable(mode=mode),
+        activation=ActivationTable(mode="auto"),
+    )
     worker = WorkerSpec(SLOTS, 0.005, TOKEN_S, 0.0, 0.0, 0.0, "")
     return SimulatedRun(
         Schedule(rng_seed, rules, (worker,) * WORKERS, (), periods * PERIOD_S, PERIOD_S, 1, 0.0)

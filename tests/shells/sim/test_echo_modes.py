@@ -7,8 +7,9 @@ import pytest
 
 from echo2d.core.base.ids import GroupId, RunId
 from echo2d.core.cluster.events import VersionPublished
-from echo2d.core.cluster.rules import RunRules, TaskRules
 from echo2d.core.coordinator.events import CoordinatorRecord
+from echo2d.core.rules.run import DisseminationTable, RunRules
+from echo2d.core.rules.tasks import TaskRules
 from echo2d.core.work.events import BatchCommitted, BatchFrozen, LeaseGiven, SampleKept
 from echo2d_lab.faults.engine import STOP, VOCAB
 from echo2d_lab.faults.fault_schedule import Schedule, WorkerSpec
@@ -61,8 +62,17 @@ def play(staleness: int, monkeypatch: pytest.MonkeyPatch) -> Journal:
     """Two minutes of a run without faults, in which workers make more than the learner trains."""
     task = TaskRules(max_new_tokens=24, stop_token_ids=(STOP,))
     rules = RunRules(
-        RunId("run-1"), staleness, 1, PER_STEP, GROUP, (task,), VOCAB, "drop", False, "auto", 1,
-    )  # fmt: skip
+        run_id=RunId("run-1"),
+        staleness_max=staleness,
+        publish_every=1,
+        trajectories_per_step=PER_STEP,
+        group_size=GROUP,
+        tasks=(task,),
+        vocab_size=VOCAB,
+        over_stale="drop",
+        filter_zero_variance=False,
+        dissemination=DisseminationTable(shape="auto", chains=1),
+    )
     worker = WorkerSpec(6, 0.005, 0.1, 0.0, 0.0, 0.0, "")
     run = SimulatedRun(Schedule(0, rules, (worker,) * WORKERS, (), SECONDS, TRAIN_S, 1, 0.0))
     journal, persist = Journal(), run.judge.persist

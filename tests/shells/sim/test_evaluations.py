@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from echo2d.core.base.ids import RunId
-from echo2d.core.cluster.rules import EpisodeRules, EvalRules, RunRules, TaskRules
+from echo2d.core.rules.run import DisseminationTable, RunRules
+from echo2d.core.rules.tasks import EpisodeRules, EvalRules, TaskRules
 from echo2d_lab.faults import coordinator
 from echo2d_lab.faults.engine import STOP, VOCAB
 from echo2d_lab.faults.fault_schedule import Schedule, WorkerSpec
@@ -20,7 +21,17 @@ def played(rng_seed: int, *evals: EvalRules) -> SimulatedRun:
     """S = 2, kappa = 1. An answer takes 1.25 s on average, a train step 10 s."""
     task = TaskRules(max_new_tokens=TOKENS_MAX, stop_token_ids=(STOP,))
     rules = RunRules(
-        RunId("run-1"), 2, 1, PER_STEP, GROUP, (task,), VOCAB, "drop", False, "auto", 1, evals=evals
+        run_id=RunId("run-1"),
+        staleness_max=2,
+        publish_every=1,
+        trajectories_per_step=PER_STEP,
+        group_size=GROUP,
+        tasks=(task,),
+        vocab_size=VOCAB,
+        over_stale="drop",
+        filter_zero_variance=False,
+        evals=evals,
+        dissemination=DisseminationTable(shape="auto", chains=1),
     )
     worker = WorkerSpec(SLOTS, 0.005, TOKEN_S, 0.0, 0.0, 0.0, "")
     run = SimulatedRun(
@@ -43,7 +54,14 @@ def test_twenty_evaluations_of_200_rows_cost_the_learner_less_than_a_point(
     """The bubble differs by three points from seed to seed, so several runs are compared."""
     monkeypatch.setattr(coordinator, "ROWS", 1 << 30)  # no row comes twice
     held = TaskRules("held", max_new_tokens=TOKENS_MAX, stop_token_ids=(STOP,))
-    rules = EvalRules(held, every=1, rows=ROWS)
+    rules = EvalRules(
+        held,
+        every=1,
+        rows=ROWS,
+        samples=1,
+        hold_s=60.0,
+        solved_at=1.0,
+    )
     costs = []
     for rng_seed in range(3):
         run = played(rng_seed, rules)
@@ -62,9 +80,22 @@ def test_episodes_of_several_turns_are_played_whole_by_one_version(
     """A worker that has the newer version waits also while the environment answers, a second on average."""
     monkeypatch.setattr(coordinator, "ROWS", 1 << 30)
     held = TaskRules(
-        "held", max_new_tokens=TOKENS_MAX, stop_token_ids=(STOP,), episode=EpisodeRules()
+        "held",
+        max_new_tokens=TOKENS_MAX,
+        stop_token_ids=(STOP,),
+        episode=EpisodeRules(
+            turns_max=16,
+            tokens_max=8192,
+        ),
     )
-    rules = EvalRules(held, every=1, rows=60, hold_s=60.0)
+    rules = EvalRules(
+        held,
+        every=1,
+        rows=60,
+        hold_s=60.0,
+        samples=1,
+        solved_at=1.0,
+    )
     run = played(0, rules)
     found = run.judge.ledger.evaluated
     assert len(found) >= 20
@@ -81,7 +112,14 @@ def test_a_worker_that_may_not_wait_makes_the_score_say_of_how_many(
     """Answers of 25 s on average, and a worker waits with a newer version for 2 s."""
     monkeypatch.setattr(coordinator, "ROWS", 1 << 30)
     held = TaskRules("held", max_new_tokens=500, stop_token_ids=(STOP,))
-    rules = EvalRules(held, every=1, rows=ROWS, hold_s=2.0)
+    rules = EvalRules(
+        held,
+        every=1,
+        rows=ROWS,
+        hold_s=2.0,
+        samples=1,
+        solved_at=1.0,
+    )
     partly = [each for each in played(0, rules).judge.ledger.evaluated if each.rows < each.of]
     assert len(partly) > 5
     assert all(each.rows > 0 for each in partly)

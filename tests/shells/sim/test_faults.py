@@ -10,9 +10,11 @@ from typing import Any, Literal
 
 import pytest
 
-from echo2d.core.cluster.rules import AuditRules, EpisodeRules, Informative
+from echo2d.core.rules.audit import AuditRules
+from echo2d.core.rules.tasks import EpisodeRules, Informative
 from echo2d_lab.faults.fault_schedule import LEARNT, RunFault, Schedule, with_hoarders
 from echo2d_lab.faults.world import RunOutcome, RunStuckError, SimulatedRun
+from tests.support.coordinator_world import rules
 
 FOUND = {
     36: "with `mask`, a last result made a group whole and too old, and it went on holding its place",
@@ -59,15 +61,15 @@ def test_the_run_survives(rng_seed: int) -> None:
 def test_the_run_survives_exclusive_broadcasts(rng_seed: int) -> None:
     """Workers stand still for each version: none may do so for ever."""
     schedule = Schedule.draw(rng_seed)
-    SimulatedRun(replace(schedule, rules=replace(schedule.rules, mode="exclusive"))).run()
+    SimulatedRun(replace(schedule, rules=rules(schedule.rules, mode="exclusive"))).run()
 
 
 @pytest.mark.parametrize("rng_seed", seeds(range(5000, 5020), quick=6))
 def test_the_run_survives_plans_with_few_copies_of_the_seed(rng_seed: int) -> None:
     """Its bytes cost money, so plans follow the slack that is measured between the faults."""
     schedule = Schedule.draw(rng_seed)
-    rules = replace(schedule.rules, seed_usd_per_gb_up=0.09, shape="auto")
-    SimulatedRun(replace(schedule, rules=rules)).run()
+    priced = rules(schedule.rules, seed_usd_per_gb_up=0.09, shape="auto")
+    SimulatedRun(replace(schedule, rules=priced)).run()
 
 
 @pytest.mark.parametrize("rng_seed", seeds(range(7000, 7060), quick=10))
@@ -115,8 +117,17 @@ def steps_in(schedule: Schedule, begin: float, end: float) -> int:
 
 def with_liars(schedule: Schedule) -> Schedule:
     """All tasks are environments, and all workers but two lie; only an audit can recognise that."""
-    audit = AuditRules(newcomer=3, share=0.1, wait_s=20.0, trusts=True)
-    tasks = [replace(task, episode=EpisodeRules()) for task in schedule.rules.tasks]
+    audit = AuditRules(newcomer=3, share=0.1, wait_s=20.0, trusted=("t",))
+    tasks = [
+        replace(
+            task,
+            episode=EpisodeRules(
+                turns_max=16,
+                tokens_max=8192,
+            ),
+        )
+        for task in schedule.rules.tasks
+    ]
     first, *others = schedule.workers
     liars = [replace(each, bad="lies", lies=1.0, slots=max(1, each.slots)) for each in others]
     return replace(

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from echo2d.core.capacity import pipeline
-from echo2d.core.capacity.model import DisseminationMode, bubble, mu_min
+from echo2d.core.capacity.model import bubble, mu_min
 from echo2d.core.capacity.pipeline import Pipeline
+from echo2d.core.rules.run import DisseminationMode
 from echo2d.errors import Fault
 from echo2d.plan.fleet.forecast import Ablation, provision
 from echo2d.plan.fleet.spec import FleetSpec, load_fleet, read_fleet

@@ -6,7 +6,8 @@ import pytest
 
 from echo2d.core.base.ids import RunId
 from echo2d.core.capacity.estimators import quantile
-from echo2d.core.cluster.rules import RunRules, TaskRules
+from echo2d.core.rules.run import DisseminationTable, RunRules
+from echo2d.core.rules.tasks import TaskRules
 from echo2d.plan.fleet.spec import read_fleet
 from echo2d.plan.fleet.world import FleetWorld
 from echo2d.plan.kernel.scenario import MBIT
@@ -25,8 +26,17 @@ def full(train_s: float) -> tuple[int, Counter[int], float]:
     """Steps committed, trained trajectories by staleness, and T_bcast of a publish that waited for no other."""
     task = TaskRules(max_new_tokens=TOKENS_MAX, stop_token_ids=(STOP,))
     rules = RunRules(
-        RunId("run-1"), BOUND, 1, PER_STEP, GROUP, (task,), VOCAB, "drop", False, "auto", 1,
-    )  # fmt: skip
+        run_id=RunId("run-1"),
+        staleness_max=BOUND,
+        publish_every=1,
+        trajectories_per_step=PER_STEP,
+        group_size=GROUP,
+        tasks=(task,),
+        vocab_size=VOCAB,
+        over_stale="drop",
+        filter_zero_variance=False,
+        dissemination=DisseminationTable(shape="auto", chains=1),
+    )
     worker = WorkerSpec(SLOTS, 0.005, TOKEN_S, 0.0, 0.0, 0.0, "")
     loop = SimulatedRun(Schedule(0, rules, (worker,) * WORKERS, (), SECONDS, train_s, 1, 0.0))
     loop.run()

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from echo2d.core.capacity.model import DisseminationMode, mu_min
+from echo2d.core.capacity.model import mu_min
 from echo2d.core.capacity.pipeline import Pipeline
+from echo2d.core.rules.run import DisseminationMode
 from echo2d.errors import OperatorFault
 from echo2d.plan.fleet.forecast import Ablation, Forecast, provision, what_if
 from echo2d.plan.fleet.spec import FleetSpec, is_fleet, load_fleet, read_fleet

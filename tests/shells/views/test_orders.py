@@ -12,10 +12,10 @@ from echo2d.client import AsyncCoordinator
 from echo2d.config.coordinator import CoordinatorConfig
 from echo2d.core.base.ids import PeerId, SessionId
 from echo2d.core.cluster.events import PeerConnected, PeerSaid
-from echo2d.core.cluster.rules import RunRules
 from echo2d.core.coordinator.events import Recovered
 from echo2d.core.coordinator.state import PLAN_SECRET_BYTES, CoordinatorState
 from echo2d.core.protocol.control_messages import Goodbye
+from echo2d.core.rules.run import RunRules
 from echo2d.errors import OperatorFault
 from echo2d.net.http import costly_answer
 from echo2d.net.security.auth import enrol_proof, public_bytes

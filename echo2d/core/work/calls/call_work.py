@@ -20,10 +20,10 @@ from echo2d.core.base.bounded_dict import keep_newest
 from echo2d.core.base.ids import PeerId
 from echo2d.core.cluster.events import Send
 from echo2d.core.cluster.membership import Peer
-from echo2d.core.cluster.rules import RunRules
 from echo2d.core.cluster.versions import PublishedVersions
 from echo2d.core.protocol.control_messages import HeldLease, LeaseGranted
 from echo2d.core.protocol.seeds import SEED_BITS
+from echo2d.core.rules.run import RunRules
 from echo2d.core.work.calls.call_choice import CallChoice
 from echo2d.core.work.calls.events import CallAsked
 from echo2d.core.work.calls.fair_queue import CallQueue

@@ -16,11 +16,12 @@ from collections.abc import Iterator, Sequence
 from echo2d.core.base.ids import Version
 from echo2d.core.cluster.events import Send
 from echo2d.core.cluster.membership import Membership, Peer
-from echo2d.core.cluster.rules import GatewayRules, RunRules
 from echo2d.core.cluster.statistics import Statistics
 from echo2d.core.cluster.versions import PublishedVersions
 from echo2d.core.protocol.control_messages import Finish, SampleDelta, SampleFinished
 from echo2d.core.protocol.trajectory import NOTHING, Partial, version_spans
+from echo2d.core.rules.run import RunRules
+from echo2d.core.rules.tasks import GatewayRules
 from echo2d.core.status.schema import GatewayStatus
 from echo2d.core.work.calls.call_choice import CallChoice
 from echo2d.core.work.calls.call_work import CALLS, CallWork, PendingChoice

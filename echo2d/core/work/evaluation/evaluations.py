@@ -25,13 +25,14 @@ from functools import partial
 from echo2d.core.base.ids import GroupId, PeerId, Version
 from echo2d.core.cluster.events import Note, Persist, Send, VersionPublished
 from echo2d.core.cluster.membership import Membership, Peer
-from echo2d.core.cluster.rules import EvalRules, RunRules
 from echo2d.core.cluster.statistics import Statistics
 from echo2d.core.cluster.versions import PublishedVersions, key_of
 from echo2d.core.protocol.answer_end import WHOLE_ENDS
 from echo2d.core.protocol.control_messages import LeaseGranted, SampleFinished, VersionKey
 from echo2d.core.protocol.seeds import sample_seeds
 from echo2d.core.protocol.trajectory import NOTHING
+from echo2d.core.rules.run import RunRules
+from echo2d.core.rules.tasks import EvalRules
 from echo2d.core.work.episodes import ParkedEpisode, end_turn
 from echo2d.core.work.evaluation.events import Evaluated, EvaluationAction
 from echo2d.core.work.evaluation.open_evaluation import EVALUATION, OpenEvaluation

@@ -15,8 +15,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from echo2d.core.base.ids import GroupId, PeerId
-from echo2d.core.cluster.rules import EvalRules
 from echo2d.core.protocol.control_messages import HeldLease, VersionKey
+from echo2d.core.rules.tasks import EvalRules
 from echo2d.core.work.episodes import Episode, Parked, ParkedEpisode
 from echo2d.core.work.evaluation.questions import ROWS_MAX, EvalQuestion
 from echo2d.core.work.evaluation.summary import ScoredSample

@@ -6,8 +6,8 @@ Not here: answers.
 
 from dataclasses import dataclass
 
-from echo2d.core.cluster.rules import EvalRules
 from echo2d.core.protocol.trajectory import NO_SOURCE, Source
+from echo2d.core.rules.tasks import EvalRules
 from echo2d.core.work.events import DrawPrompt
 
 # Questions that are asked for at once; drawing one takes a task process milliseconds.

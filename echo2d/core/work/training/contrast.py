@@ -15,8 +15,8 @@ Not here: what happens to the samples that are left out, and to a filtered group
 import math
 from collections.abc import Mapping, Sequence
 
-from echo2d.core.cluster.rules import RunRules
 from echo2d.core.protocol.trajectory import GroupRecord
+from echo2d.core.rules.run import RunRules
 
 # The learner refuses rewards beyond it.
 SPREAD_MAX = 1e15

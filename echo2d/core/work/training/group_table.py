@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from echo2d.core.base.ids import GroupId, LeaseId, PeerId, Version
-from echo2d.core.cluster.rules import TaskRules
 from echo2d.core.protocol.control_messages import HeldLease, VersionKey
 from echo2d.core.protocol.trajectory import (
     NOTHING,
@@ -29,6 +28,7 @@ from echo2d.core.protocol.trajectory import (
     StoredGroup,
     TrajectoryRecord,
 )
+from echo2d.core.rules.tasks import TaskRules
 from echo2d.core.work.episodes import Episode, Parked
 from echo2d.core.work.events import LeaseGiven, unwritten
 from echo2d.core.work.leases import TRAINING, Lease, LeaseTable

@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from echo2d.core.base.ids import GroupId, PeerId
 from echo2d.core.cluster.events import Persist, Send
 from echo2d.core.cluster.membership import Peer
-from echo2d.core.cluster.rules import RunRules
 from echo2d.core.cluster.statistics import Statistics
 from echo2d.core.cluster.versions import PublishedVersions
 from echo2d.core.protocol.control_messages import LeaseGranted
 from echo2d.core.protocol.seeds import sample_seeds
 from echo2d.core.protocol.trajectory import NOTHING
+from echo2d.core.rules.run import RunRules
 from echo2d.core.work.events import LeaseGiven, PromptTaken, RolloutAction
 from echo2d.core.work.kind import PendingSamples
 from echo2d.core.work.scheduler import LeaseScheduler

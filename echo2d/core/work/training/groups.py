@@ -20,11 +20,11 @@ from echo2d.core.audit.waiting_samples import SampleVerdict
 from echo2d.core.base.ids import GroupId, PeerId
 from echo2d.core.cluster.events import Note, StopRun
 from echo2d.core.cluster.membership import Membership, Peer
-from echo2d.core.cluster.rules import RunRules
 from echo2d.core.cluster.statistics import Statistics
 from echo2d.core.cluster.versions import PublishedVersions
 from echo2d.core.protocol.control_messages import HeldLease, SampleDelta, SampleFinished, VersionKey
 from echo2d.core.protocol.trajectory import AuthoredSpan, StoredGroup
+from echo2d.core.rules.run import RunRules
 from echo2d.core.work.episodes import ParkedEpisode
 from echo2d.core.work.events import (
     DrawPrompt,

@@ -22,10 +22,10 @@ from echo2d.core.audit.waiting_samples import SampleVerdict
 from echo2d.core.base.ids import GroupId, PeerId, Version
 from echo2d.core.cluster.events import Note, Persist
 from echo2d.core.cluster.membership import Peer
-from echo2d.core.cluster.rules import RunRules
 from echo2d.core.cluster.statistics import Statistics
 from echo2d.core.protocol.control_messages import HeldLease, SampleFinished
 from echo2d.core.protocol.trajectory import Partial, StoredGroup, TrajectoryRecord
+from echo2d.core.rules.run import RunRules
 from echo2d.core.work.episodes import ParkedEpisode, end_turn
 from echo2d.core.work.events import (
     AcceptedResult,
@@ -423,7 +423,7 @@ class GroupJudge:
         )
         if sample in group.unwanted:
             return [note, *self._return(group, sample)]
-        if self._rules.drawn(group.task) - len(group.left_out) <= self._rules.group_min:
+        if self._rules.drawn(group.task) - len(group.left_out) <= self._rules.samples_min:
             return [note, *self.drop(group, "reward", event.reason)]
         if self._audits is not None:
             self._audits.waiting.withdraw(group.group, sample)

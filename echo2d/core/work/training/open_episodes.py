@@ -22,9 +22,9 @@ from collections.abc import Callable, Iterable
 
 from echo2d.core.cluster.events import Persist
 from echo2d.core.cluster.membership import Membership
-from echo2d.core.cluster.rules import RunRules
 from echo2d.core.cluster.statistics import Statistics
 from echo2d.core.protocol.trajectory import Partial, TrajectoryRecord
+from echo2d.core.rules.run import RunRules
 from echo2d.core.work.episodes import Episode, Parked, ParkedEpisode
 from echo2d.core.work.events import (
     EnvironmentStepped,

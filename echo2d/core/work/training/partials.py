@@ -21,13 +21,14 @@ from echo2d.core.audit.audits import Audits
 from echo2d.core.base.ids import PeerId
 from echo2d.core.cluster.events import Note
 from echo2d.core.cluster.membership import Peer
-from echo2d.core.cluster.rules import RunRules, TaskRules
 from echo2d.core.cluster.statistics import Statistics
 from echo2d.core.cluster.versions import PublishedVersions
 from echo2d.core.protocol.columns import wanted_columns
 from echo2d.core.protocol.control_messages import SampleDelta, VersionKey
 from echo2d.core.protocol.result_check import Believed, delta_fault, partial_fault
 from echo2d.core.protocol.trajectory import NOTHING, Partial, authored
+from echo2d.core.rules.run import RunRules
+from echo2d.core.rules.tasks import TaskRules
 from echo2d.core.work.leases import Lease, LeaseTable
 from echo2d.core.work.training.group_table import OpenGroup, Waiting
 from echo2d.core.work.training.staleness import Staleness

@@ -12,7 +12,8 @@ Not here: leaving the samples out (`groups`).
 from collections.abc import Callable
 
 from echo2d.core.base.ids import GroupId
-from echo2d.core.cluster.rules import RunRules, TaskRules
+from echo2d.core.rules.run import MISSING_SHARE, RunRules
+from echo2d.core.rules.tasks import TaskRules
 from echo2d.core.work.training.group_table import GroupTable, OpenGroup
 
 # The rewards of fewer samples say nothing about each other.
@@ -85,6 +86,6 @@ def _all_leased(group: OpenGroup) -> bool:
 def _kept_min(rules: RunRules, task: TaskRules) -> int:
     """How many samples of such a group must be there."""
     drawn = rules.drawn(task)
-    missing = max(1, int(drawn * rules.missing_share))
-    trained = rules.group_size if drawn > rules.group_size else rules.group_min
+    missing = max(1, int(drawn * MISSING_SHARE))
+    trained = rules.group_size if drawn > rules.group_size else rules.samples_min
     return max(drawn - missing, trained, KEPT_MIN)

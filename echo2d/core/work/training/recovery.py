@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from echo2d.core.audit.audits import Audits
 from echo2d.core.base.ids import GroupId
 from echo2d.core.cluster.membership import Peer
-from echo2d.core.cluster.rules import RunRules
 from echo2d.core.cluster.versions import PublishedVersions
 from echo2d.core.protocol.control_messages import HeldLease
 from echo2d.core.protocol.trajectory import StoredGroup
+from echo2d.core.rules.run import RunRules
 from echo2d.core.work.events import (
     LeaseGiven,
     RecoveredRollouts,
@@ -86,7 +86,7 @@ class Recovery:
         kept = {trajectory.sample: trajectory for trajectory in record.trajectories}
         if any(sample >= size for sample in (*kept, *record.left_out)):
             return self._judge.discard(stored, "rules", "the group size has changed")
-        if record.left_out and size - len(record.left_out) < self._rules.group_min:
+        if record.left_out and size - len(record.left_out) < self._rules.samples_min:
             return self._judge.discard(stored, "rules", "too few samples are left")
         group = OpenGroup(
             record.group,

@@ -26,8 +26,8 @@ from collections.abc import Iterable
 from fractions import Fraction
 
 from echo2d.core.base.ids import Version
-from echo2d.core.cluster.rules import Informative, RowFilter
 from echo2d.core.protocol.trajectory import Source
+from echo2d.core.rules.tasks import Informative, RowFilter
 from echo2d.core.work.events import RowJudged
 
 # Rows that are remembered; of a longer data set the oldest are forgotten, and asked again.

@@ -30,7 +30,6 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from echo2d.core.base.ids import Digest, GroupId, Version
-from echo2d.core.cluster.rules import RunRules, TaskRules
 from echo2d.core.protocol.trajectory import (
     BatchBody,
     GroupRecord,
@@ -40,6 +39,8 @@ from echo2d.core.protocol.trajectory import (
     pack_batch,
     pack_group,
 )
+from echo2d.core.rules.run import RunRules
+from echo2d.core.rules.tasks import TaskRules
 from echo2d.core.work.events import BatchFrozen, RecoveredRollouts
 from echo2d.core.work.training.batch_order import Fitting, Quotas, by_priority
 from echo2d.core.work.training.contrast import spread

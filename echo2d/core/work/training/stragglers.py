@@ -17,10 +17,10 @@ from typing import NamedTuple
 
 from echo2d.core.base.ids import GroupId, PeerId
 from echo2d.core.cluster.membership import Membership, Peer
-from echo2d.core.cluster.rules import RunRules
 from echo2d.core.cluster.statistics import Statistics
 from echo2d.core.cluster.versions import PublishedVersions
 from echo2d.core.protocol.control_messages import PROGRESS_S, HeldLease
+from echo2d.core.rules.run import RunRules
 from echo2d.core.work.leases import Lease, LeaseTable
 from echo2d.core.work.ranking import FreeSlots
 from echo2d.core.work.training.answer_lengths import AnswerLengths

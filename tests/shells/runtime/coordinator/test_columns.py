@@ -17,9 +17,9 @@ import pytest
 from echo2d.client import AsyncCoordinator, Attachment, PeerFault, Trajectory
 from echo2d.config.coordinator import CoordinatorConfig
 from echo2d.core.base.canonical import digest_of
-from echo2d.core.cluster.rules import RunRules
 from echo2d.core.coordinator.events import Recovered
 from echo2d.core.protocol.control_messages import PROGRESS_S
+from echo2d.core.rules.run import RunRules
 from echo2d.runtime.coordinator.loop import Machine
 from echo2d.runtime.coordinator.main import Opened, core_machine, open_coordinator
 from echo2d.runtime.seed.main import Seed

@@ -11,9 +11,9 @@ import pytest
 
 from echo2d.config.coordinator import CoordinatorConfig
 from echo2d.core.base.ids import GroupId, RunId
-from echo2d.core.cluster.rules import EpisodeRules, Informative, RowFilter
 from echo2d.core.protocol.sampling import Sampling
 from echo2d.core.protocol.trajectory import NOTHING, Partial, RewardPart, Source, pack_tokens
+from echo2d.core.rules.tasks import EpisodeRules, Informative, RowFilter
 from echo2d.core.work.evaluation.open_evaluation import EVALUATION
 from echo2d.core.work.events import (
     DrawPrompt,

@@ -8,8 +8,8 @@ from typing import Any, cast
 import pytest
 
 from echo2d.core.base.ids import GroupId
-from echo2d.core.cluster.rules import EpisodeRules, TaskRules
 from echo2d.core.protocol.trajectory import Partial, pack_tokens
+from echo2d.core.rules.tasks import EpisodeRules, TaskRules
 from echo2d.core.work.events import ForgetEpisode, StepEnvironment
 from echo2d.net.gateway.errors import CallRefusal
 from echo2d.net.security.tickets import make_ticket, ticket_key
@@ -18,7 +18,15 @@ from echo2d.runtime.coordinator.ticket_office import Tickets
 from tests.support.coordinator_world import RULES
 from tests.support.polling import HANG_S
 
-TASK = TaskRules(max_new_tokens=8, stop_token_ids=(1,), episode=EpisodeRules(outside=True))
+TASK = TaskRules(
+    max_new_tokens=8,
+    stop_token_ids=(1,),
+    episode=EpisodeRules(
+        outside=True,
+        turns_max=16,
+        tokens_max=8192,
+    ),
+)
 OFFERED = StepEnvironment(
     GroupId(3), 0, 0, 0, 7, 5, pack_tokens([4]), Partial(b"", b"", ()), "stop"
 )

@@ -77,7 +77,7 @@ async def test_rules_and_what_was_recovered_reach_the_core(
         rules = script.rules
         assert rules is not None
         assert (rules.tasks[0].stop_token_ids, rules.vocab_size) == ((1,), 17)
-        assert rules.publish_every is None
+        assert rules.publish_every == "auto"
         found = await asyncio.to_thread(
             lambda: json.loads((run_dir / "coordinator.json").read_text())
         )

@@ -9,9 +9,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from echo2d.core.cluster.rules import RunRules
 from echo2d.core.coordinator.events import Recovered
 from echo2d.core.coordinator.state import PLAN_SECRET_BYTES, CoordinatorState
+from echo2d.core.rules.run import RunRules
 from echo2d.runtime.run_dir.access_table import AccessTable
 from echo2d.runtime.run_dir.run_directory import RunDirectory
 from tests.support.scripted_core import make_config, serving

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from echo2d.core.base.ids import GroupId, PeerId, Version
-from echo2d.core.cluster.rules import EpisodeRules, TaskRules
 from echo2d.core.protocol.trajectory import (
     NOTHING,
     AuthoredSpan,
@@ -19,6 +18,7 @@ from echo2d.core.protocol.trajectory import (
     TrajectoryRecord,
     pack_tokens,
 )
+from echo2d.core.rules.tasks import EpisodeRules, TaskRules
 from echo2d.core.work.events import (
     EnvironmentStepped,
     EpisodeEnded,
@@ -34,7 +34,15 @@ from echo2d.tasks.episodes import Episodes
 from echo2d.tasks.pool import TaskPool
 from tests.support.coordinator_world import rules
 
-TASK = TaskRules(name="outside", episode=EpisodeRules(outside=True))
+TASK = TaskRules(
+    name="outside",
+    episode=EpisodeRules(
+        outside=True,
+        turns_max=16,
+        tokens_max=8192,
+    ),
+    max_new_tokens=1024,
+)
 RULES = rules(tasks=(TASK,), vocab_size=100)
 PROMPT, AT = pack_tokens([7]), (GroupId(3), 1)
 DIGEST: Any = bytes(32)

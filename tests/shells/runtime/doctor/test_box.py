@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from echo2d.config.coordinator import CoordinatorConfig
+from echo2d.config.tables import read_table
 from echo2d.config.worker import WorkerConfig
 from echo2d.core.base.ids import FormId, Generation, PlanId
 from echo2d.core.protocol.control_messages import Address, EdgePeer, PlanEdges
@@ -52,7 +53,7 @@ async def box(
     path = folder.with_suffix(".token")
     await asyncio.to_thread(write_token_file, path, replace(token, url=opened.url))
     given = {"url": opened.url, "token_file": path, "state_dir": folder, **flags}
-    return Box(WorkerConfig.read(given), folder, None)
+    return Box(read_table(WorkerConfig, given), folder, None)
 
 
 def by_check(findings: list[HostFinding]) -> dict[str, HostFinding]:

@@ -13,9 +13,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from echo2d.core.base.ids import Digest, LeaseId, PeerId, Version
-from echo2d.core.cluster.rules import EvalRules, TaskRules
 from echo2d.core.protocol.control_messages import Heartbeat
 from echo2d.core.protocol.sampling import WHOLE
+from echo2d.core.rules.tasks import EvalRules, TaskRules
 from echo2d.core.status.schema import (
     ALERT_KINDS,
     Alert,
@@ -69,7 +69,20 @@ DIGEST = Digest(bytes(32))
 
 def trained() -> Status:
     """The status of a run with everything in it."""
-    evals = (EvalRules(TaskRules("held", stop_token_ids=(1,)), rows=2),)
+    evals = (
+        EvalRules(
+            TaskRules(
+                "held",
+                stop_token_ids=(1,),
+                max_new_tokens=1024,
+            ),
+            rows=2,
+            every=1,
+            samples=1,
+            hold_s=60.0,
+            solved_at=1.0,
+        ),
+    )
     world = World(replace(RULES, evals=evals))
     world.connect("seed", kind="seed")
     world.connect("a")

@@ -9,20 +9,23 @@ from echo2d.core.capacity.demand import (
     Assumptions,
     Candidate,
     CapacityPlanner,
-    CapacityRules,
 )
 from echo2d.core.capacity.measurements import Measurements
-from echo2d.core.capacity.prices import Price
+from echo2d.core.rules.prices import Price
 from echo2d.core.status.schema import ProvisionStatus, VersionBytes
 from echo2d.runtime.renting.demand import gb_per_h, margin_of
-from tests.support.coordinator_world import World
+from tests.support.coordinator_world import World, rules
 
 NOTHING_KNOWN = World().state.status()
 
 
 def provision(t_bcast_s: float) -> ProvisionStatus:
     """Of a run that takes 10 trajectories/s and has workers for 2."""
-    known = CapacityPlanner(CapacityRules(100, 4, 1), Measurements(1), Assumptions(10.0, t_bcast_s))
+    known = CapacityPlanner(
+        rules(trajectories_per_step=100, staleness_max=4, group_size=1),
+        Measurements(1),
+        Assumptions(10.0, t_bcast_s),
+    )
     here = [Candidate("w", 2.0, Price(1.0))]
     known.price(here, 1)
     balance = known.balance(known.offers(here, None), ["w"], 1)

@@ -14,6 +14,7 @@ import torch
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from echo2d.config.tables import read_table
 from echo2d.config.tasks import TaskTable
 from echo2d.learner.config import LearnerConfig, Recipe
 from echo2d.learner.objective.hooks import advantages_of, loss_of
@@ -88,7 +89,7 @@ def test_the_tables_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.chdir(tmp_path)
     read = list(tables())
     for task in (each["task"] for each in read if "task" in each):
-        table = TaskTable.read(task, tmp_path)
+        table = read_table(TaskTable, task, tmp_path)
         assert RowsTask(**table.options).prompt(0).secret is not None
     keys = {field.name for field in fields(LearnerConfig)}
     (learner,) = [each["learner"] for each in read if "learner" in each]

@@ -120,7 +120,7 @@ def test_each_turn_is_scored_behind_all_that_came_before_it() -> None:
 
 
 def test_a_group_waits_for_the_verdict_about_an_episode() -> None:
-    world, _ = begun("a", "mine", auditor=False, wait_s=1e6)
+    world, _ = begun("a", "mine", auditor=False, wait_s=3600.0)
     play_out(world)
     world.work()
     assert world.state.status().groups.buffered == 0

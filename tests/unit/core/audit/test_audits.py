@@ -9,7 +9,6 @@ from echo2d.core.audit import audits as audits_module
 from echo2d.core.audit.baseline import BASELINE_TRAJECTORIES, K_MIN
 from echo2d.core.base.ids import PeerId, Version
 from echo2d.core.cluster.events import PeerConnected, PeerDisconnected, PeerPardoned
-from echo2d.core.cluster.rules import AuditRules
 from echo2d.core.coordinator.events import Recovered
 from echo2d.core.coordinator.state import PLAN_SECRET_BYTES, CoordinatorState
 from echo2d.core.protocol.control_messages import (
@@ -23,6 +22,7 @@ from echo2d.core.protocol.control_messages import (
 from echo2d.core.protocol.evidence import Evidence
 from echo2d.core.protocol.sampling import Sampling
 from echo2d.core.protocol.trajectory import AuthoredSpan, TrajectoryRecord, TrajectoryScore
+from echo2d.core.rules.audit import AuditRules
 from echo2d.core.work.events import SampleReturned
 from echo2d.core.work.training.judge import RETURNED_WAIT_S
 from tests.support.audited_world import (
@@ -191,7 +191,7 @@ def test_limits_are_learnt_from_trusted_workers_before_others_get_leases() -> No
 
 
 def test_without_a_trusted_worker_nobody_waits_and_nobody_is_convicted() -> None:
-    world = started("liar", learnt=False, trusts=False, share=1.0)
+    world = started("liar", learnt=False, trusted=(), share=1.0)
     world.liars.add("liar")
     train_on(world, 8)
     assert world.convicts == []
@@ -230,7 +230,7 @@ def test_a_partial_is_blamed_on_who_wrote_it() -> None:
 
 
 def test_a_restart_judges_again_what_waits() -> None:
-    world = started("a", "mine", auditor=False, wait_s=1e6)
+    world = started("a", "mine", auditor=False, wait_s=3600.0)
     world.work()
     waiting = len(world.audits.waiting)
     assert waiting
@@ -244,7 +244,7 @@ def test_a_restart_judges_again_what_waits() -> None:
 
 def test_answers_are_judged_by_the_sampling_that_they_were_drawn_with() -> None:
     """Also after a restart with another one: the group's record says it, not the config."""
-    world = started("a", "mine", auditor=False, wait_s=1e6)
+    world = started("a", "mine", auditor=False, wait_s=3600.0)
     before = world.rules.tasks[0].sampling
     world.work()
     assert world.audits.waiting
@@ -293,7 +293,7 @@ def test_a_newcomer_holds_few_samples_until_it_is_clear(monkeypatch: pytest.Monk
 
 
 def test_a_group_of_which_one_verdict_is_bad_is_not_complete_with_the_good_ones() -> None:
-    world = started("a", wait_s=1e6)
+    world = started("a", wait_s=3600.0)
     peer = world.peers["a"]
     lease = peer.leases[peer.open[0][0]]
     first, second = [each for each in peer.open if peer.leases[each[0]].group == lease.group][:2]
@@ -557,7 +557,14 @@ def test_trust_and_convictions_are_known_before_anybody_says_hello() -> None:
         trusted=frozenset([PeerId("mine")]),
     )
     state = CoordinatorState(
-        rules(audit=AuditRules()), recovered, plan_secret=bytes(PLAN_SECRET_BYTES), now=0.0
+        rules(
+            audit=AuditRules(
+                trusted=("t",),
+            )
+        ),
+        recovered,
+        plan_secret=bytes(PLAN_SECRET_BYTES),
+        now=0.0,
     )
     assert state._audits is not None
     assert state._audits.standing(PeerId("mine")) == "trusted"

@@ -8,8 +8,8 @@ import pytest
 from echo2d.core.audit.baseline import GROSS, Baseline, HonestLimits
 from echo2d.core.audit.case import CLEARED, Cases
 from echo2d.core.base.ids import PeerId
-from echo2d.core.cluster.rules import AuditRules
 from echo2d.core.protocol.evidence import TOLERANCES, Evidence
+from echo2d.core.rules.audit import AuditRules
 
 WORKER = PeerId("w")
 TOKENS = 12
@@ -48,7 +48,15 @@ def liar(k: float, seed: float | None, shift: float) -> Draw:
 
 
 def convicted_after(draw: Draw, most: int, rng_seed: int) -> int | None:
-    rng, cases, allowed = random.Random(rng_seed), Cases(AuditRules()), limits()
+    rng, cases, allowed = (
+        random.Random(rng_seed),
+        Cases(
+            AuditRules(
+                trusted=("t",),
+            )
+        ),
+        limits(),
+    )
     for count in range(1, most + 1):
         if cases.judge(WORKER, draw(rng), allowed)[1]:
             return count
@@ -84,7 +92,15 @@ def test_an_honest_worker_is_never_convicted(rng_seed: int) -> None:
 
 
 def test_a_newcomer_is_clear_after_its_first_clean_answers() -> None:
-    cases, allowed = Cases(AuditRules(newcomer=3)), limits()
+    cases, allowed = (
+        Cases(
+            AuditRules(
+                newcomer=3,
+                trusted=("t",),
+            )
+        ),
+        limits(),
+    )
     assert cases.of(WORKER).standing == "new"
     for _ in range(3):
         assert cases.of(WORKER).left > 0
@@ -93,7 +109,15 @@ def test_a_newcomer_is_clear_after_its_first_clean_answers() -> None:
 
 
 def test_a_flag_has_everything_audited_until_a_hundred_are_clean() -> None:
-    cases, allowed = Cases(AuditRules(newcomer=0)), limits()
+    cases, allowed = (
+        Cases(
+            AuditRules(
+                newcomer=0,
+                trusted=("t",),
+            )
+        ),
+        limits(),
+    )
     assert cases.judge(WORKER, found(k=9.0), allowed) == (("logprobs",), "")
     for left in range(CLEARED, 0, -1):
         assert (cases.of(WORKER).left, cases.of(WORKER).standing) == (left, "flagged")
@@ -102,7 +126,14 @@ def test_a_flag_has_everything_audited_until_a_hundred_are_clean() -> None:
 
 
 def test_a_convicted_worker_stays_so_until_it_is_forgotten() -> None:
-    cases, allowed = Cases(AuditRules()), limits()
+    cases, allowed = (
+        Cases(
+            AuditRules(
+                trusted=("t",),
+            )
+        ),
+        limits(),
+    )
     verdicts = [cases.judge(WORKER, found(k=9.0), allowed)[1] for _ in range(7)]
     assert verdicts.count("") == 6, verdicts
     assert "5 of 5 audited: logprobs" in verdicts[4]
@@ -114,7 +145,11 @@ def test_a_convicted_worker_stays_so_until_it_is_forgotten() -> None:
 
 
 def test_without_a_baseline_a_worker_is_only_suspected() -> None:
-    cases = Cases(AuditRules())
+    cases = Cases(
+        AuditRules(
+            trusted=("t",),
+        )
+    )
     reasons = [cases.suspect(WORKER, found(k=9.0, misses=12), GROSS) for _ in range(50)]
     assert set(reasons) == {("logprobs", "seed")}
     case = cases.of(WORKER)

@@ -48,7 +48,7 @@ def fails(world: AuditedWorld) -> None:
 
 @pytest.mark.parametrize("lost", [goes, fails])
 def test_what_an_auditor_did_not_do_is_ordered_again(lost: LostAuditor) -> None:
-    world = started("a", wait_s=1e6)
+    world = started("a", wait_s=3600.0)
     peer = world.peers["a"]
     world.say(peer, peer.finish(*peer.open[0]))
     world.pending.clear()
@@ -64,7 +64,7 @@ def test_what_an_auditor_did_not_do_is_ordered_again(lost: LostAuditor) -> None:
 
 
 def test_an_auditor_that_is_late_gets_its_next_order_when_it_has_answered() -> None:
-    world = started("a", "b", wait_s=1e6)
+    world = started("a", "b", wait_s=3600.0)
     auditor = world.peers["auditor"]
     world.say(world.peers["a"], world.peers["a"].finish(*world.peers["a"].open[0]))
     world.pending.clear()
@@ -99,7 +99,7 @@ def test_copies_that_an_audit_needs_are_kept() -> None:
 
 
 def test_an_answer_that_cannot_be_scored_does_not_take_others_with_it() -> None:
-    world = started("a", "b", wait_s=1e6)
+    world = started("a", "b", wait_s=3600.0)
     for name in "ab":
         peer = world.peers[name]
         world.say(peer, peer.finish(*peer.open[0]))

@@ -7,22 +7,22 @@ from echo2d.core.capacity.demand import (
     Assumptions,
     Candidate,
     CapacityPlanner,
-    CapacityRules,
 )
 from echo2d.core.capacity.estimators import Estimate
 from echo2d.core.capacity.measurements import Measurements
-from echo2d.core.capacity.prices import Price
+from echo2d.core.rules.prices import Price
+from echo2d.core.rules.run import RunRules
+from tests.support.coordinator_world import rules
 
-RULES = CapacityRules(
-    100, 4, 1
-)  # with T = 10 s, kappa = 1 and quick broadcasts 10 trajectories/s are needed
+# With T = 10 s, kappa = 1 and quick broadcasts 10 trajectories/s are needed.
+RULES = rules(trajectories_per_step=100, staleness_max=4, group_size=1, group_patience=0.0)
 
 
 SAID = Assumptions(10.0, 0.0)
 
 
-def capacity_planner(said: Assumptions = SAID, rules: CapacityRules = RULES) -> CapacityPlanner:
-    return CapacityPlanner(rules, Measurements(1), said)
+def capacity_planner(said: Assumptions = SAID, chosen: RunRules = RULES) -> CapacityPlanner:
+    return CapacityPlanner(chosen, Measurements(1), said)
 
 
 def fleet(count: int, usd_per_h: float = 1.0, name: str = "w", **more: bool) -> list[Candidate]:
@@ -115,7 +115,7 @@ def test_what_is_measured_takes_the_place_of_what_was_said_and_what_is_thrown_aw
 def test_workers_that_stop_for_a_version_lose_what_was_measured_and_before_that_all_of_a_broadcast() -> (
     None
 ):
-    stopping = capacity_planner(Assumptions(10.0, 4.0), CapacityRules(100, 4, 1, mode="exclusive"))
+    stopping = capacity_planner(Assumptions(10.0, 4.0), rules(RULES, mode="exclusive"))
     before = stopping.demand(1)
     measurements = stopping.measurements
     for _ in range(4):
@@ -132,7 +132,7 @@ def test_workers_that_stop_for_a_version_lose_what_was_measured_and_before_that_
 def test_without_cost_the_order_has_nothing_to_do_with_prices_and_does_not_hang_on_who_else_is_here() -> (
     None
 ):
-    known = capacity_planner(rules=CapacityRules(100, 4, 1, by_cost=False))
+    known = capacity_planner(chosen=rules(RULES, by_cost=False))
     candidates = [*fleet(20, 2.0, "dear"), *fleet(20)]
     names = [offer.name for offer in known.offers(candidates, None)]
     assert [offer.name for offer in known.offers(candidates[10:30], None)] == [

@@ -7,7 +7,6 @@ import pytest
 
 from echo2d.core.capacity.model import (
     Demand,
-    DisseminationMode,
     bubble,
     judge,
     mu_min,
@@ -15,6 +14,7 @@ from echo2d.core.capacity.model import (
     publish_every_auto,
     share_of_bcast,
 )
+from echo2d.core.rules.run import DisseminationMode
 
 PAPER = Demand(100.0, 256, 4, 3, 60.0, "exclusive")
 OURS = replace(PAPER, mode="background", pause_s=5.0)

@@ -6,9 +6,9 @@ import pytest
 
 from echo2d.core.capacity.demand import SLACK_SHARE
 from echo2d.core.capacity.measurements import LATE_MAX
-from echo2d.core.cluster.rules import RunRules
-from echo2d.core.cluster.run_capacity import capacity_rules, spread_s
+from echo2d.core.cluster.run_capacity import spread_s
 from echo2d.core.cluster.statistics import Statistics
+from echo2d.core.rules.run import RunRules
 from tests.support.coordinator_world import rules
 
 
@@ -33,7 +33,7 @@ SLACK_S = 200 - 30 - (100 - 5 / 3)
 def test_half_of_the_slack_less_the_refit() -> None:
     assert spread_s(priced(), measured(), 0.0) == pytest.approx(SLACK_SHARE * SLACK_S - 5)
     assert spread_s(priced(), measured(), 10.0) == pytest.approx(SLACK_SHARE * SLACK_S - 15)
-    auto = rules(staleness_max=4, publish_every=None, seed_usd_per_gb_up=0.09)
+    auto = rules(staleness_max=4, publish_every="auto", seed_usd_per_gb_up=0.09)
     assert spread_s(auto, measured(), 0.0) == pytest.approx(SLACK_SHARE * 100 - 5), "kappa is 1"
 
 
@@ -76,8 +76,3 @@ def test_eight_versions_later_a_late_one_is_forgotten() -> None:
         for _ in range(LATE_MAX):
             statistics.broadcast(20.0, (), cold=False, expected_s=15.0)
         assert spread_s(priced(), statistics, 0.0) == pytest.approx(SLACK_SHARE * SLACK_S - 5)
-
-
-def test_the_rules_of_a_run_are_those_of_its_capacity() -> None:
-    found = capacity_rules(priced(gamma=1.3, by_cost=False))
-    assert (found.staleness_max, found.gamma, found.by_cost) == (4, 1.3, False)

@@ -10,7 +10,6 @@ from echo2d.core.capacity.activation import Decision
 from echo2d.core.capacity.demand import CapacityPlanner
 from echo2d.core.capacity.estimators import WorkerRate
 from echo2d.core.capacity.measurements import Measurements
-from echo2d.core.capacity.prices import NamedPrice, Price
 from echo2d.core.cluster.events import Note, PeerDisconnected, RemovalPlanned
 from echo2d.core.cluster.membership import HEARTBEATS_MISSED_MAX, SLOTS_MAX
 from echo2d.core.coordinator.activation_loop import SOON_S
@@ -22,13 +21,14 @@ from echo2d.core.protocol.control_messages import (
     Leaving,
     RefitDone,
 )
+from echo2d.core.rules.prices import NamedPrice, Price
+from echo2d.core.rules.run import ActivationTable
 from echo2d_lab.standins.memory_run import FakePeer
-from tests.support.coordinator_world import RULES, World, train, version_key
+from tests.support.coordinator_world import RULES, World, rules, train, version_key
 
 AUTO = replace(
     RULES,
-    activation="auto",
-    learner_usd_per_h=0.1,
+    activation=ActivationTable(mode="auto", learner_usd_per_h=0.1),
     prices=(NamedPrice("a", Price(0.1)), NamedPrice("*", Price(1.0))),
 )
 T_TRAIN_S, T_BCAST_S = 10.0, 1.0
@@ -50,7 +50,7 @@ def give_all_slots(world: World) -> None:
 
 def settled(names: str = "abc", mode: Literal["all", "auto"] = "auto") -> World:
     """T_train and T_bcast are known; each worker makes more than is needed."""
-    world = World(replace(AUTO, activation=mode))
+    world = World(replace(AUTO, activation=replace(AUTO.activation, mode=mode)))
     world.connect("seed", kind="seed")
     for name in names:
         world.connect(name)
@@ -84,7 +84,7 @@ def active(world: World) -> list[str]:
 def test_workers_say_how_long_they_stopped_for_a_version_but_no_longer_than_it_was_on_its_way() -> (
     None
 ):
-    world = World(replace(RULES, mode="exclusive"))
+    world = World(rules(mode="exclusive"))
     world.connect("seed", kind="seed")
     for name in "ab":
         world.connect(name)
@@ -110,7 +110,7 @@ def test_workers_say_how_long_they_stopped_for_a_version_but_no_longer_than_it_w
 
 def test_nobody_stood_still_for_longer_than_since_the_version_before() -> None:
     """A version that somebody fetches alone has no time of its own."""
-    world = World(replace(RULES, mode="exclusive"))
+    world = World(rules(mode="exclusive"))
     world.connect("seed", kind="seed")
     world.connect("a")
     train(world, 3)

@@ -1,11 +1,11 @@
 import pytest
 
 from echo2d.core.base.ids import PeerId
-from echo2d.core.capacity.prices import NamedPrice, Price
 from echo2d.core.cluster.events import PeerRevoked
 from echo2d.core.cluster.membership import HEARTBEATS_MISSED_MAX, PEERS_MAX
 from echo2d.core.coordinator.costs import RATE_MAX, Costs, Traffic
 from echo2d.core.protocol.control_messages import Heartbeat
+from echo2d.core.rules.prices import NamedPrice, Price
 from tests.support.coordinator_world import World, rules, train
 
 A, B = PeerId("a"), PeerId("b")

@@ -8,7 +8,7 @@ from cProfile import Profile
 
 import pytest
 
-from echo2d.core.cluster.rules import TaskRules
+from echo2d.core.rules.tasks import TaskRules
 from tests.support.coordinator_world import rules
 from tests.support.timed_fleet import TOKENS, TimedFleet
 

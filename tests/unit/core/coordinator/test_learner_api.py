@@ -395,7 +395,7 @@ def test_a_commit_that_is_refused_tells_nothing() -> None:
 
 
 def test_commit_tells_the_period_in_force() -> None:
-    world = trained(3, publish_every=None)
+    world = trained(3, publish_every="auto")
     world.state._statistics.measurements.t_bcast.samples.extend([1.5] * 32)
     reply = batch_of(world, 4)
     assert reply.digest is not None
@@ -510,7 +510,7 @@ def test_a_batch_says_by_which_staleness_it_was_made() -> None:
 
 
 def test_a_publish_period_that_changes_by_itself_is_noted() -> None:
-    world = trained(2, publish_every=None, staleness_max=4)
+    world = trained(2, publish_every="auto", staleness_max=4)
 
     def commit(step: int) -> list[str]:
         request = world.ask_batch(step)

@@ -111,7 +111,7 @@ def broken(change: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
         (lambda facts: facts.update(staleness=[]), "staleness: expected an object"),
         (lambda facts: facts.update(rewards=[[1]]), "rewards[0]: expected a list of 2"),
         (lambda facts: facts.update(groups=3), "groups: expected an object"),
-        (lambda facts: facts["provision"].update(mode="x"), "provision.mode: expected one of exclusive, background"),
+        (lambda facts: facts["provision"].update(mode="x"), "provision.mode: expected one of background, exclusive"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_said_in_one_line(

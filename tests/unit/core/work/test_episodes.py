@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from echo2d.core.base.ids import GroupId, LeaseId, PeerId
-from echo2d.core.cluster.rules import EpisodeRules, TaskRules
 from echo2d.core.protocol.trajectory import AuthoredSpan, Partial, pack_logprobs, pack_tokens
+from echo2d.core.rules.tasks import EpisodeRules, TaskRules
 from echo2d.core.work.episodes import Parked, has_room
 from echo2d.core.work.events import TurnKept
 from tests.support.coordinator_world import RULES, version_key

@@ -4,7 +4,6 @@ import random
 from dataclasses import replace
 
 from echo2d.core.base.ids import Digest, RequestId, Version
-from echo2d.core.cluster.rules import RunRules
 from echo2d.core.coordinator.events import CommitAsked, DeadlinePassed
 from echo2d.core.protocol.control_messages import (
     Heartbeat,
@@ -16,6 +15,7 @@ from echo2d.core.protocol.control_messages import (
     VersionSpan,
 )
 from echo2d.core.protocol.trajectory import pack_logprobs, pack_tokens
+from echo2d.core.rules.run import RunRules
 from echo2d_lab.standins.memory_run import FakePeer, MemoryRun
 from tests.support.coordinator_world import RULES, version_key, with_room
 

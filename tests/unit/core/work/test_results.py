@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 
 from echo2d.core.base.ids import LeaseId, PeerId
-from echo2d.core.cluster.rules import RunRules, TaskRules
 from echo2d.core.protocol.control_messages import Finish, SampleFinished, VersionSpan
 from echo2d.core.protocol.trajectory import NOTHING, Partial, pack_logprobs, pack_tokens
+from echo2d.core.rules.run import RunRules
+from echo2d.core.rules.tasks import TaskRules
 from echo2d.core.work.results import Written, written_by
 from tests.support.coordinator_world import RULES, version_key
 

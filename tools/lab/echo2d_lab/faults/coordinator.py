@@ -31,7 +31,6 @@ from echo2d.core.cluster.events import (
     SyncVersion,
 )
 from echo2d.core.cluster.reachability import DIAL_BACK_S
-from echo2d.core.cluster.rules import RunRules
 from echo2d.core.coordinator.events import (
     CoordinatorAction,
     CoordinatorEvent,
@@ -48,6 +47,7 @@ from echo2d.core.protocol.control_messages import (
     ToPeer,
 )
 from echo2d.core.protocol.trajectory import Source, pack_tokens
+from echo2d.core.rules.run import RunRules
 from echo2d.core.work.calls.events import CallRefused, ChoiceGrew
 from echo2d.core.work.events import (
     DrawPrompt,

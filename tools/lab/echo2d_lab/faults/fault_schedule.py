@@ -12,14 +12,9 @@ from typing import Literal
 from echo2d.core.audit.events import LimitsLearnt
 from echo2d.core.base.ids import RunId
 from echo2d.core.broadcast.publishing import ENCODE_FAILURES_MAX
-from echo2d.core.cluster.rules import (
-    AuditRules,
-    EpisodeRules,
-    EvalRules,
-    RowFilter,
-    RunRules,
-    TaskRules,
-)
+from echo2d.core.rules.audit import AuditRules
+from echo2d.core.rules.run import DisseminationTable, RunRules
+from echo2d.core.rules.tasks import EpisodeRules, EvalRules, RowFilter, TaskRules
 from echo2d.registry import SHAPES
 from echo2d_lab.faults.engine import STOP, VOCAB
 
@@ -53,13 +48,26 @@ FADE = 100.0
 HOARDED = 512  # slots
 
 # A newcomer for ever: none of its answers may be trained on before its verdict.
-NEVER_CLEAR = 1 << 30
+NEVER_CLEAR = 1000
 
 # What an earlier process learnt of honest engines.
 LEARNT = LimitsLearnt("torch", 0.1, 0.002, 0)
 EVALUATED = 0.4
 ENVIRONMENTS = 0.33  # share of the runs in which tasks may be environments
-EPISODES = (EpisodeRules(), EpisodeRules(turns_max=2), EpisodeRules(tokens_max=24))
+EPISODES = (
+    EpisodeRules(
+        turns_max=16,
+        tokens_max=8192,
+    ),
+    EpisodeRules(
+        turns_max=2,
+        tokens_max=8192,
+    ),
+    EpisodeRules(
+        tokens_max=24,
+        turns_max=16,
+    ),
+)
 OUTSIDE = 0.5  # share of those in which agents outside play some of them
 AUDITED = 0.25  # share of runs that have an audit
 # How often each kind is drawn, relative to the others.
@@ -172,17 +180,16 @@ def _rules(rng: random.Random, max_new_tokens: int) -> RunRules:
     return RunRules(
         run_id=RunId("run-1"),
         staleness_max=staleness_max,
-        publish_every=rng.choice([None, rng.randint(1, staleness_max + 1)]),
+        publish_every=rng.choice(["auto", rng.randint(1, staleness_max + 1)]),
         trajectories_per_step=trajectories,
         group_size=group_size,
-        group_min=(group_size + 1) // 2,
+        group_patience=0.0,
         tasks=_tasks(rng, max_new_tokens),
-        context_max=1 << 16,  # no answer reaches it
+        context_max=1 << 16,
         vocab_size=VOCAB,
         over_stale=rng.choice(["drop", "drop", "mask"]),
         filter_zero_variance=rng.random() < 0.7,
-        shape=rng.choice(list(SHAPES)),
-        chains=rng.randint(1, 2),
+        dissemination=DisseminationTable(shape=rng.choice(list(SHAPES)), chains=rng.randint(1, 2)),
     )
 
 
@@ -229,6 +236,7 @@ def _evals(chance: random.Random, rules: RunRules) -> tuple[EvalRules, ...]:
             samples=chance.randint(1, 2),
             rows=chance.randint(1, 4),
             hold_s=chance.choice([0.5, 5.0, 30.0]),
+            solved_at=1.0,
         ),
     )
 
@@ -248,7 +256,7 @@ def _audit(chance: random.Random) -> AuditRules:
         newcomer=chance.choice([0, 3, NEVER_CLEAR]),
         share=chance.choice([0.0, 0.1, 1.0]),
         wait_s=chance.choice([2.0, 20.0, 60.0]),
-        trusts=chance.random() < 0.9,
+        trusted=("t",) if chance.random() < 0.9 else (),
     )
 
 

@@ -16,7 +16,6 @@ from echo2d.core.audit.events import Convict
 from echo2d.core.base.ids import Digest, FormId, GroupId, PeerId, RequestId
 from echo2d.core.broadcast.events import SendRoot
 from echo2d.core.cluster.events import PublishAsked, Send, VersionPublished
-from echo2d.core.cluster.rules import RunRules
 from echo2d.core.coordinator.events import (
     BatchAsked,
     CheckpointAsked,
@@ -49,6 +48,7 @@ from echo2d.core.protocol.trajectory import (
     unpack_logprobs,
     unpack_tokens,
 )
+from echo2d.core.rules.run import RunRules
 from echo2d.core.weights.encoding import FormFacts
 from echo2d.core.weights.signed_index import Root
 from echo2d.core.work.evaluation.events import Evaluated
@@ -325,7 +325,7 @@ class InvariantChecker:
         if isinstance(record, SampleLeftOut) and not found:
             size, left_out = self._drawn(stored), len(stored.record.left_out)
             assert self._rules.group_patience, "I5: a group waits for each of its samples"
-            assert size - left_out - 1 >= max(size - max(1, size // 8), self._rules.group_min)
+            assert size - left_out - 1 >= max(size - max(1, size // 8), self._rules.samples_min)
             return
         (kept,) = found
         if isinstance(record, SampleRewarded):
@@ -416,7 +416,7 @@ class InvariantChecker:
         record, trajectories = stored.record, stored.record.trajectories
         samples = sorted([*(each.sample for each in trajectories), *record.left_out])
         assert samples == list(range(self._drawn(stored))), "I5: neither whole nor declared"
-        assert len(trajectories) >= self._rules.group_min, "I5: too many samples are left out"
+        assert len(trajectories) >= self._rules.samples_min, "I5: too many samples are left out"
         rewards = sorted(each.reward for each in trajectories)
         assert not any(map(math.isnan, rewards)), "I5: not scored"
         if surplus := self._surplus[group]:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from echo2d.core.base.canonical import digest_of
 from echo2d.core.base.ids import Digest, Epoch, GroupId, RequestId, Version
 from echo2d.core.cluster.events import PublishAsked
-from echo2d.core.cluster.rules import RunRules
 from echo2d.core.coordinator.events import (
     BatchAsked,
     CheckpointAsked,
@@ -24,6 +23,7 @@ from echo2d.core.coordinator.events import (
     SessionAsked,
 )
 from echo2d.core.protocol.trajectory import BatchBody, unpack_batch
+from echo2d.core.rules.run import RunRules
 from echo2d.plan.kernel.virtual_clock import Clock
 from echo2d_lab.faults.coordinator import CALL_S, SimCoordinator
 from echo2d_lab.faults.process import Process

@@ -19,7 +19,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from echo2d.core.capacity.model import Demand, DisseminationMode, bubble, mu_min
+from echo2d.core.capacity.model import Demand, bubble, mu_min
+from echo2d.core.rules.run import DisseminationMode
 from echo2d.plan.fleet.spec import FleetSpec, read_fleet
 from echo2d.plan.fleet.world import FleetWorld
 from echo2d.plan.kernel.scenario import MBIT

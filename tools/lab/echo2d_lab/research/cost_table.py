@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
-from echo2d.core.capacity.model import DisseminationMode
+from echo2d.core.rules.run import DisseminationMode
 from echo2d.plan.fleet.forecast import Ablation, provision
 from echo2d.plan.fleet.spec import FleetSpec, load_fleet
 from echo2d.plan.fleet.world import FleetWorld

@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from echo2d.core.cluster.rules import Informative, RowFilter
+from echo2d.core.rules.tasks import Informative, RowFilter
 from echo2d.core.work.training.contrast import spread
 from echo2d.plan.fleet.forecast import provision
 from echo2d.plan.fleet.spec import load_fleet
@@ -34,12 +34,44 @@ SCENARIO = Path(__file__).parents[4] / "scenarios" / "mix-rented.toml"
 # By name: what changes in the rules of the task, and in those of the run.
 CHOICES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "shuffle": ({}, {}),
-    "filter": ({"row_filter": RowFilter()}, {}),
-    "informative": ({"row_filter": Informative()}, {}),
+    "filter": (
+        {
+            "row_filter": RowFilter(
+                retire_after=1,
+                retest_after=100,
+            )
+        },
+        {},
+    ),
+    "informative": (
+        {
+            "row_filter": Informative(
+                explore=0.01,
+            )
+        },
+        {},
+    ),
     "pairs": ({"pairs": True}, {}),
-    "filter, and pairs": ({"row_filter": RowFilter(), "pairs": True}, {}),
+    "filter, and pairs": (
+        {
+            "row_filter": RowFilter(
+                retire_after=1,
+                retest_after=100,
+            ),
+            "pairs": True,
+        },
+        {},
+    ),
     "priority": ({}, {"order": "priority"}),
-    "filter, and priority": ({"row_filter": RowFilter()}, {"order": "priority"}),
+    "filter, and priority": (
+        {
+            "row_filter": RowFilter(
+                retire_after=1,
+                retest_after=100,
+            )
+        },
+        {"order": "priority"},
+    ),
 }
 
 

@@ -22,7 +22,8 @@ from typing import Any
 
 from echo2d.client import read_batch
 from echo2d.core.base.ids import RunId
-from echo2d.core.cluster.rules import RunRules, TaskRules
+from echo2d.core.rules.run import DisseminationTable, RunRules
+from echo2d.core.rules.tasks import TaskRules
 from echo2d.demo.run import CACHE
 from echo2d.demo.tiny_model import TinyRecipe, accuracies, held_out_prompts, make_tiny_model
 from echo2d.learner.batch.checks import BatchRules, Trained, faults, staleness_histogram
@@ -202,10 +203,17 @@ def _config(case: Case, model: Path) -> LearnerConfig:
 def sweep_rules(case: Case) -> RunRules:
     """Groups whose rewards are all equal are not replaced: they teach nothing, in every run alike."""
     return RunRules(
-        RunId("sweep"), case.staleness, case.publish_every, PER_STEP, GROUP_SIZE,
-        (TaskRules(max_new_tokens=MAX_NEW_TOKENS, stop_token_ids=(EOS,)),),
-        len(VOCABULARY), "drop", filter_zero_variance=False, shape="star", chains=1, delta=False,
-    )  # fmt: skip
+        run_id=RunId("sweep"),
+        staleness_max=case.staleness,
+        publish_every=case.publish_every,
+        trajectories_per_step=PER_STEP,
+        group_size=GROUP_SIZE,
+        tasks=(TaskRules(max_new_tokens=MAX_NEW_TOKENS, stop_token_ids=(EOS,)),),
+        vocab_size=len(VOCABULARY),
+        over_stale="drop",
+        filter_zero_variance=False,
+        dissemination=DisseminationTable(shape="star", chains=1, delta=False),
+    )
 
 
 def finished(path: Path) -> list[dict[str, Any]]:

@@ -27,7 +27,6 @@ from typing import Any
 
 from echo2d.core.base.ids import Digest, RunId, SessionId, Version
 from echo2d.core.cluster.events import PeerSaid, Persist, Send
-from echo2d.core.cluster.rules import EpisodeRules, RunRules, TaskRules
 from echo2d.core.coordinator.events import (
     CheckpointAsked,
     CommitAsked,
@@ -48,6 +47,8 @@ from echo2d.core.protocol.control_messages import (
     VersionKey,
     VersionSpan,
 )
+from echo2d.core.rules.run import DisseminationTable, RunRules
+from echo2d.core.rules.tasks import EpisodeRules, TaskRules
 from echo2d.core.work.events import ForgetEpisode, ScoreSample, StepEnvironment
 from echo2d.runtime.coordinator.environment_calls import EnvironmentCalls
 from echo2d.runtime.coordinator.task_calls import TaskCalls
@@ -275,9 +276,8 @@ def rules(tokens: int, turns: int, step: int) -> RunRules:
         vocab_size=VOCAB_SIZE,
         over_stale="drop",
         filter_zero_variance=True,
-        shape="chain",
-        chains=1,
         lease_silence_s=1e9,
+        dissemination=DisseminationTable(shape="chain", chains=1),
     )
 
 

@@ -23,7 +23,6 @@ from echo2d.core.cluster.events import (
     Send,
     StopRun,
 )
-from echo2d.core.cluster.rules import RunRules
 from echo2d.core.coordinator.events import (
     BatchAsked,
     CoordinatorAction,
@@ -65,6 +64,7 @@ from echo2d.core.protocol.control_messages import (
 from echo2d.core.protocol.evidence import TOLERANCES, Evidence
 from echo2d.core.protocol.peer_handshake import SECRET_BYTES
 from echo2d.core.protocol.trajectory import Source, pack_logprobs, pack_tokens
+from echo2d.core.rules.run import RunRules
 from echo2d.core.weights.signed_index import Root
 from echo2d.core.work.events import (
     DrawPrompt,

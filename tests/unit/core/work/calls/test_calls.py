@@ -7,7 +7,6 @@ import pytest
 
 from echo2d.core.base.ids import Version
 from echo2d.core.cluster.events import Persist, Send
-from echo2d.core.cluster.rules import GatewayRules
 from echo2d.core.coordinator.events import CommitAsked
 from echo2d.core.protocol.control_messages import (
     Finish,
@@ -20,6 +19,7 @@ from echo2d.core.protocol.control_messages import (
 )
 from echo2d.core.protocol.sampling import Sampling
 from echo2d.core.protocol.trajectory import pack_tokens, unpack_tokens
+from echo2d.core.rules.tasks import GatewayRules
 from echo2d.core.status.schema import GatewayStatus
 from echo2d.core.work.calls import call_work
 from echo2d.core.work.calls.call_choice import CALL_AVOID_S

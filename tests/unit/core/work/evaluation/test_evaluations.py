@@ -8,7 +8,6 @@ import pytest
 
 from echo2d.core.base.ids import Version
 from echo2d.core.cluster.events import Note, PeerDisconnected, PeerRevoked
-from echo2d.core.cluster.rules import AuditRules, EpisodeRules, EvalRules, TaskRules
 from echo2d.core.coordinator.events import DeadlinePassed, EvaluationsAsked
 from echo2d.core.protocol.control_messages import (
     HeldLease,
@@ -19,6 +18,8 @@ from echo2d.core.protocol.control_messages import (
     VersionSpan,
 )
 from echo2d.core.protocol.sampling import Sampling
+from echo2d.core.rules.audit import AuditRules
+from echo2d.core.rules.tasks import EpisodeRules, EvalRules, TaskRules
 from echo2d.core.work.evaluation.evaluations import EVALUATION_AVOID_S
 from echo2d.core.work.evaluation.events import Evaluated, PassAt
 from echo2d.core.work.evaluation.json_form import evaluated_json
@@ -37,8 +38,24 @@ from tests.support.coordinator_world import World, train, version_key
 from tests.support.rollouts import world_of
 
 HELD = TaskRules("held", sampling=Sampling(0.0), max_new_tokens=6, stop_token_ids=(1,))
-EVAL = EvalRules(HELD, every=2, samples=2, rows=3, hold_s=30.0)
-PLAYED = replace(EVAL, task=replace(HELD, episode=EpisodeRules()))
+EVAL = EvalRules(
+    HELD,
+    every=2,
+    samples=2,
+    rows=3,
+    hold_s=30.0,
+    solved_at=1.0,
+)
+PLAYED = replace(
+    EVAL,
+    task=replace(
+        HELD,
+        episode=EpisodeRules(
+            turns_max=16,
+            tokens_max=8192,
+        ),
+    ),
+)
 
 
 def evaluated(world: World) -> list[Evaluated]:
@@ -365,7 +382,16 @@ def test_the_learner_has_its_last_version_scored() -> None:
 
 
 def test_with_an_audit_trusted_workers_alone_write_the_answers() -> None:
-    world = World(replace(World().rules, evals=(EVAL,), audit=AuditRules(newcomer=0)))
+    world = World(
+        replace(
+            World().rules,
+            evals=(EVAL,),
+            audit=AuditRules(
+                newcomer=0,
+                trusted=("t",),
+            ),
+        )
+    )
     for name, kind in (("seed", "seed"), ("auditor", "auditor")):
         world.connect(name, kind=kind, slots=0)  # type: ignore[arg-type]
     world.connect("stranger", slots=8)
@@ -543,7 +569,10 @@ def test_an_environment_that_fails_costs_its_question(monkeypatch: pytest.Monkey
 def test_an_episode_without_room_for_another_turn_was_cut_off(
     limits: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rules = replace(PLAYED, task=replace(HELD, episode=EpisodeRules(**limits)))
+    rules = replace(
+        PLAYED,
+        task=replace(HELD, episode=EpisodeRules(**{"turns_max": 16, "tokens_max": 8192, **limits})),
+    )
     world = at_version_2(24, rules=rules)
     world.reward = lambda cursor, sample: 1.0
     stage = Stage(world, monkeypatch)

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from echo2d.core.base.ids import GroupId, PeerId, Version
-from echo2d.core.cluster.rules import EvalRules, TaskRules
 from echo2d.core.protocol.trajectory import NOTHING, AuthoredSpan, GivenTokens, pack_tokens
+from echo2d.core.rules.tasks import EvalRules, TaskRules
 from echo2d.core.work.episodes import Parked
 from echo2d.core.work.evaluation.open_evaluation import (
     ANSWER_FAILURES_MAX,
@@ -17,7 +17,17 @@ from echo2d.core.work.events import EnvironmentStepped, EpisodeEnded, TurnKept
 from echo2d.core.work.leases import Lease, LeaseTable, group_of
 from tests.support.coordinator_world import version_key
 
-RULES = EvalRules(TaskRules("held"), samples=2)
+RULES = EvalRules(
+    TaskRules(
+        "held",
+        max_new_tokens=1024,
+    ),
+    samples=2,
+    every=1,
+    rows=0,
+    hold_s=60.0,
+    solved_at=1.0,
+)
 WRITTEN = ScoredSample(float("nan"), (), 3, truncated=False)
 
 

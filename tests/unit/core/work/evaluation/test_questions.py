@@ -1,12 +1,24 @@
 """Questions are drawn once, a few at a time, until there are enough or no more."""
 
-from echo2d.core.cluster.rules import EvalRules, TaskRules
+from echo2d.core.rules.tasks import EvalRules, TaskRules
 from echo2d.core.work.evaluation.questions import QUESTIONS_AHEAD_MAX, EvalQuestion, Questions
 from echo2d.core.work.events import DrawPrompt
 
 
 def questions(rows: int) -> Questions:
-    return Questions(EvalRules(TaskRules("held"), rows=rows))
+    return Questions(
+        EvalRules(
+            TaskRules(
+                "held",
+                max_new_tokens=1024,
+            ),
+            rows=rows,
+            every=1,
+            samples=1,
+            hold_s=60.0,
+            solved_at=1.0,
+        )
+    )
 
 
 def test_so_many_as_were_asked_for() -> None:

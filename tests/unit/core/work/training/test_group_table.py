@@ -1,8 +1,8 @@
 """Where each sample of a group is."""
 
 from echo2d.core.base.ids import GroupId, PeerId
-from echo2d.core.cluster.rules import TaskRules
 from echo2d.core.protocol.trajectory import TrajectoryRecord, pack_tokens
+from echo2d.core.rules.tasks import TaskRules
 from echo2d.core.work.leases import Lease, LeaseTable
 from echo2d.core.work.training.group_table import GroupTable, OpenGroup
 from echo2d.core.work.training.prompts import DrawnPrompt
@@ -17,7 +17,14 @@ class Book:
     def __init__(self) -> None:
         self.leases = LeaseTable(1, silence_s=15.0)
         self.table = GroupTable(lambda task: 3, self.leases)
-        self.group = OpenGroup(GroupId(4), DrawnPrompt(2, pack_tokens([1])), TaskRules(), {0, 1, 2})
+        self.group = OpenGroup(
+            GroupId(4),
+            DrawnPrompt(2, pack_tokens([1])),
+            TaskRules(
+                max_new_tokens=1024,
+            ),
+            {0, 1, 2},
+        )
         self.table.add(self.group)
         self.table.check()
 

@@ -6,7 +6,6 @@ from echo2d.core.base.ids import GroupId, LeaseId
 from echo2d.core.cluster.events import Note, Persist
 from echo2d.core.cluster.membership import REST_S_MAX
 from echo2d.core.cluster.quarantine import MISREPORTS_MAX, MISREPORTS_S, QUARANTINE_S
-from echo2d.core.cluster.rules import AuditRules
 from echo2d.core.protocol.control_messages import (
     Heartbeat,
     LeaseFailed,
@@ -15,6 +14,7 @@ from echo2d.core.protocol.control_messages import (
     VersionSpan,
 )
 from echo2d.core.protocol.trajectory import RewardPart
+from echo2d.core.rules.audit import AuditRules
 from echo2d.core.work.events import (
     LeaseGiven,
     SampleKept,
@@ -374,7 +374,12 @@ def test_pairs_that_waited_for_an_audit_are_chosen_when_it_is_off() -> None:
     world, (worker,) = paired(4)
     [(key, *_), *_] = worker.open
     world.ledger.limits["torch"] = LEARNT
-    world.rules = replace(world.rules, audit=AuditRules())
+    world.rules = replace(
+        world.rules,
+        audit=AuditRules(
+            trusted=("t",),
+        ),
+    )
     world.crash()
     for sample in range(4):
         world.say(worker, worker.finish(key, sample))

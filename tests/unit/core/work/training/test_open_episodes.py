@@ -7,7 +7,6 @@ import pytest
 
 from echo2d.core.base.ids import GroupId
 from echo2d.core.cluster.events import PeerDisconnected
-from echo2d.core.cluster.rules import EpisodeRules, TaskRules
 from echo2d.core.protocol.control_messages import (
     Finish,
     Goodbye,
@@ -21,6 +20,7 @@ from echo2d.core.protocol.trajectory import (
     pack_tokens,
     unpack_tokens,
 )
+from echo2d.core.rules.tasks import EpisodeRules, TaskRules
 from echo2d.core.work.events import (
     EnvironmentStepped,
     EpisodeEnded,
@@ -43,7 +43,9 @@ def playing(
 ) -> tuple[World, list[FakePeer]]:
     """A run of one environment, and its workers."""
     task = TaskRules(
-        max_new_tokens=8, stop_token_ids=(1,), episode=EpisodeRules(**{"tokens_max": 64, **episode})
+        max_new_tokens=8,
+        stop_token_ids=(1,),
+        episode=EpisodeRules(**{"turns_max": 16, "tokens_max": 64, **episode}),
     )
     world, workers = world_of(
         *slots,
@@ -354,7 +356,11 @@ def test_an_agent_hears_whether_its_end_counts() -> None:
     task = TaskRules(
         max_new_tokens=8,
         stop_token_ids=(1,),
-        episode=EpisodeRules(tokens_max=64, outside=True),
+        episode=EpisodeRules(
+            tokens_max=64,
+            outside=True,
+            turns_max=16,
+        ),
     )
     masks: dict[str, Any] = {"staleness_max": 1, "over_stale": "mask"}
     world, (worker,) = world_of(2, tasks=(task,), trajectories_per_step=2, **masks)

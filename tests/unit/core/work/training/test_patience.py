@@ -3,9 +3,9 @@
 import pytest
 
 from echo2d.core.base.ids import GroupId
-from echo2d.core.cluster.rules import TaskRules
 from echo2d.core.protocol.control_messages import Heartbeat, LeaseCancelled
 from echo2d.core.protocol.trajectory import unpack_batch
+from echo2d.core.rules.tasks import TaskRules
 from echo2d_lab.standins.memory_run import FakePeer
 from tests.support.coordinator_world import World, messages
 from tests.support.rollouts import answers, grants, world_of

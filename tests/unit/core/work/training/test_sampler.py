@@ -5,8 +5,8 @@ import random
 import pytest
 
 from echo2d.core.base.ids import Version
-from echo2d.core.cluster.rules import Informative, RowFilter
 from echo2d.core.protocol.trajectory import Source
+from echo2d.core.rules.tasks import Informative, RowFilter
 from echo2d.core.work.events import RowJudged
 from echo2d.core.work.training import sampler as module
 from echo2d.core.work.training.contrast import spread
@@ -198,5 +198,13 @@ def test_three_epochs_cost_less_than_six_tenths_per_informative_group(rng_seed: 
         return asked / informative
 
     shuffled = asked_per_informative(None)
-    for policy in (RowFilter(), Informative()):
+    for policy in (
+        RowFilter(
+            retire_after=1,
+            retest_after=100,
+        ),
+        Informative(
+            explore=0.01,
+        ),
+    ):
         assert asked_per_informative(policy) <= 0.6 * shuffled, (rng_seed, policy)

@@ -6,10 +6,10 @@ from fractions import Fraction
 
 import pytest
 
-from echo2d.core.cluster.rules import RowFilter, TaskRules
 from echo2d.core.coordinator.events import Reply
 from echo2d.core.protocol.sampling import Sampling
 from echo2d.core.protocol.trajectory import Source, pack_tokens
+from echo2d.core.rules.tasks import RowFilter, TaskRules
 from echo2d.core.work.events import PromptDrawn, PromptsEnded, RowJudged
 from tests.support.coordinator_world import World, rules, train
 from tests.support.rollouts import grants, world_of

@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from echo2d.core.base.ids import GroupId, PeerId, Version
-from echo2d.core.cluster.rules import RunRules
 from echo2d.core.coordinator.events import Recovered
 from echo2d.core.protocol.trajectory import (
     AuthoredSpan,
@@ -16,6 +15,7 @@ from echo2d.core.protocol.trajectory import (
     pack_tokens,
     unpack_batch,
 )
+from echo2d.core.rules.run import RunRules
 from echo2d.core.work.training.staleness import FROZEN_MAX, Staleness
 from echo2d.errors import IntegrityFault
 from tests.support.coordinator_world import rules, version_digest, version_key
@@ -249,9 +249,9 @@ def test_recovery_checks_the_bytes_and_reopens_what_lacks_a_group() -> None:
 
 
 def test_without_checkpoints_batches_stop_at_a_limit() -> None:
-    staleness = gates(staleness_max=FROZEN_MAX)
+    staleness = gates()
     for step in range(1, FROZEN_MAX + 2):
-        staleness.admit(group(2 * step, 0))
-        staleness.admit(group(2 * step + 1, 0))
+        staleness.admit(group(2 * step, step - 1))
+        staleness.admit(group(2 * step + 1, step - 1))
         assert (staleness.freeze(step) is None) == (step == FROZEN_MAX + 1)
     assert staleness.crowded

@@ -24,9 +24,9 @@ import torch
 from echo2d.core.audit.baseline import BASELINE_TRAJECTORIES, HonestLimits, limits_of
 from echo2d.core.audit.case import Cases
 from echo2d.core.base.ids import PeerId
-from echo2d.core.cluster.rules import AuditRules
 from echo2d.core.protocol.evidence import Evidence
 from echo2d.core.protocol.sampling import WHOLE
+from echo2d.core.rules.audit import AuditRules
 from echo2d.demo.run import CACHE
 from echo2d.demo.tiny_model import make_tiny_model
 from echo2d.engines.torch_engine.policy import build, prepare
@@ -73,7 +73,14 @@ def convicted(
     """How many workers are convicted, and the share of all answers that is flagged."""
     count = flagged = 0
     for number in range(workers):
-        cases, worker = Cases(AuditRules()), PeerId(str(number))
+        cases, worker = (
+            Cases(
+                AuditRules(
+                    trusted=("t",),
+                )
+            ),
+            PeerId(str(number)),
+        )
         for found in rng.choices(recorded, k=audited):
             cases.judge(worker, found, limits)
         case = cases.of(worker)

@@ -28,7 +28,8 @@ from typing import Self
 import numpy as np
 
 from echo2d.client import Batch, Coordinator
-from echo2d.core.capacity.model import Demand, DisseminationMode, share_of_bcast
+from echo2d.core.capacity.model import Demand, share_of_bcast
+from echo2d.core.rules.run import DisseminationMode
 from echo2d.demo.processes import Programs, wait_for
 from echo2d.demo.worker_program import start_worker
 from echo2d.engines.fake import FAKE_VOCAB_SIZE

@@ -16,10 +16,10 @@ from typing import Protocol
 
 from echo2d.core.base.ids import Digest, Version
 from echo2d.core.cluster.events import PeerSaid
-from echo2d.core.cluster.rules import RunRules
 from echo2d.core.coordinator.events import CommitAsked, CoordinatorEvent
 from echo2d.core.protocol.control_messages import VersionKey
 from echo2d.core.protocol.trajectory import Source, pack_tokens, unpack_tokens
+from echo2d.core.rules.run import RunRules
 from echo2d.core.work.events import DrawPrompt, PromptDrawn, ScoreSample
 from echo2d.tasks.base import Reward, Task
 from echo2d_lab.standins.memory_run import MemoryRun

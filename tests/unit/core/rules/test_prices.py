@@ -1,6 +1,6 @@
 """What a worker costs, by its name."""
 
-from echo2d.core.capacity.prices import NamedPrice, Price, price_of
+from echo2d.core.rules.prices import NamedPrice, Price, price_of
 
 SPOT, ANY = Price(usd_per_h=0.3), Price(usd_per_h=0.5)
 

@@ -6,6 +6,34 @@ Prices are stated, not measured, and nothing is billed here. Without a price a w
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import ClassVar
+
+from echo2d.core.rules.table import Table, key
+
+# More than this per hour, or per 10^9 bytes, is a typing mistake.
+USD_MAX = 1e6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PriceTable(Table):
+    """One [[price]]. The first one whose pattern fits a worker's name is that worker's price."""
+
+    TABLE: ClassVar[str] = "price"
+
+    workers: str = key('pattern of the worker names that cost this, such as "spot-*"')
+    usd_per_h: float = key("usd per hour of one worker", 0.0, low=0.0, high=USD_MAX)
+    usd_per_gb_down: float = key(
+        "usd per 10^9 bytes that the worker receives", 0.0, low=0.0, high=USD_MAX
+    )
+    usd_per_gb_up: float = key(
+        "usd per 10^9 bytes that the worker sends", 0.0, low=0.0, high=USD_MAX
+    )
+    trajectories_per_h: float = key(
+        "trajectories per hour expected of one worker until it is measured;"
+        " 0: as many as the other workers make",
+        0.0,
+        low=0.0,
+    )
 
 
 @dataclass(frozen=True, slots=True)
