@@ -194,8 +194,23 @@ def sweep() -> dict[str, Any]:
     return {f"{row['S']} {row['kappa']} {row['correction']}": row for row in rows}
 
 
+@cache
+def step_prices() -> dict[str, Any]:
+    """Usd a step as recorded: by how long an answer takes, in the order of S."""
+    fleet = load_fleet(usd_to_accuracy.SCENARIO)
+    return {
+        f"{answer_s:g}": list(usd_to_accuracy.prices(fleet, answer_s).values())
+        for answer_s in usd_to_accuracy.ANSWERS_S
+    }
+
+
 ACCURACY, SWEEP = "python -m echo2d_lab.research.usd_to_accuracy", "make staleness-sweep"
-COMPUTED: Mapping[str, Callable[[], dict[str, Any]]] = {ACCURACY: accuracies, SWEEP: sweep}
+PRICES = f"figures/usd_by_staleness.csv`, written by `{ACCURACY}"
+COMPUTED: Mapping[str, Callable[[], dict[str, Any]]] = {
+    ACCURACY: accuracies,
+    SWEEP: sweep,
+    PRICES: step_prices,
+}
 
 
 def cell(setting: str, name: str) -> tuple[str, str, str]:
@@ -213,7 +228,50 @@ def learner_row(bound: int, correction: str, text: str) -> PageNumbers:
     return PageNumbers("learner.md", ACCURACY, text, (*cell(goals[-1], "gain"), *ratios))
 
 
+def capacity_row(bound: int, text: str) -> PageNumbers:
+    """One line of the table of docs/capacity.md."""
+    setting = f"default {bound} {usd_to_accuracy.GOAL}"
+    names = ("steps_ratio", "over_asynchronous", "over_synchronous", "over_published")
+    if bound in {0, 11}:  # of S = 0 itself, and too short: no interval
+        reads = [f"{setting}/{name}" for name in names]
+    else:
+        reads = [path for name in names for path in cell(setting, name)]
+    return PageNumbers("capacity.md", ACCURACY, text, (f"{setting}/usd_per_step", *reads))
+
+
 RECORDED = [
+    capacity_row(0, "| 0 | {20.83} | {1} | {1.69} | {1.19} | {1.78} |"),
+    capacity_row(
+        1,
+        "| 1 | {10.50} | {0.94} ({0.86}-{1.01}) | {0.80} ({0.73}-{0.86}) | {0.56} ({0.52}-{0.61}) "
+        "| {0.84} ({0.77}-{0.91}) |",
+    ),
+    capacity_row(
+        3,
+        "| 3 | {9.50} | {0.96} ({0.92}-{0.99}) | {0.74} ({0.71}-{0.77}) | {0.52} ({0.50}-{0.54}) "
+        "| {0.78} ({0.75}-{0.80}) |",
+    ),
+    capacity_row(
+        6,
+        "| 6 | {9.46} | {1.12} ({0.97}-{1.27}) | {0.86} ({0.75}-{0.98}) | {0.61} ({0.53}-{0.69}) "
+        "| {0.90} ({0.78}-{1.03}) |",
+    ),
+    capacity_row(
+        11,
+        "| 11 | {9.46} | at least {1.47} | at least {1.13} | at least {0.80} | at least {1.19} |",
+    ),
+    PageNumbers(
+        "learner.md",
+        PRICES,
+        "| 300 s | {20.83} | {10.50} | {9.48} | {9.50} | {9.48} | {9.46} | {9.46} |",
+        tuple(f"300/{place}" for place in range(7)),
+    ),
+    PageNumbers(
+        "learner.md",
+        PRICES,
+        "| 1,200 s | {35.78} | {15.90} | {10.12} | {9.45} | {9.40} | {9.45} | {9.42} |",
+        tuple(f"1200/{place}" for place in range(7)),
+    ),
     learner_row(
         1,
         "default",
