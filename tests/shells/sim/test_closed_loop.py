@@ -33,7 +33,9 @@ PRICES = tuple(
 )
 
 
-def closed(rng_seed: int, periods: int, mode: DisseminationMode = "background") -> SimulatedRun:
+def closed(
+    rng_seed: int, periods: int, mode: DisseminationMode = "background", **changes: Any
+) -> SimulatedRun:
     task = TaskRules(max_new_tokens=TOKENS_MAX, stop_token_ids=(STOP,))
     rules = RunRules(
         run_id=RunId("run-1"),
@@ -47,6 +49,7 @@ def closed(rng_seed: int, periods: int, mode: DisseminationMode = "background") 
         filter_zero_variance=False,
         group_patience=0.0,
         prices=PRICES,
+        **changes,
         dissemination=DisseminationTable(mode=mode),
         activation=ActivationTable(mode="auto"),
     )
