@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from echo2d.core.base.ids import GroupId, PeerId, Version
@@ -15,8 +14,8 @@ from echo2d.core.work.training.reward_watch import ALERT_FAILURES
 from tests.support.catch_up import newcomer, running
 from tests.support.coordinator_world import RULES, World, train
 from tests.support.rollouts import world_of
+from tests.support.status_page import PAGE
 
-KEYS = Path(__file__).parents[1] / "unit" / "core" / "status" / "keys.txt"
 # Mappings whose keys are data: versions, reasons, kinds, states.
 DATA_KEYS = {
     "staleness", "groups_dropped", "answer_tokens", "wasted_tokens", "results_refused", "seed_copies", "seed_usd",
@@ -27,7 +26,10 @@ DATA_KEYS = {
 
 def pinned_keys() -> set[str]:
     """Every key of `GET /v1/status` as a path: `workers[].serving.version`."""
-    return set(KEYS.read_text().split())
+    section = PAGE.read_text(encoding="utf-8").split("\n## ")[1]
+    paths = [line.split("`")[1] for line in section.splitlines() if line.startswith("| `")]
+    found = {path.removesuffix("[]").replace("{}", ".*") for path in paths}
+    return found | {path.removesuffix(".*") for path in found}
 
 
 def key_paths(value: Any, path: str = "") -> set[str]:

@@ -12,6 +12,7 @@ reads estimates and counts, and decides nothing.
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
+from echo2d.core.base.described import described
 from echo2d.core.capacity.model import Demand, Verdict, mu_min
 
 # The newest train steps, of which the bubble is taken.
@@ -49,10 +50,10 @@ class Situation:
 
 @dataclass(frozen=True, slots=True)
 class Bottleneck:
-    """text: one sentence with the numbers behind it."""
+    """What the run waits for."""
 
-    kind: BottleneckKind
-    text: str
+    kind: BottleneckKind = described("one of the kinds of docs/operating.md")
+    text: str = described("one sentence with the numbers behind it")
 
 
 def bottleneck(now: Situation) -> Bottleneck:

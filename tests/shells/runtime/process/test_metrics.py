@@ -38,6 +38,7 @@ from echo2d.runtime.worker.metrics import WorkerMetrics
 from tests.support.coordinator_world import RULES, World, train
 from tests.support.paths import REPO
 from tests.support.polling import HANG_S
+from tests.support.status_page import PAGE, metrics_page, page
 
 DOCUMENT = (REPO / "docs" / "metrics.md").read_text()
 ROWS = re.findall(r"^\| `(\w+)`(?: \((.*?)\))? \| (\w+) \| (.*) \|$", DOCUMENT, re.MULTILINE)
@@ -151,6 +152,11 @@ def test_the_document_has_them_all(tmp_path: Path) -> None:
     }
     assert ours == documented
     assert len(ROWS) == len(set(ROWS))
+
+
+def test_the_pages_are_what_the_status_declares() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page(), "python -m tests.support.status_page"
+    assert metrics_page() == DOCUMENT, "python -m tests.support.status_page"
 
 
 def test_names_follow_the_conventions(tmp_path: Path) -> None:
