@@ -35,7 +35,8 @@ from echo2d.core.audit.scoring_queue import AnswerPart, AuditItem
 from echo2d.core.audit.waiting_samples import WaitingSample, WaitingSamples
 from echo2d.core.base.ids import GroupId, PeerId
 from echo2d.core.cluster.events import Note, Persist
-from echo2d.core.cluster.membership import Membership, Peer
+from echo2d.core.cluster.membership import Membership
+from echo2d.core.cluster.peer import Peer
 from echo2d.core.cluster.statistics import Statistics
 from echo2d.core.cluster.versions import PublishedVersions
 from echo2d.core.protocol.control_messages import (
@@ -196,7 +197,7 @@ class Audits:
         """A peer said hello."""
         self.scorers.joined(peer)
         learns = self.learns(peer.quantization)
-        peer.held_back = learns and peer.kind == "worker" and not peer.trusted
+        peer.service.held_back = learns and peer.kind == "worker" and not peer.trusted
         # What it wrote before a restart waited because nobody knew what worker it is.
         theirs = [item for item in self._unjudged if item.worker == peer.peer]
         self._unjudged = [item for item in self._unjudged if item.worker != peer.peer]
@@ -377,8 +378,8 @@ class Audits:
         if peer is None:
             return
         allowed = self._slots_allowed(worker)
-        if allowed != peer.slots_allowed:
-            peer.slots_allowed = allowed
+        if allowed != peer.service.slots_allowed:
+            peer.service.slots_allowed = allowed
             self._members.changed.add(worker)
 
     def _slots_allowed(self, worker: PeerId) -> int | None:
@@ -422,8 +423,8 @@ class Audits:
         if limits is None:
             return []
         for peer in self._members:
-            if peer.held_back and not self.learns(peer.quantization):
-                peer.held_back = False
+            if peer.service.held_back and not self.learns(peer.quantization):
+                peer.service.held_back = False
                 self._members.changed.add(peer.peer)
             self._bound(peer.peer)
         still = [item for item in self._unjudged if self.learns(item.kind.quantization)]

@@ -17,7 +17,8 @@ from echo2d.core.audit.scoring_queue import AnswerPart, ScoringQueue
 from echo2d.core.base.bounded_dict import keep_newest
 from echo2d.core.base.ids import PeerId
 from echo2d.core.cluster.events import Send
-from echo2d.core.cluster.membership import Membership, Peer
+from echo2d.core.cluster.membership import Membership
+from echo2d.core.cluster.peer import Peer
 from echo2d.core.cluster.versions import PublishedVersions, key_of
 from echo2d.core.protocol.control_messages import AnswersScored, ScoreAnswers, VersionKey
 from echo2d.core.rules.run import RunRules
@@ -158,13 +159,13 @@ class Scorers:
         sends = []
         newest = self._newest
         copies = {key_of(record): record.path for record in self._versions.copies()}
-        served = {peer.serving for peer in idle}
+        served = {peer.engine.serving for peer in idle}
         for key in [key for key in self._queue.versions() if key not in {*copies, *served}]:
             self._lose(self._queue.lose(key))
         for peer in idle:
             parts = self._queue.take(
-                copies if peer.kind == "auditor" else {peer.serving},
-                loaded=self._loaded.get(peer.peer, peer.serving),
+                copies if peer.kind == "auditor" else {peer.engine.serving},
+                loaded=self._loaded.get(peer.peer, peer.engine.serving),
                 newest=newest,
                 tokens_max=int(ORDER_S / self._token_s.get(peer.peer, TOKEN_S)),
                 now=now,
@@ -197,7 +198,7 @@ class Scorers:
         return [
             peer
             for peer in peers
-            if peer is not None and peer.alive and (peer.kind == "auditor" or peer.serving)
+            if peer is not None and peer.alive and (peer.kind == "auditor" or peer.engine.serving)
         ]
 
     def _order(self, peer: Peer, parts: list[AnswerPart], path: str, now: float) -> Send:

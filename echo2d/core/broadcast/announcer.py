@@ -9,7 +9,8 @@ from echo2d.core.base.ids import PeerId
 from echo2d.core.broadcast.events import BroadcastAction, SendRoot
 from echo2d.core.broadcast.transmission import Transmission
 from echo2d.core.cluster.events import Send
-from echo2d.core.cluster.membership import Membership, Peer
+from echo2d.core.cluster.membership import Membership
+from echo2d.core.cluster.peer import Peer
 from echo2d.core.protocol.control_messages import ForgetForm, PlanEdges
 from echo2d.core.topology.edges import edge_secret
 from echo2d.core.weights.signed_index import Root

@@ -12,7 +12,8 @@ from echo2d.core.broadcast.announcer import Announcer
 from echo2d.core.broadcast.events import BroadcastAction
 from echo2d.core.broadcast.timing import BroadcastTimings
 from echo2d.core.broadcast.transmission import Transmission
-from echo2d.core.cluster.membership import Membership, Peer
+from echo2d.core.cluster.membership import Membership
+from echo2d.core.cluster.peer import Peer
 from echo2d.core.cluster.statistics import Statistics
 from echo2d.core.protocol.control_messages import EdgeBroken, FrameAccused
 
@@ -74,7 +75,7 @@ class Blame:
         at_fault = (
             peer.peer if accused.kind == "seed" else self._members.accuse(peer, accused, now=now)
         )
-        if accused.quarantined:
+        if accused.reach.quarantined:
             self._timings.lost(accused.peer)
         return [note, *self._announcer.edges(transmission.make_leaf(at_fault, for_good=True))]
 

@@ -21,7 +21,8 @@ from echo2d.core.broadcast.catch_up_policy import FULL_LAG_MAX, CatchUpPolicy, D
 from echo2d.core.broadcast.events import BroadcastAction
 from echo2d.core.broadcast.transmission import Transmission
 from echo2d.core.cluster.events import Note, VersionPublished
-from echo2d.core.cluster.membership import Membership, Peer
+from echo2d.core.cluster.membership import Membership
+from echo2d.core.cluster.peer import Peer
 from echo2d.core.cluster.statistics import Statistics
 from echo2d.core.cluster.versions import PublishedVersions, key_of
 from echo2d.core.protocol.control_messages import VersionKey

@@ -23,7 +23,8 @@ from dataclasses import dataclass
 from echo2d.core.base.ids import Digest, FormId, PeerId, PublishSeq
 from echo2d.core.broadcast.transmission import Transmission
 from echo2d.core.cluster.events import VersionPublished
-from echo2d.core.cluster.membership import PEERS_MAX, Peer
+from echo2d.core.cluster.membership import PEERS_MAX
+from echo2d.core.cluster.peer import Peer
 from echo2d.core.cluster.versions import PublishedVersions, key_of
 from echo2d.core.weights.kept_deltas import KeptDelta, chain_bytes, shortest_chain
 
@@ -95,7 +96,7 @@ def choose_base(
     Without workers it is the newest copy, because most workers that come back have it.
     """
     for record in copies:
-        if 2 * sum(peer.stands == key_of(record) for peer in workers) >= len(workers):
+        if 2 * sum(peer.engine.stands == key_of(record) for peer in workers) >= len(workers):
             return record
     return None
 
@@ -165,14 +166,14 @@ class CatchUpPolicy:
             having = [
                 peer
                 for peer in peers
-                if peer.kind == "worker" and peer.stands == key_of(transmission.record)
+                if peer.kind == "worker" and peer.engine.stands == key_of(transmission.record)
             ]
             able = [
                 peer
                 for peer in having
-                if not (peer.receive_only or peer.quarantined or self.apart(peer.peer))
+                if not (peer.reach.receive_only or peer.reach.quarantined or self.apart(peer.peer))
             ]
-            helpers = sorted(able, key=lambda peer: -(peer.uplink or 0.0))[:HELPERS_MAX]
+            helpers = sorted(able, key=lambda peer: -(peer.reach.uplink or 0.0))[:HELPERS_MAX]
             self._helps.update((peer.peer, transmission.form) for peer in helpers)
 
     def release(self, peer: PeerId) -> None:
@@ -275,7 +276,7 @@ class CatchUpPolicy:
         may = main.record.publish_seq > self._in_full_only and len(deltas) < DELTAS_MAX
         route = choose_route(
             main.record,
-            self._versions.live(peer.stands) if may else None,
+            self._versions.live(peer.engine.stands) if may else None,
             copies=self._versions.copies(),
             deltas=self.deltas,
             full_bytes=int(main.record.full_bytes * self._full_share),
@@ -307,14 +308,14 @@ def _suits(transmission: Transmission, peer: Peer) -> bool:
         key_of(transmission.record),
         None if transmission.base is None else key_of(transmission.base),
     )
-    return transmission.base is None or peer.kind != "worker" or peer.stands in has
+    return transmission.base is None or peer.kind != "worker" or peer.engine.stands in has
 
 
 def is_stuck(peer: Peer, transmission: Transmission) -> bool:
     """Whether the peer makes no progress with this catch-up."""
-    return peer.quarantined or peer.peer in transmission.failed
+    return peer.reach.quarantined or peer.peer in transmission.failed
 
 
 def _is_over(transmission: Transmission, peer: Peer, main: Transmission) -> bool:
-    has = peer.stands == key_of(transmission.record)
+    has = peer.engine.stands == key_of(transmission.record)
     return has or (transmission.record != main.record and is_stuck(peer, transmission))

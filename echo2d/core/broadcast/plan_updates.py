@@ -16,7 +16,8 @@ from echo2d.core.broadcast.announcer import Announcer
 from echo2d.core.broadcast.events import BroadcastAction, RatesMeasured
 from echo2d.core.broadcast.transmission import Transmission
 from echo2d.core.cluster.events import Persist
-from echo2d.core.cluster.membership import Membership, Peer
+from echo2d.core.cluster.membership import Membership
+from echo2d.core.cluster.peer import Peer
 from echo2d.core.cluster.run_capacity import spread_s
 from echo2d.core.cluster.statistics import Statistics
 from echo2d.core.protocol.control_messages import TransferReport
@@ -50,7 +51,7 @@ class PlanUpdates:
 
     def joined(self, peer: Peer) -> None:
         """A peer joined: set its rates to what is known of it."""
-        peer.uplink = self._rates.uplink(peer.peer)
+        peer.reach.uplink = self._rates.uplink(peer.peer)
 
     def measured(
         self, transmission: Transmission, peer: PeerId, message: TransferReport, now: float
@@ -121,7 +122,7 @@ class PlanUpdates:
         receivers = self._members.receivers()
         rates = self._rates.to_plan_with([seed.peer, *(peer.peer for peer in receivers)])
         for peer in (seed, *receivers):
-            peer.uplink = rates.get(peer.peer)
+            peer.reach.uplink = rates.get(peer.peer)
         return [Persist(RatesMeasured(changed))] if changed else []
 
     def _new_id(self) -> PlanId:

@@ -26,7 +26,8 @@ from echo2d.core.broadcast.spread_end import SpreadEnd
 from echo2d.core.broadcast.timing import BroadcastTimings
 from echo2d.core.broadcast.transmission import TELL_S, Transmission
 from echo2d.core.cluster.events import Note, Persist, Send, StopRun, VersionPublished
-from echo2d.core.cluster.membership import Membership, Peer
+from echo2d.core.cluster.membership import Membership
+from echo2d.core.cluster.peer import Peer
 from echo2d.core.cluster.run_capacity import publish_every
 from echo2d.core.cluster.statistics import Statistics
 from echo2d.core.cluster.versions import BASES_MAX, PublishedVersions, key_of
@@ -135,8 +136,12 @@ class Publishing:
 
     def published(self, record: VersionPublished, *, now: float) -> None:
         """A publish was accepted: it replaces the version that was waiting."""
-        workers = [peer for peer in self._members.workers() if peer.active and not peer.quarantined]
-        warm = [peer for peer in workers if peer.serving is not None]
+        workers = [
+            peer
+            for peer in self._members.workers()
+            if peer.service.active and not peer.reach.quarantined
+        ]
+        warm = [peer for peer in workers if peer.engine.serving is not None]
         self._timings.started(
             record.publish_seq, {peer.peer for peer in warm or workers}, cold=not warm, now=now
         )
@@ -161,7 +166,7 @@ class Publishing:
             return None
         key = key_of(transmission.record)
         held = transmission.verified or any(
-            key in (peer.stands, peer.serving) for peer in self._members
+            key in (peer.engine.stands, peer.engine.serving) for peer in self._members
         )
         first = transmission.encode_failures == 0
         return None if first or held or transmission.totals else transmission.record
@@ -173,20 +178,20 @@ class Publishing:
         publish.
         """
         bound, every = self._rules.staleness_max, publish_every(self._rules, self._statistics)
-        served = [self._versions.live(peer.serving) for peer in self._members]
+        served = [self._versions.live(peer.engine.serving) for peer in self._members]
         newest = max((each.version for each in served if each is not None), default=-math.inf)
         return self._waiting is not None or record.version + every <= newest + bound + 1
 
     def served(self, peer: Peer, *, now: float) -> None:
         """The peer's engines have begun to serve `peer.serving`."""
-        record = self._versions.live(peer.serving)
+        record = self._versions.live(peer.engine.serving)
         if record is not None:
             self._timings.served(peer.peer, record.publish_seq, now=now)
 
     def came_s(self, peer: Peer, *, now: float) -> float | None:
         """Seconds since the version that the peer serves began to spread; None: it has ended."""
         for transmission in (self.spreading, self._catch_ups.takes(peer.peer)):
-            if transmission is not None and key_of(transmission.record) == peer.serving:
+            if transmission is not None and key_of(transmission.record) == peer.engine.serving:
                 return now - transmission.began_at
         return None
 
@@ -341,7 +346,7 @@ class Publishing:
                 )
             ]
         self._timings.verified(peer.peer, record.publish_seq, now=now)
-        peer.stands = key
+        peer.engine.stands = key
         for transmission in (self.spreading, self._catch_ups.takes(peer.peer)):
             if transmission is not None and key_of(transmission.record) == key:
                 transmission.has_verified(peer.peer)
@@ -359,7 +364,7 @@ class Publishing:
         if transmission is None:
             return [note]
         if message.lacks_base and transmission.base is not None:
-            peer.stands = None
+            peer.engine.stands = None
             return [note, *self._catch_ups.settle(peer, self.spreading)]
         before = transmission.failed.get(peer.peer, 0)
         transmission.failed[peer.peer] = before + 1
@@ -409,7 +414,7 @@ class Publishing:
 
         Peers that cannot use the delta get a catch-up.
         """
-        workers = [peer for peer in self._members.workers() if not peer.quarantined]
+        workers = [peer for peer in self._members.workers() if not peer.reach.quarantined]
         older = [each for each in self._versions.copies() if each.version != record.version]
         base = choose_base(older, workers) if self._rules.dissemination.delta else None
         self.spreading = Transmission.start(
@@ -557,12 +562,14 @@ class Publishing:
     def _seed_joined(self, seed: Peer, *, renewed: bool) -> list[BroadcastAction]:
         transmissions = self._transmissions()
         current = {transmission.form for transmission in transmissions}
-        self._old_forms.update(dict.fromkeys(form for form in seed.forms if form not in current))
+        self._old_forms.update(
+            dict.fromkeys(form for form in seed.engine.forms if form not in current)
+        )
         actions: list[BroadcastAction] = []
         # The seed makes frames first for the order that it hears last: the spreading version.
         for transmission in reversed(transmissions):
             # An order may not have reached the seed; give it again unless the form is whole there.
-            whole = transmission.totals is not None and transmission.form in seed.forms
+            whole = transmission.totals is not None and transmission.form in seed.engine.forms
             actions += [] if whole else self._order(transmission)
             if whole and transmission is self.spreading:
                 actions += self._forget_old(seed)

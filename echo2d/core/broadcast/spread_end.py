@@ -10,7 +10,8 @@ Not here: what happens at the end (`publishing`).
 
 from echo2d.core.broadcast.catch_up import CatchUps
 from echo2d.core.broadcast.transmission import Transmission
-from echo2d.core.cluster.membership import Membership, Peer
+from echo2d.core.cluster.membership import Membership
+from echo2d.core.cluster.peer import Peer
 
 # While another version waits, slow workers get PATIENCE times the predicted time, and FIXED_S for
 # encoding and applying, which the prediction leaves out.
@@ -49,8 +50,8 @@ class SpreadEnd:
         return self._awaited is not None
 
     def _awaits(self, transmission: Transmission, peer: Peer) -> bool:
-        counts = peer.kind == "worker" and peer.alive and peer.active
-        awaited = counts and not (peer.quarantined or self._catch_ups.apart(peer.peer))
+        counts = peer.kind == "worker" and peer.alive and peer.service.active
+        awaited = counts and not (peer.reach.quarantined or self._catch_ups.apart(peer.peer))
         return awaited and not (
             peer.peer in transmission.verified or peer.peer in transmission.failed
         )

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field, replace
 from echo2d.core.base.bounded_dict import keep_newest
 from echo2d.core.base.ids import SEGMENTS_MAX, Digest, FormId, PeerId, PlanId, SegmentId
 from echo2d.core.cluster.events import VersionPublished
-from echo2d.core.cluster.membership import PEERS_MAX, Peer
+from echo2d.core.cluster.membership import PEERS_MAX
+from echo2d.core.cluster.peer import Peer
 from echo2d.core.protocol.control_messages import (
     EncodeVersion,
     FormEncoded,
@@ -51,11 +52,11 @@ def peer_facts(peer: Peer) -> PeerFacts:
     """What the planner may assume of a peer; downlinks are not measured."""
     return PeerFacts(
         peer.peer,
-        peer.uplink,
+        peer.reach.uplink,
         None,
         peer.address,
-        receive_only=peer.receive_only or peer.quarantined,
-        uplink_limit=peer.uplink_limit,
+        receive_only=peer.reach.receive_only or peer.reach.quarantined,
+        uplink_limit=peer.reach.uplink_limit,
     )
 
 

@@ -15,26 +15,20 @@ Kept true: every live session belongs to exactly one peer.
 Not here: leases, plans, versions.
 """
 
-from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from dataclasses import dataclass, replace
 
-from echo2d.core.base.bounded_dict import keep_newest
 from echo2d.core.base.deadline_queue import DeadlineQueue
-from echo2d.core.base.ids import FormId, PeerId, SessionId
+from echo2d.core.base.ids import PeerId, SessionId
 from echo2d.core.cluster.events import CloseSession, ClusterAction, PeerConnected, Send
+from echo2d.core.cluster.peer import ACKNOWLEDGED_MAX, FLIP_WINDOW_S, FLIPS_MAX, Peer, PeerReach
 from echo2d.core.cluster.quarantine import Misreports, Quarantine
 from echo2d.core.cluster.statistics import printable
-from echo2d.core.protocol.builds import OURS, Build, not_understood
+from echo2d.core.protocol.builds import OURS, not_understood
 from echo2d.core.protocol.control_messages import (
-    Address,
     Hello,
-    PeerKind,
-    RefitDone,
     RefusalReason,
     Refused,
-    VersionKey,
 )
 from echo2d.core.protocol.peer_handshake import SECRET_BYTES
 
@@ -45,149 +39,19 @@ PEER_GONE_S = 60.0
 # A fleet of 2,000 workers and what else is there. When there are more, peers that are gone are
 # forgotten.
 PEERS_MAX = 2048
-# So many changes of session of one peer id within FLIP_WINDOW_S are two daemons with one key.
-FLIPS_MAX = 3
-FLIP_WINDOW_S = 60.0
 # As long as a host's name may be.
 PEER_NAME_CHARS_MAX = 64
 # Of the name of a quantization.
 QUANTIZATION_CHARS_MAX = 32
 # Slots of one worker; more is a mistake in its configuration.
 SLOTS_MAX = 4096
-# Versions of which a worker may still be sending tokens; in practice two or three.
-ACKNOWLEDGED_MAX = 64
 # USD per hour of one worker; more is a mistake.
 _USD_MAX = 1e6
-# A worker that failed a lease gets no other one for WORKER_REST_S, doubling with each failure in a row.
-WORKER_REST_S = 1.0
-# So much of a failure does an accepted result make up for.
-FORGIVES = 1 / 32
-REST_S_MAX = 30.0
-FAILURES_MAX = 6.0  # after so many a rest is REST_S_MAX
 # Forms that one hello may name; a peer keeps the frames of four.
 FORMS_MAX = 64
 
 # What a convicted worker is told.
 CONVICTED = "an audit found that this worker's answers are not the model's; ask the run's operator"
-
-PeerState = Literal["joined", "suspected", "gone"]
-
-
-@dataclass(slots=True)
-class Peer:
-    """One peer.
-
-    serving: the version that its engines serve. acknowledged: the versions that they have served
-    since the daemon started, in the order of arrival (a set). stands: the verified version in its
-    current slot, which deltas can build on. active: whether leases go to it (see `activation`); a
-    worker on standby only receives and passes on.
-    listen: where it says it can be dialled. reachable: whether it can; None: not known yet (see
-    `reachability`).
-    uplink: bytes/s to plan with, as it and its receivers measured it. uplink_limit: bytes/s that it
-    sends at most, as it says. leaving: it announced that it will be taken away. cordoned: an operator
-    has taken it out of service. draining: it is to end once it holds nothing. refit_pause_s,
-    recomputed_tokens, recompute_s: of its last refit, see RefitDone. usd_per_h: as its owner says.
-    dial_back_at: when it is dialled next; None: it is being dialled, or there is nothing to dial.
-    dialled_back_at: when it was dialled last. failures: leases failed, less FORGIVES for
-    each accepted result. token: the name of its access token. trusted: the operator trusts its answers.
-    held_back: it gets no leases, because the audit does not know yet what honest answers look like.
-    slots_allowed: of its slots, so many may be leased before its answers are audited; None: all.
-    scores: its engine can score answers of others. quantization, build: as in Hello. disk_free: as
-    in Heartbeat. misreports: of its reports, so many are none that an honest program sends; above 0, it is
-    quarantined for them, and does no work.
-    """
-
-    peer: PeerId
-    name: str
-    kind: PeerKind
-    boot_id: str
-    slots: int
-    listen: Address | None
-    session: SessionId | None
-    heard_at: float
-    state: PeerState = "joined"
-    serving: VersionKey | None = None
-    acknowledged: dict[VersionKey, None] = field(default_factory=dict)
-    stands: VersionKey | None = None
-    forms: frozenset[FormId] = frozenset()
-    running: int = 0
-    accepted: int = 0
-    refit_pause_s: float | None = None
-    recomputed_tokens: int | None = None
-    recompute_s: float | None = None
-    refitted_at: float | None = None
-    uplink: float | None = None
-    uplink_limit: int | None = None
-    receive_only: bool = False
-    active: bool = True
-    leaving: bool = False
-    cordoned: bool = False
-    draining: bool = False
-    usd_per_h: float | None = None
-    reachable: bool | None = None
-    dial_back_secret: bytes = b""
-    dial_back_at: float | None = None
-    dialled_back_at: float | None = None
-    memory_ok: bool | None = None
-    quarantined: bool = False
-    misreports: int = 0
-    token: str = ""
-    trusted: bool = False
-    held_back: bool = False
-    slots_allowed: int | None = None
-    scores: bool = False
-    quantization: str = ""
-    disk_free: int | None = None
-    build: Build = OURS
-    failures: float = 0.0
-    rest_until: float = 0.0
-    flips: deque[float] = field(default_factory=lambda: deque(maxlen=FLIPS_MAX))
-
-    @property
-    def alive(self) -> bool:
-        """It has a session, and was heard lately."""
-        return self.state == "joined" and self.session is not None
-
-    @property
-    def retiring(self) -> bool:
-        """It gets no more leases, and others are activated for it."""
-        return self.leaving or self.cordoned or self.misreports > 0
-
-    @property
-    def address(self) -> Address | None:
-        """Where other peers are told to dial it. The seed is trusted to listen where it says."""
-        return self.listen if self.reachable or self.kind == "seed" else None
-
-    def serves(self, key: VersionKey | None) -> None:
-        """Its engines serve this version now; None: nothing."""
-        self.serving = key
-        if key is not None:
-            self.acknowledged[key] = None
-            keep_newest(self.acknowledged, ACKNOWLEDGED_MAX)
-
-    def refitted(self, done: RefitDone) -> None:
-        self.serves(VersionKey(done.version, done.digest))
-        self.refit_pause_s, self.memory_ok = done.pause_s, done.memory_ok
-        self.recomputed_tokens, self.recompute_s = done.recomputed_tokens, done.recompute_s
-
-    def rest(self, now: float, *, at_least_s: float = 0.0) -> None:
-        """It failed a lease and gets no others for a while.
-
-        Leases that fail while it rests are not counted again: they have the same cause.
-        """
-        self.failures = min(FAILURES_MAX, self.failures + (now >= self.rest_until))
-        rest_s = min(REST_S_MAX, WORKER_REST_S * 2.0 ** max(0.0, self.failures - 1.0))
-        self.rest_until = max(self.rest_until, now + max(at_least_s, rest_s))
-
-    def left_alone(self, samples: int) -> bool:
-        """It rests, because it left so many samples alone: all count but one, which did. Whether it is no accident."""
-        self.failures = min(FAILURES_MAX, self.failures + samples - 1)
-        return self.failures > 2.0
-
-    def succeeded(self) -> None:
-        """One of its results was accepted."""
-        self.accepted += 1
-        self.failures = max(0.0, self.failures - FORGIVES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,10 +169,10 @@ class Membership:
 
     def left(self, peer: Peer) -> list[ClusterAction]:
         """The peer said goodbye, or is given up."""
-        peer.state, peer.serving, peer.running = "gone", None, 0
+        peer.state, peer.engine.serving, peer.engine.running = "gone", None, 0
         # If it comes back, it says what it has served and holds.
-        peer.acknowledged.clear()
-        peer.forms = frozenset()
+        peer.engine.acknowledged.clear()
+        peer.engine.forms = frozenset()
         self.changed.add(peer.peer)
         return self._close(peer)
 
@@ -331,13 +195,15 @@ class Membership:
         at_fault = self._quarantine.accuse(
             accuser.peer, accused.peer, owner=owner, is_seed=is_seed, now=now
         )
-        accused.quarantined = accused.peer in self._quarantine
+        accused.reach.quarantined = accused.peer in self._quarantine
         return at_fault
 
     def misreported(self, peer: Peer, *, now: float) -> None:
         """The peer said what no honest program does; a stream of it ends in quarantine."""
-        if not peer.misreports and peer.kind != "seed":
-            peer.misreports = self._misreports.misreported(peer.peer, peer.accepted, now=now)
+        if not peer.service.misreports and peer.kind != "seed":
+            peer.service.misreports = self._misreports.misreported(
+                peer.peer, peer.engine.accepted, now=now
+            )
             self.changed.add(peer.peer)
 
     def deadlines(self, *, now: float) -> tuple[list[Peer], list[ClusterAction]]:
@@ -350,9 +216,9 @@ class Membership:
         suspected: list[Peer] = []
         actions: list[ClusterAction] = []
         for peer in self:
-            peer.quarantined = peer.peer in self._quarantine
-            if peer.misreports and peer.peer not in self._misreports:
-                peer.misreports = 0
+            peer.reach.quarantined = peer.peer in self._quarantine
+            if peer.service.misreports and peer.peer not in self._misreports:
+                peer.service.misreports = 0
                 self.changed.add(peer.peer)
             if peer.state == "joined" and now >= peer.heard_at + self._silence_s:
                 peer.state = "suspected"
@@ -389,17 +255,17 @@ class Membership:
         if event.hello.kind == "seed":
             for other in [peer for peer in self if peer.kind == "seed" and peer.peer != event.peer]:
                 actions += self.left(other)
-        renewed = old is None or (old.boot_id, old.listen) != (
+        renewed = old is None or (old.boot_id, old.reach.listen) != (
             event.hello.boot_id,
             event.hello.listen,
         )
         peer = _peer(event, now) if old is None else old
-        peer.quarantined = event.peer in self._quarantine
+        peer.reach.quarantined = event.peer in self._quarantine
         # It may have been forgotten meanwhile.
-        peer.misreports = peer.misreports or int(event.peer in self._misreports)
+        peer.service.misreports = peer.service.misreports or int(event.peer in self._misreports)
         _take_hello(peer, event.hello, p2p=self._p2p)
-        peer.trusted, peer.cordoned, peer.token = event.trusted, event.cordoned, event.token
-        peer.draining = peer.draining and peer.cordoned
+        peer.trusted, peer.service.cordoned, peer.token = event.trusted, event.cordoned, event.token
+        peer.service.draining = peer.service.draining and peer.service.cordoned
         peer.session, peer.state, peer.heard_at = event.session, "joined", now
         self.changed.add(event.peer)
         self._peers[event.peer] = peer
@@ -437,14 +303,14 @@ class Membership:
         for key, peer in self._peers.items():
             assert key == peer.peer
             assert peer.session is None or self._sessions[peer.session] == key
-            assert len(peer.acknowledged) <= ACKNOWLEDGED_MAX
+            assert len(peer.engine.acknowledged) <= ACKNOWLEDGED_MAX
             assert 0 <= peer.slots <= SLOTS_MAX
             assert len(peer.name) <= PEER_NAME_CHARS_MAX
-            assert len(peer.forms) <= FORMS_MAX
-            assert peer.state != "gone" or (peer.session, peer.serving) == (None, None)
-            assert peer.state != "gone" or not peer.acknowledged
-            assert not peer.reachable or peer.listen is not None
-            assert peer.cordoned or not peer.draining
+            assert len(peer.engine.forms) <= FORMS_MAX
+            assert peer.state != "gone" or (peer.session, peer.engine.serving) == (None, None)
+            assert peer.state != "gone" or not peer.engine.acknowledged
+            assert not peer.reach.reachable or peer.reach.listen is not None
+            assert peer.service.cordoned or not peer.service.draining
         assert sum(peer.kind == "seed" and peer.alive for peer in self) <= 1
         self._silences.check(self._peers)
         self._quarantine.check()
@@ -461,30 +327,42 @@ def _refuse(
 def _peer(event: PeerConnected, now: float) -> Peer:
     hello = event.hello
     return Peer(
-        event.peer, hello.name, hello.kind, hello.boot_id, 0, hello.listen, event.session, now
+        event.peer,
+        hello.name,
+        hello.kind,
+        hello.boot_id,
+        0,
+        event.session,
+        now,
+        reach=PeerReach(hello.listen),
     )
 
 
 def _take_hello(peer: Peer, hello: Hello, *, p2p: bool) -> None:
     if peer.boot_id != hello.boot_id:
-        peer.acknowledged.clear()
-        peer.failures, peer.rest_until, peer.leaving, peer.draining = 0, 0.0, False, False
-    if peer.listen != hello.listen:
-        peer.reachable = None
+        peer.engine.acknowledged.clear()
+        (
+            peer.service.failures,
+            peer.service.rest_until,
+            peer.service.leaving,
+            peer.service.draining,
+        ) = 0, 0.0, False, False
+    if peer.reach.listen != hello.listen:
+        peer.reach.reachable = None
     peer.name = printable(hello.name, PEER_NAME_CHARS_MAX)
-    peer.kind, peer.boot_id, peer.listen = hello.kind, hello.boot_id, hello.listen
-    peer.receive_only = hello.receive_only or not (p2p or hello.kind == "seed")
-    peer.uplink_limit = hello.uplink_limit or None
+    peer.kind, peer.boot_id, peer.reach.listen = hello.kind, hello.boot_id, hello.listen
+    peer.reach.receive_only = hello.receive_only or not (p2p or hello.kind == "seed")
+    peer.reach.uplink_limit = hello.uplink_limit or None
     peer.scores = hello.scores
     peer.build = replace(hello.build, name=hello.build.shown)
     peer.quantization = printable(hello.quantization, QUANTIZATION_CHARS_MAX)
     peer.usd_per_h = (
         None if hello.usd_per_h is None or not 0 <= hello.usd_per_h <= _USD_MAX else hello.usd_per_h
     )
-    peer.dial_back_secret = hello.dial_back_secret[:SECRET_BYTES]
+    peer.reach.dial_back_secret = hello.dial_back_secret[:SECRET_BYTES]
     peer.slots = min(hello.slots, SLOTS_MAX) if hello.kind == "worker" else 0
-    peer.forms = frozenset(hello.forms[:FORMS_MAX])
-    peer.stands = hello.holding[-1] if hello.holding else None
+    peer.engine.forms = frozenset(hello.forms[:FORMS_MAX])
+    peer.engine.stands = hello.holding[-1] if hello.holding else None
     for key in hello.served[:ACKNOWLEDGED_MAX]:
-        peer.serves(key)
-    peer.serves(hello.serving)
+        peer.engine.serves(key)
+    peer.engine.serves(hello.serving)

@@ -15,7 +15,8 @@ Not here: which address a peer may announce.
 from echo2d.core.base.deadline_queue import DeadlineQueue
 from echo2d.core.base.ids import PeerId
 from echo2d.core.cluster.events import ClusterAction, DialBack, DialBackEnded, Note, Send
-from echo2d.core.cluster.membership import Membership, Peer
+from echo2d.core.cluster.membership import Membership
+from echo2d.core.cluster.peer import Peer
 from echo2d.core.protocol.control_messages import DialledBack
 from echo2d.core.protocol.peer_handshake import SECRET_BYTES
 
@@ -39,17 +40,17 @@ class Reachability:
         """A peer said hello: dial it back, unless that cannot succeed."""
         if peer.kind == "seed":
             return []
-        if peer.listen is None or len(peer.dial_back_secret) != SECRET_BYTES:
-            peer.dial_back_at = None
+        if peer.reach.listen is None or len(peer.reach.dial_back_secret) != SECRET_BYTES:
+            peer.reach.dial_back_at = None
             return self._found(peer, NO_ADDRESS)
-        begun_at = peer.dialled_back_at
+        begun_at = peer.reach.dialled_back_at
         self._dial_at(peer, now if begun_at is None else max(now, begun_at + DIAL_BACK_S))
         return self.deadlines(now=now)
 
     def ended(self, event: DialBackEnded, *, now: float) -> list[ClusterAction]:
         """A dial has ended. A result for an older session of the peer is ignored."""
         peer = self._members.of_session(event.session)
-        if peer is None or peer.listen is None:
+        if peer is None or peer.reach.listen is None:
             return []
         self._dial_at(peer, now + DIAL_BACK_EVERY_S)
         return self._found(peer, event.fault)
@@ -64,11 +65,13 @@ class Reachability:
         ):
             peer = self._members.get(first[1])
             assert peer is not None
-            peer.dial_back_at = None
-            if peer.session is not None and peer.listen is not None:
-                peer.dialled_back_at = now
+            peer.reach.dial_back_at = None
+            if peer.session is not None and peer.reach.listen is not None:
+                peer.reach.dialled_back_at = now
                 actions.append(
-                    DialBack(peer.session, peer.peer, peer.listen, peer.dial_back_secret)
+                    DialBack(
+                        peer.session, peer.peer, peer.reach.listen, peer.reach.dial_back_secret
+                    )
                 )
         return actions
 
@@ -79,22 +82,22 @@ class Reachability:
 
     def _due_at(self, key: PeerId) -> float | None:
         peer = self._members.get(key)
-        return None if peer is None else peer.dial_back_at
+        return None if peer is None else peer.reach.dial_back_at
 
     def _dial_at(self, peer: Peer, at: float) -> None:
-        peer.dial_back_at = at
+        peer.reach.dial_back_at = at
         self._due.set(peer.peer)
 
     def _found(self, peer: Peer, fault: str) -> list[ClusterAction]:
         assert peer.session is not None
-        before, peer.reachable = peer.reachable, not fault
+        before, peer.reach.reachable = peer.reach.reachable, not fault
         told: list[ClusterAction] = [Send(peer.session, DialledBack(fault))]
-        if before is peer.reachable:
+        if before is peer.reach.reachable:
             return told
         return [
             Note(
                 "dial_back",
-                f"{peer.name} can be dialled" if peer.reachable else f"{peer.name}: {fault}",
+                f"{peer.name} can be dialled" if peer.reach.reachable else f"{peer.name}: {fault}",
             ),
             *told,
         ]

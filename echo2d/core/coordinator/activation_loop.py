@@ -27,7 +27,8 @@ from echo2d.core.capacity.demand import Candidate, CapacityPlanner
 from echo2d.core.capacity.estimators import Estimate
 from echo2d.core.capacity.measurements import Measurements
 from echo2d.core.cluster.events import Note
-from echo2d.core.cluster.membership import Membership, Peer
+from echo2d.core.cluster.membership import Membership
+from echo2d.core.cluster.peer import Peer
 from echo2d.core.cluster.statistics import Statistics
 from echo2d.core.coordinator.events import CoordinatorAction
 from echo2d.core.coordinator.learner_api import LearnerCalls
@@ -101,7 +102,7 @@ class ActivationLoop:
         that do not count against it.
         """
         measurements = self.statistics.measurements
-        most_s = math.inf if peer.refitted_at is None else now - peer.refitted_at
+        most_s = math.inf if peer.engine.refitted_at is None else now - peer.engine.refitted_at
         pause_s = min(done.pause_s, most_s)
         self.statistics.paused(pause_s)
         recompute_s = None if done.recompute_s is None else min(done.recompute_s, most_s)
@@ -155,7 +156,7 @@ class ActivationLoop:
         demand = capacity_planner.demand(kappa)
         candidates = [each for each in self._candidates() if not each.leaving]
         offers = capacity_planner.offers(candidates, None if demand is None else demand.period_s)
-        active = {each.peer for each in self._here() if each.active}
+        active = {each.peer for each in self._here() if each.service.active}
         balance = capacity_planner.balance(offers, active, kappa)
         standby = sum(offer.name not in active for offer in offers)
         bubble = self.statistics.bubble(BUBBLE_STEPS)
@@ -207,7 +208,7 @@ class ActivationLoop:
         self._capacity_planner.activation.check()
         self.statistics.measurements.check()
         if self.rules.activation.mode == "all":
-            assert all(peer.active for peer in self.members)
+            assert all(peer.service.active for peer in self.members)
 
     # --- inside
 
@@ -217,14 +218,14 @@ class ActivationLoop:
     def _candidates(self) -> Iterator[Candidate]:
         copies = self._copies()
         for peer in self._here():
-            if peer.serving is not None and (peer.alive or peer.active):
+            if peer.engine.serving is not None and (peer.alive or peer.service.active):
                 price, measurements = self.price(peer), self.statistics.measurements
                 yield Candidate(
                     peer.peer,
                     measurements.mu(peer.peer, peer.slots, price.trajectories_per_s),
                     price,
                     copies.get(peer.peer, 0.0),
-                    peer.retiring,
+                    peer.service.retiring,
                     measurements.guessed(peer.peer),
                     measurements.slots(peer.peer) or peer.slots,
                 )
@@ -253,7 +254,9 @@ class ActivationLoop:
         """
         self._forgive(now)
         useless = {
-            peer.peer for peer in self._here() if peer.active and self._is_useless(peer, now)
+            peer.peer
+            for peer in self._here()
+            if peer.service.active and self._is_useless(peer, now)
         }
         for peer in useless & self._useless:
             self.statistics.measurements.useless(peer, max(0.0, now - self._reviewed_at))
@@ -277,8 +280,10 @@ class ActivationLoop:
 
     def _is_useless(self, peer: Peer, now: float) -> bool:
         """The worker fails its leases, or serves a version that is too old for any batch."""
-        too_old = peer.serving is not None and peer.serving.version < self.staleness.oldest
-        return too_old or peer.rest_until > now
+        too_old = (
+            peer.engine.serving is not None and peer.engine.serving.version < self.staleness.oldest
+        )
+        return too_old or peer.service.rest_until > now
 
     def _decide(self, candidates: list[Candidate], now: float) -> list[CoordinatorAction]:
         capacity_planner = self._capacity_planner
@@ -286,9 +291,9 @@ class ActivationLoop:
         decision = capacity_planner.review(candidates, self.calls.publish_every, waited_s, now=now)
         taken = capacity_planner.activation.active
         for peer in self.members:
-            active = peer.kind != "worker" or peer.serving is None or peer.peer in taken
-            if peer.active != active:
-                peer.active = active
+            active = peer.kind != "worker" or peer.engine.serving is None or peer.peer in taken
+            if peer.service.active != active:
+                peer.service.active = active
                 self.members.changed.add(peer.peer)
         words = [
             f"{word} {self._names(names)}"

@@ -16,7 +16,8 @@ from collections.abc import Sequence
 
 from echo2d.core.base.ids import PeerId
 from echo2d.core.cluster.events import Note, Send
-from echo2d.core.cluster.membership import Membership, Peer
+from echo2d.core.cluster.membership import Membership
+from echo2d.core.cluster.peer import Peer
 from echo2d.core.coordinator.events import CoordinatorAction, Reply, WorkerOrdered
 from echo2d.core.protocol.control_messages import Drain
 from echo2d.core.work.scheduler import LeaseScheduler
@@ -38,16 +39,18 @@ class Cordons:
         if peer is None or peer.kind not in ("worker", "relay"):
             # It is cordoned when it comes.
             return [Reply(event.request, 200, {"id": event.peer, "connected": False, "leased": 0})]
-        before = (peer.cordoned, peer.draining)
+        before = (peer.service.cordoned, peer.service.draining)
         drains = event.order == "drain"
-        peer.cordoned = event.order != "uncordon"
+        peer.service.cordoned = event.order != "uncordon"
         # An order to cordon a worker does not call off its drain; `uncordon` does.
-        peer.draining = peer.cordoned and (peer.draining or (drains and peer.state != "gone"))
-        (self._draining.add if peer.draining else self._draining.discard)(peer.peer)
+        peer.service.draining = peer.service.cordoned and (
+            peer.service.draining or (drains and peer.state != "gone")
+        )
+        (self._draining.add if peer.service.draining else self._draining.discard)(peer.peer)
         self._members.changed.add(peer.peer)
         note = Note(event.order, f"{peer.name}: it holds {self._scheduler.load(peer.peer)} samples")
         return [
-            *([note] if before != (peer.cordoned, peer.draining) else []),
+            *([note] if before != (peer.service.cordoned, peer.service.draining) else []),
             self._reply(event, peer),
         ]
 
@@ -56,7 +59,7 @@ class Cordons:
         actions: list[CoordinatorAction] = []
         for key in sorted(self._draining):
             peer = self._members.get(key)
-            if peer is None or not peer.draining or peer.state == "gone":
+            if peer is None or not peer.service.draining or peer.state == "gone":
                 self._draining.discard(key)
             elif peer.session is not None and not self._scheduler.load(key):
                 # If the link breaks before it hears this, it is told again at its next hello.
@@ -66,7 +69,7 @@ class Cordons:
 
     def joined(self, peer: Peer) -> None:
         """A peer said hello. One that is still draining did not hear of it, or is not done."""
-        if peer.draining:
+        if peer.service.draining:
             self._draining.add(peer.peer)
 
     def _reply(self, event: WorkerOrdered, peer: Peer) -> Reply:
@@ -78,5 +81,7 @@ class Cordons:
 
     def check(self) -> None:
         assert all(
-            peer.draining for key in self._draining if (peer := self._members.get(key)) is not None
+            peer.service.draining
+            for key in self._draining
+            if (peer := self._members.get(key)) is not None
         )

@@ -38,7 +38,8 @@ from echo2d.core.cluster.events import (
     RemovalPlanned,
     Send,
 )
-from echo2d.core.cluster.membership import CONVICTED, Membership, Peer
+from echo2d.core.cluster.membership import CONVICTED, Membership
+from echo2d.core.cluster.peer import Peer
 from echo2d.core.cluster.reachability import Reachability
 from echo2d.core.cluster.statistics import FAULT_CHARS_MAX, Statistics, printable
 from echo2d.core.cluster.step_history import StepSummary
@@ -483,7 +484,7 @@ class CoordinatorState:
         rejoining = self._publishing.joined(peer, renewed=False, now=now) if returned else []
         if returned:
             self._bill(peer, now)
-        quarantined = peer.misreports > 0
+        quarantined = peer.service.misreports > 0
         try:
             actions = self._message(peer, message, now)
         except PeerFault as fault:
@@ -495,7 +496,7 @@ class CoordinatorState:
                 Send(session, Refused("protocol", str(fault), permanent=False)),
                 CloseSession(session),
             ]
-        if peer.misreports and not quarantined:
+        if peer.service.misreports and not quarantined:
             self._activation_loop.changed()
             actions = [*actions, *self._scheduler.hand_over(peer, now=now)]
         return [*rejoining, *actions]
@@ -520,7 +521,7 @@ class CoordinatorState:
     ) -> Sequence[CoordinatorAction]:
         match message:
             case Heartbeat(running, disk_free, received, sent):
-                peer.running, peer.disk_free = running, disk_free
+                peer.engine.running, peer.engine.disk_free = running, disk_free
                 new = self._costs.moved(peer.peer, Traffic(received, sent), now=now)
                 self._statistics.earned.sent(peer.peer, new)
                 return []
@@ -538,7 +539,7 @@ class CoordinatorState:
                 return self._publishing.deltas_kept(peer, message)
             case SegmentsWanted():
                 return self._publishing.segments_wanted(peer, message)
-            case EdgeBroken() | FrameAccused() if peer.misreports:
+            case EdgeBroken() | FrameAccused() if peer.service.misreports:
                 return []
             case EdgeBroken():
                 return self._publishing.edge_broken(peer, message)
@@ -553,7 +554,7 @@ class CoordinatorState:
             case RefitDone():
                 return self._refitted(peer, message, now)
             case RefitFailed(version, _, serving, reason):
-                peer.serving = serving if serving in peer.acknowledged else None
+                peer.engine.serving = serving if serving in peer.engine.acknowledged else None
                 self._activation_loop.changed()
                 return [
                     self._statistics.fault("refit", f"{peer.name}, version {version}: {reason}")
@@ -579,9 +580,9 @@ class CoordinatorState:
 
     def _leaving(self, peer: Peer, reason: str) -> Sequence[CoordinatorAction]:
         """The peer will be taken away: it gets no more leases, and others are activated for it."""
-        if peer.leaving:
+        if peer.service.leaving:
             return []
-        peer.leaving = True
+        peer.service.leaving = True
         self._members.changed.add(peer.peer)
         self._activation_loop.changed()
         return [Note("leaving", f"{peer.name}: {printable(reason, FAULT_CHARS_MAX)}")]
@@ -605,9 +606,9 @@ class CoordinatorState:
                 f"recomputed_tokens must be 0 to {RECOMPUTED_TOKENS_MAX}; "
                 f"found {message.recomputed_tokens}"
             )
-        before = peer.serving
-        peer.refitted(message)
-        if revocations := self._revoke_unpublished(peer, [peer.serving], now):
+        before = peer.engine.serving
+        peer.engine.refitted(message)
+        if revocations := self._revoke_unpublished(peer, [peer.engine.serving], now):
             note = self._statistics.fault(
                 "refit", f"{peer.name}: version {message.version} is not published"
             )
@@ -615,10 +616,10 @@ class CoordinatorState:
         # Loading the first version pauses nothing, so its time is no refit pause.
         if before is None:
             self._activation_loop.changed()
-        elif before != peer.serving:
+        elif before != peer.engine.serving:
             still_s = self._activation_loop.refitted(peer, message, now=now)
             self._scheduler.deliveries.stood_still(peer.peer, still_s)
-        peer.refitted_at = now
+        peer.engine.refitted_at = now
         self._publishing.served(peer, now=now)
         return self._gateway.refitted(now=now)
 

@@ -15,7 +15,8 @@ from echo2d.core.broadcast.transmission import Transmission
 from echo2d.core.capacity.bottleneck import Bottleneck
 from echo2d.core.capacity.estimators import quantile
 from echo2d.core.cluster.events import VersionPublished
-from echo2d.core.cluster.membership import Membership, Peer
+from echo2d.core.cluster.membership import Membership
+from echo2d.core.cluster.peer import Peer
 from echo2d.core.cluster.statistics import Statistics
 from echo2d.core.cluster.versions import PublishedVersions
 from echo2d.core.cluster.worker_quality import WorkerQuality
@@ -120,7 +121,7 @@ def make_status(
             if peer.kind == "relay"
         ),
         seed_alive=members.seed is not None,
-        seed_uplink=None if members.seed is None else members.seed.uplink,
+        seed_uplink=None if members.seed is None else members.seed.reach.uplink,
         seed_build=None if members.seed is None else members.seed.build.name,
         gateway=gateway.status(),
         audit=None if audits is None else _audit(audits, members),
@@ -196,13 +197,13 @@ def _of_peer(peer: Peer, traffic: Traffic, now: float) -> dict[str, Any]:
         "state": peer.state,
         "alive": peer.alive,
         "silent_s": now - peer.heard_at,
-        "uplink": peer.uplink,
-        "quarantined": peer.quarantined,
-        "misreports": peer.misreports,
+        "uplink": peer.reach.uplink,
+        "quarantined": peer.reach.quarantined,
+        "misreports": peer.service.misreports,
         "token": peer.token,
-        "cordoned": peer.cordoned,
-        "draining": peer.draining,
-        "reachable": peer.reachable,
+        "cordoned": peer.service.cordoned,
+        "draining": peer.service.draining,
+        "reachable": peer.reach.reachable,
         "build": peer.build.name,
         "protocol": peer.build.protocol,
         "received_bytes": traffic.received,
@@ -221,7 +222,9 @@ def _audit(audits: Audits, members: Membership) -> AuditStatus:
         learnt_mixed=audits.mixed.learnt if audits.in_place else None,
         k_max_mixed=None if mixed is None else mixed.k,
         held_back=tuple(
-            sorted({peer.quantization for peer in members.workers() if peer.held_back} - {""})
+            sorted(
+                {peer.quantization for peer in members.workers() if peer.service.held_back} - {""}
+            )
         ),
         pending=audits.scorers.pending,
         waiting=len(audits.waiting),
@@ -256,7 +259,7 @@ class _Workers:
 
     def status(self, peer: Peer) -> WorkerStatus:
         now, leases = self._now, self._leases.of_worker(peer.peer)
-        serving, newest = self._versions.live(peer.serving), self._versions.newest
+        serving, newest = self._versions.live(peer.engine.serving), self._versions.newest
         value = self._activation_loop.of(peer)
         case = None if self._audits is None else self._audits.cases.get(peer.peer)
         quality = self._statistics.qualities.of(peer.peer) or NO_QUALITY
@@ -267,20 +270,20 @@ class _Workers:
             usable=min(peer.slots, self._deliveries.bounds(peer.peer)[0]),
             tokens_per_s=self._deliveries.rate(peer.peer),
             slower=self._deliveries.slower(peer.peer),
-            running=peer.running,
+            running=peer.engine.running,
             leases=len(leases),
             leases_end_s=min([lease.silent_at - now for lease in leases], default=None),
             leased=self._leases.load(peer.peer),
             serving=self._version(serving),
             lag=None if serving is None or newest is None else newest.version - serving.version,
-            accepted=peer.accepted,
-            refit_pause_s=peer.refit_pause_s,
-            recomputed_tokens=peer.recomputed_tokens,
-            recompute_s=peer.recompute_s,
-            memory_ok=peer.memory_ok,
-            disk_free_bytes=peer.disk_free,
-            active=peer.active and peer.state == "joined" and not peer.retiring,
-            leaving=peer.leaving,
+            accepted=peer.engine.accepted,
+            refit_pause_s=peer.engine.refit_pause_s,
+            recomputed_tokens=peer.engine.recomputed_tokens,
+            recompute_s=peer.engine.recompute_s,
+            memory_ok=peer.engine.memory_ok,
+            disk_free_bytes=peer.engine.disk_free,
+            active=peer.service.active and peer.state == "joined" and not peer.service.retiring,
+            leaving=peer.service.leaving,
             mu=value.mu,
             mu_sd=value.mu_sd,
             usd_per_h=value.price.usd_per_h,
@@ -299,7 +302,7 @@ class _Workers:
             verdict="" if case is None else case.verdict,
             learner_k=quality.learner_k,
             learner_z=quality.learner_z,
-            set_aside=self._set_aside.get(peer.peer, "") if peer.cordoned else "",
+            set_aside=self._set_aside.get(peer.peer, "") if peer.service.cordoned else "",
         )
 
 

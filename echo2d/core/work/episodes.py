@@ -14,7 +14,7 @@ Not here: where samples wait (each kind of work has its own book), leases (`sche
 from dataclasses import dataclass
 
 from echo2d.core.base.ids import GroupId, PeerId
-from echo2d.core.cluster.membership import Peer
+from echo2d.core.cluster.peer import Peer
 from echo2d.core.protocol.control_messages import SampleFinished, VersionKey
 from echo2d.core.protocol.seeds import episode_seed
 from echo2d.core.protocol.trajectory import Partial
@@ -146,4 +146,4 @@ def end_turn(
         written.finish,
         fingerprint,
     )
-    return Parked(turn, since, peer.peer, peer.serving, now)
+    return Parked(turn, since, peer.peer, peer.engine.serving, now)

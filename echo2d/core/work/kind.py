@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
 from echo2d.core.base.ids import GroupId, PeerId, Version
-from echo2d.core.cluster.membership import Peer
+from echo2d.core.cluster.peer import Peer
 from echo2d.core.protocol.control_messages import HeldLease, SampleDelta, SampleFinished
 from echo2d.core.rules.run import RunRules
 from echo2d.core.work.episodes import ParkedEpisode

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from echo2d.core.base.deadline_queue import DeadlineQueue
 from echo2d.core.base.ids import TAG_SHIFT, GroupId, LeaseId, PeerId
 from echo2d.core.cluster.events import Send
-from echo2d.core.cluster.membership import Peer
+from echo2d.core.cluster.peer import Peer
 from echo2d.core.protocol.columns import columns_bytes
 from echo2d.core.protocol.control_messages import (
     HeldLease,

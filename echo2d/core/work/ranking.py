@@ -17,7 +17,7 @@ from typing import NamedTuple
 from echo2d.core.base.deadline_queue import DeadlineQueue
 from echo2d.core.base.ids import PeerId, Version
 from echo2d.core.cluster.events import VersionPublished
-from echo2d.core.cluster.membership import Peer
+from echo2d.core.cluster.peer import Peer
 from echo2d.core.protocol.control_messages import VersionKey
 from echo2d.core.work.deliveries import RANK_MAX, RANK_MIN, RANK_SLOW, UNBOUND, Bounds
 
@@ -263,11 +263,13 @@ class WorkerRanking:
 def _row(peer: Peer | None, load: int, reserved: int, bounds: Bounds) -> _Row | None:
     if peer is None or peer.kind != "worker" or not peer.alive:
         return None
-    # `Peer.retiring`, written out: this is asked several times for each trajectory.
-    if not peer.active or peer.leaving or peer.cordoned or peer.misreports or peer.held_back:
+    # `PeerService.retiring`, written out: this is asked several times for each trajectory.
+    told = peer.service
+    if not told.active or told.leaving or told.cordoned or told.misreports or told.held_back:
         return None
     allowed, rank = bounds
     slots = max(0, min(allowed, peer.slots) - reserved)
-    if peer.slots_allowed is not None:
-        slots = min(slots, peer.slots_allowed)
-    return _Row(peer.serving, slots, peer.rest_until, rank, slots - load if slots > load else 0)
+    if told.slots_allowed is not None:
+        slots = min(slots, told.slots_allowed)
+    free = slots - load if slots > load else 0
+    return _Row(peer.engine.serving, slots, told.rest_until, rank, free)

@@ -31,7 +31,8 @@ from typing import Any
 
 from echo2d.core.base.ids import GroupId, PeerId, Version
 from echo2d.core.cluster.events import Note, Persist, Send, VersionPublished
-from echo2d.core.cluster.membership import Membership, Peer
+from echo2d.core.cluster.membership import Membership
+from echo2d.core.cluster.peer import Peer
 from echo2d.core.cluster.statistics import Statistics
 from echo2d.core.cluster.versions import PublishedVersions, key_of
 from echo2d.core.protocol.control_messages import (
@@ -235,7 +236,7 @@ class LeaseScheduler:
     ) -> list[Note | Send]:
         """Tell a worker that its result is none: it is at fault, and rests."""
         self._statistics.refused_results["bad"] += 1
-        peer.rest(now)
+        peer.service.rest(now)
         notes = self.misreported(peer, "result", reason, now=now)
         return [*notes, *answer(peer, message, reason)]
 
@@ -250,7 +251,7 @@ class LeaseScheduler:
         if lease is None:
             return [*self._guessed(peer, message, now)]
         # A retiring worker gives back what it was granted too late, or cannot finish in time.
-        cause: Cause = "drained" if peer.retiring else "failed"
+        cause: Cause = "drained" if peer.service.retiring else "failed"
         notes = self._blame(lease, peer, cause, message.reason, now)
         return [*notes, *self._lose(lease, cause, message.reason, now)]
 
@@ -416,7 +417,7 @@ class LeaseScheduler:
             quiet_s = min([lease.idle_s(now) for lease in held], default=0.0)
             if PROGRESS_S < quiet_s <= self._pause_s(peer):
                 continue  # it may be taking a version
-            record = None if peer is None else self._versions.live(peer.serving)
+            record = None if peer is None else self._versions.live(peer.engine.serving)
             oldest = Version(0) if record is None else record.version
             choice = islice(self._ranking.choose(oldest, self._versions.live), _LOOKED_AT)
             others = {
@@ -438,7 +439,7 @@ class LeaseScheduler:
                     actions += self._blame(lease, peer, "late", "nothing was written", now)
                 actions += self.cancel(lease)
                 actions += self._lose(lease, "late", "it is late there", now)
-            if left and peer is not None and peer.left_alone(left):
+            if left and peer is not None and peer.service.left_alone(left):
                 self.deliveries.left_alone(worker)
         return actions
 
@@ -453,7 +454,10 @@ class LeaseScheduler:
         if self._exclusive and self._must_refit(peer):
             return False
         # The worker has verified a newer version and may be loading it. Its first refit has no known length.
-        if peer.refit_pause_s is None and peer.stands not in (None, peer.serving):
+        if peer.engine.refit_pause_s is None and peer.engine.stands not in (
+            None,
+            peer.engine.serving,
+        ):
             return False
         given_s = whole_s * 2.0 ** min(lease.key.attempt, RANK_MAX)
         return lease.idle_s(now) >= given_s + self._pause_s(peer)
@@ -461,7 +465,7 @@ class LeaseScheduler:
     def _pause_s(self, peer: Peer | None) -> float:
         """Seconds that it may write nothing while it takes a version: as its last refit, if that was not unusual."""
         pauses = self._statistics.refit_pause_s
-        last_s = 0.0 if peer is None else peer.refit_pause_s or 0.0
+        last_s = 0.0 if peer is None else peer.engine.refit_pause_s or 0.0
         return min(last_s, SLOW_TIMES * median(pauses)) if pauses else 0.0
 
     def _is_late(self, lease: Lease, elsewhere: float, now: float) -> bool:
@@ -477,7 +481,7 @@ class LeaseScheduler:
 
     def _may_write(self, worker: PeerId, pending: PendingSamples) -> bool:
         peer = self._members.get(worker)
-        record = None if peer is None else self._versions.live(peer.serving)
+        record = None if peer is None else self._versions.live(peer.engine.serving)
         if record is None or (pending.newest is not None and record.version > pending.newest):
             return False
         return record.version >= pending.oldest and self.free_at(worker) > 0
@@ -495,7 +499,7 @@ class LeaseScheduler:
         if cause == "drained" or not self._kinds[lease.kind].blames(lease, cause):
             return []
         if worker is not None:
-            worker.rest(now, at_least_s=lease.idle_s(now))
+            worker.service.rest(now, at_least_s=lease.idle_s(now))
         name = lease.worker if worker is None else worker.name
         return [self._statistics.fault("lease", f"{name}: {reason}", lease.given.group)]
 
@@ -509,7 +513,7 @@ class LeaseScheduler:
     def _must_refit(self, peer: Peer) -> bool:
         """In exclusive mode a worker makes no tokens while it receives a newer version."""
         newest = self._versions.newest
-        return newest is not None and peer.serving != key_of(newest)
+        return newest is not None and peer.engine.serving != key_of(newest)
 
     def check(self) -> None:
         self.leases.check()

@@ -15,7 +15,8 @@ from typing import Protocol
 from echo2d.core.base.ids import Digest, Epoch, PeerId, RequestId, Version
 from echo2d.core.capacity.demand import CapacityPlanner
 from echo2d.core.cluster.events import PublishAsked, VersionPublished
-from echo2d.core.cluster.membership import Membership, Peer
+from echo2d.core.cluster.membership import Membership
+from echo2d.core.cluster.peer import Peer
 from echo2d.core.cluster.statistics import Statistics
 from echo2d.core.cluster.versions import PublishedVersions, key_of
 from echo2d.core.protocol.control_messages import RefitDone, VersionKey
@@ -105,9 +106,9 @@ class FleetVersions:
 
     def _caught_up(self, box: FleetWorker) -> None:
         served = [
-            other.peer.serving
+            other.peer.engine.serving
             for other in self._boxes.values()
-            if other.here and other.peer.serving is not None
+            if other.here and other.peer.engine.serving is not None
         ]
         if box.here and self._versions.newest is not None:
             # Where all were away, the learner's host alone has it.
@@ -186,7 +187,7 @@ class FleetVersions:
         self._spread()
 
     def _served(self, record: VersionPublished, receivers: list[FleetWorker]) -> None:
-        active = [box.peer.peer for box in receivers if box.peer.active]
+        active = [box.peer.peer for box in receivers if box.peer.service.active]
         self._statistics.broadcast(
             self._clock.now - self._publish_at[record.version],
             active,
@@ -205,9 +206,9 @@ class FleetVersions:
         self._are_served()
 
     def _refit(self, box: FleetWorker, key: VersionKey) -> None:
-        if box.peer.serving is not None and box.peer.serving.version >= key.version:
+        if box.peer.engine.serving is not None and box.peer.engine.serving.version >= key.version:
             return
-        box.peer.refitted(
+        box.peer.engine.refitted(
             RefitDone(
                 key.version,
                 key.digest,
@@ -224,15 +225,15 @@ class FleetVersions:
         """
         paused = []
         for box in boxes:
-            if box.here and box.peer.serving is not None:
+            if box.here and box.peer.engine.serving is not None:
                 paused.append((box.peer, box.pause(seconds, self._clock.now)))
-                box.peer.rest_until = max(box.peer.rest_until, box.paused_until)
+                box.peer.service.rest_until = max(box.peer.service.rest_until, box.paused_until)
                 self._changed(box)
         self._clock.after(seconds, self._go_on, paused, measured)
 
     def _changed(self, box: FleetWorker) -> None:
         """Tell granting, which does not look at those on standby."""
-        if box.peer.active:
+        if box.peer.service.active:
             self._members.changed.add(box.peer.peer)
 
     def _go_on(self, paused: list[tuple[Peer, float]], measured: LostTime) -> None:

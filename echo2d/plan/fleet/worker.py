@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from echo2d.core.cluster.membership import Peer
+from echo2d.core.cluster.peer import Peer
 from echo2d.core.protocol.control_messages import (
     HeldLease,
     LeaseGranted,
@@ -82,7 +82,7 @@ class FleetWorker:
 
         works: how long each sample is, over the mean. extra_s: before the first token.
         """
-        key, serving = HeldLease(granted.lease, granted.attempt), self.peer.serving
+        key, serving = HeldLease(granted.lease, granted.attempt), self.peer.engine.serving
         assert serving is not None
         begun = []
         start = max(now, self.paused_until) + extra_s
@@ -109,7 +109,7 @@ class FleetWorker:
 
     def progress(self, lease: Lease, now: float) -> LeaseProgress:
         """All that it has written for a lease."""
-        ended = self.peer.serving
+        ended = self.peer.engine.serving
         assert ended is not None
         deltas = tuple(
             SampleDelta(
@@ -140,7 +140,7 @@ class FleetWorker:
     def finish(self, sample: FleetSample) -> SampleFinished:
         """Its result."""
         del self.samples[sample.lease, sample.sample]
-        ended = self.peer.serving
+        ended = self.peer.engine.serving
         assert ended is not None
         lease, count = sample.lease, sample.tokens
         return SampleFinished(

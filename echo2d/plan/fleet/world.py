@@ -207,7 +207,7 @@ class FleetWorld:
         """After every half of the time in which a step must have been done. step: as of the look before; idle: looks
         in a row at which nothing had been done since, though somebody worked.
         """
-        works = any(box.here and box.peer.active for box in self.boxes.values())
+        works = any(box.here and box.peer.service.active for box in self.boxes.values())
         idle = idle + 1 if works and self.staleness.committed == step else 0
         if idle == LOOKS:
             raise Fault(
@@ -222,7 +222,7 @@ class FleetWorld:
 
     def lose(self, box: FleetWorker) -> None:
         """It falls silent, for ever. What it told of its samples before goes on elsewhere (`simulate.migrate`)."""
-        if self._simulate.migrate and box.peer.serving is not None:
+        if self._simulate.migrate and box.peer.engine.serving is not None:
             now = self.statistics.now = self._clock.now
             for lease in self._scheduler.leases.of_worker(box.peer.peer):
                 told = box.progress(lease, now)
@@ -257,7 +257,7 @@ class FleetWorld:
         joined, _ = self.members.connected(PeerConnected(session, peer_id, hello), now=now)
         assert joined is not None
         peer = joined.peer
-        peer.active, peer.serving = False, None
+        peer.service.active, peer.engine.serving = False, None
         before = self.boxes.get(peer_id)
         speed = (
             self._chance.lognormvariate(-(kind.speed_sigma**2) / 2, kind.speed_sigma)
@@ -284,7 +284,7 @@ class FleetWorld:
         """With notice it drains first; without, it falls silent."""
         box.leaving = box.kind.notice_s > 0
         if box.leaving:
-            self._decide(lost=box.peer.active)
+            self._decide(lost=box.peer.service.active)
         self._clock.after(box.kind.notice_s, self._left, box)
 
     def _left(self, box: FleetWorker) -> None:
@@ -300,7 +300,7 @@ class FleetWorld:
         box.active_since = None
         self.members.left(box.peer)
         self._perform(self._scheduler.worker_left(box.peer, now=self._clock.now))
-        self._decide(lost=box.peer.active)
+        self._decide(lost=box.peer.service.active)
         self._advance_soon()
 
     def _new_price(self, box: FleetWorker) -> None:
@@ -325,7 +325,8 @@ class FleetWorld:
                 slots=box.peer.slots,
             )
             for name, box in self.boxes.items()
-            if box.peer.serving is not None  # until it is given up: nobody knows that it is silent
+            if box.peer.engine.serving
+            is not None  # until it is given up: nobody knows that it is silent
         ]
 
     def _mu(self, box: FleetWorker) -> float:
@@ -360,7 +361,7 @@ class FleetWorld:
     def _set_active(self, box: FleetWorker, *, active: bool) -> None:
         box.pay(self._clock.now)
         box.active_since = self._clock.now if active else None
-        box.peer.active = active
+        box.peer.service.active = active
         self.members.changed.add(box.peer.peer)
 
     # --- rollouts
@@ -466,7 +467,7 @@ class FleetWorld:
 
     def _serving(self, worker: PeerId) -> VersionKey | None:
         box = self.boxes.get(worker)
-        return None if box is None else box.peer.serving
+        return None if box is None else box.peer.engine.serving
 
     def _notes(self, record: object) -> None:
         """When a group begins, and what moves."""
@@ -549,7 +550,9 @@ class FleetWorld:
     @property
     def mu_pool(self) -> float:
         """As measured, of those that are active and here."""
-        return sum(self._mu(box) for box in self.boxes.values() if box.here and box.peer.active)
+        return sum(
+            self._mu(box) for box in self.boxes.values() if box.here and box.peer.service.active
+        )
 
     def facts(self) -> dict[str, Any]:
         """The keys of `plan`, as measured, and what only a run has."""
@@ -617,7 +620,7 @@ class FleetWorld:
             active = [
                 box
                 for box in self.boxes.values()
-                if box.kind is kind and box.here and box.peer.active
+                if box.kind is kind and box.here and box.peer.service.active
             ]
             mu = sum(map(self._mu, active))
             usd = sum(box.price.usd_per_h for box in active)

@@ -387,7 +387,7 @@ def test_builds_are_a_column_where_they_differ(browser: Any, tmp_path: Path) -> 
         assert "build" not in page.inner_text("#workers thead")
 
         def changes() -> None:
-            two.build, two.disk_free = Build(9, 9, "0.0.9"), 3 * 10**9
+            two.build, two.engine.disk_free = Build(9, 9, "0.0.9"), 3 * 10**9
 
         made.change(changes)
         page.wait_for_selector("#workers td:text-is('0.0.9')")

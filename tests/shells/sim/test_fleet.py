@@ -115,7 +115,7 @@ def test_half_of_the_active_fleet_lost_is_made_good_within_three_periods() -> No
     waited: list[float] = []
 
     def strike() -> None:
-        active = [box for box in world.boxes.values() if box.here and box.peer.active]
+        active = [box for box in world.boxes.values() if box.here and box.peer.service.active]
         for box in active[: len(active) // 2]:
             world.lose(box)
 

@@ -19,7 +19,7 @@ from functools import partial
 from echo2d.core.base.bounded_dict import keep_newest
 from echo2d.core.base.ids import PeerId
 from echo2d.core.cluster.events import Send
-from echo2d.core.cluster.membership import Peer
+from echo2d.core.cluster.peer import Peer
 from echo2d.core.cluster.versions import PublishedVersions
 from echo2d.core.protocol.control_messages import HeldLease, LeaseGranted
 from echo2d.core.protocol.seeds import SEED_BITS
@@ -141,7 +141,7 @@ class CallWork:
     ) -> list[Send]:
         """Lease the choice, and with it those of its call that fit."""
         assert worker.session is not None
-        assert worker.serving is not None
+        assert worker.engine.serving is not None
         first, call = pending.choice, pending.choice.call
         most = min(pending.most, self._scheduler.free_at(worker.peer))
         choices = self._queue.run_of(first, most)
@@ -151,7 +151,7 @@ class CallWork:
             None,
             group,
             worker.peer,
-            worker.serving,
+            worker.engine.serving,
             samples,
             first.told,
             room=call.max_new_tokens,

@@ -15,7 +15,8 @@ from collections.abc import Iterator, Sequence
 
 from echo2d.core.base.ids import Version
 from echo2d.core.cluster.events import Send
-from echo2d.core.cluster.membership import Membership, Peer
+from echo2d.core.cluster.membership import Membership
+from echo2d.core.cluster.peer import Peer
 from echo2d.core.cluster.statistics import Statistics
 from echo2d.core.cluster.versions import PublishedVersions
 from echo2d.core.protocol.control_messages import Finish, SampleDelta, SampleFinished
@@ -233,7 +234,7 @@ class GatewayCalls(KindOfWork[PendingChoice]):
             peer.peer,
             vocab_size=self._vocab_size,
             believed=lambda version: (
-                version in peer.acknowledged and self._versions.live(version) is not None
+                version in peer.engine.acknowledged and self._versions.live(version) is not None
             ),
         )
 
@@ -327,7 +328,7 @@ class GatewayCalls(KindOfWork[PendingChoice]):
         return max(self._all_served(), default=None)
 
     def _all_served(self) -> Iterator[Version]:
-        records = (self._versions.live(peer.serving) for peer in self._members.workers())
+        records = (self._versions.live(peer.engine.serving) for peer in self._members.workers())
         return (record.version for record in records if record is not None)
 
     def _may_come(self, version: Version) -> bool:

@@ -24,7 +24,8 @@ from functools import partial
 
 from echo2d.core.base.ids import GroupId, PeerId, Version
 from echo2d.core.cluster.events import Note, Persist, Send, VersionPublished
-from echo2d.core.cluster.membership import Membership, Peer
+from echo2d.core.cluster.membership import Membership
+from echo2d.core.cluster.peer import Peer
 from echo2d.core.cluster.statistics import Statistics
 from echo2d.core.cluster.versions import PublishedVersions, key_of
 from echo2d.core.protocol.answer_end import WHOLE_ENDS
@@ -274,7 +275,7 @@ class Evaluations(TaskWork[PendingAnswers]):
     ) -> list[Send]:
         evaluation, question = pending.evaluation, pending.question
         assert worker.session is not None
-        assert worker.serving == evaluation.key
+        assert worker.engine.serving == evaluation.key
         group = evaluation.group(question.cursor)
         before = evaluation.episode(group, samples[0])
         base = NOTHING if before is None else before.partial
@@ -339,7 +340,7 @@ class Evaluations(TaskWork[PendingAnswers]):
             rules=self._rules,
             task=task,
             prompt=question.tokens,
-            believed=lambda key: key == evaluation.key and key in peer.acknowledged,
+            believed=lambda key: key == evaluation.key and key in peer.engine.acknowledged,
         )
         if isinstance(written, str):
             self._avoid(evaluation, lease, now)
@@ -490,7 +491,7 @@ class Evaluations(TaskWork[PendingAnswers]):
             return True
         return any(
             peer.alive
-            and peer.serving == evaluation.key
+            and peer.engine.serving == evaluation.key
             and self._suits(evaluation, now, peer.peer)
             for peer in self._members.workers()
         )

@@ -12,7 +12,7 @@ from blake3 import blake3
 
 from echo2d.core.base.bounded_dict import keep_newest
 from echo2d.core.base.codec import pack
-from echo2d.core.cluster.membership import Peer
+from echo2d.core.cluster.peer import Peer
 from echo2d.core.protocol.control_messages import SampleFinished
 from echo2d.core.work.events import AcceptedResult
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from echo2d.core.base.ids import GroupId, PeerId
 from echo2d.core.cluster.events import Persist, Send
-from echo2d.core.cluster.membership import Peer
+from echo2d.core.cluster.peer import Peer
 from echo2d.core.cluster.statistics import Statistics
 from echo2d.core.cluster.versions import PublishedVersions
 from echo2d.core.protocol.control_messages import LeaseGranted
@@ -111,8 +111,10 @@ class GroupWork:
         group = pending.group
         actions = self._admit(group) if self._groups.get(group.group) is None else []
         assert worker.session is not None
-        assert worker.serving is not None
-        given = self._groups.grant(group, worker.peer, worker.serving, samples, now=now).given
+        assert worker.engine.serving is not None
+        given = self._groups.grant(
+            group, worker.peer, worker.engine.serving, samples, now=now
+        ).given
         if (base := given.base) is not NOTHING:
             self._statistics.handed_over(base.length - base.turn_start)
         return [

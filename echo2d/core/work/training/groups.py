@@ -19,7 +19,8 @@ from echo2d.core.audit.audits import Audits
 from echo2d.core.audit.waiting_samples import SampleVerdict
 from echo2d.core.base.ids import GroupId, PeerId
 from echo2d.core.cluster.events import Note, StopRun
-from echo2d.core.cluster.membership import Membership, Peer
+from echo2d.core.cluster.membership import Membership
+from echo2d.core.cluster.peer import Peer
 from echo2d.core.cluster.statistics import Statistics
 from echo2d.core.cluster.versions import PublishedVersions
 from echo2d.core.protocol.control_messages import HeldLease, SampleDelta, SampleFinished, VersionKey
@@ -360,7 +361,7 @@ class Groups(TaskWork[PendingOfGroup]):
         actions: list[RolloutAction] = []
         for lease in [each for each in self._leases if each.kind == TRAINING]:
             worker = self._members.get(lease.worker)
-            serving = None if worker is None else worker.serving
+            serving = None if worker is None else worker.engine.serving
             base = (span.key for span in lease.given.base.spans)
             if any(key in keys for key in (serving, lease.given.served, *base)):
                 actions += self._stop(lease, now)
@@ -469,7 +470,7 @@ class Groups(TaskWork[PendingOfGroup]):
         worker = self.watch.put_aside(task)
         peer = self._members.get(worker)
         if peer is not None:
-            peer.cordoned = True
+            peer.service.cordoned = True
             self._members.changed.add(worker)
         name = worker if peer is None else peer.name
         return self._statistics.fault("reward", f"{name} is set aside: {reason}")

@@ -21,7 +21,7 @@ from echo2d.core.audit.audits import Audits
 from echo2d.core.audit.waiting_samples import SampleVerdict
 from echo2d.core.base.ids import GroupId, PeerId, Version
 from echo2d.core.cluster.events import Note, Persist
-from echo2d.core.cluster.membership import Peer
+from echo2d.core.cluster.peer import Peer
 from echo2d.core.cluster.statistics import Statistics
 from echo2d.core.protocol.control_messages import HeldLease, SampleFinished
 from echo2d.core.protocol.trajectory import Partial, StoredGroup, TrajectoryRecord

@@ -181,7 +181,9 @@ class OpenEpisodes:
     def _waiting(self, partial: Partial, parked: Parked, now: float) -> Waiting:
         """At its last worker while that serves what it served then."""
         peer = self._members.get(parked.worker)
-        same = peer is not None and parked.served is not None and peer.serving == parked.served
+        same = (
+            peer is not None and parked.served is not None and peer.engine.serving == parked.served
+        )
         if peer is None or not same:
             return Waiting(partial, math.inf, parked.since)
         patience_s = partial.length / PREFILL_TOKENS_PER_S

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 from echo2d.core.audit.audits import Audits
 from echo2d.core.base.ids import PeerId
 from echo2d.core.cluster.events import Note
-from echo2d.core.cluster.membership import Peer
+from echo2d.core.cluster.peer import Peer
 from echo2d.core.cluster.statistics import Statistics
 from echo2d.core.cluster.versions import PublishedVersions
 from echo2d.core.protocol.columns import wanted_columns
@@ -61,7 +61,7 @@ class Partials:
 
     def believed(self, peer: Peer) -> Believed:
         """A test for versions: whether one may have written what this peer reports."""
-        return lambda version: version in peer.acknowledged and self._live(version)
+        return lambda version: version in peer.engine.acknowledged and self._live(version)
 
     def gather(self, peer: Peer, lease: Lease, deltas: Sequence[SampleDelta]) -> list[str]:
         """A lease's worker reports new output, of at most `lease.room` tokens beyond its base. Returns what is wrong

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from echo2d.core.audit.audits import Audits
 from echo2d.core.base.ids import GroupId
-from echo2d.core.cluster.membership import Peer
+from echo2d.core.cluster.peer import Peer
 from echo2d.core.cluster.versions import PublishedVersions
 from echo2d.core.protocol.control_messages import HeldLease
 from echo2d.core.protocol.trajectory import StoredGroup

@@ -16,7 +16,8 @@ from itertools import islice
 from typing import NamedTuple
 
 from echo2d.core.base.ids import GroupId, PeerId
-from echo2d.core.cluster.membership import Membership, Peer
+from echo2d.core.cluster.membership import Membership
+from echo2d.core.cluster.peer import Peer
 from echo2d.core.cluster.statistics import Statistics
 from echo2d.core.cluster.versions import PublishedVersions
 from echo2d.core.protocol.control_messages import PROGRESS_S, HeldLease
@@ -200,7 +201,7 @@ class Stragglers:
         """
         known: list[tuple[PeerId, float, float]] = []
         for peer in self._members:
-            slots = self._measurements.slots(peer.peer) if peer.active and peer.alive else 0
+            slots = self._measurements.slots(peer.peer) if peer.service.active and peer.alive else 0
             if slots and (rate := self._measurements.rate(peer.peer)) is not None:
                 # Its error takes a group for one result; here the samples of a group come one by one.
                 off = (rate.sd / rate.value) ** 2 / self._size
@@ -218,5 +219,5 @@ class Stragglers:
         self._fast = (1.0 - _GAIN_MIN) * max(self._speeds.values())
 
     def _version(self, peer: Peer | None) -> int:
-        record = None if peer is None else self._versions.live(peer.serving)
+        record = None if peer is None else self._versions.live(peer.engine.serving)
         return -1 if record is None else record.version

@@ -576,8 +576,8 @@ def test_a_clear_worker_uses_more_slots_the_more_of_its_answers_were_audited() -
     peer = world.state._members.get(PeerId("a"))
     assert peer is not None
     publish_step(world, 1)
-    before = peer.slots_allowed
+    before = peer.service.slots_allowed
     train_on(world, 3)
     assert before is not None
-    assert peer.slots_allowed is not None
-    assert peer.slots_allowed > before
+    assert peer.service.slots_allowed is not None
+    assert peer.service.slots_allowed > before

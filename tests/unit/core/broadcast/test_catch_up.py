@@ -135,7 +135,7 @@ def test_who_does_not_get_on_with_a_catch_up_does_not_hold_it(how: str, newest: 
     assert orders(world)[-1] == full, "while it is of the newest version there is nothing better"
     publish_step(world, 3)
     if how == "is quarantined":
-        peer.quarantined = True
+        peer.reach.quarantined = True
     elif how == "goes":
         world.say(late, Goodbye("done"))
     world.work()

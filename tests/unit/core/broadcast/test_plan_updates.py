@@ -50,7 +50,7 @@ FAST, SLOW = 300.0, 3.0
 
 def seed_uplink(world: World) -> float | None:
     (seed,) = (peer for peer in world.state._members if peer.kind == "seed")
-    return seed.uplink
+    return seed.reach.uplink
 
 
 def report_all(world: World, rates: dict[str, float]) -> None:

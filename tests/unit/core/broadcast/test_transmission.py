@@ -5,7 +5,7 @@ import pytest
 from echo2d.core.base.ids import Digest, Epoch, PeerId, PlanId, PublishSeq, SegmentId, SessionId
 from echo2d.core.broadcast.transmission import REPAIRS_MAX, TOLD_MAX, Transmission
 from echo2d.core.cluster.events import VersionPublished
-from echo2d.core.cluster.membership import Peer
+from echo2d.core.cluster.peer import Peer, PeerReach
 from echo2d.core.protocol.control_messages import Address, FormEncoded, PeerKind, SegmentEncoded
 from echo2d.core.topology.edges import edge_secret
 from echo2d.core.weights.encoding import FormFacts
@@ -19,7 +19,14 @@ RECORD = VersionPublished(PublishSeq(5), Epoch(1), KEY.version, KEY.digest, "v/3
 
 def peer(name: str, kind: PeerKind = "worker") -> Peer:
     return Peer(
-        PeerId(name), name, kind, "boot", 4, Address("h", 1), SessionId(1), 0.0, reachable=True
+        PeerId(name),
+        name,
+        kind,
+        "boot",
+        4,
+        SessionId(1),
+        0.0,
+        reach=PeerReach(Address("h", 1), True),
     )
 
 

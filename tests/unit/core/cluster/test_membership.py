@@ -8,19 +8,14 @@ import pytest
 from echo2d.core.base.ids import PeerId, RunId, SessionId
 from echo2d.core.cluster.events import CloseSession, PeerConnected, Send
 from echo2d.core.cluster.membership import (
-    ACKNOWLEDGED_MAX,
-    FAILURES_MAX,
-    FLIP_WINDOW_S,
-    FORGIVES,
     HEARTBEATS_MISSED_MAX,
     PEER_GONE_S,
     PEERS_MAX,
-    REST_S_MAX,
     SLOTS_MAX,
-    WORKER_REST_S,
     Joined,
     Membership,
 )
+from echo2d.core.cluster.peer import FLIP_WINDOW_S
 from echo2d.core.coordinator.events import CoordinatorAction
 from echo2d.core.protocol.builds import Build
 from echo2d.core.protocol.control_messages import Hello, Refused
@@ -151,11 +146,11 @@ def test_a_new_start_of_the_daemon_forgets_what_it_served() -> None:
     club = Club()
     joined, _ = club.hello(hello=replace(HELLO, serving=version_key(1)))
     assert joined is not None
-    assert list(joined.peer.acknowledged) == [version_key(1)]
+    assert list(joined.peer.engine.acknowledged) == [version_key(1)]
     joined, _ = club.hello(hello=replace(HELLO, boot_id="next"), now=9.0)
     assert joined is not None
     assert joined.renewed
-    assert (joined.peer.serving, list(joined.peer.acknowledged)) == (None, [])
+    assert (joined.peer.engine.serving, list(joined.peer.engine.acknowledged)) == (None, [])
 
 
 def test_one_seed_at_a_time() -> None:
@@ -192,46 +187,3 @@ def test_there_is_room_for_so_many_and_gone_ones_make_room() -> None:
     club.members.left(first)
     assert club.hello("late")[0] is not None
     assert club.members.get(PeerId("0")) is None
-
-
-def test_a_sample_left_alone_is_an_accident_and_many_are_not() -> None:
-    joined, _ = Club().hello()
-    assert joined is not None
-    joined.peer.rest(10.0)
-    assert not joined.peer.left_alone(1)
-    assert not joined.peer.left_alone(2)
-    assert joined.peer.left_alone(20)
-    for _ in range(round(FAILURES_MAX / FORGIVES)):
-        joined.peer.succeeded()
-    assert joined.peer.failures == 0.0
-
-
-def test_failures_mean_rest_and_successes_end_it() -> None:
-    joined, _ = Club().hello()
-    assert joined is not None
-    peer = joined.peer
-    peer.rest(10.0)
-    assert peer.rest_until == 10.0 + WORKER_REST_S
-    for _ in range(20):
-        peer.rest(10.0)
-    assert peer.rest_until == 10.0 + WORKER_REST_S  # all of one accident
-    for _ in range(20):
-        begins = peer.rest_until
-        peer.rest(begins)
-    assert peer.rest_until == begins + REST_S_MAX
-    peer.succeeded()
-    peer.rest(200.0 + begins)
-    assert peer.rest_until == 200.0 + begins + REST_S_MAX, "one result is no excuse"
-    for _ in range(round(FAILURES_MAX / FORGIVES)):
-        peer.succeeded()
-    begins += REST_S_MAX
-    peer.rest(200.0 + begins)
-    assert peer.rest_until == 200.0 + begins + WORKER_REST_S
-
-
-def test_acknowledged_versions_are_bounded() -> None:
-    joined, _ = Club().hello()
-    assert joined is not None
-    for version in range(2 * ACKNOWLEDGED_MAX):
-        joined.peer.serves(version_key(version))
-    assert len(joined.peer.acknowledged) == ACKNOWLEDGED_MAX

@@ -8,7 +8,8 @@ import pytest
 
 from echo2d.core.base.ids import PeerId, SessionId
 from echo2d.core.cluster.events import DialBack, DialBackEnded, Note, PeerConnected, Send
-from echo2d.core.cluster.membership import Membership, Peer
+from echo2d.core.cluster.membership import Membership
+from echo2d.core.cluster.peer import Peer
 from echo2d.core.cluster.reachability import (
     DIAL_BACK_EVERY_S,
     DIAL_BACK_S,
@@ -84,11 +85,11 @@ def plan_of(world: World, name: str) -> PlanEdges:
 def test_a_hello_is_dialled_back_at_once_and_an_answer_gives_an_address() -> None:
     club = Club()
     assert dialled(club.hello()) == [DialBack(SessionId(1), PeerId("a"), Address("h", 1), SECRET)]
-    assert (club.peer.reachable, club.address()) == (None, None)
+    assert (club.peer.reach.reachable, club.address()) == (None, None)
     actions = club.ended()
     assert told(actions) == [""]
     assert Note("dial_back", "box can be dialled") in actions
-    assert (club.peer.reachable, club.address()) == (True, Address("h", 1))
+    assert (club.peer.reach.reachable, club.address()) == (True, Address("h", 1))
 
 
 def test_who_does_not_answer_has_no_address_and_is_told_why() -> None:
@@ -97,7 +98,7 @@ def test_who_does_not_answer_has_no_address_and_is_told_why() -> None:
     actions = club.ended("h:1: no answer")
     assert told(actions) == ["h:1: no answer"]
     assert Note("dial_back", "box: h:1: no answer") in actions
-    assert (club.peer.reachable, club.address()) == (False, None)
+    assert (club.peer.reach.reachable, club.address()) == (False, None)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +108,7 @@ def test_without_an_address_or_a_secret_nothing_is_dialled(hello: Hello) -> None
     club = Club()
     actions = club.hello(hello)
     assert (dialled(actions), told(actions)) == ([], [NO_ADDRESS])
-    assert club.peer.reachable is False
+    assert club.peer.reach.reachable is False
     assert club.reachability.wake_at() is None
 
 
@@ -168,7 +169,7 @@ def test_what_is_known_stays_while_it_listens_where_it_did() -> None:
     club.hello(replace(ANSWERS, boot_id="next"), now=9.0)
     assert club.address() == Address("h", 1)
     club.hello(replace(ANSWERS, listen=Address("h", 2)), now=19.0)
-    assert (club.peer.reachable, club.address()) == (None, None)
+    assert (club.peer.reach.reachable, club.address()) == (None, None)
 
 
 def test_of_who_is_away_nothing_is_asked() -> None:

@@ -120,9 +120,9 @@ def test_nobody_stood_still_for_longer_than_since_the_version_before() -> None:
         next(peer for peer in world.state._members if peer.name == "a"),
     )
     statistics.measurements.holds(liar.peer, 4, 4, now=world.now)
-    assert liar.refitted_at is not None
+    assert liar.engine.refitted_at is not None
     world.state._publishing.came_s = lambda peer, *, now: now  # type: ignore[method-assign]
-    world.now, peer = liar.refitted_at + 7.0, world.peers["a"]
+    world.now, peer = liar.engine.refitted_at + 7.0, world.peers["a"]
     assert peer.ready is not None
     world.say(
         peer, RefitDone(peer.ready.version, peer.ready.digest, 0.1, memory_ok=True, held_s=1e9)
@@ -160,7 +160,7 @@ def test_computing_kv_caches_again_is_charged_and_does_not_make_a_worker_look_sl
             recompute_s=recompute_s,
         )  # fmt: skip
         world.say(peer, done)
-    before = next(peer.refitted_at for peer in world.state._members if peer.name == "b")
+    before = next(peer.engine.refitted_at for peer in world.state._members if peer.name == "b")
     assert before == world.now
     assert statistics.tokens_recomputed == 1400
     assert list(statistics.recompute_s)[-2:] == [3.0, pytest.approx(50.0, abs=10.0)]
@@ -293,7 +293,7 @@ def test_a_pause_that_nobody_can_have_made_is_none() -> None:
     liar = world.peers["b"]
     assert liar.serving is not None
     key, pauses = version_key(liar.serving.version - 1), world.state._statistics.measurements.pause
-    refitted_at = next(peer.refitted_at for peer in world.state._members if peer.name == "b")
+    refitted_at = next(peer.engine.refitted_at for peer in world.state._members if peer.name == "b")
     assert refitted_at is not None
     before = pauses.samples
     for _ in range(5):

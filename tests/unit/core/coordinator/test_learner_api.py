@@ -233,7 +233,7 @@ def test_leases_of_a_revoked_version_are_called_off_through_nobodys_fault() -> N
     assert {HeldLease(each.lease, each.attempt) for each in told} >= set(held)
     assert (worker.leases, world.state.status().groups.leases) == ({}, 0)
     assert {group.failures.total() for group in world.state._groups._groups} == {0}
-    assert {peer.failures for peer in world.state._members} == {0}
+    assert {peer.service.failures for peer in world.state._members} == {0}
 
 
 def test_other_bytes_of_the_first_version_revoke_those_of_before() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from echo2d.core.base.ids import Version
 from echo2d.core.cluster.events import Note, PeerDisconnected, Send
-from echo2d.core.cluster.membership import Peer
+from echo2d.core.cluster.peer import Peer
 from echo2d.core.coordinator.events import WorkerOrdered
 from echo2d.core.protocol.control_messages import (
     Goodbye,
@@ -67,9 +67,9 @@ class Sessions(KindOfWork[PendingSamples]):
         now: float,
     ) -> list[Send]:
         assert worker.session is not None
-        assert worker.serving is not None
+        assert worker.engine.serving is not None
         lease = self._scheduler.leases.start(
-            None, group_of(self.number, 0), worker.peer, worker.serving, samples, room=TOKENS_MAX, now=now
+            None, group_of(self.number, 0), worker.peer, worker.engine.serving, samples, room=TOKENS_MAX, now=now
         )  # fmt: skip
         self.waiting -= lease.samples
         self.leased[lease.key] = lease

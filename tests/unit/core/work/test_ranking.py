@@ -6,7 +6,7 @@ import pytest
 
 from echo2d.core.base.ids import Epoch, PeerId, PublishSeq, SessionId, Version
 from echo2d.core.cluster.events import VersionPublished
-from echo2d.core.cluster.membership import Peer
+from echo2d.core.cluster.peer import Peer, PeerEngine
 from echo2d.core.protocol.control_messages import VersionKey
 from echo2d.core.work.ranking import (
     FreeSlots,
@@ -28,7 +28,7 @@ SERVED = (None, *VERSIONS, version_key(9))  # the last one is revoked
 
 def worker(name: str, *, slots: int = 4, serving: VersionKey | None = None) -> Peer:
     return Peer(
-        PeerId(name), name, "worker", "boot", slots, None, SessionId(1), 0.0, serving=serving
+        PeerId(name), name, "worker", "boot", slots, SessionId(1), 0.0, engine=PeerEngine(serving)
     )
 
 
@@ -59,12 +59,12 @@ class Fleet:
         """As the rule says it: newest publish first, then the fastest, then most room."""
         ranked = []
         for peer in self.peers.values():
-            record = None if peer.serving is None else VERSIONS.get(peer.serving)
+            record = None if peer.engine.serving is None else VERSIONS.get(peer.engine.serving)
             if (
                 peer.alive
                 and record is not None
                 and record.version >= oldest
-                and self.now >= peer.rest_until
+                and self.now >= peer.service.rest_until
             ):
                 allowed, rank = self.bounds[peer.peer]
                 slots = min(peer.slots, allowed)
@@ -99,7 +99,7 @@ def test_who_rests_is_ranked_again_in_time() -> None:
     fleet = Fleet()
     peer = worker("a", serving=version_key(0))
     fleet.put(peer)
-    peer.rest(fleet.now, at_least_s=8.0)
+    peer.service.rest(fleet.now, at_least_s=8.0)
     fleet.put(peer)
     assert (list(fleet.choose(0)), fleet.ranking.wake_at()) == ([], 8.0)
     fleet.now = 8.0
@@ -113,10 +113,10 @@ def test_it_agrees_with_sorting_all_workers() -> None:
         fleet.now += rng.choice((0.0, 0.3, 1.1))
         name = f"w{rng.randrange(9)}"
         peer = fleet.peers.get(PeerId(name)) or worker(name)
-        peer.slots, peer.serving = rng.randrange(5), rng.choice(SERVED)
+        peer.slots, peer.engine.serving = rng.randrange(5), rng.choice(SERVED)
         peer.state = rng.choice(("joined", "joined", "suspected"))
         if rng.random() < 0.2:
-            peer.rest(fleet.now)
+            peer.service.rest(fleet.now)
         fleet.put(peer, rng.randrange(6), allowed=rng.randrange(6), rank=rng.randrange(-1, 2))
         oldest, samples = rng.randrange(3), range(rng.randrange(1, 12))
         choice, rooms = fleet.choose(oldest), fleet.sorted_rooms(oldest)

@@ -7,7 +7,8 @@ import pytest
 
 from echo2d.core.base.ids import Epoch, PeerId, PublishSeq, SessionId, Version
 from echo2d.core.cluster.events import PeerConnected, Send, VersionPublished
-from echo2d.core.cluster.membership import Membership, Peer
+from echo2d.core.cluster.membership import Membership
+from echo2d.core.cluster.peer import Peer
 from echo2d.core.cluster.statistics import Statistics
 from echo2d.core.cluster.versions import PublishedVersions
 from echo2d.core.protocol.control_messages import (
@@ -50,10 +51,10 @@ class Queue(KindOfWork[PendingSamples]):
     def grant(
         self, pending: PendingSamples, worker: Peer, samples: Sequence[int], *, now: float
     ) -> list[Send]:
-        assert worker.serving is not None
+        assert worker.engine.serving is not None
         group = group_of(self.number, 0)
         self.scheduler.leases.start(
-            None, group, worker.peer, worker.serving, samples, room=self._room, now=now
+            None, group, worker.peer, worker.engine.serving, samples, room=self._room, now=now
         )
         self.granted.append((worker.name, tuple(samples)))
         if pending in self.waiting:
@@ -108,7 +109,7 @@ class Fleet:
     def serve(self, name: str, version: int) -> None:
         peer = self.members.get(PeerId(name))
         assert peer is not None
-        peer.serves(version_key(version))
+        peer.engine.serves(version_key(version))
         self.members.changed.add(peer.peer)
 
     def fill(self) -> None:
@@ -218,7 +219,7 @@ def test_what_a_fast_worker_leaves_alone_goes_on_elsewhere(again: bool) -> None:
     fleet = Timed(run, a=2, b=2)
     peer = fleet.members.get(PeerId("a"))
     assert peer is not None
-    peer.failures = 2.0 * again
+    peer.service.failures = 2.0 * again
     fleet.play(4.0, a=20, b=20)
     fleet.scheduler.deliveries.wrote(PeerId("a"), 0, answer=40)
     alone = fleet.alone = next(lease.key for lease in fleet.scheduler.leases if lease.worker == "a")
@@ -227,7 +228,7 @@ def test_what_a_fast_worker_leaves_alone_goes_on_elsewhere(again: bool) -> None:
     fleet.play(2 * PROGRESS_S, a=20, b=20)
     assert run.lost_by == [("a", "late")]
     assert fleet.scheduler.leases.get(alone) is None
-    assert peer.rest_until >= fleet.now - PROGRESS_S + TRIAL_S
+    assert peer.service.rest_until >= fleet.now - PROGRESS_S + TRIAL_S
     assert (fleet.scheduler.deliveries.bounds(PeerId("a")) == (1, RANK_SLOW)) == again
 
 
@@ -237,7 +238,7 @@ def test_a_refit_of_usual_length_is_no_standing_still() -> None:
     for name in ("a", "b"):
         peer = fleet.members.get(PeerId(name))
         assert peer is not None
-        peer.refit_pause_s = 2 * TRIAL_S
+        peer.engine.refit_pause_s = 2 * TRIAL_S
         fleet.statistics.paused(2 * TRIAL_S)
     fleet.play(4.0, a=20, b=20)
     fleet.alone = next(lease.key for lease in fleet.scheduler.leases if lease.worker == "a")

@@ -7,7 +7,7 @@ from echo2d.core.base.ids import Epoch, PeerId, PublishSeq, SessionId
 from echo2d.core.broadcast.catch_up_policy import CatchUpPolicy, DeltaRoute, choose_base
 from echo2d.core.broadcast.transmission import Transmission
 from echo2d.core.cluster.events import VersionPublished
-from echo2d.core.cluster.membership import Peer
+from echo2d.core.cluster.peer import Peer
 from echo2d.core.cluster.versions import PublishedVersions, key_of
 from echo2d.core.weights.kept_deltas import KeptDelta, shortest_chain
 from tests.support.coordinator_world import RULES, version_key
@@ -26,7 +26,7 @@ steps = st.lists(
 
 
 def a_worker(number: int) -> Peer:
-    return Peer(PeerId(f"p{number}"), "p", "worker", "b", 1, None, SessionId(number), 0.0)
+    return Peer(PeerId(f"p{number}"), "p", "worker", "b", 1, SessionId(number), 0.0)
 
 
 class Play:
@@ -35,10 +35,7 @@ class Play:
     def __init__(self) -> None:
         self.versions = PublishedVersions([], PublishSeq(0))
         self.catch_ups = CatchUpPolicy(self.versions, self.begin)
-        self.peers = [
-            Peer(PeerId(f"p{number}"), "p", "worker", "b", 1, None, SessionId(number), 0.0)
-            for number in range(PEERS)
-        ]
+        self.peers = [a_worker(number) for number in range(PEERS)]
         self.records: list[VersionPublished] = []
         self.main: Transmission | None = None
         self.publish()
@@ -64,7 +61,10 @@ class Play:
         self.records.append(record)
         older = [each for each in self.versions.copies() if each is not record]
         base = choose_base(older, self.peers)
-        assert base is None or 2 * sum(peer.stands == key_of(base) for peer in self.peers) >= PEERS
+        assert (
+            base is None
+            or 2 * sum(peer.engine.stands == key_of(base) for peer in self.peers) >= PEERS
+        )
         self.main = self.begin(record, DeltaRoute(100, base))
         if base is not None:
             self.catch_ups.deltas = (
@@ -94,13 +94,13 @@ class Play:
             self.catch_ups.lost(peer.peer)
             return
         elif what == "lack":
-            peer.stands = None
+            peer.engine.stands = None
         elif what == "stand":
-            peer.stands = key_of(self.records[number % len(self.records)])
+            peer.engine.stands = key_of(self.records[number % len(self.records)])
         else:
             taken = self.catch_ups.takes(peer.peer) or self.main
             assert taken is not None
-            peer.stands = key_of(taken.record)
+            peer.engine.stands = key_of(taken.record)
         self.catch_ups.assign(peer, self.main)
 
     def check(self) -> None:
@@ -121,10 +121,12 @@ def test_every_peer_has_a_form_that_it_can_use_or_waits(played: list[Step]) -> N
         peer = play.peers[which]
         if what not in ("leave", "give up", "end", "publish"):
             taken = play.catch_ups.takes(peer.peer)
-            usable = taken is not None and (taken.base is None or peer.stands == key_of(taken.base))
+            usable = taken is not None and (
+                taken.base is None or peer.engine.stands == key_of(taken.base)
+            )
             assert (
                 usable
                 or play.catch_ups.is_settled(peer, play.main)
                 or peer.peer in play.catch_ups.waiting()
             )
-            assert taken is None or peer.stands != key_of(taken.record), "it has that"
+            assert taken is None or peer.engine.stands != key_of(taken.record), "it has that"

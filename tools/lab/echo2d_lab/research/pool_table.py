@@ -172,7 +172,7 @@ class ConstantPool(FleetWorld):
             self.measurements.settle(period_s, said, now=now)
             self._settle_at = now + period_s
         here = [each for each in self.boxes.values() if each.here and not each.leaving]
-        here = [each for each in here if each.peer.serving is not None]
+        here = [each for each in here if each.peer.engine.serving is not None]
         here.sort(key=lambda each: (each.price.usd_per_h / each.expected, each.name))
         mu, wanted = 0.0, set()
         for box in here:
@@ -182,7 +182,7 @@ class ConstantPool(FleetWorld):
         more = False
         for box in self.boxes.values():
             active = box.name in wanted
-            if box.peer.active != active:
+            if box.peer.service.active != active:
                 more = more or active
                 self._set_active(box, active=active)
         if more:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from echo2d.core.base.ids import GroupId, LeaseId
 from echo2d.core.cluster.events import Note, Persist
-from echo2d.core.cluster.membership import REST_S_MAX
+from echo2d.core.cluster.peer import REST_S_MAX
 from echo2d.core.cluster.quarantine import MISREPORTS_MAX, MISREPORTS_S, QUARANTINE_S
 from echo2d.core.protocol.control_messages import (
     Heartbeat,

@@ -9,7 +9,7 @@ import pytest
 
 from echo2d.core.base.ids import LeaseId
 from echo2d.core.cluster.events import PeerDisconnected
-from echo2d.core.cluster.membership import FLIPS_MAX
+from echo2d.core.cluster.peer import FLIPS_MAX
 from echo2d.core.protocol.control_messages import (
     Heartbeat,
     HeldLease,

@@ -1,0 +1,188 @@
+"""What the coordinator knows of one peer: who it is, what its engines do, how it is reached, whether it may work.
+
+part       what                                 who writes it
+(itself)   who it is, and its session           `membership`, from hellos and silences
+engine     the versions that it serves          its refits and heartbeats
+reach      addresses and uplinks                `reachability`, `topology/uplink_rates`, `quarantine`
+service    whether leases go to it              activation, the operator, the audit, and what became of its leases
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Literal
+
+from echo2d.core.base.bounded_dict import keep_newest
+from echo2d.core.base.ids import FormId, PeerId, SessionId
+from echo2d.core.protocol.builds import OURS, Build
+from echo2d.core.protocol.control_messages import Address, PeerKind, RefitDone, VersionKey
+
+# Versions of which a worker may still be sending tokens; in practice two or three.
+ACKNOWLEDGED_MAX = 64
+# So many changes of session of one peer id within FLIP_WINDOW_S are two daemons with one key.
+FLIPS_MAX = 3
+FLIP_WINDOW_S = 60.0
+# A worker that failed a lease gets no other one for WORKER_REST_S, doubling with each failure in a row.
+WORKER_REST_S = 1.0
+# So much of a failure does an accepted result make up for.
+FORGIVES = 1 / 32
+REST_S_MAX = 30.0
+FAILURES_MAX = 6.0  # after so many a rest is REST_S_MAX
+
+PeerState = Literal["joined", "suspected", "gone"]
+
+
+@dataclass(slots=True)
+class PeerEngine:
+    """What the engines of a worker serve, and what they have done."""
+
+    # The version that they serve; None: none.
+    serving: VersionKey | None = None
+    # The versions that they have served since the daemon started, in the order of arrival (a set).
+    acknowledged: dict[VersionKey, None] = field(default_factory=dict)
+    # The verified version in the current slot, which deltas can build on.
+    stands: VersionKey | None = None
+    # Encodings of which it holds frames.
+    forms: frozenset[FormId] = frozenset()
+    # Samples in its engines, as its last heartbeat said.
+    running: int = 0
+    # Accepted results.
+    accepted: int = 0
+    # Of its last refit, as `RefitDone` says.
+    refit_pause_s: float | None = None
+    recomputed_tokens: int | None = None
+    recompute_s: float | None = None
+    memory_ok: bool | None = None
+    # When that was, in monotonic seconds.
+    refitted_at: float | None = None
+    # What new versions may take on its disk, as its last heartbeat said.
+    disk_free: int | None = None
+
+    def serves(self, key: VersionKey | None) -> None:
+        """They serve this version now; None: nothing."""
+        self.serving = key
+        if key is not None:
+            self.acknowledged[key] = None
+            keep_newest(self.acknowledged, ACKNOWLEDGED_MAX)
+
+    def refitted(self, done: RefitDone) -> None:
+        self.serves(VersionKey(done.version, done.digest))
+        self.refit_pause_s, self.memory_ok = done.pause_s, done.memory_ok
+        self.recomputed_tokens, self.recompute_s = done.recomputed_tokens, done.recompute_s
+
+
+@dataclass(slots=True)
+class PeerReach:
+    """How other peers reach it, and how fast it sends to them."""
+
+    # Where it says it can be dialled.
+    listen: Address | None = None
+    # Whether it can be; None: not known yet.
+    reachable: bool | None = None
+    # With this it proves that it was dialled.
+    dial_back_secret: bytes = b""
+    # When it is dialled next; None: it is being dialled, or there is nothing to dial.
+    dial_back_at: float | None = None
+    # When it was dialled last.
+    dialled_back_at: float | None = None
+    # Bytes/s to plan with, as it and its receivers measured it.
+    uplink: float | None = None
+    # Bytes/s that it sends at most, as it says.
+    uplink_limit: int | None = None
+    # It passes nothing on, as it says.
+    receive_only: bool = False
+    # It passed on bad frames, so it only receives.
+    quarantined: bool = False
+
+
+@dataclass(slots=True)
+class PeerService:
+    """Whether leases go to it, and why not."""
+
+    # Activation has chosen it. A worker on standby only receives and passes on.
+    active: bool = True
+    # It announced that it will be taken away.
+    leaving: bool = False
+    # An operator has taken it out of service.
+    cordoned: bool = False
+    # It is to end once it holds nothing.
+    draining: bool = False
+    # Reports that no honest program sends; above 0, it does no work.
+    misreports: int = 0
+    # The audit does not know yet what honest answers look like.
+    held_back: bool = False
+    # Of its slots, so many may be leased before its answers are audited; None: all.
+    slots_allowed: int | None = None
+    # Leases failed, less FORGIVES for each accepted result.
+    failures: float = 0.0
+    # Until then it gets no leases, in monotonic seconds.
+    rest_until: float = 0.0
+
+    @property
+    def retiring(self) -> bool:
+        """It gets no more leases, and others are activated for it."""
+        return self.leaving or self.cordoned or self.misreports > 0
+
+    def rest(self, now: float, *, at_least_s: float = 0.0) -> None:
+        """It failed a lease and gets no others for a while.
+
+        Leases that fail while it rests are not counted again: they have the same cause.
+        """
+        self.failures = min(FAILURES_MAX, self.failures + (now >= self.rest_until))
+        rest_s = min(REST_S_MAX, WORKER_REST_S * 2.0 ** max(0.0, self.failures - 1.0))
+        self.rest_until = max(self.rest_until, now + max(at_least_s, rest_s))
+
+    def left_alone(self, samples: int) -> bool:
+        """It rests, because it left so many samples alone: all count but one, which did. Whether it is no accident."""
+        self.failures = min(FAILURES_MAX, self.failures + samples - 1)
+        return self.failures > 2.0
+
+
+@dataclass(slots=True)
+class Peer:
+    """See the module docstring."""
+
+    peer: PeerId
+    # As it calls itself.
+    name: str
+    kind: PeerKind
+    # Another one: its daemon has started anew.
+    boot_id: str
+    # Samples that its engines run at once; 0 for a peer without engines.
+    slots: int
+    # None: it has none now.
+    session: SessionId | None
+    # When a message came last, in monotonic seconds.
+    heard_at: float
+    state: PeerState = "joined"
+    # The name of its access token.
+    token: str = ""
+    # The operator trusts its answers.
+    trusted: bool = False
+    # Its engine can score answers of others.
+    scores: bool = False
+    # As its hello says; empty: not quantized.
+    quantization: str = ""
+    # Of its program.
+    build: Build = OURS
+    # As its owner says.
+    usd_per_h: float | None = None
+    # When its session changed, in monotonic seconds.
+    flips: deque[float] = field(default_factory=lambda: deque(maxlen=FLIPS_MAX))
+    engine: PeerEngine = field(default_factory=PeerEngine)
+    reach: PeerReach = field(default_factory=PeerReach)
+    service: PeerService = field(default_factory=PeerService)
+
+    @property
+    def alive(self) -> bool:
+        """It has a session, and was heard lately."""
+        return self.state == "joined" and self.session is not None
+
+    @property
+    def address(self) -> Address | None:
+        """Where other peers are told to dial it. The seed is trusted to listen where it says."""
+        return self.reach.listen if self.reach.reachable or self.kind == "seed" else None
+
+    def succeeded(self) -> None:
+        """One of its results was accepted."""
+        self.engine.accepted += 1
+        self.service.failures = max(0.0, self.service.failures - FORGIVES)

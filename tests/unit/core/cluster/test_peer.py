@@ -1,0 +1,55 @@
+"""What a peer's failures and results do to it, and how many versions it may have served."""
+
+from echo2d.core.base.ids import PeerId
+from echo2d.core.cluster.peer import (
+    ACKNOWLEDGED_MAX,
+    FAILURES_MAX,
+    FORGIVES,
+    REST_S_MAX,
+    WORKER_REST_S,
+    Peer,
+)
+from tests.support.coordinator_world import version_key
+
+
+def a_worker() -> Peer:
+    return Peer(PeerId("a"), "a", "worker", "boot", 4, None, 0.0)
+
+
+def test_a_sample_left_alone_is_an_accident_and_many_are_not() -> None:
+    peer = a_worker()
+    peer.service.rest(10.0)
+    assert not peer.service.left_alone(1)
+    assert not peer.service.left_alone(2)
+    assert peer.service.left_alone(20)
+    for _ in range(round(FAILURES_MAX / FORGIVES)):
+        peer.succeeded()
+    assert peer.service.failures == 0.0
+
+
+def test_failures_mean_rest_and_successes_end_it() -> None:
+    peer = a_worker()
+    peer.service.rest(10.0)
+    assert peer.service.rest_until == 10.0 + WORKER_REST_S
+    for _ in range(20):
+        peer.service.rest(10.0)
+    assert peer.service.rest_until == 10.0 + WORKER_REST_S  # all of one accident
+    for _ in range(20):
+        begins = peer.service.rest_until
+        peer.service.rest(begins)
+    assert peer.service.rest_until == begins + REST_S_MAX
+    peer.succeeded()
+    peer.service.rest(200.0 + begins)
+    assert peer.service.rest_until == 200.0 + begins + REST_S_MAX, "one result is no excuse"
+    for _ in range(round(FAILURES_MAX / FORGIVES)):
+        peer.succeeded()
+    begins += REST_S_MAX
+    peer.service.rest(200.0 + begins)
+    assert peer.service.rest_until == 200.0 + begins + WORKER_REST_S
+
+
+def test_acknowledged_versions_are_bounded() -> None:
+    peer = a_worker()
+    for version in range(2 * ACKNOWLEDGED_MAX):
+        peer.engine.serves(version_key(version))
+    assert len(peer.engine.acknowledged) == ACKNOWLEDGED_MAX
