@@ -77,7 +77,7 @@ def trained() -> World:
     for number in range(ALERT_FAILURES):
         watch.failed("", (GroupId(number), 0), number, PeerId("a"), "crashed", now=world.now)
     statistics.refused_results["bad"] += 1
-    statistics.seed_sent(3, 1.25)
+    statistics.sent.seed_sent(3, 1.25)
     for _ in range(2):
         statistics.measurements.still.add(0.5)
         statistics.measurements.t_bcast.add(1.0)

@@ -385,14 +385,14 @@ class Publishing:
             return []
         more = max(0, message.sent_bytes - transmission.seed_sent_bytes)
         transmission.seed_sent_bytes += more
-        self._statistics.seed_sent_more(more)
+        self._statistics.sent.seed_bytes += more
         if (
             transmission is self.spreading
             and transmission.totals is not None
             and transmission.totals.wire_bytes
         ):
             copies = transmission.seed_sent_bytes / transmission.totals.wire_bytes
-            self._statistics.seed_sent(transmission.record.version, copies)
+            self._statistics.sent.seed_sent(transmission.record.version, copies)
         return []
 
     def edge_broken(self, peer: Peer, message: EdgeBroken) -> list[BroadcastAction]:

@@ -6,25 +6,20 @@
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from echo2d.core.base.bounded_dict import keep_newest
 from echo2d.core.base.ids import GroupId, PeerId
 from echo2d.core.capacity.measurements import Measurements
 from echo2d.core.cluster.earned import Earned
 from echo2d.core.cluster.events import Note
+from echo2d.core.cluster.learner_time import RECENT_MAX, LearnerTime
+from echo2d.core.cluster.sent_versions import SentVersions
 from echo2d.core.cluster.step_history import RunTotals, StepHistory
 from echo2d.core.cluster.worker_quality import WorkerQualities
 from echo2d.core.protocol.trajectory import StepFigures, StoredGroup, TrajectoryRecord
 
-# Measurements kept of each kind: more steps than any p95 here needs.
-RECENT_MAX = 256
 # The newest different faults; older ones are in the log.
 FAULTS_SHOWN_MAX = 32
-# Versions whose bytes and seed_copies are kept.
-VERSIONS_MEASURED_MAX = 64
-# The pace of a run is that of so many steps.
-PACE_STEPS = 16
 # One line for a person.
 FAULT_CHARS_MAX = 300
 
@@ -42,32 +37,12 @@ class FaultSeen:
     times: int
 
 
-class _Step(NamedTuple):
-    """Seconds of one train step; see `Statistics`."""
-
-    trained_s: float
-    waited_s: float
-    starved_s: float
-    unscored_s: float
-
-
 def _is_flat(group: StoredGroup) -> bool:
     return len({each.reward for each in group.record.trajectories}) <= 1
 
 
 class Statistics:
-    """Counters and the newest measurements, in seconds and bytes.
-
-    now: the time of the event that is being handled. measurements: what decisions are made from.
-    faults: by kind and text, the newest last. staleness: trained trajectories by their staleness.
-    learner_train_s, learner_wait_s: sums over all steps but the first of each session, which began
-    at no commit. starved_s: the time for which the learner waited for a batch. unscored_s: the part
-    of it in which only rewards were missing. version_bytes: by version, on the wire and in full.
-    tool_s: by task, how long its environment took for a step.
-    dropped_answers, dropped_tokens: by the reason why they, or their groups, were dropped.
-    flat_groups: of each step in `batch_rewards`, the share of groups whose rewards were all the same.
-    trained, dropped: trajectories of the run before this start. earned: of the run, by worker.
-    """
+    """Counters and the newest measurements, in seconds and bytes, since the coordinator started."""
 
     def __init__(
         self,
@@ -78,49 +53,50 @@ class Statistics:
         dropped: int = 0,
         earned: Earned | None = None,
     ) -> None:
+        """trained, dropped: trajectories of the run before this start. earned: of the run, by worker."""
+        # The time of the event that is being handled.
         self.now = now
         self._trained_before, self._dropped_before = trained, dropped
+        # What decisions are made from.
         self.measurements = measurements or Measurements(1)
         self.earned = earned or Earned()
-        self.learner_train_s = self.learner_wait_s = 0.0
-        self.starved_s = self.unscored_s = 0.0
-        self._steps: deque[_Step] = deque(maxlen=RECENT_MAX)
-        self._at_commit = (0.0, 0.0)  # starved_s, unscored_s
-        self._starves_since: float | None = None
-        self._lacks_rewards = False
-        self._committed_at: float | None = None
+        # How the learner spends its time, and what versions weigh.
+        self.learner, self.sent = LearnerTime(), SentVersions()
+        # What workers' answers were worth, by worker.
+        self.qualities = WorkerQualities()
+        # For the curves of the run.
+        self.step_history = StepHistory()
+        # Newest durations: of train steps; until the last worker had verified a version, and served it; of refits,
+        # and of KV caches computed again; for which workers stood still for a version.
         self.t_train_s: deque[float] = deque(maxlen=RECENT_MAX)
         self.t_verify_s: deque[float] = deque(maxlen=RECENT_MAX)
         self.t_bcast_s: deque[float] = deque(maxlen=RECENT_MAX)
         self.refit_pause_s: deque[float] = deque(maxlen=RECENT_MAX)
         self.recompute_s: deque[float] = deque(maxlen=RECENT_MAX)
         self.still_s: deque[float] = deque(maxlen=RECENT_MAX)
+        # By task, how long its environment took for a step.
         self.tool_s: dict[str, deque[float]] = {}
-        self.qualities = WorkerQualities()
+        # Step and mean reward; of these steps, the share of groups whose rewards were all the same.
         self.batch_rewards: deque[tuple[int, float]] = deque(maxlen=RECENT_MAX)
         self.flat_groups: deque[float] = deque(maxlen=RECENT_MAX)
+        # By kind and text, the newest last; and how many there were of each kind.
         self.faults: dict[tuple[str, str], FaultSeen] = {}
         self.fault_counts: Counter[str] = Counter()
+        # Trained trajectories by their staleness.
         self.staleness: Counter[int] = Counter()
+        # By the reason why they, or their groups, were dropped.
         self.dropped_groups: Counter[str] = Counter()
         self.dropped_answers: Counter[str] = Counter()
         self.dropped_tokens: Counter[str] = Counter()
+        # Results, by the reason why they were refused.
         self.refused_results: Counter[str] = Counter()
-        self.seed_copies: dict[int, float] = {}
-        self.seed_sent_bytes = 0
-        self.trajectories_trained = 0
-        self.trajectories_dropped = 0
-        self.tokens_trained = 0
-        self.tokens_accepted = 0
-        self.partials_handed_over = 0
-        self.tokens_handed_over = 0
+        self.trajectories_trained = self.trajectories_dropped = 0
+        self.tokens_trained = self.tokens_accepted = 0
+        # Unfinished samples that went on at another worker.
+        self.partials_handed_over = self.tokens_handed_over = 0
+        # Tokens whose KV caches refits dropped.
         self.tokens_recomputed = 0
-        self.versions_published = 0
-        self.broadcasts = 0
-        self.step_history = StepHistory()
-        self.wire_bytes = 0
-        self.full_bytes = 0
-        self.version_bytes: dict[int, tuple[int, int]] = {}
+        self.versions_published = self.broadcasts = 0
 
     def fault(self, kind: str, text: str, group: GroupId | None = None) -> Note:
         """Count a fault and keep it among the newest ones. group: the group that it harms."""
@@ -155,7 +131,8 @@ class Statistics:
         self.t_train_s.append(t_train_s)
         self.measurements.discards.add(len(trajectories), 0)
         if t_train_s > 0:
-            self._stepped(t_train_s)
+            self.measurements.t_train.add(t_train_s)
+            self.learner.trained(t_train_s, now=self.now)
         self.trajectories_trained += len(trajectories)
         self.tokens_trained += sum(trajectory.written for trajectory in trajectories)
         self.staleness.update(step - 1 - trajectory.version_min for trajectory in trajectories)
@@ -178,80 +155,10 @@ class Statistics:
             self.qualities.trained(workers)
             self.earned.trained(workers)
 
-    def _stepped(self, t_train_s: float) -> None:
-        self.measurements.t_train.add(t_train_s)
-        if self._committed_at is not None:
-            wait_s = max(0.0, self.now - self._committed_at - t_train_s)
-            self.learner_train_s += t_train_s
-            self.learner_wait_s += wait_s
-            self._steps.append(_Step(t_train_s, wait_s, *self._since_commit()))
-        self._committed_at, self._at_commit = self.now, (self.starved_s, self.unscored_s)
-
     def session_opened(self) -> None:
         """A session has begun: the time before does not count as waiting."""
-        self._committed_at = None
+        self.learner.session_opened()
         self.step_history.session_opened()
-
-    def learner_waits(self, *, waits: bool, lacks_rewards: bool = False) -> None:
-        """From now on the learner waits for its next batch, or not.
-
-        lacks_rewards: the batch lacks nothing else.
-        """
-        self._starve()
-        self._starves_since, self._lacks_rewards = self.now if waits else None, lacks_rewards
-
-    @property
-    def waited_for_rollouts_s(self) -> float:
-        """For how long the learner has waited for a batch that lacked more than rewards."""
-        self._starve()
-        return self.starved_s - self.unscored_s
-
-    def _starve(self) -> None:
-        """Count the waiting time up to now."""
-        if self._starves_since is not None:
-            seconds, self._starves_since = self.now - self._starves_since, self.now
-            self.starved_s += seconds
-            self.unscored_s += seconds * self._lacks_rewards
-
-    def _since_commit(self) -> tuple[float, float]:
-        return self.starved_s - self._at_commit[0], self.unscored_s - self._at_commit[1]
-
-    @property
-    def bubble_ratio(self) -> float | None:
-        """The share of the learner's time without training; None before the second step."""
-        trained_s, waited_s, _, _ = self._newest(RECENT_MAX)
-        return waited_s / (trained_s + waited_s) if trained_s else None
-
-    @property
-    def step_s(self) -> float | None:
-        """Seconds from one commit to the next, mean of the newest steps; None before the second."""
-        newest = list(self._steps)[-PACE_STEPS:]
-        seconds = sum(each.trained_s + each.waited_s for each in newest)
-        return seconds / len(newest) if newest else None
-
-    def bubble(self, steps: int) -> float | None:
-        """The share of the learner's time that it waited for data, in the last steps and since.
-
-        None before the second step.
-        """
-        trained_s, waited_s, starved_s, _ = self._newest(steps)
-        if not trained_s or self._committed_at is None:
-            return None
-        self._starve()
-        now_s, _ = self._since_commit()
-        return (starved_s + now_s) / (trained_s + waited_s + now_s)
-
-    def unscored_share(self, steps: int) -> float:
-        """The share of the waiting time of `bubble` in which only rewards were missing."""
-        self._starve()
-        now_s, unscored_now_s = self._since_commit()
-        _, _, starved_s, unscored_s = self._newest(steps)
-        starved_s += now_s
-        return (unscored_s + unscored_now_s) / starved_s if starved_s else 0.0
-
-    def _newest(self, steps: int) -> _Step:
-        newest = list(self._steps)[-steps:]
-        return _Step(*(sum(each[place] for each in newest) for place in range(4)))
 
     def broadcast(
         self,
@@ -317,24 +224,10 @@ class Statistics:
         tokens = {"trained": self.tokens_trained, **self.dropped_tokens}
         return {kind: tokens[kind] / count for kind, count in counts.items() if count}
 
-    def seed_sent_more(self, sent_bytes: int) -> None:
-        """The seed has sent so many more bytes, of any form."""
-        self.seed_sent_bytes += sent_bytes
-
-    def seed_sent(self, version: int, copies: float) -> None:
-        """The seed has sent this many copies of the version's wire bytes."""
-        self.seed_copies.pop(version, None)
-        self.seed_copies[version] = copies
-        keep_newest(self.seed_copies, VERSIONS_MEASURED_MAX)
-
     def encoded(self, version: int, wire_bytes: int, full_bytes: int) -> None:
         """The spreading form of a version is whole at the seed."""
         self.measurements.wire_bytes.add(float(wire_bytes))
-        self.wire_bytes += wire_bytes
-        self.full_bytes += full_bytes
-        self.version_bytes.pop(version, None)
-        self.version_bytes[version] = wire_bytes, full_bytes
-        keep_newest(self.version_bytes, VERSIONS_MEASURED_MAX)
+        self.sent.encoded(version, wire_bytes, full_bytes)
 
     def dissemination_bound(self, staleness_max: int) -> bool:
         """Whether even kappa = S + 1 train steps are shorter than a broadcast."""
@@ -348,6 +241,6 @@ class Statistics:
 
     def check(self) -> None:
         self.step_history.check()
-        assert max(len(self.seed_copies), len(self.version_bytes)) <= VERSIONS_MEASURED_MAX
+        self.sent.check()
         assert len(self.faults) <= FAULTS_SHOWN_MAX
         assert sum(self.staleness.values()) == self.trajectories_trained

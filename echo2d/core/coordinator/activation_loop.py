@@ -159,14 +159,14 @@ class ActivationLoop:
         active = {each.peer for each in self._here() if each.service.active}
         balance = capacity_planner.balance(offers, active, kappa)
         standby = sum(offer.name not in active for offer in offers)
-        bubble = self.statistics.bubble(BUBBLE_STEPS)
+        bubble = self.statistics.learner.bubble(BUBBLE_STEPS, now=self.statistics.now)
         situation = Situation(
             bubble,
             demand,
             balance.mu_pool,
             len(offers) - standby,
             standby,
-            self.statistics.unscored_share(BUBBLE_STEPS),
+            self.statistics.learner.unscored_share(BUBBLE_STEPS, now=self.statistics.now),
             self.groups.unscored,
             self.calls.missing,
             balance.verdict,
@@ -287,7 +287,7 @@ class ActivationLoop:
 
     def _decide(self, candidates: list[Candidate], now: float) -> list[CoordinatorAction]:
         capacity_planner = self._capacity_planner
-        waited_s = self.statistics.waited_for_rollouts_s
+        waited_s = self.statistics.learner.waited_for_rollouts_s(now=self.statistics.now)
         decision = capacity_planner.review(candidates, self.calls.publish_every, waited_s, now=now)
         taken = capacity_planner.activation.active
         for peer in self.members:

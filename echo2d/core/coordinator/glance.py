@@ -89,7 +89,7 @@ def make_glance(
         tokens_accepted=statistics.tokens_accepted,
         trajectories_trained=statistics.trajectories_trained,
         trajectories_dropped=statistics.trajectories_dropped,
-        bubble_ratio=statistics.bubble_ratio,
+        bubble_ratio=statistics.learner.bubble_ratio,
         spread=None if spreading is None else _spread(spreading),
     )
 

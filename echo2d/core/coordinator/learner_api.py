@@ -112,7 +112,7 @@ class LearnerCalls:
     def learner(self, now: float) -> LearnerStatus:
         """The learner that has the run."""
         since = self._began_at if self._heard_at is None else self._heard_at
-        steps, step_s = self._steps or None, self._statistics.step_s
+        steps, step_s = self._steps or None, self._statistics.learner.step_s
         left = None if steps is None else max(0, steps - self._staleness.committed)
         return LearnerStatus(
             name=self._learner,
@@ -383,7 +383,9 @@ class LearnerCalls:
         lacks_rewards = (
             waits and self._groups.unscored > 0 and self._groups.lack_only_rewards(self.missing)
         )
-        self._statistics.learner_waits(waits=waits, lacks_rewards=lacks_rewards)
+        self._statistics.learner.waits(
+            waits=waits, lacks_rewards=lacks_rewards, now=self._statistics.now
+        )
         return actions
 
     # --- inside

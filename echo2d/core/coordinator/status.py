@@ -127,9 +127,9 @@ def make_status(
         audit=None if audits is None else _audit(audits, members),
         tasks=_tasks(rules, groups, statistics),
         evaluations=tuple(_evaluation(evaluations, each.name) for each in rules.evals),
-        bubble_ratio=statistics.bubble_ratio,
-        learner_train_s=statistics.learner_train_s,
-        learner_wait_s=statistics.learner_wait_s,
+        bubble_ratio=statistics.learner.bubble_ratio,
+        learner_train_s=statistics.learner.trained_s,
+        learner_wait_s=statistics.learner.waited_s,
         versions_published=statistics.versions_published,
         staleness=dict(sorted(statistics.staleness.items())),
         trajectories=TrajectoryCounts(
@@ -152,20 +152,20 @@ def make_status(
         refit_pause_s=tuple(statistics.refit_pause_s),
         recompute_s=tuple(statistics.recompute_s),
         still_s=tuple(statistics.still_s),
-        seed_copies=dict(statistics.seed_copies),
+        seed_copies=dict(statistics.sent.seed_copies),
         seed_usd_per_gb_up=rules.seed_usd_per_gb_up,
         seed_usd={
-            version: usd_per_byte * copies * statistics.version_bytes[version][0]
-            for version, copies in statistics.seed_copies.items()
-            if version in statistics.version_bytes
+            version: usd_per_byte * copies * statistics.sent.by_version[version][0]
+            for version, copies in statistics.sent.seed_copies.items()
+            if version in statistics.sent.by_version
         },
-        seed_sent_bytes=statistics.seed_sent_bytes,
-        seed_usd_total=usd_per_byte * statistics.seed_sent_bytes,
-        wire_bytes=statistics.wire_bytes,
-        full_bytes=statistics.full_bytes,
+        seed_sent_bytes=statistics.sent.seed_bytes,
+        seed_usd_total=usd_per_byte * statistics.sent.seed_bytes,
+        wire_bytes=statistics.sent.wire_bytes,
+        full_bytes=statistics.sent.full_bytes,
         version_bytes={
             version: VersionBytes(wire, full)
-            for version, (wire, full) in statistics.version_bytes.items()
+            for version, (wire, full) in statistics.sent.by_version.items()
         },
         fault_counts=dict(statistics.fault_counts),
         faults=tuple(

@@ -65,7 +65,7 @@ class FleetLearner:
     def _waits(self, *, now: bool) -> None:
         self._waited_s, self._waits_since = self.waited_s, self._clock.now if now else None
         self._statistics.now = self._clock.now
-        self._statistics.learner_waits(waits=now)
+        self._statistics.learner.waits(waits=now, now=self._statistics.now)
 
     def _checkpoint_s(self, step: int) -> float:
         return 0.0 if step % self._table.checkpoint_every else self._table.checkpoint_s

@@ -350,7 +350,10 @@ class FleetWorld:
             self._settle_at = now + period_s
         self.statistics.now = now
         decision = self.capacity_planner.review(
-            self._candidates(), self.publish_every, self.statistics.waited_for_rollouts_s, now=now
+            self._candidates(),
+            self.publish_every,
+            self.statistics.learner.waited_for_rollouts_s(now=self.statistics.now),
+            now=now,
         )
         for names, active in ((decision.activate, True), (decision.deactivate, False)):
             for name in names:

@@ -18,7 +18,7 @@ from prometheus_client.metrics_core import Metric
 
 from echo2d.core.capacity.bottleneck import BOTTLENECK_KINDS
 from echo2d.core.capacity.estimators import quantile
-from echo2d.core.cluster.statistics import RECENT_MAX
+from echo2d.core.cluster.learner_time import RECENT_MAX
 from echo2d.core.status.schema import ALERT_KINDS, NOTICES, Status, WorkerStatus
 from echo2d.runtime.process.prometheus import (
     PERSIST_BUCKETS_S,

@@ -125,7 +125,11 @@ def test_half_of_the_active_workers_lost_is_made_good_within_three_periods(rng_s
 
     at_period(loop, SETTLED, strike)
     for period in (SETTLED + 3, SETTLED + 13):
-        at_period(loop, period, lambda: waited.append(loop.coordinator.state._statistics.starved_s))
+        at_period(
+            loop,
+            period,
+            lambda: waited.append(loop.coordinator.state._statistics.learner.starved_s),
+        )
     loop.run()
     assert (waited[1] - waited[0]) / (10 * PERIOD_S) < 0.05
     assert len(active(loop)) >= 3

@@ -100,7 +100,7 @@ def trained() -> Status:
     statistics.fault("lease", "x")
     statistics.dropped("stale", 2, [40, 60, 80])
     statistics.refused_results["bad"] += 1
-    statistics.seed_sent(3, 1.25)
+    statistics.sent.seed_sent(3, 1.25)
     statistics.still_s.append(0.5)
     status = world.state.status(now=world.now)
     episodes = EpisodesStatus(offered=2, parked=5, waiting=3, tool_s_median=0.25, tool_s_p90=4.0)

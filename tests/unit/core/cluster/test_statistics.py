@@ -1,13 +1,10 @@
-"""Quantiles, kappa under "auto", and bounded counters."""
+"""Quantiles, kappa under "auto", what a commit counts, and bounded counters."""
 
 import pytest
 
 from echo2d.core.capacity.estimators import quantile
-from echo2d.core.cluster.statistics import (
-    FAULTS_SHOWN_MAX,
-    VERSIONS_MEASURED_MAX,
-    Statistics,
-)
+from echo2d.core.cluster.sent_versions import VERSIONS_MEASURED_MAX
+from echo2d.core.cluster.statistics import FAULTS_SHOWN_MAX, Statistics
 
 
 @pytest.mark.parametrize(
@@ -37,7 +34,7 @@ def test_faults_and_versions_are_bounded() -> None:
     statistics = Statistics()
     for number in range(2 * VERSIONS_MEASURED_MAX):
         statistics.fault("lease", f"worker {number}\nis gone")
-        statistics.seed_sent(number, 1.0)
+        statistics.sent.seed_sent(number, 1.0)
     statistics.check()
     assert len(statistics.faults) == FAULTS_SHOWN_MAX
     assert next(reversed(statistics.faults)) == (
@@ -59,41 +56,9 @@ def test_the_same_fault_again_is_one_line_and_the_newest() -> None:
     ]
 
 
-def test_the_bubble() -> None:
+def test_a_commit_is_a_measurement_of_t_train_unless_it_took_no_time() -> None:
     statistics = Statistics()
-    assert (statistics.bubble_ratio, statistics.bubble(1)) == (None, None)
-    for _ in range(2):
-        statistics.session_opened()
-        statistics.now += 1000.0  # the learner starts; that is no waiting
-        for step in range(3):
-            statistics.trained(step, (), 3.0)
-            statistics.now += 4.0
-    assert statistics.bubble_ratio == 0.25
-    assert (statistics.learner_train_s, statistics.learner_wait_s) == (12.0, 4.0)
-    assert statistics.bubble(1) == 0.0, "it did not wait for data"
-    statistics.learner_waits(waits=True)
-    statistics.now += 4.0
-    assert statistics.bubble(1) == 0.5
-    statistics.learner_waits(waits=False)
-    assert statistics.bubble(1) == 0.5
-    assert statistics.starved_s == 4.0
+    statistics.trained(1, (), 0.0)
+    assert statistics.measurements.t_train.value is None
+    statistics.trained(2, (), 3.0)
     assert statistics.measurements.t_train.value == 3.0
-
-
-def test_what_it_waits_for() -> None:
-    statistics = Statistics()
-    for step in range(3):
-        statistics.trained(step, (), 1.0)
-        statistics.learner_waits(waits=True)
-        statistics.now += 1.0
-        statistics.learner_waits(waits=True, lacks_rewards=True)
-        statistics.now += 3.0
-        statistics.learner_waits(waits=False)
-        statistics.now += 1.0
-    assert statistics.unscored_share(16) == 0.75
-    assert (statistics.starved_s, statistics.unscored_s) == (12.0, 9.0)
-    statistics.trained(3, (), 1.0)
-    assert statistics.unscored_share(2) == 0.75
-    statistics.learner_waits(waits=True)
-    statistics.now += 8.0
-    assert statistics.unscored_share(2) == 6.0 / 16.0
