@@ -111,7 +111,7 @@ def site(
     async def serve() -> None:
         async with serving(config, lambda *_: ShownRun(world)) as opened:
             if samples:
-                log = opened.coordinator._sample_log
+                log = opened.coordinator._journals._samples
                 assert log is not None
                 log.shown.add(samples)
             found.append(

@@ -59,7 +59,8 @@ from echo2d.runtime.coordinator.data_plane import (
     turn_end_cautions,
 )
 from echo2d.runtime.coordinator.gateway import Gateway, read_template
-from echo2d.runtime.coordinator.loop import CoordinatorProcess, Emit, Machine
+from echo2d.runtime.coordinator.journals import Journals
+from echo2d.runtime.coordinator.loop import CoordinatorProcess, Emit, Machine, ProcessSettings
 from echo2d.runtime.coordinator.run_facts import day_of, facts_of, go_on, run_facts
 from echo2d.runtime.coordinator.run_history import RunHistory
 from echo2d.runtime.coordinator.sample_log import open_sample_log
@@ -140,7 +141,7 @@ async def _renting(
 ) -> AsyncIterator[Coroutine[Any, Any, None]]:
     """A coroutine that rents boxes for this coordinator until it is cancelled."""
     async with open_renter(config, opened.run, opened.access, url=opened.url) as renter:
-        opened.coordinator.renting = renter.status
+        opened.coordinator.rents(renter.status)
         yield renter.rent(opened.coordinator.look, opened.coordinator.plan_removal)
 
 
@@ -241,20 +242,8 @@ async def open_coordinator(
 
         history = RunHistory(run.path)
         await asyncio.to_thread(history.recover)
-        coordinator = CoordinatorProcess(
-            run,
-            make_machine(rules, recovered),
-            access=access,
-            ledger=ledger,
-            data_plane=plane,
-            files=files,
-            history=history,
-            tls=tls,
-            peer_networks=config.link.networks,
-            service=notifier(),
-            make_gateway=make_gateway if config.gateway.enabled else None,
-            audit_log=open_audit_log(run.path) if config.audit.enabled else None,
-            sample_log=await asyncio.to_thread(
+        sample_log = (
+            await asyncio.to_thread(
                 open_sample_log,
                 run.path,
                 config.samples.bytes_max,
@@ -262,10 +251,25 @@ async def open_coordinator(
                 config.run.base_model,
             )
             if config.samples.bytes_max
-            else None,
-            viewers_see_samples=config.samples.viewers,
-            last_version=newest,
-            facts=run_facts(config, tasks, [*odd, *cautions]),
+            else None
+        )
+        audit_log = open_audit_log(run.path) if config.audit.enabled else None
+        coordinator = CoordinatorProcess(
+            run,
+            make_machine(rules, recovered),
+            access=access,
+            ledger=ledger,
+            data_plane=plane,
+            files=files,
+            journals=Journals(history, sample_log, audit_log, newest),
+            settings=ProcessSettings(
+                tls=tls,
+                peer_networks=config.link.networks,
+                service=notifier(),
+                make_gateway=make_gateway if config.gateway.enabled else None,
+                viewers_see_samples=config.samples.viewers,
+                facts=run_facts(config, tasks, [*odd, *cautions]),
+            ),
         )
         url = await _listen(stack, config.coordinator, coordinator, tls)
         await asyncio.to_thread(_tell_this_host, run, access, url)

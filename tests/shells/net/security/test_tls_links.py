@@ -28,7 +28,7 @@ from echo2d.net.peer.links import PeerLinks
 from echo2d.net.security.auth import TokenFile, public_bytes
 from echo2d.net.security.tls import GIVEN_UP, Tls
 from echo2d.net.security.urls import CoordinatorUrls
-from echo2d.runtime.coordinator import loop as coordinator_loop
+from echo2d.runtime.coordinator import access_watch
 from echo2d.runtime.coordinator.main import Opened, core_machine, open_coordinator
 from echo2d.runtime.run_dir.tokens import revoke_token
 from echo2d_lab.standins.snapshots import write_model
@@ -122,7 +122,7 @@ async def test_off_loopback_it_is_on_unless_it_is_given_up(
 
 @pytest.fixture
 async def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Opened]:
-    monkeypatch.setattr(coordinator_loop, "ACCESS_RELOAD_S", 0.05)
+    monkeypatch.setattr(access_watch, "ACCESS_RELOAD_S", 0.05)
     async with (
         open_coordinator(config_of(tmp_path, tls="on"), make_machine=core_machine) as opened,
         asyncio.TaskGroup() as tasks,

@@ -14,8 +14,8 @@ import pytest
 from echo2d.core.base.ids import Digest, Version, version_label
 from echo2d.engines.fake import fake_token
 from echo2d.net.gateway import handlers as gateway_handlers
+from echo2d.runtime.coordinator import access_watch
 from echo2d.runtime.coordinator import gateway as runtime_gateway
-from echo2d.runtime.coordinator import loop as coordinator_loop
 from echo2d.runtime.run_dir.tokens import revoke_token
 from echo2d.tasks.sort_digits import VOCABULARY
 from tests.support.gateway_site import Site, a_site
@@ -45,7 +45,7 @@ def plain(site: Site, prompt: list[int], length: int) -> tuple[int, str]:
 
 @pytest.fixture(autouse=True)
 def fast_reload(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coordinator_loop, "ACCESS_RELOAD_S", 0.05)
+    monkeypatch.setattr(access_watch, "ACCESS_RELOAD_S", 0.05)
 
 
 @pytest.fixture

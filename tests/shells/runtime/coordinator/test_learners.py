@@ -23,7 +23,7 @@ from echo2d.core.coordinator.events import CheckpointAsked, CoordinatorAction, R
 from echo2d.core.protocol.builds import OURS_AS_LEARNER_API, Build, to_install
 from echo2d.errors import OperatorFault
 from echo2d.net.security.auth import read_token_file
-from echo2d.runtime.coordinator import loop
+from echo2d.runtime.coordinator import version_publisher
 from echo2d.runtime.coordinator.main import core_machine
 from echo2d.runtime.run_dir.version_files import VersionFiles
 from echo2d.this_build import THIS_BUILD
@@ -149,7 +149,7 @@ async def test_a_stop_does_not_wait_for_ever_for_a_slow_disk(
 ) -> None:
     written = threading.Event()
     monkeypatch.setattr(VersionFiles, "sync", lambda *_: written.wait(HANG_S))
-    monkeypatch.setattr(loop, "SYNC_AT_END_S_MAX", 0.05)
+    monkeypatch.setattr(version_publisher, "SYNC_AT_END_S_MAX", 0.05)
     script.on[PublishAsked] = published
     snapshot = await asyncio.to_thread(make_snapshot, tmp_path / "out" / "0")
     async with serving(config, script.make) as opened, learner(run_dir, opened) as client:

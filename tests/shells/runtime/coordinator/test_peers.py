@@ -24,7 +24,7 @@ from echo2d.core.protocol.control_messages import Drain, SignedRoot, Welcome
 from echo2d.errors import OperatorFault
 from echo2d.net.control.client import ControlLink, Identity, enrol
 from echo2d.net.security.auth import TokenFile, read_token_file, verify_root
-from echo2d.runtime.coordinator import loop as coordinator_loop
+from echo2d.runtime.coordinator import access_watch
 from echo2d.runtime.run_dir.access_table import AccessTable
 from echo2d.runtime.run_dir.run_directory import RunDirectory
 from echo2d.runtime.run_dir.tokens import (
@@ -48,7 +48,7 @@ __all__ = ["config", "run_dir", "script"]
 
 @pytest.fixture
 def fast_reload(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coordinator_loop, "ACCESS_RELOAD_S", 0.05)
+    monkeypatch.setattr(access_watch, "ACCESS_RELOAD_S", 0.05)
 
 
 @pytest.mark.usefixtures("fast_reload")

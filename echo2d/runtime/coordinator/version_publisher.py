@@ -1,0 +1,128 @@
+"""Adopts the versions that the learner publishes, and makes the last one survive a power failure.
+
+    files --adopted--> PublishAsked --> the core --> VersionPublished (durable) --SYNC_LAST_S--> synced
+
+Not here: which versions are kept (the core), and where their files lie (`run_dir/version_files`).
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Protocol
+
+from echo2d.core.base.ids import Digest, Epoch, RequestId, Version
+from echo2d.core.cluster.events import CopyLost, PublishAsked, VersionPublished
+from echo2d.core.coordinator.events import CoordinatorEvent, Reply
+from echo2d.core.weights.manifest import Manifest
+from echo2d.errors import Fault
+from echo2d.logs import say
+from echo2d.runtime.run_dir.version_files import VersionFiles
+
+# If no version follows for this long, the last one is made to survive a power failure.
+SYNC_LAST_S = 60.0
+# A stop waits no longer than this for the last version: STOP_S_MAX in `process/lifecycle.py` is 30 s.
+SYNC_AT_END_S_MAX = 20.0
+
+log = logging.getLogger("echo2d.coordinator")
+
+
+class _Ask(Protocol):
+    """Asks the core, and waits for its Reply."""
+
+    def __call__(
+        self, make: Callable[[RequestId], CoordinatorEvent], *, timeout_s: float | None
+    ) -> Awaitable[Reply | None]: ...
+
+
+class VersionPublisher:
+    """See the module docstring. last: of the versions published before this start."""
+
+    def __init__(
+        self,
+        files: VersionFiles,
+        ask: _Ask,
+        emit: Callable[[CoordinatorEvent], Awaitable[None]],
+        last: VersionPublished | None,
+    ) -> None:
+        self._files, self._ask, self._emit, self._last = files, ask, emit, last
+        self._publishing = asyncio.Lock()
+        # Of versions that this process has published and not deleted.
+        self._paths: set[str] = set()
+
+    def published(self, record: VersionPublished) -> None:
+        """It is durable."""
+        self._paths.add(record.path)
+        self._last = record
+
+    async def delete(self, path: str) -> None:
+        self._paths.discard(path)
+        await asyncio.to_thread(self._files.delete, path)
+
+    async def upload(
+        self, epoch: Epoch, version: Version, name: str, data: AsyncIterator[bytes]
+    ) -> int:
+        return await self._files.upload(epoch, version, name, data)
+
+    async def publish(
+        self, epoch: Epoch, version: Version, path: str | None, manifest: Manifest | None
+    ) -> Reply | Fault | None:
+        """Adopt and publish a version; None: the coordinator stops. manifest: as in `VersionFiles.adopt`."""
+        async with self._publishing:
+            began_at = time.monotonic()
+            try:
+                adopted = await asyncio.to_thread(self._files.adopt, epoch, version, path, manifest)
+            except Fault as fault:
+                return fault
+            reply = await self._ask(
+                lambda number: PublishAsked(
+                    number, epoch, version, adopted.digest, adopted.path, adopted.full_bytes
+                ),
+                timeout_s=None,
+            )
+            if adopted.path in self._paths:
+                say(
+                    log,
+                    logging.INFO,
+                    "published",
+                    version=version,
+                    full_bytes=adopted.full_bytes,
+                    seconds=f"{time.monotonic() - began_at:.3f}",
+                )
+            # The core refused the version, or it was published before from other files.
+            else:
+                await asyncio.to_thread(self._files.delete, adopted.path)
+            return reply
+
+    async def keep_synced(self) -> None:
+        """Make the last version survive a power failure, once no other has followed for a while."""
+        while True:
+            last = self._last
+            await asyncio.sleep(SYNC_LAST_S)
+            if last is not None and last is self._last:
+                await self.sync(last.path, last.digest)
+
+    async def sync_at_end(self) -> None:
+        last = self._last
+        if last is None or await asyncio.to_thread(self._files.is_synced, last.path):
+            return
+        log.info(
+            "syncing version=%d bytes=%d: the last version is read and written to the disk, so that "
+            "it survives a power failure; this takes at most %g s, and a second signal ends it",
+            last.version,
+            last.full_bytes,
+            SYNC_AT_END_S_MAX,
+        )
+        try:
+            async with asyncio.timeout(SYNC_AT_END_S_MAX):
+                await asyncio.to_thread(self._files.sync, last.path, last.digest)
+        except TimeoutError:
+            log.warning(
+                "version %d is not synced in %g s; if the machine goes down, the next start hashes it",
+                last.version,
+                SYNC_AT_END_S_MAX,
+            )
+
+    async def sync(self, path: str, digest: Digest) -> None:
+        if not await asyncio.to_thread(self._files.sync, path, digest):
+            await self._emit(CopyLost(path))
