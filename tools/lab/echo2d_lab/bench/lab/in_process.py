@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from echo2d.core.base.ids import Digest, Version
+from echo2d.core.base.ids import Digest, RequestId, Version
 from echo2d.core.cluster.events import PeerSaid
 from echo2d.core.coordinator.events import CommitAsked, CoordinatorEvent
-from echo2d.core.protocol.control_messages import VersionKey
+from echo2d.core.protocol.control_messages import HeldLease, SampleFinished, VersionKey
 from echo2d.core.protocol.trajectory import Source, pack_tokens, unpack_tokens
 from echo2d.core.rules.run import RunRules
 from echo2d.core.work.events import DrawPrompt, PromptDrawn, ScoreSample
@@ -67,6 +67,10 @@ class InProcess(MemoryRun):
         """The bytes of the step's batch and their digest."""
         request = self.ask_batch(step)
         self.work()
+        return self.batch(request)
+
+    def batch(self, request: RequestId) -> tuple[bytes, Digest]:
+        """What `take` returns, once the coordinator has replied."""
         reply = self.replies.pop(request, None)
         assert reply is not None, (
             f"nothing moves, and there is no batch: {self.stopped or self.state.status()}"
@@ -75,14 +79,19 @@ class InProcess(MemoryRun):
         assert reply.digest is not None
         return reply.body, reply.digest
 
-    def commit(self, step: int, digest: Digest) -> int:
-        """The publish period in force. A train step takes a second."""
-        self.now += 1.0
-        reply = self.call(lambda number: CommitAsked(number, self.ledger.epoch, step, digest, 1.0))
+    def commit(self, step: int, digest: Digest, t_train_s: float = 1.0) -> int:
+        """Once the train step has taken its time. Returns the publish period in force."""
+        self.wait(t_train_s)
+        epoch = self.ledger.epoch
+        reply = self.call(lambda number: CommitAsked(number, epoch, step, digest, t_train_s))
         assert isinstance(reply.body, dict)
         assert reply.status == OK, reply.body
         self.work()
         return int(reply.body["publish_every"])
+
+    def wait(self, seconds: float) -> None:
+        """The worker has nothing to do in this time."""
+        self.now += seconds
 
     # --- the worker and the task
 
@@ -104,16 +113,19 @@ class InProcess(MemoryRun):
         answers = self._writer.write(prompts, [len(lease.samples) for _, lease in granted])
         for (key, lease), written in zip(granted, answers, strict=True):
             for sample, each in zip(lease.samples, written, strict=True):
-                stopped = each.tokens[-1] in self.rules.tasks[0].stop_token_ids
-                result = worker.finish(
-                    key,
-                    sample,
-                    tokens=each.tokens,
-                    logprobs=each.logprobs,
-                    finish="stop" if stopped else "length",
-                )
-                self.pending.append(PeerSaid(worker.session, result))
+                self.pending.append(PeerSaid(worker.session, self.finish(key, sample, each)))
         return True
+
+    def finish(self, key: HeldLease, sample: int, written: Written) -> SampleFinished:
+        """The result of a sample that was granted, by the version that is served now."""
+        stopped = written.tokens[-1] in self.rules.tasks[0].stop_token_ids
+        return self._worker.finish(
+            key,
+            sample,
+            tokens=written.tokens,
+            logprobs=written.logprobs,
+            finish="stop" if stopped else "length",
+        )
 
     def _reward(self, order: ScoreSample) -> float:
         reward = self._task.reward(
