@@ -118,7 +118,7 @@ class Run:
         recipe = TinyRecipe(rng_seed=case.seed)
         model = make_tiny_model(CACHE, recipe)
         self._held_out = held_out_prompts(recipe)
-        config = replace(_config(case, model), steps=steps, dtype=dtype)
+        config = learner_config(case, model, steps=steps, dtype=dtype)
         self._judge = load_model(model)  # float32, whatever the layers under training are
         self._advantages, self._policy = advantages_of(config), Policy(config, Ranks())
         self._rules = BatchRules(
@@ -191,13 +191,14 @@ def _summary(rows: list[dict[str, float]]) -> dict[str, Any]:
     }
 
 
-def _config(case: Case, model: Path) -> LearnerConfig:
+def learner_config(case: Case, model: Path, **changes: Any) -> LearnerConfig:
     """Of the learner's parts that run here; the coordinator's address and the directories are nobody's."""
-    return LearnerConfig(
+    config = LearnerConfig(
         url="http://127.0.0.1:1", token_file=Path("none"), model=model, snapshot_root=Path("none"),
         out_dir=Path("none"), steps=STEPS, lr=LR, threads=1, packing=False, device="cpu", rng_seed=case.seed,
         advantage_std="population", **{"clip_ratio_max": 0.0, "mask_high": 2.0, **RECIPES[case.correction]},
     )  # fmt: skip
+    return replace(config, **changes)
 
 
 def sweep_rules(case: Case) -> RunRules:
