@@ -7,6 +7,7 @@ The last prompts are kept, because their answers come soon. An older one is made
 the same prompt for the same index.
 """
 
+import json
 from array import array
 from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import suppress
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from echo2d.core.base.bounded_dict import keep_newest
+from echo2d.core.base.model_config import end_token_ids
 from echo2d.errors import OperatorFault
 from echo2d.tasks.base import (
     ATTACHMENTS_BYTES_MAX,
@@ -32,12 +34,13 @@ from echo2d.texts.files import read_text_files
 
 if TYPE_CHECKING:
     from echo2d.core.protocol.control_messages import Finish
+    from echo2d.texts.turns import TurnTexts
 
 PROMPTS_KEPT = 1024
 # The learner refuses larger ones: their squares would not be finite in float32.
 _REWARD_MAX = 1e15
 TAGS_MAX = 16  # facts of one prompt
-TURN_TEXTS = "echo2d.tasks.turn_texts:make_turn_texts"  # of environments in text
+TURN_TEXTS = "echo2d.tasks.served_task:make_turn_texts"  # of environments in text
 NEEDS_MODEL = "a task in text needs a model with tokenizer.json and a chat template"
 
 
@@ -121,6 +124,23 @@ class TaskTexts:
     def given(self, text: str) -> Answer:
         """An answer that somebody wrote down."""
         return Answer(text, "stop", len(self._texts.encode(text, special=False)) + 1)
+
+
+def make_turn_texts(model: ModelFiles) -> "TurnTexts":
+    """The turns of an environment in text, with its model's own tokenizer and chat template.
+
+    OperatorFault: the model's tokenizer cannot be read.
+    """
+    from echo2d.texts.model_texts import ModelTexts
+    from echo2d.texts.turns import TurnTexts
+
+    config = json.loads(model.files.get("config.json", b"{}"))
+    return TurnTexts(
+        ModelTexts(model.files, model.template, day=model.day),
+        options=model.options,
+        end_token_ids=end_token_ids(config),
+        stops=model.stops,
+    )
 
 
 class ServedTask:

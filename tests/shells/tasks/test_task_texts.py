@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from echo2d.tasks.base import TextPrompt
-from echo2d.tasks.served_task import ModelFiles, TaskTexts
-from echo2d.tasks.turn_texts import make_turn_texts
+from echo2d.tasks.served_task import ModelFiles, TaskTexts, make_turn_texts
 from echo2d.texts.model_texts import ModelTexts, UnusableText
 from echo2d.texts.plain_contents import encode_prompt
 from tests.support.texts import write_chat_model, write_text_model

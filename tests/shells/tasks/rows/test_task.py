@@ -9,7 +9,7 @@ import pytest
 
 from echo2d.errors import OperatorFault
 from echo2d.tasks.base import Answer, NoMorePrompts
-from echo2d.tasks.rows.task import RowsTask
+from echo2d.tasks.rows.task import RowsTask, permuted
 
 
 @pytest.fixture
@@ -160,3 +160,26 @@ def test_an_answer_may_lie_deeper(tmp_path: Path) -> None:
     assert RowsTask(str(path), **{**options, "answer": "a.b"}).expected(made.prompt(0)).text == "3"
     with pytest.raises(OperatorFault, match=r"row 0 of nested\.jsonl has no 'reward_model\.other'"):
         RowsTask(str(path), **{**options, "answer": "reward_model.other"})
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 16, 17, 400, 1023])
+def test_an_epoch_has_each_row_once(count: int) -> None:
+    for epoch in range(3):
+        order = [permuted(place, count, rng_seed=7, epoch=epoch) for place in range(count)]
+        assert sorted(order) == list(range(count))
+
+
+def test_epochs_and_seeds_differ_and_repeat() -> None:
+    def order(rng_seed: int, epoch: int) -> list[int]:
+        return [permuted(place, 1000, rng_seed=rng_seed, epoch=epoch) for place in range(1000)]
+
+    assert order(1, 0) == order(1, 0)
+    assert order(1, 0) != order(1, 1)
+    assert order(1, 0) != order(2, 0)
+    # Neighbours are scattered: a sorted data set does not come sorted.
+    steps = [b - a for a, b in zip(order(1, 0), order(1, 0)[1:], strict=False)]
+    assert len(set(steps)) > 700
+
+
+def test_a_place_costs_the_same_in_a_data_set_of_any_size() -> None:
+    assert 0 <= permuted(10**15, 10**15 + 1, rng_seed=0, epoch=0) <= 10**15
