@@ -55,8 +55,8 @@ def coordinate(
     and spreads every version that the learner publishes. Stop it with Ctrl-C or SIGTERM; started
     again with the same config, it continues the run.
     """
-    from echo2d.config.all_keys import print_config as all_keys
     from echo2d.config.coordinator import CoordinatorConfig
+    from echo2d.config.coordinator import print_config as all_keys
     from echo2d.recipes.learner_table import check_learner_of, learner_keys
 
     if print_config:
@@ -108,7 +108,7 @@ def run_all(
     from echo2d.config.coordinator import CoordinatorConfig
     from echo2d.learner.config import LearnerConfig
     from echo2d.runtime.one_host import OneHost
-    from echo2d.views.closing import closing_lines
+    from echo2d.views.results import closing_lines
 
     of_run = [each for each in settings if not each.startswith("worker.")]
     loaded, learner = CoordinatorConfig.load(config, of_run), LearnerConfig.load(config, of_run)

@@ -93,7 +93,7 @@ def _show_scores(run_dir: Path | None, find: "Find", *, as_json: bool) -> None:
 
     from echo2d.client import Evaluation
     from echo2d.runtime.run_dir.results import find_scores
-    from echo2d.views.evaluations import ask_evaluations, print_evaluations
+    from echo2d.views.results import ask_evaluations, print_evaluations
 
     if run_dir is None:
         found = asyncio.run(ask_evaluations(find))
@@ -131,7 +131,7 @@ def samples(
     It reads the sample log in the run directory, whether or not the coordinator is running.
     """
     from echo2d.runtime.coordinator.sample_log import read_samples
-    from echo2d.views.samples import print_groups
+    from echo2d.views.results import print_groups
 
     found = read_samples(run_dir, step=step, filtered=filtered, worst=worst)[:count]
     if as_json:

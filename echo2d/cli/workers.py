@@ -194,15 +194,15 @@ def audit(worker: str | None, run_dir: Path, *, pardon: bool, as_json: bool) -> 
     works on the run directory, whether or not the coordinator is running. The owner of a pardoned
     worker starts `echo2d join` again.
     """
-    from echo2d.runtime.audit import report
-    from echo2d.views.audit import print_report, print_reports
+    from echo2d.runtime.audit import audit_log
+    from echo2d.views.results import print_report, print_reports
 
     if pardon:
         if worker is None:
             raise OperatorFault("audit: --pardon needs the name or the id of one worker")
-        click.echo(f"pardoned {report.pardon(run_dir, worker)}")
+        click.echo(f"pardoned {audit_log.pardon(run_dir, worker)}")
         return
-    found = report.read_reports(run_dir, worker)
+    found = audit_log.read_reports(run_dir, worker)
     if as_json:
         click.echo(json.dumps({"workers": [asdict(each) for each in found]}))
     elif worker is None:

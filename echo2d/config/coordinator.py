@@ -1,7 +1,7 @@
 """The configuration of the coordinator: TOML tables and a few flags.
 
 Each process has one frozen config object, which is checked when it is read. Every key is declared
-once, with its default, unit and meaning; `all_keys` prints them. One file may serve all programs of a
+once, with its default, unit and meaning; `print_config` prints them. One file may serve all programs of a
 host: each program reads its own tables and ignores those of the others.
 """
 
@@ -13,10 +13,19 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from echo2d.config.limits import NEW_TOKENS_MAX, PORT_MAX, uplink_bytes_per_s
-from echo2d.config.renting import ProviderConfig, RentTable, read_providers
+from echo2d.config.renting import ProviderConfig, RentTable, print_providers, read_providers
 from echo2d.config.run import RunTable, flat_folders
-from echo2d.config.tables import folder_of, meant, read_table, read_toml, table_of, with_settings
+from echo2d.config.tables import (
+    folder_of,
+    meant,
+    print_tables,
+    read_table,
+    read_toml,
+    table_of,
+    with_settings,
+)
 from echo2d.config.tasks import EvalTable, SamplingTable, TaskTable
+from echo2d.config.worker import WorkerConfig
 from echo2d.core.rules.audit import AuditTable
 from echo2d.core.rules.prices import USD_MAX, PriceTable
 from echo2d.core.rules.run import ActivationTable, DisseminationTable, PolicyTable
@@ -361,3 +370,20 @@ def _rows(document: Mapping[str, Any], name: str, most: int) -> list[dict[str, A
     ):
         raise OperatorFault(f"[[{name}]]: expected at most {most} tables, in double brackets")
     return [dict(row) for row in rows]
+
+
+# --- all keys, as --print-config prints them
+
+
+def print_config() -> str:
+    """All keys of the coordinator and of a worker, as commented TOML with defaults, units and meanings."""
+    tables = print_tables(*COORDINATOR_TABLES, TaskTable, WorkerConfig)
+    tables = tables.replace("[task]", "[[task]]")
+    several = [_optional(each) for each in (EvalTable, PriceTable)]
+    return "\n".join([tables, *several, print_providers()])
+
+
+def _optional(table: type[Table]) -> str:
+    """All keys of a table of which there may be none: commented out."""
+    text = print_tables(table).replace(f"[{table.TABLE}]", f"[[{table.TABLE}]]")
+    return "".join(f"# {line}\n" if line else "\n" for line in text.splitlines())

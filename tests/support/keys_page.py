@@ -3,7 +3,7 @@
 `python -m tests.support.keys_page`
 """
 
-from echo2d.config.all_keys import print_config
+from echo2d.config.coordinator import print_config
 from echo2d.config.tables import print_tables
 from echo2d.learner.config import LearnerConfig
 from echo2d.plan.fleet.spec import TABLES

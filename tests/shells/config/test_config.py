@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from echo2d.config.all_keys import print_config
-from echo2d.config.coordinator import CoordinatorConfig
+from echo2d.config.coordinator import CoordinatorConfig, print_config
 from echo2d.config.tables import read_table
 from echo2d.config.worker import WorkerConfig
 from echo2d.errors import OperatorFault

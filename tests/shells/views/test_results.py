@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from echo2d.views.closing import closing_lines
+from echo2d.views.results import closing_lines
 
 
 def score(version: int, mean: float | None) -> dict[str, object]:

@@ -11,8 +11,13 @@ from echo2d.core.audit.events import AuditTold
 from echo2d.core.base.ids import GroupId, PeerId
 from echo2d.core.protocol.evidence import Evidence
 from echo2d.errors import OperatorFault
-from echo2d.runtime.audit.audit_log import audit_record, open_audit_log, read_audit_log
-from echo2d.runtime.audit.report import pardon, read_reports
+from echo2d.runtime.audit.audit_log import (
+    audit_record,
+    open_audit_log,
+    pardon,
+    read_audit_log,
+    read_reports,
+)
 from echo2d.runtime.run_dir.access_table import AccessTable
 from echo2d.runtime.run_dir.run_directory import RunDirectory
 
