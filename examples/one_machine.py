@@ -18,9 +18,8 @@ from typing import Any
 
 from echo2d.client import Coordinator
 from echo2d.demo.live_view import LiveView
-from echo2d.demo.processes import Program, Programs, wait_for
+from echo2d.demo.processes import Program, Programs, start_worker, wait_for
 from echo2d.demo.results import read_rows as metrics_rows
-from echo2d.demo.worker_program import start_worker
 from echo2d.errors import Fault
 
 WORKERS = 2

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Self
 
 from echo2d.errors import Fault
+from echo2d.runtime.run_dir.tokens import create_token
 
 STOP_S = 10.0  # a program that has not ended so long after SIGTERM is killed
 LOG_TAIL_LINES = 12
@@ -137,3 +138,29 @@ def wait_for(path: Path, programs: Programs, timeout_s: float) -> str:
             raise Fault(f"{path} did not appear within {timeout_s:.0f} s")
         time.sleep(0.02)
     return path.read_text()
+
+
+# --- a worker beside a coordinator of this machine
+
+
+def start_worker(
+    programs: Programs, name: str, run: Path, url: str, *flags: str, module: str = "echo2d"
+) -> Program:
+    """Start `echo2d join` with these flags and a credential of its own.
+
+    run: has the coordinator's run directory as `coordinator`; it gets the worker's token, the first
+    time, and its state. module: takes the place of echo2d.
+    """
+    token = run / f"{name}.token"
+    if not token.exists():
+        create_token(
+            run / "coordinator",
+            name,
+            role="worker",
+            url=url,
+            out=token,
+            max_workers=1,
+            expires="7d",
+        )
+    own = (f"--token-file={token}", f"--state-dir={run / name}", f"--name={name}")
+    return programs.start(name, "-m", module, "join", url, *own, *flags)

@@ -19,7 +19,7 @@ from echo2d.core.capacity.estimators import quantile
 from echo2d.demo.chaos import STEPS_MIN as CHAOS_STEPS_MIN
 from echo2d.demo.chaos import Chaos, plan_kills
 from echo2d.demo.live_view import LiveView, print_result
-from echo2d.demo.processes import Program, Programs, wait_for
+from echo2d.demo.processes import Program, Programs, start_worker, wait_for
 from echo2d.demo.results import (
     DemoResult,
     Quantiles,
@@ -35,7 +35,6 @@ from echo2d.demo.results import (
 )
 from echo2d.demo.tiny_model import TinyRecipe, greedy_accuracy, held_out_prompts, make_tiny_model
 from echo2d.demo.two_turns import OPENING, second_turn_accuracy
-from echo2d.demo.worker_program import start_worker
 from echo2d.errors import OperatorFault
 from echo2d.runtime.run_dir.tokens import create_token
 from echo2d.tasks.sort_digits import EOS

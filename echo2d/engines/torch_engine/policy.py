@@ -15,7 +15,7 @@ tensor on its way in. Files, and what was read of them, stay as they came.
 import inspect
 import math
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,11 +30,10 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.utils import logging as transformers_logging
 
 from echo2d.core.base.model_config import context_max
-from echo2d.engines.adapter import adapter_layout
+from echo2d.engines.adapter import AdapterLayout, adapter_layout
 from echo2d.engines.base import AdapterBase, UnsuitedEngine
 from echo2d.engines.layout import SnapshotLayout, read_layout, weight_files
 from echo2d.engines.torch_engine.int8 import Int8Layers, quantize
-from echo2d.engines.torch_engine.lora import attach
 from echo2d.errors import EngineFault
 from echo2d.model_files import loading_error
 
@@ -115,7 +114,7 @@ class InferencePolicy:
 
     def adapted(self, layout: SnapshotLayout, tensors: Mapping[str, Tensor]) -> "InferencePolicy":
         """Return a policy of the same model with an adapter; this one must not be used again."""
-        attach(self._model, adapter_layout(layout), tensors)
+        _attach(self._model, adapter_layout(layout), tensors)
         return InferencePolicy(self._model, layout, tensors, context=self.context_max)
 
     def in_int8(self) -> "InferencePolicy":
@@ -331,3 +330,47 @@ def _digest(tensor: Tensor, dtype: str) -> bytes:
     # NumPy has no bfloat16, so the hash takes the bytes of any dtype.
     flat = tensor.detach().to(_DTYPES[dtype]).reshape(-1).contiguous().cpu()
     return blake3(flat.view(torch.uint8).numpy().data).digest()
+
+
+# --- an adapter beside the weights of its base
+#
+# Each linear layer that the adapter names adds its share; nothing is merged. So the base's
+# weights stay as they were verified, bit for bit, whatever adapters come and go; the adapter's
+# own tensors can be overwritten in place and read back; and the layers add in the same order as
+# they did in training.
+
+_Hook = Callable[[Any, tuple[Tensor, ...], Tensor], Tensor]
+
+
+def _attach(model: Any, adapter: AdapterLayout, tensors: Mapping[str, Tensor]) -> None:
+    """Add a forward hook to each layer that the adapter names.
+
+    Each call uses the tensors' current values. EngineFault: they do not fit the model's layers.
+    """
+    for name, (a, b) in adapter.layers.items():
+        layer = _linear_layer(model, name)
+        fitting = (adapter.rank, layer.in_features), (layer.out_features, adapter.rank)
+        if (tensors[a].shape, tensors[b].shape) != fitting:
+            raise EngineFault(
+                f"the adapter's tensors for {name} have shapes {tuple(tensors[a].shape)} and "
+                f"{tuple(tensors[b].shape)}, expected {fitting[0]} and {fitting[1]}"
+            )
+        layer.register_forward_hook(_beside(tensors[a], tensors[b], adapter.scale))
+
+
+def _linear_layer(model: Any, name: str) -> torch.nn.Linear:
+    try:
+        layer = model.get_submodule(name)
+    except AttributeError:
+        layer = None
+    if not isinstance(layer, torch.nn.Linear):
+        raise EngineFault(f"the adapter names {name}, which is not a linear layer of the base")
+    return layer
+
+
+def _beside(a: Tensor, b: Tensor, scale: float) -> _Hook:
+    def hook(_: Any, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        low = torch.nn.functional.linear(inputs[0], a)
+        return output + torch.nn.functional.linear(low, b) * scale
+
+    return hook

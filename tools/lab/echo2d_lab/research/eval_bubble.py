@@ -17,10 +17,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from echo2d.demo.processes import Programs, wait_for
+from echo2d.demo.processes import Programs, start_worker, wait_for
 from echo2d.demo.run import CACHE, CONFIG, DEMO_LEARNER
 from echo2d.demo.tiny_model import TinyRecipe, make_tiny_model
-from echo2d.demo.worker_program import start_worker
 from echo2d.recipes.recipe_file import changed
 
 WORKERS, SLOTS = 3, 32

@@ -25,10 +25,9 @@ from typing import Any, Literal
 
 import openai
 
-from echo2d.demo.processes import Programs, wait_for
+from echo2d.demo.processes import Programs, start_worker, wait_for
 from echo2d.demo.run import CACHE, CONFIG, DEMO_LEARNER
 from echo2d.demo.tiny_model import TinyRecipe, make_tiny_model
-from echo2d.demo.worker_program import start_worker
 from echo2d.recipes.recipe_file import changed
 from echo2d.runtime.run_dir.tokens import create_token
 

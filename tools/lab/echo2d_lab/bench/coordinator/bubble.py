@@ -30,8 +30,7 @@ import numpy as np
 from echo2d.client import Batch, Coordinator
 from echo2d.core.capacity.model import Demand, share_of_bcast
 from echo2d.core.rules.run import DisseminationMode
-from echo2d.demo.processes import Programs, wait_for
-from echo2d.demo.worker_program import start_worker
+from echo2d.demo.processes import Programs, start_worker, wait_for
 from echo2d.engines.fake import FAKE_VOCAB_SIZE
 from echo2d.errors import Fault
 from echo2d_lab.bench.lab.stub_task import config

@@ -38,8 +38,7 @@ from rich.table import Table
 from echo2d.client import Coordinator
 from echo2d.core.base.canonical import digest_of
 from echo2d.core.weights.manifest import CHUNK_BYTES, chunk_layout
-from echo2d.demo.processes import Programs, wait_for
-from echo2d.demo.worker_program import start_worker
+from echo2d.demo.processes import Programs, start_worker, wait_for
 from echo2d.engines.fake import FAKE_VOCAB_SIZE
 from echo2d.errors import Fault, OperatorFault
 from echo2d.store.disk import write_all
