@@ -13,17 +13,19 @@ repeat what must not be lost (leases, results, versions held and served). A rela
 machine without engines (slots == 0).
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from typing import assert_never
 
-from echo2d.core.base.ids import FormId, PublishSeq, RunId
+from echo2d.core.base.ids import FormId, PeerId, PublishSeq, RunId
+from echo2d.core.protocol.addresses import is_dialable
 from echo2d.core.protocol.builds import OURS
 from echo2d.core.protocol.control_messages import (
     Address,
     DialledBack,
     Drain,
     EdgeBroken,
+    EdgePeer,
     EncodeVersion,
     ForgetForm,
     FrameAccused,
@@ -43,13 +45,16 @@ from echo2d.core.protocol.control_messages import (
     ScoreAnswers,
     SegmentPage,
     SignedRoot,
+    StripeEdge,
     ToPeer,
     VersionKey,
     VersionsRevoked,
     Welcome,
 )
+from echo2d.core.protocol.peer_handshake import SECRET_BYTES
 from echo2d.core.relay import events as relay_events
 from echo2d.core.relay.relay import Relay
+from echo2d.core.topology.plan import STRIPES_MAX
 from echo2d.core.worker.events import (
     ApplyCancelled,
     ApplyRejected,
@@ -79,7 +84,6 @@ from echo2d.core.worker.events import (
     WorkerNote,
 )
 from echo2d.core.worker.leases import WorkerLeases
-from echo2d.core.worker.plan_check import edges_fault
 from echo2d.core.worker.versions import UnderWay, WorkerVersions
 
 WorkerEvent = (
@@ -410,3 +414,43 @@ class WorkerState:
         self._leases.check()
         self._versions.check()
         assert self._versions.serving is not None or not self._leases.running
+
+
+# --- a peer's part of a plan is checked before its relay follows it
+#
+# Not here: whether the plan is a good one, and who made it (the other end of the control link
+# proved that it holds the run's key).
+
+
+def edges_fault(edges: PlanEdges, me: PeerId) -> str:
+    """What is wrong with these edges of the peer `me`; empty when they can be followed."""
+    peers = {edge.peer for edge in edges.peers}
+    if (
+        len(edges.stripes) > STRIPES_MAX
+        or max(Counter(edge.stripe for edge in edges.stripes).values(), default=1) > 1
+    ):
+        return "its stripes are too many or the same"
+    if len(peers) != len(edges.peers) or me in peers or not all(map(_is_edge, edges.peers)):
+        return "a peer in it cannot be linked with"
+    # A peer without a parent is the root, and a root begins every stripe of its plan.
+    if len({edge.parent is None for edge in edges.stripes}) > 1:
+        return "it begins here for some stripes only"
+    if not peers.issuperset(edges.sources):
+        return "a source in it is no peer of it"
+    return (
+        ""
+        if all(_is_place(edge, peers) for edge in edges.stripes)
+        else "a stripe's edges are impossible"
+    )
+
+
+def _is_edge(edge: EdgePeer) -> bool:
+    # An edge needs an address only at the end that dials.
+    reachable = is_dialable(edge.address) if edge.address is not None else not edge.dial
+    return reachable and len(edge.secret) == SECRET_BYTES
+
+
+def _is_place(edge: StripeEdge, peers: set[PeerId]) -> bool:
+    others = edge.children if edge.parent is None else (edge.parent, *edge.children)
+    shares = 0.0 <= edge.spare <= 1.0 and 0.0 <= edge.weight <= 1.0
+    return shares and len(set(others)) == len(others) and peers.issuperset(others)

@@ -8,8 +8,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 
 from echo2d.core.base.ids import PeerId
-from echo2d.core.topology.token_bucket import HEADERS, TokenBucket
-from echo2d.core.topology.uplink_pace import LONG, LOOK_S, Sent, UplinkPace
+from echo2d.core.topology.uplink_pace import HEADERS, LONG, LOOK_S, Sent, TokenBucket, UplinkPace
 from echo2d.net.peer.tcp_info import TcpInfo
 
 # The loop's clock ticks in milliseconds: with a shorter wait it would turn all the time.

@@ -30,7 +30,7 @@ from echo2d.core.protocol.peer_messages import (
     LinkEvent,
     LinkHello,
 )
-from echo2d.core.topology.token_bucket import BURST_S, HEADERS
+from echo2d.core.topology.uplink_pace import BURST_S, HEADERS
 from echo2d.net.control.client import ControlLink
 from echo2d.net.peer import dial_back as dial_back_module
 from echo2d.net.peer.dial_back import dial_back

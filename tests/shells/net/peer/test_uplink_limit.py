@@ -6,8 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from echo2d.core.base.ids import PeerId
-from echo2d.core.topology.token_bucket import BURST_S, HEADERS
-from echo2d.core.topology.uplink_pace import DRAIN, LOOK_S
+from echo2d.core.topology.uplink_pace import BURST_S, DRAIN, HEADERS, LOOK_S
 from echo2d.net.peer.tcp_info import TcpInfo
 from echo2d.net.peer.uplink_limit import IN_FLIGHT_MIN, UplinkLimit
 

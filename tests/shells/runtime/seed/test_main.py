@@ -26,7 +26,7 @@ from echo2d.core.protocol.control_messages import (
     SegmentEncoded,
     VersionVerified,
 )
-from echo2d.core.topology.token_bucket import BURST_S, HEADERS
+from echo2d.core.topology.uplink_pace import BURST_S, HEADERS
 from echo2d.core.weights.encoding import FormFacts
 from echo2d.core.weights.kept_deltas import FormKind
 from echo2d.net.security.auth import public_bytes

@@ -1,5 +1,6 @@
 """The worker's machine as a whole: its parts meet here."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -22,6 +23,7 @@ from echo2d.core.base.ids import (
     version_label,
 )
 from echo2d.core.protocol.control_messages import (
+    Address,
     ApplyFailed,
     Drain,
     EdgePeer,
@@ -46,6 +48,7 @@ from echo2d.core.protocol.control_messages import (
 from echo2d.core.protocol.peer_messages import StreamOpened
 from echo2d.core.relay import events as relay_events
 from echo2d.core.relay.relay import Relay
+from echo2d.core.topology.plan import STRIPES_MAX
 from echo2d.core.worker.events import (
     AbortGeneration,
     ApplyCancelled,
@@ -72,7 +75,7 @@ from echo2d.core.worker.events import (
     StopAsked,
 )
 from echo2d.core.worker.leases import ENGINE_STALL_S
-from echo2d.core.worker.state import WorkerAction, WorkerEvent, WorkerState
+from echo2d.core.worker.state import WorkerAction, WorkerEvent, WorkerState, edges_fault
 from tests.support.relay_peer import told
 from tests.support.worker import (
     RUN,
@@ -481,3 +484,58 @@ def test_progress_is_due_two_seconds_after_a_grant(machine: Machine) -> None:
     assert [
         type(message).__name__ for message in machine.said(relay_events.RelayDeadlinePassed())
     ] == ["LeaseProgress"]
+
+
+# --- the check of a plan
+
+UP, DOWN = PeerId("up"), PeerId("down")
+FROM_UP = EdgePeer(UP, Address("10.0.0.1", 4000), dial=True, secret=bytes(32))
+TO_DOWN = EdgePeer(DOWN, None, dial=False, secret=bytes(32))
+PLACE = StripeEdge(StripeId(0), UP, (DOWN,))
+GOOD = PlanEdges(FormId("f"), PlanId(1), Generation(0), (PLACE,), (FROM_UP, TO_DOWN))
+
+
+def test_a_good_plan_can_be_followed() -> None:
+    assert edges_fault(GOOD, ME) == ""
+    assert edges_fault(replace(GOOD, sources=(UP,)), ME) == ""
+    assert edges_fault(replace(GOOD, stripes=(), peers=()), ME) == ""
+    assert edges_fault(replace(GOOD, stripes=(replace(PLACE, spare=1.0),)), ME) == ""
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (replace(GOOD, stripes=(PLACE, PLACE)), "the same"),
+        (
+            replace(
+                GOOD,
+                stripes=tuple(replace(PLACE, stripe=StripeId(n)) for n in range(STRIPES_MAX + 1)),
+            ),
+            "too many",
+        ),
+        (replace(GOOD, peers=(FROM_UP, FROM_UP, TO_DOWN)), "linked with"),
+        (replace(GOOD, peers=(FROM_UP, TO_DOWN, replace(TO_DOWN, peer=ME))), "linked with"),
+        (replace(GOOD, peers=(FROM_UP, replace(TO_DOWN, secret=b"short"))), "linked with"),
+        (replace(GOOD, peers=(FROM_UP, replace(TO_DOWN, dial=True))), "linked with"),
+        (
+            replace(
+                GOOD, peers=(replace(FROM_UP, address=Address("169.254.169.254", 80)), TO_DOWN)
+            ),
+            "linked with",
+        ),
+        (
+            replace(GOOD, peers=(replace(FROM_UP, address=Address("10.0.0.1", 1 << 40)), TO_DOWN)),
+            "linked with",
+        ),
+        (replace(GOOD, stripes=(PLACE, StripeEdge(StripeId(1), None, ()))), "begins here"),
+        (replace(GOOD, peers=(FROM_UP,)), "impossible"),
+        (replace(GOOD, sources=(PeerId("far"),)), "no peer of it"),
+        (replace(GOOD, stripes=(replace(PLACE, parent=DOWN),)), "impossible"),
+        *(
+            (replace(GOOD, stripes=(replace(PLACE, spare=share),)), "impossible")
+            for share in (-0.1, 1.1, math.nan, math.inf)
+        ),
+    ],
+)
+def test_an_impossible_plan_says_why(wrong: PlanEdges, says: str) -> None:
+    assert says in edges_fault(wrong, ME)
