@@ -79,8 +79,7 @@ from echo2d.runtime.coordinator.live_page import LivePage, PageMachine
 from echo2d.runtime.coordinator.metrics import CoordinatorMetrics
 from echo2d.runtime.coordinator.process_view import ProcessView
 from echo2d.runtime.coordinator.version_publisher import VersionPublisher
-from echo2d.runtime.process.mailbox import EVENTS_MAX, EVENTS_PER_TURN_MAX, Mailbox
-from echo2d.runtime.process.pending_requests import PendingRequests
+from echo2d.runtime.process.mailbox import EVENTS_MAX, EVENTS_PER_TURN_MAX, Mailbox, PendingRequests
 from echo2d.runtime.run_dir.access_table import AccessTable, Enrolment
 from echo2d.runtime.run_dir.enrolments import Enrolments
 from echo2d.runtime.run_dir.ledger_thread import LedgerThread

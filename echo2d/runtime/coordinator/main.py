@@ -70,9 +70,14 @@ from echo2d.runtime.renting.renter import boxes_left_alone, open_renter
 from echo2d.runtime.renting.setup import prices_of
 from echo2d.runtime.run_dir.access_table import AccessTable
 from echo2d.runtime.run_dir.backup import forget_killed_backups
-from echo2d.runtime.run_dir.beginning import require_whole
 from echo2d.runtime.run_dir.ledger_thread import LedgerThread
-from echo2d.runtime.run_dir.run_directory import LEDGER_FILE, RunDirectory, announce, withdraw
+from echo2d.runtime.run_dir.run_directory import (
+    LEDGER_FILE,
+    RunDirectory,
+    announce,
+    require_new_or_whole,
+    withdraw,
+)
 from echo2d.runtime.run_dir.tokens import own_token
 from echo2d.runtime.run_dir.version_files import VersionFiles
 from echo2d.runtime.seed.supervisor import SeedHandover, supervise_seed
@@ -153,7 +158,7 @@ async def open_coordinator(
 
     OperatorFault: the coordinator cannot start with this configuration.
     """
-    await asyncio.to_thread(require_whole, config.run.run_dir, config.folder)
+    await asyncio.to_thread(require_new_or_whole, config.run.run_dir, config.folder)
     await asyncio.to_thread(_make_snapshot_root, config.run.snapshot_root)
     run = await asyncio.to_thread(RunDirectory, config.run.run_dir)
     tls = await asyncio.to_thread(run.authority.coordinator) if _uses_tls(config) else None

@@ -2,22 +2,29 @@
 
 import asyncio
 import math
+import os
 import random
 import secrets
+import time
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
+
+import aiohttp
 
 from echo2d.config.worker import WorkerConfig
 from echo2d.errors import OperatorFault
+from echo2d.net.api.boxes import UPLINK_BYTES_MAX, UPLINK_PATH, UPLINK_S_MAX
 from echo2d.net.control.client import Identity
 from echo2d.net.security.auth import TokenFile, read_token_file
-from echo2d.net.security.tls import Tls
+from echo2d.net.security.tls import Tls, in_words, to_coordinator
 from echo2d.net.security.urls import CoordinatorUrls
 from echo2d.runtime.doctor import host
 from echo2d.runtime.doctor.coordinator_view import authority, coordinator, credential, open_session
-from echo2d.runtime.doctor.finding import HostFinding, error, skipped
+from echo2d.runtime.doctor.finding import HostFinding, error, ok, skipped, warning
+from echo2d.runtime.doctor.host import size_words
 from echo2d.runtime.doctor.trial_join import try_ports
-from echo2d.runtime.doctor.uplink import uplink
 from echo2d.runtime.peer.state_dir import StateDir
 from echo2d.store.slots.current_slot import read_current
 
@@ -85,7 +92,7 @@ async def _coordinator(box: Box) -> list[HostFinding]:
         found.append(accepted)
         if accepted.level == "error":
             return found
-        found.append(await uplink(http, url, tls, token))
+        found.append(await _uplink(http, url, tls, token))
     return [*found, *await _ports(box, token)]
 
 
@@ -122,3 +129,57 @@ def _disk(box: Box, folder: Path) -> list[HostFinding]:
     return host.disk(
         "disk", folder, needed_bytes=needed, needed_for="two versions and their frames"
     )
+
+
+# --- how fast this box sends: what it can give of its uplink to other workers, at most
+
+SEND_S = 4.0
+_PART_BYTES = 1 << 16
+_UPLINK_ANSWER_S = UPLINK_S_MAX + 15.0
+# From so slow an uplink others get little; its answers are a few KB each, and fit.
+SLOW_BYTES_PER_S = 250_000
+
+
+async def _uplink(
+    http: aiohttp.ClientSession, url: str, tls: Tls | None, token: TokenFile
+) -> HostFinding:
+    """Send random bytes for SEND_S."""
+    try:
+        async with http.post(
+            url + UPLINK_PATH,
+            data=_random_parts(),
+            headers={"Authorization": f"Bearer {token.secret}"},
+            timeout=aiohttp.ClientTimeout(total=_UPLINK_ANSWER_S),
+            **to_coordinator(tls),
+        ) as response:
+            reply = await response.json(content_type=None)
+        if response.status == HTTPStatus.OK:
+            return _uplink_finding(float(reply["bytes"]), float(reply["seconds"]))
+    except (aiohttp.ClientError, TimeoutError, OSError) as fault:
+        return skipped("uplink", f"could not be measured: {in_words(fault)}")
+    except (ValueError, TypeError, KeyError):
+        return skipped("uplink", f"not measured: HTTP {response.status}, and no answer of echo2d")
+    detail = reply.get("detail") if isinstance(reply, dict) else None
+    return skipped("uplink", f"not measured: {detail or f'HTTP {response.status}'}")
+
+
+def _uplink_finding(count: float, seconds: float) -> HostFinding:
+    rate = count / max(seconds, 1e-3)
+    text = (
+        f"{size_words(rate)}/s to the coordinator over one connection ({size_words(count)} in "
+        f"{seconds:.1f} s)"
+    )
+    if rate < SLOW_BYTES_PER_S:
+        todo = (
+            "nothing need be done: other workers pass versions on instead, this one gets them late"
+        )
+        return warning("uplink", text, todo)
+    return ok("uplink", text)
+
+
+async def _random_parts() -> AsyncIterator[bytes]:
+    ends_at, sent, part = time.monotonic() + SEND_S, 0, os.urandom(_PART_BYTES)
+    while sent + _PART_BYTES <= UPLINK_BYTES_MAX and time.monotonic() < ends_at:
+        yield part
+        sent += len(part)
+        await asyncio.sleep(0)

@@ -7,8 +7,8 @@
 
 A box gets a credential of its own before its start command runs. The credential lets one worker in
 until the box's time is over, and is deleted with the box. If a row cannot be kept, the process ends
-before anything is started. Not here: decisions (`core/renting/autoscaler.py`), how commands run
-(`echo2d/providers`), and how the need follows from a status (`demand`).
+before anything is started. Not here: decisions (`core/renting/autoscaler.py`), and how commands run
+(`echo2d/providers`).
 """
 
 import asyncio
@@ -19,12 +19,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Any, assert_never, cast
 
 from echo2d.config.coordinator import CoordinatorConfig
 from echo2d.core.base.ids import PeerId
 from echo2d.core.renting.autoscaler import Autoscaler
-from echo2d.core.renting.budget import Label, Rental
+from echo2d.core.renting.budget import HOUR_S, Label, Rental
 from echo2d.core.renting.events import (
     Keep,
     List,
@@ -41,13 +42,18 @@ from echo2d.core.renting.events import (
     StopEnded,
 )
 from echo2d.core.status.json_form import plain
-from echo2d.core.status.schema import BoxStatus, RentingStatus, Status, WorkerStatus
+from echo2d.core.status.schema import (
+    BoxStatus,
+    ProvisionStatus,
+    RentingStatus,
+    Status,
+    WorkerStatus,
+)
 from echo2d.errors import OperatorFault, ProviderFault, StoreFault
 from echo2d.net.security.auth import write_token_file
 from echo2d.net.security.urls import WILDCARDS, coordinator_url
 from echo2d.providers.base import BoxOrder, Provider
 from echo2d.runtime.renting.clock import RentClock, moment
-from echo2d.runtime.renting.demand import gb_per_h, holds, margin_of, works
 from echo2d.runtime.renting.setup import (
     make_provider,
     offers_of,
@@ -260,9 +266,9 @@ class Renter:
         return NeedMeasured(
             status.provision.shortfall,
             wanted=silent_s is not None and silent_s < self._rules.idle_s,
-            workers=sum(map(works, status.workers)),
+            workers=sum(map(_works, status.workers)),
             serving=self._serving(now),
-            holding=frozenset(label for label, worker in self._workers.items() if holds(worker)),
+            holding=frozenset(label for label, worker in self._workers.items() if _holds(worker)),
             mu={
                 label: worker.mu for label, worker in self._workers.items() if worker.mu is not None
             },
@@ -447,3 +453,41 @@ def boxes_left_alone(config: CoordinatorConfig) -> str:
     """The boxes that an earlier coordinator of the run may have left; empty if there are none."""
     facts = rented(config)
     return f"{len(facts['boxes'])} boxes, {facts['usd_per_h']:g} usd/h" if facts["boxes"] else ""
+
+
+# --- what a run's status says about its need for boxes
+#
+# It reads a Status and decides nothing.
+
+
+def _works(worker: WorkerStatus) -> bool:
+    """The worker generates, or would if it got leases."""
+    return (
+        worker.alive and worker.serving is not None and not worker.leaving and not worker.cordoned
+    )
+
+
+def _holds(worker: WorkerStatus) -> bool:
+    """The worker has something to finish, or would get it. `running` also counts gateway calls."""
+    return _works(worker) or bool(worker.leased) or (worker.alive and worker.running > 0)
+
+
+def margin_of(provision: ProvisionStatus) -> float:
+    """The part of the target in trajectories/s that gamma adds for noise.
+
+    The target is what all workers make and what they lack of it, so where the shortfall is cut off
+    (`CapacityPlanner.shortfall`) the margin is smaller, too.
+    """
+    if provision.shortfall is None:
+        return 0.0
+    return (provision.shortfall + provision.mu_available) * (1 - 1 / provision.gamma)
+
+
+def gb_per_h(status: Status) -> float:
+    """The versions that each worker receives, in GB/h; 0 before steps and versions are known."""
+    sizes = [each.wire_bytes for each in status.version_bytes.values()]
+    steps = status.t_train_s
+    if not sizes or not steps or median(steps) <= 0:
+        return 0.0
+    period_s = status.publish_every * median(steps)
+    return median(sizes) / 1e9 * HOUR_S / period_s

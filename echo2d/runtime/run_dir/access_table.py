@@ -35,7 +35,7 @@ from echo2d.net.security.auth import (
     peer_id_of,
     secret_hash,
 )
-from echo2d.runtime.run_dir.run_directory import RunDirectory
+from echo2d.runtime.run_dir.run_directory import ACCESS_FILE, RunDirectory
 from echo2d.store.disk import is_of_the_host, sqlite_words, store_faults
 from echo2d.store.formats import require_format
 from echo2d.store.row_sums import TableSum
@@ -54,7 +54,6 @@ USES_WRITTEN_S = 60.0
 AWAY_S = 7 * 86400.0
 # `PRAGMA user_version` of the table; 0 in a file that was just made.
 ACCESS_FORMAT = 2
-ACCESS_FILE = "access.sqlite"
 _SCHEMA = (
     """CREATE TABLE IF NOT EXISTS tokens (
     name TEXT PRIMARY KEY, role TEXT NOT NULL, secret_hash BLOB NOT NULL UNIQUE,

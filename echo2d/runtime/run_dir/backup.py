@@ -29,7 +29,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from echo2d.errors import OperatorFault, StoreFault
-from echo2d.runtime.run_dir.access_table import ACCESS_FILE, require_whole
+from echo2d.runtime.run_dir.access_table import require_whole
 from echo2d.runtime.run_dir.authority import AUTHORITY_FILE, KEY_FILE
 from echo2d.runtime.run_dir.backup_files import (
     BACKUP_PARTS,
@@ -44,7 +44,7 @@ from echo2d.runtime.run_dir.backup_files import (
     sync_folders,
     write_manifest,
 )
-from echo2d.runtime.run_dir.run_directory import LEDGER_FILE, existing_run
+from echo2d.runtime.run_dir.run_directory import ACCESS_FILE, LEDGER_FILE, existing_run
 from echo2d.store.disk import opened, store_faults, sync
 from echo2d.store.ledger_copy import LedgerFacts, copy_database, copy_ledger
 from echo2d.store.snapshots import build_manifest

@@ -14,10 +14,11 @@ from echo2d.core.coordinator.own_status import earned_together
 from echo2d.errors import OperatorFault
 from echo2d.net.security.auth import TokenFile, TokenRole, read_token_file, write_token_file
 from echo2d.net.security.urls import CoordinatorUrls
-from echo2d.runtime.run_dir.access_table import ACCESS_FILE, AccessTable, TokenRow
+from echo2d.runtime.run_dir.access_table import AccessTable, TokenRow
 from echo2d.runtime.run_dir.authority import change_authority, known_authority, open_authority
 from echo2d.runtime.run_dir.operator_log import note_order
 from echo2d.runtime.run_dir.run_directory import (
+    ACCESS_FILE,
     LEDGER_FILE,
     RunDirectory,
     existing_run,

@@ -16,7 +16,8 @@ from echo2d.core.base.ids import FormId, Generation, PlanId
 from echo2d.core.protocol.control_messages import Address, EdgePeer, PlanEdges
 from echo2d.net.security.auth import peer_id_of, public_bytes, read_token_file, write_token_file
 from echo2d.runtime.coordinator.main import Opened, core_machine
-from echo2d.runtime.doctor import host, trial_join, uplink
+from echo2d.runtime.doctor import box as box_module
+from echo2d.runtime.doctor import host, trial_join
 from echo2d.runtime.doctor.box import Box, examine_box
 from echo2d.runtime.doctor.coordinator_view import _clock, authority
 from echo2d.runtime.doctor.finding import HostFinding, exit_code, ok
@@ -34,7 +35,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """A small probe, whose speed says nothing; and nobody waits for a plan where no seed is."""
     monkeypatch.setattr(host, "_PROBE_BYTES", 1 << 16)
     monkeypatch.setattr(host, "DISK_BYTES_PER_S_MIN", 0.0)
-    monkeypatch.setattr(uplink, "SEND_S", 0.1)
+    monkeypatch.setattr(box_module, "SEND_S", 0.1)
     monkeypatch.setattr(trial_join, "PLAN_S_MAX", 0.01)
     monkeypatch.setattr(trial_join, "_DIAL_S_MAX", 0.0)
     monkeypatch.setattr(trial_join, "DIAL_AGAIN_S", 0.01)
@@ -81,11 +82,11 @@ async def test_a_box_that_can_work(config: CoordinatorConfig, tmp_path: Path) ->
 
 
 def test_a_slow_uplink_is_a_warning_and_a_fast_one_has_its_rate() -> None:
-    assert uplink._finding(8e6, 4.0) == ok(
+    assert box_module._uplink_finding(8e6, 4.0) == ok(
         "uplink", "2 MB/s to the coordinator over one connection (8 MB in 4.0 s)"
     )
-    assert uplink._finding(4e5, 4.0).level == "warning"
-    assert uplink._finding(1e6, 0.0).level == "ok", "it came at once"
+    assert box_module._uplink_finding(4e5, 4.0).level == "warning"
+    assert box_module._uplink_finding(1e6, 0.0).level == "ok", "it came at once"
 
 
 async def test_what_is_wrong_has_a_line_and_says_what_to_do(

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from echo2d.errors import OperatorFault
-from echo2d.runtime.run_dir.beginning import require_whole
+from echo2d.runtime.run_dir.run_directory import require_new_or_whole
 
 FILES = ("run.key", "ledger.sqlite", "access.sqlite")
 
@@ -25,7 +25,7 @@ def test_a_new_or_a_whole_run_is_fine(tmp_path: Path, names: tuple[str, ...]) ->
     run_dir = tmp_path / "coordinator"
     if names:
         make(run_dir, *names, versions=names == FILES)
-    require_whole(run_dir, tmp_path)
+    require_new_or_whole(run_dir, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_a_run_that_lost_a_file_is_refused(tmp_path: Path, lost: str, said: str)
     run_dir = make(tmp_path / "coordinator", *FILES)
     (run_dir / lost).unlink()
     with pytest.raises(OperatorFault, match=said):
-        require_whole(run_dir, tmp_path)
+        require_new_or_whole(run_dir, tmp_path)
     assert not (run_dir / lost).exists()
 
 
@@ -49,11 +49,11 @@ def test_a_run_that_was_set_up_and_lost_a_file_is_refused(tmp_path: Path, lost: 
     run_dir = make(tmp_path / "coordinator", "run.key", "access.sqlite", versions=False)
     (run_dir / lost).unlink()
     if lost == "access.sqlite":
-        return require_whole(
+        return require_new_or_whole(
             run_dir, tmp_path
         )  # a key alone is what a first start leaves that was killed
     with pytest.raises(OperatorFault, match=r"run\.key is gone"):
-        require_whole(run_dir, tmp_path)
+        require_new_or_whole(run_dir, tmp_path)
     return None
 
 
@@ -62,5 +62,5 @@ def test_a_folder_that_was_moved_is_refused(tmp_path: Path) -> None:
     make(old / "coordinator", *FILES)
     shutil.move(old, new)
     with pytest.raises(OperatorFault, match=r'set run\.run_dir = "coordinator"'):
-        require_whole(old / "coordinator", new)
-    require_whole(new / "coordinator", new)
+        require_new_or_whole(old / "coordinator", new)
+    require_new_or_whole(new / "coordinator", new)
