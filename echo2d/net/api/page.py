@@ -5,15 +5,18 @@
 
 They are read once, at the start. They hold no fact of a run: the page asks for those with the secret
 that a person types in. Its policy lets it load and ask this coordinator only, and lets no script
-make HTML out of text.
+make HTML out of text. Browsers that come under a name which is not this run's are refused.
 """
 
-from collections.abc import Mapping
+import ipaddress
+from collections.abc import Collection, Mapping
+from http import HTTPStatus
 from importlib import resources
 
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 
-from echo2d.net.http.json_fields import Handler
+from echo2d.net.http.json_fields import Handler, HttpRefusal
 
 # The content security policy of an answer that is no page: it may load, embed or send nothing.
 NOTHING_ELSE = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -58,3 +61,47 @@ def _show(name: str, body: bytes) -> Handler:
         return web.Response(body=body, content_type=kind, charset="utf-8", headers=headers)
 
     return show
+
+
+# --- browsers that came under a name which is not this run's are refused
+#
+# A stranger's page can have its own name point to the address of this host (DNS rebinding). The
+# browser then takes both for one site, and the page could read what people type into the
+# dashboard. So whatever a browser asks for must be asked under an address, as localhost, or under
+# a name that the operator gave. Programs are not checked: they show a secret that no browser
+# holds.
+
+# What browsers send with every request, or with those of scripts.
+FROM_BROWSER = ("Sec-Fetch-Site", "Origin")
+
+
+def known_names(names: Collection[str]) -> Middleware:
+    """A middleware; names: under which people reach the coordinator, without port."""
+    known = frozenset(name.lower().rstrip(".") for name in names)
+
+    @web.middleware
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        browser = request.path == "/" or any(each in request.headers for each in FROM_BROWSER)
+        if browser and not _is_known(request.headers.get("Host", ""), known):
+            raise HttpRefusal(
+                HTTPStatus.MISDIRECTED_REQUEST,
+                "host",
+                "this coordinator is not known by that name; use its address, or add the name to "
+                "coordinator.names",
+            )
+        return await handler(request)
+
+    return check
+
+
+def _is_known(host: str, known: Collection[str]) -> bool:
+    """host: of the header, mostly with a port."""
+    name = host.rpartition("]")[0].lstrip("[") if host.startswith("[") else host.partition(":")[0]
+    name = name.lower().rstrip(".")
+    if name in known or name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True

@@ -34,7 +34,7 @@ The core takes every decision; this module only turns requests into events, and 
                                         hand_over: true may be added: others go on with what it holds
     GET  /v1/wheel                      the wheel of this installation, for a box that holds a
                                         worker's token; see `echo2d join --print-script`
-    POST /v1/uplink                     worker's token: how fast it can send, see uplink_trial.py
+    POST /v1/uplink                     worker's token: how fast it can send, see boxes.py
     GET  /v1/status/own                 worker's token: facts about the boxes enrolled with it
     GET  /healthz, /readyz              see net/http/health.py; no credential is needed
     GET  /v1/history                    ?since=STEP -> {columns, rows, rewound}: what each later step
@@ -112,16 +112,14 @@ from echo2d.net.api.bodies import (
     scores_of,
     software_name,
 )
-from echo2d.net.api.page import NOTHING_ELSE, serve_page
-from echo2d.net.api.uplink_trial import UPLINK_PATH, UplinkTrials
-from echo2d.net.api.wheel import WheelDownloads
+from echo2d.net.api.boxes import UPLINK_PATH, UplinkTrials, WheelDownloads
+from echo2d.net.api.page import NOTHING_ELSE, known_names, serve_page
 from echo2d.net.gateway.errors import error_response
 from echo2d.net.gateway.routes import GatewayBackend as Gateway
 from echo2d.net.gateway.routes import is_gateway_path, mount
 from echo2d.net.http.admission import DOOR, ConnectionAdmission, admit
 from echo2d.net.http.costly_answer import CostlyAnswer
 from echo2d.net.http.health import Health, add_health_routes
-from echo2d.net.http.host_names import known_names
 from echo2d.net.http.json_fields import (
     Handler,
     HttpRefusal,

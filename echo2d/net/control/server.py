@@ -38,8 +38,13 @@ from echo2d.core.protocol.control_messages import (
     Welcome,
 )
 from echo2d.errors import PeerFault
-from echo2d.net.control.other_builds import FAULT_RETRY_S_MIN, ComeAgain, OtherBuilds
-from echo2d.net.control.protocol_faults import PROTOCOL_FAULTS_MAX, ProtocolFaults
+from echo2d.net.control.refusals import (
+    FAULT_RETRY_S_MIN,
+    PROTOCOL_FAULTS_MAX,
+    ComeAgain,
+    OtherBuilds,
+    ProtocolFaults,
+)
 from echo2d.net.control.send_buffer import CLOSE_TIMEOUT_S, SendBuffer
 from echo2d.net.http.admission import admit
 from echo2d.net.security.auth import (

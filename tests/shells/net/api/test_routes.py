@@ -33,14 +33,14 @@ from echo2d.core.coordinator.events import (
 from echo2d.core.protocol.trajectory import StepFigures, TrajectoryScore
 from echo2d.core.weights.manifest import Manifest
 from echo2d.errors import OperatorFault, StoreFault
+from echo2d.net.api import boxes
 from echo2d.net.api import routes as api_routes
-from echo2d.net.api import wheel as api_wheel
+from echo2d.net.api.boxes import WHEELS_MAX, WHEELS_PER_TOKEN_MAX
 from echo2d.net.api.page import read_page
 from echo2d.net.api.routes import (
     ENROL_BYTES_MAX,
     make_app,
 )
-from echo2d.net.api.wheel import WHEELS_MAX, WHEELS_PER_TOKEN_MAX
 from echo2d.net.http.serving import make_runner
 from echo2d.net.security.auth import Caller, Denied, Role, enrol_proof, public_bytes
 from tests.support.polling import HANG_S
@@ -207,8 +207,8 @@ async def test_a_wheel_that_is_read_too_slowly_ends_without_a_word(
         return "a.whl", bytes(sizes.pop(0))
 
     monkeypatch.setattr(backend, "wheel", wheel)
-    monkeypatch.setattr(api_wheel, "WHEELS_PER_TOKEN_MAX", 1)
-    monkeypatch.setattr(api_wheel, "WHEEL_S_MAX", 0.05)
+    monkeypatch.setattr(boxes, "WHEELS_PER_TOKEN_MAX", 1)
+    monkeypatch.setattr(boxes, "WHEEL_S_MAX", 0.05)
     reader, writer = await asyncio.open_connection(*call.url.removeprefix("http://").split(":"))
     writer.write(b"GET /v1/wheel HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer W\r\n\r\n")
     async with asyncio.timeout(HANG_S):
@@ -229,7 +229,7 @@ async def test_so_many_wheels_are_sent_at_once_and_no_more(
     asked, go = asyncio.Semaphore(0), asyncio.Event()
     many = WHEELS_PER_TOKEN_MAX if most == "token" else WHEELS_MAX
     if most == "run":
-        monkeypatch.setattr(api_wheel, "WHEELS_PER_TOKEN_MAX", 2 * WHEELS_MAX)
+        monkeypatch.setattr(boxes, "WHEELS_PER_TOKEN_MAX", 2 * WHEELS_MAX)
 
     async def wheel() -> tuple[str, bytes]:
         asked.release()

@@ -35,8 +35,7 @@ from echo2d.net import backoff
 from echo2d.net.control import send_buffer
 from echo2d.net.control import server as control_server
 from echo2d.net.control.client import ControlLink, Identity
-from echo2d.net.control.other_builds import RETRY_S_MIN
-from echo2d.net.control.protocol_faults import PROTOCOL_FAULTS_MAX
+from echo2d.net.control.refusals import PROTOCOL_FAULTS_MAX, RETRY_S_MIN
 from echo2d.net.control.server import Sessions
 from echo2d.net.security.auth import (
     ANSWER,

@@ -28,7 +28,7 @@ from echo2d.core.protocol.control_messages import (
 )
 from echo2d.core.protocol.trajectory import pack_logprobs, pack_tokens, unpack_tokens
 from echo2d.net.control.client import ControlLink, Identity
-from echo2d.net.control.protocol_faults import PROTOCOL_FAULTS_MAX, REFUSED_S
+from echo2d.net.control.refusals import PROTOCOL_FAULTS_MAX, REFUSED_S
 from echo2d.runtime.coordinator.main import Opened, core_machine
 from echo2d.tasks.sort_digits import answer
 from echo2d.this_build import THIS_BUILD

@@ -1,5 +1,7 @@
-"""Peers whose build this coordinator does not understand: which ones they are, and when each may
-come again.
+"""Peers that are refused at the control link, and when each may come again.
+
+Some break the protocol again and again (`ProtocolFaults`). Others are of a build that this coordinator
+does not understand (`OtherBuilds`):
 
     came --> told when to come again: RETRY_S_MIN later, and SPACING_S after the one before it
       ^                                   |
@@ -13,6 +15,7 @@ Times are monotonic seconds. Not here: which builds understand each other
 (`core/protocol/builds.py`).
 """
 
+from collections import deque
 from dataclasses import dataclass
 
 from echo2d.core.base.bounded_dict import keep_newest
@@ -80,7 +83,7 @@ class OtherBuild:
 
 
 class OtherBuilds:
-    """See the module docstring. come_again: shared with whatever else sends peers away."""
+    """Peers whose build is not understood. come_again: shared with whatever else sends peers away."""
 
     def __init__(self, come_again: ComeAgain) -> None:
         self._come_again = come_again
@@ -113,3 +116,57 @@ class OtherBuilds:
     def check(self) -> None:
         assert len(self._peers) <= _PEERS_MAX
         self._come_again.check()
+
+
+# --- protocol faults: a peer that breaks the protocol again and again is refused
+#
+#     PROTOCOL_FAULTS_MAX faults within WINDOW_S --> refused for REFUSED_S, then as if nothing had been
+#
+# A fault is a message that cannot be decoded or is not allowed now, from a peer that has proved its
+# key. So nobody can have another peer refused. Peers count by key: many may share one address.
+
+PROTOCOL_FAULTS_MAX = 3
+WINDOW_S = 600.0
+REFUSED_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedPeer:
+    """A peer that is refused now, and for how many seconds more."""
+
+    peer: PeerId
+    refused_s: float
+
+
+class ProtocolFaults:
+    """See the comment above. `now` is monotonic seconds. total: faults of all peers so far."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._at: dict[PeerId, deque[float]] = {}  # the newest faults of each peer
+        self._until: dict[PeerId, float] = {}
+
+    def count(self, peer: PeerId, now: float) -> None:
+        self.total += 1
+        at = self._at.pop(peer, deque(maxlen=PROTOCOL_FAULTS_MAX))
+        at.append(now)
+        self._at[peer] = at
+        keep_newest(self._at, _PEERS_MAX)
+        if len(at) == PROTOCOL_FAULTS_MAX and now - at[0] <= WINDOW_S:
+            del self._at[peer]
+            self._until[peer] = now + REFUSED_S
+            keep_newest(self._until, _PEERS_MAX)
+
+    def refused_s(self, peer: PeerId, now: float) -> float:
+        """For how many seconds more the peer is refused; 0 if it is not."""
+        return max(0.0, self._until.get(peer, now) - now)
+
+    def refused(self, now: float) -> tuple[RefusedPeer, ...]:
+        """All peers that are refused now."""
+        self._until = {peer: until for peer, until in self._until.items() if until > now}
+        return tuple(RefusedPeer(peer, until - now) for peer, until in self._until.items())
+
+    def check(self) -> None:
+        assert len(self._at) <= _PEERS_MAX
+        assert len(self._until) <= _PEERS_MAX
+        assert all(0 < len(at) <= PROTOCOL_FAULTS_MAX for at in self._at.values())

@@ -10,8 +10,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
-from echo2d.net.api import uplink_trial
-from echo2d.net.api.uplink_trial import UPLINK_EVERY_S, UplinkTrials
+from echo2d.net.api import boxes
+from echo2d.net.api.boxes import UPLINK_EVERY_S, UplinkTrials
 from echo2d.net.http.json_fields import HttpRefusal
 
 
@@ -68,7 +68,7 @@ async def test_each_token_has_a_trial_now_and_then(
 async def test_one_trial_at_a_time(
     client: TestClient[web.Request, web.Application], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(uplink_trial, "UPLINK_EVERY_S", 0.0)
+    monkeypatch.setattr(boxes, "UPLINK_EVERY_S", 0.0)
     begun, go = asyncio.Event(), asyncio.Event()
 
     async def parts() -> AsyncIterator[bytes]:
@@ -88,8 +88,8 @@ async def test_one_trial_at_a_time(
 async def test_what_a_slow_uplink_has_sent_by_the_end_of_the_trial_counts(
     client: TestClient[web.Request, web.Application], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(uplink_trial, "UPLINK_S_MAX", 0.02)
-    monkeypatch.setattr(uplink_trial, "UPLINK_EVERY_S", 0.0)
+    monkeypatch.setattr(boxes, "UPLINK_S_MAX", 0.02)
+    monkeypatch.setattr(boxes, "UPLINK_EVERY_S", 0.0)
 
     async def parts() -> AsyncIterator[bytes]:
         yield b"x"
@@ -103,7 +103,7 @@ async def test_what_a_slow_uplink_has_sent_by_the_end_of_the_trial_counts(
 async def test_more_bytes_than_a_trial_takes_are_refused(
     client: TestClient[web.Request, web.Application], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(uplink_trial, "UPLINK_BYTES_MAX", 10_000)
+    monkeypatch.setattr(boxes, "UPLINK_BYTES_MAX", 10_000)
 
     async def parts() -> AsyncIterator[bytes]:
         for _ in range(100):
