@@ -66,9 +66,9 @@ from echo2d.learner.ranks.ranks import Ranks, device_of
 from echo2d.learner.saving.adapter import AdapterWriter, check_scale
 from echo2d.learner.saving.checkpoint import OWN, Checkpoints
 from echo2d.learner.saving.files import make_directory
+from echo2d.learner.saving.identity import tell_changes
 from echo2d.learner.saving.publish import Publisher, SnapshotWriter
 from echo2d.learner.saving.remote import RemoteCheckpoints
-from echo2d.learner.saving.settings import tell_changes
 from echo2d.learner.stopping import StopClock
 from echo2d.logs import say
 from echo2d.sd_notify import Notifier

@@ -5,12 +5,15 @@ Suffixes of names: n = answer tokens of a micro-batch, in row-major order.
 """
 
 import logging
+import math
+import random
 import resource
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -30,7 +33,7 @@ from echo2d.learner.metrics.staleness import (
     overall,
     tally,
 )
-from echo2d.learner.model import lora, rng_state
+from echo2d.learner.model import lora
 from echo2d.learner.model.begun_step import BegunStep, Leaves, StepLeftError, finishes
 from echo2d.learner.model.flops import ModelSize, peak_of
 from echo2d.learner.model.layers import compile_layers, prepare_layers
@@ -46,7 +49,6 @@ from echo2d.learner.objective.objectives import (
     surrogate_loss,
     token_shares,
 )
-from echo2d.learner.objective.schedule import lr_share
 from echo2d.learner.objective.token_weights import WeightInputs, weigh
 from echo2d.learner.ranks.ranks import Ranks, whole
 from echo2d.learner.saving.layout import layout_of
@@ -111,7 +113,7 @@ class Policy:
     """
 
     def __init__(self, config: LearnerConfig, ranks: Ranks) -> None:
-        rng_state.seed(config.rng_seed)
+        seed_generators(config.rng_seed)
         if config.threads:
             torch.set_num_threads(config.threads)
         if ranks.device.type == "cuda":
@@ -150,7 +152,7 @@ class Policy:
             fused=ranks.device.type == "cuda",
         )
         # All ranks have built the same model. From here on each has its own dropout.
-        rng_state.seed(config.rng_seed + ranks.rank * RANK_SEED_STEP)
+        seed_generators(config.rng_seed + ranks.rank * RANK_SEED_STEP)
 
     def _filled(self, model: Any) -> Any:
         """The model with this rank's shards of its weights, from the files."""
@@ -203,7 +205,7 @@ class Policy:
         for group in self._optimizer.param_groups:
             group["lr"] = self._lr(step)
         applied = _Applied([], [], [], begun)
-        rng = rng_state.state()
+        rng = generator_states()
         total = sum(len(part.micro) for part in parts)
 
         def leaves_after(done: int) -> bool:
@@ -227,10 +229,10 @@ class Policy:
                     applied.done += accumulated
                     applied.norms.append(norm)
                 applied.parts.append(part)
-                rng = rng_state.state()
+                rng = generator_states()
         except StepLeftError:
             self._optimizer.zero_grad()
-            rng_state.restore(rng)
+            restore_generators(rng)
             raise StepLeftError(self._begun(applied, staleness_max)) from None
         whole_step = self._begun(applied, staleness_max)
         assert whole_step is not None
@@ -366,7 +368,7 @@ class Policy:
 
     def progress(self) -> dict[str, Any]:
         """The states of this rank's random number generators."""
-        return {"rng": rng_state.state()}
+        return {"rng": generator_states()}
 
     def restore(self, state: dict[str, Any], progress: dict[str, Any]) -> None:
         """Bring back a checkpoint. The optimizer's settings are those of the config, not of the
@@ -385,7 +387,7 @@ class Policy:
         for group, setting in zip(self._optimizer.param_groups, settings, strict=True):
             group.update(setting)
         if "rng" in progress:
-            rng_state.restore(progress["rng"])
+            restore_generators(progress["rng"])
 
     def _accumulate(
         self, micro: MicroBatch, totals: LossTotals, staleness_max: int, proximal_n: Tensor | None
@@ -498,3 +500,61 @@ def _report(step: BegunStep, effort: Effort, router: RouterLoad | None) -> StepR
 def _totals(answers: Sequence[PackedAnswer]) -> LossTotals:
     tokens = sum(len(each.logprobs_n) for each in answers)
     return LossTotals(tokens, sum(each.first for each in answers))
+
+
+# --- the learning rate of each train step: a linear warm-up, then constant, or down to a share by the last step
+
+LrSchedule = Literal["constant", "linear", "cosine"]
+
+
+def lr_share(
+    step: int, *, steps: int, warmup_steps: int, schedule: LrSchedule, last_share: float
+) -> float:
+    """The share of the configured learning rate for train step `step`, which counts from 1.
+
+    The decay begins after the warm-up, and reaches last_share at step `steps`. cosine: half a period
+    (SGDR, arXiv 1608.03983).
+    """
+    if step < warmup_steps:
+        return step / warmup_steps
+    if schedule == "constant":
+        return 1.0
+    done = min(1.0, (step - warmup_steps) / max(1, steps - warmup_steps))
+    left = 1.0 - done if schedule == "linear" else (1.0 + math.cos(math.pi * done)) / 2
+    return last_share + (1.0 - last_share) * left
+
+
+# --- the random number generators of a learner process
+
+
+def seed_generators(rng_seed: int) -> None:
+    """Seed Python, numpy and torch, CUDA included."""
+    random.seed(rng_seed)
+    np.random.seed(rng_seed % (1 << 32))
+    torch.manual_seed(rng_seed)
+
+
+def generator_states() -> dict[str, Any]:
+    """Return the states as values and tensors that `torch.load(weights_only=True)` accepts."""
+    facts = np.random.get_state(legacy=False)
+    # torch has no uint32 arithmetic, and a checkpoint holds no numpy arrays.
+    key = torch.from_numpy(facts["state"]["key"].astype(np.int64))
+    return {
+        "python": random.getstate(),
+        "numpy": {**facts, "state": {**facts["state"], "key": key}},
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+    }
+
+
+def restore_generators(kept: dict[str, Any]) -> None:
+    """Restore what `generator_states` returned. With another number of GPUs, their generators stay as they
+    are.
+    """
+    random.setstate(kept["python"])
+    facts = kept["numpy"]
+    key = facts["state"]["key"].numpy().astype(np.uint32)
+    np.random.set_state({**facts, "state": {**facts["state"], "key": key}})
+    torch.set_rng_state(kept["torch"])
+    if torch.cuda.is_available() and len(kept["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(kept["cuda"])

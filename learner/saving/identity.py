@@ -1,14 +1,17 @@
-"""The identity of a learner: who it is to the coordinator, after restarts too.
+"""The identity of a learner: who it is to the coordinator, after restarts too, and how it was set.
 
     out_dir/learner.id      the name of the host that began, and a random number
     out_dir/learner.lock    held by the one process that runs on this directory
+    out_dir/settings.json   the keys of [learner], as of the last start
 
 A learner that is started again on its directory goes on with its run. Another one has to be told to
 take the run over.
 """
 
+import dataclasses
 import errno
 import fcntl
+import json
 import logging
 import os
 import re
@@ -22,6 +25,7 @@ from pathlib import Path
 from typing import IO
 
 from echo2d.client import OperatorFault
+from echo2d.learner.config import LearnerConfig
 from echo2d.learner.saving.files import make_directory, store_faults, sync
 
 ID_FILE, LOCK_FILE = "learner.id", "learner.lock"
@@ -107,3 +111,32 @@ def _write(path: Path) -> None:
         os.fsync(file.fileno())
     scratch.rename(path)
     sync(path.parent)
+
+
+# --- settings: a learner that goes on with others says so
+
+SETTINGS_FILE = "settings.json"
+
+
+def tell_changes(config: LearnerConfig) -> None:
+    """Log each key of [learner] that differs from the last start's, and keep the present ones. Blocking."""
+    path = config.out_dir / SETTINGS_FILE
+    now = json.loads(json.dumps(dataclasses.asdict(config), default=str))
+    for key, then in _kept(path).items():
+        if key in now and now[key] != then:
+            log.warning("changed key=learner.%s before=%r now=%r", key, then, now[key])
+    part = path.with_suffix(".part")
+    try:
+        part.write_text(json.dumps(now, indent=1))
+        part.replace(path)
+    except OSError as error:
+        log.warning("the next start cannot say what has changed: %s: %s", path, error.strerror)
+
+
+def _kept(path: Path) -> dict[str, object]:
+    """Those of the last start; empty: there was none, or its file is damaged."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

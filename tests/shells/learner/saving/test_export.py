@@ -17,8 +17,7 @@ import echo2d.learner.saving.export as exporting
 from echo2d.learner.__main__ import main
 from echo2d.learner.config import LearnerConfig
 from echo2d.learner.model.load import load_model
-from echo2d.learner.saving.export import WEIGHTS_KEPT
-from echo2d.learner.saving.saved_weights import SavedWeights
+from echo2d.learner.saving.export import WEIGHTS_KEPT, SavedWeights
 from tests.support.full_disk import files_up_to
 from tests.support.learner import config_in, learn, write_config
 from tests.support.lora import OnBase

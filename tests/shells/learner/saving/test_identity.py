@@ -1,7 +1,9 @@
 """Who a learner is, after restarts too."""
 
+import dataclasses
 import errno
 import fcntl
+import logging
 import threading
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -9,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from echo2d.client import OperatorFault
-from echo2d.learner.saving.identity import own
+from echo2d.learner.config import LearnerConfig
+from echo2d.learner.saving.identity import SETTINGS_FILE, own, tell_changes
 from tests.support.polling import poll
 
 
@@ -87,3 +90,24 @@ def test_a_damaged_identity_is_refused(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "learner.id").write_bytes(data)
     with ExitStack() as stack, pytest.raises(OperatorFault, match="delete the damaged file"):
         own(tmp_path, stack)
+
+
+# --- settings
+
+
+def test_changed_settings_are_listed(
+    config: LearnerConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    config.out_dir.mkdir()
+    caplog.set_level(logging.INFO)
+    tell_changes(config)
+    tell_changes(config)
+    assert not caplog.messages
+    tell_changes(dataclasses.replace(config, lr=3e-5, objective="gspo"))
+    assert caplog.messages == [
+        "changed key=learner.objective before='grpo' now='gspo'",
+        f"changed key=learner.lr before={config.lr!r} now=3e-05",
+    ]
+    (config.out_dir / SETTINGS_FILE).write_text("no json")
+    tell_changes(config)
+    assert len(caplog.messages) == 2
