@@ -19,6 +19,8 @@ commits (a clone or a `git worktree` of one) and two commits can be compared by 
 - A key of the configuration is a field whose value is `key(...)`; those of simulations are in
   `echo2d/plan` (before, `echo2d/sim`).
 - A constant is an assignment at the top of a module, without an annotation, to one upper-case name.
+- A fragment is a module of the wheel with at most FRAGMENT_LINES lines that at most FRAGMENT_IMPORTERS
+  others import: it may be no idea of its own. Packages, main modules and what the registry names are none.
 
 The wheel is echo2d and learner; its commands, options, keys and constants are counted there. Names,
 comments, lines over 100 columns and functions are counted in echo2d and learner, without
@@ -45,6 +47,10 @@ PRODUCT = ("echo2d", "learner")
 COLUMNS = 100
 CONSTANT = re.compile("_?[A-Z][A-Z0-9_]*")
 SIMULATED = ("echo2d.plan.", "echo2d.sim.")
+FRAGMENT_LINES = 75
+FRAGMENT_IMPORTERS = 1
+REGISTRY = "echo2d.registry"
+STARTED = ("__init__.py", "__main__.py", "main.py")
 LAYOUT_TOKENS = {
     tokenize.COMMENT,
     tokenize.NL,
@@ -85,6 +91,11 @@ class Module:
     def name(self) -> str:
         parts = self.path.with_suffix("").parts
         return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+    @property
+    def imported_as(self) -> str:
+        """Its name in an installation, where the learner is a package of echo2d."""
+        return f"echo2d.{self.name}" if self.area == "learner" else self.name
 
     @property
     def lines(self) -> list[str]:
@@ -170,7 +181,30 @@ def surface(product: list[Module]) -> dict[str, int]:
     figures["keys"] = len(keys)
     figures["keys: of simulations"] = sum(each.name.startswith(SIMULATED) for each in keys)
     figures["constants"] = sum(count_constants(module.tree) for module in product)
+    figures[f"modules of at most {FRAGMENT_LINES} lines with one importer or none"] = len(
+        fragments(product)
+    )
     return figures
+
+
+def fragments(product: list[Module]) -> list[Module]:
+    """Small modules that hardly anything imports."""
+    inside = {module.imported_as: module for module in product}
+    importers: dict[str, set[str]] = {name: set() for name in inside}
+    for name, module in inside.items():
+        for target in imported_names(module):
+            found = target if target in inside else target.rpartition(".")[0]
+            if found in inside and found != name:
+                importers[found].add(name)
+    registered = inside[REGISTRY].text if REGISTRY in inside else ""
+    return [
+        module
+        for name, module in inside.items()
+        if len(module.lines) <= FRAGMENT_LINES
+        and len(importers[name]) <= FRAGMENT_IMPORTERS
+        and module.path.name not in STARTED
+        and name not in registered
+    ]
 
 
 def decorator_names(tree: ast.Module) -> Iterator[str]:

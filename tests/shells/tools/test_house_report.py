@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from echo2d.cli import main
-from tools.house_report import offered, read_modules, report
+from tools.house_report import fragments, offered, read_modules, report
 
 FILES = {
     "echo2d/__init__.py": "",
@@ -46,6 +46,7 @@ def test_every_row_of_a_small_tree(checkout: Path) -> None:
         "keys": 0,
         "keys: of simulations": 0,
         "constants": 4,
+        "modules of at most 75 lines with one importer or none": 4,
         "largest flat folder: modules": 2,
         "largest flat folder: path": "echo2d/core",
         "longest import chain: echo2d.core": 2,
@@ -81,6 +82,31 @@ def test_commands_options_keys_and_constants_are_counted_as_they_are_written(
     found = report(read_modules(checkout))
     names = ("commands", "options", "keys", "keys: of simulations", "constants")
     assert [found[name] for name in names] == [2, 2, 1, 1, 4]
+
+
+def test_a_fragment_is_small_and_has_one_importer_and_is_found_in_no_other_way(
+    checkout: Path,
+) -> None:
+    def found() -> list[str]:
+        product = [each for each in read_modules(checkout) if each.area in ("echo2d", "learner")]
+        return [each.imported_as for each in fragments(product)]
+
+    four = ["echo2d.core.first", "echo2d.core.second", "echo2d.errors", "echo2d.learner.loop"]
+    assert found() == four
+    (checkout / "learner/__main__.py").write_text("from echo2d.learner.loop import loop\n")
+    assert found() == four, "one program starts the loop"
+    (checkout / "learner/main.py").write_text(
+        "def main() -> None:\n    import echo2d.learner.loop\n"
+    )
+    assert found() == four[:3], "another one imports it, too"
+    (checkout / "echo2d/core/second.py").write_text("\n" * 74 + "LIMIT = 4\n")
+    assert found() == four[:3]
+    (checkout / "echo2d/core/second.py").write_text("\n" * 75 + "LIMIT = 4\n")
+    assert found() == ["echo2d.core.first", "echo2d.errors"], "it is larger"
+    (checkout / "echo2d/registry.py").write_text(
+        "X = 'echo2d.core.first:use'\n" + "\n" * 75 + "Y = 1\n"
+    )
+    assert found() == ["echo2d.errors"], "the registry names the first"
 
 
 def test_click_offers_what_its_commands_say(capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,6 +21,7 @@ BUDGET = {
     "keys": 273,
     "keys: of simulations": 54,
     "constants": 1_460,
+    "modules of at most 75 lines with one importer or none": 15,
 }
 TO_DO = "Remove something, or raise the limit in a commit of its own that says why"
 
