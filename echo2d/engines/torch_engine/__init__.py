@@ -9,8 +9,8 @@ It serves any Hugging Face causal LM whose layers keep their past in an attentio
     scoring.py   how likely an answer is that somebody else wrote, and whether its seed gives it
     gumbel.py    the draws of an SGLang server, for scoring
     int8.py      linear layers in int8
-    policy.py    snapshot directory -> model on its device, and tensors read back from its memory
-    lora.py      a LoRA adapter beside a model's weights
+    policy.py    snapshot directory -> model on its device, a LoRA adapter beside its weights, and
+                 tensors read back from its memory
 
 Importing this package imports torch and transformers.
 """
