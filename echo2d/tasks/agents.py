@@ -3,7 +3,7 @@
     POST /v1/episodes --> ticket: row, seed --> calls of the gateway --> POST /v1/episodes/T/end: reward
 
 What happens in such an episode only the agent knows; here are the rows, and what all calls begin with.
-Not here: tickets and calls (`runtime/coordinator/agent_calls.py`).
+Not here: tickets and calls (`runtime/coordinator/agent_episodes.py`).
 """
 
 from collections.abc import Sequence

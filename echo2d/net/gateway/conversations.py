@@ -17,7 +17,7 @@ from blake3 import blake3
 from echo2d.core.protocol.trajectory import pack_tokens, unpack_tokens
 from echo2d.core.rules.tasks import TaskRules
 from echo2d.core.work.events import StepEnvironment
-from echo2d.net.gateway.agents import HeardMessages, Spoken, asked, last_turn
+from echo2d.net.gateway.episodes import HeardMessages, Spoken, asked, last_turn
 from echo2d.net.gateway.responses import CallReader, ChoiceOutput
 from echo2d.texts.model_texts import ModelTexts
 from echo2d.texts.turns import NoContinuation, TurnTexts

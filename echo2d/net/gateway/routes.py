@@ -4,7 +4,7 @@
     POST /v1/chat/completions       messages through the snapshot's chat template; also streamed
     POST /v1/completions            a text or token ids; also streamed
     POST /inference/v1/generate     token ids in, token ids and logprobs out (vLLM's shape)
-    /v1/episodes                    agents that play episodes of the run (`agents`)
+    /v1/episodes                    agents that play episodes of the run (`episodes`)
 
 Callers need a bearer secret of role gateway, or a ticket. Calls with one X-Session-ID go to the same worker.
 X-Echo2d-Min-Version asks for this version or a newer one, X-Echo2d-Version-Exact for this one
@@ -27,8 +27,10 @@ from echo2d.core.base.ids import Version
 from echo2d.core.protocol.trajectory import pack_tokens, unpack_tokens
 from echo2d.core.work.calls.events import CallAsked, CallId
 from echo2d.core.work.events import StepEnvironment
-from echo2d.net.gateway.agents import (
+from echo2d.net.gateway.conversations import Conversation
+from echo2d.net.gateway.episodes import (
     Answered,
+    EpisodeEndpoints,
     HeardMessages,
     Spoken,
     TicketOffice,
@@ -37,8 +39,6 @@ from echo2d.net.gateway.agents import (
     named_sampling,
     ticket_of,
 )
-from echo2d.net.gateway.conversations import Conversation
-from echo2d.net.gateway.episode_routes import EpisodeEndpoints
 from echo2d.net.gateway.errors import CallRefusal, unusable
 from echo2d.net.gateway.handlers import Answering, GrowingAnswer, Question, Spelling
 from echo2d.net.gateway.limits import Desk, OpenRequests

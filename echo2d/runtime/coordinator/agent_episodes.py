@@ -1,4 +1,10 @@
-"""One episode that an agent outside plays: its agent's calls on one side, the core's turns on the other.
+"""Episodes that agents outside play: each one, those of a task, and the tickets for all.
+
+    StepEnvironment, turn 0 --> offered --a ticket is taken--> played --end--> EpisodeEnded
+                                   ^                             |
+                                   +-------- agent silent -------+
+
+While it is played, its agent's calls are on one side and the core's turns on the other:
 
     the core: StepEnvironment --> turn --> EnvironmentStepped or EpisodeEnded
                                    |          ^
@@ -8,24 +14,50 @@
 
 A call whose tokens go on from all tokens of the newest branch is its next turn; any other call begins a
 branch. The same call again, as after a lost answer, gets the same answer again.
+Not here: HTTP (`net/gateway/episodes.py`), what a ticket is (`net/security/tickets.py`).
 """
 
 import asyncio
+import logging
+import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from itertools import pairwise
+from typing import Any
 
 import msgpack
 
+from echo2d.core.base.bounded_dict import keep_newest
 from echo2d.core.base.ids import GroupId
-from echo2d.core.protocol.trajectory import RewardPart
-from echo2d.core.work.events import EnvironmentStepped, EpisodeEnded, StepEnvironment
-from echo2d.net.gateway.agents import Say, asked, full, over
+from echo2d.core.protocol.trajectory import RewardPart, StoredGroup, unpack_tokens
+from echo2d.core.rules.run import RunRules
+from echo2d.core.rules.tasks import TaskRules
+from echo2d.core.work.episodes import has_room
+from echo2d.core.work.events import (
+    EnvironmentStepped,
+    EpisodeEnded,
+    ForgetEpisode,
+    ProbeRewards,
+    RewardsProbed,
+    StepEnvironment,
+)
+from echo2d.net.gateway.episodes import AgentEnd, Say, Taken, asked, full, over
+from echo2d.net.gateway.errors import CallRefusal
+from echo2d.net.security.tickets import Ticket, make_ticket, read_ticket, ticket_key
+from echo2d.runtime.coordinator.prompt_calls import PromptCalls
+from echo2d.tasks.episodes import Episodes
+from echo2d.tasks.pool import TaskPrompt
+from echo2d.tasks.process import TaskFailed
+
+# --- one episode
 
 AgentEvent = EnvironmentStepped | EpisodeEnded
 
 
 class AgentEpisode:
-    """See the module docstring. room: whether a call with these given tokens may have an answer.
+    """One episode and its agent, if it has one. room: whether a call with these given tokens may have an answer.
 
     nonce: that of its ticket; None: nobody has one.
     """
@@ -179,3 +211,311 @@ class AgentEpisode:
     ) -> EpisodeEnded:
         at = order.group, order.sample, order.begun, order.turn
         return EpisodeEnded(*at, reward, reason, tuple(parts), again)
+
+
+# --- the episodes of one task, for the core
+
+At = tuple[GroupId, int]
+
+VOID_MAX = 1 << 16
+
+
+class AgentCalls:
+    """The open episodes of one task. silence_s, rows: as of the task's class. in_text: its agents call with messages.
+    offered: is set when an episode of this task, or of another one, is offered.
+    """
+
+    def __init__(
+        self,
+        episodes: Episodes,
+        task: TaskRules,
+        rules: RunRules,
+        *,
+        silence_s: float,
+        rows: int,
+        in_text: bool,
+        offered: asyncio.Event,
+    ) -> None:
+        self.task, self.silence_s = task, silence_s
+        self.draw = PromptCalls(self, task.name, rules.vocab_size).draw
+        self.samples = rules.drawn(task)
+        self._rules, self._episodes, self._in_text, self._rows = rules, episodes, in_text, rows
+        self._open: dict[At, AgentEpisode] = {}
+        self.offered = offered
+        # The nonces of tickets that do not count any more.
+        self.void: dict[bytes, None] = {}
+
+    # --- the core's side
+
+    async def prompt(self, index: int) -> TaskPrompt | TaskFailed:
+        """What all calls of a row begin with."""
+        turn = await self._episodes.reset(index, index, 0)
+        if isinstance(turn, TaskFailed):
+            return turn
+        self._episodes.drop(index)
+        # How a conversation goes on behind its first token, its agent says.
+        opening = turn.given[:4] if self._in_text else turn.given
+        return TaskPrompt(opening, turn.tags, turn.row)
+
+    def step(self, order: StepEnvironment) -> Coroutine[Any, Any, AgentEvent]:
+        """The core waits for this episode's agent."""
+        at = order.group, order.sample
+        episode = self._open.get(at)
+        if episode is None or episode.order.begun != order.begun:
+            self._close(episode)
+            episode = self._open[at] = AgentEpisode(order, self.silence_s, self._has_room)
+        episode.arrived(order)
+        if episode.is_offered:
+            self.offered.set()
+        return episode.answer()
+
+    async def probe(self, action: ProbeRewards) -> RewardsProbed:
+        """Nothing: agents say themselves what their episodes are worth."""
+        return RewardsProbed(action.task, 0, 0, "")
+
+    def forget(self, order: ForgetEpisode) -> None:
+        """The core does not want the episode any more, or has made its end durable."""
+        self._close(self._open.pop((order.group, order.sample), None), ended=order.ended)
+
+    # --- the agents' side
+
+    def open(self, at: At) -> AgentEpisode | None:
+        return self._open.get(at)
+
+    def offers(self) -> Iterator[AgentEpisode]:
+        """The episodes that an agent may take, the first one that was offered first."""
+        return (each for each in self._open.values() if each.is_offered)
+
+    def row_of(self, order: StepEnvironment) -> int:
+        return order.cursor % self._rows if self._rows else order.cursor
+
+    # --- inside
+
+    def _close(self, episode: AgentEpisode | None, *, ended: bool = False) -> None:
+        if episode is not None:
+            episode.close(ended=ended)
+            if episode.nonce is not None:
+                self.void[episode.nonce] = None
+                keep_newest(self.void, VOID_MAX)
+
+    def _has_room(self, order: StepEnvironment, given: bytes, anew: bool) -> bool:  # noqa: FBT001
+        prompt, output = order.prompt, order.output
+        return has_room(self._rules, self.task, prompt, order.turn, output, given, anew=anew)
+
+
+# --- tickets
+#
+# A ticket's nonce is in the state that the core keeps of an episode, so it is good after a restart. An
+# episode whose agent has not called yet is offered again then, and its ticket does not count any more: it
+# might be of an episode whose turns were forgotten, and its agent would go on with another one.
+
+# Ends that are remembered.
+REMEMBERED_MAX = 1 << 16
+
+log = logging.getLogger("echo2d.agents")
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """An end that is durable. said None: only its reward is known, from before a restart."""
+
+    said: AgentEnd | None
+    reward: float | None
+    told: Mapping[str, Any]
+
+
+class Tickets:
+    """Hands out the tickets, and takes the ends of the episodes.
+
+    secret: of the run's key. recovered: the groups of the ledger.
+    """
+
+    def __init__(
+        self, tasks: Mapping[str, AgentCalls], secret: bytes, recovered: Iterable[StoredGroup]
+    ) -> None:
+        self._tasks = tasks
+        self._key = ticket_key(secret)
+        # By the nonces of their tickets; those from before a restart by sample, until it begins anew.
+        self._ended: dict[bytes, _Ended] = {}
+        self._kept: dict[At, _Ended] = {}
+        # Until then an unknown ticket may be that of an answer that a worker writes.
+        silence_s = max((each.silence_s for each in tasks.values()), default=0.0)
+        self._know_all_at = time.monotonic() + silence_s
+        for group in recovered:
+            for kept in group.record.trajectories if group.source.task in tasks else ():
+                told = _told(kept.turns, 1 + len(kept.branches), kept.written)
+                self._kept[group.record.group, kept.sample] = _Ended(None, kept.reward, told)
+        keep_newest(self._kept, REMEMBERED_MAX)
+
+    async def take(self, task: str | None, wait_s: float) -> Taken | None:
+        """An episode for an agent; see `net.gateway.episodes.TicketOffice`."""
+        if task is not None and task not in self._tasks:
+            detail = f"task: expected one of {', '.join(sorted(self._tasks))}; found {task!r:.80}"
+            raise CallRefusal(HTTPStatus.NOT_FOUND, "task", detail)
+        tasks = [*self._tasks.values()] if task is None else [self._tasks[task]]
+        if not tasks:
+            return None
+        offered = tasks[0].offered
+        try:
+            async with asyncio.timeout(wait_s):
+                while (taken := self._take(tasks)) is None:
+                    offered.clear()
+                    await offered.wait()
+                return taken
+        except TimeoutError:
+            return None
+
+    def check(self, text: str) -> None:
+        """CallRefusal: it is no ticket of this run (401)."""
+        self._read(text)
+
+    def find(self, text: str) -> tuple[TaskRules, AgentEpisode]:
+        """The open episode of a ticket; see `net.gateway.episodes.TicketOffice`."""
+        return self._find(self._read(text))
+
+    def record(self, text: str) -> Mapping[str, Any]:
+        """An open episode as the run has it."""
+        _, episode = self.find(text)
+        order = episode.order
+        return {
+            "turns": order.turn,
+            "branches": _branches_of(order),
+            "branched": dict(episode.branches),
+        }
+
+    async def end(self, text: str, end: AgentEnd) -> Mapping[str, Any]:
+        """End an episode as its agent says; see `net.gateway.episodes.TicketOffice`."""
+        ticket = self._read(text)
+        if (before := self._before(ticket)) is not None:
+            return _again(before, end)
+        _, episode = self._find(ticket)
+        order = episode.order
+        differs = _difference(order, end.trace) if end.trace else ""
+        reason = f"the agent saw another episode: {differs}" if differs else end.error
+        reward = None if differs else end.reward
+        if not order.turn and reward is not None:
+            detail = "no call of this episode was answered: end it with an error"
+            raise CallRefusal(HTTPStatus.BAD_REQUEST, "empty", detail)
+        if reason:
+            log.warning(
+                "episode failed group=%d sample=%d reason=%s", order.group, order.sample, reason
+            )
+        try:
+            await episode.finish(reward, reason, end.parts)
+        except CallRefusal:
+            # The same end may have come beside this one.
+            if (before := self._before(ticket)) is not None:
+                return _again(before, end)
+            raise
+        output = order.output
+        told = _told(order.turn, 1 + len(output.branches), output.written, differs)
+        if order.turn:
+            self._ended[ticket.nonce] = _Ended(end, reward, told)
+            keep_newest(self._ended, REMEMBERED_MAX)
+        return told
+
+    # --- inside
+
+    def _take(self, tasks: Iterable[AgentCalls]) -> Taken | None:
+        """A ticket for the oldest episode that is offered."""
+        offers = [(episode.at, calls) for calls in tasks for episode in calls.offers()]
+        if not offers:
+            return None
+        at, calls = min(offers, key=lambda offer: offer[0])
+        episode = calls.open(at)
+        assert episode is not None
+        text, ticket = make_ticket(self._key, *at)
+        episode.claim(ticket.nonce)
+        order = episode.order
+        return Taken(
+            text,
+            calls.task,
+            calls.row_of(order),
+            order.rng_seed,
+            *at,
+            calls.samples,
+            calls.silence_s,
+        )
+
+    def _read(self, text: str) -> Ticket:
+        ticket = read_ticket(self._key, text)
+        if ticket is None:
+            raise CallRefusal(
+                HTTPStatus.UNAUTHORIZED, "credential", "this is no ticket of this run"
+            )
+        return ticket
+
+    def _find(self, ticket: Ticket) -> tuple[TaskRules, AgentEpisode]:
+        for calls in self._tasks.values():
+            episode = calls.open(ticket.at)
+            if episode is None:
+                continue
+            if episode.nonce != ticket.nonce:
+                raise over()
+            return calls.task, episode
+        is_over = self._before(ticket) is not None or any(
+            ticket.nonce in calls.void for calls in self._tasks.values()
+        )
+        if not is_over and time.monotonic() < self._know_all_at:
+            detail = (
+                "the coordinator has started anew, and does not know this episode yet; come back"
+            )
+            raise CallRefusal(HTTPStatus.SERVICE_UNAVAILABLE, "late", detail)
+        raise over()
+
+    def _before(self, ticket: Ticket) -> _Ended | None:
+        """The end of this ticket's episode, if it came before."""
+        if any(calls.open(ticket.at) is not None for calls in self._tasks.values()):
+            self._kept.pop(ticket.at, None)
+        return self._ended.get(ticket.nonce) or self._kept.get(ticket.at)
+
+
+def _told(turns: int, branches: int, written: int, differs: str = "") -> dict[str, Any]:
+    said = {"ended": True, "turns": turns, "branches": branches}
+    return {**said, "written": written, "differs": differs}
+
+
+def _again(before: _Ended, end: AgentEnd) -> Mapping[str, Any]:
+    """The answer to an end that comes again. CallRefusal: it is another one."""
+    same = before.reward == end.reward if before.said is None else before.said == end
+    if not same:
+        detail = "this episode has ended already, and otherwise"
+        raise CallRefusal(HTTPStatus.CONFLICT, "ended", detail)
+    return before.told
+
+
+def _branches_of(order: StepEnvironment) -> list[dict[str, Any]]:
+    """The branches of an episode: whole token ids, and which of them were written, by which version."""
+    output, prompt = order.output, unpack_tokens(order.prompt).tolist()
+    tokens = unpack_tokens(output.tokens).tolist()
+    found = []
+    for start, end in pairwise((0, *output.branches, output.length)):
+        shift = len(prompt) - start
+        spans = [span for span in output.spans if start <= span.start < end]
+        written: list[list[int]] = []
+        for span in spans:
+            if written and written[-1][1] == span.start + shift:
+                written[-1][1] = span.end + shift
+            else:
+                written.append([span.start + shift, span.end + shift])
+        versions = [[span.start + shift, span.end + shift, span.version] for span in spans]
+        ids = prompt + tokens[start:end]
+        found.append({"token_ids": ids, "written": written, "versions": versions})
+    return found
+
+
+def _difference(order: StepEnvironment, trace: Sequence[tuple[list[int], list[list[int]]]]) -> str:
+    """What an agent saw otherwise than the run has it; empty: nothing.
+
+    The run's record is what is trained on: an agent that saw another episode must not say what this
+    one is worth.
+    """
+    branches = _branches_of(order)
+    if len(trace) != len(branches):
+        return f"{len(trace)} branches, where the run has {len(branches)}"
+    for number, ((ids, written), branch) in enumerate(zip(trace, branches, strict=True)):
+        if ids != branch["token_ids"]:
+            return f"branch {number} has other tokens"
+        if written != branch["written"]:
+            return f"branch {number}: other tokens were written"
+    return ""

@@ -44,7 +44,7 @@ from echo2d.core.work.events import (
 from echo2d.errors import OperatorFault
 from echo2d.model_files import require_model
 from echo2d.process_environment import task_environment
-from echo2d.runtime.coordinator.agent_calls import AgentCalls
+from echo2d.runtime.coordinator.agent_episodes import AgentCalls
 from echo2d.runtime.coordinator.environment_calls import EnvironmentCalls
 from echo2d.runtime.coordinator.task_advice import FailureLog, told
 from echo2d.runtime.coordinator.task_calls import OverlongPenalty, TaskCalls

@@ -34,11 +34,11 @@ from echo2d.core.work.calls.events import (
     ChoiceStopped,
 )
 from echo2d.errors import Fault, OperatorFault, StoreFault, path_fault
-from echo2d.net.gateway.agents import ticket_of
+from echo2d.net.gateway.episodes import ticket_of
 from echo2d.net.gateway.errors import CallRefusal, Unread
 from echo2d.net.http.json_fields import secret_of
 from echo2d.net.security.auth import Caller
-from echo2d.runtime.coordinator.ticket_office import Tickets
+from echo2d.runtime.coordinator.agent_episodes import Tickets
 from echo2d.runtime.run_dir.version_files import VersionFiles
 from echo2d.store.json_log import JsonLog
 from echo2d.texts.files import TEXT_FILES

@@ -46,6 +46,7 @@ from echo2d.net.security.urls import WILDCARDS, is_loopback
 from echo2d.process_environment import notifier
 from echo2d.runtime.audit.audit_log import open_audit_log
 from echo2d.runtime.audit.supervisor import AuditHandover, supervise_auditor
+from echo2d.runtime.coordinator.agent_episodes import Tickets
 from echo2d.runtime.coordinator.data_plane import (
     OpenEval,
     OpenTask,
@@ -64,7 +65,6 @@ from echo2d.runtime.coordinator.loop import CoordinatorProcess, Emit, Machine, P
 from echo2d.runtime.coordinator.run_facts import day_of, facts_of, go_on, run_facts
 from echo2d.runtime.coordinator.run_history import RunHistory
 from echo2d.runtime.coordinator.sample_log import open_sample_log
-from echo2d.runtime.coordinator.ticket_office import Tickets
 from echo2d.runtime.process.lifecycle import Ending, collect_rarely
 from echo2d.runtime.renting.renter import boxes_left_alone, open_renter
 from echo2d.runtime.renting.setup import prices_of

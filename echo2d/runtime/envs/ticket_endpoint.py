@@ -16,7 +16,7 @@ from typing import Self
 
 from aiohttp import web
 
-from echo2d.net.gateway.agents import TICKET_HEADER
+from echo2d.net.gateway.episodes import TICKET_HEADER
 from echo2d.runtime.envs.gateway_link import GatewayAnswer, GatewayAway, GatewayLink
 from echo2d.runtime.envs.tickets import PlayerTicket
 

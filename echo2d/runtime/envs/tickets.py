@@ -15,7 +15,7 @@ from http import HTTPStatus
 from typing import Any
 
 from echo2d.errors import OperatorFault, PeerFault
-from echo2d.net.gateway.episode_routes import (
+from echo2d.net.gateway.episodes import (
     EPISODE_PARTS_MAX,
     ERROR_CHARS_MAX,
     PART_NAME_CHARS_MAX,

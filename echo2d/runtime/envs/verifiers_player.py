@@ -23,7 +23,7 @@ from typing import Any
 
 from echo2d.errors import OperatorFault
 from echo2d.extras import install_command
-from echo2d.net.gateway.agents import TICKET_HEADER
+from echo2d.net.gateway.episodes import TICKET_HEADER
 from echo2d.runtime.envs.playing import EpisodePlayer
 from echo2d.runtime.envs.tickets import EpisodeOutcome, PlayerTicket, TraceBranch
 

@@ -8,7 +8,7 @@ from echo2d.core.base.ids import Digest, GroupId, PeerId, Version
 from echo2d.core.protocol.trajectory import AuthoredSpan, Partial, pack_tokens
 from echo2d.core.work.events import EpisodeEnded, StepEnvironment
 from echo2d.net.gateway.errors import CallRefusal
-from echo2d.runtime.coordinator.agent_episode import AgentEpisode
+from echo2d.runtime.coordinator.agent_episodes import AgentEpisode
 from tests.support.polling import HANG_S
 
 WRITTEN = AuthoredSpan(0, 2, Version(0), Digest(bytes(32)), PeerId("worker"))

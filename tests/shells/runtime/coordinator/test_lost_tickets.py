@@ -13,8 +13,7 @@ from echo2d.core.rules.tasks import EpisodeRules, TaskRules
 from echo2d.core.work.events import ForgetEpisode, StepEnvironment
 from echo2d.net.gateway.errors import CallRefusal
 from echo2d.net.security.tickets import make_ticket, ticket_key
-from echo2d.runtime.coordinator.agent_calls import AgentCalls
-from echo2d.runtime.coordinator.ticket_office import Tickets
+from echo2d.runtime.coordinator.agent_episodes import AgentCalls, Tickets
 from tests.support.coordinator_world import RULES
 from tests.support.polling import HANG_S
 

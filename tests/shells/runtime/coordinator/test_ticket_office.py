@@ -25,11 +25,10 @@ from echo2d.core.work.events import (
     ForgetEpisode,
     StepEnvironment,
 )
-from echo2d.net.gateway.agents import AgentEnd, HeardMessages, Spoken
+from echo2d.net.gateway.episodes import AgentEnd, HeardMessages, Spoken
 from echo2d.net.gateway.errors import CallRefusal
 from echo2d.net.security.tickets import make_ticket, ticket_key
-from echo2d.runtime.coordinator.agent_calls import AgentCalls
-from echo2d.runtime.coordinator.ticket_office import Tickets
+from echo2d.runtime.coordinator.agent_episodes import AgentCalls, Tickets
 from echo2d.tasks.episodes import Episodes
 from echo2d.tasks.pool import TaskPool
 from tests.support.coordinator_world import rules
