@@ -14,6 +14,8 @@ from echo2d_lab.research.staleness_sweep import (
     CORRECTIONS,
     LONG_RUNS,
     SEEDS,
+    Case,
+    Run,
     cases,
     finished,
     kappas,
@@ -101,3 +103,11 @@ def test_table_and_picture_of_what_there_is(tmp_path: Path) -> None:
     with (tmp_path / "staleness.csv").open() as file:
         assert len(list(csv.DictReader(file))) == len(lines)
     assert (tmp_path / "staleness.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize(("staleness", "kappa"), [(0, 1), (4, 3)])
+def test_a_run_trains_whole_groups(staleness: int, kappa: int) -> None:
+    """Answers take no time there, so a group that waits for its last one must not go on without it."""
+    played = Run(Case(staleness, kappa, BEST, 0), steps=3).train()
+    assert len(played["looks"]) == 1
+    assert sum(played["ages"].values()) == 3 * 128

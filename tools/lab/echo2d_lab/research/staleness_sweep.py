@@ -213,6 +213,7 @@ def sweep_rules(case: Case) -> RunRules:
         vocab_size=len(VOCABULARY),
         over_stale="drop",
         filter_zero_variance=False,
+        group_patience=0.0,
         dissemination=DisseminationTable(shape="star", chains=1, delta=False),
     )
 

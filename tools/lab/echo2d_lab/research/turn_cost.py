@@ -277,6 +277,7 @@ def rules(tokens: int, turns: int, step: int) -> RunRules:
         over_stale="drop",
         filter_zero_variance=True,
         lease_silence_s=1e9,
+        group_patience=0.0,
         dissemination=DisseminationTable(shape="chain", chains=1),
     )
 
