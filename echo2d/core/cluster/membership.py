@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from echo2d.core.base.deadline_queue import DeadlineQueue
 from echo2d.core.base.ids import PeerId, SessionId
 from echo2d.core.cluster.events import CloseSession, ClusterAction, PeerConnected, Send
-from echo2d.core.cluster.peer import ACKNOWLEDGED_MAX, FLIP_WINDOW_S, FLIPS_MAX, Peer, PeerReach
+from echo2d.core.cluster.peer import ACKNOWLEDGED_MAX, FLIP_WINDOW_S, FLIPS_MAX, Peer
 from echo2d.core.cluster.quarantine import Misreports, Quarantine
 from echo2d.core.cluster.statistics import printable
 from echo2d.core.protocol.builds import OURS, not_understood
@@ -259,7 +259,8 @@ class Membership:
             event.hello.boot_id,
             event.hello.listen,
         )
-        peer = _peer(event, now) if old is None else old
+        hello = event.hello
+        peer = old or Peer(event.peer, hello.name, hello.kind, hello.boot_id, 0, event.session, now)
         peer.reach.quarantined = event.peer in self._quarantine
         # It may have been forgotten meanwhile.
         peer.service.misreports = peer.service.misreports or int(event.peer in self._misreports)
@@ -322,20 +323,6 @@ def _refuse(
 ) -> list[ClusterAction]:
     final = reason in ("revoked", "convicted") if permanent is None else permanent
     return [Send(session, Refused(reason, detail, final)), CloseSession(session)]
-
-
-def _peer(event: PeerConnected, now: float) -> Peer:
-    hello = event.hello
-    return Peer(
-        event.peer,
-        hello.name,
-        hello.kind,
-        hello.boot_id,
-        0,
-        event.session,
-        now,
-        reach=PeerReach(hello.listen),
-    )
 
 
 def _take_hello(peer: Peer, hello: Hello, *, p2p: bool) -> None:

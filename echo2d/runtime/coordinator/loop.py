@@ -49,7 +49,6 @@ from echo2d.core.protocol.control_messages import SignedRoot
 from echo2d.core.status.json_form import plain, status_json
 from echo2d.core.status.schema import (
     EarnedStatus,
-    RentingStatus,
     RunFacts,
     Status,
 )
@@ -160,6 +159,7 @@ class CoordinatorProcess:
         self._run, self.run_id, self._machine = run, run.run_id, machine
         # What the loop hands work to.
         self._ledger, self._data_plane, self._journals = ledger, data_plane, journals
+        self._files = files
         self._tls, self._service = settings.tls, settings.service
         self._mailbox: Mailbox[CoordinatorEvent] = Mailbox()
         self._requests = PendingRequests(self._mailbox.put)
@@ -181,9 +181,10 @@ class CoordinatorProcess:
         self._group_log = GroupLog(self.sessions.peer)
         # What is shown of the run.
         self._metrics = CoordinatorMetrics(ledger=run.path / LEDGER_FILE)
-        self._shown = ProcessView(
-            machine, run.run_id, settings.facts, access, self.sessions, files, self._metrics
+        self.view = ProcessView(
+            machine.status, run.run_id, settings.facts, access, self.sessions, files, self._metrics
         )
+        self.look = self.view.look
         self._page = LivePage(machine, self.look)
         self.viewers_see_samples = settings.viewers_see_samples
         # The status that owners of boxes read. They may be many and ask often, so making it takes a
@@ -198,15 +199,6 @@ class CoordinatorProcess:
         self._core_stops = False
         # None between two turns.
         self._turn_began_at: float | None = None
-
-    @property
-    def look(self) -> Callable[[], Status]:
-        """Makes the core's status, completed with facts that only this process knows."""
-        return self._shown.look
-
-    def rents(self, status: Callable[[], RentingStatus]) -> None:
-        """Boxes are rented, and this says which."""
-        self._shown.renting = status
 
     # --- the loop ------------------------------------------------------------
 
@@ -399,7 +391,7 @@ class CoordinatorProcess:
     async def ask(
         self, make: Callable[[RequestId], CoordinatorEvent], *, timeout_s: float
     ) -> Reply | None:
-        with self._shown.learner_calls():
+        with self.view.learner_calls():
             return await self._requests.ask(make, timeout_s=timeout_s)
 
     async def order_worker(
@@ -433,7 +425,7 @@ class CoordinatorProcess:
     async def upload(
         self, epoch: Epoch, version: Version, name: str, data: AsyncIterator[bytes]
     ) -> int:
-        return await self._versions.upload(epoch, version, name, data)
+        return await self._files.upload(epoch, version, name, data)
 
     async def plan_removal(self, peer: PeerId, reason: str) -> None:
         """Tell the core that the renter will remove the box of this peer."""

@@ -146,7 +146,7 @@ async def _renting(
 ) -> AsyncIterator[Coroutine[Any, Any, None]]:
     """A coroutine that rents boxes for this coordinator until it is cancelled."""
     async with open_renter(config, opened.run, opened.access, url=opened.url) as renter:
-        opened.coordinator.rents(renter.status)
+        opened.coordinator.view.renting = renter.status
         yield renter.rent(opened.coordinator.look, opened.coordinator.plan_removal)
 
 

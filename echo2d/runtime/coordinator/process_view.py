@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Protocol
 
 from echo2d.core.base.ids import RunId
 from echo2d.core.coordinator.process_alerts import process_alerts
@@ -30,16 +29,12 @@ EXPIRY_TOLD_S = 7 * 86400.0
 OTHER_BUILDS_SHOWN_MAX = 500
 
 
-class _HasStatus(Protocol):
-    def status(self, *, now: float) -> Status: ...
-
-
 class ProcessView:
-    """See the module docstring."""
+    """See the module docstring. status: makes the core's."""
 
     def __init__(
         self,
-        machine: _HasStatus,
+        status: Callable[..., Status],
         run_id: RunId,
         facts: RunFacts,
         access: AccessTable,
@@ -47,7 +42,7 @@ class ProcessView:
         files: VersionFiles,
         metrics: CoordinatorMetrics,
     ) -> None:
-        self._machine, self._run_id, self._facts = machine, run_id, facts
+        self._status, self._run_id, self._facts = status, run_id, facts
         self._access, self._sessions, self._files = access, sessions, files
         self._metrics = metrics
         # None where no boxes are rented.
@@ -72,7 +67,7 @@ class ProcessView:
         # A learner whose call is still open is present, however long it waits.
         heard_at = now if self._learner_calls else self._learner_heard_at
         renting = None if self.renting is None else self.renting()
-        status = self._machine.status(now=now)
+        status = self._status(now=now)
         refused = self._refused_peers(status, now)
         others = tuple(
             OtherBuildStatus(each.peer, each.name, each.build.name, each.build.protocol)

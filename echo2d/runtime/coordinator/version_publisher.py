@@ -8,10 +8,9 @@ Not here: which versions are kept (the core), and where their files lie (`run_di
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Protocol
+from collections.abc import Awaitable, Callable
 
-from echo2d.core.base.ids import Digest, Epoch, RequestId, Version
+from echo2d.core.base.ids import Digest, Epoch, Version
 from echo2d.core.cluster.events import CopyLost, PublishAsked, VersionPublished
 from echo2d.core.coordinator.events import CoordinatorEvent, Reply
 from echo2d.core.weights.manifest import Manifest
@@ -27,21 +26,15 @@ SYNC_AT_END_S_MAX = 20.0
 log = logging.getLogger("echo2d.coordinator")
 
 
-class _Ask(Protocol):
-    """Asks the core, and waits for its Reply."""
-
-    def __call__(
-        self, make: Callable[[RequestId], CoordinatorEvent], *, timeout_s: float | None
-    ) -> Awaitable[Reply | None]: ...
-
-
 class VersionPublisher:
-    """See the module docstring. last: of the versions published before this start."""
+    """See the module docstring. ask: asks the core, and waits for its Reply. last: of the versions published before
+    this start.
+    """
 
     def __init__(
         self,
         files: VersionFiles,
-        ask: _Ask,
+        ask: Callable[..., Awaitable[Reply | None]],
         emit: Callable[[CoordinatorEvent], Awaitable[None]],
         last: VersionPublished | None,
     ) -> None:
@@ -58,11 +51,6 @@ class VersionPublisher:
     async def delete(self, path: str) -> None:
         self._paths.discard(path)
         await asyncio.to_thread(self._files.delete, path)
-
-    async def upload(
-        self, epoch: Epoch, version: Version, name: str, data: AsyncIterator[bytes]
-    ) -> int:
-        return await self._files.upload(epoch, version, name, data)
 
     async def publish(
         self, epoch: Epoch, version: Version, path: str | None, manifest: Manifest | None
