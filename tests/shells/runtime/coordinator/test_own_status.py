@@ -19,8 +19,8 @@ async def test_the_status_is_not_made_for_every_call(
     looks = 0
     async with serving(make_config(tmp_path), core_machine) as opened:
         await asyncio.to_thread(opened.access.create, "box", "worker")
-        machine: Any = opened.coordinator._machine
-        status = machine.status
+        view: Any = opened.coordinator.view
+        status = view._status
 
         def counted(*, now: float) -> Status:
             nonlocal looks
@@ -28,7 +28,7 @@ async def test_the_status_is_not_made_for_every_call(
             found: Status = status(now=now)
             return found
 
-        monkeypatch.setattr(machine, "status", counted)
+        monkeypatch.setattr(view, "_status", counted)
         for _ in range(ASKED):
             assert opened.coordinator.own_status("box")["run_id"]
     assert 0 < looks < ASKED / 4
