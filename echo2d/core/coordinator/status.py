@@ -88,7 +88,6 @@ def make_status(
     workers = _Workers(
         versions, scheduler, activation_loop, costs, audits, groups.watch.set_aside, now
     )
-    usd_per_byte = rules.seed_usd_per_gb_up / _GB
     status = Status(
         epoch=calls.epoch,
         learner=calls.learner(now),
@@ -127,51 +126,7 @@ def make_status(
         audit=None if audits is None else _audit(audits, members),
         tasks=_tasks(rules, groups, statistics),
         evaluations=tuple(_evaluation(evaluations, each.name) for each in rules.evals),
-        bubble_ratio=statistics.learner.bubble_ratio,
-        learner_train_s=statistics.learner.trained_s,
-        learner_wait_s=statistics.learner.waited_s,
-        versions_published=statistics.versions_published,
-        staleness=dict(sorted(statistics.staleness.items())),
-        trajectories=TrajectoryCounts(
-            statistics.trajectories_trained, statistics.trajectories_dropped
-        ),
-        tokens_accepted=statistics.tokens_accepted,
-        handed_over=HandedOverCounts(
-            statistics.partials_handed_over, statistics.tokens_handed_over
-        ),
-        tokens_recomputed=statistics.tokens_recomputed,
-        groups_dropped=dict(statistics.dropped_groups),
-        answer_tokens=statistics.lengths,
-        wasted_tokens=dict(statistics.dropped_tokens),
-        results_refused=dict(statistics.refused_results),
-        rewards=tuple(statistics.batch_rewards),
-        flat_groups=tuple(statistics.flat_groups),
-        t_train_s=tuple(statistics.t_train_s),
-        t_verify_s=tuple(statistics.t_verify_s),
-        t_bcast_s=tuple(statistics.t_bcast_s),
-        refit_pause_s=tuple(statistics.refit_pause_s),
-        recompute_s=tuple(statistics.recompute_s),
-        still_s=tuple(statistics.still_s),
-        seed_copies=dict(statistics.sent.seed_copies),
-        seed_usd_per_gb_up=rules.seed_usd_per_gb_up,
-        seed_usd={
-            version: usd_per_byte * copies * statistics.sent.by_version[version][0]
-            for version, copies in statistics.sent.seed_copies.items()
-            if version in statistics.sent.by_version
-        },
-        seed_sent_bytes=statistics.sent.seed_bytes,
-        seed_usd_total=usd_per_byte * statistics.sent.seed_bytes,
-        wire_bytes=statistics.sent.wire_bytes,
-        full_bytes=statistics.sent.full_bytes,
-        version_bytes={
-            version: VersionBytes(wire, full)
-            for version, (wire, full) in statistics.sent.by_version.items()
-        },
-        fault_counts=dict(statistics.fault_counts),
-        faults=tuple(
-            FaultStatus(kind, text, fault.times, now - fault.at)
-            for (kind, text), fault in statistics.faults.items()
-        ),
+        **_counted(statistics, rules, now),
     )
     found = tuple(alerts(status))
     kinds = {alert.kind for alert in found}
@@ -180,6 +135,58 @@ def make_status(
         unknown = Bottleneck("unknown", words)
         status = replace(status, provision=replace(status.provision, bottleneck=unknown))
     return replace(status, alerts=found)
+
+
+def _counted(statistics: Statistics, rules: RunRules, now: float) -> dict[str, Any]:
+    """The fields that are counted and measured."""
+    usd_per_byte = rules.seed_usd_per_gb_up / _GB
+    return {
+        "bubble_ratio": statistics.learner.bubble_ratio,
+        "learner_train_s": statistics.learner.trained_s,
+        "learner_wait_s": statistics.learner.waited_s,
+        "versions_published": statistics.versions_published,
+        "staleness": dict(sorted(statistics.staleness.items())),
+        "trajectories": TrajectoryCounts(
+            statistics.trajectories_trained, statistics.trajectories_dropped
+        ),
+        "tokens_accepted": statistics.tokens_accepted,
+        "handed_over": HandedOverCounts(
+            statistics.partials_handed_over, statistics.tokens_handed_over
+        ),
+        "tokens_recomputed": statistics.tokens_recomputed,
+        "groups_dropped": dict(statistics.dropped_groups),
+        "answer_tokens": statistics.lengths,
+        "wasted_tokens": dict(statistics.dropped_tokens),
+        "results_refused": dict(statistics.refused_results),
+        "rewards": tuple(statistics.batch_rewards),
+        "flat_groups": tuple(statistics.flat_groups),
+        "t_train_s": tuple(statistics.t_train_s),
+        "t_verify_s": tuple(statistics.t_verify_s),
+        "t_bcast_s": tuple(statistics.t_bcast_s),
+        "refit_pause_s": tuple(statistics.refit_pause_s),
+        "recompute_s": tuple(statistics.recompute_s),
+        "still_s": tuple(statistics.still_s),
+        "seed_copies": dict(statistics.sent.seed_copies),
+        "seed_usd_per_gb_up": rules.seed_usd_per_gb_up,
+        "seed_usd": {
+            version: usd_per_byte * copies * statistics.sent.by_version[version][0]
+            for version, copies in statistics.sent.seed_copies.items()
+            if version in statistics.sent.by_version
+        },
+        "seed_sent_bytes": statistics.sent.seed_bytes,
+        "seed_usd_total": usd_per_byte * statistics.sent.seed_bytes,
+        "wire_bytes": statistics.sent.wire_bytes,
+        "full_bytes": statistics.sent.full_bytes,
+        "version_bytes": {
+            version: VersionBytes(wire, full)
+            for version, (wire, full) in statistics.sent.by_version.items()
+        },
+        "fault_counts": dict(statistics.fault_counts),
+        "faults": tuple(
+            FaultStatus(kind, text, fault.times, now - fault.at)
+            for (kind, text), fault in statistics.faults.items()
+        ),
+    }
 
 
 def _version(record: VersionPublished | None) -> VersionStatus | None:
