@@ -29,6 +29,7 @@ from echo2d.config.checks import config_cautions
 from echo2d.config.coordinator import CoordinatorConfig, LinkTable, ServeTable
 from echo2d.core.base.ids import RunId
 from echo2d.core.base.model_config import context_max, end_token_ids, vocab_size
+from echo2d.core.cluster.events import VersionPublished
 from echo2d.core.coordinator.events import Recovered
 from echo2d.core.coordinator.state import CoordinatorState
 from echo2d.core.protocol.answer_end import CONTEXT_SPARE
@@ -40,7 +41,7 @@ from echo2d.errors import OperatorFault
 from echo2d.net.api.page import read_page
 from echo2d.net.api.routes import make_app
 from echo2d.net.http.serving import make_runner, make_site
-from echo2d.net.security.auth import Caller, Role, public_bytes
+from echo2d.net.security.auth import Role, public_bytes
 from echo2d.net.security.tls import GIVEN_UP, Tls
 from echo2d.net.security.urls import WILDCARDS, is_loopback
 from echo2d.process_environment import notifier
@@ -163,19 +164,7 @@ async def open_coordinator(
     run = await asyncio.to_thread(RunDirectory, config.run.run_dir)
     tls = await asyncio.to_thread(run.authority.coordinator) if _uses_tls(config) else None
     async with AsyncExitStack() as stack:
-        ledger = LedgerThread(run.path / LEDGER_FILE)
-        stack.push_async_callback(ledger.close)
-        recovered = await ledger.open()
-        if recovered.facts:
-            log.info(
-                "goes on run=%s run_dir=%s epoch=%d committed_step=%d",
-                run.run_id,
-                run.path,
-                recovered.epoch,
-                max(recovered.checkpoint, *(each.step for each in recovered.committed), 0),
-            )
-        else:
-            log.info("a new run begins run=%s run_dir=%s", run.run_id, run.path)
+        ledger, recovered = await _open_ledger(stack, run)
         # Only now: of a second coordinator of this run, the port is in use because the run is.
         await asyncio.to_thread(_check_link, config.link)
         # The ledger is locked now, so an address file is from a coordinator that was killed.
@@ -216,49 +205,25 @@ async def open_coordinator(
         ]
         for caution in cautions:
             log.warning("%s", caution)
-        template = await asyncio.to_thread(read_template, config.gateway.chat_template)
-
-        def caller(secret: str) -> Caller:
-            return access.caller(secret, now_s=time.time())
-
         newest = recovered.published[-1] if recovered.published else None
         plane = data_plane(tasks, evals, rules)
+        template = await asyncio.to_thread(read_template, config.gateway.chat_template)
+        office = Tickets(plane.agents, seed_key(run.key.private_bytes_raw()), recovered.groups)
 
         def make_gateway(emit: Emit) -> Gateway:
-            call_log = (
-                JsonLog(run.path, "gateway", config.gateway.record_bytes_max)
-                if config.gateway.record_bytes_max
-                else None
-            )
             return Gateway(
                 config.gateway,
                 rules,
                 files,
                 template=template,
                 day=day,
-                call_log=call_log,
+                call_log=_call_log(config, run),
                 newest=newest,
-                caller=caller,
+                caller=lambda secret: access.caller(secret, now_s=time.time()),
                 emit=emit,
-                office=Tickets(
-                    plane.agents, seed_key(run.key.private_bytes_raw()), recovered.groups
-                ),
+                office=office,
             )
 
-        history = RunHistory(run.path)
-        await asyncio.to_thread(history.recover)
-        sample_log = (
-            await asyncio.to_thread(
-                open_sample_log,
-                run.path,
-                config.samples.bytes_max,
-                recovered.groups,
-                config.run.base_model,
-            )
-            if config.samples.bytes_max
-            else None
-        )
-        audit_log = open_audit_log(run.path) if config.audit.enabled else None
         coordinator = CoordinatorProcess(
             run,
             make_machine(rules, recovered),
@@ -266,7 +231,7 @@ async def open_coordinator(
             ledger=ledger,
             data_plane=plane,
             files=files,
-            journals=Journals(history, sample_log, audit_log, newest),
+            journals=await _open_journals(config, run, recovered, newest),
             settings=ProcessSettings(
                 tls=tls,
                 peer_networks=config.link.networks,
@@ -283,6 +248,44 @@ async def open_coordinator(
         seed = _seed_handover(config, run, access, url)
         audit = _audit_handover(config, run, access, url) if config.audit.enabled else None
         yield Opened(coordinator, url, seed, audit, run, access)
+
+
+async def _open_ledger(stack: AsyncExitStack, run: RunDirectory) -> tuple[LedgerThread, Recovered]:
+    ledger = LedgerThread(run.path / LEDGER_FILE)
+    stack.push_async_callback(ledger.close)
+    recovered = await ledger.open()
+    if recovered.facts:
+        log.info(
+            "goes on run=%s run_dir=%s epoch=%d committed_step=%d",
+            run.run_id,
+            run.path,
+            recovered.epoch,
+            max(recovered.checkpoint, *(each.step for each in recovered.committed), 0),
+        )
+    else:
+        log.info("a new run begins run=%s run_dir=%s", run.run_id, run.path)
+    return ledger, recovered
+
+
+async def _open_journals(
+    config: CoordinatorConfig,
+    run: RunDirectory,
+    recovered: Recovered,
+    newest: VersionPublished | None,
+) -> Journals:
+    history = RunHistory(run.path)
+    await asyncio.to_thread(history.recover)
+    most, model = config.samples.bytes_max, config.run.base_model
+    samples = None
+    if most:
+        samples = await asyncio.to_thread(open_sample_log, run.path, most, recovered.groups, model)
+    audits = open_audit_log(run.path) if config.audit.enabled else None
+    return Journals(history, samples, audits, newest)
+
+
+def _call_log(config: CoordinatorConfig, run: RunDirectory) -> JsonLog | None:
+    most = config.gateway.record_bytes_max
+    return JsonLog(run.path, "gateway", most) if most else None
 
 
 def make_rules(
