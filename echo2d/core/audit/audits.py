@@ -35,10 +35,8 @@ from echo2d.core.audit.scoring_queue import AnswerPart, AuditItem
 from echo2d.core.audit.waiting_samples import WaitingSample, WaitingSamples
 from echo2d.core.base.ids import GroupId, PeerId
 from echo2d.core.cluster.events import Note, Persist
-from echo2d.core.cluster.membership import Membership
+from echo2d.core.cluster.parts import RunParts
 from echo2d.core.cluster.peer import Peer
-from echo2d.core.cluster.statistics import Statistics
-from echo2d.core.cluster.versions import PublishedVersions
 from echo2d.core.protocol.control_messages import (
     AnswersScored,
     AnswerToScore,
@@ -49,7 +47,6 @@ from echo2d.core.protocol.sampling import WHOLE, Sampling
 from echo2d.core.protocol.seeds import sample_seeds
 from echo2d.core.protocol.trajectory import AuthoredSpan, TrajectoryRecord, TrajectoryScore
 from echo2d.core.rules.audit import AnswerClass
-from echo2d.core.rules.run import RunRules
 
 # Evidence that waits for limits; beyond, answers count as not scored.
 UNJUDGED_MAX = 4096
@@ -77,15 +74,18 @@ class Audits:
 
     def __init__(
         self,
-        rules: RunRules,
+        parts: RunParts,
         learnt: Iterable[LimitsLearnt],
         *,
-        members: Membership,
-        versions: PublishedVersions,
-        statistics: Statistics,
         convicted: Collection[PeerId] = (),
         trusted: Collection[PeerId] = (),
     ) -> None:
+        rules, members, versions, statistics = (
+            parts.rules,
+            parts.members,
+            parts.versions,
+            parts.statistics,
+        )
         assert rules.audit is not None
         self._run, self._rules = rules, rules.audit
         self._members, self._statistics = members, statistics

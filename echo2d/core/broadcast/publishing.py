@@ -26,11 +26,10 @@ from echo2d.core.broadcast.spread_end import SpreadEnd
 from echo2d.core.broadcast.timing import BroadcastTimings
 from echo2d.core.broadcast.transmission import TELL_S, Transmission
 from echo2d.core.cluster.events import Note, Persist, Send, StopRun, VersionPublished
-from echo2d.core.cluster.membership import Membership
+from echo2d.core.cluster.parts import RunParts
 from echo2d.core.cluster.peer import Peer
 from echo2d.core.cluster.run_capacity import publish_every
-from echo2d.core.cluster.statistics import Statistics
-from echo2d.core.cluster.versions import BASES_MAX, PublishedVersions, key_of
+from echo2d.core.cluster.versions import BASES_MAX, key_of
 from echo2d.core.protocol.control_messages import (
     ApplyFailed,
     DeltasKept,
@@ -45,7 +44,6 @@ from echo2d.core.protocol.control_messages import (
     VersionKey,
     VersionVerified,
 )
-from echo2d.core.rules.run import RunRules
 from echo2d.core.topology.uplink_rates import PeerRate
 from echo2d.core.weights.signed_index import Root
 from echo2d.errors import PeerFault
@@ -67,17 +65,20 @@ class Publishing:
 
     def __init__(
         self,
-        rules: RunRules,
+        parts: RunParts,
         *,
-        members: Membership,
-        versions: PublishedVersions,
-        statistics: Statistics,
         plan_secret: bytes,
         tag: int,
         rates: Iterable[PeerRate],
         form: FormChosen | None,
         now: float,
     ) -> None:
+        rules, members, versions, statistics = (
+            parts.rules,
+            parts.members,
+            parts.versions,
+            parts.statistics,
+        )
         self._rules = rules
         self._members = members
         self._versions = versions

@@ -26,10 +26,9 @@ from echo2d.core.cluster.events import (
     VersionPublished,
     VersionRevoked,
 )
-from echo2d.core.cluster.membership import Membership
+from echo2d.core.cluster.parts import RunParts
 from echo2d.core.cluster.run_capacity import publish_every
-from echo2d.core.cluster.statistics import Statistics
-from echo2d.core.cluster.versions import PublishedVersions, PublishRefusal, facts_of, key_of
+from echo2d.core.cluster.versions import PublishRefusal, facts_of, key_of
 from echo2d.core.coordinator.events import (
     AliveTold,
     BatchAsked,
@@ -53,7 +52,6 @@ from echo2d.core.protocol.trajectory import (
     TrajectoryRecord,
     TrajectoryScore,
 )
-from echo2d.core.rules.run import RunRules
 from echo2d.core.status.schema import LearnerStatus
 from echo2d.core.work.evaluation.evaluations import Evaluations
 from echo2d.core.work.evaluation.json_form import evaluated_json
@@ -70,18 +68,21 @@ class LearnerCalls:
 
     def __init__(
         self,
-        rules: RunRules,
+        parts: RunParts,
         recovered: Recovered,
         *,
-        members: Membership,
-        versions: PublishedVersions,
         staleness: Staleness,
         groups: Groups,
         publishing: Publishing,
-        statistics: Statistics,
         audits: Audits | None,
         evaluations: Evaluations,
     ) -> None:
+        rules, members, versions, statistics = (
+            parts.rules,
+            parts.members,
+            parts.versions,
+            parts.statistics,
+        )
         self._audits = audits
         self._evaluations = evaluations
         self._rules = rules

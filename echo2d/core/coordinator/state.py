@@ -39,6 +39,7 @@ from echo2d.core.cluster.events import (
     Send,
 )
 from echo2d.core.cluster.membership import CONVICTED, Membership
+from echo2d.core.cluster.parts import RunParts
 from echo2d.core.cluster.peer import Peer
 from echo2d.core.cluster.reachability import Reachability
 from echo2d.core.cluster.statistics import FAULT_CHARS_MAX, Statistics, printable
@@ -161,59 +162,42 @@ class CoordinatorState:
             lost=recovered.lost,
             keep_every=rules.keep_every,
         )
+        parts = RunParts(rules, self._members, self._versions, self._statistics)
         self._staleness = Staleness(rules, recovered)
         self._scheduler = LeaseScheduler(
-            rules,
+            parts,
             tag=tag,
-            members=self._members,
-            versions=self._versions,
-            statistics=self._statistics,
             deliveries=Deliveries(rules.window, rules.drawn_max, recovered.deliveries, now=now),
         )
         self._audits = (
             None
             if rules.audit is None
             else Audits(
-                rules,
+                parts,
                 recovered.limits,
-                members=self._members,
-                versions=self._versions,
-                statistics=self._statistics,
                 convicted=recovered.convicted,
                 trusted=recovered.trusted,
             )
         )
         self._evaluations = Evaluations(
-            rules,
+            parts,
             recovered.evaluated,
-            members=self._members,
-            versions=self._versions,
-            statistics=self._statistics,
             scheduler=self._scheduler,
         )
         self._groups = Groups(
-            rules,
+            parts,
             recovered,
-            members=self._members,
-            versions=self._versions,
             staleness=self._staleness,
-            statistics=self._statistics,
             scheduler=self._scheduler,
             audits=self._audits,
             is_held_out=self._evaluations.is_held_out,
         )
         self._gateway = GatewayCalls(
-            rules,
-            members=self._members,
-            versions=self._versions,
-            statistics=self._statistics,
+            parts,
             scheduler=self._scheduler,
         )
         self._publishing = Publishing(
-            rules,
-            members=self._members,
-            versions=self._versions,
-            statistics=self._statistics,
+            parts,
             plan_secret=plan_secret,
             tag=tag,
             rates=recovered.rates,
@@ -221,14 +205,11 @@ class CoordinatorState:
             now=now,
         )
         self._calls = LearnerCalls(
-            rules,
+            parts,
             recovered,
-            members=self._members,
-            versions=self._versions,
             staleness=self._staleness,
             groups=self._groups,
             publishing=self._publishing,
-            statistics=self._statistics,
             audits=self._audits,
             evaluations=self._evaluations,
         )

@@ -31,10 +31,9 @@ from typing import Any
 
 from echo2d.core.base.ids import GroupId, PeerId, Version
 from echo2d.core.cluster.events import Note, Persist, Send, VersionPublished
-from echo2d.core.cluster.membership import Membership
+from echo2d.core.cluster.parts import RunParts
 from echo2d.core.cluster.peer import Peer
-from echo2d.core.cluster.statistics import Statistics
-from echo2d.core.cluster.versions import PublishedVersions, key_of
+from echo2d.core.cluster.versions import key_of
 from echo2d.core.protocol.control_messages import (
     PROGRESS_S,
     HeldLease,
@@ -43,7 +42,6 @@ from echo2d.core.protocol.control_messages import (
     LeaseProgress,
     SampleFinished,
 )
-from echo2d.core.rules.run import RunRules
 from echo2d.core.work.deliveries import RANK_MAX, SLOW_TIMES, TRIAL_S, Deliveries
 from echo2d.core.work.events import DeliveriesMeasured
 from echo2d.core.work.kind import Cause, KindOfWork, PendingSamples, TaskWork
@@ -64,14 +62,17 @@ class LeaseScheduler:
 
     def __init__(
         self,
-        rules: RunRules,
+        parts: RunParts,
         *,
         tag: int,
-        members: Membership,
-        versions: PublishedVersions,
-        statistics: Statistics,
         deliveries: Deliveries | None = None,
     ) -> None:
+        rules, members, versions, statistics = (
+            parts.rules,
+            parts.members,
+            parts.versions,
+            parts.statistics,
+        )
         self.leases = LeaseTable(tag, rules.lease_silence_s)
         self._exclusive = rules.dissemination.mode == "exclusive"
         self._members = members

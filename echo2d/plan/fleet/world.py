@@ -23,6 +23,7 @@ from echo2d.core.capacity.measurements import Measurements
 from echo2d.core.capacity.model import Demand, judge, mu_min
 from echo2d.core.cluster.events import Note, PeerConnected, Persist, Send, StopRun
 from echo2d.core.cluster.membership import PEERS_MAX, Membership
+from echo2d.core.cluster.parts import RunParts
 from echo2d.core.cluster.statistics import Statistics
 from echo2d.core.cluster.versions import PublishedVersions
 from echo2d.core.coordinator.events import CoordinatorAction, Recovered
@@ -125,19 +126,17 @@ class FleetWorld:
         self.members = Membership(self._rules.run_id, FOREVER_S)
         self.versions = PublishedVersions((), PublishSeq(0))
         self.staleness = Staleness(self._rules, nothing)
+        parts = RunParts(self._rules, self.members, self.versions, self.statistics)
         self.boxes: dict[PeerId, FleetWorker] = {}
         self._deliveries = KnownDeliveries(self.boxes, self._rules.window)
         self._scheduler = LeaseScheduler(
-            self._rules,
+            parts,
             tag=1,
-            members=self.members,
-            versions=self.versions,
-            statistics=self.statistics,
             deliveries=self._deliveries,
         )
         self.groups = Groups(
-            self._rules, nothing, members=self.members, versions=self.versions, staleness=self.staleness,
-            statistics=self.statistics, scheduler=self._scheduler,
+            parts, nothing, staleness=self.staleness,
+            scheduler=self._scheduler,
         )  # fmt: skip
         self.capacity_planner = CapacityPlanner(
             self._rules,

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from itertools import pairwise
 from typing import Any
+from weakref import WeakValueDictionary
 
 import msgpack
 
@@ -337,6 +338,8 @@ class Tickets:
         self._key = ticket_key(secret)
         # By the nonces of their tickets; those from before a restart by sample, until it begins anew.
         self._ended: dict[bytes, _Ended] = {}
+        # By nonce, while an end of that episode is being answered.
+        self._ending = WeakValueDictionary[bytes, asyncio.Lock]()
         self._kept: dict[At, _Ended] = {}
         # Until then an unknown ticket may be that of an answer that a worker writes.
         silence_s = max((each.silence_s for each in tasks.values()), default=0.0)
@@ -386,6 +389,13 @@ class Tickets:
     async def end(self, text: str, end: AgentEnd) -> Mapping[str, Any]:
         """End an episode as its agent says; see `net.gateway.episodes.TicketOffice`."""
         ticket = self._read(text)
+        # A repeat waits for the end beside it, which is known from then on.
+        async with self._ending.setdefault(ticket.nonce, asyncio.Lock()):
+            return await self._end(ticket, end)
+
+    # --- inside
+
+    async def _end(self, ticket: Ticket, end: AgentEnd) -> Mapping[str, Any]:
         if (before := self._before(ticket)) is not None:
             return _again(before, end)
         _, episode = self._find(ticket)
@@ -400,21 +410,13 @@ class Tickets:
             log.warning(
                 "episode failed group=%d sample=%d reason=%s", order.group, order.sample, reason
             )
-        try:
-            await episode.finish(reward, reason, end.parts)
-        except CallRefusal:
-            # The same end may have come beside this one.
-            if (before := self._before(ticket)) is not None:
-                return _again(before, end)
-            raise
+        await episode.finish(reward, reason, end.parts)
         output = order.output
         told = _told(order.turn, 1 + len(output.branches), output.written, differs)
         if order.turn:
             self._ended[ticket.nonce] = _Ended(end, reward, told)
             keep_newest(self._ended, REMEMBERED_MAX)
         return told
-
-    # --- inside
 
     def _take(self, tasks: Iterable[AgentCalls]) -> Taken | None:
         """A ticket for the oldest episode that is offered."""

@@ -199,6 +199,7 @@ DECLARATIONS = {
     Path(module)
     for module in (
         "protocol/control_messages",
+        "cluster/parts",
         "rules/audit",
         "rules/run",
         "rules/tasks",

@@ -15,13 +15,10 @@ from collections.abc import Iterator, Sequence
 
 from echo2d.core.base.ids import Version
 from echo2d.core.cluster.events import Send
-from echo2d.core.cluster.membership import Membership
+from echo2d.core.cluster.parts import RunParts
 from echo2d.core.cluster.peer import Peer
-from echo2d.core.cluster.statistics import Statistics
-from echo2d.core.cluster.versions import PublishedVersions
 from echo2d.core.protocol.control_messages import Finish, SampleDelta, SampleFinished
 from echo2d.core.protocol.trajectory import NOTHING, Partial, version_spans
-from echo2d.core.rules.run import RunRules
 from echo2d.core.rules.tasks import GatewayRules
 from echo2d.core.status.schema import GatewayStatus
 from echo2d.core.work.calls.call_choice import CallChoice
@@ -53,13 +50,16 @@ class GatewayCalls(KindOfWork[PendingChoice]):
 
     def __init__(
         self,
-        rules: RunRules,
+        parts: RunParts,
         *,
-        members: Membership,
-        versions: PublishedVersions,
-        statistics: Statistics,
         scheduler: LeaseScheduler,
     ) -> None:
+        rules, members, versions, statistics = (
+            parts.rules,
+            parts.members,
+            parts.versions,
+            parts.statistics,
+        )
         mine = rules.gateway or GatewayRules(0.0, 0.0)
         self._vocab_size, self._wait_s = rules.vocab_size, mine.wait_s
         self._members = members

@@ -24,15 +24,13 @@ from functools import partial
 
 from echo2d.core.base.ids import GroupId, PeerId, Version
 from echo2d.core.cluster.events import Note, Persist, Send, VersionPublished
-from echo2d.core.cluster.membership import Membership
+from echo2d.core.cluster.parts import RunParts
 from echo2d.core.cluster.peer import Peer
-from echo2d.core.cluster.statistics import Statistics
-from echo2d.core.cluster.versions import PublishedVersions, key_of
+from echo2d.core.cluster.versions import key_of
 from echo2d.core.protocol.answer_end import WHOLE_ENDS
 from echo2d.core.protocol.control_messages import LeaseGranted, SampleFinished, VersionKey
 from echo2d.core.protocol.seeds import sample_seeds
 from echo2d.core.protocol.trajectory import NOTHING
-from echo2d.core.rules.run import RunRules
 from echo2d.core.rules.tasks import EvalRules
 from echo2d.core.work.episodes import ParkedEpisode, end_turn
 from echo2d.core.work.evaluation.events import Evaluated, EvaluationAction
@@ -82,14 +80,17 @@ class Evaluations(TaskWork[PendingAnswers]):
 
     def __init__(
         self,
-        rules: RunRules,
+        parts: RunParts,
         known: Sequence[Evaluated],
         *,
-        members: Membership,
-        versions: PublishedVersions,
-        statistics: Statistics,
         scheduler: LeaseScheduler,
     ) -> None:
+        rules, members, versions, statistics = (
+            parts.rules,
+            parts.members,
+            parts.versions,
+            parts.statistics,
+        )
         self._rules = rules
         self._members = members
         self._versions = versions

@@ -16,13 +16,11 @@ from dataclasses import dataclass
 
 from echo2d.core.base.ids import GroupId, PeerId
 from echo2d.core.cluster.events import Persist, Send
+from echo2d.core.cluster.parts import RunParts
 from echo2d.core.cluster.peer import Peer
-from echo2d.core.cluster.statistics import Statistics
-from echo2d.core.cluster.versions import PublishedVersions
 from echo2d.core.protocol.control_messages import LeaseGranted
 from echo2d.core.protocol.seeds import sample_seeds
 from echo2d.core.protocol.trajectory import NOTHING
-from echo2d.core.rules.run import RunRules
 from echo2d.core.work.events import LeaseGiven, PromptTaken, RolloutAction
 from echo2d.core.work.kind import PendingSamples
 from echo2d.core.work.scheduler import LeaseScheduler
@@ -44,17 +42,16 @@ class GroupWork:
 
     def __init__(
         self,
-        rules: RunRules,
+        parts: RunParts,
         next_group: GroupId,
         *,
         prompts: Mapping[str, Prompts],
         groups: GroupTable,
-        versions: PublishedVersions,
         staleness: Staleness,
-        statistics: Statistics,
         scheduler: LeaseScheduler,
         watch: RewardWatch,
     ) -> None:
+        rules, versions, statistics = parts.rules, parts.versions, parts.statistics
         self._rules = rules
         self._watch = watch
         self._next_group = next_group

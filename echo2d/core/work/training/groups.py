@@ -19,13 +19,10 @@ from echo2d.core.audit.audits import Audits
 from echo2d.core.audit.waiting_samples import SampleVerdict
 from echo2d.core.base.ids import GroupId, PeerId
 from echo2d.core.cluster.events import Note, StopRun
-from echo2d.core.cluster.membership import Membership
+from echo2d.core.cluster.parts import RunParts
 from echo2d.core.cluster.peer import Peer
-from echo2d.core.cluster.statistics import Statistics
-from echo2d.core.cluster.versions import PublishedVersions
 from echo2d.core.protocol.control_messages import HeldLease, SampleDelta, SampleFinished, VersionKey
 from echo2d.core.protocol.trajectory import AuthoredSpan, StoredGroup
-from echo2d.core.rules.run import RunRules
 from echo2d.core.work.episodes import ParkedEpisode
 from echo2d.core.work.events import (
     DrawPrompt,
@@ -70,17 +67,20 @@ class Groups(TaskWork[PendingOfGroup]):
 
     def __init__(
         self,
-        rules: RunRules,
+        parts: RunParts,
         recovered: RecoveredRollouts,
         *,
-        members: Membership,
-        versions: PublishedVersions,
         staleness: Staleness,
-        statistics: Statistics,
         scheduler: LeaseScheduler,
         audits: Audits | None = None,
         is_held_out: Callable[[str], bool] = lambda _: False,
     ) -> None:
+        rules, members, versions, statistics = (
+            parts.rules,
+            parts.members,
+            parts.versions,
+            parts.statistics,
+        )
         self._rules = rules
         self._audits = audits
         self._is_held_out = is_held_out
@@ -119,14 +119,12 @@ class Groups(TaskWork[PendingOfGroup]):
         self._scheduler = scheduler
         self.watch = RewardWatch(self._prompts, succeeded=recovered.resume_step > 0)
         self._work = GroupWork(
-            rules,
+            parts,
             recovered.next_group,
             watch=self.watch,
             prompts=self._prompts,
             groups=self._groups,
-            versions=versions,
             staleness=staleness,
-            statistics=statistics,
             scheduler=scheduler,
         )
         scheduler.add(self)
@@ -141,7 +139,7 @@ class Groups(TaskWork[PendingOfGroup]):
             statistics=statistics,
         )
         self._judge = GroupJudge(
-            rules,
+            parts,
             recovered.answered,
             groups=self._groups,
             prompts=self._prompts,
@@ -149,7 +147,6 @@ class Groups(TaskWork[PendingOfGroup]):
             episodes=self._episodes,
             stragglers=self.stragglers,
             staleness=staleness,
-            statistics=statistics,
             scheduler=scheduler,
             audits=audits,
             watch=self.watch,

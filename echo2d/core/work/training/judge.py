@@ -21,11 +21,10 @@ from echo2d.core.audit.audits import Audits
 from echo2d.core.audit.waiting_samples import SampleVerdict
 from echo2d.core.base.ids import GroupId, PeerId, Version
 from echo2d.core.cluster.events import Note, Persist
+from echo2d.core.cluster.parts import RunParts
 from echo2d.core.cluster.peer import Peer
-from echo2d.core.cluster.statistics import Statistics
 from echo2d.core.protocol.control_messages import HeldLease, SampleFinished
 from echo2d.core.protocol.trajectory import Partial, StoredGroup, TrajectoryRecord
-from echo2d.core.rules.run import RunRules
 from echo2d.core.work.episodes import ParkedEpisode, end_turn
 from echo2d.core.work.events import (
     AcceptedResult,
@@ -64,7 +63,7 @@ class GroupJudge:
 
     def __init__(
         self,
-        rules: RunRules,
+        parts: RunParts,
         answered: Iterable[AcceptedResult],
         *,
         groups: GroupTable,
@@ -73,11 +72,11 @@ class GroupJudge:
         episodes: OpenEpisodes,
         stragglers: Stragglers,
         staleness: Staleness,
-        statistics: Statistics,
         scheduler: LeaseScheduler,
         audits: Audits | None,
         watch: RewardWatch,
     ) -> None:
+        rules, statistics = parts.rules, parts.statistics
         self._rules = rules
         self._watch = watch
         self._accepted = AcceptedResults(answered)

@@ -8,6 +8,7 @@ import pytest
 from echo2d.core.base.ids import Epoch, PeerId, PublishSeq, SessionId, Version
 from echo2d.core.cluster.events import PeerConnected, Send, VersionPublished
 from echo2d.core.cluster.membership import Membership
+from echo2d.core.cluster.parts import RunParts
 from echo2d.core.cluster.peer import Peer
 from echo2d.core.cluster.statistics import Statistics
 from echo2d.core.cluster.versions import PublishedVersions
@@ -87,13 +88,8 @@ class Fleet:
         published = [record_of(number) for number in range(3)]
         self.versions = PublishedVersions(published, PublishSeq(3))
         self.statistics = Statistics()
-        self.scheduler = LeaseScheduler(
-            RULES,
-            tag=1,
-            members=self.members,
-            versions=self.versions,
-            statistics=self.statistics,
-        )
+        parts = RunParts(RULES, self.members, self.versions, self.statistics)
+        self.scheduler = LeaseScheduler(parts, tag=1)
         for kind in kinds:
             kind.scheduler = self.scheduler
             self.scheduler.add(kind)

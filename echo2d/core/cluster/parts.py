@@ -1,0 +1,18 @@
+"""What every part of the coordinator reads: its rules, who is here, what was published, and what was measured."""
+
+from dataclasses import dataclass
+
+from echo2d.core.cluster.membership import Membership
+from echo2d.core.cluster.statistics import Statistics
+from echo2d.core.cluster.versions import PublishedVersions
+from echo2d.core.rules.run import RunRules
+
+
+@dataclass(frozen=True, slots=True)
+class RunParts:
+    """Of one run. Whoever holds it may count in `statistics`; the others are written by their owners."""
+
+    rules: RunRules
+    members: Membership
+    versions: PublishedVersions
+    statistics: Statistics
