@@ -10,7 +10,7 @@ from echo2d.core.rules.run import RunRules
 
 @dataclass(frozen=True, slots=True)
 class RunParts:
-    """Of one run. Whoever holds it may count in `statistics`; the others are written by their owners."""
+    """Of one run. Every holder may count in `statistics`; only their owners write the others."""
 
     rules: RunRules
     members: Membership

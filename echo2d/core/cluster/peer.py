@@ -110,9 +110,9 @@ class PeerService:
     misreports: int = 0
     # The audit does not know yet what honest answers look like.
     held_back: bool = False
-    # Of its slots, so many may be leased before its answers are audited; None: all.
+    # This many of its slots may be leased before its answers are audited; None: all of them.
     slots_allowed: int | None = None
-    # Leases failed, less FORGIVES for each accepted result.
+    # Failed leases, less FORGIVES for each accepted result.
     failures: float = 0.0
     # Until then it gets no leases, in monotonic seconds.
     rest_until: float = 0.0
@@ -132,7 +132,7 @@ class PeerService:
         self.rest_until = max(self.rest_until, now + max(at_least_s, rest_s))
 
     def left_alone(self, samples: int) -> bool:
-        """It rests, because it left so many samples alone: all count but one, which did. Whether it is no accident."""
+        """It left these samples alone; `rest` has counted one of them. Returns whether that is no accident."""
         self.failures = min(FAILURES_MAX, self.failures + samples - 1)
         return self.failures > 2.0
 
@@ -145,7 +145,7 @@ class Peer:
     # As it calls itself.
     name: str
     kind: PeerKind
-    # Another one: its daemon has started anew.
+    # A different value in a hello means that its daemon was restarted.
     boot_id: str
     # Samples that its engines run at once; 0 for a peer without engines.
     slots: int

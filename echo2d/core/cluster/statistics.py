@@ -38,7 +38,7 @@ class SentVersions:
     """Bytes since the coordinator started; by version, of the newest ones."""
 
     def __init__(self) -> None:
-        # Of all encoded versions, each counted once; and of the snapshots from which they were encoded.
+        # Sums over all versions: bytes as encoded, and bytes of the snapshots.
         self.wire_bytes = self.full_bytes = 0
         # By version: as encoded, and in full.
         self.by_version: dict[int, tuple[int, int]] = {}

@@ -1,4 +1,4 @@
-"""The status of a run with what only its process knows: disk, tokens, refused peers, whether the learner is there."""
+"""Adds to the status of a run what only its process knows: disk, tokens, refused peers, when the learner was heard."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -23,7 +23,7 @@ from echo2d.runtime.run_dir.access_table import AccessTable
 from echo2d.runtime.run_dir.version_files import VersionFiles
 from echo2d.this_build import THIS_BUILD
 
-# A token that expires within a week is told.
+# The status names tokens that expire within a week.
 EXPIRY_TOLD_S = 7 * 86400.0
 # Peers of other builds that a status names; it counts all of them.
 OTHER_BUILDS_SHOWN_MAX = 500
