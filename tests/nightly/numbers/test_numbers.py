@@ -338,7 +338,7 @@ BENCHMARKS = [
         "an accuracy costs {0.74} of what an asynchronous data centre takes for it ({0.71}-{0.77};",
         "asynchronous",
     ),
-    ("by turns it costs {0.52} ({0.50}-{0.54})", "synchronous"),
+    ("S = 3 costs {0.52} ({0.50}-{0.54})", "synchronous"),
     ("and {0.78} ({0.75}-{0.80}) with the 1,508 s", "published"),
 ]
 
