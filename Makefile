@@ -42,7 +42,7 @@ test: $(READY)
 	@echo "make test: about 7 minutes on two idle cores, 13 on busy ones"
 	$(BIN)/pytest tests/e2e tests/unit tests/shells $(TWO) $(ARGS)
 
-# Parts of the night: each takes at most 20 minutes. docs/testing.md says which one a change needs.
+# Parts of the night: each takes at most 20 minutes. docs/reference/testing.md says which one a change needs.
 nightly: $(NIGHTLY:%=nightly-%)
 
 nightly-sglang: $(READY)

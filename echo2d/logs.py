@@ -4,7 +4,7 @@ or in a file of bounded size.
 Times are local with their UTC offset, so that logs of machines in several zones can be merged.
 Other machines influence the text and the number of some lines. Therefore a message never breaks a
 line, and at most LINES_PER_S_MAX lines of one kind are written per second. STORY is the log of the
-work itself (docs/operating.md). It is not throttled, because each of its lines stands for work that
+work itself (docs/guide/operating.md). It is not throttled, because each of its lines stands for work that
 was granted or accepted.
 """
 

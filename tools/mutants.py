@@ -1,8 +1,8 @@
 """Plants one bug after the other in a copy of the tree, and asks the suite to find it: `make nightly-mutants`.
 
 A mutant is one text replaced by another in one file, and the tests of which at least one must fail then. It stands for
-an invariant or a gate of the design (docs/invariants.md). A mutant that survives, or whose text is not there exactly
-once any more, ends the run with exit code 1.
+an invariant or a gate of the design (docs/design/invariants.md). A mutant that survives, or whose text is
+not there exactly once any more, ends the run with exit code 1.
 """
 
 import argparse

@@ -202,7 +202,7 @@ def _tell(written: "WrittenRun", here: list[str], there: list[str]) -> None:
             f"The boxes must reach two TCP ports of this host: that of {written.url} and the next one."
         )
     if written.agents is not None:
-        click.echo(f"Agents play with {written.agents} (docs/environments.md).")
+        click.echo(f"Agents play with {written.agents} (docs/guide/environments.md).")
 
 
 def _set_up(

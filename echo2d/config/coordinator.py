@@ -137,7 +137,7 @@ class GatewayTable(Table):
 
     enabled: bool = key(
         "serve the policy as an OpenAI-compatible API to holders of a gateway token"
-        " (docs/gateway.md)",
+        " (docs/guide/gateway.md)",
         False,
     )
     share: float = key(

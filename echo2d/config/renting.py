@@ -95,7 +95,9 @@ class ProviderTable(Table):
     kind: str = key(
         "; ".join(f"{name}: {kind.meaning}" for name, kind in PROVIDERS.items()), choices=PROVIDERS
     )
-    start: tuple[str, ...] = key("command that starts the box ECHO2D_LABEL (docs/renting.md)", ())
+    start: tuple[str, ...] = key(
+        "command that starts the box ECHO2D_LABEL (docs/guide/renting.md)", ()
+    )
     stop: tuple[str, ...] = key("command that stops the box ECHO2D_LABEL", ())
     list: tuple[str, ...] = key(
         'command that prints {"label": ..., "id": ...} for every box, one per line', ()

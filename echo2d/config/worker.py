@@ -63,10 +63,10 @@ class WorkerConfig(Table):
         None,
     )
     refit_mode: Literal["retract", "abort", "in_place"] = key(
-        "how SGLang pauses for a new version (docs/sglang.md)", "retract"
+        "how SGLang pauses for a new version (docs/guide/sglang.md)", "retract"
     )
     quantization: Literal["none", "int8"] = key(
-        "int8: the torch engine multiplies in int8 on a CPU (docs/deploy.md); the run must allow it"
+        "int8: the torch engine multiplies in int8 on a CPU (docs/guide/deploy.md); the run must allow it"
         " (policy.quantized_workers)",
         "none",
     )

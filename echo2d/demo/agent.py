@@ -4,7 +4,7 @@
 
     python -m echo2d.demo.agent TOKEN_FILE [--at-once N]
 
-Any program that speaks to OpenAI's API can do the same (docs/environments.md).
+Any program that speaks to OpenAI's API can do the same (docs/guide/environments.md).
 """
 
 import argparse

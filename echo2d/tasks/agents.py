@@ -16,7 +16,7 @@ AGENT_SILENCE_S = 600.0
 
 
 class Agents(Environment):
-    """Episodes of agents outside (docs/environments.md).
+    """Episodes of agents outside (docs/guide/environments.md).
 
     rows: how many rows the agents have; a ticket names one of them. 0: they choose by its seed. opening:
     the tokens that every call begins with; empty: the first token of the model's chat template.

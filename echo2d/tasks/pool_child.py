@@ -278,7 +278,7 @@ class TaskServer:
                 if not hasattr(made, name):
                     raise OperatorFault(
                         f"{type(made).__name__} has no {name!r}: expected a task or an environment, as "
-                        "docs/tasks.md says"
+                        "docs/guide/tasks.md says"
                     )
             self._task = ServedTask(made, model)
             return self._task.introduction()

@@ -5,7 +5,7 @@ from pathlib import Path
 from echo2d.plan.fleet.break_even import BreakEven
 
 # What ECHO-2 reports: 33.3 to 36.3 % saved. Its rollouts' share is inferred from its ablation without cost-awareness
-# (docs/capacity.md); the price ratio then follows from the saving.
+# (docs/measurements/capacity.md); the price ratio then follows from the saving.
 PAPER_SAVING, PAPER_SHARE = 0.345, 0.66
 POINTS = 201  # of the map, each way
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Boxes on AWS EC2 spot. Not run: check it before you trust it (docs/renting.md).
+# Boxes on AWS EC2 spot. Not run: check it before you trust it (docs/guide/renting.md).
 # The image has echo2d in /opt/echo2d. IMAGE, SUBNET, TYPE: yours.
 set -euo pipefail
 IMAGE=${IMAGE:-ami-00000000000000000}

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Boxes on Google Compute Engine spot. Not run: check it before you trust it (docs/renting.md).
+# Boxes on Google Compute Engine spot. Not run: check it before you trust it (docs/guide/renting.md).
 # The image has echo2d in /opt/echo2d. IMAGE, ZONE, TYPE: yours.
 set -euo pipefail
 IMAGE=${IMAGE:-echo2d-box}

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Boxes on Vast.ai. Not run: check it before you trust it (docs/renting.md). IMAGE has echo2d; SEARCH is what to rent.
+# Boxes on Vast.ai. Not run: check it before you trust it (docs/guide/renting.md). IMAGE has echo2d; SEARCH is what to rent.
 # Nothing there ends a box by itself: after its life it stops working, and is billed until `stop` has destroyed it. If no
 # coordinator comes back to do that, the budget does not hold.
 set -euo pipefail

@@ -77,16 +77,22 @@ def test_the_sdist_has_documents_tests_and_tools(built: Path) -> None:
     (sdist,) = built.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    for page in ("README.md", "CONTRIBUTING.md", "Makefile", "docs/deploy.md", "docs/scale.svg"):
+    for page in (
+        "README.md",
+        "CONTRIBUTING.md",
+        "Makefile",
+        "docs/guide/deploy.md",
+        "docs/figures/scale.svg",
+    ):
         assert page in names
     for path in ("tests/e2e/test_installation.py", "tools/replay.py", "learner/train.py"):
         assert path in names
 
 
 def test_the_services_are_installed_as_the_page_says(installed: Path, tmp_path: Path) -> None:
-    """Every `cp` and `install` of a file of systemd/ in docs/deploy.md, below tmp_path."""
+    """Every `cp` and `install` of a file of systemd/ in docs/guide/deploy.md, below tmp_path."""
     run("echo2d files systemd --to .", installed, tmp_path)
-    page = (REPO / "docs" / "deploy.md").read_text()
+    page = (REPO / "docs" / "guide" / "deploy.md").read_text()
     lines = [line for line in re.findall(r"^[#$] (.+)$", page, re.MULTILINE) if " systemd/" in line]
     copies = [part for line in lines for part in line.split(" && ") if " systemd/" in part]
     assert len(copies) >= 5

@@ -72,7 +72,7 @@ def command(unit: str) -> list[str]:
 
 def test_there_is_one_for_each_program_and_the_deploy_page_names_it() -> None:
     assert UNITS == ["echo2d-coordinate.service", "echo2d-join@.service", "echo2d-learner.service"]
-    page = (REPO / "docs" / "deploy.md").read_text()
+    page = (REPO / "docs" / "guide" / "deploy.md").read_text()
     assert [path.name for path in FOLDER.iterdir() if path.name not in page] == []
 
 

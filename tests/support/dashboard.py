@@ -39,8 +39,8 @@ def metrics_in(expression: str) -> set[str]:
 
 
 def documented() -> set[str]:
-    """Every series of docs/metrics.md, which a test keeps complete."""
-    text = (REPO / "docs" / "metrics.md").read_text()
+    """Every series of docs/reference/metrics.md, which a test keeps complete."""
+    text = (REPO / "docs" / "reference" / "metrics.md").read_text()
     rows = re.findall(r"^\| `(\w+)`(?: \(.*?\))? \| (\w+) \|", text, re.MULTILINE)
     return {
         name + suffix

@@ -1,7 +1,7 @@
 """Writes what the fields of the status declare into the pages: `python -m tests.support.status_page`.
 
 docs/reference/status.md has every key of `GET /v1/status` and `GET /v1/status/own`, and is what a coordinator promises
-to those who read it; docs/metrics.md gets its table of the coordinator's metrics.
+to those who read it; docs/reference/metrics.md gets its table of the coordinator's metrics.
 """
 
 import dataclasses
@@ -14,7 +14,10 @@ from echo2d.core.status.schema import OwnPeerStatus, OwnStatus, ProcessStatus, S
 from echo2d.runtime.coordinator.metrics import FAMILIES
 from tests.support.paths import REPO
 
-PAGE, METRICS = REPO / "docs" / "reference" / "status.md", REPO / "docs" / "metrics.md"
+PAGE, METRICS = (
+    REPO / "docs" / "reference" / "status.md",
+    REPO / "docs" / "reference" / "metrics.md",
+)
 HEAD = """# Every key of the status
 
 What `GET /v1/status` and `echo2d status --json` say. `python -m tests.support.status_page` writes this page from the
@@ -86,7 +89,7 @@ def page() -> str:
 
 
 def metrics_page() -> str:
-    """docs/metrics.md with the coordinator's metrics as they are declared; those that its process counts stay."""
+    """The metrics page with the coordinator's metrics as they are declared; those that its process counts stay."""
     families = {each.name + ("_total" if each.counter else ""): each for each in FAMILIES}
     before, title, rest = METRICS.read_text(encoding="utf-8").partition("## Of the coordinator\n")
     table, end, behind = rest.partition("\n## ")

@@ -21,7 +21,7 @@ MISSES_MARGIN = 1.5
 # times at most, for e^ratio is 1 on average.
 RATIO_MAX = math.log(1000)
 # A class whose trusted workers agree exactly still needs room: another honest worker may compute in
-# bfloat16, which docs/security.md has the figures of.
+# bfloat16, which docs/reference/security.md has the figures of.
 K_MIN = 0.08
 MISSES_MIN = 1e-4
 # A tolerance is too narrow if trusted workers miss a larger share of tokens.

@@ -1,6 +1,6 @@
 """Declares a field of the status once: what it means, and under which metric it can be scraped.
 
-`/metrics`, docs/metrics.md and docs/reference/status.md are made of these declarations. Not here: the fields
+`/metrics`, docs/reference/metrics.md and docs/reference/status.md are made of these declarations. Not here: the fields
 (`core/status/schema.py`).
 """
 

@@ -52,7 +52,7 @@ class Situation:
 class Bottleneck:
     """What the run waits for."""
 
-    kind: BottleneckKind = described("one of the kinds of docs/operating.md")
+    kind: BottleneckKind = described("one of the kinds of docs/guide/operating.md")
     text: str = described("one sentence with the numbers behind it")
 
 

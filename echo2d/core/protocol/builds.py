@@ -14,7 +14,7 @@ After a release this may change without a new `oldest`, so that builds of two re
 
 Each raises the protocol number. Anything else raises `oldest`, too: then builds that are older are
 refused by name. What never changes, so that any two builds can name each other: the first fields of a
-Hello (`hello_head`), those of a Refused, and how a peer enrols. docs/upgrade.md says what this means
+Hello (`hello_head`), those of a Refused, and how a peer enrols. docs/guide/upgrade.md says what this means
 for an operator.
 """
 

@@ -12,7 +12,7 @@ before, so that it is stopped in time.
 
 Invariant: the budget is never exceeded, whatever happens to this process, because each start sets
 aside what its box costs until it ends by itself (`budget.life_s`). `now` is the run's rent clock
-(`budget`). Every command ends in an event. docs/renting.md explains the rules.
+(`budget`). Every command ends in an event. docs/guide/renting.md explains the rules.
 """
 
 import math

@@ -14,7 +14,7 @@ What a command reports about itself is not believed. A list that does not show a
 
 A box under a label of this run that is unknown, or was believed gone, is doomed at once, and counts
 against the budget. Two ids under one label are two boxes. A doomed box is stopped when its worker
-holds nothing any more, or its time to finish is over. docs/renting.md explains why. Not here: which
+holds nothing any more, or its time to finish is over. docs/guide/renting.md explains why. Not here: which
 boxes are useful (`autoscaler`), and what they cost (`budget`).
 """
 

@@ -63,12 +63,12 @@ class PolicyTable(Table):
     )
     columns: tuple[str, ...] = key(
         "numbers beside each token that the learner gets if engines write them, such as"
-        ' ["experts"] (docs/learner.md); others are dropped on arrival',
+        ' ["experts"] (docs/guide/learner.md); others are dropped on arrival',
         (),
     )
     quantized_workers: bool = key(
         "let workers in whose engines compute with quantized weights; trust one of each kind if"
-        " [audit] is on (docs/audit.md)",
+        " [audit] is on (docs/design/audit.md)",
         False,
     )
     order: Literal["oldest", "priority"] = key(

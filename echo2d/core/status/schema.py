@@ -20,7 +20,7 @@ from echo2d.core.rules.run import DisseminationMode
 # One screen: what 500 silent workers have to say, a few of them say.
 SENTENCES_MAX = 24
 
-# Each has a row in docs/operating.md.
+# Each has a row in docs/guide/operating.md.
 AlertKind = Literal[
     "no_learner",
     "learner_silent",

@@ -25,7 +25,7 @@ from echo2d.core.protocol.sampling import Sampling
 ENTRIES_MAX = 1 << 21
 
 # Ranks whose tokens begin this close to top_p, or are this close to min_p as a share of it, may lie
-# on either side of it: rounding moves the border. docs/security.md has the figures.
+# on either side of it: rounding moves the border. docs/reference/security.md has the figures.
 BORDER = 0.02
 
 _WORD = 0xFFFFFFFF

@@ -35,7 +35,7 @@ Replay = Literal["torch", "sglang"]
 POSITIONS_MAX = 128
 
 # How far u may lie outside a token's part of [0, 1), and how many nats may be missing to the best
-# log p + noise, at the narrowest of TOLERANCES. docs/security.md has the figures.
+# log p + noise, at the narrowest of TOLERANCES. docs/reference/security.md has the figures.
 UNIFORM_TOLERANCE = 0.02
 NATS_TOLERANCE = 0.4
 

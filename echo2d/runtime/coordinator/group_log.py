@@ -6,7 +6,7 @@
 The lines are derived from actions that the coordinator performs anyway. Lines about a sample have
 level debug, and so have leases but the first of a group: slots come free one at a time, so a lease is
 often of one sample. Lines about a group or batch have level info. Workers log generation and the
-learner logs training under the same id (docs/operating.md). Not here: any decision.
+learner logs training under the same id (docs/guide/operating.md). Not here: any decision.
 """
 
 import logging

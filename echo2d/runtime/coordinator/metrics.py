@@ -244,7 +244,7 @@ _COUNTED: tuple[Family[Status], ...] = (
     ),
     Family(
         "echo2d_alerts",
-        "All of them by kind, which docs/operating.md explains",
+        "All of them by kind, which docs/guide/operating.md explains",
         _alerts,
         ("kind",),
     ),

@@ -62,7 +62,7 @@ def advice(failed: TaskFailed, table: TaskTable) -> str:
     if "left processes behind" in said:
         return (
             "end a process pool before the reward returns: a task's processes end with its call "
-            "(docs/tasks.md)"
+            "(docs/guide/tasks.md)"
         )
     if "MemoryError" in said or "Cannot allocate memory" in said:
         return f"task.memory_bytes_max is {table.memory_bytes_max:,}"

@@ -28,7 +28,7 @@ from echo2d.runtime.doctor.trial_join import try_ports
 from echo2d.runtime.peer.state_dir import StateDir
 from echo2d.store.slots.current_slot import read_current
 
-# Of a version's bytes: two slots, and the frames of one in full (docs/deploy.md).
+# Of a version's bytes: two slots, and the frames of one in full (docs/guide/deploy.md).
 _VERSIONS_ON_DISK = 2.68
 
 

@@ -111,7 +111,7 @@ def _speed(check: str, folder: Path, bytes_per_s: float) -> HostFinding:
         return warning(
             check,
             f"{text}: a version of 1 GB takes {1e9 / bytes_per_s:.0f} s to write",
-            "a faster disk, or a memory disk (docs/deploy.md, What a host needs)",
+            "a faster disk, or a memory disk (docs/guide/deploy.md, What a host needs)",
         )
     return ok(check, text)
 
@@ -166,7 +166,7 @@ def sglang(python: Path) -> HostFinding:
         return error(
             "sglang",
             f"{python} has no SGLang",
-            f"{python} -m pip install sglang (docs/sglang.md says which versions)",
+            f"{python} -m pip install sglang (docs/guide/sglang.md says which versions)",
         )
     try:
         dialect = dialect_of(told, None)

@@ -106,7 +106,7 @@ def _of_the_run(status: Status) -> Iterator[HostFinding]:
         yield warning(
             "workers",
             f"{len(hidden)} of {len(here)} cannot be dialled: {_names(hidden)}",
-            "open their ports if you can (docs/operating.md, Who can be dialled)",
+            "open their ports if you can (docs/guide/operating.md, Who can be dialled)",
         )
     else:
         yield ok("workers", f"{len(here)} are here, and none is known to be out of reach")

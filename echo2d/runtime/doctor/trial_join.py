@@ -161,7 +161,7 @@ def _own_port(trial: _Trial) -> HostFinding:
         "own port",
         f"nobody can dial this host ({fault}); it dials the others, and they use its uplink less",
         "open the port if you can: --listen-host, --listen-port, --advertise "
-        "(docs/operating.md, Who can be dialled)",
+        "(docs/guide/operating.md, Who can be dialled)",
     )
 
 

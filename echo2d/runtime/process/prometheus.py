@@ -1,7 +1,7 @@
 """Metrics that every daemon shares, and `Family`: a metric that is read off the daemon's status.
 
 The families of each daemon are tables in `coordinator/metrics` and `worker/metrics`, and
-docs/metrics.md lists all metrics with their help texts. Not here: who may read them.
+docs/reference/metrics.md lists all metrics with their help texts. Not here: who may read them.
 """
 
 import asyncio

@@ -34,7 +34,7 @@ def rules_of(config: CoordinatorConfig, prefix: str, *, closing: bool = False) -
     if not any(provider.rents for provider in config.providers):
         kinds = one_of({name: kind for name, kind in PROVIDERS.items() if kind.rents})
         raise OperatorFault(
-            f"--rent needs a [[provider]] of kind {kinds} (docs/renting.md); nothing was rented"
+            f"--rent needs a [[provider]] of kind {kinds} (docs/guide/renting.md); nothing was rented"
         )
     budget = Budget(rent.usd_per_h, rent.usd_total)
     times = (rent.idle_s, rent.join_s, rent.patience_s, rent.drain_s)

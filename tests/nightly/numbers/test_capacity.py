@@ -1,4 +1,4 @@
-"""The numbers of docs/capacity.md that `echo2d plan` and `simulate` give, and one price of each kind of answer.
+"""The numbers of the capacity page that `echo2d plan` and `simulate` give, and one price of each kind of answer.
 
 Not here: what `cost_table` and `pool_table` play, which takes longer; `make nightly-pools` plays some of the latter.
 """
@@ -12,8 +12,7 @@ import pytest
 from echo2d.plan.fleet.spec import load_fleet
 from echo2d_lab.research import usd_to_accuracy
 from echo2d_lab.research.artefacts import read
-from tests.support.page_numbers import NUMBER, PageNumbers, missing, moved, run
-from tests.support.paths import REPO
+from tests.support.page_numbers import NUMBER, PageNumbers, missing, moved, page_text, run
 
 PAGE = "capacity.md"
 NOTHING: Mapping[str, str] = {}
@@ -197,7 +196,7 @@ def sends() -> Iterator[PageNumbers]:
     ids=lambda row: row.text[:60] + row.more,
 )
 def test_a_number_of_the_capacity_page_has_not_moved(row: PageNumbers, tmp_path: Path) -> None:
-    assert missing(row, (REPO / "docs" / row.page).read_text()) == []
+    assert missing(row, page_text(row.page)) == []
     assert moved(row, run(row, tmp_path)) == []
 
 

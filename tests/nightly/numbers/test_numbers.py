@@ -16,8 +16,7 @@ import pytest
 from echo2d.plan.fleet.spec import load_fleet
 from echo2d_lab.research import staleness_figure, usd_to_accuracy
 from echo2d_lab.research.staleness_sweep import LONG_RUNS, RUNS, finished
-from tests.support.page_numbers import PageNumbers, missing, moved, run
-from tests.support.paths import REPO
+from tests.support.page_numbers import PageNumbers, missing, moved, page_text, run
 
 PLAN = "echo2d plan scenarios/mix-rented.toml --set learner.publish_every=1 --set learner.staleness_max=0"
 PLANNED = [
@@ -171,7 +170,7 @@ FLEETS = [
 @pytest.mark.timeout(1800)  # a thousand peers on a busy machine
 @pytest.mark.parametrize("row", [*PLANNED, *SCALE, *BROADCAST, *FLEETS], ids=str)
 def test_a_number_of_a_command_has_not_moved(row: PageNumbers, tmp_path: Path) -> None:
-    assert missing(row, (REPO / "docs" / row.page).read_text()) == []
+    assert missing(row, page_text(row.page)) == []
     assert moved(row, run(row, tmp_path)) == []
 
 
@@ -220,7 +219,7 @@ def cell(setting: str, name: str) -> tuple[str, str, str]:
 
 
 def learner_row(bound: int, correction: str, text: str) -> PageNumbers:
-    """One line of the table of docs/learner.md."""
+    """One line of the table of docs/guide/learner.md."""
     goals = [f"{correction} {bound} {goal}" for goal in usd_to_accuracy.GOALS]
     ratios = [path for goal in goals for path in cell(goal, "steps_ratio")]
     if bound == 11:  # too short for the last goal, so no interval
@@ -229,7 +228,7 @@ def learner_row(bound: int, correction: str, text: str) -> PageNumbers:
 
 
 def capacity_row(bound: int, text: str) -> PageNumbers:
-    """One line of the table of docs/capacity.md."""
+    """One line of the table of docs/measurements/capacity.md."""
     setting = f"default {bound} {usd_to_accuracy.GOAL}"
     names = ("steps_ratio", "over_asynchronous", "over_synchronous", "over_published")
     if bound in {0, 11}:  # of S = 0 itself, and too short: no interval
@@ -329,7 +328,7 @@ RECORDED = [
 
 @pytest.mark.parametrize("row", RECORDED, ids=lambda row: f"{row.page}: {row.text[:24]}")
 def test_a_number_of_recorded_runs_has_not_moved(row: PageNumbers) -> None:
-    assert missing(row, (REPO / "docs" / row.page).read_text()) == []
+    assert missing(row, page_text(row.page)) == []
     assert moved(row, COMPUTED[row.command]()) == []
 
 
@@ -348,7 +347,7 @@ def test_the_price_of_an_accuracy_has_not_moved(text: str, centre: str) -> None:
     row = PageNumbers(
         "benchmarks.md", "make figures", text, cell("default 3 240", f"over_{centre}")
     )
-    assert missing(row, (REPO / "docs" / row.page).read_text()) == []
+    assert missing(row, page_text(row.page)) == []
     assert moved(row, accuracies()) == []
 
 

@@ -70,7 +70,7 @@ def test_a_worker_that_is_away_is_not_paid_for() -> None:
 
 
 def test_what_groups_and_their_tails_cost_is_foreseen() -> None:
-    """S = 4, kappa = 3, groups of 32, sigma 1.3: as `simulate` finds it (docs/capacity.md)."""
+    """S = 4, kappa = 3, groups of 32, sigma 1.3: as `simulate` finds it (docs/measurements/capacity.md)."""
     tails = {**document(t_train_s=900, trajectories_per_step=512), "policy": {"t_gen_s": 600.0},
              "simulate": {"group_size": 32, "gen_sigma": 1.3}}  # fmt: skip
     tails["fleet"] = [{"name": "w", "count": 120, "trajectories_per_h": 40, "usd_per_h": 0.4}]

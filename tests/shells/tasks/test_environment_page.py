@@ -1,4 +1,4 @@
-"""The example of docs/environments.md, as it stands, played in a process."""
+"""The example of docs/guide/environments.md, as it stands, played in a process."""
 
 import random
 import re
@@ -14,7 +14,7 @@ from echo2d.tasks.pool import Score, TaskPool, TextSettings
 from tests.support.paths import REPO
 from tests.support.turn_texts import END, MAKE, read, write_turn_model, written
 
-PAGE = (REPO / "docs" / "environments.md").read_text()
+PAGE = (REPO / "docs" / "guide" / "environments.md").read_text()
 CALL = '<tool_call>{{"name": "look_up", "arguments": {{"item": "{}"}}}}</tool_call>'
 
 

@@ -11,14 +11,14 @@ from echo2d.core.status.schema import ALERT_KINDS
 from tests.support.paths import REPO, TEST_ROOTS
 from tools.mutants import MUTANTS
 
-SECURITY = (REPO / "docs" / "security.md").read_text()
-INVARIANTS = (REPO / "docs" / "invariants.md").read_text()
+SECURITY = (REPO / "docs" / "reference" / "security.md").read_text()
+INVARIANTS = (REPO / "docs" / "design" / "invariants.md").read_text()
 CITED_TEST = r"`((?:[a-z0-9_]+/)+test_[a-z0-9_]+\.py)::(test_[a-z0-9_]+)`"
 CITED = sorted(set(re.findall(CITED_TEST, SECURITY + INVARIANTS)))
 LIMITS = re.findall(
     r"^\| `([A-Z_]+)` \| ([0-9_.]+)(?: << ([0-9]+))? \| `([a-z0-9_.]+)` \|$", SECURITY, re.MULTILINE
 )
-OPERATING = (REPO / "docs" / "operating.md").read_text()
+OPERATING = (REPO / "docs" / "guide" / "operating.md").read_text()
 TELLERS = ("echo2d/runtime/coordinator/group_log.py", "echo2d/runtime/worker/generation.py")
 
 

@@ -29,7 +29,7 @@ TEMPLATE = (
     "{% else %}+{{ message.content }}>{% endif %}{% endfor %}"
 )
 OPENING = VOCABULARY.index("+")
-PAGE = REPO / "docs/environments.md"
+PAGE = REPO / "docs/guide/environments.md"
 LENGTH = 6  # most tokens of an answer
 SILENT: dict[str, Any] = {"task.options": {"opening": [OPENING], "silence_s": 0.2}}
 FEW_TURNS: dict[str, Any] = {"task.turns_max": 2, "task.episode_tokens": 60}

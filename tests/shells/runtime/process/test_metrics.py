@@ -1,4 +1,4 @@
-"""Every number an operator needs has a name, a unit and a help text, and docs/metrics.md has them all."""
+"""Every number an operator needs has a name, a unit and a help text, and docs/reference/metrics.md has them all."""
 
 import asyncio
 import math
@@ -40,7 +40,7 @@ from tests.support.paths import REPO
 from tests.support.polling import HANG_S
 from tests.support.status_page import PAGE, metrics_page, page
 
-DOCUMENT = (REPO / "docs" / "metrics.md").read_text()
+DOCUMENT = (REPO / "docs" / "reference" / "metrics.md").read_text()
 ROWS = re.findall(r"^\| `(\w+)`(?: \((.*?)\))? \| (\w+) \| (.*) \|$", DOCUMENT, re.MULTILINE)
 RENTING = RentingStatus(
     usd_per_h=1.5,

@@ -1,8 +1,8 @@
-"""The table of docs/broadcast.md: every scenario that echo2d promises something for, measured. `make bench`.
+"""The table of the broadcast page: every scenario that echo2d promises something for, measured. `make bench`.
 
 Runs `echo2d bench broadcast` with the arguments of each row (root, a quiet machine, half an hour), keeps what it prints
-in docs/broadcast.json, and writes the table into docs/broadcast.md. With `--half-rates`, a row that used
-nearly all of the cores is measured a second time, at half the rates. A row that is in the JSON file already is measured
+in docs/measurements/broadcast.json, and writes the table into broadcast.md beside it. With `--half-rates`, a row that
+used nearly all of the cores is measured a second time, at half the rates. A row that is in the JSON file already is measured
 again only if it is named. Exit code 1: a row that was to be measured misses what it must reach.
 """
 
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from echo2d_lab.bench.lab.cpu import BOUND
 
-DOCS = Path(__file__).parents[4] / "docs"
+DOCS = Path(__file__).parents[4] / "docs" / "measurements"
 RESULTS, PAGE = DOCS / "broadcast.json", DOCS / "broadcast.md"
 BEGIN, END = (
     "<!-- table: tools/lab/echo2d_lab/research/broadcast_table.py -->\n",

@@ -1,8 +1,8 @@
-"""The table of docs/delta.md: what versions take on the wire and in CPU time, measured. `make bench-delta`.
+"""The table of the delta page: what versions take on the wire and in CPU time, measured. `make bench-delta`.
 
 Runs `echo2d bench delta` on the last two versions of each run that `tools/lab/echo2d_lab/research/rl_updates.py`
 has made and, where there can be a laboratory, `echo2d bench broadcast` on those of the first; keeps
-what they print in docs/delta.json, and writes the tables into docs/delta.md. Exit code 1: something
+what they print in docs/measurements/delta.json, and writes the tables into delta.md beside it. Exit code 1: something
 misses what it must reach.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 from echo2d_lab.bench.lab.netlab import why_not
 from echo2d_lab.bench.lab.real_versions import versions_of
 
-DOCS = Path(__file__).parents[4] / "docs"
+DOCS = Path(__file__).parents[4] / "docs" / "measurements"
 RESULTS, PAGE = DOCS / "delta.json", DOCS / "delta.md"
 BEGIN, END = (
     "<!-- table: tools/lab/echo2d_lab/research/delta_table.py -->\n",

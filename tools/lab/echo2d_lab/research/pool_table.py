@@ -30,7 +30,7 @@ from echo2d.plan.fleet.world import FleetWorld
 from echo2d_lab.research.artefacts import FIGURES, cell, read, write
 
 FLEETS, FLEETS_SEED, SEEDS = 40, 47, 3
-# Where the loop was once 26 % dearer and more: docs/capacity.md.
+# Where the loop was once 26 % dearer and more: docs/measurements/capacity.md.
 FILES = ("fleet-tails", "fleet-tight", "fleet-homes")
 SCENARIOS = Path(__file__).parents[4] / "scenarios"
 FAMILIES = ("homes", "spot", "rented", "mixed")
@@ -40,7 +40,7 @@ BOXES_MIN = 5
 SHARES = (0.7, 0.85, 1.0, 1.2)
 # Over the best constant pool: in all fleets but OUTSIDE, and in each. Of `plan`, from the loop.
 WITHIN, WORST, PLANNED = 0.05, 0.10, 0.07
-# The two of 40 that are further than WITHIN (docs/capacity.md).
+# The two of 40 that are further than WITHIN (docs/measurements/capacity.md).
 OUTSIDE = frozenset({"0", "25"})
 RUNS, TABLE = FIGURES / "pools_runs.csv", FIGURES / "pools.csv"
 

@@ -1,7 +1,7 @@
 """The README's figure: a broadcast to ever more peers, simulated (`make figures`).
 
-Plays `scenarios/mixed.toml` with each shape and number of peers, keeps the figures in docs/scale.json, and draws
-docs/scale.svg from them. What is in the JSON file already is not played again: remove it to measure anew.
+Plays `scenarios/mixed.toml` with each shape and number of peers, keeps the figures in
+docs/measurements/scale.json, and draws docs/figures/scale.svg from them. What is in the JSON file already is not played again: remove it to measure anew.
 """
 
 import argparse
@@ -134,8 +134,9 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="runs at a time")
     wanted = parser.parse_args()
     docs = REPO / "docs"
-    (docs / "scale.svg").write_text(
-        svg(measure(docs / "scale.json", wanted.peers_max, wanted.workers))
+    results = docs / "measurements" / "scale.json"
+    (docs / "figures" / "scale.svg").write_text(
+        svg(measure(results, wanted.peers_max, wanted.workers))
     )
 
 

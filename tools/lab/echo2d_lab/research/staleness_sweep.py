@@ -5,9 +5,11 @@ that is always ahead makes the data as stale as the staleness bound S and the pu
 and the model are the demo's. Every finished run is a line of a file, and is not made again; remove the file to measure
 anew. A run is its seed's: the same machine gives the same numbers again.
 
-    docs/staleness.jsonl         60 steps: every S x kappa x {none, BEST}, and every correction where it is hardest,
+In docs/measurements:
+
+    staleness.jsonl              60 steps: every S x kappa x {none, BEST}, and every correction where it is hardest,
                                  S = 11 with kappa = 1. Draws docs/figures/staleness.png and .csv (`staleness_figure`)
-    docs/staleness_long.jsonl    --long, 360 steps: every S x {default, clip} with kappa = 1, the freshest data that S
+    staleness_long.jsonl         --long, 360 steps: every S x {default, clip} with kappa = 1, the freshest data that S
                                  allows. For what an accuracy costs (`usd_to_accuracy`)
 """
 
@@ -40,7 +42,10 @@ from echo2d_lab.bench.lab.in_process import InProcess
 from echo2d_lab.research.staleness_figure import FIGURES, draw
 
 REPO = Path(__file__).parents[4]
-RUNS, LONG_RUNS = REPO / "docs" / "staleness.jsonl", REPO / "docs" / "staleness_long.jsonl"
+RUNS, LONG_RUNS = (
+    REPO / "docs" / "measurements" / "staleness.jsonl",
+    REPO / "docs" / "measurements" / "staleness_long.jsonl",
+)
 
 STEPS, LONG_STEPS, LR = 60, 360, 1e-4  # the accuracy still rises at the end of both
 PER_STEP, GROUP_SIZE, MAX_NEW_TOKENS = 128, 8, 12

@@ -1,6 +1,6 @@
-"""A picture of `echo2d status` for docs, whatever run the status on stdin is of; docs/operating.md says which it was.
+"""A picture of `echo2d status` for docs, of whatever run the status on stdin is; the page on operating says which.
 
-echo2d status --run-dir RUN_DIR --json | python -m echo2d_lab.research.status_picture docs/status.svg
+echo2d status --run-dir RUN_DIR --json | python -m echo2d_lab.research.status_picture docs/figures/status.svg
 """
 
 import argparse

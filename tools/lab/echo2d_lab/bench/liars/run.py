@@ -30,7 +30,7 @@ from echo2d_lab.bench.liars.kinds import LIES, LieKind
 POLL_S = 0.2
 TOLD_S = 30.0  # until a convicted worker was told so and its process has ended
 SLOTS = 24
-# Trajectories that a liar may deliver before it is convicted: the targets of docs/security.md.
+# Trajectories that a liar may deliver before it is convicted: the targets of docs/reference/security.md.
 DELIVERED_MAX: Mapping[LieKind, int] = {
     "made_up": 300,
     "made_up_true_logprobs": 300,

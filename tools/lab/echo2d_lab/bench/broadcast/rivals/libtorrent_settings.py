@@ -1,4 +1,4 @@
-"""The settings of libtorrent that were tried; docs/broadcast.md has what each reached. Standard library only."""
+"""The settings of libtorrent that were tried; the broadcast page has what each reached. Standard library only."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
