@@ -27,8 +27,9 @@ class PageNumbers:
     """Numbers of a page that one run of a command gives.
 
     page: the name of its file, anywhere below docs/. command: as it stands there. text: what the page says, with
-    braces around the numbers. reads: a path for each of them. more: further arguments, if the page says in words what else was run; a repeated option
-    counts where it stands last. changed: what of the scenario is replaced by what, if a changed copy was run.
+    braces around the numbers. reads: a path for each of them. more: further arguments, if the page says in words what
+    else was run; a repeated option counts where it stands last. changed: what of the scenario is replaced by what, if
+    a changed copy was run.
     """
 
     page: str

@@ -2,8 +2,8 @@
 
 Runs `echo2d bench broadcast` with the arguments of each row (root, a quiet machine, half an hour), keeps what it prints
 in docs/measurements/broadcast.json, and writes the table into broadcast.md beside it. With `--half-rates`, a row that
-used nearly all of the cores is measured a second time, at half the rates. A row that is in the JSON file already is measured
-again only if it is named. Exit code 1: a row that was to be measured misses what it must reach.
+used nearly all of the cores is measured a second time, at half the rates. A row that is in the JSON file already is
+measured again only if it is named. Exit code 1: a row that was to be measured misses what it must reach.
 """
 
 import argparse

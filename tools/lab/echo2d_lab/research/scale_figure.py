@@ -1,7 +1,8 @@
 """The README's figure: a broadcast to ever more peers, simulated (`make figures`).
 
 Plays `scenarios/mixed.toml` with each shape and number of peers, keeps the figures in
-docs/measurements/scale.json, and draws docs/figures/scale.svg from them. What is in the JSON file already is not played again: remove it to measure anew.
+docs/measurements/scale.json, and draws docs/figures/scale.svg from them. What is in the JSON file already is not
+played again: remove it to measure anew.
 """
 
 import argparse

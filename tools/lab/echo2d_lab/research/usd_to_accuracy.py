@@ -3,8 +3,8 @@
 `python -m echo2d_lab.research.usd_to_accuracy` multiplies two measurements:
 
     steps ratio    of the long staleness sweep (staleness_long.jsonl): train steps until a run has the
-                   accuracy that the run of its seed with S = 0 has after 120, 180 or 240 steps (GOALS), over those that the
-                   latter took
+                   accuracy that the run of its seed with S = 0 has after 120, 180 or 240 steps (GOALS), over those
+                   that the latter took
     usd a step     of scenarios/mix-rented.toml, played with the same S and kappa = 1, three seeds each, and again with
                    long answers: 42 runs, four minutes on one core. What usd_by_staleness.csv has is not played again;
                    remove it to play anew
