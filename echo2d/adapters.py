@@ -20,8 +20,6 @@ from echo2d.model_files import weight_files
 
 # In memory at a time.
 _READ_BYTES = 8 << 20
-# A digest and its key, with generous white space.
-PIN_BYTES_MAX = 256
 
 # They hold the architecture and the end tokens.
 _SHAPING = ("config.json", "generation_config.json")
@@ -86,7 +84,8 @@ def pinned_base(directory: Path) -> str | None:
     path = directory / BASE_PIN
     try:
         with path.open("rb") as file:
-            digest = json.loads(file.read(PIN_BYTES_MAX))["base_digest"]
+            # A digest and its key, with generous white space.
+            digest = json.loads(file.read(256))["base_digest"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise OperatorFault(f"{path} does not tell the adapter's base model: {error}") from error
     if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):

@@ -27,7 +27,6 @@ _WEIGHTS = ".safetensors"
 _ROWS = ".parquet"
 # The hub keeps Parquet files that it made of other formats on this branch.
 _CONVERTED = "refs/convert/parquet"
-SPLITS_NAMED = 12  # in a message, at most
 
 
 def names_a_repository(text: str) -> bool:
@@ -72,7 +71,8 @@ def load_rows(name: str) -> list[Path]:
                 break
         found = {each: files for each, files in splits.items() if split in (None, each)}
         if len(found) != 1:
-            shown = ", ".join(f"{repository}:{each}" for each in list(splits)[:SPLITS_NAMED])
+            # in a message, at most
+            shown = ", ".join(f"{repository}:{each}" for each in list(splits)[:12])
             raise OperatorFault(
                 f"--rows {name}: expected one of {shown}"
                 if splits

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 
 from echo2d.errors import OperatorFault
 
-_RATES = {"kbit": 125.0, "mbit": 125e3, "gbit": 125e6}  # bytes/s
 SIZES = {"": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30}
 TIMES = {"": 1.0, "s": 1.0, "ms": 1e-3, "min": 60.0, "h": 3600.0}
 _QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)")
@@ -13,7 +12,8 @@ _QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)")
 
 def parse_rate(text: object) -> float:
     """Bytes/s, from text such as "100mbit". OperatorFault: it is not a rate."""
-    return _parse(text, _RATES, "a rate such as 100mbit")
+    # bytes/s
+    return _parse(text, {"kbit": 125.0, "mbit": 125e3, "gbit": 125e6}, "a rate such as 100mbit")
 
 
 def parse_bytes(text: object) -> int:

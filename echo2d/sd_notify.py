@@ -16,8 +16,6 @@ from collections.abc import Callable, Mapping
 
 # The status line of `systemctl status` is no older than this.
 STATUS_S = 10.0
-# The share of the watchdog's time between two notifications, as sd_watchdog_enabled(3) advises.
-WATCHDOG_SHARE = 0.5
 # Characters of a status line; a terminal shows fewer.
 WORDS_MAX = 400
 
@@ -34,7 +32,9 @@ class Notifier:
     ) -> None:
         variables = environment or {}
         self._address = _address(variables.get("NOTIFY_SOCKET", ""))
-        self._every_s = min(STATUS_S, WATCHDOG_SHARE * _watchdog_s(variables))
+        # The share of the watchdog's time between two notifications, as sd_watchdog_enabled(3)
+        # advises.
+        self._every_s = min(STATUS_S, 0.5 * _watchdog_s(variables))
         self._clock = clock
         self._due_at = 0.0
         self._over = False

@@ -12,8 +12,6 @@ from typing import TypeVar
 
 # A chunk in work takes up to about 50 MB; 16 threads are faster than any disk here.
 CHUNK_THREADS_MAX = 16
-# Results per thread that wait to be taken, so that threads go on while their consumer is busy.
-_WAITING = 4
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -57,7 +55,9 @@ def in_threads(
         try:
             for item in items:
                 waiting.append(pool.submit(work, item))
-                if len(waiting) > _WAITING * count:
+                # Results per thread that wait to be taken, so that threads go on while their
+                # consumer is busy.
+                if len(waiting) > 4 * count:
                     yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()

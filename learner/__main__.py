@@ -56,8 +56,6 @@ _GO_WITH = {
     "merge": ("export",),
     "json": ("plan", "export"),
 }
-# torchrun's store says within milliseconds which rank failed first, unless its host is gone.
-FIRST_FAILURE_S_MAX = 5.0
 
 log = logging.getLogger("echo2d.learner")
 
@@ -132,7 +130,9 @@ class _FailureReport:
         line = f"lost another rank: {reason}"
         report = threading.Thread(target=self.report, args=(line, 1), daemon=True)
         report.start()
-        report.join(FIRST_FAILURE_S_MAX)
+        # torchrun's store says within milliseconds which rank failed first, unless its host is
+        # gone.
+        report.join(5.0)
         if report.is_alive():
             # The store does not answer. Two ranks may print then, which is better than none.
             self._print(line)

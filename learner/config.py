@@ -42,9 +42,6 @@ HABITS = {
 }
 MASKS = {"icepop": (0.5, 5.0), "sequence_mask": (0.5, 2.0)}
 
-# Set by torchrun alone. Other programs set RANK and WORLD_SIZE too.
-_TORCHRUN_VARIABLE = "TORCHELASTIC_RUN_ID"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe(Table):
@@ -348,7 +345,8 @@ class Place(NamedTuple):
 
 def place() -> Place:
     """This process's place by torchrun's variables; a single rank if torchrun did not start it."""
-    if _TORCHRUN_VARIABLE not in os.environ:
+    # Set by torchrun alone. Other programs set RANK and WORLD_SIZE too.
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
         return Place()
     return Place(*(int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")))
 

@@ -27,8 +27,6 @@ from echo2d.own_modules import load_own
 NOTICE_POLL_S = 2.0
 # The address is on the machine's own host, which answers within milliseconds or is not there.
 _ANSWER_S_MAX = 2.0
-# A notice is a few hundred bytes, a list of scheduled events some thousand.
-_ANSWER_BYTES_MAX = 1 << 20
 # A reason is cut to this length.
 _REASON_CHARS_MAX = 200
 _FILE = "file:"
@@ -187,5 +185,6 @@ def _answer(url: str, headers: Mapping[str, str], *, method: str = "GET") -> str
     request = urllib.request.Request(url, headers=dict(headers), method=method)  # noqa: S310 - http alone
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(request, timeout=_ANSWER_S_MAX) as answer:
-        text: str = answer.read(_ANSWER_BYTES_MAX).decode()
+        # A notice is a few hundred bytes, a list of scheduled events some thousand.
+        text: str = answer.read(1 << 20).decode()
     return text

@@ -75,8 +75,6 @@ from echo2d.sd_notify import Notifier
 
 # How often a waiting learner checks for a publish that failed, or a rank that was told to stop.
 BEAT_S = 1.0
-# How long a step that imitates a larger model takes to notice that it is to stop.
-PACE_S = 0.1
 # A batch damaged in transit arrives whole the next time; one damaged at its source never does.
 DAMAGED_MAX = 3
 
@@ -448,7 +446,8 @@ class Learner:
         """
         ends_at = self._step_began_at + wait_s + self._config.step_floor_s
         while (left_s := ends_at - time.monotonic()) > 0 and not self._prefetch.stopped:
-            time.sleep(min(left_s, PACE_S))
+            # How long a step that imitates a larger model takes to notice that it is to stop.
+            time.sleep(min(left_s, 0.1))
 
     def _publish(self, version: int) -> None:
         self._publisher.begin(self._epoch, version, self._policy.weights())

@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from echo2d.config.coordinator import CoordinatorConfig
     from echo2d.runtime.box.script import BoxStart
 
-# A cloud may take minutes to end a box.
-GIVE_BACK_S = 900.0
-
 
 @click.command()
 @click.option("--config", type=FILE, help="TOML file of the run; --print-config shows its keys.")
@@ -152,7 +149,8 @@ def rented(config: Path, *, stop: bool, as_json: bool) -> None:
     from echo2d.runtime.renting import renter
 
     loaded = CoordinatorConfig.load(config)
-    facts = asyncio.run(renter.give_back(loaded, GIVE_BACK_S)) if stop else _rented(loaded)
+    # A cloud may take minutes to end a box.
+    facts = asyncio.run(renter.give_back(loaded, 900.0)) if stop else _rented(loaded)
     if as_json:
         click.echo(json.dumps(facts))
     else:

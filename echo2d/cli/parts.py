@@ -23,8 +23,6 @@ _LINE_S = 10.0
 FILE = click.Path(path_type=Path, dir_okay=False, readable=False)
 DIRECTORY = click.Path(path_type=Path, file_okay=False)
 
-SENTENCE_CHARS_MAX = 200  # of a command's first sentence
-
 
 class RunFolder(click.Path):
     """A run's directory; where the folder of its run.toml is given, the one in it."""
@@ -60,8 +58,9 @@ class FullSentences(click.Group):
     def rows(self, ctx: click.Context, names: Iterable[str]) -> list[tuple[str, str]]:
         """The name and the first sentence of each command."""
         commands = ((name, self.get_command(ctx, name)) for name in names)
+        # of a command's first sentence
         return [
-            (name, each.get_short_help_str(limit=SENTENCE_CHARS_MAX))
+            (name, each.get_short_help_str(limit=200))
             for name, each in commands
             if each is not None
         ]

@@ -16,7 +16,6 @@ from echo2d.net.security.auth import read_token_file
 
 # A coordinator that is there answers a call within this time.
 HURRY_S = 10.0
-WAKE_S = 0.5  # a waiting call notices `hurry` after this time
 
 _Result = TypeVar("_Result")
 
@@ -135,7 +134,8 @@ class Coordinator:
                 raise CancelledError("the connection is closed")
             future = asyncio.run_coroutine_threadsafe(call, self._loop)
         started_at = time.monotonic()
-        while not wait([future], WAKE_S).done:
+        # a waiting call notices `hurry` after this time
+        while not wait([future], 0.5).done:
             if time.monotonic() > max(started_at, self._hurried_at) + HURRY_S:
                 future.cancel()
                 raise Unanswered(f"the coordinator did not answer within {HURRY_S:g} s")

@@ -16,9 +16,6 @@ from echo2d.core.weights.manifest import Chunk, FileEntry, Manifest, chunk_layou
 from echo2d.errors import OperatorFault
 from echo2d.threads import in_threads
 
-# Buffers that one call of the system writes; Linux allows 1024.
-_BUFFERS_MAX = 1000
-
 
 @dataclass(frozen=True, slots=True)
 class SnapshotFile:
@@ -82,7 +79,8 @@ def _write(descriptor: int, chunk: Chunk, pieces: Sequence[memoryview]) -> Diges
     for piece in pieces:
         digest.update(piece)
     while pieces:
-        written = os.pwritev(descriptor, pieces[:_BUFFERS_MAX], offset)
+        # Buffers that one call of the system writes; Linux allows 1024.
+        written = os.pwritev(descriptor, pieces[:1000], offset)
         offset += written
         pieces = _after(pieces, written)
     return Digest(digest.digest())

@@ -39,8 +39,6 @@ WEIGHT_SHARE_MIN = 0.001
 # Each of them has processes of its own.
 TASKS_MAX = 64
 EVALS_MAX = 64
-# Each worker's name is compared with every price.
-PRICES_MAX = 256
 
 OTHER_TABLES = frozenset({"learner", "worker", "provider"})
 
@@ -337,6 +335,7 @@ class CoordinatorConfig:
             cls.TABLE: read_table(cls, tables[cls.TABLE], folder) for cls in COORDINATOR_TABLES
         }
         checked["link"] = checked["link"].beside(checked["coordinator"])
+        # Each worker's name is compared with every price.
         return CoordinatorConfig(
             **checked,
             tasks=tuple(read_table(TaskTable, task, folder) for task in tasks),
@@ -344,7 +343,7 @@ class CoordinatorConfig:
                 read_table(EvalTable, row) for row in _rows(document, EvalTable.TABLE, EVALS_MAX)
             ),
             prices=tuple(
-                read_table(PriceTable, row) for row in _rows(document, PriceTable.TABLE, PRICES_MAX)
+                read_table(PriceTable, row) for row in _rows(document, PriceTable.TABLE, 256)
             ),
             providers=read_providers(document),
             folder=folder,

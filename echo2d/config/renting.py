@@ -25,8 +25,6 @@ from echo2d.registry import PROVIDERS
 
 _HOURS_MAX = 24.0 * 90
 _SECONDS_MAX = 86400.0
-# A trajectory takes less time than this, and a draining box costs money.
-DRAIN_S_MAX = 3600.0
 # More trajectories per hour than this is a typing mistake.
 _RATE_MAX = 1e9
 _BOXES_MAX = 512  # of one offer at a time
@@ -73,11 +71,12 @@ class RentTable(Table):
         above=0.0,
         high=_SECONDS_MAX,
     )
+    # A trajectory takes less time than this, and a draining box costs money.
     drain_s: float = key(
         "seconds that the worker of a box to be given back has to finish what it holds",
         120.0,
         low=0.0,
-        high=DRAIN_S_MAX,
+        high=3600.0,
     )
     patience_s: float = key(
         "seconds for which there must be too few workers before a box is started",

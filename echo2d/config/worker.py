@@ -15,7 +15,6 @@ from echo2d.core.rules.table import Table, key
 from echo2d.errors import OperatorFault
 from echo2d.registry import ENGINES
 
-ENGINES_MAX = 16  # GPUs of the largest boxes
 _WINDOW = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)")
 # Keys that only this engine reads.
 KEYS_OF_ENGINES = {
@@ -70,9 +69,8 @@ class WorkerConfig(Table):
         " (policy.quantized_workers)",
         "none",
     )
-    engines: int = key(
-        "number of engines, one per GPU; they share one download", 1, low=1, high=ENGINES_MAX
-    )
+    # GPUs of the largest boxes
+    engines: int = key("number of engines, one per GPU; they share one download", 1, low=1, high=16)
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = key(
         "weights of the torch engine; auto: float32 on the CPU, bfloat16 on a GPU", "auto"
     )

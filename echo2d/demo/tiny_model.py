@@ -36,9 +36,6 @@ if TYPE_CHECKING:
 _FORMAT = (
     1  # raise it when code changes what a recipe gives: cached models of the old one are left aside
 )
-STOP_CHECK_STEPS = 2
-STOP_CHECK_PROMPTS = 256
-STOP_CHECK_FIRST = 1 << 40  # stop-check prompts: far behind the indices that training uses
 BATCH_MAX = 512  # rows of one forward pass while measuring
 
 
@@ -149,7 +146,8 @@ def _pretrain(recipe: TinyRecipe) -> Any:
     import torch
 
     task = SortDigits(recipe.rng_seed, recipe.digits_min, recipe.digits_max)
-    checks = [task.prompt(STOP_CHECK_FIRST + index) for index in range(STOP_CHECK_PROMPTS)]
+    # stop-check prompts: far behind the indices that training uses
+    checks = [task.prompt((1 << 40) + index) for index in range(256)]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.rng_seed)
         model = _new_model(recipe)
@@ -166,7 +164,7 @@ def _pretrain(recipe: TinyRecipe) -> Any:
         torch.autograd.backward(-loss.sum() / loss.count_nonzero())
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        if step % STOP_CHECK_STEPS == 0 and accuracies(model, checks)[1] >= recipe.accuracy_stop:
+        if step % 2 == 0 and accuracies(model, checks)[1] >= recipe.accuracy_stop:
             return model
     raise RuntimeError(
         f"no accuracy of {recipe.accuracy_stop} in {recipe.steps_max} steps of {recipe}"

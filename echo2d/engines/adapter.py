@@ -40,8 +40,6 @@ _NOTES = frozenset(
         "task_type",
     }
 )
-# Other values of init_lora_weights change the base's weights.
-_PLAIN_STARTS = (None, True, False, "gaussian")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +61,8 @@ def adapter_layout(layout: SnapshotLayout) -> AdapterLayout:
             raise EngineFault(f"adapter_config.json: {key} is not supported")
     if config.get("peft_type") != "LORA" or config.get("bias", "none") != "none":
         raise EngineFault("adapter_config.json: only peft_type LORA without bias is supported")
-    if config.get("init_lora_weights") not in _PLAIN_STARTS:
+    # Other values of init_lora_weights change the base's weights.
+    if config.get("init_lora_weights") not in (None, True, False, "gaussian"):
         raise EngineFault(
             "adapter_config.json: init_lora_weights changed the base's weights during training, "
             "so the adapter does not fit the base; use true, false or 'gaussian'"

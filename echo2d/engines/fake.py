@@ -35,8 +35,6 @@ RefitOutcome = Literal["done", "fails", "doubtful"]
 
 FAKE_VOCAB_SIZE = 512
 FAKE_EOS = 1
-# Steps per nat: a logprob is one of 2^16 values in (-8, 0], each exact in float32.
-_LOGPROB_STEPS = 1 << 13
 
 
 def fake_token(
@@ -60,7 +58,8 @@ def fake_logprob(label: str, context: Sequence[int], token: int) -> float:
 
     It does not depend on seed and sample, so a learner can score tokens again.
     """
-    return -(_hash(f"logprob {token} {label}", context) % (1 << 16)) / _LOGPROB_STEPS
+    # Steps per nat: a logprob is one of 2^16 values in (-8, 0], each exact in float32.
+    return -(_hash(f"logprob {token} {label}", context) % (1 << 16)) / (1 << 13)
 
 
 def _hash(what: str, tokens: Sequence[int]) -> int:

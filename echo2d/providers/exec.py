@@ -36,8 +36,6 @@ from echo2d.providers.base import BoxOrder, ProviderOptions
 _OUTPUT_BYTES_MAX = 4 << 20
 LINES_MAX = 20_000  # of a list: as many boxes as a run can have
 _REASON_CHARS_MAX = 300
-# A process that the command left running may keep its output open; read only this much longer.
-DRAIN_S = 1.0
 # `timeout` kills the command this long after its time, if this process has not done so.
 WATCHDOG_S = 5.0
 _READ_BYTES = 1 << 16
@@ -156,7 +154,9 @@ async def _output(process: asyncio.subprocess.Process) -> str:
             readers.create_task(_read(process.stderr, complained, process)),
         ]
         code = await _ended(process)
-        await asyncio.wait(tasks, timeout=DRAIN_S)
+        # A process that the command left running may keep its output open; read only this much
+        # longer.
+        await asyncio.wait(tasks, timeout=1.0)
         for task in tasks:
             task.cancel()
     if max(len(printed), len(complained)) > _OUTPUT_BYTES_MAX:

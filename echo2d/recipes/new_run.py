@@ -47,8 +47,6 @@ ANSWERS = ("answer", "final_answer", "target", "output", "label", "solution")
 BEFORE_ANSWER = "####"
 # Held-out questions: this share, or more where it is too small for a score, but no more than the second.
 _HELD_OUT, _HELD_OUT_MAX = 0.05, 0.2
-_HELD_OUT_QUESTIONS = 50
-_HOOKS = ("learner.loss=", "learner.advantages=")
 _CACHE = Path.home() / ".cache" / "echo2d"
 TINY_MODEL = "model"  # its copy in the folder
 # In 80 steps most answers become right.
@@ -184,7 +182,7 @@ def _of_questions(asked: QuestionRows, folder: Path) -> dict[str, Any]:
     files = RowFiles(found_files(asked.rows))
     first = files.row(0)
     own = None if asked.asked is None else [_path(p, folder) for p in found_files(asked.asked)]
-    wanted = round(_HELD_OUT_QUESTIONS / len(files), 2)
+    wanted = round(50 / len(files), 2)
     return {
         "rows": [_path(path, folder) for path in found_files(asked.rows)],
         "prompt": asked.prompt,
@@ -208,7 +206,11 @@ def _presets(job: NewRun) -> list[str]:
 def _modules(job: NewRun) -> list[str]:
     """The setting that lets the run find a module of the current folder, wherever it is started."""
     scorer = "" if job.questions is None else job.questions.scorer
-    hooks = [each.partition("=")[2] for each in job.settings if each.startswith(_HOOKS)]
+    hooks = [
+        each.partition("=")[2]
+        for each in job.settings
+        if each.startswith(("learner.loss=", "learner.advantages="))
+    ]
     entries = [job.kind, scorer, *hooks]
     names = [each.partition(":")[0].partition(".")[0] for each in entries if ":" in each]
     here = Path.cwd()

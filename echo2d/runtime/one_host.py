@@ -40,7 +40,6 @@ FAILURES_MAX, FAILURES_S = 5, 900.0
 PAUSE_S_MIN, PAUSE_S_MAX = 1.0, 30.0
 # After SIGTERM: a learner ends its step and saves it.
 _STOP_S = 120.0
-_EXPIRES = "30d"  # of a local worker's token, with which it joins once
 COORDINATOR, LEARNER = "coordinator", "learner"
 
 # Each lease and each group has lines of these areas.
@@ -162,8 +161,9 @@ class OneHost:
         run_dir, folder = self._config.run.run_dir, self._path.parent
         token = folder / f"{name}.token"
         if not token.exists():
+            # of a local worker's token, with which it joins once
             create_token(
-                run_dir, name, role="worker", url=None, out=token, max_workers=1, expires=_EXPIRES
+                run_dir, name, role="worker", url=None, out=token, max_workers=1, expires="30d"
             )
         words = [f"--token-file={token}", f"--state-dir={folder / name}", f"--name={name}"]
         if self._config.run.base_model is not None:

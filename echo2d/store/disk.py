@@ -13,8 +13,6 @@ from pathlib import Path
 from echo2d.core.base.canonical import Buffer
 from echo2d.errors import HOST_LACKS, StoreFault, path_fault
 
-_FILE_MODE = 0o600
-
 
 @contextlib.contextmanager
 def store_faults(doing: str, path: Path) -> Iterator[None]:
@@ -63,7 +61,7 @@ def sqlite_words(path: Path, error: Exception) -> str:
 @contextlib.contextmanager
 def opened(path: Path, flags: int) -> Iterator[int]:
     """Open a file descriptor. A symbolic link in the last part of the path is refused."""
-    fd = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, _FILE_MODE)
+    fd = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         yield fd
     finally:

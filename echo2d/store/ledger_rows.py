@@ -178,7 +178,6 @@ MEANING: Final = {
 }
 # Tables of what is measured while a run goes on: a damaged row is forgotten.
 FORGETTABLE: Final = ("deliveries", "earned", "forms", "limits", "rates", "rows")
-EVALUATED_BYTES_MAX = 64 << 10
 
 _Row = tuple[Any, ...]
 Read = TypeVar("Read")
@@ -214,7 +213,7 @@ _checked_epoch = plain_reader(EpochOpened)
 _checked_limits = plain_reader(LimitsLearnt)
 _checked_rate = plain_reader(PeerRate)
 _checked_row = plain_reader(RowJudged)
-_unpack_evaluated = unpacker(Evaluated, bytes_max=EVALUATED_BYTES_MAX)
+_unpack_evaluated = unpacker(Evaluated, bytes_max=64 << 10)
 
 
 def _group(row: _Row) -> StoredGroup:

@@ -30,8 +30,6 @@ from echo2d.tasks.served_environment import CONTENT_CHARS_MAX, OPEN_EPISODES_MAX
 from echo2d.tasks.served_task import checked_tags, short_name
 
 EPISODE_RETRIES = 2  # of a call whose process died
-# Distinct reasons that are logged. A task may put a number into every one.
-REASONS_LOGGED_MAX = 16
 
 log = logging.getLogger("echo2d.task")
 
@@ -227,6 +225,7 @@ class Episodes:
         return TaskFailed("error", "a malformed turn")
 
     def _log_once(self, why: str) -> None:
-        if why not in self.cautions and len(self.cautions) < REASONS_LOGGED_MAX:
+        # Distinct reasons that are logged. A task may put a number into every one.
+        if why not in self.cautions and len(self.cautions) < 16:
             self.cautions.append(why)
             log.warning("task=%s %s", self._pool.about.name, why)

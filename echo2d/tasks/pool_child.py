@@ -77,8 +77,6 @@ HEADER = struct.Struct(">II")
 LATE = "no answer in "
 NUMBER_MAX = (1 << 32) - 1
 
-# Processes may start others while the guard kills them. It looks again this often.
-SWEEP_S = 0.01
 
 TaskReply = tuple[str, Any]
 _REWARDS = ("reward", "judge")
@@ -117,7 +115,8 @@ def guard(link: socket.socket) -> None:
     while os.getppid() == parent and signal.sigwait(wakes) == signal.SIGCHLD and not _ended(task):
         pass
     while _kill_children():
-        signal.sigtimedwait({signal.SIGCHLD}, SWEEP_S)
+        # Processes may start others while the guard kills them. It looks again this often.
+        signal.sigtimedwait({signal.SIGCHLD}, 0.01)
     os._exit(0)
 
 

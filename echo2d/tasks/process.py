@@ -40,7 +40,6 @@ from echo2d.tasks.user_ids import BorrowedUser
 OUTPUT_BYTES_MAX = 1 << 20  # stdout and stderr of one call; all but the first lines are dropped
 # The guard has this long to end everything. Then it is killed itself.
 _KILL_S = 5.0
-START_TIMEOUT_S = TASK_START_S_MAX + 10.0  # for a start that cannot be interrupted
 # A call that is not over in time is interrupted by the process itself, which then goes on. One that
 # cannot be interrupted costs the process its life, so much later.
 GRACE_S = 1.0
@@ -149,7 +148,8 @@ class TaskProcess:
             await self.kill()
             return TaskFailed("died", f"cannot start a task process: {error}")
         request = self._start_request(None if self._user is None else self._user.uid)
-        async with aclosing(self._converse([request], START_TIMEOUT_S)) as replies:
+        # for a start that cannot be interrupted
+        async with aclosing(self._converse([request], TASK_START_S_MAX + 10.0)) as replies:
             introduction = await anext(replies)
         if isinstance(introduction, TaskFailed):
             await self.kill()

@@ -50,7 +50,6 @@ IDLE_INSTANCES_MAX = 64  # kept for the next episodes
 GIVEN_TOKENS_MAX = 1 << 17  # of one turn: 512 KiB in a message
 # The longest content of a message after the first turn. Longer tool output is cut here, before it fills the context.
 CONTENT_CHARS_MAX = 1 << 15
-CLOSING_CHARS_MAX = 4096  # of the last word of an episode
 CAUSE_CHARS_MAX = 200  # of a word that says why a state cannot be saved, or why a branch begins
 
 
@@ -389,4 +388,5 @@ def _cut(message: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _closing(messages: Sequence[Mapping[str, Any]]) -> str:
-    return "\n".join(str(message.get("content", "")) for message in messages)[:CLOSING_CHARS_MAX]
+    # of the last word of an episode
+    return "\n".join(str(message.get("content", "")) for message in messages)[:4096]

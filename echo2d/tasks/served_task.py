@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from echo2d.core.protocol.control_messages import Finish
     from echo2d.texts.turns import TurnTexts
 
-PROMPTS_KEPT = 1024
 # The learner refuses larger ones: their squares would not be finite in float32.
 _REWARD_MAX = 1e15
 TAGS_MAX = 16  # facts of one prompt
@@ -249,7 +248,7 @@ class ServedTask:
                 wanted = "Prompt" if self._texts is None else "TextPrompt"
                 raise TypeError(f"expected a {wanted}; found {type(found).__name__} {found!r:.80}")
             self._prompts[index] = found
-            keep_newest(self._prompts, PROMPTS_KEPT)
+            keep_newest(self._prompts, 1024)
         return found
 
 

@@ -19,7 +19,6 @@ from echo2d.tasks.base import Prompt, Split
 
 VOCABULARY = ("<pad>", "<eos>", "=", *"0123456789", "+", ">", "<", "#")
 PAD, EOS = 0, 1
-DIGIT_ZERO = VOCABULARY.index("0")
 ASK = VOCABULARY.index(">")
 _UNKNOWN = "#"  # what the tokenizer makes of characters outside the alphabet
 
@@ -60,7 +59,8 @@ class SortDigits:
             else self._draw_train(index)
         )
         return Prompt(
-            tokens=(*(DIGIT_ZERO + d for d in digits), ASK), tags={"digits": str(len(digits))}
+            tokens=(*(VOCABULARY.index("0") + d for d in digits), ASK),
+            tags={"digits": str(len(digits))},
         )
 
     def reward(self, prompt: Prompt, output: Sequence[int]) -> float:

@@ -27,7 +27,6 @@ _END_ALL = (
     "import os, sys; uid = int(sys.argv[1]); "
     "os.setgroups([]); os.setgid(uid); os.setuid(uid); os.kill(-1, 9)"
 )
-_END_S_MAX = 10.0
 
 
 class BorrowedUser:
@@ -64,7 +63,7 @@ class BorrowedUser:
         """Kill whatever still runs as this user. Blocking."""
         command = [sys.executable, "-I", "-S", "-c", _END_ALL, str(self.uid)]
         with suppress(subprocess.TimeoutExpired):
-            subprocess.run(command, stderr=subprocess.DEVNULL, timeout=_END_S_MAX, check=False)
+            subprocess.run(command, stderr=subprocess.DEVNULL, timeout=10.0, check=False)
 
     def give_back(self) -> None:
         self._lock.close()

@@ -20,9 +20,6 @@ from jinja2.utils import Namespace
 
 from echo2d.texts.files import TEMPLATE, TOOL_TEMPLATE
 
-# Names of a message's reasoning. The first one is what templates read.
-_REASONING = ("reasoning_content", "thinking", "reasoning")
-
 
 def templates_of(files: Mapping[str, bytes], settings: Mapping[str, Any]) -> dict[str, str]:
     """The templates of a directory by their names, "default" and "tool_use"; others are never chosen.
@@ -77,7 +74,12 @@ def render(
 
 
 def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
-    found = [message[name] for name in _REASONING if message.get(name) is not None]
+    # Names of a message's reasoning. The first one is what templates read.
+    found = [
+        message[name]
+        for name in ("reasoning_content", "thinking", "reasoning")
+        if message.get(name) is not None
+    ]
     if not found:
         return message
     return {"thinking": found[0], **message, "reasoning_content": found[0]}

@@ -13,8 +13,6 @@ TEMPLATE, TOOL_TEMPLATE = "chat_template.jinja", "additional_chat_templates/tool
 # They decide which tokens a text has.
 TOKEN_FILES = (TOKENIZER, SETTINGS, SPECIAL_TOKENS, ADDED_TOKENS, TEMPLATE, TOOL_TEMPLATE)
 TEXT_FILES = (*TOKEN_FILES, CLASS_FILE)
-# These keys of config.json name the tokenizer's class if tokenizer_config.json names none.
-CLASS_KEYS = ("model_name", "model_type", "tokenizer_class")
 
 
 def read_text_files(directory: Path) -> dict[str, bytes]:
@@ -42,7 +40,12 @@ def token_files(directory: Path) -> dict[str, bytes]:
             config = json.loads(files[CLASS_FILE])
         except ValueError as error:
             raise OperatorFault(f"{directory / CLASS_FILE} holds no JSON: {error}") from error
-        named = {key: config[key] for key in CLASS_KEYS if key in config}
+        # These keys of config.json name the tokenizer's class if tokenizer_config.json names none.
+        named = {
+            key: config[key]
+            for key in ("model_name", "model_type", "tokenizer_class")
+            if key in config
+        }
         found[CLASS_FILE] = json.dumps(named, sort_keys=True).encode()
     return found
 

@@ -21,8 +21,6 @@ from echo2d.errors import OperatorFault
 from echo2d.texts.files import ADDED_TOKENS, CLASS_FILE, SETTINGS, SPECIAL_TOKENS, TOKENIZER
 
 _PLAIN = ("PreTrainedTokenizer", "TokenizersBackend", "PythonBackend", "MistralCommonBackend")
-# Settings that count for nothing where there is a tokenizer.json.
-_IGNORED = ("tokenizer_class", "add_bos_token", "add_eos_token")
 # A class of its own that `transformers` makes the same of as a plain file, if the file splits into bytes.
 _LLAMA = "LlamaTokenizer"
 # Names of special tokens that every tokenizer may have; others end with `_token`, too.
@@ -124,7 +122,12 @@ def _told(
     files: Mapping[str, bytes], settings: Mapping[str, Any], document: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[AddedToken]]:
     """The settings as a class gets them, and the tokens to add, in their order."""
-    told = {key: each for key, each in settings.items() if key not in _IGNORED}
+    # Settings that count for nothing where there is a tokenizer.json.
+    told = {
+        key: each
+        for key, each in settings.items()
+        if key not in ("tokenizer_class", "add_bos_token", "add_eos_token")
+    }
     if told.get("additional_special_tokens") and not told.get("extra_special_tokens"):
         told["extra_special_tokens"] = told.pop("additional_special_tokens")
     own = {

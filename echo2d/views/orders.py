@@ -16,9 +16,6 @@ from echo2d.views.watch import Find
 
 # How long a coordinator may be away, as while it is started again.
 PATIENCE_S = 60.0
-# A coordinator that was started anew knows only workers that have come back: one that does not is taken
-# to have ended.
-BACK_S = 60.0
 # Between two looks at workers that drain.
 _LOOK_S = 1.0
 # The shortest beginning of an id that is taken for one.
@@ -73,7 +70,9 @@ async def drain_and_wait(
                 peer = peers.get(worker)
                 if peer is not None:
                     seen_at[worker] = loop.time()
-                elif loop.time() < seen_at[worker] + BACK_S:
+                # A coordinator that was started anew knows only workers that have come back: one
+                # that does not is taken to have ended.
+                elif loop.time() < seen_at[worker] + 60.0:
                     continue
                 words, outcome = _progress(peer)
                 if outcome:

@@ -48,15 +48,11 @@ def _words(text: str | Sequence[int]) -> str:
 
 # --- scores on held-out questions
 
-_ANSWER_S = 10.0
-BAR_CHARS = 20
-PARTS_SHOWN = 6  # of a reward; --json has all of them
-
 
 async def ask_evaluations(find: Callable[[], tuple[str, Path]]) -> list[Evaluation]:
     """All evaluations of a run. OperatorFault: no coordinator answers, or it refuses the token."""
     url, token_file = find()
-    async with AsyncCoordinator(url, token_file=token_file, timeout_s=_ANSWER_S) as client:
+    async with AsyncCoordinator(url, token_file=token_file, timeout_s=10.0) as client:
         return await client.evaluations()
 
 
@@ -72,7 +68,8 @@ def print_evaluations(found: Sequence[Evaluation]) -> None:
 def _score_table(name: str, found: Sequence[Evaluation]) -> Table:
     best = max((each.mean for each in found if each.mean is not None), default=0.0)
     most = max(found, key=lambda each: each.samples)
-    ks, parts = [k for k in most.pass_at if k != "1"], list(most.parts)[:PARTS_SHOWN]
+    # of a reward; --json has all of them
+    ks, parts = [k for k in most.pass_at if k != "1"], list(most.parts)[:6]
     table = Table(title=name, title_justify="left", title_style="bold", box=None, pad_edge=False)
     of_both = [*(f"pass@{k}" for k in ks), *parts]
     for head in ("version", "score", "", *of_both, "cut off", "tokens", "questions"):
@@ -82,7 +79,7 @@ def _score_table(name: str, found: Sequence[Evaluation]) -> Table:
         table.add_row(
             str(each.version),
             scored_words(each.mean, each.se),
-            bar(max(0.0, mean), max(best, 1.0), BAR_CHARS),
+            bar(max(0.0, mean), max(best, 1.0), 20),
             *(_number(each.pass_at.get(k), ".3f") for k in ks),
             *(_number(each.parts.get(name), ".3f") for name in parts),
             _number(each.truncated, ".1%"),

@@ -30,19 +30,12 @@ from echo2d.core.status.schema import (
 )
 from echo2d.errors import OperatorFault
 
-BAR_CELLS = 24
 SPARK = "▁▂▃▄▅▆▇█"
 SPARK_CELLS = 50
 # The width of the output where there is no terminal, and COLUMNS does not say otherwise.
 PLAIN_COLUMNS = 140
 TILES_PER_ROW = 4
 FAULTS_SHOWN = 5
-# At least this many workers are shown, however small the terminal is.
-WORKERS_SHOWN_MIN = 4
-# Workers that are gone for longer are only counted: spot boxes come and go all day.
-GONE_SHOWN_S = 600.0
-# Alerts shown on a terminal; elsewhere all of them are shown.
-SENTENCES_SHOWN = 8
 # Lines of a picture besides workers, alerts and faults; a long bottleneck takes four of them.
 OTHER_LINES = 22
 COLOURS = {"joined": "green", "suspected": "yellow", "gone": "red"}
@@ -102,9 +95,11 @@ def status_picture(
     sentences, faults = status.attention, status.faults[-FAULTS_SHOWN:]
     egress, room = [*_costs(status), *_egress(status)], None
     if lines is not None:
-        sentences = sentences[:SENTENCES_SHOWN]
+        # Alerts shown on a terminal; elsewhere all of them are shown.
+        sentences = sentences[:8]
         others = OTHER_LINES + len(egress) + len(sentences) + len(faults)
-        room = max(WORKERS_SHOWN_MIN, lines - others)
+        # At least this many workers are shown, however small the terminal is.
+        room = max(4, lines - others)
     parts: list[RenderableType] = [
         _main_numbers(status, tokens_per_s, width),
         *_provision(status),
@@ -366,9 +361,8 @@ def workers_table(
     spared are left out. width, only: as in `status_picture`.
     """
     wanted = [worker for worker in status.workers if _is_meant(only, worker)]
-    workers = [
-        worker for worker in wanted if worker.state != "gone" or worker.silent_s < GONE_SHOWN_S
-    ]
+    # Workers that are gone for longer are only counted: spot boxes come and go all day.
+    workers = [worker for worker in wanted if worker.state != "gone" or worker.silent_s < 600.0]
     if rows is not None:
         workers.sort(key=trouble)
     broadcast = status.broadcast
@@ -543,7 +537,7 @@ def _fault(fault: FaultStatus) -> Text:
     return Text.assemble(ago, (f"{fault.kind:<8}", "red"), f"{fault.text}{times}")
 
 
-def bar(part: float, whole: float, cells: int = BAR_CELLS) -> str:
+def bar(part: float, whole: float, cells: int = 24) -> str:
     """A progress bar; it is empty if there is no whole."""
     filled = round(cells * min(1.0, part / whole)) if whole else 0
     return "█" * filled + "░" * (cells - filled)

@@ -3,8 +3,6 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-PROMPT_CHARS = 600
-ANSWER_CHARS = 300
 _TRACE_LINES = 12
 
 
@@ -46,7 +44,7 @@ def _of_task(task: Mapping[str, Any]) -> Iterator[str]:
         tokens = ", ".join(map(str, prompt["tokens"][:8]))
         yield f"A prompt{place}, of {len(prompt['tokens'])} tokens ({tokens}, ...), as the model reads it:"
         yield ""
-        yield from _indented(_short(prompt["text"], PROMPT_CHARS).splitlines())
+        yield from _indented(_short(prompt["text"], 600).splitlines())
         yield ""
         if prompt["expected"] is not None:
             yield f"The expected answer: {prompt['expected']}"
@@ -68,7 +66,7 @@ def _of_answer(answer: Mapping[str, Any]) -> Iterator[str]:
     ends = "" if answer["finish"] in ("stop", "stop_string") else f", cut off ({answer['finish']})"
     known = f" ({parts})" if parts else ""
     yield f"{reward}{known}{size}{turns}{ends}, scored in {answer['seconds']:.3f} s:"
-    yield from _indented(_short(answer["text"], ANSWER_CHARS).splitlines())
+    yield from _indented(_short(answer["text"], 300).splitlines())
     if answer["failed"]:
         yield f"  ! {answer['failed']}"
         yield from _indented(answer["trace"].splitlines()[-_TRACE_LINES:])

@@ -34,8 +34,6 @@ from echo2d.learner.objective.hooks import Advantages
 
 _PAD = 0  # any token id: attention is causal, so padding on the right is never seen
 Item = TypeVar("Item")
-# A rank has at least so many bundles, if answers are that short: fewer could not be dealt evenly.
-BUNDLES_MIN = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +206,9 @@ def micro_batches(
     by_length = sorted(answers, key=lambda answer: len(answer.tokens), reverse=True)
     if packed:
         total = sum(len(answer.tokens) for answer in answers)
-        room = max(len(by_length[0].tokens), min(tokens_max, total // ranks // BUNDLES_MIN))
+        # A rank has at least so many bundles, if answers are that short: fewer could not be dealt
+        # evenly.
+        room = max(len(by_length[0].tokens), min(tokens_max, total // ranks // 8))
         dealt = [
             [_in_a_row(row) for row in _rows(bundles, tokens_max)]
             for bundles in _dealt(_bundles(by_length, room), ranks)

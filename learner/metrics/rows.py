@@ -12,9 +12,6 @@ from echo2d.learner.batch.checks import CUT_OFF, staleness_histogram
 from echo2d.learner.metrics.report import StepReport
 from echo2d.learner.metrics.staleness import answers_by_staleness
 
-# A prompt's further tags are left out of the rewards by tag.
-TAGS_SHOWN_MAX = 8
-
 
 def row_of(
     batch: Batch,
@@ -134,7 +131,8 @@ def _task_row(groups: Sequence[Group]) -> dict[str, Any]:
         for answer in group.trajectories:
             for name, value in answer.reward_parts.items():
                 parts.setdefault(name, []).append(value)
-            for tag in [f"{name}={value}" for name, value in group.tags.items()][:TAGS_SHOWN_MAX]:
+            # A prompt's further tags are left out of the rewards by tag.
+            for tag in [f"{name}={value}" for name, value in group.tags.items()][:8]:
                 tags.setdefault(tag, []).append(answer.reward)
     return {
         "groups": len(groups),

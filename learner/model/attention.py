@@ -35,7 +35,6 @@ _ALIKE = 0.8
 ALIKE_TOKENS = 8
 # Queries in a block: more make fewer calls, fewer compute fewer pairs that nobody reads.
 QUERIES = 256
-HEAD_SIZE_MAX = 256  # of flash-attention
 WITHOUT = ("softcap", "s_aux", "position_bias", "cache")  # features that `attend` does not have
 
 
@@ -132,7 +131,8 @@ class AttentionPlans:
         self, query_thd: Tensor, key_thd: Tensor, value_thd: Tensor, settings: AttentionSettings
     ) -> Tensor:
         """The output [t, h, d] for every token of the row."""
-        narrow = query_thd.dtype != torch.float32 and query_thd.shape[2] <= HEAD_SIZE_MAX
+        # of flash-attention
+        narrow = query_thd.dtype != torch.float32 and query_thd.shape[2] <= 256
         if self._varlen is not None and narrow and not settings.dropout:
             return _run_varlen(*self._varlen, query_thd, key_thd, value_thd, settings)
         found: Tensor = self._run_sdpa(query_thd, key_thd, value_thd, settings)

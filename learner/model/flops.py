@@ -12,8 +12,6 @@ from typing import Any
 
 from echo2d.learner.batch.packing import MicroBatch
 
-_TRAIN = 3  # forward once, backward twice as much
-
 # Dense bfloat16 operations per second, by a part of the device's name; from the vendors' data sheets.
 PEAKS = {
     "B200": 2.25e15,
@@ -58,7 +56,8 @@ class ModelSize:
         tokens = sum(each.tokens_bt.size for each in micro)
         answers = sum(each.tokens for each in micro)
         forward = 2.0 * (self.layer_weights * tokens + self.head_weights * answers)
-        return _TRAIN * (forward + 4.0 * self.channels * sum(map(_pairs, micro)))
+        # forward once, backward twice as much
+        return 3 * (forward + 4.0 * self.channels * sum(map(_pairs, micro)))
 
 
 def peak_of(device_name: str) -> float | None:

@@ -53,9 +53,6 @@ from echo2d.learner.objective.token_weights import WeightInputs, weigh
 from echo2d.learner.ranks.ranks import Ranks, whole
 from echo2d.learner.saving.layout import layout_of
 
-CONFIGURED = ("lr", "betas", "weight_decay")  # optimizer settings that the config decides
-RANK_SEED_STEP = 1_000_003  # between the seeds of two ranks; runs use seeds closer together
-
 log = logging.getLogger("echo2d.learner")
 
 
@@ -152,7 +149,8 @@ class Policy:
             fused=ranks.device.type == "cuda",
         )
         # All ranks have built the same model. From here on each has its own dropout.
-        seed_generators(config.rng_seed + ranks.rank * RANK_SEED_STEP)
+        # between the seeds of two ranks; runs use seeds closer together
+        seed_generators(config.rng_seed + ranks.rank * 1_000_003)
 
     def _filled(self, model: Any) -> Any:
         """The model with this rank's shards of its weights, from the files."""
@@ -374,8 +372,10 @@ class Policy:
         """Bring back a checkpoint. The optimizer's settings are those of the config, not of the
         checkpoint.
         """
+        # optimizer settings that the config decides
         settings = [
-            {name: group[name] for name in CONFIGURED} for group in self._optimizer.param_groups
+            {name: group[name] for name in ("lr", "betas", "weight_decay")}
+            for group in self._optimizer.param_groups
         ]
         set_state_dict(
             self.model,

@@ -10,8 +10,6 @@ from functools import cache
 import torch
 from torch import Tensor
 
-STAGE_BYTES = 64 << 20
-
 
 def host_copy(weight: Tensor, dtype: torch.dtype) -> Tensor:
     """A contiguous copy in host memory, of this dtype, complete when this returns."""
@@ -52,5 +50,5 @@ def _bytes(tensor: Tensor) -> Tensor:
 @cache
 def _stages() -> tuple[Tensor, Tensor]:
     """Made once: the process keeps them."""
-    first, second = (torch.empty(STAGE_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(2))
+    first, second = (torch.empty(64 << 20, dtype=torch.uint8, pin_memory=True) for _ in range(2))
     return first, second

@@ -29,13 +29,9 @@ from echo2d.learner.config import LearnerConfig
 from echo2d.learner.saving.files import make_directory, store_faults, sync
 
 ID_FILE, LOCK_FILE = "learner.id", "learner.lock"
-HOST_CHARS_MAX = 64
-ID_CHARS_MAX = 128  # as many as the coordinator takes
 # A killed learner holds its lock until the kernel has freed its memory: seconds for 100 GB.
 LOCK_WAIT_S = 30.0
 LOCK_POLL_S = 0.1
-# A file system may have no locks.
-NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}
 
 log = logging.getLogger("echo2d.learner")
 
@@ -64,7 +60,8 @@ def own(
         if not path.exists():
             _write(path)
         found = path.read_bytes().decode(errors="replace").strip()
-    if len(found) > ID_CHARS_MAX or with_check(found.rpartition("-")[0]) != found:
+    # as many as the coordinator takes
+    if len(found) > 128 or with_check(found.rpartition("-")[0]) != found:
         raise OperatorFault(
             f"{path}: expected the identity of a learner; delete the damaged file, and start with "
             "--take-over"
@@ -83,7 +80,8 @@ def _locked(lock: IO[str], wait_s: float) -> bool:
                 return False
             time.sleep(LOCK_POLL_S)
         except OSError as error:
-            if error.errno not in NO_LOCKS:
+            # A file system may have no locks.
+            if error.errno not in {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}:
                 raise
             log.warning("%s: its file system has no locks: %s", lock.name, error.strerror)
             return True
@@ -103,7 +101,7 @@ def with_check(name: str) -> str:
 
 
 def _write(path: Path) -> None:
-    host = re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())[:HOST_CHARS_MAX]
+    host = re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())[:64]
     scratch = path.with_suffix(".new")
     with scratch.open("w") as file:
         file.write(f"{with_check(f'{host}-{secrets.token_hex(4)}')}\n")

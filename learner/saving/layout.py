@@ -19,7 +19,6 @@ from torch import Tensor, equal
 
 from echo2d.client import OperatorFault, weight_files
 
-NAMED_MAX = 3  # weights named in an error
 _ROWS = 4096  # compared at a time
 # Buffers of old files, which a model computes.
 _COMPUTED = (r"rotary_emb\.inv_freq$", r"(^|\.)position_ids$")
@@ -229,7 +228,8 @@ def _check_whole(
         name for name, weight in weights.items() if there.get(id(weight), 0) < weight.numel()
     ]
     if missing:
-        named = ", ".join(sorted(missing)[:NAMED_MAX])
+        # weights named in an error
+        named = ", ".join(sorted(missing)[:3])
         raise OperatorFault(f"learner.model: {directory} lacks the weights {named}")
 
 

@@ -29,14 +29,12 @@ from echo2d.learner.saving.layout import Layout, WeightPart
 from echo2d.learner.saving.shards import Shards, VersionTensors, published_dtype
 from echo2d.logs import say
 
-COMPANIONS = {".json", ".txt", ".model", ".jinja"}
 INDEX_SUFFIX = ".safetensors.index.json"
 TOOL_TEMPLATE_FILE = "additional_chat_templates/tool_use.jinja"
 DTYPE_KEYS = (
     "dtype",
     "torch_dtype",
 )  # in config.json; older versions of transformers write the second
-HEADER_ALIGNMENT = 8
 _NAMED = {torch.bfloat16: "BF16", torch.bool: "BOOL"}  # all other published dtypes are integers
 
 log = logging.getLogger("echo2d.learner")
@@ -124,7 +122,11 @@ def companions(base: Path) -> dict[str, Path]:
     OperatorFault: the directory cannot be read.
     """
     index = weight_files(base).index
-    found = [path for path in sorted(base.iterdir()) if path.suffix in COMPANIONS]
+    found = [
+        path
+        for path in sorted(base.iterdir())
+        if path.suffix in {".json", ".txt", ".model", ".jinja"}
+    ]
     found = [path for path in found if not path.name.endswith(INDEX_SUFFIX) or path == index]
     named = {path.name: path for path in found if path.is_file()}
     if (base / TOOL_TEMPLATE_FILE).is_file():
@@ -217,7 +219,7 @@ def _header(names: Sequence[str], tensors: VersionTensors) -> bytes:
         facts[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
         start = end
     text = json.dumps(facts, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % HEADER_ALIGNMENT)
+    text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
 
 

@@ -50,8 +50,6 @@ from echo2d.core.rules.audit import AnswerClass
 
 # Evidence that waits for limits; beyond, answers count as not scored.
 UNJUDGED_MAX = 4096
-# Without limits: flagged answers that make a worker look like a liar.
-SUSPICIOUS = 5
 # Samples of a new or flagged worker that are leased or wait for their verdict.
 TRIAL_MAX = 32
 # A clear worker may use so many more slots for each of its audited answers: whoever says that it has
@@ -148,7 +146,8 @@ class Audits:
         case = self.cases.get(worker)
         if self._judges:
             return "new" if case is None else case.standing
-        return "suspected" if case is not None and case.flagged >= SUSPICIOUS else ""
+        # Without limits: flagged answers that make a worker look like a liar.
+        return "suspected" if case is not None and case.flagged >= 5 else ""
 
     # --- what happens
 

@@ -24,8 +24,6 @@ RATIO_MAX = math.log(1000)
 # bfloat16, which docs/reference/security.md has the figures of.
 K_MIN = 0.08
 MISSES_MIN = 1e-4
-# A tolerance is too narrow if trusted workers miss a larger share of tokens.
-MISSES_AGREED = 0.002
 # The limit on K is for long answers. One of n tokens may differ by as much in all as one of n +
 # SHORT_TOKENS at that limit.
 SHORT_TOKENS = 4
@@ -98,7 +96,8 @@ def limits_of(trusted: Sequence[Evidence]) -> HonestLimits:
         sum(each.misses[at] for each in trusted if each.misses is not None)
         for at in range(len(TOLERANCES))
     ]
-    agreed = (at for at, misses in enumerate(missed) if misses <= MISSES_AGREED * tokens)
+    # A tolerance is too narrow if trusted workers miss a larger share of tokens.
+    agreed = (at for at, misses in enumerate(missed) if misses <= 0.002 * tokens)
     tolerance = next(agreed, GROSS.tolerance)
     # Two more than there were, because few tokens say little about rare misses.
     share = (missed[tolerance] + 2) / tokens

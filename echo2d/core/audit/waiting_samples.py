@@ -14,9 +14,6 @@ from heapq import heappop, heappush
 
 from echo2d.core.base.ids import GroupId, PeerId
 
-# Verdicts after which an old delay has lost all but 1/e of its weight.
-DELAY_MEMORY = 64
-
 
 @dataclass(slots=True)
 class WaitingSample:
@@ -113,7 +110,8 @@ class WaitingSamples:
         """A verdict is there: how long did it take?"""
         if sample is not None and self._waits(sample):
             before = now - sample.since if self.delay_s is None else self.delay_s
-            self.delay_s = before + (now - sample.since - before) / DELAY_MEMORY
+            # Verdicts after which an old delay has lost all but 1/e of its weight.
+            self.delay_s = before + (now - sample.since - before) / 64
 
     def withdraw(self, group: GroupId, number: int) -> None:
         """The sample is given back: its verdict does not matter any more."""

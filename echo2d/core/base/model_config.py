@@ -6,8 +6,6 @@ Multimodal models keep the numbers of their language model in `text_config`.
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len")
-
 
 def vocab_size(config: Mapping[str, Any]) -> int | None:
     """The number of token ids; None if the config has no readable one."""
@@ -16,7 +14,7 @@ def vocab_size(config: Mapping[str, Any]) -> int | None:
 
 def context_max(config: Mapping[str, Any]) -> int | None:
     """The most tokens of prompt and answer together; None if the config does not say it."""
-    return _positive(config, LENGTH_KEYS)
+    return _positive(config, ("max_position_embeddings", "n_positions", "max_seq_len"))
 
 
 def end_token_ids(

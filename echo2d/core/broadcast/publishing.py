@@ -50,8 +50,6 @@ from echo2d.errors import PeerFault
 
 # Failures of one full form, in encoding it or in keeping its frames: workers would wait for ever.
 ENCODE_FAILURES_MAX = 3
-# Failures of one delta: the full form arrives sooner than a third attempt.
-DELTA_FAILURES_MAX = 2
 # By then someone may have freed space on a full disk.
 ENCODE_RETRY_S = 5.0
 # A worker that failed to apply a version, on a full disk perhaps, tries again after APPLY_RETRY_S.
@@ -457,9 +455,8 @@ class Publishing:
         """
         transmission.encode_failures += 1
         version = transmission.record.version
-        if transmission.encode_failures < (
-            ENCODE_FAILURES_MAX if transmission.base is None else DELTA_FAILURES_MAX
-        ):
+        # Failures of one delta: the full form arrives sooner than a third attempt.
+        if transmission.encode_failures < (ENCODE_FAILURES_MAX if transmission.base is None else 2):
             transmission.encode_at = now + ENCODE_RETRY_S
             return [self._statistics.fault("encode", f"version {version}: {reason}")]
         if transmission.base is not None:

@@ -43,8 +43,6 @@ LEARN_S = 3.0
 # Sending it to 1,000 peers takes 0.6 s.
 TOLD_MAX = 16
 TELL_S = 0.01
-# The expected size of a delta, as a share of the snapshot, before one has been made.
-DELTA_SHARE = 0.05
 Secret = Callable[[PeerId, PeerId], bytes]
 
 
@@ -119,7 +117,8 @@ class Transmission:
         """
         expected = record.full_bytes
         if base is not None:
-            expected = int(expected * DELTA_SHARE) if delta_bytes is None else delta_bytes
+            # The expected size of a delta, as a share of the snapshot, before one has been made.
+            expected = int(expected * 0.05) if delta_bytes is None else delta_bytes
         facts = FormFacts(
             rules.run_id,
             record.epoch,

@@ -37,8 +37,6 @@ KEPT = 0.05
 NOT_MEASURED = "what the learner needs is not measured yet: all work"
 TOO_LITTLE = "too few work"
 _LOST = "one was lost, or is about to be"
-# Of as many as are active, so many work beside the others at a time until their own work shows their rates.
-TRIED_SHARE = 0.1
 # For so many reviews.
 TRIAL_REVIEWS = 8
 IF_TRUE = "cheaper, if they make what is expected of them"
@@ -222,7 +220,9 @@ class Activation:
         if not hoped.deactivate:
             return hoped if hoped.activate else None
         come = [name for name in hoped.activate if here[name].guessed]
-        tried = tuple(come[: max(1, int(TRIED_SHARE * len(self.active)))])
+        # Of as many as are active, so many work beside the others at a time until their own work
+        # shows their rates.
+        tried = tuple(come[: max(1, int(0.1 * len(self.active)))])
         return Decision(tried, (), IF_TRUE) if tried else None
 
     def _to(

@@ -21,8 +21,6 @@ BUBBLE_STEPS = 16
 BUSY = 0.02
 # Workers that lack so many times as many beside them are told so.
 TIMES_SAID_MIN = 2.0
-# Of the time that the learner waits.
-MOSTLY = 0.5
 
 BottleneckKind = Literal["unknown", "learner", "reward", "dissemination", "rollout"]
 BOTTLENECK_KINDS: tuple[BottleneckKind, ...] = get_args(BottleneckKind)
@@ -66,7 +64,8 @@ def _kind(now: Situation) -> BottleneckKind:
         return "unknown"
     if now.bubble <= BUSY:
         return "learner"
-    if now.rewards > MOSTLY:
+    # Of the time that the learner waits.
+    if now.rewards > 0.5:
         return "reward"
     if now.demand is None:
         return "rollout"

@@ -39,13 +39,9 @@ from echo2d.core.rules.run import RunRules
 NEED_MAX = 5.0
 # Until lengths are measured: the spread of their logarithm.
 GEN_SIGMA = 0.5
-# Workers beside those that are here, of which it is asked whether they would be worth their price.
-MORE_MAX = 64
 # The part of the slack that a broadcast may take, so that one that takes twice as long as predicted
 # still costs nothing.
 SLACK_SHARE = 0.5
-# Publish periods that an activated worker stays active at least.
-HOLD_PERIODS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,10 +195,11 @@ class CapacityPlanner:
         leaving = {each.name for each in candidates if each.leaving}
         rules = ActivationRules(review_s=0.0, by_cost=self.rules.activation.by_cost)
         if demand is not None:
+            # Publish periods that an activated worker stays active at least.
             rules = ActivationRules(
                 review_s=self._period_s(demand),
                 cool_down_s=demand.t_bcast_s + demand.pause_s + demand.recompute_s,
-                hold_s=HOLD_PERIODS * self._period_s(demand),
+                hold_s=2 * self._period_s(demand),
                 by_cost=self.rules.activation.by_cost,
             )
             if self.pools is None or self.activation.reviews(now):
@@ -339,7 +336,9 @@ def more_like_the_last(ranked: Sequence[WorkerOffer], most: float) -> list[Worke
     if not ranked or lacks <= 0:
         return []
     last = ranked[-1]
-    count = min(MORE_MAX, int(lacks / last.mu) + 1)
+    # Workers beside those that are here, of which it is asked whether they would be worth their
+    # price.
+    count = min(64, int(lacks / last.mu) + 1)
     return [replace(last, name=f"{last.name} {number}") for number in range(count)]
 
 

@@ -29,13 +29,9 @@ from statistics import fmean, median, pstdev
 _MEMORY = 8  # a new sample moves a `Smoothed` by one eighth of its distance
 AGREEING = 4  # far-off samples in a row that are a change, and no outliers
 OUTLIER = 3.0  # usual deviations: a sample counts as no further off than this
-TAIL_SAMPLES = 32  # the 95th percentile of so many is the second largest
-MEAN_SAMPLES = 128  # with a long tail (sigma = 1) their mean is off by an eighth
 PRIOR_TRAJECTORIES = 4.0  # a newcomer's prior weighs as much as so many trajectories of its own
 LENGTH_SAMPLES = 1024
-LENGTH_SAMPLES_MIN = 128  # before them, what is assumed holds
 LENGTHS_ANEW = 64  # samples, after which the lengths in use are those of the newest
-RATE_FACTOR_MAX = 1e3  # a rate this many times the prior is an error of a clock
 
 
 def quantile(values: Iterable[float], share: float) -> float | None:
@@ -110,7 +106,8 @@ class Smoothed:
 class Tail:
     """The 95th percentile of the newest samples; its distance from the 80th serves as the sd."""
 
-    samples: deque[float] = field(default_factory=lambda: deque(maxlen=TAIL_SAMPLES))
+    # the 95th percentile of so many is the second largest
+    samples: deque[float] = field(default_factory=lambda: deque(maxlen=32))
 
     def add(self, sample: float) -> None:
         assert math.isfinite(sample)
@@ -130,7 +127,8 @@ class Tail:
 class RecentMean:
     """The mean of the newest samples."""
 
-    samples: deque[float] = field(default_factory=lambda: deque(maxlen=MEAN_SAMPLES))
+    # with a long tail (sigma = 1) their mean is off by an eighth
+    samples: deque[float] = field(default_factory=lambda: deque(maxlen=128))
 
     def add(self, sample: float) -> None:
         assert math.isfinite(sample)
@@ -171,11 +169,8 @@ class Lengths:
             assert 0 <= length < math.inf
             self._samples.append(length)
             self.samples += 1
-        if (
-            self.samples // LENGTHS_ANEW > before
-            and known >= LENGTH_SAMPLES_MIN
-            and any(self._samples)
-        ):
+        # before them, what is assumed holds
+        if self.samples // LENGTHS_ANEW > before and known >= 128 and any(self._samples):
             self.newest = tuple(self._samples)
 
 
@@ -227,7 +222,8 @@ class WorkerRate:
         """
         assert accepted >= 0 <= leased_s
         keep = math.exp(-leased_s / self.memory_s)
-        self.made = self.made * keep + min(accepted, RATE_FACTOR_MAX * self.prior * leased_s)
+        # a rate this many times the prior is an error of a clock
+        self.made = self.made * keep + min(accepted, 1e3 * self.prior * leased_s)
         self.leased_s = self.leased_s * keep + leased_s
         self.samples += accepted
 

@@ -26,8 +26,6 @@ from blake3 import blake3
 from echo2d.core.capacity.model import Demand
 from echo2d.core.rules.run import MISSING_SHARE
 
-# Steps before those that count, over S + 1: until the buffer is as full as it stays.
-STEPS_BEFORE = 2
 # Steps and trajectories that count, at least: the longest answers of each step decide.
 STEPS_MIN, TRAJECTORIES_MIN = 12, 4000
 # Of a log-normal distribution.
@@ -94,7 +92,8 @@ class Pipeline:
     def __init__(self, demand: Demand, slots: Sequence[float]) -> None:
         self._demand = demand
         per_step, kappa = demand.trajectories_per_step, demand.publish_every
-        self._warm = STEPS_BEFORE * (demand.staleness_max + 1)
+        # Steps before those that count, over S + 1: until the buffer is as full as it stays.
+        self._warm = 2 * (demand.staleness_max + 1)
         steps = max(STEPS_MIN, math.ceil(TRAJECTORIES_MIN / per_step), 4 * kappa)
         self._counts = steps + -steps % kappa  # whole publish periods
         self._per_step, slots = _fewer(

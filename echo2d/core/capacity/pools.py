@@ -24,18 +24,10 @@ from echo2d.core.capacity.worker_cost import COST_SLACK, WorkerOffer
 LEARNER_USD_PER_H = 10.0
 # Between two pools that are played at first, in throughput; then the cheapest ones are, so many at most.
 PLAYED_TIMES, PLAYED_MORE = 1.25, 6
-# Between two pools: a smaller part of their workers decides nothing.
-GAP_MIN = 0.02
-# Pools of less are not looked at, over what the learner takes at most, R / T.
-SHARE_MIN = 0.2
-# Larger pools are not played once one costs so many times as much as the cheapest.
-DEAR = 1.3
 # Of two pools that cost the same to so much, the smaller one is better.
 SAME = 0.002
 # The pools that are named beside the cheapest have so many times its throughput, or so much less.
 BESIDE = 1.1
-# A curve holds for demands that differ from its own by no more than this.
-CURVE_NEAR = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +94,8 @@ class StepTimes:
         upper = min((each for each in self._played if each > workers), default=workers)
         gaps = (workers - lower) / workers, (upper - workers) / upper
         middle = (workers + lower) // 2 if gaps[0] >= gaps[1] else (workers + upper + 1) // 2
-        if max(gaps) > GAP_MIN:
+        # Between two pools: a smaller part of their workers decides nothing.
+        if max(gaps) > 0.02:
             self.play(middle)
         return middle
 
@@ -113,8 +106,9 @@ class StepTimes:
     def holds_for(self, demand: Demand, ranked: Sequence[WorkerOffer]) -> bool:
         """Whether a new curve would hardly differ."""
         mine, other = self._signature(self.demand, self._ranked), self._signature(demand, ranked)
+        # A curve holds for demands that differ from its own by no more than this.
         return all(
-            abs(a - b) <= CURVE_NEAR * max(abs(a), abs(b)) for a, b in zip(mine, other, strict=True)
+            abs(a - b) <= 0.1 * max(abs(a), abs(b)) for a, b in zip(mine, other, strict=True)
         )
 
     def _signature(self, demand: Demand, ranked: Sequence[WorkerOffer]) -> tuple[float, ...]:
@@ -214,14 +208,16 @@ class Pools:
 
     def _plays(self) -> Iterator[int]:
         """Some pools, coarsely; then the cheapest ones, until no other one seems cheaper."""
-        least = SHARE_MIN * self.demand.trajectories_per_step / self.demand.t_train_s
+        # Pools of less are not looked at, over what the learner takes at most, R / T.
+        least = 0.2 * self.demand.trajectories_per_step / self.demand.t_train_s
         number, cheapest, most = self.times.first(least), math.inf, len(self._mu) - 1
         while True:
             self.times.play(number)
             yield number
             usd = self.of(number).usd_per_step
             cheapest = min(usd, cheapest)
-            if number == most or cheapest * DEAR < usd < math.inf:
+            # Larger pools are not played once one costs so many times as much as the cheapest.
+            if number == most or cheapest * 1.3 < usd < math.inf:
                 break
             number = min(most, max(number + 1, self.times.first(self._mu[number] * PLAYED_TIMES)))
         for _ in range(PLAYED_MORE):

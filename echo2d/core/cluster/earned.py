@@ -14,9 +14,6 @@ from echo2d.core.base.bounded_dict import keep_newest
 from echo2d.core.base.ids import PeerId
 from echo2d.core.cluster.events import Persist
 
-# The workers that began to earn last are counted; twice as many as may be enrolled at once.
-EARNED_MAX = 20_000
-
 
 @dataclass(frozen=True, slots=True)
 class WorkerEarned:
@@ -69,5 +66,6 @@ class Earned:
         """What has changed since the last call."""
         kept = tuple(map(self.of, self._changed))
         self._changed, self.due = {}, False
-        keep_newest(self._of, EARNED_MAX)
+        # The workers that began to earn last are counted; twice as many as may be enrolled at once.
+        keep_newest(self._of, 20_000)
         return Persist(EarnedKept(kept))

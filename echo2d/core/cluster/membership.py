@@ -45,8 +45,6 @@ PEER_NAME_CHARS_MAX = 64
 QUANTIZATION_CHARS_MAX = 32
 # Slots of one worker; more is a mistake in its configuration.
 SLOTS_MAX = 4096
-# USD per hour of one worker; more is a mistake.
-_USD_MAX = 1e6
 # Forms that one hello may name; a peer keeps the frames of four.
 FORMS_MAX = 64
 
@@ -343,8 +341,9 @@ def _take_hello(peer: Peer, hello: Hello, *, p2p: bool) -> None:
     peer.scores = hello.scores
     peer.build = replace(hello.build, name=hello.build.shown)
     peer.quantization = printable(hello.quantization, QUANTIZATION_CHARS_MAX)
+    # USD per hour of one worker; more is a mistake.
     peer.usd_per_h = (
-        None if hello.usd_per_h is None or not 0 <= hello.usd_per_h <= _USD_MAX else hello.usd_per_h
+        None if hello.usd_per_h is None or not 0 <= hello.usd_per_h <= 1e6 else hello.usd_per_h
     )
     peer.reach.dial_back_secret = hello.dial_back_secret[:SECRET_BYTES]
     peer.slots = min(hello.slots, SLOTS_MAX) if hello.kind == "worker" else 0

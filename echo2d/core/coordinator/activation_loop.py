@@ -47,9 +47,6 @@ SOON_S = 0.1
 LATE_S = 1.0
 # In one log line; the rest is counted.
 _NAMES_MAX = 8
-# Times the usual refit pause, or the usual time to compute KV caches again, that is believed: the
-# time a worker claims to have lost makes its measured rate higher.
-PAUSES_MAX = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,7 +313,9 @@ class ActivationLoop:
 
 
 def _believed(seconds: float, usual: Estimate | None) -> float:
-    return min(seconds, PAUSES_MAX * usual.value if usual is not None else 0.0)
+    # Times the usual refit pause, or the usual time to compute KV caches again, that is believed:
+    # the time a worker claims to have lost makes its measured rate higher.
+    return min(seconds, 3.0 * usual.value if usual is not None else 0.0)
 
 
 def _estimates(measurements: Measurements) -> EstimatesStatus:

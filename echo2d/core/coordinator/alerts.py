@@ -28,10 +28,6 @@ LEARNER_K_MAX = 1.0
 # others on average and offers so many times more slots than it may use.
 SLOWER_MIN = 8.0
 NAMES_MAX = 3
-# A worker that misses so many heartbeats is mentioned; after one more it is suspected.
-HEARTBEATS_LATE = 2
-# A learner tells every few seconds that it lives (`client.ALIVE_EVERY_S`).
-LEARNER_SILENT_S = 20.0
 # One that does not tell calls at the end of each train step.
 UNTOLD_SILENT_S = 120.0
 UNTOLD_STEPS = 5.0
@@ -100,7 +96,8 @@ def _finished(status: Status) -> Alert:
 
 def _silence_max_s(status: Status) -> float:
     if status.learner.software or not status.learner.heard:
-        return LEARNER_SILENT_S
+        # A learner tells every few seconds that it lives (`client.ALIVE_EVERY_S`).
+        return 20.0
     return max(UNTOLD_SILENT_S, UNTOLD_STEPS * max(status.t_train_s, default=0.0))
 
 
@@ -231,7 +228,8 @@ def _left_as_announced(worker: WorkerStatus) -> bool:
 
 
 def _silent(worker: WorkerStatus, status: Status) -> bool:
-    return not worker.alive or worker.silent_s > HEARTBEATS_LATE * status.heartbeat_s
+    # A worker that misses so many heartbeats is mentioned; after one more it is suspected.
+    return not worker.alive or worker.silent_s > 2 * status.heartbeat_s
 
 
 def _consequence(worker: WorkerStatus) -> str:

@@ -22,8 +22,6 @@ from echo2d.core.coordinator.events import CoordinatorAction, Reply, WorkerOrder
 from echo2d.core.protocol.control_messages import Drain
 from echo2d.core.work.scheduler import LeaseScheduler
 
-REASON = "the operator drains this worker"
-
 
 class Cordons:
     """See the module docstring."""
@@ -64,7 +62,7 @@ class Cordons:
             elif peer.session is not None and not self._scheduler.load(key):
                 # If the link breaks before it hears this, it is told again at its next hello.
                 self._draining.discard(key)
-                actions.append(Send(peer.session, Drain(REASON)))
+                actions.append(Send(peer.session, Drain("the operator drains this worker")))
         return actions
 
     def joined(self, peer: Peer) -> None:

@@ -22,7 +22,6 @@ from echo2d.core.cluster.membership import PEERS_MAX
 from echo2d.core.rules.prices import FREE, Price
 from echo2d.core.status.schema import CostsStatus
 
-_HOUR_S = 3600.0
 _GB = 1e9
 # Bytes/s that a peer may say it has moved, each way: 100 Gbit/s.
 RATE_MAX = 12.5e9
@@ -56,7 +55,7 @@ class Bill:
     told_at: float = 0.0
 
     def at(self, now: float) -> float:
-        return self.usd + self.usd_per_h * (now - self.since) / _HOUR_S
+        return self.usd + self.usd_per_h * (now - self.since) / 3600.0
 
 
 NO_BILL = Bill()

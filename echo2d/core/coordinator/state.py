@@ -121,8 +121,6 @@ from echo2d.core.work.training.staleness import Staleness
 from echo2d.errors import PeerFault
 
 PLAN_SECRET_BYTES = 32
-# Versions of one hello that are checked; a worker has only two snapshot slots.
-HOLDING_MAX = 8
 # Lease and plan ids have 63 bits; the first TAG_BITS of them name this process.
 TAG_BITS = 31
 # No refit drops the KV caches of more tokens: SLOTS_MAX samples have a million tokens each.
@@ -437,7 +435,8 @@ class CoordinatorState:
             cancelled,
             self._rules.dissemination.mode == "exclusive",
         )
-        claimed = [hello.serving, *hello.holding[:HOLDING_MAX]]
+        # Versions of one hello that are checked; a worker has only two snapshot slots.
+        claimed = [hello.serving, *hello.holding[:8]]
         revocations = self._revoke_unpublished(peer, claimed, now)
         publishing_actions = self._publishing.joined(peer, renewed=joined.renewed, now=now)
         dial_back = self._reachability.joined(peer, now=now)

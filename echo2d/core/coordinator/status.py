@@ -57,8 +57,6 @@ from echo2d.core.work.training.reward_watch import FailingRewards
 from echo2d.core.work.training.staleness import Staleness
 
 _GB = 1e9
-# Of a worker without a scored trajectory.
-NO_QUALITY = WorkerQuality()
 # What was measured says nothing about now.
 NO_BOTTLENECK: Mapping[AlertKind, str] = {
     "run_finished": "none: the run is finished",
@@ -269,7 +267,8 @@ class _Workers:
         serving, newest = self._versions.live(peer.engine.serving), self._versions.newest
         value = self._activation_loop.of(peer)
         case = None if self._audits is None else self._audits.cases.get(peer.peer)
-        quality = self._statistics.qualities.of(peer.peer) or NO_QUALITY
+        # Of a worker without a scored trajectory.
+        quality = self._statistics.qualities.of(peer.peer) or WorkerQuality()
         bill = self._costs.of(peer.peer)
         return WorkerStatus(
             **_of_peer(peer, bill.traffic, now),

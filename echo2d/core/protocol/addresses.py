@@ -11,8 +11,6 @@ from collections.abc import Sequence
 
 from echo2d.core.protocol.control_messages import Address
 
-_PORT_MAX = 65535
-
 IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
 _Ip = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -23,7 +21,7 @@ def is_dialable(address: Address) -> bool:
     Link-local, multicast, reserved and unspecified addresses are refused.
     """
     host = _ip(address.host)
-    return host is not None and 0 < address.port <= _PORT_MAX and not _special(host)
+    return host is not None and 0 < address.port <= 65535 and not _special(host)
 
 
 def dialable(

@@ -27,8 +27,6 @@ UNSENT_FRAMES = 2
 # A link that has not taken a frame for so long is slow. bbr sends next to nothing for 0.2 s now and then,
 # and a link that repairs a loss may stand still as long: the others must not wait for that.
 SLOW_S, SLOW_TIMES = 0.05, 4.0
-# The part of the usual time that the last one makes.
-USUAL = 0.2
 
 
 class Outlet:
@@ -66,7 +64,8 @@ class Outlet:
         since = (self._slow if link in self._slow else self._busy).pop(link, None)
         if since is not None:
             usual_s = now - since if self._usual_s is None else self._usual_s
-            self._usual_s = usual_s + USUAL * (now - since - usual_s)
+            # The part of the usual time that the last one makes.
+            self._usual_s = usual_s + 0.2 * (now - since - usual_s)
         for child in link.child_streams:
             self.put(child)
 

@@ -41,8 +41,6 @@ ALONE_S = 60.0
 ALONE_S_MAX = 3600.0
 # After a longer gap between two needs, this process stood still: no worker is blamed for it.
 GAP_S = 60.0
-# Trajectories/s that any box makes.
-LITTLE_MU = 1e-12
 # Of a box's life, the part in which it only finishes what it holds, at most.
 DRAIN_SHARE_MAX = 0.25
 
@@ -265,7 +263,8 @@ class Autoscaler:
             return 0.0
         # Without a worker nothing can be measured, so one box is started to measure with.
         if need.shortfall_mu is None:
-            return LITTLE_MU if not coming and not need.workers else 0.0
+            # Trajectories/s that any box makes.
+            return 1e-12 if not coming and not need.workers else 0.0
         return need.shortfall_mu - sum(self._kind(box).mu for box in coming)
 
     def _free(self, now: float) -> dict[RentOffer, int]:

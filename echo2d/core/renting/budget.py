@@ -32,8 +32,6 @@ HOUR_S = 3600.0
 LIFE_S_MIN = 600.0
 # The largest part of its possible life by which a box's life is shortened.
 LIFE_SPREAD = 0.25
-# The fractional parts of its multiples are spread evenly over 0 to 1.
-GOLDEN = 0.6180339887498949
 # A clock may be corrected by so much while the machine restarts.
 CLOCK_STEP_S = 60.0
 # Relative rounding error of sums of floats.
@@ -156,7 +154,8 @@ def life_s(
     paid_s = left_usd / max(room, offer.usd_per_h) * HOUR_S
     paid_s = math.floor(paid_s / terms.billed_by_s) * terms.billed_by_s
     life = min(longest_s, paid_s - terms.grace_s)
-    life -= life * LIFE_SPREAD * (number * GOLDEN % 1.0)
+    # The fractional parts of its multiples are spread evenly over 0 to 1.
+    life -= life * LIFE_SPREAD * (number * 0.6180339887498949 % 1.0)
     return life if life >= min(LIFE_S_MIN, longest_s * (1 - LIFE_SPREAD)) else None
 
 

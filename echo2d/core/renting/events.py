@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 
 from echo2d.core.renting.budget import Budget, Label, Rental, RentOffer
 
-NUMBER_DIGITS_MAX = 9
-
 
 @dataclass(frozen=True, slots=True)
 class RentRules:
@@ -37,7 +35,7 @@ class RentRules:
         """The number in a label; 0 if the label is not one of this run."""
         number = label.rpartition("-")[2]
         ours = label.startswith(self.prefix) and number.isascii() and number.isdecimal()
-        return int(number) if ours and len(number) <= NUMBER_DIGITS_MAX else 0
+        return int(number) if ours and len(number) <= 9 else 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,6 @@ from echo2d.registry import SHAPES
 STALENESS_MAX = 64
 # A batch body of 1 GiB holds this many trajectories of 8k tokens.
 TRAJECTORIES_PER_STEP_MAX = 16384
-PATIENCE_MAX = 1000.0  # times as long as the other answers of a group took
 # At most this share of a group's answers may be missing when its patience ends, or one.
 MISSING_SHARE = 1 / 8
 # Provisioned throughput over needed throughput. The margin covers noise in T_train and mu; it is the paper's default.
@@ -54,12 +53,13 @@ class PolicyTable(Table):
     move_stragglers: bool = key(
         "answers that their group waits for go on at faster workers, with their tokens", True
     )
+    # times as long as the other answers of a group took
     group_patience: float = key(
         "a group that lacks an eighth of its answers or one is trained without them once it has waited so many times"
         " as long as the others took, or the last batch that can take it is filled; 0: until it is too old",
         3.0,
         low=0.0,
-        high=PATIENCE_MAX,
+        high=1000.0,
     )
     columns: tuple[str, ...] = key(
         "numbers beside each token that the learner gets if engines write them, such as"

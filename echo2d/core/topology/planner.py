@@ -49,23 +49,14 @@ from echo2d.core.topology.plan import (
 from echo2d.core.topology.repair import with_leaf
 from echo2d.core.topology.uplink_rates import UPLINK_MIN
 
-# In a chain, a peer with less than this share of the median uplink passes nothing on.
-SLOW_SHARE = 0.5
 # Candidates that are built and judged: the estimate ranks the best of all among the first few, and
 # the coordinator has other things to do than to plan.
 BUILT_MAX = 3
-CARRIERS_TRIED_MAX = 40  # different numbers of carriers that are tried
 SWARM_STRIPES_MAX = 16  # in a larger swarm: every peer has as many parents
-# In a small one, the thirds of a relay that cannot be dialled. More stripes would hold more frames up.
-THIRDS_MAX = 3
 # A rate within this factor of the one that a plan was made for counts as the same, so that its
 # trees stay and its links stay warm.
 NEAR = 1.1
 SAME_JOB = 1.25  # likewise for the bytes to spread; a delta is much smaller than the full form
-# A plan that needs less than this share of the time is worth breaking off the spreading one.
-SOONER = 0.7
-# Each doubling of the stripes must save this much time: fewer links are easier to keep warm.
-SIMPLER = 1.02
 
 
 # plan_star and plan_auto ignore `chains`: all planners of `registry.SHAPES` are called alike.
@@ -92,9 +83,8 @@ def plan_chains(
     assert 1 <= chains <= STRIPES_MAX
     known = fill_in((seed, *peers))[1:]
     usual = sorted(map(uplink, known))[len(known) // 2] if known else 0.0
-    fast = sorted(
-        (facts for facts in known if uplink(facts) >= max(SLOW_SHARE * usual, 1e-9)), key=_rank
-    )
+    # In a chain, a peer with less than this share of the median uplink passes nothing on.
+    fast = sorted((facts for facts in known if uplink(facts) >= max(0.5 * usual, 1e-9)), key=_rank)
     order, rest = _alternate(fast)
     slow = sorted({*known} - {*fast}, key=lambda one: (_rank(one), one.peer))
     count = max(1, min(chains, len(order)))
@@ -179,7 +169,8 @@ def plan_again(
 def is_much_better(plan: Plan, last: Plan) -> bool:
     """Whether `plan` should need much less time than the trees of `last` at the same rates."""
     before_s = foretold_s(last, plan)
-    return before_s is not None and plan.predicted_s < SOONER * before_s
+    # A plan that needs less than this share of the time is worth breaking off the spreading one.
+    return before_s is not None and plan.predicted_s < 0.7 * before_s
 
 
 def foretold_s(last: Plan, plan: Plan) -> float | None:
@@ -242,7 +233,8 @@ def _bounded(
 def _cost(plan: Plan) -> float:
     """The predicted time, with a penalty: a doubling of the stripes must pay for itself."""
     doublings = math.log2(len(plan.stripes))
-    return float(plan.predicted_s * SIMPLER**doublings)
+    # Each doubling of the stripes must save this much time: fewer links are easier to keep warm.
+    return float(plan.predicted_s * 1.02**doublings)
 
 
 def _plan(
@@ -323,7 +315,9 @@ def _everybody_relays(known: Sequence[PeerFacts], spare: float) -> tuple[Stripe,
     opened = [facts for facts in relays if facts not in closed]
     # The star and a spare stripe for each relay behind NAT are made in any case.
     room = (STRIPES_MAX - 1 - len(closed)) // max(1, len(relays))
-    trees = _through(seed, closed, opened, peers, behind, min(THIRDS_MAX, room))
+    # In a small one, the thirds of a relay that cannot be dialled. More stripes would hold more
+    # frames up.
+    trees = _through(seed, closed, opened, peers, behind, min(3, room))
     if sum(map(uplink, closed)) > sum(map(uplink, opened)):
         others = [facts for facts in peers if facts not in behind]
         trees += _through(seed, opened, closed, peers, others, 1)
@@ -457,7 +451,8 @@ class _Swarm:
     def choices(self) -> Iterator[_Choice]:
         """All candidates to estimate; none if no peer may carry or there is only one peer."""
         able = len(self.ranked)
-        step = max(1, able // CARRIERS_TRIED_MAX)
+        # different numbers of carriers that are tried
+        step = max(1, able // 40)
         for carriers in (*range(1, able, step), able) if able and len(self.peers) > 1 else ():
             for stripes in {1, 2, 3, 4, 6, 8, 12, 16, carriers}:
                 if stripes <= min(carriers, SWARM_STRIPES_MAX):

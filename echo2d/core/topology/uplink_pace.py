@@ -24,8 +24,6 @@ LONG = 1.25
 # The queue becomes shorter meanwhile.
 DRAIN, HELD_LOOKS = 0.97, 3
 GROW, GROW_MAX, CALM_LOOKS = 0.003, 0.08, 15
-# The rate counts as used from this share on.
-USED = 0.9
 # Bytes/s: what an interrupted line has acknowledged is no rate to go on with.
 RATE_MIN = 65536.0
 # The acknowledged rate is taken over so many looks; of so many such rates the highest counts.
@@ -67,7 +65,8 @@ class UplinkPace:
         if self.bytes_per_s is None or self._calm > HELD_LOOKS:
             if lost and long_trips:
                 self._cut()
-            elif self.bytes_per_s is not None and rate > USED * self.bytes_per_s:
+            # The rate counts as used from this share on.
+            elif self.bytes_per_s is not None and rate > 0.9 * self.bytes_per_s:
                 doublings = max(0, self._calm - HELD_LOOKS - CALM_LOOKS)
                 self.bytes_per_s *= 1 + min(GROW_MAX, GROW * 2.0**doublings)
         elif self._calm == HELD_LOOKS:

@@ -53,7 +53,6 @@ _BLOCK_WORDS = 1 << 16  # words classified together, so that their arrays stay i
 _RICE_BLOCK = 128  # numbers that share a parameter
 _RICE_MAX = 15  # the largest parameter
 _READ_BYTES = 1 << 16  # of the unary stream, unpacked together
-_SIZE_MAX = (1 << 15) - 2  # of an escape: the largest |difference| - 2
 
 
 class _Classified(NamedTuple):
@@ -147,8 +146,9 @@ def _read(columns: memoryview, counts: NDArray[np.int64], words: int) -> tuple[R
     require(len(unary) <= (sum(lengths) + zeros_max + 7) // 8, "a split chunk has too many gaps")
     zeros = _read_unary(unary, sum(lengths))
     lists = []
+    # of an escape: the largest |difference| - 2
     for length, largest, k, low in zip(
-        lengths, (words, count, _SIZE_MAX), parameters, low_bytes, strict=True
+        lengths, (words, count, (1 << 15) - 2), parameters, low_bytes, strict=True
     ):
         lists.append(_numbers(zeros[:length], k, columns[low_start : low_start + low], largest))
         zeros, low_start = zeros[length:], low_start + low

@@ -50,7 +50,6 @@ class Changes(NamedTuple):
 _LENGTH_BYTES = 4
 # Words are processed in blocks, so that intermediate arrays stay in a core's cache.
 _BLOCK_WORDS = 1 << 16
-_SCAN_FOURS = 1 << 16  # block size in units of four words
 _GOES_ON = 255  # in a column of bytes: the value continues elsewhere
 _ESCAPED = 3  # code of a difference that is not -1, 0 or 1
 # The four codes of every possible byte, as four bytes.
@@ -72,7 +71,8 @@ def find_changes(new: Buffer, base: Buffer) -> Changes | None:
     whole = mine.size // 4 * 4
     last = mine[whole:] - theirs[whole:]
     found, count = list[Changes](), 0
-    for block in blocks_of(whole // 4, _SCAN_FOURS):
+    # block size in units of four words
+    for block in blocks_of(whole // 4, 1 << 16):
         found.append(_changes_in_fours(mine[:whole].view("<u8"), theirs[:whole].view("<u8"), block))
         count += found[-1].places.size
         if count > sparse_max(mine.size):

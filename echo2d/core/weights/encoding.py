@@ -67,7 +67,6 @@ BASE_BYTES = 16  # xxh3-128
 NO_BASE = bytes(BASE_BYTES)
 RECORD_TABLE_BYTES = 1 + 4 + BASE_BYTES + DIGEST_BYTES  # of one chunk in an encoded table
 
-_RUN_ID = re.compile(r"[A-Za-z0-9._-]+")
 SELF_CONTAINED = (ChunkMode.RAW, ChunkMode.FULL)  # modes that need no base
 
 
@@ -104,7 +103,7 @@ class FormFacts:
     frame_bytes: int
 
     def __post_init__(self) -> None:
-        if len(self.run_id) > RUN_ID_CHARS_MAX or not _RUN_ID.fullmatch(self.run_id):
+        if len(self.run_id) > RUN_ID_CHARS_MAX or not re.fullmatch(r"[A-Za-z0-9._-]+", self.run_id):
             expected = f"1 to {RUN_ID_CHARS_MAX} of A-Z a-z 0-9 . _ -"
             raise IntegrityFault(
                 f"run_id: expected {expected}; found {self.run_id[:RUN_ID_CHARS_MAX]!r}"

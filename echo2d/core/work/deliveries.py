@@ -32,13 +32,10 @@ GROWTH = 1.5
 MEMORY_S = 5.0 * PROGRESS_S
 # A worker that has held samples for so long and delivered nothing is no newcomer any more.
 TRIAL_S = 4.0 * PROGRESS_S
-# A slow worker that has held nothing for so long gets one sample, which tells whether it is slow still.
-TRY_AGAIN_S = 120.0
 # What somebody delivers is known after so many seconds of work: reports come every PROGRESS_S.
 _KNOWN_S = 2.0 * PROGRESS_S
 # In one review the usual speed falls to this share of itself at most: by half in three quarters of a minute.
 _FALL = 0.97
-_GROUP_MIN = 8  # samples that the first newcomer of a token may hold, however small the groups are
 KEEP_S = 30.0
 # Once the pool works, newcomers share the window's part of their token divided by this.
 _NEWCOMERS = 4
@@ -139,7 +136,8 @@ class Deliveries:
     def __init__(
         self, window: int, group: int, kept: Iterable[WorkerDelivery] = (), *, now: float = 0.0
     ) -> None:
-        self._window, self._group = window, max(_GROUP_MIN, group)
+        # samples that the first newcomer of a token may hold, however small the groups are
+        self._window, self._group = window, max(8, group)
         self._workers: dict[PeerId, _Worker] = {}
         # When `review` is due.
         self.review_at = now
@@ -264,7 +262,9 @@ class Deliveries:
         capacity = sum([work.capacity for work in known if work.slots])
         for work in known:
             self._judge(work, capacity)
-            if work.rank >= RANK_SLOW and not work.holds and now >= work.idle_since + TRY_AGAIN_S:
+            # A slow worker that has held nothing for so long gets one sample, which tells whether
+            # it is slow still.
+            if work.rank >= RANK_SLOW and not work.holds and now >= work.idle_since + 120.0:
                 work.rank, work.allowed = RANK_SLOW - 1, max(1, work.allowed)
         self._admit_newcomers(capacity)
         self._keep_on_trial()

@@ -51,10 +51,6 @@ from echo2d.core.work.ranking import WorkerChoice, WorkerRanking
 # Workers that are as fast as usual are short of work if one served the newest version and had a free slot not longer
 # ago than this, or than two answers take; or if a version was published not longer ago, which some have yet to take.
 LATELY_S = 10.0
-# Whether they have one is looked at so often.
-_SEEN_S = 1.0
-# So many workers with free slots are looked at.
-_LOOKED_AT = 64
 
 
 class LeaseScheduler:
@@ -153,9 +149,10 @@ class LeaseScheduler:
             actions += self._fill(self._kinds[number], now)
         if reviewed and self._ranking.free and (late := self._hand_on(now)):
             actions += [*late, *self.fill(now=now)]
+        # Whether they have one is looked at so often.
         if (
             newest is not None
-            and now >= self._idle_at + _SEEN_S
+            and now >= self._idle_at + 1.0
             and self._usual_workers(newest.version).free
         ):
             self._idle_at = now
@@ -420,7 +417,8 @@ class LeaseScheduler:
                 continue  # it may be taking a version
             record = None if peer is None else self._versions.live(peer.engine.serving)
             oldest = Version(0) if record is None else record.version
-            choice = islice(self._ranking.choose(oldest, self._versions.live), _LOOKED_AT)
+            # So many workers with free slots are looked at.
+            choice = islice(self._ranking.choose(oldest, self._versions.live), 64)
             others = {
                 each: self.deliveries.speed(each.worker) for each in choice if each.worker != worker
             }

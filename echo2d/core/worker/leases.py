@@ -52,8 +52,6 @@ from echo2d.core.worker.events import (
     StartGeneration,
 )
 
-# A message costs both ends something, and engines bundle tokens for about as long.
-PROGRESS_S_MIN = 0.05
 # A running lease that gets no token for this long is given back (I6). A refit restarts the clock.
 ENGINE_STALL_S = 120.0
 # Or twice the slots. The coordinator grants about as many samples as there are slots.
@@ -65,8 +63,6 @@ _SAMPLES_MAX = 1024  # samples of one lease; a group is rarely over 64
 # Prompt or output of one sample: 8 bytes a token, so every message stays under 4 MiB.
 _TOKENS_MAX = 1 << 18
 STOP_STRINGS_MAX = 64
-# For so long at most a lease may keep a newer version waiting.
-HOLD_S_MAX = 3600.0
 
 
 @dataclass(slots=True)
@@ -486,7 +482,8 @@ def _check_output(output: _Output, grant: LeaseGranted) -> None:
 
 
 def _report_s(grant: LeaseGranted) -> float:
-    return min(PROGRESS_S, max(PROGRESS_S_MIN, grant.report_s))
+    # A message costs both ends something, and engines bundle tokens for about as long.
+    return min(PROGRESS_S, max(0.05, grant.report_s))
 
 
 def _uses(spans: Collection[VersionSpan], keys: Collection[VersionKey]) -> bool:
@@ -499,7 +496,8 @@ def _unusable(grant: LeaseGranted, serving: VersionKey | None) -> str:
         return "no version is served"
     if serving.version < grant.oldest:
         return f"version {serving.version} is served, {grant.oldest} or newer is needed"
-    if not 0 <= grant.hold_s <= HOLD_S_MAX:
+    # For so long at most a lease may keep a newer version waiting.
+    if not 0 <= grant.hold_s <= 3600.0:
         return "malformed lease: hold_s"
     if grant.hold_s and serving.version > grant.oldest:
         return f"version {serving.version} is served, {grant.oldest} alone may write"

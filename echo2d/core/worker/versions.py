@@ -57,7 +57,6 @@ WORKER_FORMS_MAX = 4
 LABELS_MAX = 64
 # Forms remembered as refused. The coordinator sends one at a time, so this is plenty.
 REFUSED_MAX = 64
-REVOKED_MAX = 4096  # keys remembered as void; more than an epoch ever revokes
 # After so many failed refits of one version, any other version in a slot is preferred.
 REFIT_TRIES_MAX = 3
 # The backoff after a failed refit gives an engine time to recover. It doubles each time, up to a
@@ -375,7 +374,8 @@ class WorkerVersions:
         for form, each in list(self._forms.items()):
             if each.key in keys and each.root.facts.epoch < epoch:
                 actions += self._forget(form)
-        keep_newest(self._revoked, REVOKED_MAX)
+        # keys remembered as void; more than an epoch ever revokes
+        keep_newest(self._revoked, 4096)
         return [*actions, *self.choose(now=now)]
 
     def choose(self, *, now: float) -> list[VersionAction]:

@@ -8,8 +8,6 @@ Not here: how the box learns of these (`runtime/worker/owner.py`).
 
 from collections.abc import Sequence
 
-_DAY_MIN = 24 * 60
-
 
 def reason_to_wait(
     minute: int, windows: Sequence[tuple[int, int]], *, paused: bool, others: Sequence[int]
@@ -22,7 +20,7 @@ def reason_to_wait(
     if paused:
         return "paused by its owner"
     if windows and not any(_holds(minute, *window) for window in windows):
-        begin = min((begin for begin, _ in windows), key=lambda each: (each - minute) % _DAY_MIN)
+        begin = min((begin for begin, _ in windows), key=lambda each: (each - minute) % (24 * 60))
         return f"outside its hours; starts again at {begin // 60:02}:{begin % 60:02}"
     if others:
         return f"another program is on a GPU: process {others[0]}"

@@ -17,7 +17,6 @@ from typing import ClassVar, Protocol
 from echo2d.errors import EngineFault
 
 _HOST = "127.0.0.1"
-_STOP_S_MAX = 4.5  # the guard gives the server 3 s before it kills it
 LOG_TAIL_BYTES = 4096
 
 
@@ -110,7 +109,8 @@ class ServerProcess:
         assert self._guard.stdin is not None
         self._guard.stdin.close()
         try:
-            async with asyncio.timeout(_STOP_S_MAX):
+            # the guard gives the server 3 s before it kills it
+            async with asyncio.timeout(4.5):
                 await self._guard.wait()
         except TimeoutError:
             # The server dies with its guard: it asked the kernel for that signal.

@@ -32,7 +32,6 @@ PIECES_FRUITLESS_MAX = 64
 # A request that lived through a refit is cut after between half of this and all of it: what a
 # worker takes with it when it dies, against how often KV is computed again.
 HELD_S_MAX = 120.0
-_GOLDEN = 0.618033988749895  # multiples of it, modulo 1, spread evenly
 
 log = logging.getLogger("echo2d.engines")
 
@@ -168,7 +167,8 @@ class SamplingLoop:
         serving, clock = self._serving, asyncio.get_running_loop()
         number = next(self._numbers)
         rid = f"{self._nonce}{number:015d}"
-        patience = (1.0 + number * _GOLDEN % 1.0) / 2.0  # its share of HELD_S_MAX
+        # multiples of it, modulo 1, spread evenly
+        patience = (1.0 + number * 0.618033988749895 % 1.0) / 2.0  # its share of HELD_S_MAX
         call.rids[sample.index] = rid
         told, uncertain_since = False, None
         salt = f"{updates} {piece.label}"

@@ -12,9 +12,6 @@ from typing import ClassVar
 
 from echo2d.errors import OperatorFault, path_fault
 
-# Tokens per chunk. Each chunk costs both ends a message.
-STREAM_INTERVAL = 8
-
 # Flags that only echo2d sets, without the leading dashes.
 _OURS = {
     "host", "port", "api-key", "admin-api-key", "model-path", "model", "config", "weight-version",
@@ -52,12 +49,13 @@ class Launch:
 
     def command(self, model: Path, label: str, *, host: str, port: int, keys: Path) -> list[str]:
         """Return the argument list. `keys` is a file, because other users can read arguments."""
+        # Tokens per chunk. Each chunk costs both ends a message.
         return [
             str(self.python), "-m", "sglang.launch_server", "--config", str(keys),
             "--model-path", str(model), "--weight-version", label, "--load-format", "auto",
             "--host", host, "--port", str(port),
             "--skip-tokenizer-init", "--skip-server-warmup",
-            "--incremental-streaming-output", "--stream-interval", str(STREAM_INTERVAL),
+            "--incremental-streaming-output", "--stream-interval", str(8),
             *self.arguments,
         ]  # fmt: skip
 

@@ -22,8 +22,6 @@ from echo2d.engines.torch_engine.policy import InferencePolicy
 
 # Padded tokens of one prefill pass. It bounds the activations: 200 MB at hidden size 4096.
 PREFILL_TOKENS_MAX = 8192
-# Bytes of the prefills that are kept for later samples: of a model of 8 B parameters 2,000 tokens.
-_KEPT_BYTES_MAX = 256 << 20
 
 Context = Sequence[int]
 
@@ -63,12 +61,14 @@ class DecodeBatch:
         assert self._logits is not None
         return self._logits
 
+    # Bytes of the prefills that are kept for later samples: of a model of 8 B parameters 2,000
+    # tokens.
     def add(
         self,
         contexts: Sequence[Context],
         repeats: Sequence[int],
         *,
-        kept_bytes: int = _KEPT_BYTES_MAX,
+        kept_bytes: int = 256 << 20,
     ) -> None:
         """Append repeats[i] rows for contexts[i], whose KV cache is computed once: not at all if it is
         one of the last that were. kept_bytes: of these and earlier contexts' prefills.

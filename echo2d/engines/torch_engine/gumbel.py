@@ -32,7 +32,6 @@ _WORD = 0xFFFFFFFF
 # The constants of MurmurHash3_x86_32 (Austin Appleby, public domain).
 _FIRST, _SECOND, _ADDED = 0xCC9E2D51, 0x1B873593, 0xE6546B64
 _MIX_FIRST, _MIX_SECOND = 0x85EBCA6B, 0xC2B2AE35
-_HASHED_BYTES = 16
 
 
 def shortfalls(
@@ -110,7 +109,7 @@ def murmur_hash(seed: int, positions: Tensor, columns: int) -> Tensor:
     for word in (seed & _WORD, seed >> 32 & _WORD, positions & _WORD):
         state = _blended(state, torch.as_tensor(word, device=positions.device))
     hashes = _blended(state[:, None], torch.arange(columns, device=positions.device))
-    hashes = hashes ^ _HASHED_BYTES
+    hashes = hashes ^ 16
     hashes = _multiplied(hashes ^ (hashes >> 16), _MIX_FIRST)
     hashes = _multiplied(hashes ^ (hashes >> 13), _MIX_SECOND)
     return hashes ^ (hashes >> 16)

@@ -71,9 +71,6 @@ def _show(name: str, body: bytes) -> Handler:
 # a name that the operator gave. Programs are not checked: they show a secret that no browser
 # holds.
 
-# What browsers send with every request, or with those of scripts.
-FROM_BROWSER = ("Sec-Fetch-Site", "Origin")
-
 
 def known_names(names: Collection[str]) -> Middleware:
     """A middleware; names: under which people reach the coordinator, without port."""
@@ -81,7 +78,10 @@ def known_names(names: Collection[str]) -> Middleware:
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
-        browser = request.path == "/" or any(each in request.headers for each in FROM_BROWSER)
+        # What browsers send with every request, or with those of scripts.
+        browser = request.path == "/" or any(
+            each in request.headers for each in ("Sec-Fetch-Site", "Origin")
+        )
         if browser and not _is_known(request.headers.get("Host", ""), known):
             raise HttpRefusal(
                 HTTPStatus.MISDIRECTED_REQUEST,

@@ -67,7 +67,6 @@ from echo2d.this_build import THIS_BUILD
 SESSIONS_MAX = 4096  # sockets of one process, well above the largest fleet
 HELLO_TIMEOUT_S = 10.0
 SILENCE_S_MAX = 60.0  # heartbeats come every few seconds
-SILENCE_GRAIN = 0.1  # a session may be given up sooner by this share of SILENCE_S_MAX
 # What a peer without access is told, by the word of the denial; others have a wrong credential.
 DENIALS: Mapping[str, RefusalReason] = {"revoked": "revoked", "convicted": "convicted"}
 SLOW = "slow: it does not read what it is sent"
@@ -362,7 +361,8 @@ def _is_lost(socket: web.WebSocketResponse, reason: str) -> bool:
 def _heard(silence: asyncio.Timeout) -> None:
     """Restart the silence timer, but not for every message: that costs as much as a message."""
     until, last = time.monotonic() + SILENCE_S_MAX, silence.when()
-    if last is not None and until - last > SILENCE_GRAIN * SILENCE_S_MAX:
+    # a session may be given up sooner by this share of SILENCE_S_MAX
+    if last is not None and until - last > 0.1 * SILENCE_S_MAX:
         silence.reschedule(until)
 
 

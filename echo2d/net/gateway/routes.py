@@ -74,16 +74,12 @@ BODY_S_MAX = 30.0
 _PROMPT_TOKENS_MAX = 1 << 17
 # The limit for all choices of a call together: a response of some 10 MB with logprobs.
 CALL_TOKENS_MAX = 1 << 17
-# OpenAI's default length of a completion.
-COMPLETION_TOKENS = 16
 # Without a session id, prompts that begin with the same tokens count as one session.
 PREFIX_TOKENS = 64
 TEMPLATE_OPTIONS_MAX = 32
 # Fields of vLLM about text, which have no effect here: `generate` answers with token ids.
 OF_ITS_TEXT = frozenset({"detokenize", "output_kind", "spaces_between_special_tokens"})
 _OF_EXPERTS = frozenset({"routed_experts_prompt_start"})
-# Tokens at the end of a prompt among which is the word that opens the reasoning, if it does so.
-OPENING_TOKENS = 16
 
 
 class GatewayBackend(Answering, Protocol):
@@ -196,7 +192,8 @@ class Endpoints:
             body.get("return_token_ids") is True,
         )
         if ask.max_new_tokens is None:
-            ask = replace(ask, max_new_tokens=COMPLETION_TOKENS)
+            # OpenAI's default length of a completion.
+            ask = replace(ask, max_new_tokens=16)
         texts = await self._backend.texts()
         prompt = await self._completion_prompt(body.get("prompt"), texts)
         spelling = Spelling(
@@ -376,7 +373,8 @@ def _versions_wanted(request: web.Request) -> tuple[Version, Version | None]:
 
 def _reader_of_calls(texts: ModelTexts, prompt: bytes) -> Callable[[str], AnswerTurn]:
     """What reads the tool calls of an answer to this prompt."""
-    end = texts.decode(unpack_tokens(prompt)[-OPENING_TOKENS:].tolist())
+    # Tokens at the end of a prompt among which is the word that opens the reasoning, if it does so.
+    end = texts.decode(unpack_tokens(prompt)[-16:].tolist())
     thinking = end.rstrip().endswith(THINK)
     return lambda text: read_answer(text, call_form(texts.template), thinking=thinking)
 

@@ -15,8 +15,6 @@ from echo2d.net.http.admission import DOOR
 from echo2d.net.http.tls_accept import TlsSite
 from echo2d.net.security.tls import Tls
 
-# For idle connections of authenticated callers. Our clients close theirs after 15 s.
-KEEPALIVE_S = 75.0
 # After a refusal the rest of the request is still read for this long: else the caller's sending fails
 # before it sees the answer.
 LINGERING_S = 1.0
@@ -65,10 +63,11 @@ def make_runner(app: web.Application, *, shutdown_timeout_s: float) -> web.AppRu
     caller hangs up. Malformed HTTP is answered with 400 and logged as one line.
     """
     logging.getLogger("aiohttp.server").addFilter(_callers_mistakes)
+    # For idle connections of authenticated callers. Our clients close theirs after 15 s.
     return _Runner(
         app,
         access_log=None,
-        keepalive_timeout=KEEPALIVE_S,
+        keepalive_timeout=75.0,
         auto_decompress=False,
         handler_cancellation=True,
         lingering_time=LINGERING_S,

@@ -24,11 +24,6 @@ from echo2d.net.security.tls import in_words
 
 # With messages, too: a peer that makes us answer but does not read is dropped.
 UNSENT_BYTES_MAX = 8 << 20
-# How much the kernel holds that it has not sent. With one byte more in this process the connection
-# takes no more frames, so that the choice of the next frame is made as late as possible.
-KERNEL_UNSENT_BYTES = 32 << 10
-# While a payload arrives slowly, wake up once for this much instead of for every packet.
-WAKE_BYTES_MAX = 64 << 10
 # Wait for several packets only after this much: earlier, waiting bytes would fill the kernel's
 # receive window, which starts small.
 WARM_BYTES = 1 << 20
@@ -173,7 +168,8 @@ class PeerConnection(asyncio.BufferedProtocol):
         """
         if self._received < WARM_BYTES or self._socket is None:
             return
-        wanted = max(1, min(wanted, WAKE_BYTES_MAX))
+        # While a payload arrives slowly, wake up once for this much instead of for every packet.
+        wanted = max(1, min(wanted, 64 << 10))
         if wanted != self._wanted and self.reason is None:
             self._wanted = wanted
             with contextlib.suppress(OSError):
@@ -230,9 +226,12 @@ class PeerConnection(asyncio.BufferedProtocol):
 
 
 def _tune(sock: socket.socket) -> None:
+    # How much the kernel holds that it has not sent. With one byte more in this process the
+    # connection takes no more frames, so that the choice of the next frame is made as late as
+    # possible.
     for level, option, value in (
         (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
-        (socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, KERNEL_UNSENT_BYTES),
+        (socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, 32 << 10),
         (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, LINK_SILENCE_S * 1000),
         (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
         (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, PROBE_S),

@@ -43,7 +43,6 @@ TokenRole = Literal["worker", "learner", "gateway", "agent", "viewer", "operator
 PEER_KEY_BYTES = 32
 AUTH_NONCE_BYTES = 32
 RUN_ID_CHARS = 16
-_CHECK_BYTES = 4  # of a key file
 SUCCESSIONS_MAX = (
     8  # in a Challenge: a member may have been away while the authority changed this often
 )
@@ -134,7 +133,8 @@ def _key_in(text: str) -> Ed25519PrivateKey:
 
 
 def _check_of(key: str) -> str:
-    return blake3(key.encode()).hexdigest(_CHECK_BYTES)
+    # of a key file
+    return blake3(key.encode()).hexdigest(4)
 
 
 def keep_key(path: Path, key: Ed25519PrivateKey) -> None:

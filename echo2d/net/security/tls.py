@@ -219,10 +219,6 @@ _WORDS = {
 }
 
 
-# In aiohttp's errors: which context was used says nothing to a person.
-_SSL = re.compile(r" ssl:(<[^>]*>|\w+)")
-
-
 def in_words(error: BaseException) -> str:
     """A connection's error, or its cause, in plain words."""
     fault = error.__cause__ if isinstance(error.__cause__, ssl.SSLError) else error
@@ -232,7 +228,8 @@ def in_words(error: BaseException) -> str:
         return _WORDS[fault.reason]
     if isinstance(error.__cause__, HttpProcessingError):
         return "it does not speak HTTP; workers' links have the port after the coordinator's"
-    return _SSL.sub("", str(error)) or "no answer"
+    # In aiohttp's errors: which context was used says nothing to a person.
+    return re.sub(r" ssl:(<[^>]*>|\w+)", "", str(error)) or "no answer"
 
 
 def is_for_good(error: BaseException) -> bool:

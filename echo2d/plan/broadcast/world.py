@@ -50,8 +50,6 @@ from echo2d.plan.kernel.virtual_clock import Clock
 
 _CHECK_EVERY = 1000  # events between two checks of a relay
 CHECK_EVERY_LONG = 100_000  # in runs of minutes: a check looks at every frame
-TELL_EVERY = 10_000  # events between two words on how far it is
-DECIDE_S = 0.6  # the coordinator waits so long for more reports of broken edges
 
 _STAMP = struct.Struct("<dHHI")
 _KINDS = {
@@ -166,7 +164,8 @@ class World:
             if not self._clock.step(self._scenario.limit_s):
                 self._stuck()
             if self._events >= tell_at:
-                tell_at += TELL_EVERY
+                # events between two words on how far it is
+                tell_at += 10_000
                 told(self._clock.now / max(self._plan.predicted_s, TIME_EPSILON_S))
         if self._rates is not None:
             self._measure(self._rates)
@@ -443,7 +442,8 @@ class World:
         if isinstance(report, Accuse):
             self._tell(self._planner.accused(reporter, report.accused, self._clock.now))
         elif self._planner.broken(reporter, report):
-            self._clock.after(DECIDE_S, self._decide)
+            # the coordinator waits so long for more reports of broken edges
+            self._clock.after(0.6, self._decide)
 
     def _decide(self) -> None:
         self._tell(self._planner.decide())

@@ -42,7 +42,6 @@ from echo2d.plan.kernel.scenario import MBIT
 from echo2d.plan.kernel.scenario_file import TRIPS
 
 WHAT_IF_S = 2  # values of S tried on either side of the file's
-WHAT_IF_KAPPA_MAX = 6  # larger ones are in no table
 CountsByKind = Mapping[str, int]  # workers of each kind
 Relays = Literal["all", "unmetered", "none"]  # who passes versions on
 
@@ -191,10 +190,11 @@ def what_if(fleet: FleetSpec, ablation: Ablation | None = None) -> list[WhatIf]:
     """The same with other S and kappa."""
     planner = BroadcastForecasts(fleet, ablation or Ablation())
     here = fleet.learner.staleness_max
+    # larger ones are in no table
     cells = [
         (bound, kappa)
         for bound in range(max(0, here - WHAT_IF_S), here + WHAT_IF_S + 1)
-        for kappa in range(1, min(bound + 1, WHAT_IF_KAPPA_MAX) + 1)
+        for kappa in range(1, min(bound + 1, 6) + 1)
     ]
     return [_cell(planner.cheapest(bound, kappa)) for bound, kappa in cells]
 

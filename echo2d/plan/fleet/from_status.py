@@ -14,9 +14,6 @@ from echo2d.errors import OperatorFault
 from echo2d.plan.fleet.spec import GEN_SIGMA_MAX, FleetSpec, read_fleet
 from echo2d.plan.kernel.scenario import MBIT
 
-# Assumed of a peer that has not sent enough to be measured.
-UPLINK_MBPS = 100.0
-
 
 def fleet_of(status: Status) -> FleetSpec:
     """OperatorFault: the run has not measured what a plan needs."""
@@ -93,4 +90,5 @@ def _value(estimate: EstimateStatus | None) -> float:
 
 
 def _mbps(uplink: float | None) -> float:
-    return UPLINK_MBPS if not uplink else uplink / MBIT
+    # Assumed of a peer that has not sent enough to be measured.
+    return 100.0 if not uplink else uplink / MBIT

@@ -58,7 +58,6 @@ _WORKERS_MAX = 4096  # of all fleets together: what a coordinator keeps rates of
 _HOURS_MAX = 24.0 * 365  # a year
 MBPS_MAX = 1e7  # 10 Tbit/s: as good as no limit
 _RATE_MAX = 1e9  # trajectories an hour: a mistake
-NO_VARIANCE_MAX = 0.8  # a run throws away four of five at most (`core/work/training/contrast`)
 GEN_SIGMA_MAX = 2.0
 _SECONDS_MAX = 1e6  # a train step of 11 days is a mistake in the unit
 
@@ -164,11 +163,12 @@ class FleetPolicyTable(Table):
     )
     move_stragglers: bool = same_key(PolicyTable, "move_stragglers")
     group_patience: float = same_key(PolicyTable, "group_patience")
+    # a run throws away four of five at most (`core/work/training/contrast`)
     no_variance: float = key(
         "share of the groups that are thrown away because all their rewards are the same",
         0.0,
         low=0.0,
-        high=NO_VARIANCE_MAX,
+        high=0.8,
     )
     t_bcast_s: float = key(
         "seconds from a publish until all serve it, as measured; 0: predicted",

@@ -33,7 +33,6 @@ from echo2d.plan.kernel.virtual_clock import Clock
 
 # Where more than one copy is sent: a time to spread in within this factor gives the same copies.
 WITHIN_NEAR = 1.1
-PREDICTION_SHARE = 0.05  # of a kind that may come or go before a broadcast is predicted anew
 
 
 class LostTime(Protocol):
@@ -244,8 +243,8 @@ class FleetVersions:
 def _near(counts: dict[str, int], others: dict[str, int]) -> bool:
     """Whether no kind has become larger or smaller by much."""
     names = counts.keys() | others.keys()
+    # of a kind that may come or go before a broadcast is predicted anew
     return all(
-        abs(counts.get(name, 0) - others.get(name, 0))
-        <= math.ceil(PREDICTION_SHARE * others.get(name, 0))
+        abs(counts.get(name, 0) - others.get(name, 0)) <= math.ceil(0.05 * others.get(name, 0))
         for name in names
     )

@@ -67,7 +67,6 @@ from echo2d.plan.kernel.virtual_clock import Clock
 
 ADVANCE_SHARE = 0.01  # of a sample's time, between two grants: for half of that a slot stays empty on average ...
 ADVANCE_S_MAX = 1.0  # ... and never longer
-WAKE_TIMES = 10  # times that, between two looks at what waits
 STANDS_STEPS, LOOKS = (
     10,
     2,
@@ -396,7 +395,8 @@ class FleetWorld:
         wake_at = self._scheduler.wake_at()
         if wake_at is None:
             return
-        wake_at = max(wake_at, self._clock.now + WAKE_TIMES * self._advance_s)
+        # times that, between two looks at what waits
+        wake_at = max(wake_at, self._clock.now + 10 * self._advance_s)
         if self._wakes_at <= self._clock.now or wake_at < self._wakes_at:
             self._wakes_at = wake_at
             self._clock.at(wake_at, self._advance_soon)

@@ -38,10 +38,7 @@ from echo2d.plan.kernel.virtual_clock import Clock
 
 FORM = FormId("f" * 32)
 _HEADER_BYTES = 16
-MESSAGE_BYTES = 64  # about what a small message takes
-ITEM_BYTES = 4  # and each frame it names
 PACKET_BYTES = 1448
-HANDSHAKE_TRIPS = 3  # one-way trips until a link is open at both ends
 TIME_EPSILON_S = 1e-9  # rounding must not make a link look busy that keeps pace exactly
 
 
@@ -187,7 +184,9 @@ class SimNetwork:
         """Gives a message to the node's connection, if there is one; the event is what its peer makes of it."""
         way = node.ways.get(peer)
         if way is not None and not way.dead:
-            self._transmit(way, MESSAGE_BYTES + ITEM_BYTES * items, event)
+            # about what a small message takes
+            # and each frame it names
+            self._transmit(way, 64 + 4 * items, event)
 
     def _transmit(self, way: ConnectionPipe, size: int, what: SendFrame | RelayEvent) -> None:
         """Through the uplink, then through the network; in order with what went this way before."""
@@ -250,9 +249,8 @@ class SimNetwork:
         """Opens a connection a moment later, if both ends still want it then."""
         if self._agree(one, other):
             trip = one.spec.latency_s + other.spec.latency_s
-            self._clock.after(
-                HANDSHAKE_TRIPS * trip, self._open, one, other, one.boots, other.boots
-            )
+            # one-way trips until a link is open at both ends
+            self._clock.after(3 * trip, self._open, one, other, one.boots, other.boots)
 
     def _agree(self, one: Node, other: Node) -> bool:
         """Whether each expects the other, by the same secret, and somebody dials."""

@@ -33,7 +33,6 @@ from echo2d.plan.kernel.scenario import PeerCrash, PeerSpec, Scenario
 from echo2d.quantities import parse_bytes, parse_rate, parse_seconds
 from echo2d.registry import SHAPES, one_of
 
-DOWN_OVER_UP = 2.0  # of a peer whose uplink is drawn
 TRIPS = 4  # of a round trip: there and back, each through two access links
 
 
@@ -86,7 +85,8 @@ def _peer(table: dict[str, Any], chance: random.Random) -> PeerSpec:
         if key in table
     }
     if drawn:
-        values["downlink"] = max(values.get("downlink", 0.0), DOWN_OVER_UP * values["uplink"])
+        # of a peer whose uplink is drawn
+        values["downlink"] = max(values.get("downlink", 0.0), 2.0 * values["uplink"])
     if "rtt" in table:
         values["latency_s"] = _drawn(table.pop("rtt"), parse_seconds, chance) / TRIPS
     if "joins_at" in table:

@@ -18,8 +18,6 @@ from echo2d.errors import OperatorFault
 from echo2d.this_build import BUILD_FILE, THIS_BUILD
 
 PACKAGE = Path(__file__).parents[2]
-# A box needs none of the shared files. In a checkout they lie where people keep files of their own.
-_LEFT_OUT = {"__pycache__", "share", "learner"}
 # What the package is made of. People keep other files beside it: tokens, settings, copies.
 _SUFFIXES = {
     ".c",
@@ -106,7 +104,13 @@ def _files(folder: Path, prefix: str = "") -> list[tuple[str, Path]]:
     found: list[tuple[str, Path]] = []
     for path in sorted(folder.iterdir()):
         name = prefix + path.name
-        if path.name in _LEFT_OUT or path.name.startswith(".") or path.is_symlink():
+        # A box needs none of the shared files. In a checkout they lie where people keep files of
+        # their own.
+        if (
+            path.name in {"__pycache__", "share", "learner"}
+            or path.name.startswith(".")
+            or path.is_symlink()
+        ):
             continue
         if path.is_dir():
             found += _files(path, f"{name}/")

@@ -47,12 +47,8 @@ from echo2d.texts.model_texts import ModelTexts
 # Tokenizer files of one version; a tokenizer of 250,000 tokens takes 20 MB.
 TEXT_BYTES_MAX = 64 << 20
 TEMPLATE_BYTES_MAX = 1 << 20
-# Half as many calls as may be open. If the disk is slower than that, records are lost.
-RECORDS_WAITING_MAX = 256
 # Unread output of one call: 25 s of 32 choices, or a minute of what waits behind one unread piece.
 UNREAD_BYTES_MAX = 512 << 10
-# Counted for every event of a call, besides its tokens.
-EVENT_BYTES = 256
 
 log = logging.getLogger("echo2d.gateway")
 
@@ -91,7 +87,8 @@ class _Call:
 
 
 def _size(action: CallAction) -> int:
-    return EVENT_BYTES + (
+    # Counted for every event of a call, besides its tokens.
+    return 256 + (
         len(action.tokens) + len(action.logprobs) if isinstance(action, ChoiceGrew) else 0
     )
 
@@ -134,7 +131,8 @@ class Gateway:
         self._texts_of: str | None = None
         self._reading = asyncio.Lock()
         self._log = call_log
-        self._records: asyncio.Queue[Mapping[str, Any]] = asyncio.Queue(RECORDS_WAITING_MAX)
+        # Half as many calls as may be open. If the disk is slower than that, records are lost.
+        self._records: asyncio.Queue[Mapping[str, Any]] = asyncio.Queue(256)
 
     # --- the loop's side
 

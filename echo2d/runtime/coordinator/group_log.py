@@ -36,7 +36,6 @@ from echo2d.logs import STORY, say
 
 # Leases whose group is remembered, to name the group of a refused result.
 LOGGED_LEASES_MAX = 1 << 16
-LOGGED_GROUPS_MAX = 1 << 14  # of which the first lease has been logged
 DIGEST_CHARS = 12
 
 group_log = logging.getLogger(STORY)
@@ -77,7 +76,8 @@ class GroupLog:
                 }
                 level = DEBUG if group in self._begun else INFO
                 self._begun[group] = None
-                keep_newest(self._begun, LOGGED_GROUPS_MAX)
+                # of which the first lease has been logged
+                keep_newest(self._begun, 1 << 14)
                 say(
                     group_log,
                     level,

@@ -19,9 +19,6 @@ from echo2d.runtime.coordinator.sample_log import SampleLog
 from echo2d.runtime.coordinator.shown_samples import ShownSamples
 from echo2d.store.json_log import JsonLog
 
-# What audits found and is not written yet; beyond it the newest is left out of the log.
-AUDITED_MAX = 4096
-
 log = logging.getLogger("echo2d.coordinator")
 
 
@@ -37,7 +34,8 @@ class Journals:
     ) -> None:
         self.history, self.newest = history, newest
         self._samples, self._audits = samples, audits
-        self._audited: asyncio.Queue[AuditTold] = asyncio.Queue(AUDITED_MAX)
+        # What audits found and is not written yet; beyond it the newest is left out of the log.
+        self._audited: asyncio.Queue[AuditTold] = asyncio.Queue(4096)
 
     def helpers(self) -> tuple[Coroutine[Any, Any, None], ...]:
         """Tasks that write what was told."""

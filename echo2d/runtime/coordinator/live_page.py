@@ -27,8 +27,6 @@ from echo2d.net.security.auth import Role
 PAGE_SHARE_MAX = 0.001
 # Alerts are part of it: with a thousand workers it takes 0.2 % instead.
 STATUS_AGE_S_MAX = 20.0
-# Trees that are kept as bytes: a few callers look at different stripes.
-TREES_MAX = 8
 # Lists of measurements, of which a page shows the median, the 95th percentile and the newest.
 DURATIONS = ("t_train_s", "t_verify_s", "t_bcast_s", "refit_pause_s", "recompute_s", "still_s")
 WORKER_COLUMNS = tuple(field.name for field in dataclasses.fields(WorkerStatus))
@@ -106,7 +104,8 @@ class LivePage:
                 self._plan, self._stripes, stripe = plan, len(tree.weights), tree.stripe
             found = json.dumps(None if tree is None else plain(tree)).encode()
             self._trees[plan, stripe] = found
-            keep_newest(self._trees, TREES_MAX)
+            # Trees that are kept as bytes: a few callers look at different stripes.
+            keep_newest(self._trees, 8)
         return found
 
 

@@ -89,11 +89,6 @@ from echo2d.sd_notify import Notifier
 # If the loop sees a deadline this late, the whole process stood still. Heartbeats then wait unread
 # in its sockets, and the loop reads them before the core suspects a worker.
 LOOP_LATE_S = 1.0
-# Rounds of the event loop for reading them: one reads the sockets, one makes events, and the others
-# wait for room in the mailbox.
-LATE_ROUNDS = 4
-# Turns after a stop: enough for a full mailbox. The bound is needed as events may keep coming.
-LAST_TURNS_MAX = EVENTS_MAX // EVENTS_PER_TURN_MAX
 # A turn waits for the ledger's disk. One that takes longer than this is stuck, and so is the run.
 _STUCK_S = 30.0
 
@@ -249,7 +244,9 @@ class CoordinatorProcess:
         while not self._stop.is_set():
             await self._turn()
             self._service.turned(self._words)
-        for _ in range(0 if self._stop_reason else LAST_TURNS_MAX):
+        # Turns after a stop: enough for a full mailbox. The bound is needed as events may keep
+        # coming.
+        for _ in range(0 if self._stop_reason else EVENTS_MAX // EVENTS_PER_TURN_MAX):
             await self._take_turn(self._mailbox.waiting())
         # A task group ends its other tasks only by an exception.
         raise _StoppedError
@@ -259,7 +256,9 @@ class CoordinatorProcess:
         timeout_s = None if wake_at is None else max(0.0, wake_at - time.monotonic())
         events = await self._mailbox.take(timeout_s=self._service.wait_s(timeout_s))
         if wake_at is not None and time.monotonic() >= wake_at:
-            for _ in range(LATE_ROUNDS if time.monotonic() > wake_at + LOOP_LATE_S else 0):
+            # Rounds of the event loop for reading them: one reads the sockets, one makes events,
+            # and the others wait for room in the mailbox.
+            for _ in range(4 if time.monotonic() > wake_at + LOOP_LATE_S else 0):
                 await asyncio.sleep(0)
                 events += self._mailbox.waiting(EVENTS_MAX)
             events.append(DeadlinePassed())

@@ -84,8 +84,6 @@ from echo2d.runtime.run_dir.version_files import VersionFiles
 from echo2d.runtime.seed.supervisor import SeedHandover, supervise_seed
 from echo2d.store.json_log import JsonLog
 
-# Calls under way and closing links get this long when the coordinator stops.
-SHUTDOWN_S = 2.0
 # SQLite gives up the interpreter at every statement, and the ledger's thread must get it back while
 # the loop is busy: with Python's 5 ms a commit of ten statements could wait for 50 ms.
 SWITCH_S = 0.0005
@@ -446,7 +444,8 @@ async def _listen(
         gateway=coordinator.gateway,
         names=(*serve.names, serve.host, *await asyncio.to_thread(_own_names)),
     )
-    runner = make_runner(app, shutdown_timeout_s=SHUTDOWN_S)
+    # Calls under way and closing links get this long when the coordinator stops.
+    runner = make_runner(app, shutdown_timeout_s=2.0)
     await runner.setup()
     stack.push_async_callback(runner.cleanup)
     try:

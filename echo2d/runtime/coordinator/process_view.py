@@ -23,8 +23,6 @@ from echo2d.runtime.run_dir.access_table import AccessTable
 from echo2d.runtime.run_dir.version_files import VersionFiles
 from echo2d.this_build import THIS_BUILD
 
-# The status names tokens that expire within a week.
-EXPIRY_TOLD_S = 7 * 86400.0
 # Peers of other builds that a status names; it counts all of them.
 OTHER_BUILDS_SHOWN_MAX = 500
 
@@ -100,9 +98,10 @@ class ProcessView:
     ) -> tuple[TokenExpiry, ...]:
         # A rented box has a token of its own, which lives as long as the box.
         rented = set() if renting is None else {box.label for box in renting.boxes}
+        # The status names tokens that expire within a week.
         return tuple(
             TokenExpiry(token.name, token.role, (token.expires_at or 0.0) - now_s)
-            for token in self._access.expiring(now_s=now_s, within_s=EXPIRY_TOLD_S)
+            for token in self._access.expiring(now_s=now_s, within_s=7 * 86400.0)
             if token.name not in rented
         )
 

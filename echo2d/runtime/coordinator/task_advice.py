@@ -15,8 +15,6 @@ _NETWORK = (
 # How source code looks that writes a file.
 _WRITES = re.compile(r"""open\(.*["'][rbt]*[wax+][bt+]*["']|write_|mkdir|makedirs""")
 
-# Kinds of failures of a task that are logged with their tracebacks.
-KINDS_LOGGED_MAX = 16
 
 log = logging.getLogger("echo2d.task")
 
@@ -35,7 +33,8 @@ class FailureLog:
         """Returns what is said of it, in one line, with what to do."""
         said = f"{failed.kind}: {self.told(failed)}"
         kind = failed.at or failed.reason
-        if kind not in self._logged and len(self._logged) < KINDS_LOGGED_MAX:
+        # Kinds of failures of a task that are logged with their tracebacks.
+        if kind not in self._logged and len(self._logged) < 16:
             self._logged.add(kind)
             trace = f"\n{failed.trace.rstrip()}" if failed.trace else ""
             log.warning("task=%s failed: %s%s", self._task, said, trace)

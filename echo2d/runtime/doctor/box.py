@@ -136,8 +136,6 @@ def _disk(box: Box, folder: Path) -> list[HostFinding]:
 SEND_S = 4.0
 _PART_BYTES = 1 << 16
 _UPLINK_ANSWER_S = UPLINK_S_MAX + 15.0
-# From so slow an uplink others get little; its answers are a few KB each, and fit.
-SLOW_BYTES_PER_S = 250_000
 
 
 async def _uplink(
@@ -169,7 +167,8 @@ def _uplink_finding(count: float, seconds: float) -> HostFinding:
         f"{size_words(rate)}/s to the coordinator over one connection ({size_words(count)} in "
         f"{seconds:.1f} s)"
     )
-    if rate < SLOW_BYTES_PER_S:
+    # From so slow an uplink others get little; its answers are a few KB each, and fit.
+    if rate < 250_000:
         todo = (
             "nothing need be done: other workers pass versions on instead, this one gets them late"
         )

@@ -23,8 +23,6 @@ from echo2d.runtime.doctor.finding import HostFinding, error, ok, warning
 _ANSWER_S_MAX = 10.0
 # Nothing fails because of a wrong clock, but logs of several hosts cannot be read side by side.
 CLOCK_S_MAX = 5.0
-# A Date header has whole seconds, rounded down.
-DATE_S = 1.0
 
 
 def open_session() -> aiohttp.ClientSession:
@@ -76,7 +74,8 @@ def _clock(headers: Mapping[str, str], here_s: float) -> list[HostFinding]:
         there = email.utils.parsedate_to_datetime(headers["Date"])
     except (KeyError, ValueError):
         return []
-    ahead_s = here_s - (there.timestamp() + DATE_S / 2)
+    # A Date header has whole seconds, rounded down.
+    ahead_s = here_s - (there.timestamp() + 1.0 / 2)
     if abs(ahead_s) <= CLOCK_S_MAX:
         return [ok("clock", f"within {CLOCK_S_MAX:.0f} s of the coordinator's")]
     apart = f"{abs(ahead_s):.0f} s" if abs(ahead_s) < 7200 else f"{abs(ahead_s) / 3600:,.0f} hours"

@@ -41,8 +41,6 @@ PLAN_S_MAX = 2.0
 _DIAL_S_MAX = 5.0
 DIAL_AGAIN_S = 0.25
 _GOODBYE_S = 2.0
-# Sources that are dialled: the seed, and others of a wide plan.
-_SOURCES_MAX = 4
 
 
 @dataclass(slots=True)
@@ -171,7 +169,8 @@ async def sources(plan: PlanEdges | None, links: PeerLinks) -> list[HostFinding]
         return [skipped("sources", "no version is there yet, so no port of a seed could be tried")]
     found = []
     dials = [peer for peer in plan.peers if peer.dial and peer.address is not None]
-    for peer in dials[:_SOURCES_MAX]:
+    # Sources that are dialled: the seed, and others of a wide plan.
+    for peer in dials[:4]:
         assert peer.address is not None
         at = f"{peer.address.host}:{peer.address.port}"
         links.expect(peer.peer, peer.secret)

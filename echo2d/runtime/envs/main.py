@@ -14,9 +14,6 @@ from echo2d.runtime.envs.ticket_endpoint import TicketEndpoint
 from echo2d.runtime.envs.verifiers_player import PolicyClient, load_player, require_verifiers
 from echo2d.runtime.process.lifecycle import Ending, outcome
 
-# These log every call, or every episode, at level info.
-TALKATIVE = ("aiohttp.access", "httpx", "verifiers")
-
 log = logging.getLogger("echo2d.envs")
 
 
@@ -37,7 +34,8 @@ class EnvsOptions:
 async def run_envs(options: EnvsOptions, show: Callable[[PlayedTotals], None]) -> int:
     """Play until a signal. Returns the exit code. show: gets the totals as they change."""
     if not log.isEnabledFor(logging.DEBUG):
-        for name in TALKATIVE:
+        # These log every call, or every episode, at level info.
+        for name in ("aiohttp.access", "httpx", "verifiers"):
             logging.getLogger(name).setLevel(logging.WARNING)
     # As `python -m` does: the environment may be a module beside the user.
     if "" not in sys.path:

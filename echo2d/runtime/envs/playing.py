@@ -20,7 +20,6 @@ from echo2d.runtime.envs.gateway_link import GatewayLink
 from echo2d.runtime.envs.ticket_endpoint import SilentEpisode, TicketEndpoint
 from echo2d.runtime.envs.tickets import EpisodeOutcome, PlayerTicket, ask_ticket, end_episode
 
-_PROGRESS_S = 10.0
 # For the last words about one episode, when the program ends.
 LAST_S_MAX = 5.0
 _STOPPED = "the program that played it was stopped"
@@ -102,7 +101,7 @@ class EpisodeWorkers:
     async def _report(self) -> None:
         shown = PlayedTotals()
         while True:
-            await asyncio.sleep(_PROGRESS_S)
+            await asyncio.sleep(10.0)
             if self._totals != shown:
                 shown = PlayedTotals(**asdict(self._totals))
                 self._show(shown)

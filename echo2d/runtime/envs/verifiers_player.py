@@ -29,8 +29,6 @@ from echo2d.runtime.envs.tickets import EpisodeOutcome, PlayerTicket, TraceBranc
 
 # Its name in calls, which the gateway ignores: it serves one model.
 _MODEL = "policy"
-# Where the rubrics of classic verifiers log.
-RUBRICS = "verifiers.legacy.rubrics"
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +237,11 @@ class ClassicPlayer:
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
-        rubrics, handler = logging.getLogger(RUBRICS), RewardErrors(logging.ERROR)
+        # Where the rubrics of classic verifiers log.
+        rubrics, handler = (
+            logging.getLogger("verifiers.legacy.rubrics"),
+            RewardErrors(logging.ERROR),
+        )
         rubrics.addHandler(handler)
         try:
             yield

@@ -42,11 +42,9 @@ from echo2d.runtime.peer.held_form import HeldForm
 from echo2d.runtime.peer.write_behind import Frames, WriteBehind
 from echo2d.store.frames import FramesDamaged, FrameStore
 
-DROPPED_MAX = 64  # forms remembered as not wanted, so that their late frames are dropped at once
 LOST_FRAMES_MAX = 256  # of one form; a disk that damages more than a few keeps nothing
 LOST_WAIT_S = 2.0  # for a damaged frame to come again before those that wait for it ask elsewhere
 RECENT_BYTES_MAX = 32 << 20  # frames kept in memory; some seconds of a home uplink
-AT_ONCE_BYTES_MAX = 256 << 10  # hashed without another thread: 40 us, less than the change takes
 
 T = TypeVar("T")
 
@@ -304,8 +302,9 @@ class FrameHoldings:
 
     def takes_at_once(self, form: FormId, frame: FrameId, payload_bytes: int) -> bool:
         """Whether `put_at_once` may have this payload frame: it is short and can be verified."""
+        # hashed without another thread: 40 us, less than the change takes
         return (
-            payload_bytes <= AT_ONCE_BYTES_MAX
+            payload_bytes <= 256 << 10
             and not is_table(frame)
             and (form, frame) not in self._storing
             and self.knows(form, frame)
@@ -451,7 +450,8 @@ class FrameHoldings:
         self._unwritten.drop(form)
         fresh = form not in self._dropped
         self._dropped[form] = None
-        keep_newest(self._dropped, DROPPED_MAX)
+        # forms remembered as not wanted, so that their late frames are dropped at once
+        keep_newest(self._dropped, 64)
         self.ring()
         return self._forms.pop(form, None) is not None or fresh
 

@@ -25,8 +25,6 @@ from echo2d.net.control.client import ControlLink, Identity, LinkOwner
 from echo2d.runtime.peer.receiver import PeerOwner, Receiver
 from echo2d.store.frames import FrameStore
 
-MAILBOX_MAX = 65536  # a second's worth of everything 50 links can say; usually a handful waits
-
 PeerEvent = TypeVar("PeerEvent")
 EventIn = TypeVar("EventIn", contravariant=True)
 PeerAction = TypeVar("PeerAction")
@@ -73,6 +71,7 @@ class PeerProcess(Generic[PeerEvent]):
         uplink_limit: float | None = None,
     ) -> Receiver:
         """Makes the receiver. The arguments are as in `Receiver`."""
+        # a second's worth of everything 50 links can say; usually a handful waits
         self.receiver = Receiver(
             run_id=self.identity.run_id,
             me=self.identity.peer,
@@ -81,7 +80,7 @@ class PeerProcess(Generic[PeerEvent]):
             no_tls=no_tls,
             owner=self._owner,
             emit=self.put,
-            crowded=lambda: len(self._events) >= MAILBOX_MAX,
+            crowded=lambda: len(self._events) >= 65536,
             tell=self.control.send,
             busy=busy,
             receive_only=receive_only,

@@ -29,8 +29,6 @@ _BATCH_BYTES_MAX = (
 )  # verified and stored in one go: a thread change costs as much as hashing 256 KiB
 # A frame that cannot be verified after this time is dropped: others wait behind it.
 ROOT_WAIT_S = 10.0
-# The newest streams that this end has ended. A number of a stream comes again after many more.
-ENDED_MAX = 256
 
 log = logging.getLogger("echo2d.peer")
 
@@ -75,7 +73,9 @@ class ReceiveQueue:
     def end(self, stream: int) -> None:
         """This end has ended the stream: what is still under way on it is not waited for."""
         self._ended[stream] = None
-        keep_newest(self._ended, ENDED_MAX)
+        # The newest streams that this end has ended. A number of a stream comes again after many
+        # more.
+        keep_newest(self._ended, 256)
         self._holdings.ring()
 
     def close(self) -> None:

@@ -37,9 +37,6 @@ STOP_S_MAX = 30.0
 EXIT_S_MAX = 5.0
 # The same as in the systemd units.
 OPEN_FILES_MAX = 1 << 16
-# A full collection after 40 million more objects allocated than freed; Python's default is 70,000.
-# The second generation has 50,000 of them at most, which stops the loop for some 50 ms.
-GC_THRESHOLDS = (10_000, 5, 800)
 
 log = logging.getLogger("echo2d.runtime")
 
@@ -75,7 +72,9 @@ def collect_rarely() -> None:
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(*GC_THRESHOLDS)
+    # A full collection after 40 million more objects allocated than freed; Python's default is
+    # 70,000. The second generation has 50,000 of them at most, which stops the loop for some 50 ms.
+    gc.set_threshold(*(10_000, 5, 800))
 
 
 def outcome(group: BaseExceptionGroup[BaseException]) -> int:

@@ -12,15 +12,13 @@ from pathlib import Path
 
 from echo2d.core.renting.budget import CLOCK_STEP_S, Moment, Rental, rent_time
 
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-
 log = logging.getLogger("echo2d.renting")
 
 
 @cache
 def boot_id() -> str:
     """The id of this boot. It may be cached, because no process outlives the boot."""
-    return BOOT_ID.read_text().strip()
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def moment() -> Moment:

@@ -70,8 +70,6 @@ from echo2d.store.rentals import RentalStore
 RENTALS_FILE = "rentals.sqlite"  # in the run directory
 # Between two looks at the run's status.
 _TICK_S = 1.0
-# The rent clock is made durable at least so often.
-CLOCK_KEPT_S = 30.0
 # The need while everything is given back: no learner, no workers.
 NOBODY = NeedMeasured(None, wanted=False, workers=0)
 
@@ -161,7 +159,8 @@ class Renter:
         # Rows are durable before a command starts, so a box is never paid for without a record.
         actions = [action for event in events for action in self._renting.handle(event, now=now)]
         rows = [action.rental for action in actions if isinstance(action, Keep)]
-        if rows or now >= self._kept_at + CLOCK_KEPT_S:
+        # The rent clock is made durable at least so often.
+        if rows or now >= self._kept_at + 30.0:
             await asyncio.to_thread(self._store.keep, rows, now, moment())
             self._kept_at = now
         for action in actions:

@@ -40,8 +40,6 @@ from echo2d.store.disk import is_of_the_host, sqlite_words, store_faults
 from echo2d.store.formats import require_format
 from echo2d.store.row_sums import TableSum
 
-# A token's name becomes a file name.
-NAME_RULE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 # The whole table is read every second.
 ACCESS_TOKENS_MAX = 10_000
 # Enrolled peers, for the same reason; twenty times the largest fleet.
@@ -190,7 +188,8 @@ class AccessTable:
         A revoked token of this name makes room, with its peers. OperatorFault: the name is taken or
         malformed, the role is unknown, or the table is full.
         """
-        if NAME_RULE.fullmatch(name) is None:
+        # A token's name becomes a file name.
+        if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name) is None:
             raise OperatorFault(
                 f"token name {name!r}: expected up to 64 letters, digits, dots, dashes, underscores"
             )

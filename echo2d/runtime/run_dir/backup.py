@@ -53,8 +53,6 @@ log = logging.getLogger("echo2d.backup")
 
 # Stays free on the disk of the backup, which may be the run's own.
 RESERVE_BYTES = 1 << 30
-# Between two attempts the learner has saved as many checkpoints as it keeps.
-ATTEMPTS_MAX = 5
 # The name of a folder with pinned files, and of the lock of a running backup.
 PINS, LOCK = ".backup-", ".backup.lock"
 PINNED = rf"{re.escape(PINS)}[0-9a-f]{{8}}"
@@ -150,7 +148,8 @@ class _Backup:
     def _take_ledger(self, stack: ExitStack) -> tuple[LedgerFacts, list[Path]]:
         """Copy the ledger, and pin the checkpoints from which a learner may resume in it."""
         target = self._aside / RUN / LEDGER_FILE
-        for _ in range(ATTEMPTS_MAX):
+        # Between two attempts the learner has saved as many checkpoints as it keeps.
+        for _ in range(5):
             pins, steps = self._pin_checkpoints(stack)
             ledger = copy_ledger(self._run_dir / LEDGER_FILE, target)
             fit = [step for step in steps if ledger.checkpoint <= step <= ledger.newest]

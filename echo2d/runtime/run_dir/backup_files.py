@@ -27,9 +27,6 @@ BACKUP_MANIFEST = "manifest.json"
 RUN, BACKUP_PARTS = "run", "learner"
 # Read, hashed and written at a time.
 _PART_BYTES = 4 << 20
-# After so many bytes the file is synced, so that the ledger's commits never wait for a long queue of
-# writes of ours.
-SYNC_BYTES = 32 << 20
 # Of a manifest: a hundred thousand files.
 _MANIFEST_BYTES_MAX = 64 << 20
 
@@ -107,7 +104,9 @@ def copy_file(
                 view = view[os.write(fd, view) :]
             done += len(part)
             unsynced += len(part)
-            if unsynced >= SYNC_BYTES:
+            # After so many bytes the file is synced, so that the ledger's commits never wait for a
+            # long queue of writes of ours.
+            if unsynced >= 32 << 20:
                 os.fdatasync(fd)
                 unsynced = 0
             tell(len(part))

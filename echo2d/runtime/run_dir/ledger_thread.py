@@ -10,8 +10,6 @@ from echo2d.core.base.ids import Digest
 from echo2d.core.coordinator.events import CoordinatorRecord, Recovered
 from echo2d.store.ledger import Ledger, backfill
 
-# Between two backfills, which move committed pages from the write-ahead log into the database.
-BACKFILL_S = 0.5
 # 16 MiB. If the log is longer, commits wait once until all of it is moved, and the log starts over.
 WAL_PAGES_MAX = 4096
 
@@ -55,7 +53,9 @@ class LedgerThread:
     async def keep_small(self) -> None:
         """Do `make_small` again and again, until cancelled."""
         while True:
-            await asyncio.sleep(BACKFILL_S)
+            # Between two backfills, which move committed pages from the write-ahead log into the
+            # database.
+            await asyncio.sleep(0.5)
             await self.make_small()
 
     async def make_small(self) -> None:

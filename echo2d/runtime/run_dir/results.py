@@ -24,8 +24,6 @@ from echo2d.store.disk import store_faults, sync, write_at
 from echo2d.store.ledger import read_results
 from echo2d.store.snapshots import read_chunk, scan_snapshot, sync_snapshot
 
-VERSIONS_NAMED_MAX = 20  # in an error
-
 
 @dataclass(frozen=True, slots=True)
 class Result:
@@ -101,7 +99,8 @@ def choose(results: Sequence[Result], *, version: int | None, best: str | None) 
     if version is not None:
         found = next((each for each in results if each.version == version), None)
         if found is None:
-            there = ", ".join(str(each.version) for each in results[-VERSIONS_NAMED_MAX:])
+            # in an error
+            there = ", ".join(str(each.version) for each in results[-20:])
             raise OperatorFault(
                 f"version {version} is not kept; there are {there}. run.keep_every keeps more"
             )

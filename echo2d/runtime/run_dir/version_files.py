@@ -37,8 +37,6 @@ from echo2d.texts.files import token_files
 
 # The largest form that a version may have.
 UPLOAD_BYTES_MAX = 256 << 30
-# Manifests of the newest versions in memory. Each takes 32 B per 8 MiB of its version.
-MANIFESTS_MAX = 4
 # Versions being uploaded at a time. Leftovers of older epochs are deleted first.
 UPLOADS_MAX = 4
 
@@ -217,7 +215,8 @@ class VersionFiles:
 
     def _know(self, path: str, manifest: Manifest) -> Manifest:
         self._manifests[path] = manifest
-        keep_newest(self._manifests, MANIFESTS_MAX)
+        # Manifests of the newest versions in memory. Each takes 32 B per 8 MiB of its version.
+        keep_newest(self._manifests, 4)
         return manifest
 
     def delete(self, path: str) -> None:

@@ -60,12 +60,8 @@ from echo2d.store.budget import DiskBudget
 from echo2d.store.deltas import DeltaStore
 from echo2d.store.snapshots import leave_page_cache
 
-# Versions whose chunk sums are remembered, more than are kept as bases; 2,000 sums for 16 GB.
-SUMS_MAX = 8
 # One part in DELTAS_SHARE of the disk budget is for kept deltas; the rest is for frames.
 DELTAS_SHARE = 8
-# Orders remembered. The coordinator orders one form at a time and forgets it two versions later.
-ORDERS_MAX = 16
 
 log = logging.getLogger("echo2d.seed")
 
@@ -230,7 +226,9 @@ class Seed:
             raise kind(f"{order.path} is not the snapshot that was published")
         if (sums := encoder.sums()) is not None:
             self._sums[totals.snapshot] = sums
-            keep_newest(self._sums, SUMS_MAX)
+            # Versions whose chunk sums are remembered, more than are kept as bases; 2,000 sums for
+            # 16 GB.
+            keep_newest(self._sums, 8)
         encode_s = asyncio.get_running_loop().time() - started_at
         count = len(roots.segments)
         self._say(
@@ -345,7 +343,9 @@ class Seed:
             for message in said:
                 self._control.send(message)
             return
-        if len(self._orders) >= ORDERS_MAX:
+        # Orders remembered. The coordinator orders one form at a time and forgets it two versions
+        # later.
+        if len(self._orders) >= 16:
             self._forget(next(iter(self._orders)))
         self._said.pop(order.form, None)
         self._orders.pop(order.form, None)

@@ -94,8 +94,6 @@ from echo2d.sd_notify import Notifier
 _GOODBYE_S = 10.0
 # An engine that has not closed by then is left running.
 ENGINES_CLOSE_S = 5.0
-# A disk is measured so often, for heartbeats.
-DISK_EVERY_S = 5.0
 
 log = logging.getLogger("echo2d.worker")
 
@@ -259,7 +257,8 @@ class Worker:
     async def _watch_disk(self) -> None:
         while True:
             self._disk_free = await asyncio.to_thread(self._state_dir.free_bytes)
-            await asyncio.sleep(DISK_EVERY_S)
+            # A disk is measured so often, for heartbeats.
+            await asyncio.sleep(5.0)
 
     async def _join(self) -> None:
         if self._token is not None:

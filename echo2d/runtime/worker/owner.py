@@ -36,8 +36,6 @@ OWNER_LOOK_S = 2.0
 GPU_LOOK_S = 10.0
 # Another program counts for this long after it was seen last: its next part may follow at once.
 GPU_FREE_S = 60.0
-# A driver that hangs does not answer; what was known before holds on.
-_NVIDIA_SMI_S_MAX = 20.0
 # A start that takes longer is a hung one, and the watchdog may end it: TimeoutStartSec of the unit.
 _START_S_MAX = 900.0
 
@@ -155,9 +153,8 @@ def _other_programs() -> list[int] | None:
     """The processes on the GPUs that are neither this one nor below it. None: nvidia-smi does not say."""
     command = ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader"]
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, check=True, timeout=_NVIDIA_SMI_S_MAX
-        )
+        # A driver that hangs does not answer; what was known before holds on.
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20.0)
     except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
         return None
     pids = [line.partition(",")[0].strip() for line in done.stdout.splitlines()]

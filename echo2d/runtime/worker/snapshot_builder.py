@@ -27,8 +27,6 @@ from echo2d.store.slots.slot_writer import SlotWriter
 from echo2d.store.snapshots import read_chunk_into
 from echo2d.threads import CHUNK_THREADS_MAX, Buffers, chunk_threads
 
-# How many pending chunks, in order, are checked for being complete. Frames arrive nearly in order.
-LOOKAHEAD_CHUNKS = 4 * CHUNK_THREADS_MAX
 # Chunks that a thread writes in one call; few, so that cancelling takes well under a second.
 BATCH_CHUNKS = 2
 
@@ -239,7 +237,9 @@ class _Work:
             self._next_segment = SegmentId(self._next_segment + 1)
             table = self.index.table(self._next_segment)
         on_disk = partial(holdings.on_disk, self._form)
-        first = islice(self._pending.values(), LOOKAHEAD_CHUNKS)
+        # How many pending chunks, in order, are checked for being complete. Frames arrive nearly in
+        # order.
+        first = islice(self._pending.values(), 4 * CHUNK_THREADS_MAX)
         ready = (
             each.record for each in first if each.arrived(on_disk) or self._copied(each.record)
         )

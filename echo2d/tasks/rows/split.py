@@ -15,9 +15,6 @@ from echo2d.errors import OperatorFault
 from echo2d.tasks.base import NoMorePrompts, Split
 
 KEY_CHARS = 16  # hex digits; two of a million questions share a key once in 37 million data sets
-# Candidates for one index, over the share of the wanted side: a side has none of them once in
-# exp(40) indices.
-CANDIDATES = 40
 
 
 def row_key(question: str) -> str:
@@ -74,7 +71,9 @@ class GeneratedSide:
         make: gives candidate n, with its key. NoMorePrompts: none is.
         """
         share = self.held_out if self.split == "heldout" else 1 - self.held_out
-        candidates = ceil(CANDIDATES / share)
+        # Candidates for one index, over the share of the wanted side: a side has none of them once
+        # in exp(40) indices.
+        candidates = ceil(40 / share)
         for number in range(index * candidates, (index + 1) * candidates):
             key, item = make(number)
             if is_held_out(key, self.held_out) == (self.split == "heldout"):

@@ -12,8 +12,6 @@ from echo2d.extras import install_command
 from echo2d.tasks.base import Answer
 from echo2d.tasks.scorers.base import Expected, Scorer
 
-EXPECTED_KEPT = 4096  # parsed expected answers
-
 
 def math() -> Scorer:
     """The last formula or number of the answer equals the expected one. It needs math-verify."""
@@ -25,7 +23,8 @@ def math() -> Scorer:
     # It warns at every call that its time limits are off.
     logging.getLogger("math_verify").setLevel(logging.ERROR)
 
-    @lru_cache(maxsize=EXPECTED_KEPT)
+    # parsed expected answers
+    @lru_cache(maxsize=4096)
     def wanted(text: str) -> Any:
         # As a formula: an expected answer such as "1/2" or "x^2" has no dollars around it.
         return parse(f"${text}$", parsing_timeout=0)

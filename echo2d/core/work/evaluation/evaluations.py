@@ -53,8 +53,6 @@ from echo2d.core.work.leases import Lease, answer, group_of
 from echo2d.core.work.results import Written, written_by
 from echo2d.core.work.scheduler import LeaseScheduler
 
-# Versions of one [[eval]] that are evaluated at a time: the older ones of them end soon.
-OPEN_MAX = 4
 # A worker that failed a lease gets none of this evaluation for so long: it loads a newer version, or
 # is broken, and another one should try.
 EVALUATION_AVOID_S = 10.0
@@ -483,7 +481,8 @@ class Evaluations(TaskWork[PendingAnswers]):
         self._serial += 1
         self._open.append(evaluation)
         mine = [each for each in self._open if each.rules.name == rules.name]
-        return self._tell(mine[0], now) if len(mine) > OPEN_MAX else []
+        # Versions of one [[eval]] that are evaluated at a time: the older ones of them end soon.
+        return self._tell(mine[0], now) if len(mine) > 4 else []
 
     def _can_go_on(self, evaluation: OpenEvaluation, now: float) -> bool:
         """Whether some worker serves this version, or may come to serve it."""

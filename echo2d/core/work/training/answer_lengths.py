@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from echo2d.core.base.bounded_dict import keep_newest
 
 _MEMORY = 512.0  # answers, after which an older one has lost all but 1/e of its weight
-SHARE_FIRST = 0.5  # of the variance, the prompt's, before groups have told
 VARIANCE_MIN = 0.01  # answers that were all of one length may still differ by a tenth
 _ROWS_MAX = 1 << 16
 
@@ -36,7 +35,8 @@ class AnswerLengths:
     mean: float = 0.0
     log_mean: float = 0.0
     variance: float = 1.0
-    within: float = 1.0 - SHARE_FIRST
+    # The part of the variance within a prompt, before groups have shown it.
+    within: float = 0.5
     rows: dict[str, tuple[int, float]] = field(default_factory=dict)
 
     def finished(self, row: str, lengths: Sequence[int]) -> None:

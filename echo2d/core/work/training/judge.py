@@ -54,8 +54,6 @@ from echo2d.core.work.training.stragglers import Stragglers
 
 # A sample that went back from one worker waits this long for another one; then its group begins again.
 RETURNED_WAIT_S = 60.0
-# Why groups are dropped that were not worth training on. Other reasons say nothing against workers.
-WORTHLESS = ("filtered", "refused")
 
 
 class GroupJudge:
@@ -520,7 +518,9 @@ class GroupJudge:
         if again and (prompts := self._prompts.get(stored.source.task)) is not None:
             prompts.give_back(prompt_of(stored))
         self._statistics.dropped(reason, len(stored.record.trajectories), lengths)
-        if reason in WORTHLESS:
+        # Why groups are dropped that were not worth training on. Other reasons say nothing against
+        # workers.
+        if reason in ("filtered", "refused"):
             self._statistics.judged(stored.record.trajectories, trained=False)
         said = f"{reason}: {detail}" if detail else reason
         return [Persist(GroupDropped(stored.record.group, said, again))]

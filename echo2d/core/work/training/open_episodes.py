@@ -37,12 +37,6 @@ from echo2d.core.work.events import (
 )
 from echo2d.core.work.training.group_table import GroupTable, OpenGroup, Waiting
 
-# How fast a worker reads a prefix that it has not cached, in tokens/s: so long at least a turn waits for a slot at its
-# last worker, because another one would take as long for that.
-PREFILL_TOKENS_PER_S = 5000.0
-# Or for so long as slots come free there so often, on average: the slots are not idle meanwhile.
-FREED_SLOTS = 4
-
 
 class OpenEpisodes:
     """See the module docstring. `now` is monotonic seconds."""
@@ -186,9 +180,13 @@ class OpenEpisodes:
         )
         if peer is None or not same:
             return Waiting(partial, math.inf, parked.since)
-        patience_s = partial.length / PREFILL_TOKENS_PER_S
+        # How fast a worker reads a prefix that it has not cached, in tokens/s: so long at least a
+        # turn waits for a slot at its last worker, because another one would take as long for that.
+        patience_s = partial.length / 5000.0
         rate = self._statistics.measurements.rate(peer.peer)
         if rate is not None and rate.value > 0:
             # A worker's rate is of whole episodes; each of their turns frees a slot.
-            patience_s = max(patience_s, FREED_SLOTS / (rate.value * parked.turn.turn))
+            # Or for so long as slots come free there so often, on average: the slots are not idle
+            # meanwhile.
+            patience_s = max(patience_s, 4 / (rate.value * parked.turn.turn))
         return Waiting(partial, math.inf, parked.since, parked.worker, now + patience_s)

@@ -36,8 +36,6 @@ ALERT_FAILURES = 8
 # Of the last LATELY failures: at so many, and such a share of the answers between them, an alert says so for
 # LATELY_S, though rewards come, too.
 LATELY, LATELY_MIN, LATELY_SHARE, LATELY_S = 64, 16, 0.01, 300.0
-# Held samples whose rewards are asked for at each try.
-TRIED_AT_ONCE = 2
 
 Sample = tuple[GroupId, int]
 WatchVerdict = Literal["stop", "away", "set aside"]
@@ -206,7 +204,8 @@ class RewardWatch:
             of_task.next_at = now + of_task.pause_s
             if of_task.held:
                 # The oldest goes to the end: a single answer must not decide.
-                chosen = list(of_task.held)[:TRIED_AT_ONCE]
+                # Held samples whose rewards are asked for at each try.
+                chosen = list(of_task.held)[:2]
                 for sample in chosen:
                     of_task.held.pop(sample)
                     of_task.held[sample] = None

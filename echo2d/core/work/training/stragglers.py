@@ -27,8 +27,6 @@ from echo2d.core.work.ranking import FreeSlots
 from echo2d.core.work.training.answer_lengths import AnswerLengths
 from echo2d.core.work.training.group_table import GroupTable, OpenGroup
 
-# A group waits for its last samples: for this share of them, and at least one.
-_LAST_SHARE = 0.5
 # A sample moves only if it ends so much sooner, over what it would take where it is, and by PROGRESS_S seconds:
 # what its worker has not reported yet is written again.
 _GAIN_MIN = 0.25
@@ -37,8 +35,6 @@ MOVES_MAX = 4
 # All late samples are judged again after this share of a sample's usual time, but not more often than every second.
 JUDGED_SHARE = 0.1
 JUDGED_S_MIN = 1.0
-# So many groups are judged, those first that have waited longest.
-GROUPS_MAX = 1024
 # So many workers with free slots are looked at, and for each of them so many samples, the latest first.
 _WORKERS_MAX = 32
 LOOKED_AT = 32
@@ -74,8 +70,9 @@ class Stragglers:
         statistics: Statistics,
     ) -> None:
         # Groups that lack as many samples, or fewer, are looked at; by task.
+        # A group waits for its last samples: for this share of them, and at least one.
         self._lacks_max = {
-            task.name: max(1, int(rules.drawn(task) * _LAST_SHARE))
+            task.name: max(1, int(rules.drawn(task) * 0.5))
             if rules.group_size > 1 and rules.move_stragglers
             else 0
             for task in rules.tasks
@@ -112,7 +109,8 @@ class Stragglers:
         the worker's speed.
         """
         fast = self._fast
-        for number in islice(self._waiting, GROUPS_MAX):
+        # So many groups are judged, those first that have waited longest.
+        for number in islice(self._waiting, 1024):
             group = self._groups.get(number)
             for lease in () if group is None else group.running.values():
                 speed = self._speeds.get(lease.given.worker, fast)
