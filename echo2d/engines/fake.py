@@ -71,7 +71,7 @@ def _hash(what: str, tokens: Sequence[int]) -> int:
 def make_fake_engines(options: EngineOptions) -> "list[FakeEngine]":
     return [
         FakeEngine(
-            rng_seed=secrets.randbits(32),
+            FakePolicy(secrets.randbits(32)),
             tokens_per_s=options.tokens_per_s_each,
             slots=options.slots,
         )
@@ -79,12 +79,36 @@ def make_fake_engines(options: EngineOptions) -> "list[FakeEngine]":
     ]
 
 
-class FakeEngine:
-    """An engine whose output is `fake_token`, with `eos_token_id` after a drawn length.
+@dataclass(frozen=True, slots=True)
+class FakePolicy:
+    """What a fake engine writes: `fake_token`, and `eos_token_id` after a drawn length.
 
-    answer_tokens: the shortest and the longest drawn length, the end token included. A sample goes
-    on if its request does not name that token as a stop token, and is shorter if the hash gives a
-    stop token earlier, or if its request allows fewer tokens.
+    A sample goes on if its request does not name that token as a stop token, and is shorter if the hash gives a stop
+    token earlier, or if its request allows fewer tokens.
+    """
+
+    rng_seed: int = 0
+    vocab_size: int = FAKE_VOCAB_SIZE
+    eos_token_id: int = FAKE_EOS
+    # The shortest and the longest drawn length, the end token included.
+    answer_tokens: tuple[int, int] = (8, 64)
+
+    def draw(self, request: GenerateRequest, index: int) -> tuple[int, int]:
+        """Return the seed under which a sample draws, and the sample number it draws as."""
+        if request.sampling.temperature == 0:
+            return 0, 0
+        return (
+            (self.rng_seed, index) if request.rng_seeds is None else (request.rng_seeds[index], 0)
+        )
+
+    def answer_length(self, prompt: Sequence[int], sample: int, rng_seed: int) -> int:
+        least, most = self.answer_tokens
+        return least + _hash(f"length {rng_seed} {sample}", prompt) % (most - least + 1)
+
+
+class FakeEngine:
+    """An engine without a model, of the pace that one has.
+
     tokens_per_s: pace of the whole engine; None: as fast as its consumers.
     bundle_tokens: a delta holds up to this many tokens.
     refit_s: seconds that a refit pauses generation. prefill_tokens_per_s: a refit then pauses it for
@@ -97,11 +121,8 @@ class FakeEngine:
 
     def __init__(
         self,
+        policy: FakePolicy | None = None,
         *,
-        rng_seed: int = 0,
-        vocab_size: int = FAKE_VOCAB_SIZE,
-        eos_token_id: int = FAKE_EOS,
-        answer_tokens: tuple[int, int] = (8, 64),
         tokens_per_s: float | None = None,
         bundle_tokens: int = 4,
         slots: int = 64,
@@ -109,7 +130,7 @@ class FakeEngine:
         prefill_tokens_per_s: float | None = None,
         refit_outcomes: Iterable[RefitOutcome] = (),
     ) -> None:
-        self._policy = _Policy(rng_seed, vocab_size, eos_token_id, answer_tokens)
+        self._policy = policy or FakePolicy()
         self._tokens_per_s = tokens_per_s
         self._bundle_tokens = bundle_tokens
         self._slots = slots
@@ -252,33 +273,13 @@ class FakeEngine:
         return now - self._held_s
 
 
-@dataclass(frozen=True, slots=True)
-class _Policy:
-    rng_seed: int
-    vocab_size: int
-    eos_token_id: int
-    answer_tokens: tuple[int, int]
-
-    def draw(self, request: GenerateRequest, index: int) -> tuple[int, int]:
-        """Return the seed under which a sample draws, and the sample number it draws as."""
-        if request.sampling.temperature == 0:
-            return 0, 0
-        return (
-            (self.rng_seed, index) if request.rng_seeds is None else (request.rng_seeds[index], 0)
-        )
-
-    def answer_length(self, prompt: Sequence[int], sample: int, rng_seed: int) -> int:
-        least, most = self.answer_tokens
-        return least + _hash(f"length {rng_seed} {sample}", prompt) % (most - least + 1)
-
-
 class _Request:
     """The unfinished samples of one request.
 
     moves: cleared during a hold, when no token is made. aborted: the next step ends all samples.
     """
 
-    def __init__(self, request: GenerateRequest, policy: _Policy, bundle_tokens: int) -> None:
+    def __init__(self, request: GenerateRequest, policy: FakePolicy, bundle_tokens: int) -> None:
         stop = frozenset(request.stop_token_ids)
         self.samples = [
             _Sample(request, policy, index, stop, draw=policy.draw(request, index))
@@ -317,7 +318,7 @@ class _Sample:
     def __init__(
         self,
         request: GenerateRequest,
-        policy: _Policy,
+        policy: FakePolicy,
         index: int,
         stop: frozenset[int],
         draw: tuple[int, int],

@@ -16,7 +16,7 @@ child's side of the socket (`pool_child`).
 import asyncio
 import copy
 import dataclasses
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -89,6 +89,18 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class TaskPlace:
+    """Where a task finds what is not in its options."""
+
+    # Its environment variables, beside those that every task has.
+    environment: Mapping[str, str] | None = None
+    # Relative paths in its options count from this folder.
+    folder: Path = Path("/")
+    # Whole paths of folders with modules of the operator's.
+    modules: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class TextSettings:
     """How a task in text becomes tokens.
 
@@ -134,9 +146,7 @@ class TaskPool:
 
     task: a name in `registry.TASKS`, or "module:Class" of a module that this interpreter can
     import. options: keyword arguments of the class, plain values. timeout_s: of one call. texts:
-    for a task in text. environment: its environment variables. folder: relative paths in `options`
-    count from it. modules: whole paths of folders with modules of the operator's.
-    told: a failure, as people read it.
+    for a task in text. told: a failure, as people read it.
     """
 
     def __init__(
@@ -148,13 +158,12 @@ class TaskPool:
         timeout_s: float = 10.0,
         limits: Limits | None = None,
         texts: TextSettings | None = None,
-        environment: Mapping[str, str] | None = None,
-        folder: Path = Path("/"),
-        modules: Iterable[Path] = (),
+        place: TaskPlace | None = None,
         told: Callable[[TaskFailed], str] = str,
     ) -> None:
+        place = place or TaskPlace()
         bounds = {**dataclasses.asdict(limits or Limits()), "timeout_s": timeout_s}
-        bounds["modules"] = [str(each) for each in modules]
+        bounds["modules"] = [str(each) for each in place.modules]
         start = ["start", task, dict(options or {}), bounds]
         model = None if texts is None else dataclasses.asdict(texts)
 
@@ -162,7 +171,9 @@ class TaskPool:
             return pack([*start, uid, model])
 
         def make() -> TaskProcess:
-            return TaskProcess(request, timeout_s=timeout_s, environment=environment, folder=folder)
+            return TaskProcess(
+                request, timeout_s=timeout_s, environment=place.environment, folder=place.folder
+            )
 
         self._make, self._task, self._told = make, task, told
         self.about = TaskIntroduction(task, (), b"", None, concurrent=False, in_text=False)

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from echo2d.engines.base import Engine
-from echo2d.engines.fake import FakeEngine, fake_logprob
+from echo2d.engines.fake import FakeEngine, FakePolicy, fake_logprob
 from echo2d.engines.layout import SnapshotLayout, file_tensor_digests
 from echo2d.engines.torch_engine import TorchEngine
 from echo2d.engines.torch_engine.policy import InferencePolicy
@@ -84,10 +84,12 @@ class FakeHarness(_Digests):
     def engine(self, *, slots: int = 64, rng_seed: int = 0) -> FakeEngine:
         endless = (CONTEXT_MAX, CONTEXT_MAX)
         return FakeEngine(
-            rng_seed=rng_seed,
-            vocab_size=VOCAB_SIZE,
-            eos_token_id=VOCAB_SIZE,
-            answer_tokens=endless,
+            FakePolicy(
+                rng_seed=rng_seed,
+                vocab_size=VOCAB_SIZE,
+                eos_token_id=VOCAB_SIZE,
+                answer_tokens=endless,
+            ),
             slots=slots,
         )
 

@@ -16,7 +16,7 @@ import openai
 from echo2d.core.coordinator.events import CoordinatorAction, CoordinatorEvent, Recovered
 from echo2d.core.coordinator.state import PLAN_SECRET_BYTES, CoordinatorState
 from echo2d.core.rules.run import RunRules
-from echo2d.engines.fake import FakeEngine
+from echo2d.engines.fake import FakeEngine, FakePolicy
 from echo2d.net.security.auth import write_token_file
 from echo2d.runtime.coordinator.loop import Machine
 from echo2d.runtime.coordinator.main import Opened, open_coordinator
@@ -43,8 +43,12 @@ class Site:
         write_token_file(path, self.coordinator._access.create(name, role))
         return path
 
-    async def worker(self, name: str, **engine: Any) -> Worker:
-        made = self.engines[name] = FakeEngine(**{"vocab_size": 17, **engine})
+    async def worker(
+        self, name: str, *, tokens_per_s: float | None = None, **policy: Any
+    ) -> Worker:
+        made = self.engines[name] = FakeEngine(
+            FakePolicy(**{"vocab_size": 17, **policy}), tokens_per_s=tokens_per_s
+        )
         return await self._stack.enter_async_context(
             a_worker(self, self.directory / name, made, name=name)
         )

@@ -17,7 +17,7 @@ from typing import Any
 from echo2d.config.coordinator import CoordinatorConfig
 from echo2d.core.coordinator.events import Recovered
 from echo2d.core.rules.run import RunRules
-from echo2d.engines.fake import FakeEngine
+from echo2d.engines.fake import FakeEngine, FakePolicy
 from echo2d.runtime.coordinator.loop import Machine
 from echo2d.runtime.coordinator.main import Opened, core_machine, open_coordinator
 from echo2d.runtime.seed.main import Seed
@@ -59,8 +59,8 @@ def config_of_run(folder: Path, prices: dict[str, float], **changes: Any) -> Coo
 
 def paced(trajectories_per_s: float, *, refit_s: float = 0.0) -> FakeEngine:
     return FakeEngine(
+        FakePolicy(answer_tokens=(TOKENS, TOKENS)),
         tokens_per_s=TOKENS * trajectories_per_s,
-        answer_tokens=(TOKENS, TOKENS),
         slots=4,
         refit_s=refit_s,
     )

@@ -27,14 +27,12 @@ from echo2d.core.capacity.demand import Candidate, CapacityPlanner
 from echo2d.core.capacity.estimators import Estimate
 from echo2d.core.capacity.measurements import Measurements
 from echo2d.core.cluster.events import Note
-from echo2d.core.cluster.membership import Membership
+from echo2d.core.cluster.parts import RunParts
 from echo2d.core.cluster.peer import Peer
-from echo2d.core.cluster.statistics import Statistics
 from echo2d.core.coordinator.events import CoordinatorAction
 from echo2d.core.coordinator.learner_api import LearnerCalls
 from echo2d.core.protocol.control_messages import RefitDone
 from echo2d.core.rules.prices import Price, price_of
-from echo2d.core.rules.run import RunRules
 from echo2d.core.status.schema import EstimatesStatus, EstimateStatus, ProvisionStatus
 from echo2d.core.work.training.groups import Groups
 from echo2d.core.work.training.staleness import Staleness
@@ -63,13 +61,11 @@ class WorkerValue:
 class ActivationLoop:
     """See the module docstring. `now` is monotonic seconds."""
 
-    rules: RunRules
-    members: Membership
+    parts: RunParts
     staleness: Staleness
     groups: Groups
     publishing: Publishing
     calls: LearnerCalls
-    statistics: Statistics
     _capacity_planner: CapacityPlanner = field(init=False)
     # The workers that could not be used at the last periodic review.
     _useless: set[PeerId] = field(default_factory=set)
@@ -83,7 +79,7 @@ class ActivationLoop:
 
     def __post_init__(self) -> None:
         self._capacity_planner = CapacityPlanner(
-            self.rules, self.statistics.measurements, sliced=True
+            self.parts.rules, self.parts.statistics.measurements, sliced=True
         )
 
     # --- events
@@ -98,14 +94,14 @@ class ActivationLoop:
         Neither can have taken longer than the time since they loaded the version before. Returns the seconds
         that do not count against it.
         """
-        measurements = self.statistics.measurements
+        measurements = self.parts.statistics.measurements
         most_s = math.inf if peer.engine.refitted_at is None else now - peer.engine.refitted_at
         pause_s = min(done.pause_s, most_s)
-        self.statistics.paused(pause_s)
+        self.parts.statistics.paused(pause_s)
         recompute_s = None if done.recompute_s is None else min(done.recompute_s, most_s)
-        self.statistics.recomputed(done.recomputed_tokens, recompute_s)
+        self.parts.statistics.recomputed(done.recomputed_tokens, recompute_s)
         still_s = _believed(pause_s, measurements.pause.estimate)
-        if self.rules.dissemination.mode == "exclusive":
+        if self.parts.rules.dissemination.mode == "exclusive":
             still_s = max(
                 still_s, min(done.held_s, most_s, self.publishing.came_s(peer, now=now) or 0.0)
             )
@@ -128,7 +124,7 @@ class ActivationLoop:
             self._review_at = now + max(REVIEW_S_MIN, 0.0 if demand is None else demand.period_s)
         self._changed, self._changes_at = False, now + SOON_S
         candidates = list(self._candidates())
-        if self.rules.activation.mode == "auto":
+        if self.parts.rules.activation.mode == "auto":
             return self._decide(candidates, now)
         if settled or self._capacity_planner.pools is None:
             self._capacity_planner.price(candidates, self.calls.publish_every)
@@ -156,21 +152,23 @@ class ActivationLoop:
         active = {each.peer for each in self._here() if each.service.active}
         balance = capacity_planner.balance(offers, active, kappa)
         standby = sum(offer.name not in active for offer in offers)
-        bubble = self.statistics.learner.bubble(BUBBLE_STEPS, now=self.statistics.now)
+        bubble = self.parts.statistics.learner.bubble(BUBBLE_STEPS, now=self.parts.statistics.now)
         situation = Situation(
             bubble,
             demand,
             balance.mu_pool,
             len(offers) - standby,
             standby,
-            self.statistics.learner.unscored_share(BUBBLE_STEPS, now=self.statistics.now),
+            self.parts.statistics.learner.unscored_share(
+                BUBBLE_STEPS, now=self.parts.statistics.now
+            ),
             self.groups.unscored,
             self.calls.missing,
             balance.verdict,
         )
         return ProvisionStatus(
-            activation=self.rules.activation.mode,
-            learner_usd_per_h=self.rules.activation.learner_usd_per_h,
+            activation=self.parts.rules.activation.mode,
+            learner_usd_per_h=self.parts.rules.activation.learner_usd_per_h,
             mu_pool=balance.mu_pool,
             mu_min=balance.mu_min,
             mu_target=balance.mu_target,
@@ -180,17 +178,17 @@ class ActivationLoop:
             why_not=balance.why_not,
             changes=capacity_planner.activation.changes,
             why=balance.why,
-            gamma=self.rules.activation.gamma,
-            gen_sigma=self.statistics.measurements.lengths.sigma,
-            mode=self.rules.dissemination.mode,
-            estimates=_estimates(self.statistics.measurements),
+            gamma=self.parts.rules.activation.gamma,
+            gen_sigma=self.parts.statistics.measurements.lengths.sigma,
+            mode=self.parts.rules.dissemination.mode,
+            estimates=_estimates(self.parts.statistics.measurements),
             shortfall=capacity_planner.shortfall(candidates, kappa),
             bubble=bubble,
             bottleneck=bottleneck(situation),
         )
 
     def of(self, peer: Peer) -> WorkerValue:
-        measurements, price = self.statistics.measurements, self.price(peer)
+        measurements, price = self.parts.statistics.measurements, self.price(peer)
         known, used = measurements.rate(peer.peer), measurements.yields.of(peer.peer)
         mu = measurements.mu(peer.peer, peer.slots, price.trajectories_per_s) * used or None
         guessed = known is None or measurements.guessed(peer.peer)
@@ -203,20 +201,22 @@ class ActivationLoop:
 
     def check(self) -> None:
         self._capacity_planner.activation.check()
-        self.statistics.measurements.check()
-        if self.rules.activation.mode == "all":
-            assert all(peer.service.active for peer in self.members)
+        self.parts.statistics.measurements.check()
+        if self.parts.rules.activation.mode == "all":
+            assert all(peer.service.active for peer in self.parts.members)
 
     # --- inside
 
     def _here(self) -> Iterator[Peer]:
-        return (peer for peer in self.members if peer.kind == "worker" and peer.state == "joined")
+        return (
+            peer for peer in self.parts.members if peer.kind == "worker" and peer.state == "joined"
+        )
 
     def _candidates(self) -> Iterator[Candidate]:
         copies = self._copies()
         for peer in self._here():
             if peer.engine.serving is not None and (peer.alive or peer.service.active):
-                price, measurements = self.price(peer), self.statistics.measurements
+                price, measurements = self.price(peer), self.parts.statistics.measurements
                 yield Candidate(
                     peer.peer,
                     measurements.mu(peer.peer, peer.slots, price.trajectories_per_s),
@@ -233,7 +233,7 @@ class ActivationLoop:
         Empty where no worker pays for what it sends.
         """
         transmission = self.publishing.spreading
-        metered = any(each.price.usd_per_gb_up for each in self.rules.prices)
+        metered = any(each.price.usd_per_gb_up for each in self.parts.rules.prices)
         return (
             dict(transmission.plan.copies())
             if metered and transmission is not None and transmission.plan is not None
@@ -241,7 +241,7 @@ class ActivationLoop:
         )
 
     def price(self, peer: Peer) -> Price:
-        return price_of(self.rules.prices, peer.name, peer.usd_per_h)
+        return price_of(self.parts.rules.prices, peer.name, peer.usd_per_h)
 
     def _settle(self, period_s: float, now: float) -> None:
         """Bring all rates up to date.
@@ -256,24 +256,24 @@ class ActivationLoop:
             if peer.service.active and self._is_useless(peer, now)
         }
         for peer in useless & self._useless:
-            self.statistics.measurements.useless(peer, max(0.0, now - self._reviewed_at))
+            self.parts.statistics.measurements.useless(peer, max(0.0, now - self._reviewed_at))
         self._useless, self._reviewed_at = useless, now
         said = {
             peer.peer: expected
             for peer in self._here()
             if (expected := self.price(peer).trajectories_per_s) is not None
         }
-        self.statistics.measurements.settle(period_s, said, now=now)
+        self.parts.statistics.measurements.settle(period_s, said, now=now)
 
     def _forgive(self, now: float) -> None:
         """Take the time in which this process stood still off the workers' leased time.
 
         Nobody got leases then, so each worker had work for one more trajectory at most.
         """
-        t_gen = self.statistics.measurements.t_gen.estimate
+        t_gen = self.parts.statistics.measurements.t_gen.estimate
         late_s = now - self._review_at - (0.0 if t_gen is None else t_gen.value)
         for peer in self._here() if LATE_S < late_s < math.inf else ():
-            self.statistics.measurements.forgive(peer.peer, late_s, now=now)
+            self.parts.statistics.measurements.forgive(peer.peer, late_s, now=now)
 
     def _is_useless(self, peer: Peer, now: float) -> bool:
         """The worker fails its leases, or serves a version that is too old for any batch."""
@@ -284,14 +284,16 @@ class ActivationLoop:
 
     def _decide(self, candidates: list[Candidate], now: float) -> list[CoordinatorAction]:
         capacity_planner = self._capacity_planner
-        waited_s = self.statistics.learner.waited_for_rollouts_s(now=self.statistics.now)
+        waited_s = self.parts.statistics.learner.waited_for_rollouts_s(
+            now=self.parts.statistics.now
+        )
         decision = capacity_planner.review(candidates, self.calls.publish_every, waited_s, now=now)
         taken = capacity_planner.activation.active
-        for peer in self.members:
+        for peer in self.parts.members:
             active = peer.kind != "worker" or peer.engine.serving is None or peer.peer in taken
             if peer.service.active != active:
                 peer.service.active = active
-                self.members.changed.add(peer.peer)
+                self.parts.members.changed.add(peer.peer)
         words = [
             f"{word} {self._names(names)}"
             for word, names in (
@@ -307,7 +309,7 @@ class ActivationLoop:
         )
 
     def _names(self, peers: tuple[str, ...]) -> str:
-        known = [self.members.get(PeerId(peer)) for peer in peers[:_NAMES_MAX]]
+        known = [self.parts.members.get(PeerId(peer)) for peer in peers[:_NAMES_MAX]]
         more = f" and {len(peers) - _NAMES_MAX} more" if len(peers) > _NAMES_MAX else ""
         return " ".join(peer.name for peer in known if peer is not None) + more
 

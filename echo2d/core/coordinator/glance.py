@@ -8,14 +8,10 @@ not depend on the number of workers, apart from how far each of them is with the
 from dataclasses import dataclass
 
 from echo2d.core.base.ids import PeerId
-from echo2d.core.broadcast.publishing import Publishing
 from echo2d.core.broadcast.transmission import Transmission
-from echo2d.core.cluster.statistics import Statistics
-from echo2d.core.cluster.versions import PublishedVersions
+from echo2d.core.coordinator.parts import CoordinatorParts
 from echo2d.core.topology.plan import Plan
-from echo2d.core.work.leases import TRAINING, LeaseTable
-from echo2d.core.work.training.groups import Groups
-from echo2d.core.work.training.staleness import Staleness
+from echo2d.core.work.leases import TRAINING
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,27 +65,20 @@ class TreeView:
     uplinks: tuple[float | None, ...]
 
 
-def make_glance(
-    staleness: Staleness,
-    leases: LeaseTable,
-    groups: Groups,
-    versions: PublishedVersions,
-    publishing: Publishing,
-    statistics: Statistics,
-) -> Glance:
-    newest, spreading = versions.newest, publishing.spreading
+def make_glance(parts: CoordinatorParts) -> Glance:
+    newest, spreading = parts.versions.newest, parts.publishing.spreading
     return Glance(
-        committed_step=staleness.committed,
-        open_step=staleness.open_step,
+        committed_step=parts.staleness.committed,
+        open_step=parts.staleness.open_step,
         newest_version=None if newest is None else newest.version,
-        groups_buffered=staleness.buffered,
-        groups_in_flight=groups.in_flight,
-        leases=leases.count(TRAINING),
-        tokens_under_way=leases.tokens_under_way,
-        tokens_accepted=statistics.tokens_accepted,
-        trajectories_trained=statistics.trajectories_trained,
-        trajectories_dropped=statistics.trajectories_dropped,
-        bubble_ratio=statistics.learner.bubble_ratio,
+        groups_buffered=parts.staleness.buffered,
+        groups_in_flight=parts.groups.in_flight,
+        leases=parts.scheduler.leases.count(TRAINING),
+        tokens_under_way=parts.scheduler.leases.tokens_under_way,
+        tokens_accepted=parts.statistics.tokens_accepted,
+        trajectories_trained=parts.statistics.trajectories_trained,
+        trajectories_dropped=parts.statistics.trajectories_dropped,
+        bubble_ratio=parts.statistics.learner.bubble_ratio,
         spread=None if spreading is None else _spread(spreading),
     )
 

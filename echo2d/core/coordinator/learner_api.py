@@ -77,27 +77,19 @@ class LearnerCalls:
         audits: Audits | None,
         evaluations: Evaluations,
     ) -> None:
-        rules, members, versions, statistics = (
-            parts.rules,
-            parts.members,
-            parts.versions,
-            parts.statistics,
-        )
         self._audits = audits
         self._evaluations = evaluations
-        self._rules = rules
-        self._members = members
-        self._versions = versions
+        self._rules, self._members = parts.rules, parts.members
+        self._versions, self._statistics = parts.versions, parts.statistics
         self._staleness = staleness
         self._groups = groups
         self._publishing = publishing
-        self._statistics = statistics
         self.epoch = recovered.epoch
         self._resume_step = recovered.resume_step
         self._learner, self._steps = recovered.learner, recovered.steps
         # Monotonic seconds of the newest call of its session; None: none came since the start.
         self._heard_at: float | None = None
-        self._began_at = statistics.now
+        self._began_at = parts.statistics.now
         # The version of its echo2d; empty: its session has not told that it lives.
         self._software = ""
         self._kappa_told: int | None = None

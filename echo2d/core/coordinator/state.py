@@ -20,9 +20,6 @@ from blake3 import blake3
 
 from echo2d.core.audit.audits import Audits
 from echo2d.core.base.ids import PeerId, SessionId
-from echo2d.core.broadcast.publishing import Publishing
-from echo2d.core.capacity.measurements import Measurements
-from echo2d.core.cluster.earned import Earned
 from echo2d.core.cluster.events import (
     CloseSession,
     CopyLost,
@@ -38,16 +35,11 @@ from echo2d.core.cluster.events import (
     RemovalPlanned,
     Send,
 )
-from echo2d.core.cluster.membership import CONVICTED, Membership
-from echo2d.core.cluster.parts import RunParts
+from echo2d.core.cluster.membership import CONVICTED
 from echo2d.core.cluster.peer import Peer
-from echo2d.core.cluster.reachability import Reachability
-from echo2d.core.cluster.statistics import FAULT_CHARS_MAX, Statistics, printable
+from echo2d.core.cluster.statistics import FAULT_CHARS_MAX, printable
 from echo2d.core.cluster.step_history import StepSummary
-from echo2d.core.cluster.versions import PublishedVersions
-from echo2d.core.coordinator.activation_loop import ActivationLoop
-from echo2d.core.coordinator.cordons import Cordons
-from echo2d.core.coordinator.costs import Costs, Traffic
+from echo2d.core.coordinator.costs import Traffic
 from echo2d.core.coordinator.events import (
     AliveTold,
     BatchAsked,
@@ -65,8 +57,8 @@ from echo2d.core.coordinator.events import (
     WorkerOrdered,
 )
 from echo2d.core.coordinator.glance import Glance, TreeView, make_glance, make_tree
-from echo2d.core.coordinator.learner_api import LearnerCalls
 from echo2d.core.coordinator.own_status import earned_together
+from echo2d.core.coordinator.parts import make_parts
 from echo2d.core.coordinator.status import make_status
 from echo2d.core.protocol.control_messages import (
     AnswersScored,
@@ -99,10 +91,7 @@ from echo2d.core.protocol.control_messages import (
 from echo2d.core.rules.prices import FREE
 from echo2d.core.rules.run import RunRules
 from echo2d.core.status.schema import EarnedStatus, Status
-from echo2d.core.work.calls.calls import GatewayCalls
 from echo2d.core.work.calls.events import CallAsked, CallGone, ChoiceGrew, ChoiceStopped
-from echo2d.core.work.deliveries import Deliveries
-from echo2d.core.work.evaluation.evaluations import Evaluations
 from echo2d.core.work.events import (
     EnvironmentStepped,
     EpisodeEnded,
@@ -115,9 +104,6 @@ from echo2d.core.work.events import (
     SampleScored,
 )
 from echo2d.core.work.leases import TRAINING, kind_of
-from echo2d.core.work.scheduler import LeaseScheduler
-from echo2d.core.work.training.groups import Groups
-from echo2d.core.work.training.staleness import Staleness
 from echo2d.errors import PeerFault
 
 PLAN_SECRET_BYTES = 32
@@ -139,89 +125,18 @@ class CoordinatorState:
     ) -> None:
         assert len(plan_secret) == PLAN_SECRET_BYTES
         tag = int.from_bytes(blake3(b"tag" + plan_secret).digest(8), "big") >> (64 - TAG_BITS)
+        self._parts = parts = make_parts(
+            rules, recovered, tag=tag, plan_secret=plan_secret, now=now
+        )
         self._rules = rules
-        self._statistics = Statistics(
-            now,
-            Measurements(rules.group_size),
-            trained=recovered.trained,
-            dropped=recovered.dropped,
-            earned=Earned(recovered.earned),
-        )
-        self._members = Membership(
-            rules.run_id,
-            rules.heartbeat_s,
-            p2p=rules.dissemination.p2p,
-            quantized=rules.quantized_workers,
-        )
-        self._reachability = Reachability(self._members)
-        self._versions = PublishedVersions(
-            recovered.published,
-            recovered.publish_seq,
-            lost=recovered.lost,
-            keep_every=rules.keep_every,
-        )
-        parts = RunParts(rules, self._members, self._versions, self._statistics)
-        self._staleness = Staleness(rules, recovered)
-        self._scheduler = LeaseScheduler(
-            parts,
-            tag=tag,
-            deliveries=Deliveries(rules.window, rules.drawn_max, recovered.deliveries, now=now),
-        )
-        self._audits = (
-            None
-            if rules.audit is None
-            else Audits(
-                parts,
-                recovered.limits,
-                convicted=recovered.convicted,
-                trusted=recovered.trusted,
-            )
-        )
-        self._evaluations = Evaluations(
-            parts,
-            recovered.evaluated,
-            scheduler=self._scheduler,
-        )
-        self._groups = Groups(
-            parts,
-            recovered,
-            staleness=self._staleness,
-            scheduler=self._scheduler,
-            audits=self._audits,
-            is_held_out=self._evaluations.is_held_out,
-        )
-        self._gateway = GatewayCalls(
-            parts,
-            scheduler=self._scheduler,
-        )
-        self._publishing = Publishing(
-            parts,
-            plan_secret=plan_secret,
-            tag=tag,
-            rates=recovered.rates,
-            form=recovered.form,
-            now=now,
-        )
-        self._calls = LearnerCalls(
-            parts,
-            recovered,
-            staleness=self._staleness,
-            groups=self._groups,
-            publishing=self._publishing,
-            audits=self._audits,
-            evaluations=self._evaluations,
-        )
-        self._activation_loop = ActivationLoop(
-            rules,
-            self._members,
-            self._staleness,
-            self._groups,
-            self._publishing,
-            self._calls,
-            self._statistics,
-        )
-        self._cordons = Cordons(self._members, self._scheduler)
-        self._costs = Costs(self._staleness.committed)
+        self._statistics, self._members = parts.statistics, parts.members
+        self._reachability, self._versions = parts.reachability, parts.versions
+        self._staleness, self._scheduler = parts.staleness, parts.scheduler
+        self._audits, self._evaluations = parts.audits, parts.evaluations
+        self._groups, self._gateway = parts.groups, parts.gateway
+        self._publishing, self._calls = parts.publishing, parts.calls
+        self._activation_loop = parts.activation_loop
+        self._cordons, self._costs = parts.cordons, parts.costs
         self._timed_parts = (
             self._members,
             self._reachability,
@@ -279,23 +194,7 @@ class CoordinatorState:
 
     def status(self, *, now: float | None = None) -> Status:
         """As of `now`, or of the last event."""
-        return make_status(
-            self._rules,
-            now=self._statistics.now if now is None else now,
-            members=self._members,
-            versions=self._versions,
-            staleness=self._staleness,
-            scheduler=self._scheduler,
-            groups=self._groups,
-            evaluations=self._evaluations,
-            gateway=self._gateway,
-            publishing=self._publishing,
-            calls=self._calls,
-            statistics=self._statistics,
-            activation_loop=self._activation_loop,
-            costs=self._costs,
-            audits=self._audits,
-        )
+        return make_status(self._parts, now=self._statistics.now if now is None else now)
 
     def earned(self, workers: Iterable[PeerId]) -> EarnedStatus:
         """What these have earned in the run, together."""
@@ -303,14 +202,7 @@ class CoordinatorState:
 
     def glance(self) -> Glance:
         """The few facts that change all the time; cheap, however many workers there are."""
-        return make_glance(
-            self._staleness,
-            self._scheduler.leases,
-            self._groups,
-            self._versions,
-            self._publishing,
-            self._statistics,
-        )
+        return make_glance(self._parts)
 
     def tree(self, stripe: int) -> TreeView | None:
         """A tree of the plan by which a version spreads now; None: there is no plan."""
@@ -343,16 +235,12 @@ class CoordinatorState:
                 return []
             case PeerRevoked(peer):
                 known = self._members.get(peer)
-                return (
-                    []
-                    if known is None
-                    else [*self._members.revoked(known), *self._gone(known, now, revoked=True)]
-                )
+                return [] if known is None else self._revoke(known, now)
             case RemovalPlanned(peer, reason):
                 known = self._members.get(peer)
-                return (
-                    [] if known is None or known.state == "gone" else self._leaving(known, reason)
-                )
+                if known is None or known.state == "gone":
+                    return []
+                return self._leaving(known, reason)
             case DialBackEnded():
                 return self._reachability.ended(event, now=now)
             case CopyLost(path):
@@ -404,6 +292,9 @@ class CoordinatorState:
                 return self._deadlines(now)
             case _:
                 assert_never(event)
+
+    def _revoke(self, peer: Peer, now: float) -> Sequence[CoordinatorAction]:
+        return [*self._members.revoked(peer), *self._gone(peer, now, revoked=True)]
 
     def _revoked(self, now: float) -> Sequence[CoordinatorAction]:
         """Versions may just have been revoked."""

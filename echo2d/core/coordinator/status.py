@@ -9,8 +9,6 @@ from functools import cache
 from typing import Any
 
 from echo2d.core.audit.audits import Audits
-from echo2d.core.base.ids import PeerId
-from echo2d.core.broadcast.publishing import Publishing
 from echo2d.core.broadcast.transmission import Transmission
 from echo2d.core.capacity.bottleneck import Bottleneck
 from echo2d.core.capacity.estimators import quantile
@@ -18,12 +16,10 @@ from echo2d.core.cluster.events import VersionPublished
 from echo2d.core.cluster.membership import Membership
 from echo2d.core.cluster.peer import Peer
 from echo2d.core.cluster.statistics import Statistics
-from echo2d.core.cluster.versions import PublishedVersions
 from echo2d.core.cluster.worker_quality import WorkerQuality
-from echo2d.core.coordinator.activation_loop import ActivationLoop
 from echo2d.core.coordinator.alerts import alerts
-from echo2d.core.coordinator.costs import Costs, Traffic
-from echo2d.core.coordinator.learner_api import LearnerCalls
+from echo2d.core.coordinator.costs import Traffic
+from echo2d.core.coordinator.parts import CoordinatorParts
 from echo2d.core.rules.run import RunRules
 from echo2d.core.status.schema import (
     AlertKind,
@@ -46,15 +42,12 @@ from echo2d.core.status.schema import (
     VersionStatus,
     WorkerStatus,
 )
-from echo2d.core.work.calls.calls import GatewayCalls
 from echo2d.core.work.evaluation.evaluations import Evaluations
 from echo2d.core.work.evaluation.json_form import evaluated_json
 from echo2d.core.work.leases import TRAINING
-from echo2d.core.work.scheduler import LeaseScheduler
 from echo2d.core.work.training.group_table import BetweenTurns
 from echo2d.core.work.training.groups import Groups
 from echo2d.core.work.training.reward_watch import FailingRewards
-from echo2d.core.work.training.staleness import Staleness
 
 _GB = 1e9
 # What was measured says nothing about now.
@@ -64,66 +57,51 @@ NO_BOTTLENECK: Mapping[AlertKind, str] = {
 }
 
 
-def make_status(
-    rules: RunRules,
-    *,
-    now: float,
-    members: Membership,
-    versions: PublishedVersions,
-    staleness: Staleness,
-    scheduler: LeaseScheduler,
-    groups: Groups,
-    evaluations: Evaluations,
-    gateway: GatewayCalls,
-    publishing: Publishing,
-    calls: LearnerCalls,
-    statistics: Statistics,
-    activation_loop: ActivationLoop,
-    costs: Costs,
-    audits: Audits | None,
-) -> Status:
+def make_status(parts: CoordinatorParts, *, now: float) -> Status:
     """The run at one moment; `now` is monotonic seconds."""
-    workers = _Workers(
-        versions, scheduler, activation_loop, costs, audits, groups.watch.set_aside, now
-    )
+    rules, members, staleness = parts.rules, parts.members, parts.staleness
+    groups, statistics = parts.groups, parts.statistics
+    workers = _Workers(parts, now)
     status = Status(
-        epoch=calls.epoch,
-        learner=calls.learner(now),
-        totals=TotalsStatus(statistics.run_trained, statistics.run_dropped, versions.publish_seq),
+        epoch=parts.calls.epoch,
+        learner=parts.calls.learner(now),
+        totals=TotalsStatus(
+            statistics.run_trained, statistics.run_dropped, parts.versions.publish_seq
+        ),
         open_step=staleness.open_step,
         committed_step=staleness.committed,
         checkpoint_step=staleness.checkpoint,
         staleness_max=rules.staleness_max,
-        publish_every=calls.publish_every,
+        publish_every=parts.calls.publish_every,
         trajectories_per_step=rules.trajectories_per_step,
         group_size=rules.group_size,
         heartbeat_s=rules.heartbeat_s,
         dissemination_bound=statistics.dissemination_bound(rules.staleness_max),
-        newest_version=_version(versions.newest),
+        newest_version=_version(parts.versions.newest),
         groups=GroupsStatus(
             buffered=staleness.buffered,
             in_flight=groups.in_flight,
             queued=staleness.queued(groups.in_flight),
-            leases=scheduler.leases.count(TRAINING),
-            tokens_under_way=scheduler.leases.tokens_under_way,
+            leases=parts.scheduler.leases.count(TRAINING),
+            tokens_under_way=parts.scheduler.leases.tokens_under_way,
         ),
-        broadcast=_broadcast(publishing.spreading, publishing.waiting, members),
-        catch_ups=tuple(map(_form, publishing.catch_ups)),
+        broadcast=_broadcast(parts.publishing.spreading, parts.publishing.waiting, members),
+        catch_ups=tuple(map(_form, parts.publishing.catch_ups)),
         workers=tuple(workers.status(peer) for peer in members if peer.kind == "worker"),
-        provision=activation_loop.provision(),
-        costs=costs.status(staleness.committed, now=now),
+        provision=parts.activation_loop.provision(),
+        costs=parts.costs.status(staleness.committed, now=now),
         relays=tuple(
-            PeerStatus(**_of_peer(peer, costs.of(peer.peer).traffic, now))
+            PeerStatus(**_of_peer(peer, parts.costs.of(peer.peer).traffic, now))
             for peer in members
             if peer.kind == "relay"
         ),
         seed_alive=members.seed is not None,
         seed_uplink=None if members.seed is None else members.seed.reach.uplink,
         seed_build=None if members.seed is None else members.seed.build.name,
-        gateway=gateway.status(),
-        audit=None if audits is None else _audit(audits, members),
+        gateway=parts.gateway.status(),
+        audit=None if parts.audits is None else _audit(parts.audits, members),
         tasks=_tasks(rules, groups, statistics),
-        evaluations=tuple(_evaluation(evaluations, each.name) for each in rules.evals),
+        evaluations=tuple(_evaluation(parts.evaluations, each.name) for each in rules.evals),
         **_counted(statistics, rules, now),
     )
     found = tuple(alerts(status))
@@ -244,22 +222,13 @@ def _audit(audits: Audits, members: Membership) -> AuditStatus:
 class _Workers:
     """Makes the status of each worker."""
 
-    def __init__(
-        self,
-        versions: PublishedVersions,
-        scheduler: LeaseScheduler,
-        activation_loop: ActivationLoop,
-        costs: Costs,
-        audits: Audits | None,
-        set_aside: Mapping[PeerId, str],
-        now: float,
-    ) -> None:
-        self._audits, self._costs, self._set_aside = audits, costs, set_aside
-        self._versions = versions
-        self._activation_loop = activation_loop
-        self._statistics = activation_loop.statistics
+    def __init__(self, parts: CoordinatorParts, now: float) -> None:
+        self._audits, self._costs = parts.audits, parts.costs
+        self._set_aside = parts.groups.watch.set_aside
+        self._versions, self._statistics = parts.versions, parts.statistics
+        self._activation_loop = parts.activation_loop
         self._now = now
-        self._leases, self._deliveries = scheduler.leases, scheduler.deliveries
+        self._leases, self._deliveries = parts.scheduler.leases, parts.scheduler.deliveries
         self._version = cache(_version)  # most workers serve the same few versions
 
     def status(self, peer: Peer) -> WorkerStatus:

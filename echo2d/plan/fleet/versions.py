@@ -15,10 +15,9 @@ from typing import Protocol
 from echo2d.core.base.ids import Digest, Epoch, PeerId, RequestId, Version
 from echo2d.core.capacity.demand import CapacityPlanner
 from echo2d.core.cluster.events import PublishAsked, VersionPublished
-from echo2d.core.cluster.membership import Membership
+from echo2d.core.cluster.parts import RunParts
 from echo2d.core.cluster.peer import Peer
-from echo2d.core.cluster.statistics import Statistics
-from echo2d.core.cluster.versions import PublishedVersions, key_of
+from echo2d.core.cluster.versions import key_of
 from echo2d.core.protocol.control_messages import RefitDone, VersionKey
 from echo2d.plan.fleet.forecast import (
     Ablation,
@@ -51,14 +50,13 @@ class FleetVersions:
         clock: Clock,
         boxes: Mapping[PeerId, FleetWorker],
         *,
-        members: Membership,
-        versions: PublishedVersions,
-        statistics: Statistics,
+        parts: RunParts,
         capacity_planner: CapacityPlanner,
         served: Callable[[], None],
     ) -> None:
         self._fleet, self._ablation, self._clock, self._boxes = fleet, ablation, clock, boxes
-        self._members, self._versions, self._statistics = members, versions, statistics
+        self._members, self._versions = parts.members, parts.versions
+        self._statistics = parts.statistics
         self._capacity_planner, self._are_served = capacity_planner, served
         self._planner = BroadcastForecasts(fleet, ablation)
         # Prices count even where workers are taken without them.
@@ -73,7 +71,9 @@ class FleetVersions:
         self.published = 0
         self.egress_gb = self.relayed_gb = self.bandwidth_usd = self.seed_usd = 0.0
         self.spread = 0  # versions that have begun to
-        statistics.measurements.wire_bytes.add(float(fleet.model.wire_bytes(delta=ablation.delta)))
+        self._statistics.measurements.wire_bytes.add(
+            float(fleet.model.wire_bytes(delta=ablation.delta))
+        )
 
     @property
     def copies(self) -> Mapping[str, float]:

@@ -67,10 +67,8 @@ from echo2d.plan.kernel.virtual_clock import Clock
 
 ADVANCE_SHARE = 0.01  # of a sample's time, between two grants: for half of that a slot stays empty on average ...
 ADVANCE_S_MAX = 1.0  # ... and never longer
-STANDS_STEPS, LOOKS = (
-    10,
-    2,
-)  # so many planned steps without one, in so many looks: the run stands still
+# After this many planned steps without one, at this many looks, the run stands still.
+STANDS_STEPS, LOOKS = 10, 2
 SILENCE_S = 15.0  # until a worker that left without a word is given up, as in a run
 FOREVER_S = 1e12
 WARM_STEPS = 2  # times S + 1: steps before the bubble counts
@@ -79,6 +77,29 @@ NOTED = (PromptTaken, GroupDropped, LeaseGiven)
 WORKS_MAX = 1 << 17  # samples whose length is remembered
 _CHECK_EVERY = 2000  # grants between two checks of the machines
 _PROMPT = pack_tokens([2])
+
+
+def _rules(fleet: FleetSpec, ablation: Ablation, tools: FleetTools) -> RunRules:
+    """The run that the fleet plays. Its workers are never silent: the world says who is lost."""
+    learner, policy = fleet.learner, fleet.policy
+    task = TaskRules(max_new_tokens=PLANNED_TOKENS_MAX, stop_token_ids=(STOP,), episode=tools.rules)
+    return RunRules(
+        run_id=RunId("fleet"),
+        staleness_max=learner.staleness_max,
+        publish_every=learner.publish_every,
+        trajectories_per_step=learner.trajectories_per_step,
+        group_size=fleet.simulate.group_size,
+        move_stragglers=policy.move_stragglers,
+        group_patience=policy.group_patience,
+        tasks=(task,),
+        vocab_size=8,
+        dissemination=DisseminationTable(mode=policy.mode),
+        activation=ActivationTable(
+            gamma=policy.gamma, by_cost=ablation.by_cost, learner_usd_per_h=learner.usd_per_h
+        ),
+        lease_silence_s=FOREVER_S,
+        heartbeat_s=FOREVER_S,
+    )
 
 
 class FleetWorld:
@@ -96,29 +117,7 @@ class FleetWorld:
         self._clock = Clock()
         self._turns = self._simulate.turns
         self.tools = FleetTools(self._simulate, self._chance, PLANNED_TOKENS_MAX)
-        task = TaskRules(
-            max_new_tokens=PLANNED_TOKENS_MAX, stop_token_ids=(STOP,), episode=self.tools.rules
-        )
-        policy = fleet.policy
-        self._rules = RunRules(
-            run_id=RunId("fleet"),
-            staleness_max=learner.staleness_max,
-            publish_every=learner.publish_every,
-            trajectories_per_step=learner.trajectories_per_step,
-            group_size=self._simulate.group_size,
-            move_stragglers=policy.move_stragglers,
-            group_patience=policy.group_patience,
-            tasks=(task,),
-            vocab_size=8,
-            dissemination=DisseminationTable(mode=policy.mode),
-            activation=ActivationTable(
-                gamma=policy.gamma,
-                by_cost=self._ablation.by_cost,
-                learner_usd_per_h=learner.usd_per_h,
-            ),
-            lease_silence_s=FOREVER_S,
-            heartbeat_s=FOREVER_S,
-        )
+        policy, self._rules = fleet.policy, _rules(fleet, self._ablation, self.tools)
         nothing = Recovered.nothing()
         self.measurements = Measurements(self._simulate.group_size)
         self.statistics = Statistics(measurements=self.measurements)
@@ -146,8 +145,8 @@ class FleetWorld:
             order_seed=self._ablation.rng_seed,
         )  # fmt: skip
         self.spreading = FleetVersions(
-            fleet, self._ablation, self._clock, self.boxes, members=self.members, versions=self.versions,
-            statistics=self.statistics, capacity_planner=self.capacity_planner, served=self._served,
+            fleet, self._ablation, self._clock, self.boxes, parts=parts,
+            capacity_planner=self.capacity_planner, served=self._served,
         )  # fmt: skip
         self._sessions = 0
         self.learner = FleetLearner(
@@ -170,9 +169,8 @@ class FleetWorld:
         # When each open group began, and how long the others took, from their first lease until they were whole.
         self._begun: dict[GroupId, float] = {}
         self.group_s: list[float] = []
-        self.dropped_s: list[
-            float
-        ] = []  # of groups that were dropped, from their beginning to that
+        # Of groups that were dropped, from their beginning to that.
+        self.dropped_s: list[float] = []
         self._moved = 0
         # By sample, how long it is, over the mean.
         self._works: dict[tuple[GroupId, int], float] = {}

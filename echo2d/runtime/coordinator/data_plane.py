@@ -50,7 +50,7 @@ from echo2d.runtime.coordinator.task_advice import FailureLog, told
 from echo2d.runtime.coordinator.task_calls import OverlongPenalty, TaskCalls
 from echo2d.tasks.agents import AGENT_SILENCE_S
 from echo2d.tasks.episodes import Episodes
-from echo2d.tasks.pool import Limits, TaskPool, TextSettings
+from echo2d.tasks.pool import Limits, TaskPlace, TaskPool, TextSettings
 from echo2d.tasks.process import TaskFailed
 from echo2d.texts.files import text_digest
 
@@ -432,11 +432,13 @@ def _pool(
             network=table.network,
             read_paths=tuple(map(str, table.read_paths)),
         ),
-        environment=task_environment(table.environment),
-        folder=config.folder,
+        place=TaskPlace(
+            environment=task_environment(table.environment),
+            folder=config.folder,
+            # A task of ours sees nothing of the operator's folders.
+            modules=tuple(config.module_folders) if ":" in f"{table.kind}{scorer}" else (),
+        ),
         told=lambda failed: told(failed, table),
-        # A task of ours sees nothing of the operator's folders.
-        modules=config.module_folders if ":" in f"{table.kind}{scorer}" else (),
         texts=None
         if model is None
         else TextSettings(

@@ -93,23 +93,65 @@ def _size(action: CallAction) -> int:
     )
 
 
+class NewestTexts:
+    """The newest published version, with its tokenizer and chat template.
+
+    newest: as recovered at the start. template: replaces the version's own. day: as in `ModelTexts`.
+    """
+
+    def __init__(
+        self, files: VersionFiles, newest: VersionPublished | None, template: str | None, day: str
+    ) -> None:
+        self._files, self.version = files, newest
+        self._template, self._day = template, day
+        # With the digest of the files that it was made from.
+        self._texts: tuple[bytes, ModelTexts] | None = None
+        # The path of the version for which these texts were checked.
+        self._texts_of: str | None = None
+        self._reading = asyncio.Lock()
+
+    async def texts(self) -> ModelTexts:
+        """CallRefusal: no version is published, or its tokenizer cannot be read."""
+        version = self.version
+        if version is None:
+            raise CallRefusal(HTTPStatus.SERVICE_UNAVAILABLE, "late", "no version is published yet")
+        async with self._reading:
+            if self._texts is None or self._texts_of != version.path:
+                try:
+                    self._texts = await asyncio.to_thread(self._read, version)
+                    self._texts_of = version.path
+                except Fault as fault:
+                    log.warning("cannot read the tokenizer version=%d: %s", version.version, fault)
+                    detail = "the tokenizer of the newest version cannot be read"
+                    raise CallRefusal(HTTPStatus.SERVICE_UNAVAILABLE, "late", detail) from fault
+            return self._texts[1]
+
+    def _read(self, of: VersionPublished) -> tuple[bytes, ModelTexts]:
+        """The texts of a version, with the digest of their files. Blocking.
+
+        They are made again only if the files changed, because that takes a second.
+        """
+        files = self._files.read(of.path, of.digest, TEXT_FILES, bytes_max=TEXT_BYTES_MAX)
+        digest = blake3(repr(sorted(files.items())).encode()).digest()
+        if self._texts is not None and self._texts[0] == digest:
+            return self._texts
+        return digest, ModelTexts(files, self._template, day=self._day)
+
+
 class Gateway:
     """The backend of the gateway's HTTP endpoints.
 
-    newest: the newest published version, as recovered at the start. emit: puts an event into the
-    core's mailbox. office: knows the tickets of agents outside.
+    newest: its texts make prompts. caller: the holder of a secret. emit: puts an event into the core's mailbox.
+    office: knows the tickets of agents outside.
     """
 
     def __init__(
         self,
         table: GatewayTable,
         rules: RunRules,
-        files: VersionFiles,
+        newest: NewestTexts,
         *,
-        template: str | None,
-        day: str,
         call_log: JsonLog | None,
-        newest: VersionPublished | None,
         caller: Callable[[str], Caller],
         emit: Callable[[CoordinatorEvent], Awaitable[None]],
         office: Tickets,
@@ -117,19 +159,12 @@ class Gateway:
         self.office = office
         self.model, self.max_new_tokens = table.model, table.max_new_tokens
         self.vocab_size, self.stop_token_ids = rules.vocab_size, rules.stop_token_ids
-        self._template, self._day = template, day
-        self._files = files
         self._newest = newest
         self._caller = caller
         self._emit = emit
         self._calls: dict[CallId, _Call] = {}
         self._ids = count()
         self._closed = False
-        # With the digest of the files that it was made from.
-        self._tokenizer: tuple[bytes, ModelTexts] | None = None
-        # The path of the version for which that tokenizer was checked.
-        self._texts_of: str | None = None
-        self._reading = asyncio.Lock()
         self._log = call_log
         # Half as many calls as may be open. If the disk is slower than that, records are lost.
         self._records: asyncio.Queue[Mapping[str, Any]] = asyncio.Queue(256)
@@ -145,7 +180,7 @@ class Gateway:
     def durable(self, record: CoordinatorRecord) -> None:
         """A record is in the ledger."""
         if isinstance(record, VersionPublished):
-            self._newest = record
+            self._newest.version = record
 
     def close(self) -> None:
         """Tell all callers, present and future, to come back later."""
@@ -196,26 +231,13 @@ class Gateway:
             await self._emit(CallGone(number, "slow" if slow else "gone"))
 
     async def texts(self) -> ModelTexts:
-        """The tokenizer of the newest version. CallRefusal: there is none, or it is unreadable."""
-        newest = self._newest
-        if newest is None:
-            raise CallRefusal(HTTPStatus.SERVICE_UNAVAILABLE, "late", "no version is published yet")
-        async with self._reading:
-            if self._tokenizer is None or self._texts_of != newest.path:
-                try:
-                    self._tokenizer = await asyncio.to_thread(self._read_texts, newest)
-                    self._texts_of = newest.path
-                except Fault as fault:
-                    log.warning("cannot read the tokenizer version=%d: %s", newest.version, fault)
-                    detail = "the tokenizer of the newest version cannot be read"
-                    raise CallRefusal(HTTPStatus.SERVICE_UNAVAILABLE, "late", detail) from fault
-            return self._tokenizer[1]
+        return await self._newest.texts()
 
     def newest(self) -> dict[str, Any] | None:
-        newest = self._newest
-        return (
-            None if newest is None else {"version": newest.version, "digest": newest.digest.hex()}
-        )
+        version = self._newest.version
+        if version is None:
+            return None
+        return {"version": version.version, "digest": version.digest.hex()}
 
     def record(self, entry: dict[str, Any]) -> None:
         """Queue a call record for the disk; never waits."""
@@ -227,17 +249,6 @@ class Gateway:
             log.warning("a call record is lost: the disk is too slow")
 
     # --- inside
-
-    def _read_texts(self, of: VersionPublished) -> tuple[bytes, ModelTexts]:
-        """The tokenizer of a version, with the digest of its files. Blocking.
-
-        It is made anew only if the files changed, because making one takes a second.
-        """
-        files = self._files.read(of.path, of.digest, TEXT_FILES, bytes_max=TEXT_BYTES_MAX)
-        digest = blake3(repr(sorted(files.items())).encode()).digest()
-        if self._tokenizer is not None and self._tokenizer[0] == digest:
-            return self._tokenizer
-        return digest, ModelTexts(files, self._template, day=self._day)
 
     async def _write(self, records: list[Mapping[str, Any]]) -> None:
         assert self._log is not None

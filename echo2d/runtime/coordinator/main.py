@@ -60,7 +60,7 @@ from echo2d.runtime.coordinator.data_plane import (
     task_rules,
     turn_end_cautions,
 )
-from echo2d.runtime.coordinator.gateway import Gateway, read_template
+from echo2d.runtime.coordinator.gateway import Gateway, NewestTexts, read_template
 from echo2d.runtime.coordinator.journals import Journals
 from echo2d.runtime.coordinator.loop import CoordinatorProcess, Emit, Machine, ProcessSettings
 from echo2d.runtime.coordinator.run_facts import day_of, facts_of, go_on, run_facts
@@ -170,53 +170,21 @@ async def open_coordinator(
         await asyncio.to_thread(forget_killed_backups, run.path)
         names = config.audit.trusted if config.audit.enabled else ()
         access = await asyncio.to_thread(AccessTable, run, names)
-        files = VersionFiles(
-            run.path,
-            config.run.snapshot_root,
-            config.run.disk_bytes_max,
-            base_model=config.run.base_model,
-        )
-        # A published version may have lost its files; the core must not plan with it.
-        lost = await asyncio.to_thread(
-            files.prepare, {version.path: version.digest for version in recovered.published}
-        )
-        convicted, trusted = frozenset(access.convicted()), access.trusted()
-        recovered = replace(recovered, lost=lost, convicted=convicted, trusted=trusted)
-        day = day_of(dict(recovered.facts))
-        tasks = await open_tasks(stack, config, day=day)
-        evals = await open_evals(stack, config, tasks, day=day)
-        if config.run.base_model is not None and any(task.texts for task in tasks):
+        files, recovered = await _open_files(config, run, access, recovered)
+        work = await _open_work(stack, config, run, ledger, recovered)
+        if config.run.base_model is not None and any(task.texts for task in work.tasks):
             await asyncio.to_thread(files.pin_texts, config.run.base_model)
-        asked = [*tasks, *(each.asks for each in evals)]
-        begun = begin_tasks(asked, recovered.tasks)
-        rules = await asyncio.to_thread(make_rules, config, run.run_id, tasks, evals)
-        model = await asyncio.to_thread(_model_facts, config.run.base_model)
-        kept, odd = go_on(dict(recovered.facts), facts_of(config, rules, model, tasks, day))
-        if begun or kept:
-            await ledger.append([*begun, *kept])
-        rules = replace(rules, seed_key=run.keys.seeds)
-        _warn_of(rules)
-        held_out = {each.asks.name: each.asks.pool.about.epoch_length for each in evals}
-        cautions = [
-            *config_cautions(config, context_max(model), held_out),
-            *turn_end_cautions(tasks, rules),
-        ]
-        for caution in cautions:
-            log.warning("%s", caution)
         newest = recovered.published[-1] if recovered.published else None
-        plane = data_plane(tasks, evals, rules)
+        plane = data_plane(work.tasks, work.evals, work.rules)
         template = await asyncio.to_thread(read_template, config.gateway.chat_template)
         office = Tickets(plane.agents, seed_key(run.key.private_bytes_raw()), recovered.groups)
 
         def make_gateway(emit: Emit) -> Gateway:
             return Gateway(
                 config.gateway,
-                rules,
-                files,
-                template=template,
-                day=day,
+                work.rules,
+                NewestTexts(files, newest, template, work.day),
                 call_log=_call_log(config, run),
-                newest=newest,
                 caller=lambda secret: access.caller(secret, now_s=time.time()),
                 emit=emit,
                 office=office,
@@ -224,7 +192,7 @@ async def open_coordinator(
 
         coordinator = CoordinatorProcess(
             run,
-            make_machine(rules, recovered),
+            make_machine(work.rules, recovered),
             access=access,
             ledger=ledger,
             data_plane=plane,
@@ -236,7 +204,7 @@ async def open_coordinator(
                 service=notifier(),
                 make_gateway=make_gateway if config.gateway.enabled else None,
                 viewers_see_samples=config.samples.viewers,
-                facts=run_facts(config, tasks, [*odd, *cautions]),
+                facts=run_facts(config, work.tasks, work.cautions),
             ),
         )
         url = await _listen(stack, config.coordinator, coordinator, tls)
@@ -246,6 +214,64 @@ async def open_coordinator(
         seed = _seed_handover(config, run, access, url)
         audit = _audit_handover(config, run, access, url) if config.audit.enabled else None
         yield Opened(coordinator, url, seed, audit, run, access)
+
+
+async def _open_files(
+    config: CoordinatorConfig, run: RunDirectory, access: AccessTable, recovered: Recovered
+) -> tuple[VersionFiles, Recovered]:
+    """The published versions; what is recovered, with the versions that lost their files and the workers' standing."""
+    files = VersionFiles(
+        run.path,
+        config.run.snapshot_root,
+        config.run.disk_bytes_max,
+        base_model=config.run.base_model,
+    )
+    # A published version may have lost its files; the core must not plan with it.
+    lost = await asyncio.to_thread(
+        files.prepare, {version.path: version.digest for version in recovered.published}
+    )
+    convicted, trusted = frozenset(access.convicted()), access.trusted()
+    return files, replace(recovered, lost=lost, convicted=convicted, trusted=trusted)
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What the run's workers do, and what the operator is told about it. day: that chat templates see."""
+
+    tasks: Sequence[OpenTask]
+    evals: Sequence[OpenEval]
+    rules: RunRules
+    day: str
+    cautions: Sequence[str]
+
+
+async def _open_work(
+    stack: AsyncExitStack,
+    config: CoordinatorConfig,
+    run: RunDirectory,
+    ledger: LedgerThread,
+    recovered: Recovered,
+) -> _Work:
+    """Open the tasks, and check that the ledger's run can go on with them. OperatorFault: it cannot."""
+    day = day_of(dict(recovered.facts))
+    tasks = await open_tasks(stack, config, day=day)
+    evals = await open_evals(stack, config, tasks, day=day)
+    begun = begin_tasks([*tasks, *(each.asks for each in evals)], recovered.tasks)
+    rules = await asyncio.to_thread(make_rules, config, run.run_id, tasks, evals)
+    model = await asyncio.to_thread(_model_facts, config.run.base_model)
+    kept, odd = go_on(dict(recovered.facts), facts_of(config, rules, model, tasks, day))
+    if begun or kept:
+        await ledger.append([*begun, *kept])
+    rules = replace(rules, seed_key=run.keys.seeds)
+    _warn_of(rules)
+    held_out = {each.asks.name: each.asks.pool.about.epoch_length for each in evals}
+    cautions = [
+        *config_cautions(config, context_max(model), held_out),
+        *turn_end_cautions(tasks, rules),
+    ]
+    for caution in cautions:
+        log.warning("%s", caution)
+    return _Work(tasks, evals, rules, day, [*odd, *cautions])
 
 
 async def _open_ledger(stack: AsyncExitStack, run: RunDirectory) -> tuple[LedgerThread, Recovered]:

@@ -8,7 +8,7 @@ before, the frame comes again after the restart.
 Disk and long hashing happen in threads. Several tasks can use a form at the same time; forgetting
 it waits for them. When the disk is full, spare files make room, then older forms, but not that of
 the version being served. If that is not enough, the form that wanted the space is given up
-(`fail`). A frame that turns out damaged when it is read is not held any more, and has to come
+(`give_up`). A frame that turns out damaged when it is read is not held any more, and has to come
 again.
 
 Not here: links, slots, and checking the signatures of roots (the caller does).
@@ -18,7 +18,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from echo2d.core.base.bounded_dict import keep_newest
 from echo2d.core.base.canonical import digest_of
@@ -31,7 +31,7 @@ from echo2d.core.base.ids import (
     is_table,
     segment_of,
 )
-from echo2d.core.protocol.control_messages import SegmentPage, SegmentsWanted
+from echo2d.core.protocol.control_messages import SegmentPage, SegmentsWanted, TransferReport
 from echo2d.core.relay import events as relay_events
 from echo2d.core.weights.signed_index import Root
 from echo2d.core.weights.verifier import FormIndex
@@ -51,6 +51,25 @@ T = TypeVar("T")
 log = logging.getLogger("echo2d.peer")
 
 
+class HoldingsOwner(Protocol):
+    """The process that holds the forms."""
+
+    def emit(self, event: relay_events.RelayEvent) -> None:
+        """Hand an event to the relay, after those before it."""
+
+    def tell(self, message: SegmentsWanted | TransferReport) -> None:
+        """Send over the control link."""
+
+    def fail(self, form: FormId, reason: str) -> None:
+        """The form was given up, because its frames cannot be kept here."""
+
+    def serving_version(self) -> Version | None:
+        """The version that the engines serve: its frames stay when the disk is full."""
+
+    def base_of(self, form: FormId) -> BaseModel | None:
+        """Directories that may hold chunks of the form."""
+
+
 class FrameHoldings:
     """`emit` takes relay events, `ask` SegmentsWanted, `fail` a form given up and the reason.
 
@@ -61,15 +80,9 @@ class FrameHoldings:
     def __init__(
         self,
         store: FrameStore,
-        *,
-        emit: Callable[[relay_events.RelayEvent], None],
-        ask: Callable[[SegmentsWanted], None],
-        fail: Callable[[FormId, str], None],
-        serving: Callable[[], Version | None],
-        base: Callable[[FormId], BaseModel | None],
+        owner: HoldingsOwner,
     ) -> None:
-        self._store, self._emit, self._ask, self._fail = store, emit, ask, fail
-        self._serving, self._base = serving, base
+        self._store, self._owner, self._emit = store, owner, owner.emit
         self._forms: dict[FormId, HeldForm] = {}
         # Frames that were on disk when the process started; None: not looked at yet.
         self._found: dict[FormId, frozenset[FrameId] | None] = {
@@ -160,7 +173,7 @@ class FrameHoldings:
         except IntegrityFault as fault:
             log.warning("%s refused form=%s reason=%s", what, form, fault)
         except StoreFault as fault:
-            self._fail(form, str(fault))
+            self.give_up(form, str(fault))
 
     async def _take_root(self, root: Root) -> HeldForm:
         here = self._forms.get(root.form)
@@ -220,7 +233,7 @@ class FrameHoldings:
 
         Not to be awaited with `_books`.
         """
-        base = self._base(here.form) if here.index.facts.kind == "full" else None
+        base = self._owner.base_of(here.form) if here.index.facts.kind == "full" else None
         for segment in segments:
             if base is not None:
                 await self._make_frames(here, segment, base)
@@ -251,7 +264,7 @@ class FrameHoldings:
         unread = (
             not here.first_searched
             and index.facts.kind == "full"
-            and self._base(here.form) is not None
+            and self._owner.base_of(here.form) is not None
         )
         if self._is_current(here) and not here.searched and not unjudged and not unread:
             here.searched = True
@@ -261,7 +274,7 @@ class FrameHoldings:
         start = here.index.missing_segment()
         if start is not None and here.page_asked != start:
             here.page_asked = start
-            self._ask(SegmentsWanted(here.form, start))
+            self._owner.tell(SegmentsWanted(here.form, start))
 
     # --- frames that arrive
 
@@ -339,7 +352,7 @@ class FrameHoldings:
         try:
             await self.with_room(form, lambda: self._store.put_verified(form, frames.values()))
         except StoreFault as fault:
-            self._fail(form, str(fault))
+            self.give_up(form, str(fault))
         self.ring()
 
     @asynccontextmanager
@@ -380,7 +393,7 @@ class FrameHoldings:
                 await self.forget(victim)
 
     def _oldest_before(self, form: FormId) -> FormId | None:
-        mine, serving = self._known(form).index.facts, self._serving()
+        mine, serving = self._known(form).index.facts, self._owner.serving_version()
         older = (facts for facts in self._store.forms() if facts.publish_seq < mine.publish_seq)
         return next((facts.form for facts in older if facts.version != serving), None)
 
@@ -430,7 +443,7 @@ class FrameHoldings:
             return
         log.warning("frames damaged on disk form=%s frames=%s", form, lost)
         if here.lost > LOST_FRAMES_MAX:
-            self._fail(form, f"this disk damages what is written to it: {here.lost} frames")
+            self.give_up(form, f"this disk damages what is written to it: {here.lost} frames")
         else:
             self._emit(relay_events.FramesLost(form, lost))
 
@@ -445,19 +458,25 @@ class FrameHoldings:
             self._users[form] -= 1
             self.ring()
 
-    def give_up(self, form: FormId) -> bool:
-        """The form is unknown until a new root of it comes. False: it was so already."""
+    def give_up(self, form: FormId, reason: str) -> None:
+        """The form cannot be kept. The owner is told once, however many of its frames wait."""
+        if self.drop(form):
+            log.warning("form given up form=%s reason=%s", form, reason)
+            self._owner.fail(form, reason)
+
+    def drop(self, form: FormId) -> bool:
+        """Make the form unknown until a new root of it comes. False: it is unknown already."""
         self._unwritten.drop(form)
         fresh = form not in self._dropped
         self._dropped[form] = None
-        # forms remembered as not wanted, so that their late frames are dropped at once
+        # The late frames of the newest 64 dropped forms are dropped at once.
         keep_newest(self._dropped, 64)
         self.ring()
         return self._forms.pop(form, None) is not None or fresh
 
     async def forget(self, form: FormId) -> None:
-        """Give the form up, and delete it once nobody uses it."""
-        self.give_up(form)
+        """Drop the form, and delete it when no task uses it any more."""
+        self.drop(form)
         self._found.pop(form, None)
         self._recent.forget(form)
         while self._users.get(form):

@@ -17,12 +17,14 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
-from echo2d.core.protocol.control_messages import Address
+from echo2d.core.base.ids import FormId, Version
+from echo2d.core.protocol.control_messages import Address, SegmentsWanted, TransferReport
 from echo2d.core.relay.busy_meter import BusyMeter
 from echo2d.core.relay.events import RelayDeadlinePassed, RelayEvent
 from echo2d.errors import PeerFault, path_fault
 from echo2d.net.control.client import ControlLink, Identity, LinkOwner
-from echo2d.runtime.peer.receiver import PeerOwner, Receiver
+from echo2d.runtime.peer.base_model import BaseModel
+from echo2d.runtime.peer.receiver import Receiver
 from echo2d.store.frames import FrameStore
 
 PeerEvent = TypeVar("PeerEvent")
@@ -40,8 +42,17 @@ class PeerMachine(Protocol[EventIn, PeerAction]):
     def handle(self, event: EventIn, *, now: float) -> list[PeerAction]: ...
 
 
-class ProcessOwner(LinkOwner, PeerOwner, Protocol):
-    """The daemon: what its control link and its receiver ask of it."""
+class ProcessOwner(LinkOwner, Protocol):
+    """The daemon: its control link and its receiver ask it."""
+
+    def fail(self, form: FormId, reason: str) -> None:
+        """See `HoldingsOwner`."""
+
+    def serving_version(self) -> Version | None:
+        """See `HoldingsOwner`."""
+
+    def base_of(self, form: FormId) -> BaseModel | None:
+        """See `HoldingsOwner`."""
 
 
 class PeerProcess(Generic[PeerEvent]):
@@ -71,17 +82,11 @@ class PeerProcess(Generic[PeerEvent]):
         uplink_limit: float | None = None,
     ) -> Receiver:
         """Makes the receiver. The arguments are as in `Receiver`."""
-        # a second's worth of everything 50 links can say; usually a handful waits
         self.receiver = Receiver(
-            run_id=self.identity.run_id,
-            me=self.identity.peer,
-            store=store,
-            tls=self.identity.tls,
+            self.identity,
+            store,
+            self,
             no_tls=no_tls,
-            owner=self._owner,
-            emit=self.put,
-            crowded=lambda: len(self._events) >= 65536,
-            tell=self.control.send,
             busy=busy,
             receive_only=receive_only,
             uplink_limit=uplink_limit,
@@ -98,6 +103,30 @@ class PeerProcess(Generic[PeerEvent]):
         except OSError as error:
             raise path_fault(f"{key}: cannot listen on {host}:{port}", error) from error
         return self.address
+
+    # --- what the receiver asks
+
+    @property
+    def crowded(self) -> bool:
+        # All that 50 links can say in a second; a handful of events is usual.
+        return len(self._events) >= 65536
+
+    def emit(self, event: RelayEvent) -> None:
+        self.put(event)
+
+    def tell(self, message: SegmentsWanted | TransferReport) -> None:
+        self.control.send(message)
+
+    def fail(self, form: FormId, reason: str) -> None:
+        self._owner.fail(form, reason)
+
+    def serving_version(self) -> Version | None:
+        return self._owner.serving_version()
+
+    def base_of(self, form: FormId) -> BaseModel | None:
+        return self._owner.base_of(form)
+
+    # --- events
 
     def put(self, event: PeerEvent | RelayEvent) -> None:
         """Hands an event to the machine."""

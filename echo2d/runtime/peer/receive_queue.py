@@ -43,10 +43,9 @@ class ReceiveQueue:
         holdings: FrameHoldings,
         *,
         emit: Callable[[relay_events.RelayEvent], None],
-        fail: Callable[[FormId, str], None],
     ) -> None:
         self._peer, self._links, self._holdings = peer, links, holdings
-        self._emit, self._fail = emit, fail
+        self._emit = emit
         self._queue: deque[FrameReceived | StreamEnded] = deque()
         self._waiting_bytes = 0
         self._paused = False
@@ -140,9 +139,9 @@ class ReceiveQueue:
             reason = f"no {lacking} tells of frames that came {ROOT_WAIT_S:.0f} s ago"
             log.warning("frames dropped form=%s peer=%s: %s", frame.form, self._peer, reason)
             if lacking == "root":
-                self._holdings.give_up(frame.form)
+                self._holdings.drop(frame.form)
             else:
-                self._fail(frame.form, reason)
+                self._holdings.give_up(frame.form, reason)
             return False
         return True
 
@@ -152,7 +151,7 @@ class ReceiveQueue:
         except IntegrityFault:
             self._rejected(frame)
         except StoreFault as fault:
-            self._fail(frame.form, str(fault))
+            self._holdings.give_up(frame.form, str(fault))
         else:
             self._verified(frame)
         self._done(1)
@@ -176,7 +175,7 @@ class ReceiveQueue:
         try:
             bad = await self._holdings.put_frames(form, payloads)
         except StoreFault as fault:
-            self._fail(form, str(fault))
+            self._holdings.give_up(form, str(fault))
         else:
             for event in batch:
                 self._rejected(event) if event.frame in bad else self._verified(event)

@@ -10,15 +10,14 @@ which it was decided. Not here: decisions, signatures, encoding and decoding.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol, assert_never
 
-from echo2d.core.base.ids import FormId, PeerId, RunId, Version
+from echo2d.core.base.ids import FormId, PeerId
 from echo2d.core.protocol.control_messages import (
     EdgePeer,
     LinkSample,
-    SegmentsWanted,
     TransferReport,
 )
 from echo2d.core.protocol.peer_messages import (
@@ -34,11 +33,10 @@ from echo2d.core.protocol.peer_messages import (
 from echo2d.core.relay import events as relay_events
 from echo2d.core.relay.busy_meter import BusyMeter
 from echo2d.errors import PeerFault, StoreFault
+from echo2d.net.control.client import Identity
 from echo2d.net.peer.links import PeerLinks
-from echo2d.net.security.tls import Tls
 from echo2d.net.security.urls import is_loopback
-from echo2d.runtime.peer.base_model import BaseModel
-from echo2d.runtime.peer.frame_holdings import FrameHoldings
+from echo2d.runtime.peer.frame_holdings import FrameHoldings, HoldingsOwner
 from echo2d.runtime.peer.receive_queue import ReceiveQueue
 from echo2d.runtime.peer.send_queue import SendQueue
 from echo2d.store.frames import FrameStore
@@ -62,75 +60,51 @@ class _Peer:
     sending: asyncio.Task[None]
 
 
-class PeerOwner(Protocol):
-    """The daemon whose links these are."""
+class ReceiverOwner(HoldingsOwner, Protocol):
+    """The process whose links these are."""
 
-    def fail(self, form: FormId, reason: str) -> None:
-        """The form was given up, because its frames cannot be kept here."""
-
-    def serving_version(self) -> Version | None:
-        """What the engines serve: its frames stay when the disk is full."""
-
-    def base_of(self, form: FormId) -> BaseModel | None:
-        """Directories that may hold chunks of the form."""
+    @property
+    def crowded(self) -> bool:
+        """Whether so many events wait that a link which says more is ended."""
 
 
 class Receiver:
     """The links listen, dial and receive while `run` runs.
 
-    no_tls: whether links may leave this host without TLS.
-
-    emit: takes relay events, in this order. crowded: whether so many of them wait that a link which
-    says more is ended. tell: sends over the control link. busy: the relay's. receive_only: nothing that is held here
-    is told of, or sent. uplink_limit: bytes/s that all links send at most.
+    no_tls: whether links may leave this host without TLS. busy: the relay's. receive_only: the other peers are not
+    told of what is held here, and get nothing of it. uplink_limit: bytes/s that all links send at most.
     """
 
     def __init__(
         self,
-        *,
-        run_id: RunId,
-        me: PeerId,
+        identity: Identity,
         store: FrameStore,
-        tls: Tls | None,
+        owner: ReceiverOwner,
+        *,
         no_tls: bool,
-        owner: PeerOwner,
-        emit: Callable[[relay_events.RelayEvent], None],
-        crowded: Callable[[], bool],
-        tell: Callable[[SegmentsWanted | TransferReport], None],
         busy: BusyMeter,
         receive_only: bool = False,
         uplink_limit: float | None = None,
     ) -> None:
-        self._me, self._off_loopback, self._receive_only = (
-            me,
-            no_tls or tls is not None,
-            receive_only,
-        )
-        self._owner, self._emit, self._crowded, self._tell = owner, emit, crowded, tell
+        self._me, self._receive_only = identity.peer, receive_only
+        self._off_loopback = no_tls or identity.tls is not None
+        self._owner, self._emit = owner, owner.emit
         self._busy = busy
-        self.holdings = FrameHoldings(
-            store,
-            emit=emit,
-            ask=tell,
-            fail=self.give_up,
-            serving=owner.serving_version,
-            base=owner.base_of,
-        )
+        self.holdings = FrameHoldings(store, owner)
         self.links = PeerLinks(
-            run_id=run_id,
-            me=me,
+            run_id=identity.run_id,
+            me=identity.peer,
             on_event=self._on_link,
             on_ready=self._on_ready,
-            tls=tls,
+            tls=identity.tls,
             uplink_limit=uplink_limit,
         )
         self._peers: dict[PeerId, _Peer] = {}
         self._opened: dict[PeerId, int] = {}  # connections so far; a run has some hundred peers
         self._noticed: dict[PeerId, int] = {}  # how many of them the relay has heard of
         self._dialling: dict[PeerId, asyncio.Task[None]] = {}
-        self._lost: dict[
-            PeerId, asyncio.Event
-        ] = {}  # rung when the link of a peer that is dialled has ended
+        # Set when the link of a peer that this one dials has ended.
+        self._lost: dict[PeerId, asyncio.Event] = {}
         self._tasks: asyncio.TaskGroup | None = None
         self._sent: dict[FormId, int] = {}
         self._moved: FormId | None = None  # what moved last, since the last report
@@ -211,7 +185,7 @@ class Receiver:
             self.received_bytes += 0 if event.payload is None else len(event.payload)
             self._peers[peer].receive_queue.put(event, now=asyncio.get_running_loop().time())
             return
-        if self._crowded() and not isinstance(event, LinkOpened | LinkEnded):
+        if self._owner.crowded and not isinstance(event, LinkOpened | LinkEnded):
             self.links.end(peer, "says more than is handled")
             return
         match event:
@@ -229,9 +203,7 @@ class Receiver:
     def _on_opened(self, peer: PeerId) -> None:
         assert self._tasks is not None
         number = self._opened[peer] = self._opened.get(peer, 0) + 1
-        receive_queue = ReceiveQueue(
-            peer, self.links, self.holdings, emit=self._emit, fail=self.give_up
-        )
+        receive_queue = ReceiveQueue(peer, self.links, self.holdings, emit=self._emit)
         queue = SendQueue(
             peer, self.links, holdings=self.holdings, emit=self._emit, sent=self._count_sent
         )
@@ -297,12 +269,6 @@ class Receiver:
 
     # --- forms that go
 
-    def give_up(self, form: FormId, reason: str) -> None:
-        """The form cannot be kept. The owner is told once, however many of its frames wait."""
-        if self.holdings.give_up(form):
-            log.warning("form given up form=%s reason=%s", form, reason)
-            self._owner.fail(form, reason)
-
     async def forget(self, form: FormId) -> None:
         """Delete a form; its late frames are dropped."""
         self._sent.pop(form, None)
@@ -320,7 +286,7 @@ class Receiver:
         if form is not None:
             payload_bytes, sent_bytes = self.holdings.payload_bytes(form), self._sent.get(form, 0)
             busy_s = self._busy.take(asyncio.get_running_loop().time())
-            self._tell(
+            self._owner.tell(
                 TransferReport(
                     form,
                     payload_bytes,

@@ -135,7 +135,7 @@ class Seed:
                 # The seed encoded this form itself.
                 pass
             case relay_events.FrameGone(form, frame):
-                self._receiver.give_up(
+                self._receiver.holdings.give_up(
                     form,
                     f"frame {frame} is lost at the seed, which cannot encode it again",
                 )

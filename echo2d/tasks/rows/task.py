@@ -8,8 +8,9 @@ row an index is, so the order is the same after a restart.
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
-from inspect import iscoroutinefunction
+from inspect import iscoroutinefunction, signature
 from string import Formatter
 from typing import Any
 
@@ -51,48 +52,60 @@ def permuted(place: int, count: int, *, rng_seed: int, epoch: int) -> int:
 # --- the task
 
 
+@dataclass(frozen=True, slots=True)
+class RowsOptions:
+    """The options of `RowsTask`, which says what they mean. OperatorFault: a value is out of its limits."""
+
+    files: Sequence[str] | str
+    prompt: str = "prompt"
+    messages: str = ""
+    answer: str = "answer"
+    answer_after: str = ""
+    scorer: str = "exact"
+    scorer_options: Mapping[str, Any] | None = None
+    held_out: float = 0.0
+    split: Split = "train"
+    epochs: int = 0
+    shuffle: bool = True
+    rng_seed: int = 0
+    tags: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.held_out < 1:
+            raise OperatorFault(f"rows: held_out: expected 0 to less than 1; found {self.held_out}")
+        if self.split not in ("train", "heldout"):
+            raise OperatorFault(f'rows: split: expected "train" or "heldout"; found {self.split!r}')
+
+
 class RowsTask(TextTask):
     """The questions of a data set, each once in every epoch, in another order.
 
-    files: paths, patterns, or directories that `datasets` saved. prompt: the column with the question, or a text with
-    columns in braces, such as "{question} Answer with a number." messages: the column with a list of messages, instead
-    of `prompt`. answer: the column with the expected answer. A column may be a path into a table, such as
-    "reward_model.ground_truth". answer_after: only what comes after this text in the answer counts, such as "####".
-    scorer: a name of `registry.SCORERS` or "module:function"; scorer_options: its keyword arguments. held_out: the
-    share of rows that is for evaluation only. split: which side this task asks. epochs: 0: without end. tags: columns
-    that reach the metrics.
+    files: paths, patterns, or directories that `datasets` saved.
+    prompt: the column with the question, or a text with columns in braces, such as "{question} Answer with a number."
+    messages: the column with a list of messages, instead of `prompt`.
+    answer: the column with the expected answer; it may be a path into a table, such as "reward_model.ground_truth".
+    answer_after: only what comes after this text in the answer counts, such as "####".
+    scorer: a name of `registry.SCORERS` or "module:function"; scorer_options: its keyword arguments.
+    held_out: the share of rows that is for evaluation only. split: the side that this task asks.
+    epochs: 0: without end. shuffle: another order in each epoch, by rng_seed.
+    tags: columns that reach the metrics.
     """
 
     name = "rows"
+    # A task's options are its constructor's arguments: what may be given is read from here.
+    __signature__ = signature(RowsOptions)
 
-    def __init__(
-        self,
-        files: Sequence[str] | str,
-        *,
-        prompt: str = "prompt",
-        messages: str = "",
-        answer: str = "answer",
-        answer_after: str = "",
-        scorer: str = "exact",
-        scorer_options: Mapping[str, Any] | None = None,
-        held_out: float = 0.0,
-        split: Split = "train",
-        epochs: int = 0,
-        shuffle: bool = True,
-        rng_seed: int = 0,
-        tags: Sequence[str] = (),
-    ) -> None:
-        if not 0 <= held_out < 1:
-            raise OperatorFault(f"rows: held_out: expected 0 to less than 1; found {held_out}")
-        if split not in ("train", "heldout"):
-            raise OperatorFault(f'rows: split: expected "train" or "heldout"; found {split!r}')
-        self._rows = RowFiles(found_files(files))
-        self._prompt, self._messages, self._answer = prompt, messages, answer
-        self._answer_after, self._tags = answer_after, tuple(tags)
+    def __init__(self, *files: Any, **others: Any) -> None:
+        options = RowsOptions(*files, **others)
+        prompt, split, held_out = options.prompt, options.split, options.held_out
+        self._rows = RowFiles(found_files(options.files))
+        self._prompt, self._messages, self._answer = prompt, options.messages, options.answer
+        self._answer_after, self._tags = options.answer_after, tuple(options.tags)
         self._columns = sorted(_columns_in(prompt)) or [prompt]
-        self.scorer = load_scorer(scorer, scorer_options or {})
-        self._epochs, self._shuffle, self._rng_seed = epochs, shuffle, rng_seed
-        self._own_scorer = ":" in scorer
+        self.scorer = load_scorer(options.scorer, options.scorer_options or {})
+        self._epochs, self._shuffle = options.epochs, options.shuffle
+        self._rng_seed = options.rng_seed
+        self._own_scorer = ":" in options.scorer
         self._require_columns()
         self._require_secret()
         self._require_values()

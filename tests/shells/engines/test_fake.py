@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from echo2d.engines.base import EngineSpan, GenerateRequest, SampleOutput
-from echo2d.engines.fake import FAKE_EOS, FakeEngine, fake_logprob, fake_token
+from echo2d.engines.fake import FAKE_EOS, FakeEngine, FakePolicy, fake_logprob, fake_token
 from echo2d.errors import EngineFault
 
 PROMPT = [5, 6, 7]
@@ -67,7 +67,8 @@ def test_a_logprob_is_exact_in_float32_and_negative() -> None:
 
 async def test_every_token_can_be_computed_again(snapshot: Path) -> None:
     engine = await serving(
-        FakeEngine(rng_seed=4, answer_tokens=(99, 99), vocab_size=50, eos_token_id=50), snapshot
+        FakeEngine(FakePolicy(rng_seed=4, answer_tokens=(99, 99), vocab_size=50, eos_token_id=50)),
+        snapshot,
     )
     endless = replace(request(), stop_token_ids=())
     for sample, output in enumerate(await outputs(engine, endless)):
@@ -79,15 +80,17 @@ async def test_every_token_can_be_computed_again(snapshot: Path) -> None:
 
 
 async def test_the_seed_of_the_request_goes_first(snapshot: Path) -> None:
-    engine = await serving(FakeEngine(rng_seed=4), snapshot)
-    other = await serving(FakeEngine(rng_seed=5), snapshot)
+    engine = await serving(FakeEngine(FakePolicy(rng_seed=4)), snapshot)
+    other = await serving(FakeEngine(FakePolicy(rng_seed=5)), snapshot)
     assert await outputs(engine, request()) != await outputs(other, request())
     seeded = request(rng_seeds=(6, 7, 8))
     assert await outputs(engine, seeded) == await outputs(other, seeded)
 
 
 async def test_answers_end_within_their_length_range(snapshot: Path) -> None:
-    engine = await serving(FakeEngine(answer_tokens=(3, 6), vocab_size=1 << 30), snapshot)
+    engine = await serving(
+        FakeEngine(FakePolicy(answer_tokens=(3, 6), vocab_size=1 << 30)), snapshot
+    )
     answers = await outputs(engine, request(samples=50))
     assert {len(answer) for answer in answers} == {3, 4, 5, 6}
     assert {answer[-1][0] for answer in answers} == {FAKE_EOS}
@@ -95,7 +98,8 @@ async def test_answers_end_within_their_length_range(snapshot: Path) -> None:
 
 async def test_spans_change_label_with_a_refit(snapshot: Path) -> None:
     engine = await serving(
-        FakeEngine(answer_tokens=(99, 99), vocab_size=1 << 30, bundle_tokens=3), snapshot
+        FakeEngine(FakePolicy(answer_tokens=(99, 99), vocab_size=1 << 30), bundle_tokens=3),
+        snapshot,
     )
     stream = engine.generate(request(samples=2, max_new_tokens=8))
     seen = [await anext(stream), await anext(stream), await anext(stream)]
@@ -139,7 +143,8 @@ async def test_a_refit_takes_as_long_as_the_tokens_that_it_computes_again(snapsh
 
 async def test_the_pace_is_kept(snapshot: Path) -> None:
     engine = await serving(
-        FakeEngine(answer_tokens=(99, 99), vocab_size=1 << 30, tokens_per_s=600), snapshot
+        FakeEngine(FakePolicy(answer_tokens=(99, 99), vocab_size=1 << 30), tokens_per_s=600),
+        snapshot,
     )
     before = monotonic()
     await deltas(engine, request(samples=6, max_new_tokens=10))
@@ -148,7 +153,9 @@ async def test_the_pace_is_kept(snapshot: Path) -> None:
 
 async def test_a_hold_is_no_time_for_tokens(snapshot: Path) -> None:
     """Each of ten steps takes 20 ms, whatever was under way when the engine was held."""
-    engine = await serving(FakeEngine(answer_tokens=(99, 99), tokens_per_s=50), snapshot)
+    engine = await serving(
+        FakeEngine(FakePolicy(answer_tokens=(99, 99)), tokens_per_s=50), snapshot
+    )
     before = monotonic()
     output = asyncio.create_task(deltas(engine, request(samples=1, max_new_tokens=10)))
     await asyncio.sleep(0.01)

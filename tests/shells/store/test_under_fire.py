@@ -26,6 +26,7 @@ from echo2d.store.frames import FrameStore
 from echo2d.store.slots.slot_store import SlotStore
 from tests.support.encodings import BuiltForm, build_form, facts
 from tests.support.failing_disk import REFUSALS, WRITES, FailingDisk, Killed
+from tests.support.holdings_owner import NotingOwner
 
 ROOM = 1 << 20
 
@@ -66,23 +67,14 @@ class Box:
     def __init__(self, path: Path) -> None:
         self.state_dir = StateDir(path, ROOM)
         self.holdings: FrameHoldings | None = None
-        self.given_up: list[str] = []
+        self.given_up: list[tuple[FormId, str]] = []
 
     def open(self) -> None:
         self.slots, self.standing = self.state_dir.slots()
         self.store = self.state_dir.frames()
-        self.holdings = FrameHoldings(
-            self.store,
-            emit=lambda _: None,
-            ask=lambda _: None,
-            fail=self._fail,
-            serving=lambda: None,
-            base=lambda _: None,
-        )
+        owner = NotingOwner()
+        self.holdings, self.given_up = FrameHoldings(self.store, owner), owner.failed
         self.applier = SnapshotBuilder(self.slots, self.store, self.holdings)
-
-    def _fail(self, form: FormId, reason: str) -> None:
-        self.given_up.append(reason)
 
     async def take(self, form: BuiltForm) -> SnapshotReady:
         """Receive all of the form, apply it, flip. StoreFault: the disk refused."""
@@ -96,7 +88,7 @@ class Box:
         for root in form.roots:
             await self.holdings.accept_root(root)
         if self.given_up:
-            raise StoreFault(self.given_up[0])
+            raise StoreFault(self.given_up[0][1])
         for segment in form.segments:
             await self.holdings.put_table(
                 form.facts.form, segment.table.segment, segment.table.encode()

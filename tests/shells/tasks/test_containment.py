@@ -20,6 +20,7 @@ from echo2d.tasks.pool import (
     Limits,
     Score,
     ScoreCall,
+    TaskPlace,
     TaskPool,
     TaskPrompt,
     TextSettings,
@@ -217,7 +218,7 @@ async def test_files_in_a_home_that_others_may_not_enter_are_readable(tmp_path: 
 
 async def test_a_task_gets_the_environment_that_it_is_given(notes: Path, tmp_path: Path) -> None:
     options = {"notes": str(notes), "run_dir": str(tmp_path), "coordinator": os.getpid(), "port": 1}
-    async with TaskPool(ESCAPING, options, limits=LIMITS, environment={"KEY": "x"}) as pool:
+    async with TaskPool(ESCAPING, options, limits=LIMITS, place=TaskPlace({"KEY": "x"})) as pool:
         await tries(pool, "tell")
     assert set(told(notes)["environment"]) - {"LC_CTYPE"} == {"KEY", "PYTHONHASHSEED", "TZ"}
 

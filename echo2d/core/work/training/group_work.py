@@ -11,23 +11,21 @@ Not here: which worker gets them (`scheduler`), what comes back (`groups`), wher
 group are (`group_table`), what an unfinished sample has (`partials`).
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from echo2d.core.base.ids import GroupId, PeerId
 from echo2d.core.cluster.events import Persist, Send
-from echo2d.core.cluster.parts import RunParts
 from echo2d.core.cluster.peer import Peer
 from echo2d.core.protocol.control_messages import LeaseGranted
 from echo2d.core.protocol.seeds import sample_seeds
 from echo2d.core.protocol.trajectory import NOTHING
 from echo2d.core.work.events import LeaseGiven, PromptTaken, RolloutAction
 from echo2d.core.work.kind import PendingSamples
-from echo2d.core.work.scheduler import LeaseScheduler
-from echo2d.core.work.training.group_table import GroupTable, OpenGroup
-from echo2d.core.work.training.prompts import DrawnPrompt, Prompts
-from echo2d.core.work.training.reward_watch import RewardWatch
-from echo2d.core.work.training.staleness import NextGroup, Staleness
+from echo2d.core.work.training.group_table import OpenGroup
+from echo2d.core.work.training.parts import TrainingParts
+from echo2d.core.work.training.prompts import DrawnPrompt
+from echo2d.core.work.training.staleness import NextGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,25 +40,18 @@ class GroupWork:
 
     def __init__(
         self,
-        parts: RunParts,
+        parts: TrainingParts,
         next_group: GroupId,
-        *,
-        prompts: Mapping[str, Prompts],
-        groups: GroupTable,
-        staleness: Staleness,
-        scheduler: LeaseScheduler,
-        watch: RewardWatch,
     ) -> None:
-        rules, versions, statistics = parts.rules, parts.versions, parts.statistics
-        self._rules = rules
-        self._watch = watch
+        rules = parts.rules
+        self._rules, self._versions = rules, parts.versions
+        self._statistics = parts.statistics
+        self._watch = parts.watch
         self._next_group = next_group
-        self._prompts = prompts
-        self._groups = groups
-        self._versions = versions
-        self._staleness = staleness
-        self._statistics = statistics
-        self._scheduler = scheduler
+        self._prompts = parts.prompts
+        self._groups = parts.groups
+        self._staleness = parts.staleness
+        self._scheduler = parts.scheduler
         self._can_begin_anew = True
         # The tasks that agents outside play.
         self.outside = frozenset(

@@ -42,19 +42,15 @@ from echo2d.core.work.scheduler import LeaseScheduler
 from echo2d.core.work.training.group_table import (
     LEASE_FAILURES_MAX,
     BetweenTurns,
-    GroupTable,
     OpenGroup,
 )
 from echo2d.core.work.training.group_work import GroupWork, PendingOfGroup
 from echo2d.core.work.training.judge import GroupJudge
-from echo2d.core.work.training.open_episodes import OpenEpisodes
-from echo2d.core.work.training.partials import Partials
+from echo2d.core.work.training.parts import make_training_parts
 from echo2d.core.work.training.prompts import DrawnPrompt, Prompts, prompt_fault
 from echo2d.core.work.training.recovery import Recovery
-from echo2d.core.work.training.reward_watch import RewardWatch
-from echo2d.core.work.training.sampler import Sampler
 from echo2d.core.work.training.staleness import Staleness
-from echo2d.core.work.training.stragglers import Move, Stragglers
+from echo2d.core.work.training.stragglers import Move
 
 
 class Groups(TaskWork[PendingOfGroup]):
@@ -75,93 +71,25 @@ class Groups(TaskWork[PendingOfGroup]):
         audits: Audits | None = None,
         is_held_out: Callable[[str], bool] = lambda _: False,
     ) -> None:
-        rules, members, versions, statistics = (
-            parts.rules,
-            parts.members,
-            parts.versions,
-            parts.statistics,
+        books = make_training_parts(
+            parts, recovered, staleness=staleness, scheduler=scheduler, audits=audits
         )
-        self._rules = rules
+        self._rules, self._members = parts.rules, parts.members
+        self._statistics = parts.statistics
         self._audits = audits
         self._is_held_out = is_held_out
-        self._members = members
-        self._versions = versions
         self._staleness = staleness
-        self._statistics = statistics
-        self._prompts = {
-            task.name: Prompts(
-                recovered.next_cursor(task.name),
-                Sampler(
-                    task.row_filter, (row for row in recovered.rows if row.source.task == task.name)
-                ),
-                task.name,
-                [each.cursor for each in recovered.given_back if each.task == task.name],
-            )
-            for task in rules.tasks
-        }
-        self._leases = scheduler.leases
-        self._groups = GroupTable(rules.drawn, self._leases)
-        self._partials = Partials(
-            rules,
-            leases=self._leases,
-            versions=versions,
-            staleness=staleness,
-            statistics=statistics,
-            audits=audits,
-        )
-        self._episodes = OpenEpisodes(
-            rules,
-            groups=self._groups,
-            members=members,
-            statistics=statistics,
-            good=self._partials.good,
-        )
-        self._scheduler = scheduler
-        self.watch = RewardWatch(self._prompts, succeeded=recovered.resume_step > 0)
-        self._work = GroupWork(
-            parts,
-            recovered.next_group,
-            watch=self.watch,
-            prompts=self._prompts,
-            groups=self._groups,
-            staleness=staleness,
-            scheduler=scheduler,
-        )
+        self._scheduler, self._leases = scheduler, scheduler.leases
+        self._prompts, self._groups = books.prompts, books.groups
+        self._partials, self._episodes = books.partials, books.episodes
+        self.watch, self.stragglers = books.watch, books.stragglers
+        self._work = GroupWork(books, recovered.next_group)
         scheduler.add(self)
         # Whether agents outside play some of the tasks.
         self.are_outside = bool(self._work.outside)
-        self.stragglers = Stragglers(
-            rules,
-            groups=self._groups,
-            leases=self._leases,
-            members=members,
-            versions=versions,
-            statistics=statistics,
-        )
-        self._judge = GroupJudge(
-            parts,
-            recovered.answered,
-            groups=self._groups,
-            prompts=self._prompts,
-            partials=self._partials,
-            episodes=self._episodes,
-            stragglers=self.stragglers,
-            staleness=staleness,
-            scheduler=scheduler,
-            audits=audits,
-            watch=self.watch,
-        )
+        self._judge = GroupJudge(books, recovered.answered)
         self._patience = self._judge.patience
-        self._recovery = Recovery(
-            rules,
-            groups=self._groups,
-            partials=self._partials,
-            episodes=self._episodes,
-            judge=self._judge,
-            versions=versions,
-            staleness=staleness,
-            audits=audits,
-        )
+        self._recovery = Recovery(books, self._judge)
         # When the next partial has waited for long enough.
         self._patient_until: float | None = None
 

@@ -15,13 +15,11 @@ Not here: repeated results (`accepted_results`), the form of a result (`work.res
 """
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
-from echo2d.core.audit.audits import Audits
 from echo2d.core.audit.waiting_samples import SampleVerdict
 from echo2d.core.base.ids import GroupId, PeerId, Version
 from echo2d.core.cluster.events import Note, Persist
-from echo2d.core.cluster.parts import RunParts
 from echo2d.core.cluster.peer import Peer
 from echo2d.core.protocol.control_messages import HeldLease, SampleFinished
 from echo2d.core.protocol.trajectory import Partial, StoredGroup, TrajectoryRecord
@@ -40,17 +38,12 @@ from echo2d.core.work.events import (
 )
 from echo2d.core.work.leases import Lease, answer
 from echo2d.core.work.results import Written, written_by
-from echo2d.core.work.scheduler import LeaseScheduler
 from echo2d.core.work.training.accepted_results import AcceptedResults
 from echo2d.core.work.training.contrast import VarianceFilter, most_contrasting, no_variance, spread
-from echo2d.core.work.training.group_table import LEASE_FAILURES_MAX, GroupTable, OpenGroup
-from echo2d.core.work.training.open_episodes import OpenEpisodes
-from echo2d.core.work.training.partials import Partials
+from echo2d.core.work.training.group_table import LEASE_FAILURES_MAX, OpenGroup
+from echo2d.core.work.training.parts import TrainingParts
 from echo2d.core.work.training.patience import Patience
-from echo2d.core.work.training.prompts import Prompts, prompt_of
-from echo2d.core.work.training.reward_watch import RewardWatch
-from echo2d.core.work.training.staleness import Staleness
-from echo2d.core.work.training.stragglers import Stragglers
+from echo2d.core.work.training.prompts import prompt_of
 
 # A sample that went back from one worker waits this long for another one; then its group begins again.
 RETURNED_WAIT_S = 60.0
@@ -61,35 +54,24 @@ class GroupJudge:
 
     def __init__(
         self,
-        parts: RunParts,
+        parts: TrainingParts,
         answered: Iterable[AcceptedResult],
-        *,
-        groups: GroupTable,
-        prompts: Mapping[str, Prompts],
-        partials: Partials,
-        episodes: OpenEpisodes,
-        stragglers: Stragglers,
-        staleness: Staleness,
-        scheduler: LeaseScheduler,
-        audits: Audits | None,
-        watch: RewardWatch,
     ) -> None:
-        rules, statistics = parts.rules, parts.statistics
-        self._rules = rules
-        self._watch = watch
+        self._rules = parts.rules
+        self._watch = parts.watch
         self._accepted = AcceptedResults(answered)
-        self._groups = groups
-        self._prompts = prompts
-        self._partials = partials
-        self._episodes = episodes
-        self._stragglers = stragglers
-        self._staleness = staleness
-        self._statistics = statistics
-        self._scheduler = scheduler
-        self._leases = scheduler.leases
-        self._audits = audits
-        self.patience = Patience(rules, groups, self.is_last_step)
-        self._variance_filter = VarianceFilter(rules)
+        self._groups = parts.groups
+        self._prompts = parts.prompts
+        self._partials = parts.partials
+        self._episodes = parts.episodes
+        self._stragglers = parts.stragglers
+        self._staleness = parts.staleness
+        self._statistics = parts.statistics
+        self._scheduler = parts.scheduler
+        self._leases = parts.scheduler.leases
+        self._audits = parts.audits
+        self.patience = Patience(parts.rules, parts.groups, self.is_last_step)
+        self._variance_filter = VarianceFilter(parts.rules)
         # Groups with older versions than this have been dropped.
         self._aged_to: Version | None = None
         # By group with returned samples: when it is dropped if one of them still waits.

@@ -21,10 +21,8 @@ import math
 from collections.abc import Callable, Iterable
 
 from echo2d.core.cluster.events import Persist
-from echo2d.core.cluster.membership import Membership
-from echo2d.core.cluster.statistics import Statistics
+from echo2d.core.cluster.parts import RunParts
 from echo2d.core.protocol.trajectory import Partial, TrajectoryRecord
-from echo2d.core.rules.run import RunRules
 from echo2d.core.work.episodes import Episode, Parked, ParkedEpisode
 from echo2d.core.work.events import (
     EnvironmentStepped,
@@ -43,16 +41,14 @@ class OpenEpisodes:
 
     def __init__(
         self,
-        rules: RunRules,
+        parts: RunParts,
         *,
         groups: GroupTable,
-        members: Membership,
-        statistics: Statistics,
         good: Callable[[Partial], bool],
     ) -> None:
-        self._rules = rules
-        self._groups, self._members = groups, members
-        self._statistics = statistics
+        self._rules, self._members = parts.rules, parts.members
+        self._statistics = parts.statistics
+        self._groups = groups
         self._good = good
 
     def parked_episode(self, group: OpenGroup, sample: int) -> ParkedEpisode | None:

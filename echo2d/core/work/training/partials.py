@@ -20,14 +20,12 @@ from collections.abc import Iterable, Sequence
 from echo2d.core.audit.audits import Audits
 from echo2d.core.base.ids import PeerId
 from echo2d.core.cluster.events import Note
+from echo2d.core.cluster.parts import RunParts
 from echo2d.core.cluster.peer import Peer
-from echo2d.core.cluster.statistics import Statistics
-from echo2d.core.cluster.versions import PublishedVersions
 from echo2d.core.protocol.columns import wanted_columns
 from echo2d.core.protocol.control_messages import SampleDelta, VersionKey
 from echo2d.core.protocol.result_check import Believed, delta_fault, partial_fault
 from echo2d.core.protocol.trajectory import NOTHING, Partial, authored
-from echo2d.core.rules.run import RunRules
 from echo2d.core.rules.tasks import TaskRules
 from echo2d.core.work.leases import Lease, LeaseTable
 from echo2d.core.work.training.group_table import OpenGroup, Waiting
@@ -44,19 +42,16 @@ class Partials:
 
     def __init__(
         self,
-        rules: RunRules,
+        parts: RunParts,
         *,
         leases: LeaseTable,
-        versions: PublishedVersions,
         staleness: Staleness,
-        statistics: Statistics,
         audits: Audits | None = None,
     ) -> None:
-        self._rules = rules
+        self._rules, self._versions = parts.rules, parts.versions
+        self._statistics = parts.statistics
         self._leases = leases
-        self._versions = versions
         self._staleness = staleness
-        self._statistics = statistics
         self._audits = audits
 
     def believed(self, peer: Peer) -> Believed:

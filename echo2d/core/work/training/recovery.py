@@ -11,25 +11,20 @@ Not here: how groups go on from there (`judge`), the books (`group_table`).
 from collections import defaultdict
 from collections.abc import Sequence
 
-from echo2d.core.audit.audits import Audits
 from echo2d.core.base.ids import GroupId
 from echo2d.core.cluster.peer import Peer
-from echo2d.core.cluster.versions import PublishedVersions
 from echo2d.core.protocol.control_messages import HeldLease
 from echo2d.core.protocol.trajectory import StoredGroup
-from echo2d.core.rules.run import RunRules
 from echo2d.core.work.events import (
     LeaseGiven,
     RecoveredRollouts,
     RecoveredTurn,
     RolloutAction,
 )
-from echo2d.core.work.training.group_table import GroupTable, OpenGroup
+from echo2d.core.work.training.group_table import OpenGroup
 from echo2d.core.work.training.judge import GroupJudge
-from echo2d.core.work.training.open_episodes import OpenEpisodes
-from echo2d.core.work.training.partials import Partials
+from echo2d.core.work.training.parts import TrainingParts
 from echo2d.core.work.training.prompts import prompt_of
-from echo2d.core.work.training.staleness import Staleness
 
 
 class Recovery:
@@ -37,24 +32,16 @@ class Recovery:
 
     def __init__(
         self,
-        rules: RunRules,
-        *,
-        groups: GroupTable,
-        partials: Partials,
-        episodes: OpenEpisodes,
+        parts: TrainingParts,
         judge: GroupJudge,
-        versions: PublishedVersions,
-        staleness: Staleness,
-        audits: Audits | None,
     ) -> None:
-        self._rules = rules
-        self._groups = groups
-        self._partials = partials
-        self._episodes = episodes
+        self._rules, self._versions = parts.rules, parts.versions
+        self._groups = parts.groups
+        self._partials = parts.partials
+        self._episodes = parts.episodes
         self._judge = judge
-        self._versions = versions
-        self._staleness = staleness
-        self._audits = audits
+        self._staleness = parts.staleness
+        self._audits = parts.audits
 
     def recover(self, recovered: RecoveredRollouts, *, now: float) -> list[RolloutAction]:
         """After a restart: buffer complete groups that are in no batch, and continue the others."""

@@ -16,12 +16,9 @@ from itertools import islice
 from typing import NamedTuple
 
 from echo2d.core.base.ids import GroupId, PeerId
-from echo2d.core.cluster.membership import Membership
+from echo2d.core.cluster.parts import RunParts
 from echo2d.core.cluster.peer import Peer
-from echo2d.core.cluster.statistics import Statistics
-from echo2d.core.cluster.versions import PublishedVersions
 from echo2d.core.protocol.control_messages import PROGRESS_S, HeldLease
-from echo2d.core.rules.run import RunRules
 from echo2d.core.work.leases import Lease, LeaseTable
 from echo2d.core.work.ranking import FreeSlots
 from echo2d.core.work.training.answer_lengths import AnswerLengths
@@ -61,16 +58,14 @@ class Stragglers:
 
     def __init__(
         self,
-        rules: RunRules,
+        parts: RunParts,
         *,
         groups: GroupTable,
         leases: LeaseTable,
-        members: Membership,
-        versions: PublishedVersions,
-        statistics: Statistics,
     ) -> None:
-        # Groups that lack as many samples, or fewer, are looked at; by task.
-        # A group waits for its last samples: for this share of them, and at least one.
+        rules = parts.rules
+        # By task: a group that lacks this many samples or fewer waits for its last ones. They are half of
+        # its samples, and at least one.
         self._lacks_max = {
             task.name: max(1, int(rules.drawn(task) * 0.5))
             if rules.group_size > 1 and rules.move_stragglers
@@ -79,8 +74,8 @@ class Stragglers:
         }
         self._size = rules.group_size
         self._groups, self._leases = groups, leases
-        self._members, self._versions = members, versions
-        self._measurements = statistics.measurements
+        self._members, self._versions = parts.members, parts.versions
+        self._measurements = parts.statistics.measurements
         self._lengths = {task.name: AnswerLengths() for task in rules.tasks}
         # Groups that lack few samples; those that are over are forgotten when they are judged.
         self._waiting: dict[GroupId, None] = {}

@@ -13,17 +13,11 @@ from echo2d.runtime.peer.frame_holdings import FrameHoldings
 from echo2d.store.budget import DiskBudget
 from echo2d.store.frames import FramesDamaged, FrameStore
 from tests.support.encodings import build_form, facts
+from tests.support.holdings_owner import NotingOwner
 
 
 def holdings_in(store: FrameStore) -> FrameHoldings:
-    return FrameHoldings(
-        store,
-        emit=lambda _: None,
-        ask=lambda _: None,
-        fail=lambda *_: None,
-        serving=lambda: None,
-        base=lambda _: None,
-    )
+    return FrameHoldings(store, NotingOwner())
 
 
 @pytest.mark.parametrize("at_once", [False, True])

@@ -4,11 +4,11 @@ import asyncio
 import os
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
-from echo2d.core.base.ids import FormId, FrameId, PeerId, frame_id
+from echo2d.core.base.ids import FrameId, PeerId, frame_id
 from echo2d.core.protocol.peer_messages import FrameReceived
 from echo2d.net.peer.links import PeerLinks
 from echo2d.runtime.peer import receive_queue
@@ -17,6 +17,7 @@ from echo2d.runtime.peer.receive_queue import ReceiveQueue
 from echo2d.store.budget import DiskBudget
 from echo2d.store.frames import FrameStore
 from tests.support.encodings import build_form, facts
+from tests.support.holdings_owner import NotingOwner
 
 FORM = build_form(facts(), {"a.txt": os.urandom(70_000)})
 SEGMENT = FORM.segments[0]
@@ -27,24 +28,11 @@ class QueueOfOneLink:
     """A queue over a real store. failed: the forms given up, with the reason."""
 
     def __init__(self, store: FrameStore) -> None:
-        self.events: list[Any] = []
-        self.failed: list[tuple[FormId, str]] = []
-        self.holdings = FrameHoldings(
-            store,
-            emit=self.events.append,
-            ask=lambda _: None,
-            fail=lambda *_: None,
-            serving=lambda: None,
-            base=lambda _: None,
-        )
+        owner = NotingOwner()
+        self.events, self.failed = owner.events, owner.failed
+        self.holdings = FrameHoldings(store, owner)
         links = cast("PeerLinks", SimpleNamespace(pause=lambda _: None, resume=lambda _: None))
-        self.queue = ReceiveQueue(
-            PeerId("p"),
-            links,
-            self.holdings,
-            emit=self.events.append,
-            fail=lambda form, reason: self.failed.append((form, reason)),
-        )
+        self.queue = ReceiveQueue(PeerId("p"), links, self.holdings, emit=owner.emit)
 
     def take(self, stream: int, frame: FrameId, payload: bytes | memoryview) -> None:
         form, data = FORM.facts.form, memoryview(payload).toreadonly()

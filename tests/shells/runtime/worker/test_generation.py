@@ -12,7 +12,7 @@ from echo2d.core.base.ids import LeaseId
 from echo2d.core.protocol.sampling import Sampling
 from echo2d.core.worker.events import EngineLost, GenerationFailed, SampleProgressed
 from echo2d.engines.base import Engine, GenerateRequest, SampleOutput
-from echo2d.engines.fake import FAKE_EOS, FakeEngine
+from echo2d.engines.fake import FAKE_EOS, FakeEngine, FakePolicy
 from echo2d.runtime.worker.generation import LeaseRunner
 from tests.support.polling import HANG_S
 from tests.support.snapshots import write_snapshot
@@ -68,7 +68,7 @@ async def a_shift(*engines: Engine) -> AsyncIterator[Shift]:
 
 @pytest.fixture
 async def engine(tmp_path: Path) -> AsyncIterator[FakeEngine]:
-    engine = FakeEngine(answer_tokens=(3, 6))
+    engine = FakeEngine(FakePolicy(answer_tokens=(3, 6)))
     await engine.start()
     await engine.refit(await asyncio.to_thread(write_snapshot, tmp_path / "model"), LABEL)
     yield engine

@@ -15,7 +15,7 @@ from echo2d.core.protocol.control_messages import (
     VersionsRevoked,
 )
 from echo2d.core.protocol.trajectory import unpack_tokens
-from echo2d.engines.fake import FakeEngine
+from echo2d.engines.fake import FakeEngine, FakePolicy
 from tests.support.fake_coordinator import CoordinatorDouble
 from tests.support.peer import a_seed, a_worker, spread
 
@@ -28,7 +28,11 @@ async def running(double: CoordinatorDouble, peer: PeerId) -> None:
 async def test_leases_outlive_the_control_link(double: CoordinatorDouble, tmp_path: Path) -> None:
     async with (
         a_seed(double),
-        a_worker(double, tmp_path / "one", FakeEngine(tokens_per_s=20.0, answer_tokens=(99, 99))),
+        a_worker(
+            double,
+            tmp_path / "one",
+            FakeEngine(FakePolicy(answer_tokens=(99, 99)), tokens_per_s=20.0),
+        ),
     ):
         names = await double.peers(2)
         one = names["one"]
@@ -67,7 +71,7 @@ async def test_an_unanswered_result_is_sent_again(
 async def test_a_stopped_worker_gives_back_and_says_goodbye(
     double: CoordinatorDouble, tmp_path: Path
 ) -> None:
-    engine = FakeEngine(tokens_per_s=20.0, answer_tokens=(99, 99))
+    engine = FakeEngine(FakePolicy(answer_tokens=(99, 99)), tokens_per_s=20.0)
     async with a_seed(double), a_worker(double, tmp_path / "one", engine) as worker:
         names = await double.peers(2)
         one = names["one"]
@@ -84,7 +88,7 @@ async def test_a_stopped_worker_gives_back_and_says_goodbye(
 async def test_what_a_stopped_worker_has_goes_on_at_another_one(
     double: CoordinatorDouble, tmp_path: Path
 ) -> None:
-    engine = FakeEngine(tokens_per_s=50.0, answer_tokens=(500, 500))
+    engine = FakeEngine(FakePolicy(answer_tokens=(500, 500)), tokens_per_s=50.0)
     async with (
         a_seed(double),
         a_worker(double, tmp_path / "one", engine) as worker,

@@ -22,7 +22,7 @@ from echo2d.core.protocol.control_messages import (
     TransferReport,
 )
 from echo2d.engines.base import Engine
-from echo2d.engines.fake import FakeEngine, RefitOutcome, fake_logprob
+from echo2d.engines.fake import FakeEngine, FakePolicy, RefitOutcome, fake_logprob
 from echo2d.engines.torch_engine import TorchEngine, devices_of
 from echo2d.engines.torch_engine.engine import threads_each
 from echo2d.errors import OperatorFault
@@ -49,9 +49,7 @@ Logprobs = Callable[
 def fake_engine(*outcomes: RefitOutcome) -> FakeEngine:
     endless = (CONTEXT_MAX, CONTEXT_MAX)
     return FakeEngine(
-        vocab_size=VOCAB_SIZE,
-        eos_token_id=VOCAB_SIZE,
-        answer_tokens=endless,
+        FakePolicy(vocab_size=VOCAB_SIZE, eos_token_id=VOCAB_SIZE, answer_tokens=endless),
         tokens_per_s=PACE,
         refit_outcomes=outcomes,
     )

@@ -4,7 +4,6 @@ import asyncio
 import random
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,6 +21,7 @@ from echo2d.store.frames import FrameStore
 from echo2d.store.slots import slot_writer
 from echo2d.store.slots.slot_store import SlotStore
 from tests.support.encodings import BuiltForm, build_form, facts
+from tests.support.holdings_owner import NotingOwner
 
 OLD, NEW = (
     {"a.json": random.Random(seed).randbytes(150_000), "b.json": b"in both versions"}
@@ -42,10 +42,9 @@ class Peer:
         budget = DiskBudget(4 << 20)
         self.store = FrameStore(path / "frames", budget)
         self.events: asyncio.Queue[relay_events.RelayEvent] = asyncio.Queue()
-        nobody: dict[str, Any] = {name: lambda *_: None for name in ("ask", "fail", "base")}
-        self.holdings = FrameHoldings(
-            self.store, emit=self.events.put_nowait, serving=lambda: None, **nobody
-        )
+        owner = NotingOwner()
+        owner.emit = self.events.put_nowait  # type: ignore[method-assign]
+        self.holdings = FrameHoldings(self.store, owner)
         self.applier = SnapshotBuilder(SlotStore(path / "slots", budget), self.store, self.holdings)
 
     async def receive(self, form: BuiltForm) -> None:

@@ -13,6 +13,8 @@ from echo2d.core.base.ids import (
     Version,
 )
 from echo2d.core.cluster.events import PeerDisconnected, PeerRevoked, Persist, VersionPublished
+from echo2d.core.cluster.membership import Membership
+from echo2d.core.cluster.parts import RunParts
 from echo2d.core.cluster.statistics import Statistics
 from echo2d.core.cluster.versions import PublishedVersions
 from echo2d.core.coordinator.events import Recovered
@@ -374,11 +376,14 @@ def test_a_partial_that_is_too_old_is_forgotten() -> None:
     for over_stale, left in (("drop", [2]), ("mask", [1, 2, 3])):
         run = rules(staleness_max=1, over_stale=over_stale)
         partials = Partials(
-            run,
+            RunParts(
+                run,
+                Membership(run.run_id, run.heartbeat_s),
+                PublishedVersions(published, PublishSeq(3)),
+                Statistics(),
+            ),
             leases=LeaseTable(1, 15.0),
-            versions=PublishedVersions(published, PublishSeq(3)),
             staleness=Staleness(run, recovered),
-            statistics=Statistics(),
         )
         group = OpenGroup(
             GroupId(0), DrawnPrompt(0, pack_tokens([1])), run.tasks[0], {0, 1, 2, 3, 4, 5}
