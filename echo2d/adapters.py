@@ -18,9 +18,6 @@ from echo2d.core.weights.manifest import ADAPTER_CONFIG, BASE_PIN
 from echo2d.errors import OperatorFault, path_fault
 from echo2d.model_files import weight_files
 
-# In memory at a time.
-_READ_BYTES = 8 << 20
-
 # They hold the architecture and the end tokens.
 _SHAPING = ("config.json", "generation_config.json")
 _DIGEST = re.compile("[0-9a-f]{64}")
@@ -96,6 +93,7 @@ def pinned_base(directory: Path) -> str | None:
 def _content_digest(path: Path) -> str:
     digest = blake3()
     with path.open("rb") as file:
-        while part := file.read(_READ_BYTES):
+        # At most 8 MiB are in memory at a time.
+        while part := file.read(8 << 20):
             digest.update(part)
     return digest.hexdigest()

@@ -25,8 +25,6 @@ _NAME = re.compile(rf"({_PART}/{_PART})(?:@([A-Za-z0-9._/-]+))?(?::(.+))?")
 _TEXTS = (".json", ".jinja", ".txt", ".model")
 _WEIGHTS = ".safetensors"
 _ROWS = ".parquet"
-# The hub keeps Parquet files that it made of other formats on this branch.
-_CONVERTED = "refs/convert/parquet"
 
 
 def names_a_repository(text: str) -> bool:
@@ -64,14 +62,15 @@ def load_rows(name: str) -> list[Path]:
     repository, revision, split = _parts(name)
     with _hub(name, "dataset") as hub:
         splits: dict[str, list[str]] = {}
-        for tried in dict.fromkeys((revision, revision or _CONVERTED)):
+        # The hub keeps Parquet files that it made of other formats on this branch.
+        for tried in dict.fromkeys((revision, revision or "refs/convert/parquet")):
             info = hub.dataset_info(repository, revision=tried)
             splits = _splits(each.rfilename for each in info.siblings or ())
             if splits:
                 break
         found = {each: files for each, files in splits.items() if split in (None, each)}
         if len(found) != 1:
-            # in a message, at most
+            # A message names at most twelve.
             shown = ", ".join(f"{repository}:{each}" for each in list(splits)[:12])
             raise OperatorFault(
                 f"--rows {name}: expected one of {shown}"

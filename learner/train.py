@@ -75,8 +75,6 @@ from echo2d.sd_notify import Notifier
 
 # How often a waiting learner checks for a publish that failed, or a rank that was told to stop.
 BEAT_S = 1.0
-# A batch damaged in transit arrives whole the next time; one damaged at its source never does.
-DAMAGED_MAX = 3
 
 log = logging.getLogger("echo2d.learner")
 
@@ -294,7 +292,9 @@ class Learner:
         """Take a batch, again if it arrives damaged. IntegrityFault: DAMAGED_MAX times its digest
         did not match.
         """
-        for _ in range(DAMAGED_MAX - 1):
+        # A batch damaged in transit arrives whole the next time; one damaged at its source never
+        # does.
+        for _ in range(2):
             try:
                 return self._coordinator.take_batch(step)
             except IntegrityFault as fault:
@@ -446,7 +446,7 @@ class Learner:
         """
         ends_at = self._step_began_at + wait_s + self._config.step_floor_s
         while (left_s := ends_at - time.monotonic()) > 0 and not self._prefetch.stopped:
-            # How long a step that imitates a larger model takes to notice that it is to stop.
+            # A step that imitates a larger model notices within 0.1 s that it has to stop.
             time.sleep(min(left_s, 0.1))
 
     def _publish(self, version: int) -> None:

@@ -22,10 +22,6 @@ from echo2d.errors import Fault, OperatorFault
 if TYPE_CHECKING:
     from echo2d.runtime.run_dir.results import Result
 
-# A backup waits for everybody else.
-NICE = 10
-CONNECT_S = 5.0
-
 
 @click.group(cls=FullSentences)
 def keep() -> None:
@@ -68,7 +64,8 @@ def backup(
     from echo2d.runtime.run_dir import backup_files
     from echo2d.runtime.run_dir.backup import back_up
 
-    os.nice(NICE)
+    # A backup waits for every other program.
+    os.nice(10)
     with progress_bar("backing up") as tell:
         if verify is not None:
             if any(each is not None for each in (run_dir, target, learner_dir, reuse)):
@@ -240,7 +237,7 @@ def _listens(url: str) -> bool:
     at = urlsplit(url)
     try:
         port = at.port or (443 if at.scheme == "https" else 80)
-        socket.create_connection((at.hostname or "", port), timeout=CONNECT_S).close()
+        socket.create_connection((at.hostname or "", port), timeout=5.0).close()
     except OSError:
         return False
     return True

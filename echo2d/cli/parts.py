@@ -58,7 +58,7 @@ class FullSentences(click.Group):
     def rows(self, ctx: click.Context, names: Iterable[str]) -> list[tuple[str, str]]:
         """The name and the first sentence of each command."""
         commands = ((name, self.get_command(ctx, name)) for name in names)
-        # of a command's first sentence
+        # The first sentence of a command has at most 200 characters.
         return [
             (name, each.get_short_help_str(limit=200))
             for name, each in commands

@@ -10,7 +10,6 @@ from echo2d.cli.parts import DIRECTORY, FILE, FullSentences, json_option, run_di
 from echo2d.errors import OperatorFault
 
 SHOWN_IDS = 3  # machines of a token in the list; --json has all
-SHOWN_ID_CHARS = 8
 SECONDS_PER_UNIT = {"d": 86400, "h": 3600, "min": 60}
 
 
@@ -98,7 +97,7 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
         "never" if expires is None else _ago(-expires) if expires <= 0 else f"in {_span(expires)}"
     )
     joined = [f"{len(row['peers'])}" if most is None else f"{len(row['peers'])} of {most}"]
-    joined += [peer[:SHOWN_ID_CHARS] for peer in row["peers"][:SHOWN_IDS]]
+    joined += [peer[:8] for peer in row["peers"][:SHOWN_IDS]]
     joined += ["..."] if len(row["peers"]) > SHOWN_IDS else []
     machines = " ".join(joined) if row["role"] == "worker" else "-"
     return (

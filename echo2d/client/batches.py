@@ -20,9 +20,6 @@ from echo2d.core.protocol.trajectory import (
 )
 from echo2d.errors import IntegrityFault, PeerFault
 
-# A branch's trajectory has a number of its own: above every sample's, which are fewer than this.
-BRANCH_SAMPLES = 1 << 16
-
 
 @dataclass(frozen=True, slots=True)
 class Span:
@@ -156,6 +153,8 @@ def _branches(kept: TrajectoryRecord) -> list[Trajectory]:
         )
         # Each given range is followed by a turn.
         turns = len(given) + (not given or given[0][0] > 0)
+        # A branch's trajectory has a number of its own: above every sample's, which are fewer than
+        # this.
         found.append(
             Trajectory(
                 tokens[start:end],
@@ -176,7 +175,7 @@ def _branches(kept: TrajectoryRecord) -> list[Trajectory]:
                 kept.source.row,
                 kept.sample,
                 branch,
-                kept.sample + branch * BRANCH_SAMPLES,
+                kept.sample + branch * (1 << 16),
                 {name: array[start:end] for name, array in columns.items()},
                 kept.source.attachments,
             )

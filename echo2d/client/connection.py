@@ -31,10 +31,6 @@ from echo2d.this_build import THIS_BUILD
 # Without a byte of the answer. The coordinator answers a request for a batch within LONG_POLL_S, with
 # or without a batch, and everything else at once.
 ANSWER_SILENCE_S_MAX = 120.0
-# The same for publishing: without a manifest the coordinator first hashes the version, for minutes if
-# it is large and the disk slow.
-PUBLISH_SILENCE_S_MAX = 3600.0
-UPLOAD_PART_BYTES = 1 << 20
 
 log = logging.getLogger("echo2d.client")
 
@@ -123,9 +119,9 @@ class ApiConnection:
         content: dict[str, Any] = (
             {"data": _parts(body)} if isinstance(body, Path) else {"json": body}
         )
-        silence_s = (
-            PUBLISH_SILENCE_S_MAX if path.startswith(VERSIONS_PATH) else ANSWER_SILENCE_S_MAX
-        )
+        # The same for publishing: without a manifest the coordinator first hashes the version, for
+        # minutes if it is large and the disk slow.
+        silence_s = 3600.0 if path.startswith(VERSIONS_PATH) else ANSWER_SILENCE_S_MAX
         timeout = aiohttp.ClientTimeout(
             total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=silence_s
         )
@@ -147,7 +143,7 @@ class ApiConnection:
 async def _parts(path: Path) -> AsyncIterator[bytes]:
     file = await asyncio.to_thread(path.open, "rb")
     try:
-        while part := await asyncio.to_thread(file.read, UPLOAD_PART_BYTES):
+        while part := await asyncio.to_thread(file.read, 1 << 20):
             yield part
     finally:
         await asyncio.to_thread(file.close)

@@ -23,11 +23,9 @@ from echo2d.core.rules.table import Table, key, same_key
 from echo2d.errors import OperatorFault
 from echo2d.registry import PROVIDERS
 
-_HOURS_MAX = 24.0 * 90
 _SECONDS_MAX = 86400.0
 # More trajectories per hour than this is a typing mistake.
 _RATE_MAX = 1e9
-_BOXES_MAX = 512  # of one offer at a time
 PROVIDERS_MAX = 16
 OFFERS_MAX = 64  # of all providers together
 # A provider's name becomes part of each box's label.
@@ -60,7 +58,7 @@ class RentTable(Table):
         "hours that a box may live; it is told to end by itself after that",
         24.0,
         above=0.0,
-        high=_HOURS_MAX,
+        high=24.0 * 90,
     )
     idle_s: float = key(
         "seconds without work after which a box is given back", 900.0, above=0.0, high=_SECONDS_MAX
@@ -142,7 +140,8 @@ class OfferTable(Table):
         low=0.0,
         high=_RATE_MAX,
     )
-    max: int = key("most boxes at a time", 1, low=1, high=_BOXES_MAX)
+    # Of one offer at a time.
+    max: int = key("most boxes at a time", 1, low=1, high=512)
     availability: float = key(
         "share of the time in which a box is available", 1.0, above=0.0, high=1.0
     )

@@ -17,7 +17,6 @@ from echo2d.core.rules.table import Table, expected_text, range_text, types_of
 from echo2d.errors import OperatorFault, path_fault
 
 AnyTable = TypeVar("AnyTable", bound=Table)
-_ALIKE = 0.7  # of two names, one of which is a mistyped other
 
 
 def read_table(table: type[AnyTable], values: Mapping[str, Any], folder: Path = Path()) -> AnyTable:
@@ -38,7 +37,8 @@ def read_table(table: type[AnyTable], values: Mapping[str, Any], folder: Path = 
 
 def meant(name: str, keys: Collection[str]) -> str:
     """Which key was probably meant; all of them, if none is alike."""
-    near = difflib.get_close_matches(name, keys, 1, _ALIKE)
+    # 0.7: how alike two names are when one of them is a mistyped other.
+    near = difflib.get_close_matches(name, keys, 1, 0.7)
     return f"did you mean {near[0]}?" if near else f"expected one of {', '.join(keys)}"
 
 

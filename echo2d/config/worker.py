@@ -69,7 +69,7 @@ class WorkerConfig(Table):
         " (policy.quantized_workers)",
         "none",
     )
-    # GPUs of the largest boxes
+    # The largest boxes have 16 GPUs.
     engines: int = key("number of engines, one per GPU; they share one download", 1, low=1, high=16)
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = key(
         "weights of the torch engine; auto: float32 on the CPU, bfloat16 on a GPU", "auto"

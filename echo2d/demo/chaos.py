@@ -33,8 +33,6 @@ RECOVERED: Mapping[str, str] = {
     "task process": "runs again",
 }
 STEPS_MIN = 8  # fewer have no room for a kill of each kind
-STEPS_PER_WORKER_KILL = 16
-STEPS_PER_TASK_KILL = 40
 LAST_SHARE = 0.85  # of the steps; later kills might come after the end
 PAUSE_S_MAX = 1.0  # a supervisor waits so long at most before it starts a program again
 TASK_MODULE = "echo2d.tasks.pool_child"
@@ -58,8 +56,9 @@ def plan_kills(steps: int, workers: int, rng_seed: int) -> list[PlannedKill]:
     """
     rng = random.Random(rng_seed)
     kinds = list(VICTIM_KINDS)
-    kinds += ["worker"] * (steps // STEPS_PER_WORKER_KILL - 1)
-    kinds += ["task process"] * (steps // STEPS_PER_TASK_KILL - 1)
+    # A kill of a worker every 16 steps, and of a task process every 40.
+    kinds += ["worker"] * (steps // 16 - 1)
+    kinds += ["task process"] * (steps // 40 - 1)
     rng.shuffle(kinds)
     width = (LAST_SHARE * steps - 1) / len(kinds)
     return [

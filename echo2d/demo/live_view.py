@@ -20,7 +20,6 @@ from echo2d.views.status import (
     workers_table,
 )
 
-PLAIN_EVERY_S = 5.0  # between two lines if stderr is not a terminal
 Rows = Sequence[Mapping[str, Any]]
 
 
@@ -54,7 +53,8 @@ class LiveView:
         if self._console.is_terminal:
             self._live.update(run_picture(facts, rows, steps=self._steps, tokens_per_s=rate))
         elif rows and now >= self._plain_at:
-            self._plain_at = now + PLAIN_EVERY_S
+            # A line every five seconds if stderr is not a terminal.
+            self._plain_at = now + 5.0
             self.say(progress_line(rows, steps=self._steps, tokens_per_s=rate))
 
 

@@ -14,7 +14,6 @@ from echo2d.errors import Fault
 from echo2d.runtime.run_dir.tokens import create_token
 
 STOP_S = 10.0  # a program that has not ended so long after SIGTERM is killed
-LOG_TAIL_LINES = 12
 
 
 class Program:
@@ -69,7 +68,7 @@ class Program:
     def tail(self) -> str:
         """The end of its log, for people who want to know why it failed."""
         lines = self.log.read_text(errors="replace").splitlines()
-        return "\n".join(lines[-LOG_TAIL_LINES:])
+        return "\n".join(lines[-12:])
 
 
 class Programs:

@@ -42,10 +42,8 @@ from echo2d.tasks.sort_digits import EOS
 STEPS = 80
 SLOTS = 96  # samples that one engine generates at once: three workers hold a little over a batch
 START_S = 60.0  # to start a program: importing torch on a busy machine
-SETTLE_S = 60.0  # for the last version to reach every worker
 _POLL_S = 0.25
 CACHE = Path.home() / ".cache" / "echo2d"
-_STOPPED = 130  # exit code after Ctrl-C, as in a shell
 
 DemoTask = Literal["sort_digits", "two_turn_digits", "agents"]
 DEMO_KINDS = {
@@ -146,7 +144,8 @@ def run_demo(demo: Demo) -> int:
         result = _run(demo, run, view)
     except KeyboardInterrupt:
         view.say(f"stopped; logs are in {run / 'logs'}")
-        return _STOPPED
+        # The exit code after Ctrl-C, as in a shell.
+        return 130
     if demo.as_json:
         print(json.dumps(result.as_dict()))
     else:
@@ -274,7 +273,8 @@ def _settled(
     """Wait until every worker serves the last version and all kills have recovered, at most
     SETTLE_S; the status.
     """
-    deadline = time.monotonic() + SETTLE_S
+    # The last version has a minute to reach every worker.
+    deadline = time.monotonic() + 60.0
     while not (_all_serve(facts, demo) and chaos.quiet) and time.monotonic() < deadline:
         programs.check()
         chaos.look(facts)

@@ -18,8 +18,6 @@ from echo2d.errors import EngineFault
 # Usual values are 8 to 256. A far larger one would drown every number of the adapter.
 ALPHA_MAX = 1e6
 
-# PEFT wraps the model in two modules of its own, whose names come first.
-_PREFIX = "base_model.model."
 _A, _B = ".lora_A.weight", ".lora_B.weight"
 _READ = frozenset({"peft_type", "r", "lora_alpha", "use_rslora", "bias", "init_lora_weights"})
 # Keys that matter in training only, or that repeat what the tensors' names say.
@@ -86,7 +84,10 @@ def adapter_layout(layout: SnapshotLayout) -> AdapterLayout:
 def _layers(layout: SnapshotLayout) -> dict[str, tuple[str, str]]:
     # A layer counts if either of its two tensors is there; the check below finds a missing half.
     found = {name.removesuffix(_A).removesuffix(_B) for name in layout.tensors}
-    layers = {name.removeprefix(_PREFIX): (name + _A, name + _B) for name in sorted(found)}
+    # PEFT wraps the model in two modules of its own, whose names come first.
+    layers = {
+        name.removeprefix("base_model.model."): (name + _A, name + _B) for name in sorted(found)
+    }
     wanted = {name for pair in layers.values() for name in pair}
     for name in sorted(wanted ^ layout.tensors.keys()):
         raise EngineFault(

@@ -39,7 +39,6 @@ _REASON_CHARS_MAX = 300
 # `timeout` kills the command this long after its time, if this process has not done so.
 WATCHDOG_S = 5.0
 _READ_BYTES = 1 << 16
-_POLL_S = 0.02  # commands take seconds
 # Every cloud accepts this as a name or a tag.
 LABEL = re.compile(r"[a-z][a-z0-9-]{0,62}")
 ID = re.compile(r"[\x21-\x7e]{1,256}")
@@ -170,7 +169,8 @@ async def _output(process: asyncio.subprocess.Process) -> str:
 async def _ended(process: asyncio.subprocess.Process) -> int:
     """Wait for its exit code, but not (as `process.wait()`) for the end of its output."""
     while process.returncode is None:  # noqa: ASYNC110 - there is no event for it
-        await asyncio.sleep(_POLL_S)
+        # Commands take seconds.
+        await asyncio.sleep(0.02)
     return process.returncode
 
 

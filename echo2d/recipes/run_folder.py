@@ -21,7 +21,6 @@ from echo2d.runtime.run_dir.tokens import create_token, own_token
 
 CONFIG_FILE = "run.toml"
 RUN_DIR = "coordinator"
-SNAPSHOTS = "snapshots"
 _BOXES_MAX = 1000  # twice the largest fleet; more tokens are made by `echo2d token create`
 EXPIRES = "30d"  # a box that has joined by then stays
 
@@ -106,7 +105,7 @@ def write_folder(folder: Path, config: str, *, copies: Mapping[str, Path] | None
     """
     path = folder / CONFIG_FILE
     try:
-        (folder / SNAPSHOTS).mkdir(parents=True, exist_ok=True)
+        (folder / "snapshots").mkdir(parents=True, exist_ok=True)
         for name, source in (copies or {}).items():
             shutil.copytree(source, folder / name, dirs_exist_ok=True)
         path.write_text(config, encoding="utf-8")

@@ -161,7 +161,7 @@ class OneHost:
         run_dir, folder = self._config.run.run_dir, self._path.parent
         token = folder / f"{name}.token"
         if not token.exists():
-            # of a local worker's token, with which it joins once
+            # A local worker joins once with this token.
             create_token(
                 run_dir, name, role="worker", url=None, out=token, max_workers=1, expires="30d"
             )

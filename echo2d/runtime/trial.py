@@ -47,9 +47,6 @@ from echo2d.texts.files import read_text_files
 from echo2d.texts.model_texts import ModelTexts
 from echo2d.texts.reference import difference
 
-# Rows whose expected answers are judged, and whose prompts are measured.
-ROWS_JUDGED = 200
-_LABEL = "base model"
 _SHORT = 60  # characters of an answer in a sentence
 
 TellProgress = Callable[[str, float | None], None]
@@ -209,7 +206,8 @@ class _TaskTrial:
 
     async def draw(self, prompts: int, tell: TellProgress) -> None:
         """Draw the first prompts; as many as are shown are kept. OperatorFault: one cannot be made."""
-        most = ROWS_JUDGED if self._pool.about.in_text and self._episodes is None else prompts
+        # At most 200 rows' expected answers are judged, and their prompts measured.
+        most = 200 if self._pool.about.in_text and self._episodes is None else prompts
         last = min(most, self._pool.about.epoch_length or most)
         for index in range(last):
             tell(f"task {self._name}: prompts", index / last)
@@ -480,7 +478,7 @@ async def _engine(model: Path, samples: int) -> AsyncIterator[Engine]:
     (engine,) = await asyncio.to_thread(lambda: load(ENGINES["torch"])(options))
     await engine.start()
     try:
-        await engine.refit(model, _LABEL)
+        await engine.refit(model, "base model")
         yield engine
     finally:
         await engine.close()

@@ -24,7 +24,6 @@ from blake3 import blake3
 
 from echo2d.store.disk import store_faults
 
-_SUM_BYTES = 8
 _Value = int | float | str | bytes | None
 
 
@@ -193,7 +192,7 @@ def row_sum(*values: _Value) -> bytes:
                 parts.append(b"t%d:" % len(encoded) + encoded)
             case bytes():
                 parts.append(b"b%d:" % len(value) + value)
-    return blake3(b"".join(parts)).digest(_SUM_BYTES)
+    return blake3(b"".join(parts)).digest(8)
 
 
 def _objects(database: sqlite3.Connection) -> set[tuple[str | bytes | None, ...]]:

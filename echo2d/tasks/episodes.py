@@ -225,7 +225,7 @@ class Episodes:
         return TaskFailed("error", "a malformed turn")
 
     def _log_once(self, why: str) -> None:
-        # Distinct reasons that are logged. A task may put a number into every one.
+        # The first 16 reasons are logged: a task may put a number into every one.
         if why not in self.cautions and len(self.cautions) < 16:
             self.cautions.append(why)
             log.warning("task=%s %s", self._pool.about.name, why)

@@ -12,9 +12,6 @@ from echo2d.extras import install_command
 from echo2d.tasks.base import Answer, Split, TextPrompt, TextTask
 from echo2d.tasks.rows.split import GeneratedSide, row_key
 
-# reasoning-gym wants to know how many problems there will be.
-SIZE = 1 << 40
-
 
 class GymTask(TextTask):
     """Problems that reasoning-gym generates.
@@ -41,8 +38,9 @@ class GymTask(TextTask):
             raise OperatorFault(f"gym: it needs reasoning-gym: {install_command('gym')}") from error
         self._side = GeneratedSide("gym", split, held_out)
         try:
+            # reasoning-gym asks how many problems there will be.
             self._problems = reasoning_gym.create_dataset(
-                dataset, seed=rng_seed, size=SIZE, **(settings or {})
+                dataset, seed=rng_seed, size=1 << 40, **(settings or {})
             )
         except (ValueError, TypeError, AssertionError) as error:
             raise OperatorFault(f"gym: {dataset}: {error}") from error

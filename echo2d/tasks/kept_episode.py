@@ -17,7 +17,6 @@ from echo2d.tasks.environment import STATE_BYTES_MAX, EpisodeLost
 
 _HEAD = struct.Struct(">I")
 KEPT_BYTES_MAX = _HEAD.size + STATE_BYTES_MAX
-_LEVEL = 1  # of compression: it is done after every turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +40,8 @@ def kept(state: bytes, said: Said | None) -> bytes:
     # An environment says what it likes.
     except (TypeError, ValueError, RecursionError):
         return packed
-    whole = packed + zlib.compress(text.encode(), _LEVEL)
+    # The fastest level: it is done after every turn.
+    whole = packed + zlib.compress(text.encode(), 1)
     return whole if len(whole) <= KEPT_BYTES_MAX else packed
 
 

@@ -38,8 +38,6 @@ from echo2d.tasks.pool_child import (
 from echo2d.tasks.user_ids import BorrowedUser
 
 OUTPUT_BYTES_MAX = 1 << 20  # stdout and stderr of one call; all but the first lines are dropped
-# The guard has this long to end everything. Then it is killed itself.
-_KILL_S = 5.0
 # A call that is not over in time is interrupted by the process itself, which then goes on. One that
 # cannot be interrupted costs the process its life, so much later.
 GRACE_S = 1.0
@@ -148,7 +146,7 @@ class TaskProcess:
             await self.kill()
             return TaskFailed("died", f"cannot start a task process: {error}")
         request = self._start_request(None if self._user is None else self._user.uid)
-        # for a start that cannot be interrupted
+        # Ten more seconds, for a start that cannot be interrupted.
         async with aclosing(self._converse([request], TASK_START_S_MAX + 10.0)) as replies:
             introduction = await anext(replies)
         if isinstance(introduction, TaskFailed):
@@ -329,7 +327,8 @@ class Child(asyncio.SubprocessProtocol):
     async def close(self) -> None:
         self._kill()
         try:
-            async with asyncio.timeout(_KILL_S):
+            # The guard has this long to end everything. Then it is killed itself.
+            async with asyncio.timeout(5.0):
                 await self._gone.wait()
         except TimeoutError:
             # A process of the task hangs in a system call, where it cannot be killed now.

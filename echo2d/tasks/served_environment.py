@@ -388,5 +388,5 @@ def _cut(message: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _closing(messages: Sequence[Mapping[str, Any]]) -> str:
-    # of the last word of an episode
+    # The last word of an episode has at most 4,096 characters.
     return "\n".join(str(message.get("content", "")) for message in messages)[:4096]

@@ -20,7 +20,6 @@ from echo2d.tasks.base import Prompt, Split
 VOCABULARY = ("<pad>", "<eos>", "=", *"0123456789", "+", ">", "<", "#")
 PAD, EOS = 0, 1
 ASK = VOCABULARY.index(">")
-_UNKNOWN = "#"  # what the tokenizer makes of characters outside the alphabet
 
 HELD_OUT_PROMPTS = 200
 # Four digits make 10,000 prompts, of which the held-out ones are a small share.
@@ -96,7 +95,8 @@ def write_tokenizer(directory: Path) -> None:
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
     vocabulary = {token: index for index, token in enumerate(VOCABULARY)}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=_UNKNOWN))
+    # Characters outside the alphabet become this token.
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="#"))  # noqa: S106 - no password
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     tokenizer.decoder = decoders.Fuse()
     tokenizer.add_special_tokens([VOCABULARY[PAD], VOCABULARY[EOS]])

@@ -21,8 +21,6 @@ from echo2d.errors import OperatorFault
 from echo2d.texts.files import ADDED_TOKENS, CLASS_FILE, SETTINGS, SPECIAL_TOKENS, TOKENIZER
 
 _PLAIN = ("PreTrainedTokenizer", "TokenizersBackend", "PythonBackend", "MistralCommonBackend")
-# A class of its own that `transformers` makes the same of as a plain file, if the file splits into bytes.
-_LLAMA = "LlamaTokenizer"
 # Names of special tokens that every tokenizer may have; others end with `_token`, too.
 _NAMES = (
     "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token",
@@ -76,7 +74,9 @@ def _class_of(settings: Mapping[str, Any], config: Mapping[str, Any], built: byt
     own = settings.get("tokenizer_class") or config.get("tokenizer_class")
     name = str(own or "").removesuffix("Fast")
     misnamed = model in known["misnamed"] or config.get("model_name") in known["misnamed"]
-    if name == _LLAMA and not misnamed and b'"ByteLevel"' in built:
+    # A class of its own that `transformers` makes the same of as a plain file, if the file splits
+    # into bytes.
+    if name == "LlamaTokenizer" and not misnamed and b'"ByteLevel"' in built:
         return ""
     if own and of_model and of_model != name:
         name = "" if of_model in _PLAIN else of_model if misnamed else name

@@ -20,7 +20,6 @@ PATIENCE_S = 60.0
 _LOOK_S = 1.0
 # The shortest beginning of an id that is taken for one.
 _ID_CHARS_MIN = 4
-ID_CHARS = 32
 _NAMES_MAX = 12  # in an error
 
 
@@ -145,7 +144,7 @@ def _find(peers: Sequence[PeerStatus], name: str) -> tuple[str, str]:
     if here:
         ids = ", ".join(peer.id[:12] for peer in here[:_NAMES_MAX])
         raise OperatorFault(f"{len(here)} workers are named {name}; name one by its id: {ids}")
-    if len(name) == ID_CHARS:
+    if len(name) == 32:
         # The coordinator knows workers that are not connected by their ids alone.
         return name, name
     there = ", ".join(peer.name for peer in peers[:_NAMES_MAX]) or "none"

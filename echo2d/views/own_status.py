@@ -30,7 +30,6 @@ _COLUMNS = (
     "usd/h",
     "usd",
 )
-_WORDS = {"box", "state"}
 
 
 def is_own(facts: Mapping[str, Any]) -> bool:
@@ -96,7 +95,9 @@ def _sentences(peer: OwnPeerStatus) -> list[str]:
 def _table(status: OwnStatus) -> Table:
     table = Table(box=SIMPLE_HEAD, show_edge=False, header_style="dim", padding=(0, 1, 0, 0))
     for name in _COLUMNS:
-        table.add_column(name, justify="left" if name in _WORDS else "right", no_wrap=True)
+        table.add_column(
+            name, justify="left" if name in {"box", "state"} else "right", no_wrap=True
+        )
     spreading = status.spreading_version
     table.add_column("" if spreading is None else f"gets v{spreading}", no_wrap=True)
     for peer in status.peers:

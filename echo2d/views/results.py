@@ -68,7 +68,7 @@ def print_evaluations(found: Sequence[Evaluation]) -> None:
 def _score_table(name: str, found: Sequence[Evaluation]) -> Table:
     best = max((each.mean for each in found if each.mean is not None), default=0.0)
     most = max(found, key=lambda each: each.samples)
-    # of a reward; --json has all of them
+    # Six parts of a reward; --json has all of them.
     ks, parts = [k for k in most.pass_at if k != "1"], list(most.parts)[:6]
     table = Table(title=name, title_justify="left", title_style="bold", box=None, pad_edge=False)
     of_both = [*(f"pass@{k}" for k in ks), *parts]

@@ -34,10 +34,6 @@ SPARK = "▁▂▃▄▅▆▇█"
 SPARK_CELLS = 50
 # The width of the output where there is no terminal, and COLUMNS does not say otherwise.
 PLAIN_COLUMNS = 140
-TILES_PER_ROW = 4
-FAULTS_SHOWN = 5
-# Lines of a picture besides workers, alerts and faults; a long bottleneck takes four of them.
-OTHER_LINES = 22
 COLOURS = {"joined": "green", "suspected": "yellow", "gone": "red"}
 
 
@@ -92,12 +88,14 @@ def status_picture(
     width: of the terminal; columns that do not fit are left out. only: part of the name, the id or the
     state of the workers to show.
     """
-    sentences, faults = status.attention, status.faults[-FAULTS_SHOWN:]
+    sentences, faults = status.attention, status.faults[-5:]
     egress, room = [*_costs(status), *_egress(status)], None
     if lines is not None:
         # Alerts shown on a terminal; elsewhere all of them are shown.
         sentences = sentences[:8]
-        others = OTHER_LINES + len(egress) + len(sentences) + len(faults)
+        # A picture has 22 lines besides workers, alerts and faults; a long bottleneck takes four of
+        # them.
+        others = 22 + len(egress) + len(sentences) + len(faults)
         # At least this many workers are shown, however small the terminal is.
         room = max(4, lines - others)
     parts: list[RenderableType] = [
@@ -163,7 +161,7 @@ def _tiles(status: Status, tokens_per_s: float | None, width: int) -> Table:
         "published": f"{totals.published:,}",
     }
     cells = [cell for tile in tiles.items() for cell in tile]
-    for count in range(TILES_PER_ROW, 0, -1):
+    for count in range(4, 0, -1):
         rows = [cells[at : at + 2 * count] for at in range(0, len(cells), 2 * count)]
         # Each cell has a space on both sides, and the frame takes four.
         widest = [max(map(cell_len, column)) + 2 for column in zip_longest(*rows, fillvalue="")]

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from echo2d.client import Batch, Group, PeerFault, Span, Trajectory
 
 _LOGPROB_MIN = -104.0  # a softmax in float32 says 0 of what is less likely, so no engine draws it
-_REWARD_MAX = 1e15  # absolute value; its square is still finite in float32
 # How answers end that were not finished.
 CUT_OFF = ("length", "context")
 TRAINED_MAX = 1 << 14  # groups remembered: those of hundreds of steps
@@ -178,11 +177,12 @@ def _trajectory_fault(trajectory: Trajectory, step: int, rules: BatchRules) -> s
     if len(trajectory.logprobs) != length:
         return f"it has {len(trajectory.logprobs)} logprobs for {length} tokens"
     # Written so that NaN fails too.
-    # 0 is the largest logarithm of a probability; the rest allows for rounding
+    # 0 is the largest logarithm of a probability; the rest allows for rounding.
     if not ((trajectory.logprobs >= _LOGPROB_MIN) & (trajectory.logprobs <= 1e-4)).all():
         return f"a logprob is not between {_LOGPROB_MIN:g} and 0"
     # Written so that NaN fails too.
-    if not abs(trajectory.reward) <= _REWARD_MAX:
+    # The square of 1e15 is still finite in float32.
+    if not abs(trajectory.reward) <= 1e15:
         return f"its reward is {trajectory.reward}"
     written = [(span.start, span.end) for span in trajectory.spans]
     # If one of the two is out of order, so is the result.

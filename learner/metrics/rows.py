@@ -131,7 +131,7 @@ def _task_row(groups: Sequence[Group]) -> dict[str, Any]:
         for answer in group.trajectories:
             for name, value in answer.reward_parts.items():
                 parts.setdefault(name, []).append(value)
-            # A prompt's further tags are left out of the rewards by tag.
+            # The rewards by tag have eight tags of a prompt.
             for tag in [f"{name}={value}" for name, value in group.tags.items()][:8]:
                 tags.setdefault(tag, []).append(answer.reward)
     return {

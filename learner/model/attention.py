@@ -30,9 +30,6 @@ from torch.nn import functional
 from echo2d.learner.batch.packing import Pieces
 
 NAME = "echo2d_pieces"
-# Pieces go together if the shortest has this share of the longest one's tokens, or lacks so few.
-_ALIKE = 0.8
-ALIKE_TOKENS = 8
 # Queries in a block: more make fewer calls, fewer compute fewer pairs that nobody reads.
 QUERIES = 256
 WITHOUT = ("softcap", "s_aux", "position_bias", "cache")  # features that `attend` does not have
@@ -131,7 +128,7 @@ class AttentionPlans:
         self, query_thd: Tensor, key_thd: Tensor, value_thd: Tensor, settings: AttentionSettings
     ) -> Tensor:
         """The output [t, h, d] for every token of the row."""
-        # of flash-attention
+        # Flash-attention takes heads of at most 256.
         narrow = query_thd.dtype != torch.float32 and query_thd.shape[2] <= 256
         if self._varlen is not None and narrow and not settings.dropout:
             return _run_varlen(*self._varlen, query_thd, key_thd, value_thd, settings)
@@ -217,7 +214,9 @@ def _alike(items: Sequence[Any], *, key: Callable[[Any], int]) -> list[list[Any]
     found: list[list[Any]] = []
     for item in sorted(items, key=key, reverse=True):
         longest = key(found[-1][0]) if found else 0
-        if found and key(item) >= min(_ALIKE * longest, longest - ALIKE_TOKENS):
+        # Pieces go together if the shortest has this share of the longest one's tokens, or lacks so
+        # few.
+        if found and key(item) >= min(0.8 * longest, longest - 8):
             found[-1].append(item)
         else:
             found.append([item])

@@ -56,7 +56,7 @@ class ModelSize:
         tokens = sum(each.tokens_bt.size for each in micro)
         answers = sum(each.tokens for each in micro)
         forward = 2.0 * (self.layer_weights * tokens + self.head_weights * answers)
-        # forward once, backward twice as much
+        # One part forward, and two parts backward.
         return 3 * (forward + 4.0 * self.channels * sum(map(_pairs, micro)))
 
 

@@ -22,8 +22,6 @@ from echo2d.client import OperatorFault, loading_error, require_model
 from echo2d.learner.saving.layout import Layout, WeightPart, layout_of
 from echo2d.learner.saving.shards import first_row
 
-PORTION_NUMBERS = 1 << 25  # 64 MB in bfloat16
-
 
 def empty_model(directory: Path, *, on_meta: bool = True) -> Any:
     """A causal language model of transformers whose float32 weights are on the meta device, or wherever the caller
@@ -84,7 +82,8 @@ def _in_portions(
     numbers = 0
     for tensor, part in parts.items():
         own = math.prod(part.shape(tuple(weights[part.weight].shape)))
-        if some and numbers + own > PORTION_NUMBERS:
+        # A portion has at most 64 MB in bfloat16.
+        if some and numbers + own > 1 << 25:
             yield some
             some, numbers = [], 0
         some.append(tensor)

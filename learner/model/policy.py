@@ -149,7 +149,7 @@ class Policy:
             fused=ranks.device.type == "cuda",
         )
         # All ranks have built the same model. From here on each has its own dropout.
-        # between the seeds of two ranks; runs use seeds closer together
+        # The seeds of two ranks are this far apart; those of runs are closer together.
         seed_generators(config.rng_seed + ranks.rank * 1_000_003)
 
     def _filled(self, model: Any) -> Any:

@@ -23,7 +23,6 @@ from torch import Tensor
 
 from echo2d.learner.config import AdvantageBaseline, Mean
 
-STD_FLOOR = 1e-4  # keeps a group of equal rewards at advantage 0
 LOG_RATIO_MAX = 20.0  # e^20: far beyond every bound, and finite in float32
 
 
@@ -44,7 +43,8 @@ def group_advantages(
     if baseline == "leave_one_out":
         return np.asarray(centred * np.float32((others + 1) / others))
     deviation = rewards_g.std(ddof=1 if sample_std else 0)
-    return np.asarray(centred / (deviation + np.float32(STD_FLOOR)))
+    # A group of equal rewards keeps advantage 0.
+    return np.asarray(centred / (deviation + np.float32(1e-4)))
 
 
 @dataclass(frozen=True, slots=True)

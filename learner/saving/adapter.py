@@ -15,8 +15,6 @@ from echo2d.learner.config import LearnerConfig
 from echo2d.learner.saving.layout import WeightPart
 from echo2d.learner.saving.publish import SnapshotWriter, small_file
 
-PREFIX = "base_model.model."
-
 
 class AdapterWriter(SnapshotWriter):
     """Write versions that are adapters. base_digest: digest of the base model they belong to."""
@@ -25,7 +23,9 @@ class AdapterWriter(SnapshotWriter):
         self, config: LearnerConfig, run_id: str, weights: Mapping[str, Tensor], base_digest: str
     ) -> None:
         layout = {
-            "adapter_model.safetensors": {PREFIX + name: WeightPart(name) for name in weights}
+            "adapter_model.safetensors": {
+                "base_model.model." + name: WeightPart(name) for name in weights
+            }
         }
         super().__init__(config.model, config.snapshot_root, run_id, weights, layout)
         self._config = _peft_config(config)

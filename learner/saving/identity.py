@@ -29,16 +29,11 @@ from echo2d.learner.config import LearnerConfig
 from echo2d.learner.saving.files import make_directory, store_faults, sync
 
 ID_FILE, LOCK_FILE = "learner.id", "learner.lock"
-# A killed learner holds its lock until the kernel has freed its memory: seconds for 100 GB.
-LOCK_WAIT_S = 30.0
-LOCK_POLL_S = 0.1
 
 log = logging.getLogger("echo2d.learner")
 
 
-def own(
-    out_dir: Path, stack: ExitStack, *, take_over: bool = False, wait_s: float = LOCK_WAIT_S
-) -> str:
+def own(out_dir: Path, stack: ExitStack, *, take_over: bool = False, wait_s: float = 30.0) -> str:
     """The identity of the learner of this directory. No other process gets it until `stack` ends,
     unless it takes over.
 
@@ -60,7 +55,7 @@ def own(
         if not path.exists():
             _write(path)
         found = path.read_bytes().decode(errors="replace").strip()
-    # as many as the coordinator takes
+    # The coordinator takes as many.
     if len(found) > 128 or with_check(found.rpartition("-")[0]) != found:
         raise OperatorFault(
             f"{path}: expected the identity of a learner; delete the damaged file, and start with "
@@ -78,7 +73,7 @@ def _locked(lock: IO[str], wait_s: float) -> bool:
         except BlockingIOError:
             if time.monotonic() >= ends_at:
                 return False
-            time.sleep(LOCK_POLL_S)
+            time.sleep(0.1)
         except OSError as error:
             # A file system may have no locks.
             if error.errno not in {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}:

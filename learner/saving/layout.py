@@ -228,7 +228,7 @@ def _check_whole(
         name for name, weight in weights.items() if there.get(id(weight), 0) < weight.numel()
     ]
     if missing:
-        # weights named in an error
+        # An error names three weights.
         named = ", ".join(sorted(missing)[:3])
         raise OperatorFault(f"learner.model: {directory} lacks the weights {named}")
 

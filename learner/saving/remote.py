@@ -38,7 +38,6 @@ _LASTING = (
     TypeError,
     ValueError,
 )
-_LINE_MAX = 200  # characters quoted of an error, which may hold a whole answer of the service
 
 _T = TypeVar("_T")
 
@@ -197,4 +196,5 @@ class RemoteCheckpoints:
 
 
 def _line(error: BaseException) -> str:
-    return (" ".join(str(error).split()) or type(error).__name__)[:_LINE_MAX]
+    # An error may quote a whole answer of the service.
+    return (" ".join(str(error).split()) or type(error).__name__)[:200]

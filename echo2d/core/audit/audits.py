@@ -52,9 +52,6 @@ from echo2d.core.rules.audit import AnswerClass
 UNJUDGED_MAX = 4096
 # Samples of a new or flagged worker that are leased or wait for their verdict.
 TRIAL_MAX = 32
-# A clear worker may use so many more slots for each of its audited answers: whoever says that it has
-# thousands must have shown as much.
-SLOTS_PER_AUDIT = 16
 BEFORE = "convicted before the coordinator was started"
 PLAIN, MIXED = AnswerClass(), AnswerClass(mixed=True)
 # The class of a worker that has not said hello since a restart. It has no limits, so its answers are
@@ -146,7 +143,7 @@ class Audits:
         case = self.cases.get(worker)
         if self._judges:
             return "new" if case is None else case.standing
-        # Without limits: flagged answers that make a worker look like a liar.
+        # Without limits, five flagged answers make a worker look like a liar.
         return "suspected" if case is not None and case.flagged >= 5 else ""
 
     # --- what happens
@@ -387,7 +384,9 @@ class Audits:
             return None
         if not self.need_not_wait(worker):
             return max(0, TRIAL_MAX - self._on_trial[worker])
-        return TRIAL_MAX + SLOTS_PER_AUDIT * self.cases.of(worker).audited
+        # Each audited answer lets a clear worker use 16 slots more: a worker that claims thousands
+        # must have shown as much.
+        return TRIAL_MAX + 16 * self.cases.of(worker).audited
 
     # --- inside: verdicts
 

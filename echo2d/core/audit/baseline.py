@@ -96,7 +96,7 @@ def limits_of(trusted: Sequence[Evidence]) -> HonestLimits:
         sum(each.misses[at] for each in trusted if each.misses is not None)
         for at in range(len(TOLERANCES))
     ]
-    # A tolerance is too narrow if trusted workers miss a larger share of tokens.
+    # A tolerance is too narrow if trusted workers miss more than 0.2 % of the tokens.
     agreed = (at for at, misses in enumerate(missed) if misses <= 0.002 * tokens)
     tolerance = next(agreed, GROSS.tolerance)
     # Two more than there were, because few tokens say little about rare misses.

@@ -110,7 +110,7 @@ class WaitingSamples:
         """A verdict is there: how long did it take?"""
         if sample is not None and self._waits(sample):
             before = now - sample.since if self.delay_s is None else self.delay_s
-            # Verdicts after which an old delay has lost all but 1/e of its weight.
+            # An old delay keeps 1/e of its weight after 64 verdicts.
             self.delay_s = before + (now - sample.since - before) / 64
 
     def withdraw(self, group: GroupId, number: int) -> None:

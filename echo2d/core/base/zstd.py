@@ -10,12 +10,11 @@ import zstandard
 from echo2d.core.base.canonical import Buffer, require
 from echo2d.errors import IntegrityFault
 
-_LEVEL = 1  # higher levels save at most 2 % and take several times as long
-
 
 def compress(data: Buffer) -> bytes:
     """Compress into one frame; empty data gives an empty frame."""
-    frame: bytes = zstandard.ZstdCompressor(level=_LEVEL).compress(data) if len(data) else b""
+    # Higher levels save at most 2 % and take several times as long.
+    frame: bytes = zstandard.ZstdCompressor(level=1).compress(data) if len(data) else b""
     return frame
 
 

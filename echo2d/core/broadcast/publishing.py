@@ -455,7 +455,7 @@ class Publishing:
         """
         transmission.encode_failures += 1
         version = transmission.record.version
-        # Failures of one delta: the full form arrives sooner than a third attempt.
+        # A delta fails at most twice: the full form arrives sooner than a third attempt.
         if transmission.encode_failures < (ENCODE_FAILURES_MAX if transmission.base is None else 2):
             transmission.encode_at = now + ENCODE_RETRY_S
             return [self._statistics.fault("encode", f"version {version}: {reason}")]

@@ -17,8 +17,6 @@ from echo2d.core.cluster.statistics import Statistics
 
 # Publishes that wait for their last worker; a worker that is further behind is stuck or useless.
 PENDING_MAX = 8
-# The share of the workers. Of up to nine workers it is all of them.
-MOST = 0.9
 
 
 @dataclass(slots=True)
@@ -135,7 +133,8 @@ def _take_done(clocks: dict[PublishSeq, tuple[float, _Pending]]) -> list[_Ended]
 
 def _ended(started: float, pending: _Pending) -> _Ended:
     took_s = [at - started for at in pending.arrived_at.values()]
-    most = math.ceil(MOST * len(took_s)) - 1
+    # Nine tenths of the workers; of up to nine workers it is all of them.
+    most = math.ceil(0.9 * len(took_s)) - 1
     return _Ended(
         tuple(pending.arrived_at), took_s[-1], took_s[most], pending.cold, pending.expected_s
     )

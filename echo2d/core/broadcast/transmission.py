@@ -117,7 +117,7 @@ class Transmission:
         """
         expected = record.full_bytes
         if base is not None:
-            # The expected size of a delta, as a share of the snapshot, before one has been made.
+            # Before a delta has been made, one is expected to have 5 % of the snapshot's bytes.
             expected = int(expected * 0.05) if delta_bytes is None else delta_bytes
         facts = FormFacts(
             rules.run_id,

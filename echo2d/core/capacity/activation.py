@@ -32,13 +32,9 @@ ACTIVATION_PATIENCE = 3
 SAVING = 0.03
 # Of the cheapest pool's throughput: measurements have moved a little since it was priced.
 ENOUGH = 0.98
-# An active worker stays unless another one is cheaper by more than this share.
-KEPT = 0.05
 NOT_MEASURED = "what the learner needs is not measured yet: all work"
 TOO_LITTLE = "too few work"
 _LOST = "one was lost, or is about to be"
-# For so many reviews.
-TRIAL_REVIEWS = 8
 IF_TRUE = "cheaper, if they make what is expected of them"
 
 
@@ -57,7 +53,8 @@ class ActivationRules:
     @property
     def trial_s(self) -> float:
         """For so long a worker stays active whose own work has shown nothing."""
-        return max(self.hold_s, TRIAL_REVIEWS * self.review_s)
+        # A worker on trial stays for at least eight reviews.
+        return max(self.hold_s, 8 * self.review_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,8 +217,8 @@ class Activation:
         if not hoped.deactivate:
             return hoped if hoped.activate else None
         come = [name for name in hoped.activate if here[name].guessed]
-        # Of as many as are active, so many work beside the others at a time until their own work
-        # shows their rates.
+        # One tenth as many as are active work on trial at a time, until their own work shows their
+        # rates.
         tried = tuple(come[: max(1, int(0.1 * len(self.active)))])
         return Decision(tried, (), IF_TRUE) if tried else None
 
@@ -254,7 +251,8 @@ class Activation:
         """For a choice, an active worker costs a little less: among workers alike nobody takes another's place."""
         if offer.name not in self.active:
             return offer
-        return replace(offer, usd_per_h=(1.0 - KEPT) * offer.usd_per_h)
+        # An active worker stays unless another one is more than 5 % cheaper.
+        return replace(offer, usd_per_h=0.95 * offer.usd_per_h)
 
     def _usd(self, here: dict[str, WorkerOffer], names: Collection[str], pools: Pools) -> float:
         """What a step costs with these."""

@@ -19,8 +19,6 @@ from echo2d.core.capacity.model import Demand, Verdict, mu_min
 BUBBLE_STEPS = 16
 # A bubble up to this share of the learner's time counts as none.
 BUSY = 0.02
-# Workers that lack so many times as many beside them are told so.
-TIMES_SAID_MIN = 2.0
 
 BottleneckKind = Literal["unknown", "learner", "reward", "dissemination", "rollout"]
 BOTTLENECK_KINDS: tuple[BottleneckKind, ...] = get_args(BottleneckKind)
@@ -64,7 +62,7 @@ def _kind(now: Situation) -> BottleneckKind:
         return "unknown"
     if now.bubble <= BUSY:
         return "learner"
-    # Of the time that the learner waits.
+    # More than half of the time that the learner waits.
     if now.rewards > 0.5:
         return "reward"
     if now.demand is None:
@@ -144,7 +142,8 @@ def _times(now: Situation) -> str:
     if demand is None or now.mu_pool <= 0:
         return ""
     times = demand.trajectories_per_step / demand.t_train_s / now.mu_pool
-    return f": about {times:.0f} times as many workers" if times >= TIMES_SAID_MIN else ""
+    # The factor is named from 2 on.
+    return f": about {times:.0f} times as many workers" if times >= 2.0 else ""
 
 
 def _per_h(mu: float) -> str:

@@ -37,8 +37,6 @@ from echo2d.core.rules.run import RunRules
 
 # Times what the learner takes, R / T: more is never asked for.
 NEED_MAX = 5.0
-# Until lengths are measured: the spread of their logarithm.
-GEN_SIGMA = 0.5
 # The part of the slack that a broadcast may take, so that one that takes twice as long as predicted
 # still costs nothing.
 SLACK_SHARE = 0.5
@@ -53,7 +51,8 @@ class Assumptions:
     pause_s: float = 0.0
     t_gen_s: float = 0.0
     recompute_s: float = 0.0
-    lengths: tuple[float, ...] = lengths_of(GEN_SIGMA)
+    # Until lengths are measured, the spread of their logarithm is 0.5.
+    lengths: tuple[float, ...] = lengths_of(0.5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +194,7 @@ class CapacityPlanner:
         leaving = {each.name for each in candidates if each.leaving}
         rules = ActivationRules(review_s=0.0, by_cost=self.rules.activation.by_cost)
         if demand is not None:
-            # Publish periods that an activated worker stays active at least.
+            # An activated worker stays active for at least two publish periods.
             rules = ActivationRules(
                 review_s=self._period_s(demand),
                 cool_down_s=demand.t_bcast_s + demand.pause_s + demand.recompute_s,
@@ -336,8 +335,7 @@ def more_like_the_last(ranked: Sequence[WorkerOffer], most: float) -> list[Worke
     if not ranked or lacks <= 0:
         return []
     last = ranked[-1]
-    # Workers beside those that are here, of which it is asked whether they would be worth their
-    # price.
+    # At most 64 more workers are asked about: would they be worth their price?
     count = min(64, int(lacks / last.mu) + 1)
     return [replace(last, name=f"{last.name} {number}") for number in range(count)]
 

@@ -28,9 +28,7 @@ from statistics import fmean, median, pstdev
 
 _MEMORY = 8  # a new sample moves a `Smoothed` by one eighth of its distance
 AGREEING = 4  # far-off samples in a row that are a change, and no outliers
-OUTLIER = 3.0  # usual deviations: a sample counts as no further off than this
 PRIOR_TRAJECTORIES = 4.0  # a newcomer's prior weighs as much as so many trajectories of its own
-LENGTH_SAMPLES = 1024
 LENGTHS_ANEW = 64  # samples, after which the lengths in use are those of the newest
 
 
@@ -78,7 +76,8 @@ class Smoothed:
             self._restart()
             return
         off = [one - self.value for one in self._newest]
-        reach = OUTLIER * max(self.deviation, 0.01 * abs(self.value), 1e-9)
+        # A sample counts as at most three usual deviations off.
+        reach = 3.0 * max(self.deviation, 0.01 * abs(self.value), 1e-9)
         if min(off) > reach or max(off) < -reach:
             self._restart()
             return
@@ -106,7 +105,7 @@ class Smoothed:
 class Tail:
     """The 95th percentile of the newest samples; its distance from the 80th serves as the sd."""
 
-    # the 95th percentile of so many is the second largest
+    # The 95th percentile of 32 is the second largest.
     samples: deque[float] = field(default_factory=lambda: deque(maxlen=32))
 
     def add(self, sample: float) -> None:
@@ -127,7 +126,7 @@ class Tail:
 class RecentMean:
     """The mean of the newest samples."""
 
-    # with a long tail (sigma = 1) their mean is off by an eighth
+    # With a long tail (sigma = 1) the mean of 128 is off by an eighth.
     samples: deque[float] = field(default_factory=lambda: deque(maxlen=128))
 
     def add(self, sample: float) -> None:
@@ -154,7 +153,7 @@ class Lengths:
 
     newest: tuple[float, ...] = ()
     samples: int = 0
-    _samples: deque[float] = field(default_factory=lambda: deque(maxlen=LENGTH_SAMPLES))
+    _samples: deque[float] = field(default_factory=lambda: deque(maxlen=1024))
 
     @property
     def sigma(self) -> float | None:
@@ -169,7 +168,7 @@ class Lengths:
             assert 0 <= length < math.inf
             self._samples.append(length)
             self.samples += 1
-        # before them, what is assumed holds
+        # Before 128 lengths are known, the assumed ones hold.
         if self.samples // LENGTHS_ANEW > before and known >= 128 and any(self._samples):
             self.newest = tuple(self._samples)
 
@@ -222,7 +221,7 @@ class WorkerRate:
         """
         assert accepted >= 0 <= leased_s
         keep = math.exp(-leased_s / self.memory_s)
-        # a rate this many times the prior is an error of a clock
+        # A rate of a thousand times the prior is an error of a clock.
         self.made = self.made * keep + min(accepted, 1e3 * self.prior * leased_s)
         self.leased_s = self.leased_s * keep + leased_s
         self.samples += accepted

@@ -34,13 +34,9 @@ from echo2d.core.capacity.estimators import (
 )
 from echo2d.core.capacity.yields import Yields
 
-# A worker's rate remembers so many publish periods of leased time, but no less than MEMORY_S_MIN:
-# short periods hold only a handful of trajectories each.
-MEMORY_PERIODS = 3.0
-MEMORY_S_MIN = 60.0
 # Pauses remembered of a worker: more than fall into one trajectory.
 STILLS_MAX = 16
-_WORKERS_MAX = 2048  # whose work is remembered: as many as there are peers
+_WORKERS_MAX = 2048  # as many as there are peers
 # After so many trajectories a worker's rate shows how answers change, and no longer its prior.
 EXPERIENCED = 4 * PRIOR_TRAJECTORIES
 # Nor before it has worked for so many periods on end: those are chosen that look fast, and then look slower by chance.
@@ -200,9 +196,9 @@ class Measurements:
         """
         self.settled += 1
         t_gen = self.t_gen.estimate
-        memory_s = max(
-            MEMORY_S_MIN, MEMORY_PERIODS * max(period_s, 0.0 if t_gen is None else t_gen.value)
-        )
+        # A worker's rate remembers three publish periods of leased time, but no less than
+        # MEMORY_S_MIN: short periods hold only a handful of trajectories each.
+        memory_s = max(60.0, 3.0 * max(period_s, 0.0 if t_gen is None else t_gen.value))
         for work in self._work.values():
             work.until(now)
         worked = []

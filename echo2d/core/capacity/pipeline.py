@@ -92,7 +92,7 @@ class Pipeline:
     def __init__(self, demand: Demand, slots: Sequence[float]) -> None:
         self._demand = demand
         per_step, kappa = demand.trajectories_per_step, demand.publish_every
-        # Steps before those that count, over S + 1: until the buffer is as full as it stays.
+        # After 2 * (S + 1) steps the buffer is as full as it stays.
         self._warm = 2 * (demand.staleness_max + 1)
         steps = max(STEPS_MIN, math.ceil(TRAJECTORIES_MIN / per_step), 4 * kappa)
         self._counts = steps + -steps % kappa  # whole publish periods

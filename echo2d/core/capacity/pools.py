@@ -94,7 +94,7 @@ class StepTimes:
         upper = min((each for each in self._played if each > workers), default=workers)
         gaps = (workers - lower) / workers, (upper - workers) / upper
         middle = (workers + lower) // 2 if gaps[0] >= gaps[1] else (workers + upper + 1) // 2
-        # Between two pools: a smaller part of their workers decides nothing.
+        # Two pools that differ by less than 2 % of their workers decide nothing.
         if max(gaps) > 0.02:
             self.play(middle)
         return middle
@@ -106,7 +106,7 @@ class StepTimes:
     def holds_for(self, demand: Demand, ranked: Sequence[WorkerOffer]) -> bool:
         """Whether a new curve would hardly differ."""
         mine, other = self._signature(self.demand, self._ranked), self._signature(demand, ranked)
-        # A curve holds for demands that differ from its own by no more than this.
+        # A curve holds for demands that differ from its own by at most 10 %.
         return all(
             abs(a - b) <= 0.1 * max(abs(a), abs(b)) for a, b in zip(mine, other, strict=True)
         )
@@ -208,7 +208,7 @@ class Pools:
 
     def _plays(self) -> Iterator[int]:
         """Some pools, coarsely; then the cheapest ones, until no other one seems cheaper."""
-        # Pools of less are not looked at, over what the learner takes at most, R / T.
+        # Pools that make less than a fifth of what the learner takes at most (R / T) are not played.
         least = 0.2 * self.demand.trajectories_per_step / self.demand.t_train_s
         number, cheapest, most = self.times.first(least), math.inf, len(self._mu) - 1
         while True:
@@ -216,7 +216,7 @@ class Pools:
             yield number
             usd = self.of(number).usd_per_step
             cheapest = min(usd, cheapest)
-            # Larger pools are not played once one costs so many times as much as the cheapest.
+            # Larger pools are not played once one costs 1.3 times as much as the cheapest.
             if number == most or cheapest * 1.3 < usd < math.inf:
                 break
             number = min(most, max(number + 1, self.times.first(self._mu[number] * PLAYED_TIMES)))

@@ -20,8 +20,6 @@ from dataclasses import dataclass
 from echo2d.core.base.bounded_dict import keep_newest
 from echo2d.core.base.ids import PeerId
 
-# A single accuser may be at fault itself.
-ACCUSERS_MIN = 2
 # Peers that only one accuser accuses, before it is not believed any more.
 ALONE_MAX = 2
 # The first quarantine, in which a broken cable may be replaced; it doubles up to QUARANTINE_S_MAX.
@@ -95,7 +93,8 @@ class Quarantine(QuarantineTerms):
         keep_newest(self._accusers, ACCUSED_MAX)
         if not is_seed and self._is_alone(accuser):
             return accuser
-        if is_seed or len(believed) >= ACCUSERS_MIN:
+        # A single accuser may be at fault itself.
+        if is_seed or len(believed) >= 2:
             self.close_in(accused, now)
             del self._accusers[accused]
         return accused

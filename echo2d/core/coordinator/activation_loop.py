@@ -41,8 +41,6 @@ from echo2d.core.work.training.staleness import Staleness
 REVIEW_S_MIN = 1.0
 # Between two reviews that changes cause; each of them reads all workers.
 SOON_S = 0.1
-# A review that comes so late was delayed because the whole process stood still.
-LATE_S = 1.0
 # In one log line; the rest is counted.
 _NAMES_MAX = 8
 
@@ -272,7 +270,8 @@ class ActivationLoop:
         """
         t_gen = self.parts.statistics.measurements.t_gen.estimate
         late_s = now - self._review_at - (0.0 if t_gen is None else t_gen.value)
-        for peer in self._here() if LATE_S < late_s < math.inf else ():
+        # A review that is more than a second late was delayed because the whole process stood still.
+        for peer in self._here() if 1.0 < late_s < math.inf else ():
             self.parts.statistics.measurements.forgive(peer.peer, late_s, now=now)
 
     def _is_useless(self, peer: Peer, now: float) -> bool:

@@ -28,9 +28,6 @@ LEARNER_K_MAX = 1.0
 # others on average and offers so many times more slots than it may use.
 SLOWER_MIN = 8.0
 NAMES_MAX = 3
-# One that does not tell calls at the end of each train step.
-UNTOLD_SILENT_S = 120.0
-UNTOLD_STEPS = 5.0
 # In so many train steps, one after the other, hardly any group had different rewards.
 FLAT_STEPS = 8
 FLAT_SHARE_MIN = 0.9
@@ -98,7 +95,8 @@ def _silence_max_s(status: Status) -> float:
     if status.learner.software or not status.learner.heard:
         # A learner tells every few seconds that it lives (`client.ALIVE_EVERY_S`).
         return 20.0
-    return max(UNTOLD_SILENT_S, UNTOLD_STEPS * max(status.t_train_s, default=0.0))
+    # A learner that does not tell that it lives calls at the end of each train step.
+    return max(120.0, 5.0 * max(status.t_train_s, default=0.0))
 
 
 def _learner_silent(status: Status) -> Alert:
@@ -228,7 +226,7 @@ def _left_as_announced(worker: WorkerStatus) -> bool:
 
 
 def _silent(worker: WorkerStatus, status: Status) -> bool:
-    # A worker that misses so many heartbeats is mentioned; after one more it is suspected.
+    # A worker that misses two heartbeats is mentioned; after one more it is suspected.
     return not worker.alive or worker.silent_s > 2 * status.heartbeat_s
 
 

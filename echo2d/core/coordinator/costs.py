@@ -22,7 +22,6 @@ from echo2d.core.cluster.membership import PEERS_MAX
 from echo2d.core.rules.prices import FREE, Price
 from echo2d.core.status.schema import CostsStatus
 
-_GB = 1e9
 # Bytes/s that a peer may say it has moved, each way: 100 Gbit/s.
 RATE_MAX = 12.5e9
 
@@ -101,7 +100,7 @@ class Costs:
         received = max(0, min(told.received - bill.told.received, most))
         sent = max(0, min(told.sent - bill.told.sent, most))
         bill.traffic = Traffic(bill.traffic.received + received, bill.traffic.sent + sent)
-        bill.usd += (received * bill.price.usd_per_gb_down + sent * bill.price.usd_per_gb_up) / _GB
+        bill.usd += (received * bill.price.usd_per_gb_down + sent * bill.price.usd_per_gb_up) / 1e9
         bill.told, bill.told_at = told, now
         return sent
 

@@ -326,7 +326,7 @@ class CoordinatorState:
             cancelled,
             self._rules.dissemination.mode == "exclusive",
         )
-        # Versions of one hello that are checked; a worker has only two snapshot slots.
+        # Eight versions of a hello are checked; a worker has only two snapshot slots.
         claimed = [hello.serving, *hello.holding[:8]]
         revocations = self._revoke_unpublished(peer, claimed, now)
         publishing_actions = self._publishing.joined(peer, renewed=joined.renewed, now=now)

@@ -49,7 +49,6 @@ from echo2d.core.work.training.group_table import BetweenTurns
 from echo2d.core.work.training.groups import Groups
 from echo2d.core.work.training.reward_watch import FailingRewards
 
-_GB = 1e9
 # What was measured says nothing about now.
 NO_BOTTLENECK: Mapping[AlertKind, str] = {
     "run_finished": "none: the run is finished",
@@ -115,7 +114,7 @@ def make_status(parts: CoordinatorParts, *, now: float) -> Status:
 
 def _counted(statistics: Statistics, rules: RunRules, now: float) -> dict[str, Any]:
     """The fields that are counted and measured."""
-    usd_per_byte = rules.seed_usd_per_gb_up / _GB
+    usd_per_byte = rules.seed_usd_per_gb_up / 1e9
     return {
         "bubble_ratio": statistics.learner.bubble_ratio,
         "learner_train_s": statistics.learner.trained_s,
@@ -236,7 +235,7 @@ class _Workers:
         serving, newest = self._versions.live(peer.engine.serving), self._versions.newest
         value = self._activation_loop.of(peer)
         case = None if self._audits is None else self._audits.cases.get(peer.peer)
-        # Of a worker without a scored trajectory.
+        # A worker may have no scored trajectory.
         quality = self._statistics.qualities.of(peer.peer) or WorkerQuality()
         bill = self._costs.of(peer.peer)
         return WorkerStatus(

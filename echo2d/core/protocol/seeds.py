@@ -19,7 +19,6 @@ SEED_BITS = 63  # what a message carries as an integer
 SGLANG_SEED_MASK = 0x7FFFFFFF  # SGLang 0.5.19 takes 31 bits of a seed
 SEED_KEY_BYTES = 32
 
-_BLOCK = 64  # numbers that are computed at once: one alone takes as long as fifty
 # The constants of splitmix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators",
 # OOPSLA 2014; the finalizer is Stafford's mix 13).
 _STEP = np.uint64(0x9E3779B97F4A7C15)
@@ -70,7 +69,8 @@ class Uniforms:
 
     def draw(self) -> float:
         if not self._block:
-            end = self._next + _BLOCK
+            # 64 numbers are computed at once: one alone takes as long as fifty.
+            end = self._next + 64
             self._block = uniforms(self._seed, np.arange(self._next, end)).tolist()[::-1]
             self._next = end
         return self._block.pop()

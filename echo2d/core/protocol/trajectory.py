@@ -28,7 +28,6 @@ from echo2d.errors import PeerFault
 # 5 had neither columns nor attachments.
 BATCH_FORMAT = 6
 _BATCH_HEAD = bytes([BATCH_FORMAT])
-_BATCH_BYTES_MAX = 1 << 30  # 16k trajectories of 8k tokens at 8 B a token
 GROUP_BYTES_MAX = 256 << 20  # a quarter of a batch: more than any group of sane size
 
 Tokens = NDArray[np.int32]
@@ -396,7 +395,8 @@ class BatchBody:
         return BatchBody(step, sum(len(group.trajectories) for group in groups), tuple(groups))
 
 
-_unpack_batch = unpacker(BatchBody, bytes_max=_BATCH_BYTES_MAX)
+# 16k trajectories of 8k tokens take 8 B a token.
+_unpack_batch = unpacker(BatchBody, bytes_max=1 << 30)
 
 
 def unpack_batch(body: bytes) -> BatchBody:

@@ -21,8 +21,6 @@ from echo2d.errors import PeerFault
 
 # Asked of one peer at a time: covers the round trip, and is soon given back when it dies.
 WANT_FRAMES_MAX = 16
-# Asked of all sources together: fills 1 Gbit/s over 60 ms, and leaves the slow ones little.
-FETCHED_FRAMES_MAX = 32
 # What one peer may ask of us at a time. This program never asks for more.
 WANTED_FRAMES_MAX = 4 * WANT_FRAMES_MAX
 # Frames of one form that a peer may say it holds: 256 GiB in frames of 256 KiB.
@@ -68,7 +66,8 @@ def ask_for_missing(
     sources = [links[peer] for peer in able if links[peer].quiet_until <= now]
     most = WANT_FRAMES_MAX
     if state.fetches:
-        most = min(most, FETCHED_FRAMES_MAX // len(state.sources))
+        # 32 frames are asked of all sources together: they fill 1 Gbit/s over 60 ms, and leave the slow ones little.
+        most = min(most, 32 // len(state.sources))
     elif state.in_end_game:
         most = END_FRAMES_MAX
     spare = {link.peer: most - len(state.transfer.asked_of(link.peer)) for link in sources}

@@ -64,7 +64,7 @@ class Outlet:
         since = (self._slow if link in self._slow else self._busy).pop(link, None)
         if since is not None:
             usual_s = now - since if self._usual_s is None else self._usual_s
-            # The part of the usual time that the last one makes.
+            # The last time makes a fifth of the usual one.
             self._usual_s = usual_s + 0.2 * (now - since - usual_s)
         for child in link.child_streams:
             self.put(child)

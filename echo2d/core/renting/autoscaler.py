@@ -36,11 +36,6 @@ from echo2d.core.renting.report import renting_status
 from echo2d.core.renting.selection import choose_boxes
 from echo2d.core.status.schema import RentingStatus
 
-# Backoff of a kind of box that failed; it doubles up to a limit.
-ALONE_S = 60.0
-ALONE_S_MAX = 3600.0
-# After a longer gap between two needs, this process stood still: no worker is blamed for it.
-GAP_S = 60.0
 # Of a box's life, the part in which it only finishes what it holds, at most.
 DRAIN_SHARE_MAX = 0.25
 
@@ -136,7 +131,9 @@ class Autoscaler:
                 if _never_served(box):
                     self._trouble.pop(self._kind(box), None)
                 box.served_at, box.seen_at, box.made = now, now, True
-            elif gap > GAP_S:
+            # After a longer gap between two needs, this process stood still: no worker is blamed
+            # for it.
+            elif gap > 60.0:
                 box.served_at += gap
 
     def _start_ended(self, label: Label, reason: str, *, ok: bool, now: float) -> list[RentAction]:
@@ -150,7 +147,9 @@ class Autoscaler:
     def _failed(self, box: RentedBox, now: float, reason: str = "") -> RentNote:
         """Leave boxes of this kind alone for a while."""
         trouble = self._trouble.setdefault(self._kind(box), _Trouble())
-        trouble.until = now + min(ALONE_S_MAX, ALONE_S * 2 ** min(trouble.times, 10))
+        # A kind of box that failed is left alone; the time doubles from failure to failure, up to a
+        # limit.
+        trouble.until = now + min(3600.0, 60.0 * 2 ** min(trouble.times, 10))
         trouble.times += 1
         trouble.reason = reason or box.doomed
         kind = f"{box.rental.provider}/{box.rental.offer}"

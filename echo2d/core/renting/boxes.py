@@ -41,9 +41,6 @@ RENTALS_MAX = 20_000
 COMMANDS_MAX = 8
 # A command has certainly ended so long after its timeout.
 KILL_S = 10.0
-# Backoff between two stops while lists still show the box. It doubles up to a limit, because the
-# box costs money.
-STOP_AGAIN_S = 10.0
 STOP_AGAIN_S_MAX = 120.0
 # Between two stops while no list can be read.
 BLIND_S = 600.0
@@ -227,7 +224,9 @@ class RentedBoxes:
         ok: the command succeeded, so lists get settle_s to notice.
         """
         box = self.ended(label, now)
-        wait_s = min(STOP_AGAIN_S_MAX, STOP_AGAIN_S * 2 ** min(box.stops, 10))
+        # The wait between two stops while lists still show the box. It doubles up to a limit,
+        # because the box costs money.
+        wait_s = min(STOP_AGAIN_S_MAX, 10.0 * 2 ** min(box.stops, 10))
         box.stops += 1
         box.stop_at = now + max(
             wait_s, self.sides[box.rental.provider].terms.settle_s if ok else 0.0

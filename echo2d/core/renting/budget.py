@@ -28,8 +28,6 @@ from typing import NewType
 Label = NewType("Label", str)
 
 HOUR_S = 3600.0
-# A shorter life is not worth the download of a version.
-LIFE_S_MIN = 600.0
 # The largest part of its possible life by which a box's life is shortened.
 LIFE_SPREAD = 0.25
 # A clock may be corrected by so much while the machine restarts.
@@ -156,7 +154,8 @@ def life_s(
     life = min(longest_s, paid_s - terms.grace_s)
     # The fractional parts of its multiples are spread evenly over 0 to 1.
     life -= life * LIFE_SPREAD * (number * 0.6180339887498949 % 1.0)
-    return life if life >= min(LIFE_S_MIN, longest_s * (1 - LIFE_SPREAD)) else None
+    # A shorter life is not worth the download of a version.
+    return life if life >= min(600.0, longest_s * (1 - LIFE_SPREAD)) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,7 @@ class PolicyTable(Table):
     move_stragglers: bool = key(
         "answers that their group waits for go on at faster workers, with their tokens", True
     )
-    # times as long as the other answers of a group took
+    # Times as long as the other answers of a group took.
     group_patience: float = key(
         "a group that lacks an eighth of its answers or one is trained without them once it has waited so many times"
         " as long as the others took, or the last batch that can take it is filled; 0: until it is too old",

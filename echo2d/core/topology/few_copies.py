@@ -18,7 +18,6 @@ from echo2d.core.topology.planner import NEAR, foretold_s, plan_at_most, plan_au
 
 # Steps of the bound on copies. In a large swarm whole peers are placed below the seed.
 COPIES_STEP = 0.25
-LARGE_STEP = 1.0
 
 
 def seed_copies(plan: Plan) -> float:
@@ -44,7 +43,7 @@ def plan_within(
     fastest = plan_auto(plan_id, job, seed, peers)
     if fastest.predicted_s > within_s:
         return fastest
-    step = COPIES_STEP if len(peers) <= SMALL_SWARM else LARGE_STEP
+    step = COPIES_STEP if len(peers) <= SMALL_SWARM else 1.0
     # Bisect: `low` steps above one copy are too few, `high` are enough, as `found` shows.
     found, low, high = fastest, 0, math.ceil(max(1.0, seed_copies(fastest) - 1.0) / step)
     while high - low > 1:

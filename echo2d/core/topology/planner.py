@@ -83,7 +83,7 @@ def plan_chains(
     assert 1 <= chains <= STRIPES_MAX
     known = fill_in((seed, *peers))[1:]
     usual = sorted(map(uplink, known))[len(known) // 2] if known else 0.0
-    # In a chain, a peer with less than this share of the median uplink passes nothing on.
+    # In a chain, a peer with less than half of the median uplink passes nothing on.
     fast = sorted((facts for facts in known if uplink(facts) >= max(0.5 * usual, 1e-9)), key=_rank)
     order, rest = _alternate(fast)
     slow = sorted({*known} - {*fast}, key=lambda one: (_rank(one), one.peer))
@@ -169,7 +169,7 @@ def plan_again(
 def is_much_better(plan: Plan, last: Plan) -> bool:
     """Whether `plan` should need much less time than the trees of `last` at the same rates."""
     before_s = foretold_s(last, plan)
-    # A plan that needs less than this share of the time is worth breaking off the spreading one.
+    # A plan is worth breaking the current one off if it needs less than 70 % of the time.
     return before_s is not None and plan.predicted_s < 0.7 * before_s
 
 
@@ -233,7 +233,7 @@ def _bounded(
 def _cost(plan: Plan) -> float:
     """The predicted time, with a penalty: a doubling of the stripes must pay for itself."""
     doublings = math.log2(len(plan.stripes))
-    # Each doubling of the stripes must save this much time: fewer links are easier to keep warm.
+    # Each doubling of the stripes must save 2 %: fewer links are easier to keep warm.
     return float(plan.predicted_s * 1.02**doublings)
 
 
@@ -451,7 +451,7 @@ class _Swarm:
     def choices(self) -> Iterator[_Choice]:
         """All candidates to estimate; none if no peer may carry or there is only one peer."""
         able = len(self.ranked)
-        # different numbers of carriers that are tried
+        # At most 40 numbers of carriers are tried.
         step = max(1, able // 40)
         for carriers in (*range(1, able, step), able) if able and len(self.peers) > 1 else ():
             for stripes in {1, 2, 3, 4, 6, 8, 12, 16, carriers}:

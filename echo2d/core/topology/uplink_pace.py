@@ -65,7 +65,7 @@ class UplinkPace:
         if self.bytes_per_s is None or self._calm > HELD_LOOKS:
             if lost and long_trips:
                 self._cut()
-            # The rate counts as used from this share on.
+            # The rate counts as used from 90 % on.
             elif self.bytes_per_s is not None and rate > 0.9 * self.bytes_per_s:
                 doublings = max(0, self._calm - HELD_LOOKS - CALM_LOOKS)
                 self.bytes_per_s *= 1 + min(GROW_MAX, GROW * 2.0**doublings)

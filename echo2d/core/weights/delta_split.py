@@ -49,10 +49,8 @@ RiceNumbers = NDArray[np.int32]
 CLASSES = 16
 _LOWEST = 110  # bits 7 to 14 of the largest words of class 0; bf16: below 2**-16
 _HEAD_BYTES = 4 * (CLASSES + 1)
-_BLOCK_WORDS = 1 << 16  # words classified together, so that their arrays stay in the cache
 _RICE_BLOCK = 128  # numbers that share a parameter
 _RICE_MAX = 15  # the largest parameter
-_READ_BYTES = 1 << 16  # of the unary stream, unpacked together
 
 
 class _Classified(NamedTuple):
@@ -106,7 +104,8 @@ def _apply(words: Words, counts: NDArray[np.int64], gaps: RiceNumbers, differenc
 
 def _classified(words: Words) -> Iterator[tuple[slice, _Classified]]:
     seen = np.zeros(CLASSES, np.int64)
-    for block in blocks_of(words.size, _BLOCK_WORDS):
+    # Words are classified in blocks, so that their arrays stay in the cache.
+    for block in blocks_of(words.size, 1 << 16):
         high = (words[block] >> 7 & 255).astype(np.uint8)
         classes = np.minimum(np.maximum(high, _LOWEST) - _LOWEST, CLASSES - 1).astype(np.uint8)
         sizes = np.bincount(classes, minlength=CLASSES)
@@ -146,7 +145,7 @@ def _read(columns: memoryview, counts: NDArray[np.int64], words: int) -> tuple[R
     require(len(unary) <= (sum(lengths) + zeros_max + 7) // 8, "a split chunk has too many gaps")
     zeros = _read_unary(unary, sum(lengths))
     lists = []
-    # of an escape: the largest |difference| - 2
+    # The largest |difference| of an escape is 2 more than this.
     for length, largest, k, low in zip(
         lengths, (words, count, (1 << 15) - 2), parameters, low_bytes, strict=True
     ):
@@ -203,7 +202,8 @@ def _read_unary(stream: memoryview, count: int) -> RiceNumbers:
     packed = np.frombuffer(stream, np.uint8)
     require(not packed.size or int(packed[-1]) != 0, "a split chunk has numbers left over")
     zeros, filled, after = np.empty(count, np.int32), 0, 0
-    for block in blocks_of(packed.size, _READ_BYTES):
+    # The unary stream is unpacked in blocks of 64 KiB.
+    for block in blocks_of(packed.size, 1 << 16):
         ones = np.flatnonzero(np.unpackbits(packed[block], bitorder="little"))
         require(filled + ones.size <= count, "a split chunk has numbers left over")
         if ones.size:

@@ -71,7 +71,7 @@ def find_changes(new: Buffer, base: Buffer) -> Changes | None:
     whole = mine.size // 4 * 4
     last = mine[whole:] - theirs[whole:]
     found, count = list[Changes](), 0
-    # block size in units of four words
+    # The block size is in units of four words.
     for block in blocks_of(whole // 4, 1 << 16):
         found.append(_changes_in_fours(mine[:whole].view("<u8"), theirs[:whole].view("<u8"), block))
         count += found[-1].places.size

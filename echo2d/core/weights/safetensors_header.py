@@ -17,7 +17,6 @@ HEADER_BYTES_MAX = 16 << 20
 # Real tensors have at most 5. Together with DIM_MAX it bounds the numbers that a header can make us
 # multiply.
 TENSOR_DIMS_MAX = 16
-DIM_MAX = 1 << 48  # more elements than any snapshot has bits
 DTYPE_BITS = {
     **dict.fromkeys(("F4",), 4),
     **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
@@ -109,8 +108,9 @@ def _extent(name: str, tensor: object) -> tuple[int, int]:
             )
     if dtype not in DTYPE_BITS:
         raise IntegrityFault(f"tensor {name[:80]!r} has the unknown dtype {dtype[:20]!r}")
+    # No snapshot has as many bits.
     numbers_ok = all(
-        type(number) is int and 0 <= number <= DIM_MAX for number in (*shape, start, stop)
+        type(number) is int and 0 <= number <= 1 << 48 for number in (*shape, start, stop)
     )
     if len(shape) > TENSOR_DIMS_MAX or not numbers_ok:
         raise IntegrityFault(f"tensor {name[:80]!r} has an impossible shape or offsets")

@@ -34,13 +34,7 @@ MEMORY_S = 5.0 * PROGRESS_S
 TRIAL_S = 4.0 * PROGRESS_S
 # What somebody delivers is known after so many seconds of work: reports come every PROGRESS_S.
 _KNOWN_S = 2.0 * PROGRESS_S
-# In one review the usual speed falls to this share of itself at most: by half in three quarters of a minute.
-_FALL = 0.97
 KEEP_S = 30.0
-# Once the pool works, newcomers share the window's part of their token divided by this.
-_NEWCOMERS = 4
-_ANSWERS = 128  # answers of which the mean length is that of the newest
-_WORKERS_MAX = 2048  # whose work is remembered: as many as there are peers
 # Ranks of speed, a factor of two each: 0 is usual, more is slower.
 RANK_MIN, RANK_MAX = -2, 6
 RANK_SLOW = 2  # from here on a worker comes after all others, whatever version it serves
@@ -136,7 +130,7 @@ class Deliveries:
     def __init__(
         self, window: int, group: int, kept: Iterable[WorkerDelivery] = (), *, now: float = 0.0
     ) -> None:
-        # samples that the first newcomer of a token may hold, however small the groups are
+        # The first newcomer of a token may hold eight samples, however small the groups are.
         self._window, self._group = window, max(8, group)
         self._workers: dict[PeerId, _Worker] = {}
         # When `review` is due.
@@ -220,7 +214,8 @@ class Deliveries:
     def wrote(self, worker: PeerId, tokens: int, *, answer: int = 0) -> None:
         """It has delivered this many new tokens. answer: the tokens of an answer that has ended with them."""
         if answer:
-            self._answer += (answer - self._answer) * (1 / _ANSWERS if self._answer else 1.0)
+            # The mean is that of the newest 128 answers.
+            self._answer += (answer - self._answer) * (1 / 128 if self._answer else 1.0)
         work = self._workers.get(worker)
         if work is not None:
             work.fresh_tokens += tokens
@@ -255,15 +250,16 @@ class Deliveries:
             work.take_in(now)
         speed = usual_speed([(work.speed, work.weight(now)) for work in self._workers.values()])
         # A worker that hangs while all others wait for it must not count as usual.
-        self._usual = max(speed, _FALL * self._usual)
+        # The usual speed falls by at most 3 % in one review: by half in three quarters of a minute.
+        self._usual = max(speed, 0.97 * self._usual)
         known = [work for work in self._workers.values() if work.is_known]
         for work in known:
             work.capacity = work.rate_if_loaded
         capacity = sum([work.capacity for work in known if work.slots])
         for work in known:
             self._judge(work, capacity)
-            # A slow worker that has held nothing for so long gets one sample, which tells whether
-            # it is slow still.
+            # A slow worker that has held nothing for two minutes gets one sample, which tells
+            # whether it is still slow.
             if work.rank >= RANK_SLOW and not work.holds and now >= work.idle_since + 120.0:
                 work.rank, work.allowed = RANK_SLOW - 1, max(1, work.allowed)
         self._admit_newcomers(capacity)
@@ -334,7 +330,8 @@ class Deliveries:
         tokens = len({work.token for work in here})
         part = max(self._window, self._group * len(here)) // tokens
         if capacity:
-            part //= _NEWCOMERS
+            # Newcomers share a quarter of their token's part of the window once the pool works.
+            part //= 4
         for works in new.values():
             left = max(self._group, part)
             each = max(self._group, left // len(works))
@@ -355,7 +352,8 @@ class Deliveries:
     def _forget(self) -> None:
         """The oldest of those that hold nothing."""
         idle = [each for each, work in self._workers.items() if not work.holds]
-        for each in idle[: max(0, len(self._workers) - _WORKERS_MAX)]:
+        # The work of as many workers is remembered as there are peers.
+        for each in idle[: max(0, len(self._workers) - 2048)]:
             del self._workers[each]
 
     def check(self) -> None:

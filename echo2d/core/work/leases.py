@@ -34,8 +34,6 @@ from echo2d.core.work.events import LeaseGiven, TurnKept
 
 # A lease that makes no token for so long is stuck (I6). Workers give up after 120 s by themselves.
 STUCK_S = 180.0
-# In exclusive mode a worker makes no token while it receives a version, which may never arrive.
-REFIT_S = 300.0
 # A group's number, from this bit on, is the number of its kind of work (`kind`). A group id has 63 bits on the wire.
 KIND_SHIFT = 60
 # The kind of what the learner trains on: the slots that other kinds hold are not there for it.
@@ -232,7 +230,9 @@ class LeaseTable:
             lease.wrote_at = now
             lease.stuck_at = now + STUCK_S
         elif refits:
-            lease.stuck_at = min(now + STUCK_S, lease.wrote_at + REFIT_S)
+            # In exclusive mode a worker makes no token while it receives a version, which may never
+            # arrive.
+            lease.stuck_at = min(now + STUCK_S, lease.wrote_at + 300.0)
 
     def gather(self, lease: Lease, sample: int, output: Partial | None) -> None:
         """Remember what a sample has now; None: it is not known.

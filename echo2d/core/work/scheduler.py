@@ -149,7 +149,7 @@ class LeaseScheduler:
             actions += self._fill(self._kinds[number], now)
         if reviewed and self._ranking.free and (late := self._hand_on(now)):
             actions += [*late, *self.fill(now=now)]
-        # Whether they have one is looked at so often.
+        # This is looked at once a second.
         if (
             newest is not None
             and now >= self._idle_at + 1.0
@@ -417,7 +417,7 @@ class LeaseScheduler:
                 continue  # it may be taking a version
             record = None if peer is None else self._versions.live(peer.engine.serving)
             oldest = Version(0) if record is None else record.version
-            # So many workers with free slots are looked at.
+            # At most 64 workers with free slots are looked at.
             choice = islice(self._ranking.choose(oldest, self._versions.live), 64)
             others = {
                 each: self.deliveries.speed(each.worker) for each in choice if each.worker != worker

@@ -496,7 +496,7 @@ def _unusable(grant: LeaseGranted, serving: VersionKey | None) -> str:
         return "no version is served"
     if serving.version < grant.oldest:
         return f"version {serving.version} is served, {grant.oldest} or newer is needed"
-    # For so long at most a lease may keep a newer version waiting.
+    # A lease may keep a newer version waiting for an hour at most.
     if not 0 <= grant.hold_s <= 3600.0:
         return "malformed lease: hold_s"
     if grant.hold_s and serving.version > grant.oldest:

@@ -374,7 +374,7 @@ class WorkerVersions:
         for form, each in list(self._forms.items()):
             if each.key in keys and each.root.facts.epoch < epoch:
                 actions += self._forget(form)
-        # keys remembered as void; more than an epoch ever revokes
+        # An epoch never revokes as many keys.
         keep_newest(self._revoked, 4096)
         return [*actions, *self.choose(now=now)]
 

@@ -21,9 +21,6 @@ _CONNECT_S_MAX = 10.0  # the server is on this machine
 STREAM_S_MAX = 100.0
 # The longest answer. Checksums of thousands of tensors take less than a megabyte.
 _BODY_BYTES_MAX = 64 << 20
-# Of one event of a stream; a cumulative stream repeats all tokens, 40 bytes each.
-CHUNK_BYTES_MAX = 64 << 20
-_EVENT_END = b"\n\n"
 
 
 class ServerRefused(EngineFault):
@@ -146,8 +143,9 @@ async def _events(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
     """The data of each server-sent event."""
     waiting = b""
     async for received in content.iter_any():
-        *events, waiting = (waiting + received).split(_EVENT_END)
-        if len(waiting) > CHUNK_BYTES_MAX:
+        *events, waiting = (waiting + received).split(b"\n\n")
+        # An event of a cumulative stream repeats all tokens, 40 bytes each.
+        if len(waiting) > 64 << 20:
             raise ValueError("an event without end")
         for event in events:
             yield event.removeprefix(b"data:").strip()

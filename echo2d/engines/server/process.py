@@ -17,7 +17,6 @@ from typing import ClassVar, Protocol
 from echo2d.errors import EngineFault
 
 _HOST = "127.0.0.1"
-LOG_TAIL_BYTES = 4096
 
 
 class ServerLaunch(Protocol):
@@ -122,7 +121,7 @@ class ServerProcess:
     def last_words(self) -> str:
         """The last line of its log. Blocking."""
         try:
-            lines = self.log.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace").split("\n")
+            lines = self.log.read_bytes()[-4096:].decode(errors="replace").split("\n")
         except OSError:
             return "it left no log"
         return next(

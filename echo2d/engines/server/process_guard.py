@@ -18,7 +18,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-_STOP_S = 3.0  # for the server to end by itself; it holds nothing worth waiting for
 # The server's main process may be gone while its children keep the pipe open, so look now and then.
 _LOOK_S = 0.2
 SERVER_LOG_BYTES_MAX = 16 << 20  # of one file; the previous file is kept
@@ -122,7 +121,8 @@ def _watch(server: subprocess.Popen[bytes], log: Log) -> None:
 
 def _end(server: subprocess.Popen[bytes]) -> None:
     """End the server's process group, its main process first."""
-    deadline = time.monotonic() + _STOP_S
+    # The server has three seconds to end by itself; it holds nothing worth waiting for.
+    deadline = time.monotonic() + 3.0
     with contextlib.suppress(ProcessLookupError):
         server.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):

@@ -167,7 +167,7 @@ class SamplingLoop:
         serving, clock = self._serving, asyncio.get_running_loop()
         number = next(self._numbers)
         rid = f"{self._nonce}{number:015d}"
-        # multiples of it, modulo 1, spread evenly
+        # Multiples of the golden ratio, modulo 1, are spread evenly.
         patience = (1.0 + number * 0.618033988749895 % 1.0) / 2.0  # its share of HELD_S_MAX
         call.rids[sample.index] = rid
         told, uncertain_since = False, None

@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from echo2d.errors import EngineFault
 
 OLDEST = (0, 5, 19)
-NEWEST = (0, 5, 23)  # the newest one tried
-_FLUSH_REPORTED_SINCE = (0, 5, 22)
 _NEEDED = (
     "/generate",
     "/model_info",
@@ -61,5 +59,6 @@ def dialect_of(
     for path in _NEEDED:
         if paths is not None and path not in paths:
             raise EngineFault(f"SGLang {version} does not serve {path}, which echo2d needs")
-    flushes = number >= _FLUSH_REPORTED_SINCE
-    return Dialect(version, flushes, tried=number <= NEWEST, deterministic=deterministic)
+    flushes = number >= (0, 5, 22)
+    # 0.5.23 is the newest release that was tried.
+    return Dialect(version, flushes, tried=number <= (0, 5, 23), deterministic=deterministic)

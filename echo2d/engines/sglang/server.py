@@ -35,7 +35,6 @@ from echo2d.errors import EngineFault
 
 # A large model may come from a slow disk, and kernels may have to be compiled.
 START_S_MAX = 900.0
-START_LOOK_S = 0.25
 
 log = logging.getLogger("echo2d.engines")
 
@@ -260,7 +259,7 @@ class Serving:
                 raise EngineFault(
                     f"the SGLang server is not ready after {START_S_MAX:g} s (see {process.log})"
                 )
-            await asyncio.sleep(START_LOOK_S)
+            await asyncio.sleep(0.25)
 
     async def _attached(self) -> SglangClient:
         """Return the client of the server; connect to the one at the URL if there is none yet."""

@@ -12,7 +12,6 @@ from echo2d.core.weights.manifest import Manifest
 from echo2d.errors import IntegrityFault
 from echo2d.net.http.json_fields import integer, malformed, text
 
-_REASON_CHARS_MAX = 500
 # A learner's identity has the name of its host and a random number.
 LEARNER_CHARS_MAX = 128
 # The version of echo2d, or the name of another program.
@@ -29,7 +28,7 @@ def refused_groups(body: Mapping[str, Any]) -> tuple[tuple[GroupId, str], ...]:
     ):
         raise malformed("groups, reasons: expected two lists of the same length, at least 1")
     ids = [GroupId(integer(group, "groups")) for group in groups]
-    said = [text(reason, "reasons")[:_REASON_CHARS_MAX] for reason in reasons]
+    said = [text(reason, "reasons")[:500] for reason in reasons]
     return tuple(zip(ids, said, strict=True))
 
 

@@ -60,7 +60,6 @@ from echo2d.net.security.tls import Tls, in_words, is_for_good, to_coordinator
 from echo2d.net.security.urls import CoordinatorUrls
 from echo2d.this_build import THIS_BUILD
 
-PING_S = 30.0  # a coordinator that does not answer a WebSocket ping within half of this is gone
 # The longest that a coordinator can send a peer away for; a peer adds up to a tenth, at random.
 SENT_AWAY_S_MAX = 1800.0
 
@@ -305,11 +304,12 @@ class ControlLink:
         self, http: aiohttp.ClientSession, nonce: bytes
     ) -> aiohttp.ClientWebSocketResponse:
         headers = {PEER_HEADER: self._identity.peer, NONCE_HEADER: nonce.hex()}
+        # A coordinator that does not answer a WebSocket ping within half of this time is gone.
         return await http.ws_connect(
             self._urls.url + CONTROL_LINK_PATH,
             headers=headers,
             max_msg_size=MESSAGE_BYTES_MAX,
-            heartbeat=PING_S,
+            heartbeat=30.0,
             timeout=aiohttp.ClientWSTimeout(ws_close=CLOSE_TIMEOUT_S),
             **to_coordinator(self._identity.tls),
         )

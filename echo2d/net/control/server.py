@@ -361,7 +361,7 @@ def _is_lost(socket: web.WebSocketResponse, reason: str) -> bool:
 def _heard(silence: asyncio.Timeout) -> None:
     """Restart the silence timer, but not for every message: that costs as much as a message."""
     until, last = time.monotonic() + SILENCE_S_MAX, silence.when()
-    # a session may be given up sooner by this share of SILENCE_S_MAX
+    # A session may be given up sooner by a tenth of SILENCE_S_MAX.
     if last is not None and until - last > 0.1 * SILENCE_S_MAX:
         silence.reschedule(until)
 

@@ -15,7 +15,6 @@ from echo2d.net.http.json_fields import HttpRefusal
 VERSION_HEADER = "X-Echo2d-Version"
 # The oldest version that wrote a token of the answer.
 FIRST_VERSION_HEADER = "X-Echo2d-Version-First"
-RETRY_AFTER_S = 1
 
 _TYPES = {
     HTTPStatus.UNAUTHORIZED: "authentication_error",
@@ -74,7 +73,7 @@ def error_response(
 ) -> web.Response:
     headers: dict[str, str] = {}
     if status in _RETRYABLE:
-        headers["Retry-After"] = str(RETRY_AFTER_S)
+        headers["Retry-After"] = "1"
     elif status < 500:
         headers["X-Should-Retry"] = "false"
     if isinstance(refusal, CallRefusal) and refusal.version is not None:

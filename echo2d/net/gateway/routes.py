@@ -74,8 +74,6 @@ BODY_S_MAX = 30.0
 _PROMPT_TOKENS_MAX = 1 << 17
 # The limit for all choices of a call together: a response of some 10 MB with logprobs.
 CALL_TOKENS_MAX = 1 << 17
-# Without a session id, prompts that begin with the same tokens count as one session.
-PREFIX_TOKENS = 64
 TEMPLATE_OPTIONS_MAX = 32
 # Fields of vLLM about text, which have no effect here: `generate` answers with token ids.
 OF_ITS_TEXT = frozenset({"detokenize", "output_kind", "spaces_between_special_tokens"})
@@ -192,7 +190,7 @@ class Endpoints:
             body.get("return_token_ids") is True,
         )
         if ask.max_new_tokens is None:
-            # OpenAI's default length of a completion.
+            # 16 tokens are OpenAI's default length of a completion.
             ask = replace(ask, max_new_tokens=16)
         texts = await self._backend.texts()
         prompt = await self._completion_prompt(body.get("prompt"), texts)
@@ -373,14 +371,15 @@ def _versions_wanted(request: web.Request) -> tuple[Version, Version | None]:
 
 def _reader_of_calls(texts: ModelTexts, prompt: bytes) -> Callable[[str], AnswerTurn]:
     """What reads the tool calls of an answer to this prompt."""
-    # Tokens at the end of a prompt among which is the word that opens the reasoning, if it does so.
+    # If a prompt opens the reasoning, the word that does so is among its last 16 tokens.
     end = texts.decode(unpack_tokens(prompt)[-16:].tolist())
     thinking = end.rstrip().endswith(THINK)
     return lambda text: read_answer(text, call_form(texts.template), thinking=thinking)
 
 
 def _prefix(prompt: bytes) -> str:
-    return prompt[: 4 * PREFIX_TOKENS].hex()
+    # Without a session id, prompts that begin with the same 64 tokens count as one session.
+    return prompt[: 4 * 64].hex()
 
 
 def _template_options(given: Any) -> dict[str, Any]:

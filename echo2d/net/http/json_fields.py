@@ -11,8 +11,6 @@ from echo2d.core.base.codec import INT_MAX
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-_SECONDS_MAX = 1e9  # thirty years; neither infinite nor NaN
-
 
 class HttpRefusal(Exception):  # noqa: N818 - an answer, not an error
     """Answered with this status, short code and line."""
@@ -64,7 +62,8 @@ def text(value: Any, name: str) -> str:
 
 
 def seconds(value: Any, name: str) -> float:
-    if type(value) not in (int, float) or not 0 <= value <= _SECONDS_MAX:
+    # At most thirty years; neither infinite nor NaN.
+    if type(value) not in (int, float) or not 0 <= value <= 1e9:
         raise malformed(f"{name}: expected a number of seconds")
     return float(value)
 

@@ -226,7 +226,7 @@ class PeerConnection(asyncio.BufferedProtocol):
 
 
 def _tune(sock: socket.socket) -> None:
-    # How much the kernel holds that it has not sent. With one byte more in this process the
+    # The kernel holds at most this much that it has not sent. With one byte more in this process the
     # connection takes no more frames, so that the choice of the next frame is made as late as
     # possible.
     for level, option, value in (

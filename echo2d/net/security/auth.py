@@ -42,7 +42,6 @@ TokenRole = Literal["worker", "learner", "gateway", "agent", "viewer", "operator
 
 PEER_KEY_BYTES = 32
 AUTH_NONCE_BYTES = 32
-RUN_ID_CHARS = 16
 SUCCESSIONS_MAX = (
     8  # in a Challenge: a member may have been away while the authority changed this often
 )
@@ -106,7 +105,7 @@ def peer_id_of(public_key: bytes) -> PeerId:
 
 def run_id_of(run_key: bytes) -> RunId:
     """The run's id, derived from its public key."""
-    return RunId(blake3(run_key).hexdigest()[:RUN_ID_CHARS])
+    return RunId(blake3(run_key).hexdigest()[:16])
 
 
 def load_or_make_key(path: Path) -> Ed25519PrivateKey:
@@ -133,7 +132,7 @@ def _key_in(text: str) -> Ed25519PrivateKey:
 
 
 def _check_of(key: str) -> str:
-    # of a key file
+    # Four bytes of a key file's digest are its check.
     return blake3(key.encode()).hexdigest(4)
 
 

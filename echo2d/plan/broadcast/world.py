@@ -164,7 +164,7 @@ class World:
             if not self._clock.step(self._scenario.limit_s):
                 self._stuck()
             if self._events >= tell_at:
-                # events between two words on how far it is
+                # The progress is told every 10,000 events.
                 tell_at += 10_000
                 told(self._clock.now / max(self._plan.predicted_s, TIME_EPSILON_S))
         if self._rates is not None:
@@ -442,7 +442,7 @@ class World:
         if isinstance(report, Accuse):
             self._tell(self._planner.accused(reporter, report.accused, self._clock.now))
         elif self._planner.broken(reporter, report):
-            # the coordinator waits so long for more reports of broken edges
+            # The coordinator waits this long for more reports of broken edges.
             self._clock.after(0.6, self._decide)
 
     def _decide(self) -> None:

@@ -90,5 +90,5 @@ def _value(estimate: EstimateStatus | None) -> float:
 
 
 def _mbps(uplink: float | None) -> float:
-    # Assumed of a peer that has not sent enough to be measured.
+    # 100 Mbit/s are assumed of a peer that has not sent enough to be measured.
     return 100.0 if not uplink else uplink / MBIT

@@ -55,9 +55,7 @@ from echo2d.core.rules.table import Table, key, same_key
 from echo2d.errors import OperatorFault
 
 _WORKERS_MAX = 4096  # of all fleets together: what a coordinator keeps rates of
-_HOURS_MAX = 24.0 * 365  # a year
 MBPS_MAX = 1e7  # 10 Tbit/s: as good as no limit
-_RATE_MAX = 1e9  # trajectories an hour: a mistake
 GEN_SIGMA_MAX = 2.0
 _SECONDS_MAX = 1e6  # a train step of 11 days is a mistake in the unit
 
@@ -110,8 +108,9 @@ class WorkersTable(Table):
 
     name: str = key("of this kind of worker")
     count: int = key("workers of this kind", 1, low=1, high=_WORKERS_MAX)
+    # More trajectories an hour are a mistake.
     trajectories_per_h: float = key(
-        "accepted trajectories per hour of one worker", low=0.0, high=_RATE_MAX
+        "accepted trajectories per hour of one worker", low=0.0, high=1e9
     )
     slots: int = key(
         "samples that one generates at once; 0: as many as make its trajectories at t_gen_s each",
@@ -219,7 +218,8 @@ class SimulateTable(Table):
 
     TABLE: ClassVar[str] = "simulate"
 
-    hours: float = key("of virtual time", 24.0, above=0.0, high=_HOURS_MAX)
+    # At most a year.
+    hours: float = key("of virtual time", 24.0, above=0.0, high=24.0 * 365)
     group_size: int = same_key(PolicyTable, "group_size")
     gen_sigma: float = key(
         "long tail of generation times (of the logarithm)", 0.5, low=0.0, high=GEN_SIGMA_MAX

@@ -243,7 +243,7 @@ class FleetVersions:
 def _near(counts: dict[str, int], others: dict[str, int]) -> bool:
     """Whether no kind has become larger or smaller by much."""
     names = counts.keys() | others.keys()
-    # of a kind that may come or go before a broadcast is predicted anew
+    # A broadcast is predicted again once 5 % of a kind have come or gone.
     return all(
         abs(counts.get(name, 0) - others.get(name, 0)) <= math.ceil(0.05 * others.get(name, 0))
         for name in names

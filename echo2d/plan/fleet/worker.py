@@ -25,7 +25,6 @@ from echo2d.core.rules.prices import Price
 from echo2d.core.work.leases import Lease
 from echo2d.plan.fleet.spec import WorkersTable
 
-TOKENS_MEAN = 16  # few, so that they cost nothing; enough to tell a long sample from a short one
 PLANNED_TOKENS_MAX = 4096
 STOP = 1
 
@@ -87,7 +86,8 @@ class FleetWorker:
         begun = []
         start = max(now, self.paused_until) + extra_s
         for sample, work in zip(granted.samples, works, strict=True):
-            whole = max(1, min(PLANNED_TOKENS_MAX, round(work * TOKENS_MEAN)))
+            # 16 tokens on average cost nothing, and tell a long sample from a short one.
+            whole = max(1, min(PLANNED_TOKENS_MAX, round(work * 16)))
             tokens = max(1, whole - granted.written)
             takes_s = self.sample_s * work * tokens / whole
             one = FleetSample(

@@ -71,12 +71,10 @@ ADVANCE_S_MAX = 1.0  # ... and never longer
 STANDS_STEPS, LOOKS = 10, 2
 SILENCE_S = 15.0  # until a worker that left without a word is given up, as in a run
 FOREVER_S = 1e12
-WARM_STEPS = 2  # times S + 1: steps before the bubble counts
 GROUP_QUANTILES = {"p50": 0.5, "p95": 0.95}
 NOTED = (PromptTaken, GroupDropped, LeaseGiven)
 WORKS_MAX = 1 << 17  # samples whose length is remembered
 _CHECK_EVERY = 2000  # grants between two checks of the machines
-_PROMPT = pack_tokens([2])
 
 
 def _rules(fleet: FleetSpec, ablation: Ablation, tools: FleetTools) -> RunRules:
@@ -393,7 +391,7 @@ class FleetWorld:
         wake_at = self._scheduler.wake_at()
         if wake_at is None:
             return
-        # times that, between two looks at what waits
+        # What waits is looked at every ten advances.
         wake_at = max(wake_at, self._clock.now + 10 * self._advance_s)
         if self._wakes_at <= self._clock.now or wake_at < self._wakes_at:
             self._wakes_at = wake_at
@@ -446,7 +444,7 @@ class FleetWorld:
                 seconds, answer = self.tools.step(action, self._reward(action.group))
                 self._clock.after(seconds, self._tool_answers, answer)
             elif isinstance(action, DrawPrompt):
-                self.groups.prompt_drawn(PromptDrawn(action.cursor, _PROMPT))
+                self.groups.prompt_drawn(PromptDrawn(action.cursor, pack_tokens([2])))
                 drawn = True
             elif (
                 isinstance(action, Note) and action.kind == "buffered" and action.group is not None
@@ -536,7 +534,8 @@ class FleetWorld:
 
     def _committed(self, step: int) -> None:
         """The learner has done a step."""
-        if step == WARM_STEPS * (self._rules.staleness_max + 1):
+        # The bubble counts after 2 * (S + 1) steps.
+        if step == 2 * (self._rules.staleness_max + 1):
             self._measured_from = self._clock.now, self.learner.waited_s
             self.tools.begin_counting(self._clock.now)
         if step - self.spreading.published >= self.publish_every:

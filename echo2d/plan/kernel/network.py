@@ -37,8 +37,6 @@ from echo2d.plan.kernel.scenario import TABLE_ROW_BYTES, PeerSpec
 from echo2d.plan.kernel.virtual_clock import Clock
 
 FORM = FormId("f" * 32)
-_HEADER_BYTES = 16
-PACKET_BYTES = 1448
 TIME_EPSILON_S = 1e-9  # rounding must not make a link look busy that keeps pace exactly
 
 
@@ -152,7 +150,7 @@ class SimNetwork:
         way = node.ways.get(action.peer)
         if way is None or way.dead:
             return
-        size = _HEADER_BYTES
+        size = 16  # the head of a frame
         if not action.header_only:
             size += self._frame_bytes(action.frame)
             node.sent_bytes += size
@@ -184,8 +182,7 @@ class SimNetwork:
         """Gives a message to the node's connection, if there is one; the event is what its peer makes of it."""
         way = node.ways.get(peer)
         if way is not None and not way.dead:
-            # about what a small message takes
-            # and each frame it names
+            # A small message takes about 64 bytes, and 4 for each frame that it names.
             self._transmit(way, 64 + 4 * items, event)
 
     def _transmit(self, way: ConnectionPipe, size: int, what: SendFrame | RelayEvent) -> None:
@@ -194,7 +191,7 @@ class SimNetwork:
         source.up_free = max(self._clock.now, source.up_free) + size * source.up_s
         at = source.up_free + way.latency
         loss = way.target.spec.loss
-        if loss and self._random.random() < 1 - (1 - loss) ** (1 + size // PACKET_BYTES):
+        if loss and self._random.random() < 1 - (1 - loss) ** (1 + size // 1448):
             at += 2 * way.latency
         way.in_order = at = max(at, way.in_order)
         self._clock.at(at, self._arrive, way, size, what)
@@ -249,7 +246,7 @@ class SimNetwork:
         """Opens a connection a moment later, if both ends still want it then."""
         if self._agree(one, other):
             trip = one.spec.latency_s + other.spec.latency_s
-            # one-way trips until a link is open at both ends
+            # A link is open at both ends after three one-way trips.
             self._clock.after(3 * trip, self._open, one, other, one.boots, other.boots)
 
     def _agree(self, one: Node, other: Node) -> bool:

@@ -85,7 +85,7 @@ def _peer(table: dict[str, Any], chance: random.Random) -> PeerSpec:
         if key in table
     }
     if drawn:
-        # of a peer whose uplink is drawn
+        # A peer whose uplink is drawn has a downlink twice as wide.
         values["downlink"] = max(values.get("downlink", 0.0), 2.0 * values["uplink"])
     if "rtt" in table:
         values["latency_s"] = _drawn(table.pop("rtt"), parse_seconds, chance) / TRIPS

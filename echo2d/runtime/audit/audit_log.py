@@ -53,9 +53,6 @@ def read_audit_log(run_dir: Path) -> Iterator[dict[str, Any]]:
 
 # --- what `echo2d worker audit` does: reports from the log and the convictions, and pardons
 
-# Of an id, to name a worker by its beginning.
-_ID_CHARS_MIN = 4
-
 
 def read_reports(run_dir: Path, worker: str | None) -> list[WorkerReport]:
     """The convicted workers first, then those with most flags.
@@ -84,7 +81,8 @@ def pardon(run_dir: Path, worker: str) -> PeerId:
     table = AccessTable(existing_run(run_dir))
     names = {peer: report.name for peer, report in summed_up(read_audit_log(run_dir)).items()}
     convicted = sorted(table.convicted())
-    long_enough = len(worker) >= _ID_CHARS_MIN
+    # Four characters of an id name a worker.
+    long_enough = len(worker) >= 4
     found = [
         peer
         for peer in convicted

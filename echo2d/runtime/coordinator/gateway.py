@@ -87,7 +87,7 @@ class _Call:
 
 
 def _size(action: CallAction) -> int:
-    # Counted for every event of a call, besides its tokens.
+    # 256 bytes are counted for every event of a call, besides its tokens.
     return 256 + (
         len(action.tokens) + len(action.logprobs) if isinstance(action, ChoiceGrew) else 0
     )

@@ -76,7 +76,7 @@ class GroupLog:
                 }
                 level = DEBUG if group in self._begun else INFO
                 self._begun[group] = None
-                # of which the first lease has been logged
+                # The first lease of these groups has been logged.
                 keep_newest(self._begun, 1 << 14)
                 say(
                     group_log,

@@ -34,7 +34,7 @@ class Journals:
     ) -> None:
         self.history, self.newest = history, newest
         self._samples, self._audits = samples, audits
-        # What audits found and is not written yet; beyond it the newest is left out of the log.
+        # Findings of audits that are not written yet. Further ones are left out of the log.
         self._audited: asyncio.Queue[AuditTold] = asyncio.Queue(4096)
 
     def helpers(self) -> tuple[Coroutine[Any, Any, None], ...]:

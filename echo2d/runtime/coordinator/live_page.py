@@ -104,7 +104,7 @@ class LivePage:
                 self._plan, self._stripes, stripe = plan, len(tree.weights), tree.stripe
             found = json.dumps(None if tree is None else plain(tree)).encode()
             self._trees[plan, stripe] = found
-            # Trees that are kept as bytes: a few callers look at different stripes.
+            # Eight trees are kept as bytes: a few callers look at different stripes.
             keep_newest(self._trees, 8)
         return found
 

@@ -15,7 +15,6 @@ from echo2d.tasks.process import TaskFailed
 PROMPT_TOKENS_MAX = 1 << 17  # 512 KiB in a lease
 _RETRY_S_MIN = 0.1
 _RETRY_S_MAX = 30.0
-RETRIES = 2  # of a prompt that is in error
 
 log = logging.getLogger("echo2d.task")
 
@@ -50,7 +49,8 @@ class PromptCalls:
             if found.kind == "end":
                 return PromptsEnded(action.cursor, self.name)
             errors += found.kind == "error" or not self.patient
-            if errors > RETRIES:
+            # A prompt in error is tried twice more.
+            if errors > 2:
                 return PromptFailed(action.cursor, self.told(found), self.name)
             log.warning(
                 "prompt failed cursor=%d kind=%s reason=%s",

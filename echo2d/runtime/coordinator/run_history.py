@@ -27,8 +27,6 @@ HISTORY_LOG = "history"
 HISTORY_BYTES_MAX = 16 << 20
 # A page asks for all of them once, and then for the newest.
 HISTORY_STEPS_MAX = 2048
-# Rows that wait for the disk.
-_WAITING_MAX = 1024
 # When the step was committed, in seconds of the Unix clock, stands in front.
 COLUMNS = ("at", *(field.name for field in dataclasses.fields(StepSummary)))
 _COLUMNS = json.dumps(COLUMNS).encode()
@@ -48,7 +46,8 @@ class RunHistory:
         # The step of a row, and its JSON.
         self._rows: list[tuple[int, bytes]] = []
         self._rewound = 0
-        self._waiting: asyncio.Queue[StepRow] = asyncio.Queue(_WAITING_MAX)
+        # At most 1,024 rows wait for the disk.
+        self._waiting: asyncio.Queue[StepRow] = asyncio.Queue(1024)
 
     def recover(self) -> None:
         """Read back what the log has. Blocking; a log that cannot be read costs only the curves."""

@@ -38,8 +38,6 @@ from echo2d.texts.files import read_text_files
 from echo2d.texts.model_texts import ModelTexts
 
 SAMPLE_LOG = "samples"
-# Groups that wait for the disk: those of a few large batches. Beyond, the newest are left out.
-_WAITING_MAX = 4096
 
 log = logging.getLogger("echo2d.samples")
 
@@ -67,9 +65,9 @@ class SampleLog:
         self._files, self._texts = files, texts
         self.shown = ShownSamples()
         self._open = {each.record.group: _of_stored(each) for each in groups}
-        self._waiting: asyncio.Queue[tuple[_LoggedGroup, int | None, str]] = asyncio.Queue(
-            _WAITING_MAX
-        )
+        # Groups that wait for the disk: those of a few large batches. Further ones are left
+        # out.
+        self._waiting: asyncio.Queue[tuple[_LoggedGroup, int | None, str]] = asyncio.Queue(4096)
 
     def tell(self, record: CoordinatorRecord) -> None:
         """A record is durable."""

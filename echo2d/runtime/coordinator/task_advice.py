@@ -33,7 +33,7 @@ class FailureLog:
         """Returns what is said of it, in one line, with what to do."""
         said = f"{failed.kind}: {self.told(failed)}"
         kind = failed.at or failed.reason
-        # Kinds of failures of a task that are logged with their tracebacks.
+        # The first 16 kinds of failures of a task are logged with their tracebacks.
         if kind not in self._logged and len(self._logged) < 16:
             self._logged.add(kind)
             trace = f"\n{failed.trace.rstrip()}" if failed.trace else ""

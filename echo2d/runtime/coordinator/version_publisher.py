@@ -18,8 +18,6 @@ from echo2d.errors import Fault
 from echo2d.logs import say
 from echo2d.runtime.run_dir.version_files import VersionFiles
 
-# If no version follows for this long, the last one is made to survive a power failure.
-SYNC_LAST_S = 60.0
 # A stop waits no longer than this for the last version: STOP_S_MAX in `process/lifecycle.py` is 30 s.
 SYNC_AT_END_S_MAX = 20.0
 
@@ -86,7 +84,8 @@ class VersionPublisher:
         """Make the last version survive a power failure, once no other has followed for a while."""
         while True:
             last = self._last
-            await asyncio.sleep(SYNC_LAST_S)
+            # If no version follows for this long, the last one is made to survive a power failure.
+            await asyncio.sleep(60.0)
             if last is not None and last is self._last:
                 await self.sync(last.path, last.digest)
 

@@ -28,9 +28,6 @@ from echo2d.runtime.doctor.trial_join import try_ports
 from echo2d.runtime.peer.state_dir import StateDir
 from echo2d.store.slots.current_slot import read_current
 
-# Of a version's bytes: two slots, and the frames of one in full (docs/guide/deploy.md).
-_VERSIONS_ON_DISK = 2.68
-
 
 @dataclass(frozen=True, slots=True)
 class Box:
@@ -125,7 +122,8 @@ def _disk(box: Box, folder: Path) -> list[HostFinding]:
         size = sum(file.size for file in current.manifest.files)
     if size is None and box.config.base_model is not None:
         size = host.bytes_in(box.config.base_model)
-    needed = None if size is None else math.ceil(_VERSIONS_ON_DISK * size) - host.bytes_in(folder)
+    # Times a version's bytes: two slots, and the frames of one in full (docs/guide/deploy.md).
+    needed = None if size is None else math.ceil(2.68 * size) - host.bytes_in(folder)
     return host.disk(
         "disk", folder, needed_bytes=needed, needed_for="two versions and their frames"
     )
@@ -135,7 +133,6 @@ def _disk(box: Box, folder: Path) -> list[HostFinding]:
 
 SEND_S = 4.0
 _PART_BYTES = 1 << 16
-_UPLINK_ANSWER_S = UPLINK_S_MAX + 15.0
 
 
 async def _uplink(
@@ -147,7 +144,7 @@ async def _uplink(
             url + UPLINK_PATH,
             data=_random_parts(),
             headers={"Authorization": f"Bearer {token.secret}"},
-            timeout=aiohttp.ClientTimeout(total=_UPLINK_ANSWER_S),
+            timeout=aiohttp.ClientTimeout(total=UPLINK_S_MAX + 15.0),
             **to_coordinator(tls),
         ) as response:
             reply = await response.json(content_type=None)
@@ -167,7 +164,7 @@ def _uplink_finding(count: float, seconds: float) -> HostFinding:
         f"{size_words(rate)}/s to the coordinator over one connection ({size_words(count)} in "
         f"{seconds:.1f} s)"
     )
-    # From so slow an uplink others get little; its answers are a few KB each, and fit.
+    # An uplink under 2 Mbit/s gives others little; the box's answers have a few KB each, and fit.
     if rate < 250_000:
         todo = (
             "nothing need be done: other workers pass versions on instead, this one gets them late"

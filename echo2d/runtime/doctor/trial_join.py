@@ -169,7 +169,7 @@ async def sources(plan: PlanEdges | None, links: PeerLinks) -> list[HostFinding]
         return [skipped("sources", "no version is there yet, so no port of a seed could be tried")]
     found = []
     dials = [peer for peer in plan.peers if peer.dial and peer.address is not None]
-    # Sources that are dialled: the seed, and others of a wide plan.
+    # Four sources are dialled: the seed, and others of a wide plan.
     for peer in dials[:4]:
         assert peer.address is not None
         at = f"{peer.address.host}:{peer.address.port}"

@@ -24,8 +24,6 @@ from echo2d.net.security.auth import TokenFile
 from echo2d.net.security.tls import Tls, in_words, is_for_good, to_coordinator
 from echo2d.net.security.urls import coordinator_url
 
-# A host that does not answer by then is away.
-_CONNECT_S_MAX = 10.0
 # What a gateway may ask to wait. A longer wait would only hide that it is back.
 RETRY_AFTER_S_MAX = 60.0
 COME_BACK = frozenset({HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS})
@@ -77,10 +75,11 @@ class GatewayLink:
         self._answered = self._away = False
 
     async def __aenter__(self) -> Self:
+        # A host that does not answer by then is away.
         self._session = aiohttp.ClientSession(
             headers={"Authorization": f"Bearer {self._secret}"},
             connector=aiohttp.TCPConnector(limit=0),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S_MAX),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=10.0),
         )
         return self
 

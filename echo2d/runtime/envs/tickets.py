@@ -23,8 +23,6 @@ from echo2d.net.gateway.episodes import (
 from echo2d.runtime.envs.gateway_link import COME_BACK, GatewayAway, GatewayLink
 
 _EPISODES = "/v1/episodes"
-# The longest that the gateway keeps a question open.
-WAIT_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +119,8 @@ class EndedEpisode:
 
 async def ask_ticket(link: GatewayLink, task: str | None) -> PlayerTicket:
     """The next ticket, as soon as the run wants an episode. OperatorFault: it will never give one."""
-    body = json.dumps({**({"task": task} if task else {}), "wait_s": WAIT_S}).encode()
+    # The longest that the gateway keeps a question open.
+    body = json.dumps({**({"task": task} if task else {}), "wait_s": 20.0}).encode()
     answer = await link.ask("POST", _EPISODES, body, patience_s=None)
     if answer.status == HTTPStatus.OK:
         return PlayerTicket.read(answer.fields())

@@ -44,7 +44,6 @@ from echo2d.store.frames import FramesDamaged, FrameStore
 
 LOST_FRAMES_MAX = 256  # of one form; a disk that damages more than a few keeps nothing
 LOST_WAIT_S = 2.0  # for a damaged frame to come again before those that wait for it ask elsewhere
-RECENT_BYTES_MAX = 32 << 20  # frames kept in memory; some seconds of a home uplink
 
 T = TypeVar("T")
 
@@ -315,7 +314,7 @@ class FrameHoldings:
 
     def takes_at_once(self, form: FormId, frame: FrameId, payload_bytes: int) -> bool:
         """Whether `put_at_once` may have this payload frame: it is short and can be verified."""
-        # hashed without another thread: 40 us, less than the change takes
+        # Hashing 256 KiB takes 40 us, less than a change of threads.
         return (
             payload_bytes <= 256 << 10
             and not is_table(frame)
@@ -543,7 +542,8 @@ class _RecentFrames:
         if (form, frame) not in self._frames:
             self._frames[form, frame] = payload
             self._bytes += len(payload)
-        while self._bytes > RECENT_BYTES_MAX:
+        # The frames kept in memory are some seconds of a home uplink.
+        while self._bytes > 32 << 20:
             self._drop(next(iter(self._frames)))
 
     def forget(self, form: FormId) -> None:

@@ -41,8 +41,6 @@ from echo2d.runtime.peer.receive_queue import ReceiveQueue
 from echo2d.runtime.peer.send_queue import SendQueue
 from echo2d.store.frames import FrameStore
 
-# Rates that are older are of no use to a planner.
-_REPORT_S = 1.0
 DIAL_S_MIN = 0.1
 # A peer that comes back is reached within this time.
 _DIAL_S_MAX = 5.0
@@ -117,7 +115,8 @@ class Receiver:
             self._tasks.create_task(self.holdings.write_behind())
             try:
                 while True:
-                    await asyncio.sleep(_REPORT_S)
+                    # Older rates are of no use to a planner.
+                    await asyncio.sleep(1.0)
                     self._report()
             finally:
                 await self.links.close("shutting down")

@@ -159,7 +159,7 @@ class Renter:
         # Rows are durable before a command starts, so a box is never paid for without a record.
         actions = [action for event in events for action in self._renting.handle(event, now=now)]
         rows = [action.rental for action in actions if isinstance(action, Keep)]
-        # The rent clock is made durable at least so often.
+        # The rent clock is made durable at least every 30 s.
         if rows or now >= self._kept_at + 30.0:
             await asyncio.to_thread(self._store.keep, rows, now, moment())
             self._kept_at = now

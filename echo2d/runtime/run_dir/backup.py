@@ -148,7 +148,7 @@ class _Backup:
     def _take_ledger(self, stack: ExitStack) -> tuple[LedgerFacts, list[Path]]:
         """Copy the ledger, and pin the checkpoints from which a learner may resume in it."""
         target = self._aside / RUN / LEDGER_FILE
-        # Between two attempts the learner has saved as many checkpoints as it keeps.
+        # An attempt fails if the learner saved as many checkpoints meanwhile as it keeps.
         for _ in range(5):
             pins, steps = self._pin_checkpoints(stack)
             ledger = copy_ledger(self._run_dir / LEDGER_FILE, target)

@@ -25,10 +25,6 @@ from echo2d.store.sealed import sealed, unsealed
 _FORMAT = 2
 BACKUP_MANIFEST = "manifest.json"
 RUN, BACKUP_PARTS = "run", "learner"
-# Read, hashed and written at a time.
-_PART_BYTES = 4 << 20
-# Of a manifest: a hundred thousand files.
-_MANIFEST_BYTES_MAX = 64 << 20
 
 ToldBytes = Callable[[int], None]  # gets the number of bytes that are done
 
@@ -74,7 +70,8 @@ def read_manifest(folder: Path) -> BackupFacts:
         raise OperatorFault(f"{folder} is not a backup: it has no {BACKUP_MANIFEST}")
     try:
         with store_faults("reading", path):
-            document = read_at(path, _MANIFEST_BYTES_MAX, 0)
+            # A manifest of a hundred thousand files has 64 MiB.
+            document = read_at(path, 64 << 20, 0)
         older = "restore it with the echo2d that made it"
         require_format(f"backup {folder}", json.loads(document)["format"], _FORMAT, older=older)
         found = unsealed(document)
@@ -104,7 +101,7 @@ def copy_file(
                 view = view[os.write(fd, view) :]
             done += len(part)
             unsynced += len(part)
-            # After so many bytes the file is synced, so that the ledger's commits never wait for a
+            # The file is synced every 32 MiB, so that the ledger's commits never wait for a
             # long queue of writes of ours.
             if unsynced >= 32 << 20:
                 os.fdatasync(fd)
@@ -176,7 +173,8 @@ class CopyProgress:
 def _parts(source: Path | int, size: int | None) -> Iterator[bytes]:
     left = float("inf") if size is None else size
     with nullcontext(source) if isinstance(source, int) else opened(source, os.O_RDONLY) as fd:
-        while left > 0 and (part := os.read(fd, int(min(_PART_BYTES, left)))):
+        # 4 MiB are read, hashed and written at a time.
+        while left > 0 and (part := os.read(fd, int(min(4 << 20, left)))):
             left -= len(part)
             yield part
 

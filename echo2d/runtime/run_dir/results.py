@@ -99,7 +99,7 @@ def choose(results: Sequence[Result], *, version: int | None, best: str | None) 
     if version is not None:
         found = next((each for each in results if each.version == version), None)
         if found is None:
-            # in an error
+            # An error names at most twenty versions.
             there = ", ".join(str(each.version) for each in results[-20:])
             raise OperatorFault(
                 f"version {version} is not kept; there are {there}. run.keep_every keeps more"

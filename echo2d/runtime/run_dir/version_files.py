@@ -215,7 +215,7 @@ class VersionFiles:
 
     def _know(self, path: str, manifest: Manifest) -> Manifest:
         self._manifests[path] = manifest
-        # Manifests of the newest versions in memory. Each takes 32 B per 8 MiB of its version.
+        # Four manifests stay in memory. Each takes 32 B for 8 MiB of its version.
         keep_newest(self._manifests, 4)
         return manifest
 

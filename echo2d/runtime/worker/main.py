@@ -90,8 +90,6 @@ from echo2d.runtime.worker.snapshot_builder import SnapshotBuilder
 from echo2d.runtime.worker.stop_strings import ServedTexts
 from echo2d.sd_notify import Notifier
 
-# For the last messages: handed-over work is a few MB, and 20 Mbit/s is a common uplink.
-_GOODBYE_S = 10.0
 # An engine that has not closed by then is left running.
 ENGINES_CLOSE_S = 5.0
 
@@ -250,14 +248,15 @@ class Worker:
         await self._turns()
         self._control.leave()
         with suppress(TimeoutError):
-            async with asyncio.timeout(_GOODBYE_S):
+            # For the last messages: handed-over work is a few MB, and 20 Mbit/s is a common uplink.
+            async with asyncio.timeout(10.0):
                 await self._disconnected.wait()
         raise _Stopped
 
     async def _watch_disk(self) -> None:
         while True:
             self._disk_free = await asyncio.to_thread(self._state_dir.free_bytes)
-            # A disk is measured so often, for heartbeats.
+            # Heartbeats tell the disk's free space, measured every five seconds.
             await asyncio.sleep(5.0)
 
     async def _join(self) -> None:

@@ -27,9 +27,6 @@ from echo2d.store.slots.slot_writer import SlotWriter
 from echo2d.store.snapshots import read_chunk_into
 from echo2d.threads import CHUNK_THREADS_MAX, Buffers, chunk_threads
 
-# Chunks that a thread writes in one call; few, so that cancelling takes well under a second.
-BATCH_CHUNKS = 2
-
 log = logging.getLogger("echo2d.worker")
 
 
@@ -243,7 +240,9 @@ class _Work:
         ready = (
             each.record for each in first if each.arrived(on_disk) or self._copied(each.record)
         )
-        batch = list(islice(ready, BATCH_CHUNKS))
+        # Chunks that a thread writes in one call; few, so that cancelling takes well under a
+        # second.
+        batch = list(islice(ready, 2))
         for record in batch:
             del self._pending[record.chunk]
         self.writing += bool(batch)

@@ -23,7 +23,7 @@ def math() -> Scorer:
     # It warns at every call that its time limits are off.
     logging.getLogger("math_verify").setLevel(logging.ERROR)
 
-    # parsed expected answers
+    # The newest 4,096 expected answers stay parsed.
     @lru_cache(maxsize=4096)
     def wanted(text: str) -> Any:
         # As a formula: an expected answer such as "1/2" or "x^2" has no dollars around it.

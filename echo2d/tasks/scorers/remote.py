@@ -23,7 +23,6 @@ from echo2d.tasks.scorers.base import Expected, Scorer
 
 REPLY_BYTES_MAX = 1 << 16
 _WAIT_S_MIN, _WAIT_S_MAX = 0.25, 30.0  # between two tries
-NEVER = frozenset({501, 505})  # of a server's faults; the others pass
 
 
 class JudgeError(Exception):
@@ -116,6 +115,6 @@ class _Judge:
 
 def _passes(status: int) -> bool:
     """Whether another try may succeed. 0: the judge could not be reached."""
-    server_fault = status >= HTTPStatus.INTERNAL_SERVER_ERROR and status not in NEVER
-    # of the refusals
-    return status == 0 or server_fault or status in frozenset({408, 425, 429})
+    # Not implemented (501) and an unknown HTTP version (505) stay.
+    server_fault = status >= HTTPStatus.INTERNAL_SERVER_ERROR and status not in (501, 505)
+    return status == 0 or server_fault or status in (408, 425, 429)

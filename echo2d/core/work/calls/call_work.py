@@ -41,7 +41,6 @@ CALL_PATIENCE_S = 5.0
 REPORT_S = 0.2
 # The number of this kind of work.
 CALLS = 4
-_SEEDS = 1 << SEED_BITS
 
 
 @dataclass(slots=True)
@@ -176,7 +175,7 @@ class CallWork:
         seeds = (
             ()
             if call.rng_seed is None
-            else tuple((call.rng_seed + index) % _SEEDS for index in given.samples)
+            else tuple((call.rng_seed + index) % (1 << SEED_BITS) for index in given.samples)
         )
         return LeaseGranted(
             given.lease,

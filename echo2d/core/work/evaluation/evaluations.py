@@ -481,7 +481,7 @@ class Evaluations(TaskWork[PendingAnswers]):
         self._serial += 1
         self._open.append(evaluation)
         mine = [each for each in self._open if each.rules.name == rules.name]
-        # Versions of one [[eval]] that are evaluated at a time: the older ones of them end soon.
+        # Four versions of one [[eval]] are evaluated at a time: the older ones of them end soon.
         return self._tell(mine[0], now) if len(mine) > 4 else []
 
     def _can_go_on(self, evaluation: OpenEvaluation, now: float) -> bool:

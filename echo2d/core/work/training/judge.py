@@ -500,8 +500,7 @@ class GroupJudge:
         if again and (prompts := self._prompts.get(stored.source.task)) is not None:
             prompts.give_back(prompt_of(stored))
         self._statistics.dropped(reason, len(stored.record.trajectories), lengths)
-        # Why groups are dropped that were not worth training on. Other reasons say nothing against
-        # workers.
+        # These groups were not worth training on; other reasons say nothing against workers.
         if reason in ("filtered", "refused"):
             self._statistics.judged(stored.record.trajectories, trained=False)
         said = f"{reason}: {detail}" if detail else reason

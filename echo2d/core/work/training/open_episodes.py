@@ -176,13 +176,12 @@ class OpenEpisodes:
         )
         if peer is None or not same:
             return Waiting(partial, math.inf, parked.since)
-        # How fast a worker reads a prefix that it has not cached, in tokens/s: so long at least a
-        # turn waits for a slot at its last worker, because another one would take as long for that.
+        # A worker reads 5,000 tokens/s of a prefix that it has not cached. A turn waits that long
+        # for a slot at its last worker, because another one would take as long to read it.
         patience_s = partial.length / 5000.0
         rate = self._statistics.measurements.rate(peer.peer)
         if rate is not None and rate.value > 0:
-            # A worker's rate is of whole episodes; each of their turns frees a slot.
-            # Or for so long as slots come free there so often, on average: the slots are not idle
-            # meanwhile.
+            # Or until four slots have come free there, on average: they are not idle meanwhile. A
+            # worker's rate is of whole episodes; each of their turns frees a slot.
             patience_s = max(patience_s, 4 / (rate.value * parked.turn.turn))
         return Waiting(partial, math.inf, parked.since, parked.worker, now + patience_s)

@@ -23,8 +23,6 @@ from echo2d.errors import PeerFault
 
 # Prompts that are asked for or ready; drawing one takes a task process milliseconds.
 PROMPTS_AHEAD_MAX = 64
-# Prompts given back; more than S + 2 steps ever hold.
-AGAIN_MAX = 4096
 # Prompts in a row that are too long for the model: then the task does not fit it.
 SKIPPED_MAX = 1000
 
@@ -68,7 +66,8 @@ class Prompts:
         self._asked: set[int] = set()
         self._skipped = 0
         self._ready: dict[int, DrawnPrompt] = {}
-        self._again: deque[DrawnPrompt] = deque(maxlen=AGAIN_MAX)
+        # Prompts that were given back; S + 2 steps never hold as many.
+        self._again: deque[DrawnPrompt] = deque(maxlen=4096)
 
     @property
     def over(self) -> bool:

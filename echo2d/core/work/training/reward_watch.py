@@ -203,8 +203,8 @@ class RewardWatch:
             of_task.pause_s = min(PAUSE_S_MAX, 2 * of_task.pause_s)
             of_task.next_at = now + of_task.pause_s
             if of_task.held:
-                # The oldest goes to the end: a single answer must not decide.
-                # Held samples whose rewards are asked for at each try.
+                # Two held samples are asked about at each try. The oldest goes to the end: a single
+                # answer must not decide.
                 chosen = list(of_task.held)[:2]
                 for sample in chosen:
                     of_task.held.pop(sample)

@@ -32,9 +32,6 @@ MOVES_MAX = 4
 # All late samples are judged again after this share of a sample's usual time, but not more often than every second.
 JUDGED_SHARE = 0.1
 JUDGED_S_MIN = 1.0
-# So many workers with free slots are looked at, and for each of them so many samples, the latest first.
-_WORKERS_MAX = 32
-LOOKED_AT = 32
 
 
 class Late(NamedTuple):
@@ -104,7 +101,7 @@ class Stragglers:
         the worker's speed.
         """
         fast = self._fast
-        # So many groups are judged, those first that have waited longest.
+        # At most 1,024 groups are judged, those that have waited longest first.
         for number in islice(self._waiting, 1024):
             group = self._groups.get(number)
             for lease in () if group is None else group.running.values():
@@ -124,7 +121,8 @@ class Stragglers:
 
     def moves(self, free: Iterable[FreeSlots]) -> list[Move]:
         """Which leases end now, and where their samples go on. free: the workers that have free slots."""
-        some = islice(free, _WORKERS_MAX)
+        # At most this many workers with free slots are looked at.
+        some = islice(free, 32)
         faster = [(self._speeds.get(each.worker, 0.0), each) for each in some]
         found: list[Move] = []
         for speed, each in sorted(faster, key=lambda pair: -pair[0]):
@@ -168,7 +166,8 @@ class Stragglers:
     def _moves_to(self, free: FreeSlots, speed: float) -> list[Move]:
         found: list[Move] = []
         room, version = free.free, self._version(self._members.get(free.worker))
-        for late in self._late[:LOOKED_AT]:
+        # Of each worker, the latest 32 samples are looked at.
+        for late in self._late[:32]:
             gain = 1.0 - late.speed / speed
             if gain < _GAIN_MIN or gain * late.left_s < PROGRESS_S:
                 continue
