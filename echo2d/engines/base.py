@@ -23,6 +23,7 @@ from echo2d.core.protocol.columns import Column
 from echo2d.core.protocol.control_messages import AnswerToScore, Finish, SeedReplay
 from echo2d.core.protocol.evidence import Evidence
 from echo2d.core.protocol.sampling import WHOLE, Sampling
+from echo2d.core.worker.events import LabelSpan
 from echo2d.errors import EngineFault
 
 FinishReason = Finish | Literal["abort"]
@@ -58,15 +59,6 @@ class GenerateRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineSpan:
-    """Tokens [start, end) of a sample's output were written by the version with this label."""
-
-    start: int
-    end: int
-    label: str
-
-
-@dataclass(frozen=True, slots=True)
 class SampleOutput:
     """New output of one sample: tokens, their logprobs, spans that cover exactly these tokens
     (positions count from the sample's first output token), and how it finished (None: it goes on).
@@ -79,7 +71,7 @@ class SampleOutput:
     sample: int
     tokens: Sequence[int]
     logprobs: Sequence[float]
-    spans: Sequence[EngineSpan]
+    spans: Sequence[LabelSpan]
     finish: FinishReason | None = None
     columns: Sequence[Column] = ()
 

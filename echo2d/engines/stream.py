@@ -9,7 +9,8 @@ from collections import deque
 from itertools import pairwise
 
 from echo2d.core.protocol.answer_end import OutputLimit, output_limit
-from echo2d.engines.base import EngineSpan, FinishReason, GenerateRequest, SampleOutput
+from echo2d.core.worker.events import LabelSpan
+from echo2d.engines.base import FinishReason, GenerateRequest, SampleOutput
 from echo2d.errors import EngineFault
 
 # Tokens held back per sample: waking a consumer for each token costs more than a step of a small
@@ -90,10 +91,10 @@ class SampleBuffer:
         self._tokens, self._logprobs, self._runs = [], [], []
         return delta
 
-    def _spans(self) -> list[EngineSpan]:
+    def _spans(self) -> list[LabelSpan]:
         starts = [*(start for start, _ in self._runs), self._start + len(self._tokens)]
         return [
-            EngineSpan(start, end, run[1])
+            LabelSpan(start, end, run[1])
             for run, (start, end) in zip(self._runs, pairwise(starts), strict=True)
         ]
 

@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from echo2d.core.protocol.sampling import Sampling
+from echo2d.core.worker.events import LabelSpan
 from echo2d.engines.base import (
     Engine,
     EngineLoad,
-    EngineSpan,
     FinishReason,
     GenerateRequest,
     SampleOutput,
@@ -60,7 +60,7 @@ class Sample:
         self.finish = delta.finish
 
 
-def _positions(spans: Sequence[EngineSpan]) -> list[int]:
+def _positions(spans: Sequence[LabelSpan]) -> list[int]:
     return [position for span in spans for position in range(span.start, span.end)]
 
 

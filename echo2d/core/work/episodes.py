@@ -142,8 +142,7 @@ def end_turn(
         number,
         message.lease,
         message.attempt,
-        written.whole,
-        written.finish,
+        *written,
         fingerprint,
     )
     return Parked(turn, since, peer.peer, peer.engine.serving, now)

@@ -3,8 +3,6 @@
 The same for every kind of work whose prompts come from tasks. Not here: whether the result is still wanted.
 """
 
-from typing import NamedTuple
-
 from echo2d.core.base.ids import PeerId
 from echo2d.core.protocol.answer_end import WHOLE_ENDS, OutputLimit
 from echo2d.core.protocol.columns import wanted_columns
@@ -14,12 +12,7 @@ from echo2d.core.protocol.trajectory import NOTHING, Partial, authored
 from echo2d.core.rules.run import RunRules
 from echo2d.core.rules.tasks import TaskRules
 
-
-class Written(NamedTuple):
-    """All that a sample has with a result, and why that ends."""
-
-    whole: Partial
-    finish: Finish
+Written = tuple[Partial, Finish]
 
 
 def written_by(
@@ -32,7 +25,7 @@ def written_by(
     prompt: bytes,
     believed: Believed,
 ) -> Written | str:
-    """The sample with this result; or a text that says what is wrong with that.
+    """All that the sample has with this result, and why it ends; or a text that says what is wrong with the result.
 
     base: what the attempt went on from. believed: which versions the worker may have written with.
     """
@@ -55,4 +48,4 @@ def written_by(
     spans = authored(message.spans, author)
     columns = message.columns and wanted_columns(message.columns, rules.columns)
     whole = base.plus(message.tokens, message.logprobs, spans, shift=base.length, columns=columns)
-    return Written(whole, message.finish if message.finish in WHOLE_ENDS else limit.finish)
+    return whole, message.finish if message.finish in WHOLE_ENDS else limit.finish

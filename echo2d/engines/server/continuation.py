@@ -16,7 +16,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from echo2d.engines.base import EngineSpan, FinishReason
+from echo2d.core.worker.events import LabelSpan
+from echo2d.engines.base import FinishReason
 from echo2d.errors import EngineFault
 
 
@@ -39,7 +40,7 @@ class StreamChunk:
     end: int
     finish: FinishReason | None = None
     label: str | None = None
-    spans: Sequence[EngineSpan] | None = None
+    spans: Sequence[LabelSpan] | None = None
     cached_tokens: int = 0
 
 
@@ -91,7 +92,7 @@ class Continuation:
             raise EngineFault("the server reported a logprob that is not finite")
         return fresh
 
-    def _settle(self, spans: Sequence[EngineSpan] | None) -> list[ReportedToken]:
+    def _settle(self, spans: Sequence[LabelSpan] | None) -> list[ReportedToken]:
         """Take the last chunk's spans. An aborted request without spans loses its held tokens."""
         if spans is None:
             if self.finish != "abort":

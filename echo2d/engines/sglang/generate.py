@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from echo2d.core.protocol.seeds import SGLANG_SEED_MASK
-from echo2d.engines.base import EngineSpan, FinishReason
+from echo2d.core.worker.events import LabelSpan
+from echo2d.engines.base import FinishReason
 from echo2d.engines.server.calls import GenerationCall, SampleState
 from echo2d.engines.server.continuation import StreamChunk
 from echo2d.engines.server.http_client import error_text
@@ -77,7 +78,7 @@ def _read_chunk(chunk: Mapping[str, Any]) -> StreamChunk:
         None
         if spans is None
         else [
-            EngineSpan(int(span["start"]), int(span["end"]), str(span["version"])) for span in spans
+            LabelSpan(int(span["start"]), int(span["end"]), str(span["version"])) for span in spans
         ],
         int(meta.get("cached_tokens") or 0),
     )

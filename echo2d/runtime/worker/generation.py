@@ -15,7 +15,7 @@ from typing import cast
 from echo2d.core.base.ids import LeaseId, lease_name
 from echo2d.core.protocol.control_messages import LeaseGranted
 from echo2d.core.protocol.trajectory import unpack_tokens
-from echo2d.core.worker.events import EngineLost, GenerationFailed, LabelSpan, SampleProgressed
+from echo2d.core.worker.events import EngineLost, GenerationFailed, SampleProgressed
 from echo2d.engines.base import Engine, GenerateRequest, SampleOutput
 from echo2d.errors import EngineFault
 from echo2d.logs import STORY, say
@@ -176,20 +176,14 @@ class LeaseRunner:
             raise EngineFault("the engine aborted the request")
         if delta.finish is not None:
             unfinished.discard(delta.sample)
-        spans = tuple(LabelSpan(span.start, span.end, span.label) for span in delta.spans)
-        sample, tokens, logprobs = (
-            lease.samples[delta.sample],
-            tuple(delta.tokens),
-            tuple(delta.logprobs),
-        )
         self._emit(
             SampleProgressed(
                 lease.lease,
                 lease.attempt,
-                sample,
-                tokens,
-                logprobs,
-                spans,
+                lease.samples[delta.sample],
+                tuple(delta.tokens),
+                tuple(delta.logprobs),
+                tuple(delta.spans),
                 delta.finish,
                 tuple(delta.columns),
             )

@@ -14,7 +14,8 @@ from dataclasses import replace
 from echo2d.core.protocol.columns import cut_columns
 from echo2d.core.protocol.control_messages import LeaseGranted
 from echo2d.core.protocol.trajectory import unpack_tokens
-from echo2d.engines.base import EngineSpan, SampleOutput
+from echo2d.core.worker.events import LabelSpan
+from echo2d.engines.base import SampleOutput
 from echo2d.errors import EngineFault, OperatorFault
 from echo2d.texts.detokenizer import Detokenizer
 from echo2d.texts.model_texts import ModelTexts
@@ -68,7 +69,7 @@ class StopWatch:
         )
 
 
-def _first(spans: Sequence[EngineSpan], tokens: int) -> list[EngineSpan]:
+def _first(spans: Sequence[LabelSpan], tokens: int) -> list[LabelSpan]:
     """The spans of the first tokens. Positions count from the sample's first output token."""
     if not spans:
         return []

@@ -9,7 +9,8 @@ from time import monotonic
 import numpy as np
 import pytest
 
-from echo2d.engines.base import EngineSpan, GenerateRequest, SampleOutput
+from echo2d.core.worker.events import LabelSpan
+from echo2d.engines.base import GenerateRequest, SampleOutput
 from echo2d.engines.fake import FAKE_EOS, FakeEngine, FakePolicy, fake_logprob, fake_token
 from echo2d.errors import EngineFault
 
@@ -106,9 +107,9 @@ async def test_spans_change_label_with_a_refit(snapshot: Path) -> None:
     await engine.refit(snapshot, "2-b")
     seen += [delta async for delta in stream]
     assert [delta.spans for delta in seen if delta.sample == 0] == [
-        [EngineSpan(0, 3, "1-a")],
-        [EngineSpan(3, 6, "1-a")],
-        [EngineSpan(6, 8, "2-b")],
+        [LabelSpan(0, 3, "1-a")],
+        [LabelSpan(3, 6, "1-a")],
+        [LabelSpan(6, 8, "2-b")],
     ]
 
 

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from echo2d.core.protocol.sampling import TEMPERATURE_MIN, Sampling
-from echo2d.engines.base import EngineSpan, GenerateRequest, SampleOutput
+from echo2d.core.worker.events import LabelSpan
+from echo2d.engines.base import GenerateRequest, SampleOutput
 from echo2d.engines.stream import RequestStream, SampleBuffer, check_request
 from echo2d.errors import EngineFault
 
@@ -27,7 +28,7 @@ def test_a_delta_splits_where_the_version_changes() -> None:
     for token, label in [(10, "a"), (11, "a"), (12, "b")]:
         buffer.add(token, -0.5, label)
         buffer.check()
-    spans = [EngineSpan(0, 2, "a"), EngineSpan(2, 3, "b")]
+    spans = [LabelSpan(0, 2, "a"), LabelSpan(2, 3, "b")]
     assert buffer.take() == SampleOutput(3, [10, 11, 12], [-0.5] * 3, spans)
 
 
@@ -36,7 +37,7 @@ def test_positions_go_on_over_deltas() -> None:
     buffer.add(10, -0.5, "a")
     buffer.take()
     buffer.add(11, -0.25, "a")
-    assert buffer.take("stop") == SampleOutput(0, [11], [-0.25], [EngineSpan(1, 2, "a")], "stop")
+    assert buffer.take("stop") == SampleOutput(0, [11], [-0.25], [LabelSpan(1, 2, "a")], "stop")
 
 
 def test_an_empty_delta_has_no_spans() -> None:
@@ -64,7 +65,7 @@ def test_spans_cover_exactly_the_tokens(writes: list[str | None]) -> None:
 async def test_a_stream_ends_when_every_sample_has() -> None:
     stream = RequestStream(2)
     first, last = (
-        SampleOutput(1, [5], [0.0], [EngineSpan(0, 1, "a")], "stop"),
+        SampleOutput(1, [5], [0.0], [LabelSpan(0, 1, "a")], "stop"),
         SampleOutput(0, [], [], [], "abort"),
     )
     for delta in (first, last):
@@ -84,7 +85,7 @@ async def test_a_waiting_consumer_is_woken() -> None:
 async def test_what_follows_a_finish_is_dropped() -> None:
     stream = RequestStream(1)
     stream.abort()
-    stream.put(SampleOutput(0, [5], [0.0], [EngineSpan(0, 1, "a")], "stop"))
+    stream.put(SampleOutput(0, [5], [0.0], [LabelSpan(0, 1, "a")], "stop"))
     stream.abort()
     stream.check()
     assert await stream.get() == SampleOutput(0, (), (), (), "abort")

@@ -64,5 +64,5 @@ def test_a_new_message_needs_no_reader_and_an_older_build_skips_its_new_field() 
     assert new.decode(new.encode(beat)) == beat
     assert old.decode(new.encode(beat)) == told
     assert new.decode(old.encode(told)) == beat
-    with pytest.raises(PeerFault, match="PlantedBeat.planted"):
+    with pytest.raises(PeerFault, match=r"PlantedBeat\.planted"):
         new.decode(new.encode(dataclasses.replace(beat, planted=-1)))

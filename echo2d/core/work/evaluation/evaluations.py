@@ -347,7 +347,7 @@ class Evaluations(TaskWork[PendingAnswers]):
             return [*self._scheduler.stop(lease), *refused]
         leases.renew(lease, tokens=True, now=now)
         leases.answer(lease, message.sample)
-        finish, length = written.finish, len(message.tokens) // 4
+        finish, length = written[1], len(message.tokens) // 4
         self._statistics.tokens_accepted += length
         if task.episode is not None:
             return self._end_turn(peer, evaluation, lease, message, written, now)

@@ -107,7 +107,7 @@ class GroupJudge:
             return self._bad_result(peer, group, message, written, now)
         # It is well-formed, but a version that wrote it has been revoked or is too old by now, or it
         # goes on from what a convicted worker wrote.
-        if not self._partials.good(written.whole):
+        if not self._partials.good(written[0]):
             return self._scheduler.refuse(peer, message, "the lease is over")
         accept = self._accept if group.task.episode is None else self._end_turn
         return accept(peer, group, message, written, now)

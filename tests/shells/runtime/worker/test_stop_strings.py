@@ -8,8 +8,8 @@ import pytest
 
 from echo2d.core.protocol.control_messages import LeaseGranted
 from echo2d.core.protocol.trajectory import pack_tokens
-from echo2d.core.worker.events import EngineLost, GenerationFailed, SampleProgressed
-from echo2d.engines.base import EngineSpan, FinishReason, GenerateRequest, SampleOutput
+from echo2d.core.worker.events import EngineLost, GenerationFailed, LabelSpan, SampleProgressed
+from echo2d.engines.base import FinishReason, GenerateRequest, SampleOutput
 from echo2d.engines.fake import FakeEngine
 from echo2d.errors import EngineFault
 from echo2d.runtime.worker.generation import LeaseRunner
@@ -45,7 +45,7 @@ class Speaker(FakeEngine):
             for start in range(0, len(tokens), self.bundle):
                 part = tokens[start : start + self.bundle]
                 told = end = start + len(part)
-                spans = [EngineSpan(start, end, LABELS[start >= len(tokens) // 2])]
+                spans = [LabelSpan(start, end, LABELS[start >= len(tokens) // 2])]
                 last = end == len(tokens)
                 finish = self.finish if last else None
                 logprobs = [-0.5] * len(part)

@@ -20,10 +20,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from echo2d.core.protocol.sampling import WHOLE, Sampling
+from echo2d.core.worker.events import LabelSpan
 from echo2d.engines.base import (
     AdapterBase,
     EngineOptions,
-    EngineSpan,
     FinishReason,
     GenerateRequest,
     RefitReport,
@@ -122,7 +122,7 @@ class LyingEngine(TorchEngine):
             label = self.label
             if label is None:
                 raise EngineFault("no version is served")
-            span = EngineSpan(0, len(answer.tokens), label)
+            span = LabelSpan(0, len(answer.tokens), label)
             yield SampleOutput(sample, answer.tokens, answer.logprobs, [span], answer.finish)
 
     async def _wanted(self, request: GenerateRequest) -> OwnAnswer:
