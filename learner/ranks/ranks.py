@@ -233,14 +233,14 @@ class Rendezvous:
         )
         device = device_of(config.device, place)
         on_gpu = device.startswith("cuda")
-        if on_gpu:
-            torch.cuda.set_device(device)
         dist.init_process_group(
             "nccl" if on_gpu else "gloo",
             store=PrefixStore("ranks", self._store),
             rank=place.rank,
             world_size=place.size,
             timeout=timedelta(seconds=COLLECTIVE_S_MAX),
+            # NCCL connects the GPUs now, and not in the first collective of a step.
+            device_id=torch.device(device) if on_gpu else None,
         )
         return Ranks(place.rank, place.size, device=device, wait_s=_WAIT_S_MAX + config.patience_s)
 
@@ -291,7 +291,8 @@ def whole(value: Tensor) -> Tensor:
 def _begin_alone(device: torch.device) -> None:
     """A process group of this process, for FSDP2 on one rank. It ends with the process."""
     backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
+    on_gpu = device if device.type == "cuda" else None
+    dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1, device_id=on_gpu)
     atexit.register(_end_alone)
 
 
@@ -301,8 +302,9 @@ def _end_alone() -> None:
 
 
 def device_of(name: str, place: Place) -> str:
-    """The torch device of this rank. name: learner.device. OperatorFault: this host has no such
-    device.
+    """The torch device of this rank, which is torch's current one from now on: FSDP2 gathers weights on that.
+
+    name: learner.device. OperatorFault: this host has no such device.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -316,4 +318,7 @@ def device_of(name: str, place: Place) -> str:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:
         raise OperatorFault(f"learner.device: {name!r} is not available: {error}") from error
+    if name.startswith("cuda"):
+        torch.cuda.set_device(name)
+        name = f"cuda:{torch.cuda.current_device()}"
     return name
