@@ -3,10 +3,10 @@ steps.
 
     parts        whole groups, dealt at random by (rng_seed, step): one part per optimizer step
     bundles      answers of a group that read one copy of its prompt; else each answer alone
-    ranks        bundles are dealt to the ranks, longest first, each to the rank with least to do
-    micro-batch  one row of at most `tokens_max` tokens, or one bundle: best fit, longest first.
-                 All ranks get the same number, some of them perhaps empty, because all ranks run
-                 forward and backward together
+    rows         of at most `tokens_max` tokens, or one bundle: as few as hold all of them, times the ranks.
+                 Bundles are dealt to them, costliest first, each to the row with the least to do
+    micro-batch  one row. All ranks run their first one together, then their second one, and so on, so
+                 these are of about one cost: each step of the ranks waits for its slowest row
 
 A model that cannot keep the answers of a row apart gets a row for each, padded to the longest of its
 micro-batch. The same batch always gives the same layout. Answers without a token in the loss are left out.
@@ -150,6 +150,13 @@ class _Bundle:
     def width(self) -> int:
         return self.shared + sum(len(answer.tokens) - self.shared for answer in self.answers)
 
+    def cost(self, pair_cost: float) -> float:
+        """What its tokens and the pairs that they see cost, in tokens."""
+        own = [len(answer.tokens) - self.shared for answer in self.answers]
+        pairs = self.shared * (self.shared + 1) / 2
+        pairs += sum(each * ((each + 1) / 2 + self.shared) for each in own)
+        return self.width + pair_cost * pairs
+
     def split(self, room: int) -> tuple["_Bundle", "_Bundle"] | None:
         """Two bundles, of which the first fits into `room`; None: that is not worth another copy of the prompt."""
         first: list[PackedAnswer] = []
@@ -200,19 +207,25 @@ def parts(
 
 
 def micro_batches(
-    answers: Sequence[PackedAnswer], tokens_max: int, *, packed: bool, rank: int = 0, ranks: int = 1
+    answers: Sequence[PackedAnswer],
+    tokens_max: int,
+    *,
+    packed: bool,
+    rank: int = 0,
+    ranks: int = 1,
+    pair_cost: float = 0.0,
 ) -> list[MicroBatch]:
-    """The micro-batches of one rank. packed: whether answers may share rows and prompts."""
+    """The micro-batches of one rank. packed: whether answers may share rows and prompts. pair_cost: of a pair of
+    tokens of which one sees the other, over that of a token (`ModelSize.pair_cost`).
+    """
     by_length = sorted(answers, key=lambda answer: len(answer.tokens), reverse=True)
     if packed:
         total = sum(len(answer.tokens) for answer in answers)
         # A rank has at least so many bundles, if answers are that short: fewer could not be dealt
         # evenly.
         room = max(len(by_length[0].tokens), min(tokens_max, total // ranks // 8))
-        dealt = [
-            [_in_a_row(row) for row in _rows(bundles, tokens_max)]
-            for bundles in _dealt(_bundles(by_length, room), ranks)
-        ]
+        rows = _rows(_bundles(by_length, room), tokens_max, ranks, pair_cost)
+        dealt = [[_in_a_row(row) for row in rows[each::ranks]] for each in range(ranks)]
     else:
         dealt = [
             [_in_rows(rows) for rows in _cut(by_length[each::ranks], tokens_max)]
@@ -221,18 +234,56 @@ def micro_batches(
     return dealt[rank] + [_NOTHING] * (max(map(len, dealt)) - len(dealt[rank]))
 
 
-def _dealt(bundles: Sequence[_Bundle], ranks: int) -> list[list[_Bundle]]:
-    """Deal bundles, widest first, each to the rank with the least to do."""
-    dealt: list[list[_Bundle]] = [[] for _ in range(ranks)]
-    loads = [(0, rank) for rank in range(ranks)]
-    for bundle in sorted(bundles, key=lambda bundle: bundle.width, reverse=True):
-        load, rank = heapq.heappop(loads)
-        dealt[rank].append(bundle)
-        heapq.heappush(loads, (load + bundle.width, rank))
-    return dealt
+def _rows(
+    bundles: Sequence[_Bundle], room: int, ranks: int, pair_cost: float
+) -> list[list[_Bundle]]:
+    """Rows of at most `room` tokens, or of one bundle that is wider; the costliest first.
+
+    They are as few as hold all bundles, times the ranks. A single rank waits for nobody: it fills its rows.
+    """
+    if ranks == 1:
+        return _filled(bundles, room)
+    room = max(room, *(bundle.width for bundle in bundles))
+    each = -(-sum(bundle.width for bundle in bundles) // (room * ranks))
+    while (rows := _even(bundles, room, each * ranks, pair_cost)) is None:
+        each += 1
+    return rows
 
 
-def _rows(bundles: Sequence[_Bundle], room: int) -> list[list[_Bundle]]:
+def _even(
+    bundles: Sequence[_Bundle], room: int, count: int, pair_cost: float
+) -> list[list[_Bundle]] | None:
+    """Deal bundles to `count` rows, costliest first, each to the cheapest row that has room; the costliest row comes
+    first. None: a bundle fits into no row, nor does a worthwhile part of it.
+    """
+    rows: list[list[_Bundle]] = [[] for _ in range(count)]
+    free = [room] * count
+    cheapest = [(0.0, row) for row in range(count)]
+    waiting = [(-bundle.cost(pair_cost), place, bundle) for place, bundle in enumerate(bundles)]
+    heapq.heapify(waiting)
+    while waiting:
+        _, place, bundle = heapq.heappop(waiting)
+        full: list[tuple[float, int]] = []
+        while cheapest and free[cheapest[0][1]] < bundle.width:
+            full.append(heapq.heappop(cheapest))
+        if cheapest:
+            load, row = heapq.heappop(cheapest)
+        else:
+            load, row = max(full, key=lambda each: (free[each[1]], each))
+            halves = bundle.split(free[row])
+            if halves is None:
+                return None
+            full.remove((load, row))
+            bundle, rest = halves
+            heapq.heappush(waiting, (-rest.cost(pair_cost), place, rest))
+        rows[row].append(bundle)
+        free[row] -= bundle.width
+        for each in (*full, (load + bundle.cost(pair_cost), row)):
+            heapq.heappush(cheapest, each)
+    return [rows[row] for _, row in sorted(cheapest, reverse=True) if rows[row]]
+
+
+def _filled(bundles: Sequence[_Bundle], room: int) -> list[list[_Bundle]]:
     """Put bundles, widest first, into rows of at most `room`, or of one answer that is longer.
 
     A bundle that fits into no row is split, so that the emptiest one is filled.

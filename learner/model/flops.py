@@ -51,6 +51,11 @@ class ModelSize:
             round(weights), head, config.num_hidden_layers * config.num_attention_heads * size
         )
 
+    @property
+    def pair_cost(self) -> float:
+        """What a pair of tokens costs in attention, over what a token costs in layers and head."""
+        return 2.0 * self.channels / (self.layer_weights + self.head_weights)
+
     def operations(self, micro: Sequence[MicroBatch]) -> float:
         """The operations of forward and backward over these micro-batches."""
         tokens = sum(each.tokens_bt.size for each in micro)

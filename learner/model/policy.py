@@ -178,6 +178,7 @@ class Policy:
             packed=self._scorer.packed,
             rank=ranks.rank,
             ranks=ranks.size,
+            pair_cost=self._size.pair_cost,
         )
 
     def train_step(
