@@ -156,7 +156,7 @@ BROADCAST = [
 TOOLS = "echo2d simulate scenarios/tools.toml --json"
 FLEETS = [
     PageNumbers(
-        "environments.md",
+        "measurements/episodes.md",
         TOOLS,
         "| slots that are leased (`slots_busy`) | {99.0} % | "
         "| episodes that wait for a tool (`episodes_parked`) | {539} | "
