@@ -77,7 +77,7 @@ async def test_twenty_refits_with_64_long_requests(harness: SglangHarness, tmp_p
         "pause_s_median": statistics.median(ordered), "pause_s_p95": ordered[18], "pause_s_max": ordered[-1],
         "load": os.getloadavg()[0],
     }  # fmt: skip
-    print(json.dumps(facts))  # noqa: T201 - the figures of docs/guide/sglang.md
+    print(json.dumps(facts))  # noqa: T201 - the figures of docs/measurements/sglang.md
     assert worst < LOGPROB_ERROR_MAX
     await engine.close()
 

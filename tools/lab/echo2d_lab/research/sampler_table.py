@@ -1,4 +1,4 @@
-"""What a choice of prompts, samples or groups is worth where most rows teach nothing: a table of docs/guide/tasks.md.
+"""What a choice of prompts, samples or groups is worth where most rows teach nothing: docs/measurements/tasks.md.
 
 `python -m echo2d_lab.research.sampler_table` plays the real coordinator core and the real learner's train step in one
 process, as `staleness_sweep` does: its model, 60 steps of 128 trajectories in groups of 8, S and kappa of
