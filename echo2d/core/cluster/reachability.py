@@ -8,7 +8,7 @@
 Plans contain the addresses of reachable peers only; all others dial their parents and children. No
 version waits for an answer: a peer that is unknown when a plan is made counts as unreachable. The
 seed is trusted and not dialled back. Only one dial to a peer runs at a time, however often it says
-hello, and the peer is told every result.
+hello, and every result is sent to the peer.
 Not here: which address a peer may announce.
 """
 
@@ -20,7 +20,7 @@ from echo2d.core.cluster.peer import Peer
 from echo2d.core.protocol.control_messages import DialledBack
 from echo2d.core.protocol.peer_handshake import SECRET_BYTES
 
-# For connecting and two messages: a few round trips, with a packet lost.
+# Seconds for a connection and two messages: a few round trips, with a packet lost.
 DIAL_BACK_S = 5.0
 # A port that was opened or closed is noticed within this time.
 DIAL_BACK_EVERY_S = 120.0
@@ -91,15 +91,15 @@ class Reachability:
     def _found(self, peer: Peer, fault: str) -> list[ClusterAction]:
         assert peer.session is not None
         before, peer.reach.reachable = peer.reach.reachable, not fault
-        told: list[ClusterAction] = [Send(peer.session, DialledBack(fault))]
+        answer: list[ClusterAction] = [Send(peer.session, DialledBack(fault))]
         if before is peer.reach.reachable:
-            return told
+            return answer
         return [
             Note(
                 "dial_back",
                 f"{peer.name} can be dialled" if peer.reach.reachable else f"{peer.name}: {fault}",
             ),
-            *told,
+            *answer,
         ]
 
     def check(self) -> None:
