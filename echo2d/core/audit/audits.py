@@ -350,7 +350,7 @@ class Audits:
         item = part.item
         if item.over:
             return
-        self._over(item)
+        self._end_item(item)
         self.waiting.settle(item.waiting, item.worker, good=False)
         if item.waiting is None and self._judges and not self._trusts(item.worker):
             # The worker owes an audit: the group of its next answer waits for one.
@@ -362,9 +362,9 @@ class Audits:
         """Stop scoring what this worker wrote."""
         for part in self.scorers.forget(worker):
             if not part.item.over:
-                self._over(part.item)
+                self._end_item(part.item)
 
-    def _over(self, item: AuditItem) -> None:
+    def _end_item(self, item: AuditItem) -> None:
         """An item is scored, or given up."""
         item.over = True
         self._learning[item.kind] -= item.teaches
@@ -399,7 +399,7 @@ class Audits:
             item.found = replace(item.found, k=0.0)
         if item.over:
             return []
-        self._over(item)
+        self._end_item(item)
         if self._trusts(item.worker):
             self.waiting.settle(item.waiting, item.worker, good=True)
         if item.teaches and self._limits(item.kind) is None:

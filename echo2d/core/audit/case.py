@@ -85,7 +85,7 @@ class Cases:
         case.left, case.doubted = CLEARED, True
 
     def suspect(self, worker: PeerId, found: Evidence, limits: HonestLimits) -> tuple[str, ...]:
-        """Take in what an audit found, and convict nobody. Returns why the answer is flagged."""
+        """Take in what an audit found, and convict no worker. Returns why the answer is flagged."""
         case = self.of(worker)
         reasons = limits.flags(found)
         case.audited += 1

@@ -546,15 +546,15 @@ class Publishing:
     def _apply_again(self) -> list[BroadcastAction]:
         """Send the root and the edges again to the workers that failed to apply: they try again."""
         self._apply_at = None
-        told: list[BroadcastAction] = []
+        actions: list[BroadcastAction] = []
         for transmission in self._transmissions():
             for peer in [
                 peer
                 for peer in self._takers(transmission)
                 if peer.peer in transmission.failed.keys() - transmission.verified
             ]:
-                told += self._announcer.place(transmission, peer, renewed=False)
-        return told
+                actions += self._announcer.place(transmission, peer, renewed=False)
+        return actions
 
     def _order(self, transmission: Transmission) -> list[BroadcastAction]:
         return self._announcer.order(transmission, aside=transmission is not self.spreading)

@@ -68,8 +68,8 @@ class BroadcastTimings:
         for clocks in (self._verify, self._bcast):
             for _, pending in list(clocks.values())[:-PENDING_MAX]:
                 pending.awaited.clear()
-        self._have_verified(_take_done(self._verify))
-        self._have_served(_take_done(self._bcast))
+        self._count_verified(_take_done(self._verify))
+        self._count_served(_take_done(self._bcast))
 
     def age_s(self, seq: PublishSeq, *, now: float) -> float:
         """Seconds since this publish; 0 if no worker is awaited."""
@@ -82,23 +82,23 @@ class BroadcastTimings:
             pending.expected_s = now - started_at + predicted_s
 
     def verified(self, peer: PeerId, seq: PublishSeq, *, now: float) -> None:
-        self._have_verified(_arrived(self._verify, peer, seq, now))
+        self._count_verified(_take_arrival(self._verify, peer, seq, now))
 
     def served(self, peer: PeerId, seq: PublishSeq, *, now: float) -> None:
-        self._have_served(_arrived(self._bcast, peer, seq, now))
+        self._count_served(_take_arrival(self._bcast, peer, seq, now))
 
     def lost(self, peer: PeerId) -> None:
         """A worker is gone or quarantined: do not wait for it any longer."""
         for clocks in (self._verify, self._bcast):
             for _, pending in clocks.values():
                 pending.awaited.discard(peer)
-        self._have_verified(_take_done(self._verify))
-        self._have_served(_take_done(self._bcast))
+        self._count_verified(_take_done(self._verify))
+        self._count_served(_take_done(self._bcast))
 
-    def _have_verified(self, ended: list[_Ended]) -> None:
+    def _count_verified(self, ended: list[_Ended]) -> None:
         self._statistics.t_verify_s.extend(each.last_s for each in ended)
 
-    def _have_served(self, ended: list[_Ended]) -> None:
+    def _count_served(self, ended: list[_Ended]) -> None:
         for each in ended:
             self._statistics.broadcast(
                 each.last_s,
@@ -114,7 +114,7 @@ class BroadcastTimings:
             assert all(pending.awaited for _, pending in clocks.values())
 
 
-def _arrived(
+def _take_arrival(
     clocks: dict[PublishSeq, tuple[float, _Pending]], peer: PeerId, seq: PublishSeq, now: float
 ) -> list[_Ended]:
     for started, (_, pending) in clocks.items():

@@ -180,7 +180,7 @@ class Transmission:
         ):
             raise PeerFault(f"segment {message.segment} of form {message.form} is out of order")
         self.writer.add(message.digest)
-        return self._rooted(self.writer.take())
+        return self._note_roots(self.writer.take())
 
     def form_encoded(self, message: FormEncoded) -> list[Root]:
         """The form is whole at the seed. Returns the last root.
@@ -195,7 +195,7 @@ class Transmission:
             raise PeerFault(f"form {message.form} ends after {message.segments} segments")
         self.totals = FormTotals(message.wire_bytes, message.full_bytes, message.snapshot)
         self.expected_bytes = max(1, message.wire_bytes)
-        return self._rooted(self.writer.take(self.totals))
+        return self._note_roots(self.writer.take(self.totals))
 
     def page(self, start: SegmentId) -> SegmentPage:
         """The digests of the segments from `start` on, at most PAGE_SEGMENTS_MAX."""
@@ -203,7 +203,7 @@ class Transmission:
             self.form, start, tuple(self.writer.segments[start : start + PAGE_SEGMENTS_MAX])
         )
 
-    def _rooted(self, roots: list[Root]) -> list[Root]:
+    def _note_roots(self, roots: list[Root]) -> list[Root]:
         if roots:
             self.newest_root = roots[-1]
         return roots
@@ -291,7 +291,7 @@ class Transmission:
         return self.tell()
 
     def tell(self) -> dict[PeerId, PlanEdges]:
-        """The edges of the next TOLD_MAX peers that have not been sent the plan."""
+        """The edges of the next TOLD_MAX peers to which the plan has not been sent."""
         return self._edges(list(self.untold)[:TOLD_MAX])
 
     def admit(self, peer: Peer, *, renewed: bool) -> dict[PeerId, PlanEdges]:

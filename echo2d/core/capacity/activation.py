@@ -218,10 +218,10 @@ class Activation:
         hoped = self._change_to(rules, here, here, pools, now) or Decision()
         if not hoped.deactivate:
             return hoped if hoped.activate else None
-        come = [name for name in hoped.activate if here[name].guessed]
+        guessed = [name for name in hoped.activate if here[name].guessed]
         # At a time, a tenth as many as are active, and at least one, work beside the others until their
         # own work shows their rates.
-        tried = tuple(come[: max(1, int(0.1 * len(self.active)))])
+        tried = tuple(guessed[: max(1, int(0.1 * len(self.active)))])
         return Decision(tried, (), IF_TRUE) if tried else None
 
     def _change_to(
@@ -245,9 +245,9 @@ class Activation:
         cost, present = self._usd(here, wanted, pools), self._usd(here, self.active, pools)
         if cost >= (1 - SAVING) * present:
             return None
-        come = tuple(name for name in here if name in wanted and name not in self.active)
-        go = tuple(name for name in self.active if name not in wanted)
-        return Decision(come, go, f"{1 - cost / present:.0%} cheaper a step: {pools.why()}")
+        more = tuple(name for name in here if name in wanted and name not in self.active)
+        fewer = tuple(name for name in self.active if name not in wanted)
+        return Decision(more, fewer, f"{1 - cost / present:.0%} cheaper a step: {pools.why()}")
 
     def _kept(self, offer: WorkerOffer) -> WorkerOffer:
         """This offer for a choice: an active worker costs a little less, so that it is not replaced by an equal one."""

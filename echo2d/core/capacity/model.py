@@ -228,7 +228,7 @@ def _reasons(demand: Demand, mu_available: float) -> Iterator[str]:
         )
     if demand.grace_s <= demand.delivery_s:
         yield (
-            f"data would be too old: it comes {demand.delivery_s:,.1f} s after a publish at the "
+            f"data would be too old: it arrives {demand.delivery_s:,.1f} s after a publish at the "
             f"earliest, and is needed S + 1 - kappa = {bound + 1 - kappa} train steps "
             f"({demand.grace_s:,.1f} s) after it"
         )

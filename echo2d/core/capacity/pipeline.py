@@ -127,8 +127,8 @@ class Pipeline:
         """Seconds between two commits, waiting included; infinite if there are none."""
         self._spread()
         while self._committed < self._warm + self._counts:
-            self._samples_end()
-            if not self._happens() or self.played > self._most:
+            self._end_samples()
+            if not self._do_next() or self.played > self._most:
                 return math.inf
             self._go_on()
             self._lease()
@@ -136,7 +136,7 @@ class Pipeline:
 
     # --- what happens next
 
-    def _samples_end(self) -> None:
+    def _end_samples(self) -> None:
         """End the samples that end before anything else happens. The loop is written out, because plays spend their
         time here.
         """
@@ -155,18 +155,18 @@ class Pipeline:
             heappush(self._free, slot)
             group.kept += 1
             if group.kept == size:
-                self._whole(group)
+                self._buffer_group(group)
                 self._go_on()
             elif patience and group.due is None and group.kept >= kept_min:
                 group.due = group.begun + patience * (self._now - group.begun)
-                heappush(waiting, (group.due, self._number(), group))
+                heappush(waiting, (group.due, self._next_number(), group))
             self._lease()
 
-    def _happens(self) -> bool:
+    def _do_next(self) -> bool:
         """Do what comes next and is not the end of a sample; False if there is nothing."""
         if self._waiting and (not self._acts or self._waiting[0][0] <= self._acts[0][0]):
             self._now, _, group = heappop(self._waiting)
-            self._waited(group)
+            self._end_patience(group)
         elif self._acts:
             self._now, _, what, version = heappop(self._acts)
             self._act(what, version)
@@ -180,16 +180,16 @@ class Pipeline:
             pass
         if not self._trains and self._step > self._committed + 1:
             self._trains = True
-            self._later(self._demand.t_train_s, "trained")
+            self._schedule(self._demand.t_train_s, "trained")
 
-    def _waited(self, group: _Group) -> None:
+    def _end_patience(self, group: _Group) -> None:
         if not group.open:
             return
         if group.to_lease:  # it waits for a slot, not for an answer
             longer_s = max(1.0, self._now - group.begun)
-            heappush(self._waiting, (self._now + longer_s, self._number(), group))
+            heappush(self._waiting, (self._now + longer_s, self._next_number(), group))
         else:
-            self._whole(group)
+            self._buffer_group(group)
 
     def _act(self, what: str, version: int) -> None:
         demand = self._demand
@@ -204,8 +204,8 @@ class Pipeline:
             still_s = self._still_s
             self._rests = True
             self._paused_s += still_s + demand.recompute_s
-            self._later(still_s, "served", version)
-            self._later(still_s + demand.recompute_s, "rested")
+            self._schedule(still_s, "served", version)
+            self._schedule(still_s + demand.recompute_s, "rested")
         elif what == "served":
             self._serves, self._spreading = version, False
             self._spread()
@@ -222,11 +222,11 @@ class Pipeline:
     def _spread(self) -> None:
         if not self._spreading and self._next > self._serves:
             self._spreading = True
-            self._later(self._demand.t_bcast_s - self._still_s, "verified", self._next)
+            self._schedule(self._demand.t_bcast_s - self._still_s, "verified", self._next)
 
     # --- groups and batches
 
-    def _whole(self, group: _Group) -> None:
+    def _buffer_group(self, group: _Group) -> None:
         """Buffer a group whose samples are all kept, or that goes on without the others."""
         self._close(group)
         self._flat += self._demand.flat
@@ -250,7 +250,7 @@ class Pipeline:
             return False
         last = self._step - 1 - self._demand.staleness_max
         for group in [each for each in self._open if each.due is not None and each.version <= last]:
-            self._whole(group)
+            self._buffer_group(group)
         taken = sorted(self._buffer, key=lambda group: group.version)
         self._step += 1
         oldest = self._step - 1 - self._demand.staleness_max
@@ -278,10 +278,10 @@ class Pipeline:
             self.played += 1
             heappush(self._samples, (due, self.played, group, group.to_lease))
 
-    def _later(self, seconds: float, what: str, version: int = 0) -> None:
-        heappush(self._acts, (self._now + max(0.0, seconds), self._number(), what, version))
+    def _schedule(self, seconds: float, what: str, version: int = 0) -> None:
+        heappush(self._acts, (self._now + max(0.0, seconds), self._next_number(), what, version))
 
-    def _number(self) -> int:
+    def _next_number(self) -> int:
         self.played += 1
         return self.played
 

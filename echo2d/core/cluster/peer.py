@@ -174,12 +174,12 @@ class Peer:
 
     @property
     def alive(self) -> bool:
-        """It has a session, and was heard lately."""
+        """It has a session, and is not suspected."""
         return self.state == "joined" and self.session is not None
 
     @property
     def address(self) -> Address | None:
-        """Where other peers are told to dial it. The seed is trusted to listen where it says."""
+        """The address at which other peers dial it. The seed is trusted to listen where it says."""
         return self.reach.listen if self.reach.reachable or self.kind == "seed" else None
 
     def succeeded(self) -> None:

@@ -144,8 +144,8 @@ class Misreports(QuarantineTerms):
         found.count += 1
         if now - found.last >= 1.0:
             found.last, found.seconds = now, found.seconds + 1
-        said = found.count + accepted - found.accepted
-        if found.seconds < MISREPORTS_MAX or found.count < MISREPORTS_SHARE * said:
+        reports = found.count + accepted - found.accepted
+        if found.seconds < MISREPORTS_MAX or found.count < MISREPORTS_SHARE * reports:
             return 0
         self.close_in(worker, now)
         del self._of[worker]

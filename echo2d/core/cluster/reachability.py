@@ -42,7 +42,7 @@ class Reachability:
             return []
         if peer.reach.listen is None or len(peer.reach.dial_back_secret) != SECRET_BYTES:
             peer.reach.dial_back_at = None
-            return self._found(peer, NO_ADDRESS)
+            return self._record_result(peer, NO_ADDRESS)
         begun_at = peer.reach.dialled_back_at
         self._dial_at(peer, now if begun_at is None else max(now, begun_at + DIAL_BACK_S))
         return self.deadlines(now=now)
@@ -53,7 +53,7 @@ class Reachability:
         if peer is None or peer.reach.listen is None:
             return []
         self._dial_at(peer, now + DIAL_BACK_EVERY_S)
-        return self._found(peer, event.fault)
+        return self._record_result(peer, event.fault)
 
     def deadlines(self, *, now: float) -> list[ClusterAction]:
         """Dial the next DIALS_MAX peers that are due."""
@@ -88,7 +88,7 @@ class Reachability:
         peer.reach.dial_back_at = at
         self._due.set(peer.peer)
 
-    def _found(self, peer: Peer, fault: str) -> list[ClusterAction]:
+    def _record_result(self, peer: Peer, fault: str) -> list[ClusterAction]:
         assert peer.session is not None
         before, peer.reach.reachable = peer.reach.reachable, not fault
         answer: list[ClusterAction] = [Send(peer.session, DialledBack(fault))]
