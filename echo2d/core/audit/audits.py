@@ -141,7 +141,7 @@ class Audits:
         return case is not None and bool(case.verdict) and not self._trusts(worker)
 
     def standing(self, worker: PeerId) -> WorkerStanding:
-        """A word for the status."""
+        """How far this worker is trusted, in a word for the status."""
         if self._trusts(worker):
             return "trusted"
         case = self.cases.get(worker)
@@ -293,7 +293,7 @@ class Audits:
         return self._baselines[kind]
 
     def _limits(self, kind: AnswerClass) -> HonestLimits | None:
-        """None: not learnt yet."""
+        """The limits of this class; None: not learnt yet."""
         baseline = self._baselines.get(kind)
         if baseline is None:
             return self._learnt_before.get(self._rules.name_of(kind))

@@ -65,7 +65,7 @@ class Cases:
         return iter(self._cases.items())
 
     def get(self, worker: PeerId) -> Case | None:
-        """None: nothing of this worker was ever delivered or audited."""
+        """The case of this worker; None: nothing of it was ever delivered or audited."""
         return self._cases.get(worker)
 
     def of(self, worker: PeerId) -> Case:

@@ -139,7 +139,7 @@ class WaitingSamples:
         self._decided.append(verdict)
 
     def _waits(self, sample: WaitingSample) -> bool:
-        """False: it is decided, its group has ended, or another worker got the sample meanwhile."""
+        """Not if it is decided, its group has ended, or another worker got the sample meanwhile."""
         if sample.decided:
             return False
         return self._groups.get(sample.group, {}).get(sample.sample) is sample

@@ -10,9 +10,8 @@ import heapq
 from collections.abc import Callable, Hashable, Iterable
 from typing import Generic, TypeVar
 
-STALE_ENTRIES = (
-    64  # outdated heap entries allowed beyond the number of current ones, before a sweep
-)
+# Outdated heap entries that are allowed beyond the number of current ones, before a sweep.
+STALE_ENTRIES = 64
 
 Key = TypeVar("Key", bound=Hashable)
 

@@ -28,7 +28,7 @@ BOTTLENECK_KINDS: tuple[BottleneckKind, ...] = get_args(BottleneckKind)
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What the bottleneck is named from."""
+    """The figures from which the bottleneck is named."""
 
     # As measured; None before the second step.
     bubble: float | None

@@ -100,9 +100,8 @@ class Measurements:
     group_size: int
     t_train: Smoothed = field(default_factory=Smoothed)
     t_bcast: Tail = field(default_factory=Tail)
-    t_gen: RecentMean = field(
-        default_factory=RecentMean
-    )  # a trajectory, from its lease to its acceptance
+    # A trajectory, from its lease to its acceptance.
+    t_gen: RecentMean = field(default_factory=RecentMean)
     lengths: Lengths = field(default_factory=Lengths)
     pause: Smoothed = field(default_factory=Smoothed)  # a refit
     recompute: Smoothed = field(default_factory=Smoothed)  # KV caches, after a refit

@@ -22,7 +22,7 @@ from echo2d.core.capacity.worker_cost import COST_SLACK, WorkerOffer
 
 # The price of a learner for which none is stated: that of a host with a few rented GPUs.
 LEARNER_USD_PER_H = 10.0
-# The pools that are played first make PLAYED_TIMES as much as the one before; then up to PLAYED_MORE near the cheapest.
+# The pools that are played first grow by PLAYED_TIMES; then up to PLAYED_MORE near the cheapest one are played.
 PLAYED_TIMES, PLAYED_MORE = 1.25, 6
 # If two pools differ in cost by no more than this share, the smaller one is better.
 SAME = 0.002

@@ -206,7 +206,7 @@ class Membership:
             self.changed.add(peer.peer)
 
     def deadlines(self, *, now: float) -> tuple[list[Peer], list[ClusterAction]]:
-        """Returns the newly suspected peers, and actions that close sessions of peers now gone."""
+        """Returns the newly suspected peers, and actions that close the sessions of peers that are gone now."""
         due_at = self.wake_at()
         if due_at is None or now < due_at:
             return [], []

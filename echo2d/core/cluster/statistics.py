@@ -107,13 +107,13 @@ class Statistics:
         self.step_history = StepHistory()
         # The newest durations of train steps.
         self.t_train_s: deque[float] = deque(maxlen=RECENT_MAX)
-        # Until the last worker had verified a version, and until the last worker served it.
+        # The newest T_verify and T_bcast: until the last worker had verified a version, and served it.
         self.t_verify_s: deque[float] = deque(maxlen=RECENT_MAX)
         self.t_bcast_s: deque[float] = deque(maxlen=RECENT_MAX)
         self.refit_pause_s: deque[float] = deque(maxlen=RECENT_MAX)
-        # For which KV caches were computed again.
+        # The newest times in which KV caches were computed again.
         self.recompute_s: deque[float] = deque(maxlen=RECENT_MAX)
-        # For which workers stood still for a version.
+        # The newest times for which workers stood still for a version.
         self.still_s: deque[float] = deque(maxlen=RECENT_MAX)
         # By task, how long its environment took for a step.
         self.tool_s: dict[str, deque[float]] = {}
@@ -157,7 +157,7 @@ class Statistics:
 
     @property
     def run_dropped(self) -> int:
-        """Trajectories that were given up since the run began; before a restart, up to the last commit."""
+        """Trajectories that were given up since the run began; those before a restart as of its last commit."""
         return self._dropped_before + self.trajectories_dropped
 
     def trained(
@@ -233,7 +233,7 @@ class Statistics:
         self.measurements.pause.add(seconds)
 
     def recomputed(self, tokens: int, seconds: float | None) -> None:
-        """After a refit, KV caches of this many tokens were computed again. seconds: None: not known."""
+        """After a refit, KV caches of this many tokens are computed again. seconds: None if not known."""
         self.tokens_recomputed += tokens
         if seconds is not None:
             self.recompute_s.append(seconds)

@@ -228,7 +228,8 @@ class PublishedVersions:
         self._forget()
         reason = "run.disk_bytes_max has no room for it"
         notes = [
-            Note("kept", f"version {each.version} is deleted: {reason}") for _, each in dropped
+            Note("kept", f"the copy of version {each.version} is deleted: {reason}")
+            for _, each in dropped
         ]
         deleted = (DeleteVersion(path) for path in surplus)
         return [*deleted, *self._sync_results(), *notes]

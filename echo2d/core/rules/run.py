@@ -53,7 +53,6 @@ class PolicyTable(Table):
     move_stragglers: bool = key(
         "move the answers that a group waits for to faster workers, with their tokens", True
     )
-    # The patience is a multiple of the time that the other answers of the group took.
     group_patience: float = key(
         "a group that lacks an eighth of its answers, or one, is trained without them once it has waited this many"
         " times as long as the others took, or when the last batch that can take it is filled; 0: it waits until it"
