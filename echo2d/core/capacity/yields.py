@@ -19,9 +19,8 @@ from echo2d.core.base.bounded_dict import keep_newest
 from echo2d.core.base.ids import PeerId
 from echo2d.core.capacity.estimators import Share
 
-PRIOR = (
-    50.0  # judged trajectories after which a worker's own record counts as much as the pool's share
-)
+# After this many judged trajectories a worker's own record counts as much as the pool's share.
+PRIOR = 50.0
 YIELD_MEMORY = 512.0  # judged trajectories after which an old record keeps 1/e of its weight
 YIELD_WORKERS_MAX = 2048  # workers whose record is kept: the limit of peers
 

@@ -226,11 +226,8 @@ class PublishedVersions:
             self._given_up.add(span)
         self._found_copies = None
         self._forget()
-        reason = "run.disk_bytes_max has no room for it"
-        notes = [
-            Note("kept", f"the copy of version {each.version} is deleted: {reason}")
-            for _, each in dropped
-        ]
+        reason = "run.disk_bytes_max has no room for its copy"
+        notes = [Note("kept", f"version {one.version} is deleted: {reason}") for _, one in dropped]
         deleted = (DeleteVersion(path) for path in surplus)
         return [*deleted, *self._sync_results(), *notes]
 
