@@ -62,7 +62,7 @@ def test_why_names_the_price_of_a_step_and_of_the_pools_beside_it() -> None:
         provision.review(workers, 1, now=0.0)
         return provision.balance(provision.offers(workers, None), everybody, 1).why
 
-    assert shown() == "what the learner needs is not measured yet: all work"
+    assert shown() == "what the learner needs is not measured yet: all workers work"
     provision.said = SAID
     assert shown() == (
         "5 workers cost 0.04227 usd a step; 4 would cost 0.0491, 6 would cost 0.04444"

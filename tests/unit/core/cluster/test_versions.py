@@ -149,8 +149,8 @@ def test_results_go_where_the_disk_has_no_room_and_it_is_said() -> None:
     assert told == [
         DeleteVersion(asked(2).path),
         DeleteVersion(asked(4).path),
-        Note("kept", "version 2 goes: run.disk_bytes_max has no room for it"),
-        Note("kept", "version 4 goes: run.disk_bytes_max has no room for it"),
+        Note("kept", "version 2 is deleted: run.disk_bytes_max has no room for its copy"),
+        Note("kept", "version 4 is deleted: run.disk_bytes_max has no room for its copy"),
     ]
     versions.check()
     # No later version of a span takes the place of the one that went.
