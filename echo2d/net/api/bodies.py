@@ -1,4 +1,4 @@
-"""Checks the values of request bodies that are more than one number or text. HttpRefusal: malformed."""
+"""Checks values in request bodies that are more than one number or text. HttpRefusal: malformed."""
 
 import base64
 from collections.abc import Mapping
