@@ -99,6 +99,8 @@ def _refusal(
 
 @dataclass(slots=True)
 class _Session:
+    """An open control link."""
+
     known: KnownPeer
     send_buffer: SendBuffer
     name: str
