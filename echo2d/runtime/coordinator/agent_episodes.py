@@ -61,7 +61,7 @@ class AgentEpisode:
     """One episode and its agent, if it has one.
 
     silence_s: an agent that is silent for this long is given up.
-    room(order, given, anew): whether a call that adds these tokens, or begins a branch with them, may be answered.
+    room(order, given, is_branch): whether a call that adds these tokens, or begins a branch with them, may be answered.
     """
 
     def __init__(
@@ -304,9 +304,9 @@ class AgentCalls:
                 self.spent[episode.nonce] = None
                 keep_newest(self.spent, SPENT_MAX)
 
-    def _has_room(self, order: StepEnvironment, given: bytes, anew: bool) -> bool:  # noqa: FBT001
+    def _has_room(self, order: StepEnvironment, given: bytes, is_branch: bool) -> bool:  # noqa: FBT001
         prompt, output = order.prompt, order.output
-        return has_room(self._rules, self.task, prompt, order.turn, output, given, anew=anew)
+        return has_room(self._rules, self.task, prompt, order.turn, output, given, anew=is_branch)
 
 
 # --- tickets

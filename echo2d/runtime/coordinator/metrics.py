@@ -280,7 +280,7 @@ def _staleness(status: Status) -> Iterator[Metric]:
         buckets.append((f"{staleness}.0", float(seen)))
     yield HistogramMetricFamily(
         "echo2d_trained_staleness_steps",
-        "Staleness of trained trajectories, in train steps; none lies above echo2d_staleness_max",
+        "Staleness of trained trajectories, in train steps; none is above echo2d_staleness_max",
         buckets=[*buckets, ("+Inf", float(seen))],
         sum_value=float(sum(staleness * count for staleness, count in counts.items())),
     )

@@ -157,7 +157,7 @@ def _own_port(trial: _Trial) -> HostFinding:
         return ok("own port", f"the coordinator dials this host at {at}")
     return warning(
         "own port",
-        f"nobody can dial this host ({fault}); it dials the others, and they use its uplink less",
+        f"no peer can dial this host ({fault}); it dials the others, and they use its uplink less",
         "open the port if you can: --listen-host, --listen-port, --advertise "
         "(docs/guide/operating.md, Who can be dialled)",
     )

@@ -79,7 +79,7 @@ def collect_rarely() -> None:
 
 
 def outcome(group: BaseExceptionGroup[BaseException]) -> int:
-    """The one catch-all: raises the group's first `Fault`, or names what this host lacks; else a bug, exit code 1."""
+    """The one catch-all: raises the group's first `Fault`, or one for what this host lacks; else 1, for a bug."""
     if (faults := group.subgroup(Fault)) is not None:
         raise first_fault(faults) from None
     errors = group.subgroup(OSError)

@@ -6,7 +6,7 @@
     4. the rest     key, tokens, access table, rentals, logs; then all pinned files are copied
 
 A learner resumes only between the ledger's last durable checkpoint and its last step. So the ledger must
-know the pinned checkpoint. If the learner has replaced all its checkpoints before the ledger was copied,
+know a pinned checkpoint. If the learner replaces all of them by newer ones before the ledger is copied,
 1 and 2 are repeated. To pin a folder is to link every file of it into the backup, or, if that is on
 another file system, into a folder beside the source, until it is copied. Neither the coordinator nor a
 learner writes into such a file again.

@@ -62,7 +62,7 @@ class SnapshotBuilder:
         try:
             return await self._apply(form, stands)
         except (IntegrityFault, StoreFault) as fault:
-            # The files of a dropped form are deleted, so such a fault is none of the form's.
+            # The files of a dropped form are deleted, so a fault then says nothing about the form.
             if self._ends(form):
                 return ApplyCancelled(form)
             log.warning("apply failed form=%s reason=%s", form, fault)
