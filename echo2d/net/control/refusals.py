@@ -25,7 +25,7 @@ from echo2d.core.protocol.builds import Build, HelloHead
 
 # One box that was upgraded too early, or too late, is back within minutes.
 RETRY_S_MIN = 120.0
-# Between two handshakes of refused peers: half as many handshakes as a coordinator should spend on them.
+# Seconds between two refused peers: half of the handshakes that a coordinator should spend on such peers.
 SPACING_S = 2.0
 # No peer has to wait longer. This time has room for 900 peers.
 RETRY_S_MAX = 1800.0

@@ -29,7 +29,7 @@ UNSENT_BYTES_MAX = 8 << 20
 WARM_BYTES = 1 << 20
 # A connection is dead after this long without an acknowledgement, a probe's answer or an open window.
 LINK_SILENCE_S = 15
-# Between the kernel's probes of an idle connection.
+# Seconds between the kernel's probes of an idle connection.
 PROBE_S = 5
 # Time to send the reason of the end before the connection is cut.
 _CLOSE_S = 1.0

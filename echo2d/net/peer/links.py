@@ -43,7 +43,7 @@ from echo2d.net.peer.uplink_limit import UplinkLimit
 from echo2d.net.security.sealing import KeyExchange
 from echo2d.net.security.tls import Tls, belongs_to, in_words
 
-# From dialling to LinkOpened: three or four round trips, also where a full queue makes one take 5 s.
+# The time from dialling to LinkOpened: three or four round trips, even if a full queue makes one take 5 s.
 HANDSHAKE_S = 20.0
 # Accepted connections that have not proved their peer yet, TLS handshakes included. One more closes
 # the oldest: of its own address if that has too many, otherwise of all.

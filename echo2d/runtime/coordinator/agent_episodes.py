@@ -259,7 +259,7 @@ class AgentCalls:
         if isinstance(turn, TaskFailed):
             return turn
         self._episodes.drop(index)
-        # Of a conversation in text only the first token is known; the agent decides what follows.
+        # For a conversation in text only the first token is fixed; the agent decides what follows.
         opening = turn.given[:4] if self._in_text else turn.given
         return TaskPrompt(opening, turn.tags, turn.row)
 

@@ -32,7 +32,7 @@ DISK_BYTES_PER_S_MIN = 125e6
 # in a round trip: 42 MB/s at 100 ms.
 TCP_BUFFER_BYTES_MIN = 4 << 20
 ROUND_TRIP_S = 0.1
-# For nvidia-smi, systemctl, and a Python that imports nothing large.
+# The time limit of nvidia-smi, systemctl, and a Python that imports nothing large.
 PROGRAM_S_MAX = 20.0
 SYSTEMD_MIN = 247
 SYSTEMD_BACKS_OFF = 254

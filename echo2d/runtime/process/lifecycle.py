@@ -36,7 +36,7 @@ STOP_S_MAX = 30.0
 # The program has returned, so no useful work is left. TimeoutStopSec of the systemd units is longer than
 # STOP_S_MAX and EXIT_S_MAX together.
 EXIT_S_MAX = 5.0
-# The same as in the systemd units.
+# The same limit as in the systemd units.
 OPEN_FILES_MAX = 1 << 16
 
 log = logging.getLogger("echo2d.runtime")

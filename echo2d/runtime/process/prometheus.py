@@ -25,9 +25,9 @@ from prometheus_client.metrics_core import Metric
 
 from echo2d.this_build import THIS_BUILD
 
-# Between two measurements of how late the event loop wakes.
+# Seconds between two measurements of how late the event loop wakes.
 _TICK_S = 1.0
-# Between two measurements of the process and the disk, in ticks.
+# Ticks between two measurements of the process and the disk.
 KERNEL_TICKS = 5
 DELAY_BUCKETS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 PAUSE_BUCKETS_S = (0.001, 0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0)

@@ -101,7 +101,7 @@ class Renter:
         self._access = access
         self._directory = run
         self._url = url
-        # Bounded by the number of commands under way.
+        # The number of commands under way limits its length.
         self._ended: asyncio.Queue[RentEvent] = asyncio.Queue()
         self._asked_at: dict[Label, float] = {}
         # The workers of boxes, as of the last look.
@@ -283,7 +283,7 @@ class Renter:
         return {label: named[label] for label in self._renting.live if label in named}
 
     def _find_leaving(self) -> list[tuple[PeerId, str]]:
-        """The workers of boxes to be returned of which the coordinator was not told yet, and why they leave."""
+        """The workers that must leave with their box and do not leave yet, each with the reason."""
         leaving = self._renting.leaving
         return [
             (PeerId(worker.id), leaving[label])
