@@ -1,7 +1,7 @@
 """The sources of delta forms: a copy of the base, or kept deltas from the base to the version.
 
-Calls block. Neither source is trusted: a chunk that has changed on disk since it was published is
-encoded in full, because no worker could decode a delta against it.
+Calls block. Neither source is trusted: if a chunk of it has changed on disk since it was published, the
+new chunk is encoded in full, because no worker could decode a delta against the changed bytes.
 """
 
 import logging
@@ -29,14 +29,14 @@ class BaseLost(IntegrityFault):
 
 
 class _Damage:
-    """Logs damage once per base, whichever thread finds it first."""
+    """Logs damage once per base, in the thread that finds it first."""
 
     def __init__(self, what: str) -> None:
         self._what = what
-        self._said = threading.Lock()
+        self._logged = threading.Lock()
 
     def note(self, place: Chunk, reason: object) -> None:
-        if self._said.acquire(blocking=False):
+        if self._logged.acquire(blocking=False):
             log.warning(
                 "%s is damaged, chunks go in full path=%s offset=%d: %s",
                 self._what,
@@ -63,7 +63,7 @@ class BaseCopy:
         data = new()
         with self._buffers.one() as buffer:
             records = encode_records(position, data, self._read(place, buffer))
-        # A worker holds the published base, so a delta against other bytes would decode to garbage.
+        # A worker has the published base, so a delta against other bytes would decode to wrong bytes.
         if any(record.needs_base and record.base != self._sums[place] for record, _ in records):
             self._damage.note(place, "it is not what was published")
             return encode_records(position, data)
@@ -127,7 +127,7 @@ class BaseChain:
     def _chain(self, place: Chunk) -> list[tuple[ChunkRecord, bytes]]:
         """The chunk's records, oldest first; empty if a delta of the chain lacks the chunk.
 
-        The chain starts at the newest record that needs no base: older ones would be overwritten.
+        The chain starts at the newest record that needs no base: it would overwrite the older ones.
         """
         chain: list[tuple[ChunkRecord, bytes]] = []
         for delta in reversed(self._deltas):

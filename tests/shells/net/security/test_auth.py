@@ -83,9 +83,7 @@ def test_keys_and_token_files_are_private_and_come_back(tmp_path: Path) -> None:
 )
 def test_what_is_no_token_file_is_said(tmp_path: Path, text: str) -> None:
     (tmp_path / "token").write_text(text)
-    with pytest.raises(
-        OperatorFault, match=r"is not a token file: expected .*; a cut one is copied"
-    ):
+    with pytest.raises(OperatorFault, match=r"is not a token file: expected .*; copy it again"):
         auth.read_token_file(tmp_path / "token")
 
 

@@ -72,7 +72,7 @@ def test_who_dials_somebody_else_notices(
     dialler: Tls, listener: Tls, expected: str, words: str
 ) -> None:
     mine, theirs = faults(dialler, listener, expected)
-    assert mine.startswith("its certificate is not of who is expected in this run")
+    assert mine.startswith("its certificate is not for the expected member in this run")
     assert words in mine
     assert theirs
 
@@ -83,7 +83,7 @@ def test_who_dials_somebody_else_notices(
         (Tls(RUN.certificate), "it shows no certificate"),
         (
             make_tls(ALICE_KEY, certified_by=OTHER_RUN),
-            "its certificate is not of who is expected in this run",
+            "its certificate is not for the expected member in this run",
         ),
     ],
 )
@@ -112,7 +112,7 @@ def test_a_peer_certifies_nobody() -> None:
     tls = Tls(RUN.certificate)
     tls.present(ALICE_KEY, forged + certified)
     assert faults(Tls(RUN.certificate), tls, COORDINATOR)[0].startswith(
-        "its certificate is not of who is expected"
+        "its certificate is not for the expected member"
     )
 
 

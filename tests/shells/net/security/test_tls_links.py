@@ -219,7 +219,7 @@ async def test_one_line_for_whoever_dials_the_wrong_coordinator(
         "box", "worker", token.secret, token.run_key, authority=OTHER_RUN.certificate
     )
     for url, given, words in [
-        (opened.url, stranger, "its certificate is not of who is expected in this run"),
+        (opened.url, stranger, "its certificate is not for the expected member in this run"),
         (
             opened.url.replace("https:", "http:"),
             replace(token, url=""),
@@ -306,10 +306,10 @@ def links(
         (
             ALICE_TLS,
             FOREIGN_TLS,
-            "it does not believe this end's certificate",
+            "it does not trust this end's certificate",
             "handshake refused: its certificate is not",
         ),
-        (CAROL_TLS, BOB_TLS, "its certificate is not of who is expected in this run", ""),
+        (CAROL_TLS, BOB_TLS, "its certificate is not for the expected member in this run", ""),
         (ALICE_TLS, None, "connection lost", "handshake refused: it does not speak TLS"),
         (None, BOB_TLS, "it does not speak TLS", ""),
     ],

@@ -291,7 +291,7 @@ async def test_a_call_that_asks_for_another_sampling_is_refused(agent: Agent) ->
     assert status == 200
     status, said = await agent.call(ticket, ids("31>"))
     assert status == 400
-    assert "do not begin as those of all calls" in said["error"]["message"]
+    assert "do not begin with those that all calls" in said["error"]["message"]
 
 
 async def test_an_episode_without_room_is_full_and_can_still_be_ended(tmp_path: Path) -> None:

@@ -233,6 +233,6 @@ async def test_a_branch_must_begin_with_the_groups_prompt(directory: Path) -> No
         assert isinstance(ended, EpisodeEnded)
         assert ended.reward is None
         assert ended.reason.startswith("no_continuation: append_only: ")
-        assert ended.reason.endswith("rendered anew it does not begin with the group's prompt")
+        assert ended.reason.endswith("it does not begin with the group's prompt")
         assert not calls.branches
         assert (calls._open, calls._episodes._seat_of) == ({}, {})

@@ -108,7 +108,7 @@ async def test_a_sample_that_is_played_again_has_an_end_of_its_own() -> None:
         second, _ = await play(calls, tickets, 1, AgentEnd(0.25))
         assert await tickets.end(first, AgentEnd(1.0)) == told
         for ticket, reward in ((first, 0.25), (second, 1.0)):
-            with pytest.raises(CallRefusal, match="has ended already, and otherwise"):
+            with pytest.raises(CallRefusal, match="has already ended with another"):
                 await tickets.end(ticket, AgentEnd(reward))
 
 

@@ -77,7 +77,7 @@ async def test_a_table_that_never_comes_is_told(
     await link.queue.run()
     [(form, reason)] = link.failed
     assert form == FORM.facts.form
-    assert "no table tells of frames" in reason
+    assert "no table names frames" in reason
 
 
 async def test_frames_of_a_form_that_nobody_signed_are_dropped(
