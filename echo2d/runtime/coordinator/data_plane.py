@@ -434,7 +434,7 @@ def _pool(
         place=TaskPlace(
             environment=task_environment(table.environment),
             folder=config.folder,
-            # A task of ours sees nothing of the operator's folders.
+            # Our own tasks do not see the operator's folders.
             modules=tuple(config.module_folders) if ":" in f"{table.kind}{scorer}" else (),
         ),
         told=lambda failed: told(failed, table),
