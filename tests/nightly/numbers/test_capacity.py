@@ -14,7 +14,7 @@ from echo2d_lab.research import usd_to_accuracy
 from echo2d_lab.research.artefacts import read
 from tests.support.page_numbers import NUMBER, PageNumbers, missing, moved, page_text, run
 
-PAGE = "capacity.md"
+PAGE = "measurements/capacity.md"
 NOTHING: Mapping[str, str] = {}
 
 
