@@ -68,7 +68,7 @@ class PolicyTable(Table):
     )
     quantized_workers: bool = key(
         "let workers in whose engines compute with quantized weights; trust one of each kind if"
-        " [audit] is on (docs/design/audit.md)",
+        " [audit] is on (docs/guide/audit.md)",
         False,
     )
     order: Literal["oldest", "priority"] = key(
