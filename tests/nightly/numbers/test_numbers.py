@@ -235,7 +235,9 @@ def capacity_row(bound: int, text: str) -> PageNumbers:
         reads = [f"{setting}/{name}" for name in names]
     else:
         reads = [path for name in names for path in cell(setting, name)]
-    return PageNumbers("measurements/capacity.md", ACCURACY, text, (f"{setting}/usd_per_step", *reads))
+    return PageNumbers(
+        "measurements/capacity.md", ACCURACY, text, (f"{setting}/usd_per_step", *reads)
+    )
 
 
 RECORDED = [
