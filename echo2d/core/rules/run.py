@@ -67,8 +67,8 @@ class PolicyTable(Table):
         (),
     )
     quantized_workers: bool = key(
-        "admit workers whose engines compute with quantized weights; trust one of each kind if"
-        " [audit] is on (docs/design/audit.md)",
+        "let workers in whose engines compute with quantized weights; trust one of each kind if"
+        " [audit] is on (docs/guide/audit.md)",
         False,
     )
     order: Literal["oldest", "priority"] = key(
