@@ -1,6 +1,6 @@
-"""Judges the form of a worker's result, and joins it to what its sample had before.
+"""Checks the form of a worker's result, and joins it to what its sample had before.
 
-The same for every kind of work whose prompts come from tasks. Not here: whether the result is still wanted.
+It is the same for every kind of work with prompts from tasks. Not here: whether the result is still wanted.
 """
 
 from typing import NamedTuple
@@ -16,7 +16,7 @@ from echo2d.core.rules.tasks import TaskRules
 
 
 class Written(NamedTuple):
-    """All that a sample has with a result, and why that ends."""
+    """All tokens of a sample with a result, and why they end."""
 
     whole: Partial
     finish: Finish
@@ -32,9 +32,9 @@ def written_by(
     prompt: bytes,
     believed: Believed,
 ) -> Written | str:
-    """The sample with this result; or a text that says what is wrong with that.
+    """The sample with this result, or a text that says what is wrong with the result.
 
-    base: what the attempt went on from. believed: which versions the worker may have written with.
+    base: what the attempt continued from. believed: whether the worker may have written with a version.
     """
     start, branch = (0, 0) if base is NOTHING else (base.turn_start, base.branch_start)
     limit = rules.limit(task, prompt, start, branch)
