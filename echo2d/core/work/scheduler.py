@@ -463,7 +463,7 @@ class LeaseScheduler:
         return lease.idle_s(now) >= given_s + self._pause_s(peer)
 
     def _pause_s(self, peer: Peer | None) -> float:
-        """Seconds for which it may write nothing while it loads a version: those of its last refit, within the usual."""
+        """Seconds for which it may write nothing while it loads a version: as its last refit, within the usual."""
         pauses = self._statistics.refit_pause_s
         last_s = 0.0 if peer is None else peer.engine.refit_pause_s or 0.0
         return min(last_s, SLOW_TIMES * median(pauses)) if pauses else 0.0
