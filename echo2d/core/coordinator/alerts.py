@@ -156,7 +156,7 @@ def _of_the_audit(audit: AuditStatus, workers: Iterable[WorkerStatus]) -> Iterat
     if not audit.trusts:
         yield Alert(
             "nobody_trusted",
-            "the audit convicts nobody, because no worker is trusted: create a token for a box of "
+            "the audit convicts no worker, because none is trusted: create a token for a box of "
             "yours, and name it in audit.trusted",
         )
     trusted = any(worker.alive and worker.standing == "trusted" for worker in workers)
@@ -219,7 +219,7 @@ def worker_alerts(worker: WorkerStatus, status: Status) -> list[str]:
     if _left_as_announced(worker) or worker.state == "gone":
         return []
     if _silent(worker, status):
-        return [f"not heard from for {worker.silent_s:.0f} s: {_consequence(worker)}"]
+        return [f"silent for {worker.silent_s:.0f} s: {_consequence(worker)}"]
     found = [*_of_one(worker, status), *_of_its_disk(worker, largest_version_bytes(status))]
     return [alert.sentence.removeprefix(f"{worker.name} ") for alert in found]
 

@@ -57,7 +57,7 @@ class SessionAsked:
     resume_step: int
     # The caller's identity, the same after its restarts; empty: it has none.
     learner: str = ""
-    take_over: bool = False  # end another learner's session
+    take_over: bool = False  # whether to end another learner's session
     # The step after which the learner ends; 0: it did not say.
     steps: int = 0
 
@@ -134,7 +134,7 @@ class WorkerOrdered:
     request: RequestId
     peer: PeerId
     order: WorkerOrder
-    # The drain gives the worker's leases to others at once.
+    # Whether a drain gives the worker's leases to others at once.
     hand_over: bool = False
 
 
@@ -259,7 +259,7 @@ class Recovered(RecoveredRollouts):
     evaluated: tuple[Evaluated, ...] = ()
     # Paths of published versions whose copies are gone.
     lost: frozenset[str] = frozenset()
-    # Workers, as the access table has them.
+    # The convicted and the trusted workers, as the access table has them.
     convicted: frozenset[PeerId] = frozenset()
     trusted: frozenset[PeerId] = frozenset()
     learner: str = ""  # the identity of the learner that opened `epoch`

@@ -564,7 +564,7 @@ class LeaseGranted:
     silence_s: float
     # How often to report progress; shorter when a client reads the tokens as they come.
     report_s: float = PROGRESS_S
-    # One for each sample (see `seeds`); empty: the engine chooses.
+    # One seed for each sample (see `seeds`); empty: the engine chooses.
     rng_seeds: tuple[int, ...] = ()
     # This many tokens at the end of the prompt are output of an earlier attempt. max_new_tokens is
     # already reduced by them, and the result has only what comes after them.

@@ -116,7 +116,7 @@ class UnitSeal(Protocol):
 class _Stream:
     form: FormId
     sequence: int | None  # of the next frame; None: repair, not numbered
-    ending: bool = False  # this end has said StreamEnded, the other has not yet
+    ending: bool = False  # whether this end has sent StreamEnded and the other end has not yet
 
 
 class PeerLink:

@@ -96,7 +96,7 @@ class Proof:
 
 @dataclass(frozen=True, slots=True)
 class LinkEnded:
-    """Nothing more comes; the connection closes."""
+    """The sender sends nothing more; the connection closes."""
 
     reason: str
 
@@ -140,7 +140,7 @@ class FramesHeld:
     runs: tuple[FrameRun, ...]
 
     def frames(self) -> tuple[FrameId, ...]:
-        """At most FRAMES_MAX."""
+        """The frames of all runs: at most FRAMES_MAX."""
         return tuple(FrameId(run.first + i) for run in self.runs for i in range(run.count))
 
 

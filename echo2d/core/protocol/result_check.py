@@ -85,7 +85,7 @@ def delta_fault(
 
 
 def partial_fault(partial: Partial, *, vocab_size: int, stop_token_ids: Collection[int]) -> str:
-    """Return what is wrong with the tokens of a partial that another worker is to continue, or ""
+    """Return what is wrong with the tokens of a partial that another worker should continue, or ""
     if nothing is.
 
     Their positions and versions were checked before. A partial cannot be continued after a stop

@@ -58,7 +58,7 @@ def authored(spans: Iterable[VersionSpan], author: PeerId) -> tuple[AuthoredSpan
 
 
 def version_spans(spans: Iterable[AuthoredSpan]) -> tuple[VersionSpan, ...]:
-    """Which version wrote which tokens, without the authors: neighbours of one version merge."""
+    """Which version wrote which tokens, without the authors: adjacent spans of one version merge."""
     joined: list[VersionSpan] = []
     for span in spans:
         start = span.start
@@ -170,7 +170,7 @@ class TrajectoryRecord:
         return self.spans[-1].version
 
     def scored(self, reward: float, parts: tuple[RewardPart, ...] = ()) -> "TrajectoryRecord":
-        # `replace` would take ten times as long, for every sample of a run.
+        # `replace` would take ten times as long, and this runs for every sample.
         return TrajectoryRecord(
             self.sample,
             self.tokens,
@@ -286,7 +286,7 @@ class Partial:
     ) -> "Partial":
         """This partial followed by more tokens.
 
-        shift: is added to the positions of `spans`. Neighbours of one version and author merge.
+        shift: is added to the positions of `spans`. Adjacent spans of one version and author merge.
         """
         joined = list(self.spans)
         for span in spans:
@@ -302,7 +302,7 @@ class Partial:
         return Partial(tokens, logprobs, tuple(joined), self.given, self.branches, columns)
 
     def with_given(self, tokens: bytes, *, anew: bool = False) -> "Partial":
-        """This partial followed by tokens that an environment gave. anew: they begin a branch."""
+        """This partial followed by tokens that an environment gave. anew: whether they begin a branch."""
         if not tokens:
             return self
         count = len(tokens) // 4

@@ -49,7 +49,7 @@ def take(
 
 
 def searched(state: FormState, links: Links, now: float, out: list[RelayAction]) -> None:
-    """The search is over: missing frames may be asked for."""
+    """Notes that the search has ended: missing frames may be asked for."""
     if not state.searched:
         state.searched = True
         state.fetched_at = now

@@ -399,7 +399,7 @@ class Relay:
                 stripe.child_streams[link.peer].close("asked for again", self._out)
             child = ChildStream(stripe, link, asked.stream, asked.from_sequence)
             self._outlet.put(child)
-            # Nothing is left to send where the stripe has ended before the child came.
+            # If the stripe has ended before the child came, nothing may be left to send.
             child.close_if_done(self._out)
         elif _may_come(state, asked) and len(link.asks) < ASKS_MAX:
             link.asks[asked.form, asked.stripe] = asked

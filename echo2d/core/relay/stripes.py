@@ -274,7 +274,7 @@ class StripeState:
 
     @property
     def order(self) -> tuple[float, int, StripeId]:
-        """At the root: the stripe with the least order takes the next frame."""
+        """At the root: the sort key by which the next frame goes to the first stripe."""
         end = len(self.log)
         behind = self.bound_bytes / self.weight if self.weight else self.credit.backlog_s(end)
         return behind, end, self.number
@@ -375,7 +375,7 @@ class FormState:
         self.generation = Generation(0)
         self.stripes: dict[StripeId, StripeState] = {}
         self.peers: dict[PeerId, EdgePeer] = {}
-        # Peers that hold everything, as the coordinator says.
+        # Peers that hold the whole form, according to the coordinator.
         self.sources: set[PeerId] = set()
         self.denied: set[PeerId] = set()  # sources that sent nothing under this plan
         # When a source last sent a frame, or was first asked.
