@@ -244,9 +244,7 @@ class Autoscaler:
         room = self._rules.budget.usd_per_h - self._rented.usd_per_h
         wanted = choose_boxes(missing, self._free(now), room, gb_per_h=self._need.gb_per_h)
         if not wanted.enough:
-            self._why = "the usd/h left, or the boxes on offer, are not enough" + self._failures(
-                now
-            )
+            self._why = "the usd/h left, or the offered boxes, are not enough" + self._failures(now)
         why = "nothing can be measured without a worker"
         if self._need.shortfall_mu is not None:
             why = f"{missing * HOUR_S:.4g} trajectories/h are missing"

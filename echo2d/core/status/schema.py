@@ -72,9 +72,7 @@ class Alert:
 
     kind: AlertKind = described("one of ALERT_KINDS; a newer coordinator may have others")
     sentence: str = described("what is wrong, in words for a person")
-    subject: str = described(
-        "the name of the worker that it is about; empty: it is about the run", default=""
-    )
+    subject: str = described("the worker's name; empty: it is about the run", default="")
     # Needed because two peers may give themselves the same name.
     peer: str = described("the id of that worker", default="")
 
@@ -114,12 +112,9 @@ class PeerStatus:
     build: str = described("the build of its program")
     protocol: int = described("the protocol of its control link")
     received_bytes: int = described(
-        "bytes of versions that it reports to have received since the coordinator started",
-        default=0,
+        "version bytes that it reports to have received since the coordinator started", default=0
     )
-    sent_bytes: int = described(
-        "bytes of versions that it reports to have passed on since then", default=0
-    )
+    sent_bytes: int = described("version bytes that it reports to have passed on", default=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,8 +126,7 @@ class WorkerStatus(PeerStatus):
         "How many of its slots it may use, by what it delivers", "echo2d_worker_slots_usable"
     )
     tokens_per_s: float | None = described(
-        "Tokens per second that it delivered lately while it held samples",
-        "echo2d_worker_tokens_per_second",
+        "Tokens/s delivered lately while it held samples", "echo2d_worker_tokens_per_second"
     )
     slower: float | None = described(
         "how many times as long as usual a sample takes there; null: it delivered nothing, or"
@@ -157,7 +151,7 @@ class WorkerStatus(PeerStatus):
     recomputed_tokens: int | None = described("tokens whose KV caches that refit dropped")
     recompute_s: float | None = described("seconds that recomputing these took")
     memory_ok: bool | None = described(
-        "whether the weights in its engines' memory equal the snapshot's; null: not checked"
+        "whether the weights in its engines equal the snapshot's; null: not checked"
     )
     active: bool = described(
         "1 while it gets leases; 0 while it stands by, leaves, or is away", "echo2d_worker_active"
@@ -178,9 +172,7 @@ class WorkerStatus(PeerStatus):
         "Its mean reward minus that of other workers on the same prompts",
         "echo2d_worker_reward_above_others",
     )
-    answer_tokens: float | None = described(
-        "Mean tokens of its answers", "echo2d_worker_answer_tokens"
-    )
+    answer_tokens: float | None = described("Mean answer tokens", "echo2d_worker_answer_tokens")
     used: float = described(
         "Share trained on of its trajectories that were trained on or not worth training on",
         "echo2d_worker_trained_share",
@@ -277,9 +269,7 @@ class EstimatesStatus:
     """What the run has measured about itself."""
 
     t_train_s: EstimateStatus | None = described("seconds of a train step, net of waiting")
-    t_bcast_s: EstimateStatus | None = described(
-        "seconds from a publish until the last worker serves it"
-    )
+    t_bcast_s: EstimateStatus | None = described("seconds from publish until all workers serve it")
     t_gen_s: EstimateStatus | None = described("seconds of a trajectory, from lease to result")
     refit_pause_s: EstimateStatus | None = described("seconds for which a refit stops generation")
     recompute_s: EstimateStatus | None = described("seconds in which KV caches are recomputed")
@@ -301,9 +291,7 @@ class ProvisionStatus:
     mu_min: float | None = described("trajectories/s with which the learner never waits")
     mu_target: float | None = described("trajectories/s of the cheapest pool")
     mu_available: float = described("trajectories/s of all workers that are here")
-    bubble_predicted: float | None = described(
-        "the predicted share of time for which the learner waits"
-    )
+    bubble_predicted: float | None = described("the share of time that the learner will wait")
     feasible: bool | None = described("whether all workers together keep the learner busy")
     why_not: str = described("if not, what would keep it busy")
     changes: int = described(
@@ -311,9 +299,7 @@ class ProvisionStatus:
         "echo2d_activation_changes",
         counter=True,
     )
-    why: str = described(
-        "what the cheapest pool costs per step, and what a smaller and a larger one would"
-    )
+    why: str = described("what the cheapest pool and its neighbours cost per step")
     gamma: float = described("activation.gamma")
     gen_sigma: float | None = described(
         "the spread of the logarithms of samples' lengths; null: not measured yet"
@@ -323,9 +309,7 @@ class ProvisionStatus:
     shortfall: float | None = described(
         "trajectories/s by which all workers here miss the target; negative: by which they exceed it"
     )
-    bubble: float | None = described(
-        "the share of time for which the learner waited in the last steps"
-    )
+    bubble: float | None = described("the share of the last steps that the learner waited")
     bottleneck: Bottleneck = described("what the run waits for now")
 
 
@@ -464,9 +448,7 @@ class AuditStatus:
         "how much of the trusted workers' answers that the limits need is scored, as a share"
     )
     k_max: float | None = described("the limit of K in nats; null: not learnt yet")
-    misses_max: float | None = described(
-        "the limit of the share of tokens that seeds do not explain"
-    )
+    misses_max: float | None = described("limit of the share of tokens that seeds do not explain")
     learnt_mixed: float | None = described(
         "like `learnt`, for answers whose KV caches may mix versions; null: no worker may refit in place"
     )
@@ -476,12 +458,8 @@ class AuditStatus:
     )
     pending: int = described("Parts of answers that wait for an auditor", "echo2d_audit_pending")
     waiting: int = described("Samples whose groups wait for a verdict", "echo2d_audit_waiting")
-    scored: int = described(
-        "Parts of answers that were scored", "echo2d_audit_scored", counter=True
-    )
-    skipped: int = described(
-        "Parts of answers that were never scored", "echo2d_audit_skipped", counter=True
-    )
+    scored: int = described("Parts of answers scored", "echo2d_audit_scored", counter=True)
+    skipped: int = described("Parts of answers never scored", "echo2d_audit_skipped", counter=True)
     delay_s: float | None = described(
         "Mean time that a group waits for a verdict", "echo2d_audit_delay_seconds"
     )
@@ -502,9 +480,7 @@ class EpisodesStatus:
     waiting: int = described(
         "Its samples that wait for a worker to write their next turn", "echo2d_task_waiting_turns"
     )
-    tool_s_median: float | None = described(
-        "median of the seconds that the environment takes for a step"
-    )
+    tool_s_median: float | None = described("median seconds of the environment per step")
     tool_s_p90: float | None = described("90th percentile of these seconds")
 
 
@@ -667,9 +643,7 @@ class ProcessStatus:
 
     run_id: str = described("the run's id")
     peer_faults: int = described(
-        "Sessions that were closed because of what their peer sent",
-        "echo2d_peer_faults",
-        counter=True,
+        "Sessions closed because of what their peer sent", "echo2d_peer_faults", counter=True
     )
     learner_silent_s: float | None = described(
         "Seconds since the learner's last message; 0 while one of its calls waits; no sample: never",
@@ -811,9 +785,7 @@ class Status:
         counter=True,
     )
     seed_usd_total: float = described(
-        "What the bytes that the seed sent cost, by link.usd_per_gb_up",
-        "echo2d_seed_usd",
-        counter=True,
+        "Price of the bytes that the seed sent", "echo2d_seed_usd", counter=True
     )
     wire_bytes: int = described(
         "Bytes of all encoded versions, each counted once", "echo2d_wire_bytes", counter=True
@@ -899,10 +871,6 @@ class OwnStatus:
     spreading_version: int | None = described("the version that spreads now")
     spreading_bytes: int | None = described("its bytes; null: not encoded yet")
     peers: tuple[OwnPeerStatus, ...] = described("the boxes")
-    absent: tuple[str, ...] = described(
-        "ids of boxes that have not connected since the coordinator started"
-    )
+    absent: tuple[str, ...] = described("ids of boxes not seen since the coordinator started")
     convicted: tuple[str, ...] = described("ids of convicted boxes, absent ones too")
-    earned: EarnedStatus = described(
-        "what all boxes have earned, absent ones too", default=EarnedStatus()
-    )
+    earned: EarnedStatus = described("what all boxes earned, absent too", default=EarnedStatus())

@@ -52,9 +52,8 @@ class PendingSamples:
     preferred: PeerId | None = None
     # Whether a worker may get a single sample; None: every worker may.
     suits: Callable[[PeerId], bool] | None = None
-    newest: Version | None = (
-        None  # workers that serve a newer version may not write them; None: no limit
-    )
+    # Workers that serve a newer version than this may not write them; None: no limit.
+    newest: Version | None = None
     there_alone: bool = False  # whether only the preferred worker may get it
 
 

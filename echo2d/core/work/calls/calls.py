@@ -191,12 +191,10 @@ class GatewayCalls(KindOfWork[PendingChoice]):
     def revoked(self, *, now: float) -> list[GatewayAction]:
         """Versions were revoked: end the calls to which their tokens were sent."""
         told = ((choice.call.call, span.key) for choice in self._open for span in choice.told.spans)
-        ended = dict.fromkeys(
-            call for call, version in told if self._versions.live(version) is None
-        )
+        over = dict.fromkeys(call for call, version in told if self._versions.live(version) is None)
         return [
             each
-            for call in ended
+            for call in over
             for each in self._give_up(call, "revoked", "its version was revoked", now)
         ]
 

@@ -105,7 +105,7 @@ def test_no_more_than_the_hour_allows() -> None:
     status = renting.status(now=1.0)
     assert (status.usd_per_h, status.why) == (
         1.7,
-        "the usd/h left, or the boxes on offer, are not enough",
+        "the usd/h left, or the offered boxes, are not enough",
     )
 
 
