@@ -105,7 +105,7 @@ def test_its_own_alerts_are_in_it() -> None:
     status = world.state.status(now=world.now)
     (row,) = own(world, status, "a").peers
     (words,) = row.attention
-    assert words.startswith("not heard from for 9 s: its ")
+    assert words.startswith("silent for 9 s: its ")
     (other,) = own(world, status, "b").peers
     assert other.attention == ()
 

@@ -67,18 +67,16 @@ def test_tokens_that_expire_within_a_week() -> None:
     assert of_boxes[0] == "token_expires"
     assert of_boxes[1] == (
         "token box-1 expires in 3 days (and 1 more token within a week): new boxes cannot enrol with "
-        "it after that, those that are here stay; `echo2d token change --expires` gives it more time"
+        "it after that, enrolled boxes stay; `echo2d token change --expires` gives it more time"
     )
-    assert of_learner[1].startswith(
-        "token trainer expires in 24 hours: who calls with it is refused"
-    )
+    assert of_learner[1].startswith("token trainer expires in 24 hours: calls with it are refused")
 
 
 def test_a_token_that_has_expired_is_named_still() -> None:
     expired = TokenExpiry("trainer", "learner", -5 * 3600.0)
     ((_, words),) = sentences(replace(PROCESS, expiring_tokens=(expired,)))
     assert words == (
-        "token trainer expired 5 hours ago: who calls with it is refused after that; "
+        "token trainer expired 5 hours ago: calls with it are refused after that; "
         "`echo2d token change --expires` gives it more time"
     )
 

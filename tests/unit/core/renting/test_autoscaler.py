@@ -105,7 +105,7 @@ def test_no_more_than_the_hour_allows() -> None:
     status = renting.status(now=1.0)
     assert (status.usd_per_h, status.why) == (
         1.7,
-        "the usd/h left, and what can be had, are not enough",
+        "the usd/h left, or the offered boxes, are not enough",
     )
 
 
@@ -245,7 +245,7 @@ def test_a_box_that_goes_finishes_what_it_holds_and_gets_nothing_new() -> None:
         -0.1, wanted=True, workers=1, serving={label: 300.0}, holding=frozenset([label])
     )
     assert stops(renting.handle(busy, now=10.0)) == []
-    assert renting.leaving == {label: "nothing was asked of it for 300 s"}
+    assert renting.leaving == {label: "it had no work for 300 s"}
     assert renting.status(now=10.0).states["leaving"] == 1
     assert stops(renting.handle(busy, now=69.0)) == []
     assert stops(renting.handle(need(-0.1, x_cloud_small_1=301.0), now=69.5)) == [label]

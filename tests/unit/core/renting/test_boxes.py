@@ -85,7 +85,7 @@ def test_what_nobody_knows_is_stopped_and_its_number_is_not_used_again() -> None
         Instance(Label("x-cloud-box-41"), "i-9"),
         Instance(Label("y-cloud-box-99"), "i-8"),
     )
-    assert rented.boxes[Label("x-cloud-box-41")].doomed == "nobody knows it"
+    assert rented.boxes[Label("x-cloud-box-41")].doomed == "this run has not started it"
     assert rented.next_number == 42
     assert len(rented.boxes) == 2  # another run's is none of ours
 

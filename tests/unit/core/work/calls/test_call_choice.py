@@ -53,7 +53,7 @@ def test_who_begins_again_must_say_the_same(leased: CallChoice) -> None:
     leased.told = told = grown(leased, delta(0, 3, 4))  # type: ignore[assignment]
     assert grown(leased, delta(0, 3, 4)) == told
     assert grown(leased, delta(0, 3)) != told
-    assert grown(leased, delta(0, 3, 5, 6)) == "it tells its tokens differently than before"
+    assert grown(leased, delta(0, 3, 5, 6)) == "it reports other tokens than before"
 
 
 def test_nobody_goes_on_with_an_older_version(leased: CallChoice) -> None:
