@@ -289,8 +289,8 @@ class Learner:
             self._prefetch.request(step)
 
     def _fetch(self, step: int) -> Batch:
-        """Take a batch, again if it arrives damaged. IntegrityFault: DAMAGED_MAX times its digest
-        did not match.
+        """Take a batch, again if it arrives damaged. IntegrityFault: its digest did not match three
+        times.
         """
         # A batch damaged in transit arrives whole the next time; one damaged at its source never
         # does.

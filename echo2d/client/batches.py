@@ -38,7 +38,7 @@ class Span:
 @dataclass(frozen=True, slots=True, eq=False)
 class Trajectory:
     """One answer, or one branch of an episode. sample: its number in its group; that of branch b is
-    b * BRANCH_SAMPLES above that of its episode.
+    b * 65536 above that of its episode.
 
     tokens: int32 [n]. logprobs: float32 [n], natural log, of the distribution that they were
     sampled from. worker: the peer id of the worker that finished it. finish: "stop" at a stop token,

@@ -27,7 +27,7 @@ STALENESS_HEADER = "X-Echo2d-Staleness-Max"
 BODY_BYTES_MAX = 1 << 20
 # A request for a batch is answered without one after this time, and then repeated.
 LONG_POLL_S = 30.0
-# Scores of one commit: of every trajectory of the largest batch (`BATCH_BYTES_MAX`). A body with this
+# Scores of one commit: of every trajectory of the largest batch (`unpack_batch`). A body with this
 # many is below BODY_BYTES_MAX.
 SCORES_MAX = 1 << 14
 # The largest k and |z|: beyond them a number says nothing more, and a mean might not be finite.

@@ -25,7 +25,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 class LiveView:
     """The live view on stderr: redrawn in place on a terminal, otherwise a line every
-    PLAIN_EVERY_S.
+    five seconds.
     """
 
     def __init__(self, steps: int) -> None:

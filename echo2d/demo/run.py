@@ -271,7 +271,7 @@ def _settled(
     coordinator: Coordinator, programs: Programs, chaos: Chaos, facts: dict[str, Any], demo: Demo
 ) -> dict[str, Any]:
     """Wait until every worker serves the last version and all kills have recovered, at most
-    SETTLE_S; the status.
+    a minute; the status.
     """
     # The last version has a minute to reach every worker.
     deadline = time.monotonic() + 60.0

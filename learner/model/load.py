@@ -77,7 +77,7 @@ def fill(model: Any, directory: Path, layout: Layout, device: torch.device) -> A
 def _in_portions(
     parts: Mapping[str, WeightPart], weights: Mapping[str, Tensor]
 ) -> Iterator[list[str]]:
-    """The tensors of a file, so many at a time that they have PORTION_NUMBERS together, or one."""
+    """The tensors of a file, at most 32 M numbers at a time, or one tensor."""
     some: list[str] = []
     numbers = 0
     for tensor, part in parts.items():

@@ -4,7 +4,7 @@ Both count the workers that were active at the publish, until the last of them h
 (T_verify) or serves (T_bcast) the version or a newer one. A worker that is lost or quarantined
 meanwhile does not count. A worker that serves nothing at the publish does not count either, unless
 no worker serves anything. After PENDING_MAX newer publishes the measurement ends without the workers
-that are still missing. T_bcast is also measured for MOST of the workers, because a few late workers
+that are still missing. T_bcast is also measured for nine tenths of the workers, because a few late workers
 among many do not make the learner wait.
 Not here: what is sent to which peer.
 """
@@ -38,7 +38,7 @@ class _Ended:
     workers: tuple[PeerId, ...]
     # Seconds until the last of these workers had the version.
     last_s: float
-    # Seconds until MOST of them had it.
+    # Seconds until nine tenths of them had it.
     most_s: float
     # These two as in `_Pending`.
     cold: bool

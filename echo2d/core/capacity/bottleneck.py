@@ -139,7 +139,7 @@ def _pool(now: Situation) -> str:
 
 
 def _times(now: Situation) -> str:
-    """How many times as many workers the learner needs at least, if it needs TIMES_SAID_MIN times as many."""
+    """How many times as many workers the learner needs at least, if it needs at least twice as many."""
     demand = now.demand
     if demand is None or now.mu_pool <= 0:
         return ""

@@ -11,7 +11,7 @@
     yield         `Yields`       of a worker's trajectories, those that were worth training on
     bytes         `Smoothed`     on the wire, of a version
 
-A `Smoothed` bounds every sample to OUTLIER usual deviations, so that a single outlier hardly moves
+A `Smoothed` bounds every sample to three usual deviations, so that a single outlier hardly moves
 it. If AGREEING samples in a row are all that far off on the same side, they are a change, and it
 follows them at once. A `Tail` depends on the order of samples, not on their size. mu_i counts leased
 slot-seconds, so a worker that waits because of admission does not look slow.

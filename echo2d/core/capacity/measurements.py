@@ -198,8 +198,8 @@ class Measurements:
         """
         self.settled += 1
         t_gen = self.t_gen.estimate
-        # A worker's rate remembers three publish periods of leased time, but no less than
-        # MEMORY_S_MIN: short periods hold only a handful of trajectories each.
+        # A worker's rate remembers three publish periods of leased time, but no less than a
+        # minute: short periods hold only a handful of trajectories each.
         memory_s = max(60.0, 3.0 * max(period_s, 0.0 if t_gen is None else t_gen.value))
         for work in self._work.values():
             work.until(now)

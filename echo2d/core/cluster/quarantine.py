@@ -1,6 +1,6 @@
 """Quarantine: decides which peers pass bad frames on, and which send reports that no honest program sends.
 
-    trusted --(peers of ACCUSERS_MIN owners, or the seed, got a bad frame from it)--> only receives
+    trusted --(peers of two owners, or the seed, got a bad frame from it)--> only receives
     trusted --(MISREPORTS_MAX in MISREPORTS_S, and MISREPORTS_SHARE of its results)--> does no work
     quarantined --(QUARANTINE_S, doubling each time)--> trusted
 

@@ -134,7 +134,7 @@ def life_s(
 ) -> float | None:
     """The life of a new box, the `number`-th of the run; None: the budget has no room for it.
 
-    committed_usd, usd_per_h: those of all boxes before it. A life below LIFE_S_MIN counts as no room.
+    committed_usd, usd_per_h: those of all boxes before it. A life below ten minutes counts as no room.
     """
     room = budget.usd_per_h - usd_per_h
     left_usd = budget.usd_total - committed_usd

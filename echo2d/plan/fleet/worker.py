@@ -1,6 +1,6 @@
 """One worker of a simulated fleet: its leases, how long each sample takes, and when it stops for a version.
 
-A sample has TOKENS_MEAN tokens and takes slots/mu seconds on average, with a long tail; a pause moves the end of all
+A sample has 16 tokens and takes slots/mu seconds on average, with a long tail; a pause moves the end of all
 that are under way. All its tokens but the last count as written by the version it began under, the last one by that it
 ended under. Not here: whether it gets leases, and what becomes of its results.
 """

@@ -1,6 +1,6 @@
 """Adopts the versions that the learner publishes, and makes the last one survive a power failure.
 
-    files --adopted--> PublishAsked --> the core --> VersionPublished (durable) --SYNC_LAST_S--> synced
+    files --adopted--> PublishAsked --> the core --> VersionPublished (durable) --a minute--> synced
 
 Not here: which versions are kept (the core), and where their files are (`run_dir/version_files`).
 """
@@ -79,7 +79,7 @@ class VersionPublisher:
             return reply
 
     async def keep_synced(self) -> None:
-        """Make the last version survive a power failure if no other follows for SYNC_LAST_S."""
+        """Make the last version survive a power failure if no other follows for a minute."""
         while True:
             last = self._last
             # If no version follows for this long, the last one is made to survive a power failure.

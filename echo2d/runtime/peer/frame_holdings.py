@@ -529,7 +529,7 @@ def _put(
 
 
 class _RecentFrames:
-    """The newest RECENT_BYTES_MAX bytes of verified frames, oldest evicted first: they are forwarded soon."""
+    """The newest 32 MiB of verified frames, oldest evicted first: they are forwarded soon."""
 
     def __init__(self) -> None:
         self._frames: dict[tuple[FormId, FrameId], memoryview] = {}

@@ -221,7 +221,7 @@ class _Work:
         )
 
     def take(self, holdings: FrameHoldings) -> list[ChunkRecord]:
-        """Take up to BATCH_CHUNKS chunks that can be written now. The caller counts `writing` down
+        """Take up to two chunks that can be written now. The caller counts `writing` down
         when they are written or put back.
         """
         table = self.index.table(self._next_segment)

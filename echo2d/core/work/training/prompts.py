@@ -111,7 +111,7 @@ class Prompts:
         self._asked = {asked for asked in self._asked if asked < self._end}
 
     def give_back(self, prompt: DrawnPrompt) -> None:
-        """Use a prompt again whose group was dropped. Beyond AGAIN_MAX the oldest is forgotten."""
+        """Use a prompt again whose group was dropped. Beyond 4,096 of them the oldest is forgotten."""
         self._again.append(prompt)
 
     def next(self, newest: Version | None) -> DrawnPrompt | None:
