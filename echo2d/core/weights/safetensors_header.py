@@ -14,7 +14,7 @@ from echo2d.errors import IntegrityFault
 LENGTH_BYTES = 8
 # Room for 100,000 tensors in one file; the largest public models have 40,000 in all files.
 HEADER_BYTES_MAX = 16 << 20
-# Real tensors have at most 5 dimensions. Together with DIM_MAX this bounds the numbers that a header
+# Real tensors have at most 5 dimensions. Together with the limit of a dimension this bounds the numbers that a header
 # can make us multiply.
 TENSOR_DIMS_MAX = 16
 DTYPE_BITS = {
