@@ -1,4 +1,5 @@
-"""Draws places of the product and its documents for a fresh reader: `python -m tools.reading_sample SEED [--places 200]`.
+"""Draws places of the product and its documents for a fresh reader: `python -m tools.reading_sample SEED [--places
+200]`.
 
 The reader has the prompt below and nothing else, and marks each place that has to be read twice. The share of marked
 places, as the mean of two readers, says whether the sentences are plain. A place is a head of a module, a docstring,
@@ -28,10 +29,10 @@ SHARES = {
 }
 PROMPT = """You are an engineer who trains language models with reinforcement learning. You know the field (rollouts,
 policies, staleness, LoRA, SGLang, asyncio, SQLite) and have never seen this project. Below are places of its source and
-documents: each has a number, its kind, its file and its text; code next to a comment is shown behind `|`. Read each text
-once, at the speed at which you read documentation. Mark a place if you had to read a sentence of it again to know what it
-says, because of its words or its grammar. A term that you can only learn from the project's glossary is no reason; a
-sentence that is wrong, ambiguous, or lacks its subject is one. Do not be kind, and do not be pedantic.
+documents: each has a number, its kind, its file and its text; code next to a comment is shown behind `|`. Read each
+text once, at the speed at which you read documentation. Mark a place if you had to read a sentence of it again to
+know what it says, because of its words or its grammar. A term that you can only learn from the project's glossary is
+no reason; a sentence that is wrong, ambiguous, or lacks its subject is one. Do not be kind, and do not be pedantic.
 Answer with one line for each marked place: its number, the words that stopped you, and how you would say it. End with a
 line "marked N of M".
 """
@@ -109,9 +110,9 @@ def main() -> None:
         for text in chance.sample(found[kind], round(share * wanted.places / 200))
     ]
     chance.shuffle(drawn)
-    print(PROMPT)  # noqa: T201 - it was asked for
+    print(PROMPT)
     for number, (kind, text) in enumerate(drawn, 1):
-        print(f"\n[{number}] {kind} {text}")  # noqa: T201
+        print(f"\n[{number}] {kind} {text}")
 
 
 if __name__ == "__main__":
