@@ -20,12 +20,12 @@ from echo2d.tasks.base import Prompt, Split
 VOCABULARY = ("<pad>", "<eos>", "=", *"0123456789", "+", ">", "<", "#")
 PAD, EOS = 0, 1
 ASK = VOCABULARY.index(">")
-_UNKNOWN = "#"  # what the tokenizer makes of characters outside the alphabet
+_UNKNOWN = "#"  # stands for characters outside the alphabet
 
 HELD_OUT_PROMPTS = 200
 # Four digits make 10,000 prompts, of which the held-out ones are a small share.
 DIGITS_FEWEST = 4
-# Prompt and answer are then 102 tokens. The tiny model learns about 8 digits.
+# With this many digits, prompt and answer are 102 tokens. The tiny model learns about 8 digits.
 DIGITS_MOST = 50
 
 
