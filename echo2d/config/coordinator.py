@@ -193,7 +193,7 @@ class CoordinatorConfig:
             raise OperatorFault(
                 f"link.host: with coordinator.host = {self.coordinator.host!r}, workers elsewhere would "
                 f"dial themselves at {self.link.host!r}; expected an address of this host that they "
-                "reach, or no link.host at all: coordinator.host is used then"
+                "reach, or leave link.host out: coordinator.host is used then"
             )
         policy = self.policy
         kappa_max = policy.staleness_max + 1

@@ -209,7 +209,7 @@ class SglangEngine:
             raise EngineFault("no version is served")
         if request.sampling.min_p and self._serving.deterministic:
             raise EngineFault(
-                "SGLang with --enable-deterministic-inference would crash on a request with min_p"
+                "SGLang with --enable-deterministic-inference cannot draw with min_p: the request would end it"
             )
         if request.request_id in self._calls:
             raise EngineFault(f"request {request.request_id} is running already")
