@@ -85,7 +85,7 @@ def main(arguments: list[str] | None = None) -> int:
         return failures.report(str(fault), 2)
     except (PeerFault, IntegrityFault, StoreFault, OSError) as fault:
         return failures.report(str(fault), 1)
-    except Exception as error:  # noqa: BLE001 - the other ranks must hear of any failure
+    except Exception as error:  # noqa: BLE001 - any failure must be reported to the other ranks
         if isinstance(error, ModuleNotFoundError) and error.name in ("torch", "transformers"):
             needs = f"the learner needs {error.name}: {install_command('torch')}"
             return failures.report(needs, 2)

@@ -349,7 +349,7 @@ class Learner:
             raise FloatingPointError(
                 f"{poison}; groups of step {batch.step} were poisonous {times}"
             )
-        reason = "the gradient of this group alone is no number"
+        reason = "the gradient of this group alone is not finite"
         self._ranks.share(lambda: self._refuse(batch, dict.fromkeys(poison.groups, reason)))
 
     def _advance(self, batch: Batch, *, wait_s: float) -> None:

@@ -163,7 +163,7 @@ class TaskServer:
 
     @property
     def concurrent(self) -> bool:
-        """Whether calls may run beside each other."""
+        """Whether calls may run at the same time."""
         served = self._task or self._environment
         return served is not None and served.concurrent
 

@@ -20,7 +20,7 @@ from echo2d.tasks.base import Prompt, Split
 VOCABULARY = ("<pad>", "<eos>", "=", *"0123456789", "+", ">", "<", "#")
 PAD, EOS = 0, 1
 ASK = VOCABULARY.index(">")
-_UNKNOWN = "#"  # stands for characters outside the alphabet
+_UNKNOWN = "#"  # the token of characters outside the alphabet
 
 HELD_OUT_PROMPTS = 200
 # Four digits make 10,000 prompts, of which the held-out ones are a small share.

@@ -16,7 +16,7 @@ TEXT_FILES = (*TOKEN_FILES, CLASS_FILE)
 
 
 def read_text_files(directory: Path) -> dict[str, bytes]:
-    """Those of TEXT_FILES that a model's directory has. Blocking.
+    """Read those of TEXT_FILES that a model's directory has. Blocking.
 
     OperatorFault: one of them cannot be read.
     """

@@ -55,7 +55,7 @@ def rendered_pieces(
         raise UnusableText(
             "messages",
             "a message holds the text of a control token, and the chat template changes that "
-            "message, so it cannot be told from the template's own tokens",
+            "message, so it cannot be distinguished from the template's own tokens",
             "control_token",
         )
     return found

@@ -18,7 +18,7 @@ from echo2d.texts.tool_calls import END_THINK, THINK
 
 Messages = Sequence[Mapping[str, Any]]
 
-# It marks a place. It comes before all messages that are not our own, so the first one found is ours.
+# This answer marks a place. It is rendered before all messages of other people, so the first one found is ours.
 _ANSWER = "\ue0f0an answer\ue0f0"
 _QUESTION = {"role": "user", "content": "A question?"}
 _CONVERSATIONS: tuple[Messages, ...] = (

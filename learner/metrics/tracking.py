@@ -30,7 +30,7 @@ from echo2d.extras import install_command
 # Failures in a row after which a board is closed: a full disk may recover, a broken package will not.
 TRACKER_FAILURES_MAX = 5
 QUEUE_MAX = 1024  # rows waiting for a board: minutes of a fast run, days of a slow one
-# Of metrics.jsonl and of metrics.1.jsonl: a hundred thousand train steps each.
+# Of metrics.jsonl and of metrics.1.jsonl, which hold a hundred thousand train steps each.
 METRICS_BYTES_MAX = 256 << 20
 _CLOSE_S = 20.0  # at the end of a run, to show the waiting rows
 

@@ -309,7 +309,7 @@ class Policy:
     def _poison(
         self, step: int, part: Part, staleness_max: int, leaves_after: Callable[[int], bool]
     ) -> PoisonedGroupsError:
-        """The groups whose gradients alone are not finite. FloatingPointError: there are none, or all groups are such.
+        """The groups whose gradients alone are not finite. FloatingPointError: no group is such, or every group is.
 
         All ranks compute the gradient of each group together.
         """
@@ -473,7 +473,7 @@ def _memory_gib() -> float:
 
 
 def _no_number(step: int) -> str:
-    return f"the gradient of train step {step} is no number"
+    return f"the gradient of train step {step} is not finite"
 
 
 def _gradients(model: Any) -> list[Tensor]:

@@ -47,7 +47,7 @@ def _named(key: str, path: str) -> Callable[[Any], Any]:
     except (ImportError, AttributeError, OperatorFault) as error:
         raise OperatorFault(f"learner.{key}: cannot import {path!r}: {error}") from error
     if not callable(found):
-        raise OperatorFault(f"learner.{key}: {path!r} is no function")
+        raise OperatorFault(f"learner.{key}: {path!r} is not a function")
     own: Callable[[Any], Any] = found
 
     def called(given: Any) -> Any:

@@ -103,11 +103,13 @@ class Continuation:
             end = span.end
             if span.start < self._given and span.end > 0 and span.label != self.label:
                 raise Foreign(
-                    f"version {span.label!r} wrote tokens of {self.label}: somebody else updates it"
+                    f"version {span.label!r} wrote tokens of {self.label}: another program updates the server"
                 )
             runs.append((end - self._given, span.label))
         if end < self._given:
-            raise EngineFault(f"the server says who wrote {end} tokens of {self._given}")
+            raise EngineFault(
+                f"the server named the versions of {end} tokens, but had streamed {self._given}"
+            )
         self._held = self._held[: end - self._given]
         return self._give(runs)
 

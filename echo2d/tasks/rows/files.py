@@ -79,7 +79,7 @@ class RowFiles:
 
 
 class _MappedFile:
-    """A file in memory, with the places where its rows begin."""
+    """A memory-mapped file, with the offsets at which its rows begin."""
 
     def __init__(self, path: Path, begins: Callable[[bytes | mmap.mmap], Iterator[int]]) -> None:
         self.path = path
