@@ -61,12 +61,10 @@ class Recipe(Table):
         "module:function with your own loss: a WeightInputs to losses [n], with gradient", ""
     )
     advantage_std: Literal["sample", "population"] = key(
-        "which standard deviation of a group's rewards divides advantages; TRL and verl: sample",
-        "sample",
+        "which deviation of a group's rewards divides advantages; TRL and verl: sample", "sample"
     )
     loss_mean: Literal["auto", "token", "sequence", "constant"] = key(
-        "the loss is a mean over tokens, over answers, or a sum divided by answers * loss_tokens; auto: the "
-        "objective's own",
+        "mean over tokens, mean over answers, or sum / (answers * loss_tokens); auto: the objective's own",
         "auto",
     )
     loss_tokens: int = key(
@@ -92,20 +90,18 @@ class Recipe(Table):
         "two-sided clip: drops negative tokens above this ratio; 0: off", 3.0, low=0.0
     )
     correction: Literal["none", "tis", "icepop", "sequence_mask"] = key(
-        "truncate importance ratios (tis), mask tokens (icepop), or mask answers and truncate the other "
-        "ratios",
+        "truncate importance ratios (tis), mask tokens (icepop), or mask answers and truncate the other ratios",
         "tis",
     )
     tis_cap: float = key("importance ratios are truncated at this value", 2.0, low=1.0)
     mask_low: float = key(
-        "lower end of the kept range of importance ratios, of tokens (icepop) or of answers' means "
-        "(sequence_mask); 0: 0.5",
+        "least importance ratio that is kept, of tokens (icepop) or answers' means (sequence_mask); 0: 0.5",
         0.0,
         low=0.0,
         high=1.0,
     )
     mask_high: float = key(
-        "upper end of the kept range; 0: 5 for icepop, 2 for sequence_mask", 0.0, low=0.0
+        "largest ratio that is kept; 0: 5 for icepop, 2 for sequence_mask", 0.0, low=0.0
     )
     kl_coef: float = key(
         "weight of the KL distance to the base model; above 0 a second model stays in memory",
@@ -167,8 +163,7 @@ class LearnerConfig(Recipe):
         or_else="run.base_model",
     )
     snapshot_root: Path = key(
-        "the coordinator's snapshot_root; versions are published from there",
-        or_else="run.snapshot_root",
+        "the coordinator's snapshot_root, to publish from", or_else="run.snapshot_root"
     )
     out_dir: Path = key("directory of metrics.jsonl and checkpoints/", Path("learner"))
     track: tuple[Literal["tensorboard", "wandb"], ...] = key(
@@ -205,9 +200,7 @@ class LearnerConfig(Recipe):
     )
 
     lr: float = key("learning rate of AdamW after the warm-up", 1e-6, above=0.0)
-    optimizer_steps: int = key(
-        "optimizer steps per train step, each on one part of the batch", 1, low=1, high=64
-    )
+    optimizer_steps: int = key("per train step, each on one part of the batch", 1, low=1, high=64)
     warmup_steps: int = key("train steps of linear warm-up", 10, low=0)
     lr_schedule: Literal["constant", "linear", "cosine"] = key(
         "course of the learning rate between the warm-up and the last step", "constant"
@@ -228,9 +221,7 @@ class LearnerConfig(Recipe):
         "tokens of one forward and backward pass, including padding", 16384, low=1
     )
     row_tokens_max: int = key(
-        "most tokens of a prompt with its answer; 0: with CUDA as many as --plan finds, on a CPU no limit",
-        0,
-        low=0,
+        "most tokens of a prompt and answer; 0: as --plan says with CUDA, any on a CPU", 0, low=0
     )
     too_long: Literal["truncate", "refuse"] = key(
         "an answer beyond row_tokens_max: train its first tokens, or replace its group", "truncate"
@@ -292,10 +283,7 @@ class LearnerConfig(Recipe):
         "",
     )
     checkpoints_kept: int = key(
-        "how many of the newest checkpoints to keep; with 2 or more, a damaged one can be skipped",
-        2,
-        low=1,
-        high=4,
+        "newest checkpoints to keep; with 2 or more a damaged one can be skipped", 2, low=1, high=4
     )
     track_samples_every: int = key(
         "train steps between two tables of prompts and answers on the boards; 0: none", 0, low=0

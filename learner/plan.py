@@ -63,7 +63,7 @@ class MemoryPlan:
     # In host memory, while training goes on.
     version_copy: int
     checkpoint_copy: int
-    # With a checkpoint in each train step, those of shorter steps cost more than CHECKPOINT_SHARE.
+    # The shortest train step of which a checkpoint in each step costs at most CHECKPOINT_SHARE.
     least_step_s: float
 
     @property

@@ -47,9 +47,8 @@ class Trajectory:
     worker: str  # peer id of the worker that finished it
     # "stop": at a stop token; "length": at the token limit; "context": the model's context was full.
     finish: str = "stop"
-    reward_parts: Mapping[str, float] = field(
-        default_factory=dict
-    )  # components of the reward, by name
+    # Components of the reward, by name.
+    reward_parts: Mapping[str, float] = field(default_factory=dict)
     given: tuple[tuple[int, int], ...] = ()  # [start, end) of output tokens that no version wrote
     turns: int = 1  # how often the policy wrote
     # The task and the row that its prompt is from.
@@ -60,8 +59,8 @@ class Trajectory:
     branch: int = 0
     # Its number in its group; branch b has b * BRANCH_SAMPLES plus the number of its episode.
     sample: int = 0
-    # By name, numbers for each token [n, ...], read-only, such as experts; 0 for given tokens. Only
-    # columns that every engine wrote which wrote tokens of this trajectory.
+    # By name, numbers for each token [n, ...], read-only, such as experts; 0 for given tokens. A column
+    # is left out if one of the engines that wrote tokens here did not write it.
     columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     # What belongs to its prompt, such as pictures; see `Coordinator.attachment`.
     attachments: tuple[Attachment, ...] = ()
@@ -88,9 +87,8 @@ class Group:
     # contrast more (`task.sampler = "pairs"`).
     left_out: tuple[int, ...] = ()
     sampling: Sampling = WHOLE  # how all its tokens were drawn
-    tags: Mapping[str, str] = field(
-        default_factory=dict
-    )  # facts about the prompt, to compare rewards by
+    # Facts about the prompt, to compare rewards by.
+    tags: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def episodes(self) -> list[int]:

@@ -93,8 +93,7 @@ class LinkTable(Table):
         high=PORT_MAX,
     )
     uplink_limit: str = key(
-        "highest rate at which the seed sends to all peers together, such as 50mbit; empty: no limit",
-        "",
+        "highest rate of the seed to all peers together, such as 50mbit; empty: no limit", ""
     )
     usd_per_gb_up: float = key(
         "usd per 10^9 bytes that the seed sends; above 0, it sends a version as few times as the time"

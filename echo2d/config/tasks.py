@@ -144,11 +144,7 @@ class EvalTable(Table):
         ' split = "heldout" of rows, gym and sort_digits',
         dict,
     )
-    every: int = key(
-        "a version is scored if its number is at least this much above that of the last scored one",
-        5,
-        low=1,
-    )
+    every: int = key("a version is scored if it is this many after the last scored one", 5, low=1)
     samples: int = key("answers to each question", 1, low=1, high=256)
     rows: int = key("questions; 0: all", 200, low=0, high=65536)
     sampling: dict[str, Any] = key(

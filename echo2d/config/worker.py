@@ -100,8 +100,7 @@ class WorkerConfig(Table):
         high=USD_MAX,
     )
     uplink_limit: str = key(
-        "highest rate at which it sends to all other workers together, such as 50mbit; empty: no limit",
-        "",
+        "highest rate to all other workers together, such as 50mbit; empty: no limit", ""
     )
     listen_host: str = key("address on which this worker listens for peers", "127.0.0.1")
     listen_port: int = key(

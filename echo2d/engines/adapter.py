@@ -48,9 +48,8 @@ class AdapterLayout:
 
     rank: int
     scale: float
-    layers: Mapping[
-        str, tuple[str, str]
-    ]  # a layer's name in the model -> the tensor names of A and B
+    # A layer's name in the model -> the tensor names of A and B.
+    layers: Mapping[str, tuple[str, str]]
 
 
 def adapter_layout(layout: SnapshotLayout) -> AdapterLayout:

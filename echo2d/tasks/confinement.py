@@ -184,7 +184,7 @@ def _require_readable(path: Path, uid: int | None) -> None:
         return
     if not _exists(path):
         raise OperatorFault(f"there is no {path}")
-    who = "this user" if uid is None else f"user {uid}, who runs the task,"
+    who = "this user" if uid is None else f"the task's user {uid}"
     raise OperatorFault(
         f"{who} cannot read {path}: make it readable for others (chmod o+rX), or move it to a "
         "directory that others may enter"

@@ -43,9 +43,8 @@ class End:
     """The episode is over."""
 
     reward: float | Reward
-    messages: Sequence[
-        Mapping[str, Any]
-    ] = ()  # shown to readers of samples; the policy does not answer
+    # Shown to readers of samples; the policy does not answer.
+    messages: Sequence[Mapping[str, Any]] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,9 +39,8 @@ class EpisodeTurn:
     """What the policy answers next."""
 
     given: bytes  # new tokens, packed int32
-    state: (
-        bytes | None
-    )  # what `step` needs if the process ends; None: the episode ends with the process
+    # What `step` needs if the process ends; None: the episode ends with the process.
+    state: bytes | None
     again: bool = False  # the call was made more than once
     # Those of the first turn, as in `TaskPrompt`.
     tags: Mapping[str, str] = field(default_factory=dict)

@@ -29,9 +29,8 @@ class RenderedPiece:
     """A piece of a rendered text."""
 
     text: str
-    words: frozenset[str] = (
-        frozenset()
-    )  # texts of tokens; in this piece they must not become these tokens
+    # Texts of tokens; in this piece they must not become these tokens.
+    words: frozenset[str] = frozenset()
 
 
 def rendered_pieces(

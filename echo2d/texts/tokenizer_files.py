@@ -94,21 +94,21 @@ def _load(files: Mapping[str, bytes]) -> LoadedTokenizer | str:
     if name in _classes()["others"]:
         return f"transformers reads it by its class {name}; save it as PreTrainedTokenizerFast"
     cls = _classes()["classes"].get(name)
-    arguments, added = _arguments(files, settings, document)
+    args, added = _arguments(files, settings, document)
     if cls is not None:
-        arguments = {**cls["tokens"], **arguments}
+        args = {**cls["tokens"], **args}
     if document.get("padding") is not None:
-        arguments.setdefault("pad_token", document["padding"]["pad_token"])
+        args.setdefault("pad_token", document["padding"]["pad_token"])
     tokenizer = Tokenizer.from_buffer(files[TOKENIZER])
     if cls is not None:
-        document, tokenizer = _rebuilt(document, tokenizer, cls, arguments)
+        document, tokenizer = _rebuilt(document, tokenizer, cls, args)
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    named = _named(arguments)
-    _add(tokenizer, added, named, _extra(arguments))
-    tokenizer.encode_special_tokens = bool(arguments.get("split_special_tokens", False))
+    named = _named(args)
+    _add(tokenizer, added, named, _extra(args))
+    tokenizer.encode_special_tokens = bool(args.get("split_special_tokens", False))
     if cls is not None and cls["readds"]:
-        again = dict.fromkeys(map(str, [*named.values(), *_extra(arguments)]))
+        again = dict.fromkeys(map(str, [*named.values(), *_extra(args)]))
         tokenizer.add_tokens([AddedToken(text, special=True) for text in again])
     if cls is not None and cls["around"] is not None:
         _put_around(tokenizer, cls["around"])
@@ -121,55 +121,55 @@ def _arguments(
 ) -> tuple[dict[str, Any], list[AddedToken]]:
     """The settings that a class gets as arguments, and the tokens to add, in their order."""
     # These settings have no effect if there is a tokenizer.json.
-    arguments = {
+    args = {
         key: each
         for key, each in settings.items()
         if key not in ("tokenizer_class", "add_bos_token", "add_eos_token")
     }
-    if arguments.get("additional_special_tokens") and not arguments.get("extra_special_tokens"):
-        arguments["extra_special_tokens"] = arguments.pop("additional_special_tokens")
+    if args.get("additional_special_tokens") and not args.get("extra_special_tokens"):
+        args["extra_special_tokens"] = args.pop("additional_special_tokens")
     own = {
-        key: arguments.pop(key)
-        for key in list(arguments)
-        if key.endswith("_token") and key not in _NAMES and isinstance(arguments[key], str)
+        key: args.pop(key)
+        for key in list(args)
+        if key.endswith("_token") and key not in _NAMES and isinstance(args[key], str)
     }
-    if isinstance(arguments.get("extra_special_tokens"), dict):
-        own.update(arguments.pop("extra_special_tokens"))
+    if isinstance(args.get("extra_special_tokens"), dict):
+        own.update(args.pop("extra_special_tokens"))
     if own:
-        arguments["model_specific_special_tokens"] = own
-    added = _added_tokens(files, arguments, document)
-    arguments = {key: _token(value) for key, value in arguments.items()}
+        args["model_specific_special_tokens"] = own
+    added = _added_tokens(files, args, document)
+    args = {key: _token(value) for key, value in args.items()}
     by_text = {str(token): token for token in added.values()}
     for key in _NAMES:
-        if arguments.get(key) is not None:
-            arguments[key] = by_text.get(str(arguments[key]), arguments[key])
-    return arguments, [added[number] for number in sorted(added)]
+        if args.get(key) is not None:
+            args[key] = by_text.get(str(args[key]), args[key])
+    return args, [added[number] for number in sorted(added)]
 
 
 def _added_tokens(
-    files: Mapping[str, bytes], arguments: dict[str, Any], built: Mapping[str, Any]
+    files: Mapping[str, bytes], args: dict[str, Any], built: Mapping[str, Any]
 ) -> dict[int, AddedToken]:
     """The tokens to add, by their numbers. If `tokenizer_config.json` has any, only those count."""
-    if "added_tokens_decoder" in arguments:
-        listed = arguments.pop("added_tokens_decoder")
+    if "added_tokens_decoder" in args:
+        listed = args.pop("added_tokens_decoder")
         return {int(number): AddedToken(**token) for number, token in listed.items()}
     for key, value in _object(files, SPECIAL_TOKENS).items():
         if isinstance(value, dict) and key != "extra_special_tokens":
             value.pop("special", None)
-            arguments[key] = AddedToken(**value, special=True)
+            args[key] = AddedToken(**value, special=True)
         elif isinstance(value, list) and key == "extra_special_tokens":
             tokens = [
                 AddedToken(**each, special=True) if isinstance(each, dict) else each
                 for each in value
             ]
-            arguments[key] = list(dict.fromkeys([*(arguments.get(key) or []), *tokens]))
+            args[key] = list(dict.fromkeys([*(args.get(key) or []), *tokens]))
         else:
-            arguments[key] = value
-    if isinstance(arguments.get("extra_special_tokens"), dict):
-        own = arguments.setdefault("model_specific_special_tokens", {})
-        own.update(arguments.pop("extra_special_tokens"))
-    special = {str(arguments[key]) for key in _NAMES if arguments.get(key)}
-    special.update(map(str, arguments.get("extra_special_tokens") or ()))
+            args[key] = value
+    if isinstance(args.get("extra_special_tokens"), dict):
+        own = args.setdefault("model_specific_special_tokens", {})
+        own.update(args.pop("extra_special_tokens"))
+    special = {str(args[key]) for key in _NAMES if args.get(key)}
+    special.update(map(str, args.get("extra_special_tokens") or ()))
     added = {
         number: AddedToken(text, normalized=text not in special, special=text in special)
         for text, number in _object(files, ADDED_TOKENS).items()
@@ -180,21 +180,19 @@ def _added_tokens(
     return added
 
 
-def _named(arguments: Mapping[str, Any]) -> dict[str, _Token]:
+def _named(args: Mapping[str, Any]) -> dict[str, _Token]:
     """The special tokens that have names. Those of the model come last, and replace others of the same name."""
-    found = {
-        key: arguments[key] for key in _NAMES if isinstance(arguments.get(key), str | AddedToken)
-    }
+    found = {key: args[key] for key in _NAMES if isinstance(args.get(key), str | AddedToken)}
     own = {
         key: value
-        for key, value in arguments.items()
+        for key, value in args.items()
         if key.endswith("_token") and key not in _NAMES and isinstance(value, str | AddedToken)
     }
-    return {**found, **own, **(arguments.get("model_specific_special_tokens") or {})}
+    return {**found, **own, **(args.get("model_specific_special_tokens") or {})}
 
 
-def _extra(arguments: Mapping[str, Any]) -> list[_Token]:
-    found = arguments.get("extra_special_tokens", arguments.get("additional_special_tokens"))
+def _extra(args: Mapping[str, Any]) -> list[_Token]:
+    found = args.get("extra_special_tokens", args.get("additional_special_tokens"))
     return list(found or ())
 
 
@@ -202,14 +200,14 @@ def _rebuilt(
     document: dict[str, Any],
     tokenizer: Tokenizer,
     cls: Mapping[str, Any],
-    arguments: Mapping[str, Any],
+    args: Mapping[str, Any],
 ) -> tuple[dict[str, Any], Tokenizer]:
     """The document with the pipeline of the class instead of its own, and its tokenizer without added tokens.
 
     tokenizer: of the file; it must not be used afterwards.
     """
     made = {key: cls[key] for key in ("normalizer", "pre_tokenizer", "decoder", "model")}
-    given = {key: arguments[key] for key in cls["settings"] if arguments.get(key) is not None}
+    given = {key: args[key] for key in cls["settings"] if args.get(key) is not None}
     for other in cls["others"]:
         if other["given"].items() == given.items():
             made.update(other["then"])
@@ -222,7 +220,7 @@ def _rebuilt(
         if key != "type":
             setattr(model, key, value)
     if model.unk_token is not None:
-        model.unk_token = str(arguments["unk_token"])
+        model.unk_token = str(args["unk_token"])
     rebuilt.model = model
     return {**outline, "model": {**empty, "vocab": document["model"]["vocab"]}}, rebuilt
 

@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 
 from echo2d.client import Batch, Group, PeerFault, Span, Trajectory
 
-_LOGPROB_MIN = (
-    -104.0
-)  # a softmax in float32 gives 0 for less likely tokens, so no engine draws them
+# A softmax in float32 gives 0 for less likely tokens, so no engine draws them.
+_LOGPROB_MIN = -104.0
 _REWARD_MAX = 1e15  # absolute value; its square is still finite in float32
 # Values of `finish` for answers that were cut off.
 CUT_OFF = ("length", "context")

@@ -36,9 +36,8 @@ class StepReport:
     grad_norm: float  # the largest of the optimizer steps
     means: Means  # over all tokens
     staleness: dict[int, Means]
-    scores: tuple[
-        TrajectoryScore, ...
-    ]  # of the trajectories of all ranks; empty on ranks but the first
+    # Of the trajectories of all ranks, on rank 0; empty on other ranks.
+    scores: tuple[TrajectoryScore, ...]
     effort: Effort
     poisoned: int = 0  # groups because of which an optimizer step after the first was skipped
     router: RouterLoad | None = None  # None for a dense model

@@ -85,10 +85,8 @@ class DirectFile(io.RawIOBase):
             super().close()
 
     def _write_out(self) -> None:
-        size, self._filled = (
-            self._filled,
-            0,
-        )  # after a failure, `close` does not write these bytes again
+        # Emptied first, so that `close` does not write these bytes again after a failure.
+        size, self._filled = self._filled, 0
         self._digest.update(self._view[:size])
         whole, done = -(-size // DIRECT_BLOCK_BYTES) * DIRECT_BLOCK_BYTES, 0
         while done < whole:

@@ -107,9 +107,7 @@ class Continuation:
                 )
             runs.append((end - self._given, span.label))
         if end < self._given:
-            raise EngineFault(
-                f"the server named the versions of {end} tokens, but had streamed {self._given}"
-            )
+            raise EngineFault(f"the server named versions for {end} of {self._given} tokens")
         self._held = self._held[: end - self._given]
         return self._give(runs)
 

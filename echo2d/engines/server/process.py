@@ -69,9 +69,7 @@ class ServerProcess:
         """Begin to start the server. EngineFault: this machine cannot."""
         async with self._starting:
             if self._closed:
-                raise EngineFault(
-                    f"the {self._launch.name} server was closed while it was starting"
-                )
+                raise EngineFault(f"the {self._launch.name} server was closed while starting")
             await self._start(model, label)
 
     async def _start(self, model: Path, label: str) -> None:

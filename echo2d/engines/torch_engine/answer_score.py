@@ -68,9 +68,7 @@ def score_pass(
         # Mostly memory ran out, for which a CPU raises no class of its own.
         longest = max(each.length for each in together)
         reason = str(error).partition("\n")[0][:200]
-        raise EngineFault(
-            f"answers of up to {longest} tokens cannot be scored: {reason}"
-        ) from error
+        raise EngineFault(f"answers of up to {longest} tokens are not scored: {reason}") from error
     return [found.evidence(each.claimed) for found, each in zip(scored, together, strict=True)]
 
 
