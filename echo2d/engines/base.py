@@ -205,7 +205,7 @@ class Engine(Protocol):
 
 @runtime_checkable
 class ScoringEngine(Engine, Protocol):
-    """An engine that can also score answers that others wrote."""
+    """An engine that can also score answers of other engines."""
 
     def free_bytes(self) -> int:
         """Bytes that are free now on the engine's device."""

@@ -259,14 +259,14 @@ def packed_tokens(tokens: Sequence[int]) -> bytes:
 
 
 def checked_tags(tags: Mapping[str, str]) -> dict[str, str]:
-    """ValueError: there are too many, or a name is too long."""
+    """The tags as short texts. ValueError: there are too many, or a name is too long."""
     if len(tags) > TAGS_MAX:
         raise ValueError(f"{len(tags)} tags; at most {TAGS_MAX} are allowed")
     return {short_name(key): str(value)[:TASK_NAME_CHARS_MAX] for key, value in tags.items()}
 
 
 def checked_attachments(attachments: Mapping[str, bytes]) -> dict[str, bytes]:
-    """ValueError: there are too many, or they are too large."""
+    """The attachments by name. ValueError: there are too many, or they are too large."""
     found = {short_name(name): bytes(content) for name, content in attachments.items()}
     size = sum(map(len, found.values()))
     if len(found) > ATTACHMENTS_MAX or size > ATTACHMENTS_BYTES_MAX:

@@ -63,7 +63,7 @@ def rendered_pieces(
 def encode_pieces(
     texts: ModelTexts, pieces: Iterable[RenderedPiece], *, tokens_max: int | None = None
 ) -> list[int]:
-    """The token ids. UnusableText: too long, or a control token cannot be kept out of a message."""
+    """The token ids of the pieces. UnusableText: too long, or a control token cannot be kept out of a message."""
     parts = [(part, piece.words) for piece in pieces for part in _apart(piece)]
     encoded = texts.encode_each([part for part, _ in parts], special=False, tokens_max=tokens_max)
     for (_, words), ids in zip(parts, encoded, strict=True):
