@@ -93,7 +93,7 @@ def test_a_gradient_that_is_no_number_would_be_none_again(
     path = write_config(tmp_path / "run.toml", config, lr=1e30, warmup_steps=0)
     assert main(["--config", str(path)]) == 2
     said = capsys.readouterr().err.splitlines()[-1]
-    assert said == "learner: the gradient of train step 2 is no number"
+    assert said == "learner: the gradient of train step 2 is not finite"
     assert served.said("commit") == [1]
 
 

@@ -221,7 +221,7 @@ def test_prompts_that_hold_their_answers_are_counted() -> None:
 def test_what_no_run_should_have_is_said_without_an_answer() -> None:
     write_run("exact", "[[eval]]\noptions = {}\nrows = 9", held_out=0.2)
     cautions = tried("--no-answers --set sampling.max_new_tokens=500")["cautions"]
-    said = "sampling.max_new_tokens: 500 of an answer, and the model reads 400 tokens"
+    said = "sampling.max_new_tokens: an answer may have 500 tokens, but the model reads 400 tokens"
     assert any(each.startswith(said) for each in cautions)
     assert any(each.startswith("eval rows/heldout: with ") for each in cautions)
 

@@ -337,7 +337,7 @@ async def test_the_rows_end(directory: Path) -> None:
         ("wide", "error", f"a turn of {GIVEN_TOKENS_MAX + 1} tokens; at most {GIVEN_TOKENS_MAX}"),
         ("nothing", "error", "a turn of this environment has tokens, and no messages"),
         ("messages", "error", "a turn of this environment has tokens, and no messages"),
-        ("tools", "error", "tools belong to the first turn"),
+        ("tools", "error", "only the first turn may have tools"),
         ("text", "error", "step returned str; expected a Turn or an End"),
     ],
 )

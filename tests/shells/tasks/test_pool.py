@@ -75,7 +75,7 @@ async def test_too_many_or_too_large_attachments_are_an_error(count: int, size: 
     async with TaskPool("tests.support.attached_task:LadenTask", options) as pool:
         failed = await pool.prompt(0)
         assert isinstance(failed, TaskFailed)
-        assert "attachments of a prompt: expected at most 16 of together 491520" in failed.reason
+        assert "attachments of a prompt: expected at most 16, with at most 491520 " in failed.reason
         assert f"found {count} of {count * size}; make them smaller" in failed.reason
 
 

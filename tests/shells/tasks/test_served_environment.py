@@ -230,7 +230,7 @@ def test_an_environment_that_speaks_for_the_policy_begins_no_branch() -> None:
 def test_a_template_that_takes_no_second_turn_has_no_branches() -> None:
     one = "{% if messages | length > 2 %}{{ raise_exception('one only') }}{% endif %}"
     served = guided(template=one + DROPS)
-    with pytest.raises(NoContinuation, match=r"anew: .*one only"):
+    with pytest.raises(NoContinuation, match=r"rendered again: .*one only"):
         Talk(served).say(served, "There.")
 
 

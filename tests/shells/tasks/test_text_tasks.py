@@ -160,4 +160,4 @@ async def test_an_answer_ends_for_its_task_before_its_stop_string(model: TextSet
         lie = await score("abz", "stop_string")
     assert isinstance(lie, TaskFailed)
     assert lie.kind == "error"
-    assert "is said to end at a stop string" in lie.reason
+    assert "was reported to end at a stop string" in lie.reason
