@@ -163,10 +163,10 @@ MUTANTS = (
     Mutant(
         "I3, deltas",
         "a damaged base is taken for damaged frames",
-        "echo2d/core/weights/encoding.py",
+        "echo2d/core/weights/form.py",
         "(base is None or base_sum(base) != record.base)",
         "base is None",
-        ("tests/unit/core/weights/test_encoding.py",),
+        ("tests/unit/core/weights/test_form.py",),
     ),
     Mutant(
         "I3, deltas",

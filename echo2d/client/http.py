@@ -27,7 +27,7 @@ STALENESS_HEADER = "X-Echo2d-Staleness-Max"
 BODY_BYTES_MAX = 1 << 20
 # A request for a batch that is not ready is answered after this time, and the client repeats it.
 LONG_POLL_S = 30.0
-# Scores in one commit: one for each trajectory of the largest batch (`BATCH_BYTES_MAX`). A body with
+# Scores in one commit: one for each trajectory of the largest batch (`unpack_batch`). A body with
 # this many is below BODY_BYTES_MAX.
 SCORES_MAX = 1 << 14
 # The largest k and |z|: a larger number means the same, and could make a mean infinite.

@@ -18,7 +18,7 @@ from pathlib import Path
 from echo2d.core.base.canonical import require
 from echo2d.core.base.ids import Digest, FormId, SegmentId
 from echo2d.core.weights.encoder import Segment
-from echo2d.core.weights.encoding import (
+from echo2d.core.weights.form import (
     ChunkRecord,
     FormFacts,
     FrameSpan,

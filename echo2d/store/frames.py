@@ -37,7 +37,7 @@ from echo2d.core.base.ids import (
     is_table,
     segment_of,
 )
-from echo2d.core.weights.encoding import FormFacts, FrameSpan, SegmentTable, frame_layout
+from echo2d.core.weights.form import FormFacts, FrameSpan, SegmentTable, frame_layout
 from echo2d.errors import IntegrityFault, StoreFault
 from echo2d.store.budget import DiskBudget
 from echo2d.store.disk import (

@@ -31,7 +31,7 @@ from echo2d.core.topology.planner import foretold_s, is_much_better, plan_again
 from echo2d.core.topology.repair import join, repair
 from echo2d.core.topology.shapes import AUTO, plan_shape
 from echo2d.core.weights.encoder import RootWriter
-from echo2d.core.weights.encoding import FormFacts, frame_bytes_for
+from echo2d.core.weights.form import FormFacts, frame_bytes_for
 from echo2d.core.weights.signed_index import PAGE_SEGMENTS_MAX, FormTotals, Root
 from echo2d.errors import PeerFault
 

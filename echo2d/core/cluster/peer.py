@@ -41,7 +41,7 @@ class PeerEngine:
     acknowledged: dict[VersionKey, None] = field(default_factory=dict)
     # The verified version in the current slot, which deltas can build on.
     stands: VersionKey | None = None
-    # Encodings of which it holds frames.
+    # Forms of which it holds frames.
     forms: frozenset[FormId] = frozenset()
     # Samples in its engines, as its last heartbeat said.
     running: int = 0

@@ -44,11 +44,11 @@ class SentVersions:
         self.by_version: dict[int, tuple[int, int]] = {}
         # By version: bytes that the seed sent per byte of it. The newest measured is last.
         self.seed_copies: dict[int, float] = {}
-        # Bytes that the seed sent, of any encoding.
+        # Bytes that the seed sent, of any form.
         self.seed_bytes = 0
 
     def encoded(self, version: int, wire_bytes: int, full_bytes: int) -> None:
-        """The encoding of a version that spreads is whole at the seed."""
+        """The form of a version that spreads is whole at the seed."""
         self.wire_bytes += wire_bytes
         self.full_bytes += full_bytes
         self.by_version.pop(version, None)

@@ -77,7 +77,7 @@ from echo2d.core.protocol.peer_messages import (
     require,
     stream_after,
 )
-from echo2d.core.weights.encoding import FRAME_BYTES_MAX
+from echo2d.core.weights.form import FRAME_BYTES_MAX
 from echo2d.errors import PeerFault
 
 # One end may have at most this many streams open: the stripes of two versions, and repair.

@@ -39,7 +39,7 @@ from echo2d.core.base.ids import (
     RunId,
     StripeId,
 )
-from echo2d.core.weights.encoding import FRAME_BYTES_MAX
+from echo2d.core.weights.form import FRAME_BYTES_MAX
 from echo2d.errors import PeerFault
 
 HEADER_BYTES = 16

@@ -212,13 +212,13 @@ class WorkerStatus(PeerStatus):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormStatus:
-    """One encoding of a version."""
+    """One form of a version."""
 
     version: int = described("the version that it encodes")
     form: str = described("its id, in hex")
     base_version: int | None = described("the version that it is a delta from; null: it is full")
     whole: bool = described("whether it is completely encoded")
-    wire_bytes: int | None = described("bytes of the encoding; null: it is not complete")
+    wire_bytes: int | None = described("bytes of the form; null: it is not complete")
     full_bytes: int = described("bytes of the snapshot")
     shape: str | None = described("the shape of its plan")
     predicted_s: float | None = described("how many seconds its plan predicts")
@@ -226,7 +226,7 @@ class FormStatus:
 
 @dataclass(frozen=True, slots=True)
 class ProgressStatus:
-    """How far one peer has come with an encoding."""
+    """How far one peer has come with a form."""
 
     id: str = described("the peer's id")
     name: str = described("the name that it gives itself")
@@ -238,7 +238,7 @@ class ProgressStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BroadcastStatus(FormStatus):
-    """The encoding that spreads now."""
+    """The form that spreads now."""
 
     waiting_version: int | None = described("the newer version that spreads after it")
     peers: tuple[ProgressStatus, ...] = described("the peers that get it")
@@ -248,7 +248,7 @@ class BroadcastStatus(FormStatus):
 class VersionBytes:
     """The size of a version."""
 
-    wire_bytes: int = described("bytes of its encoding")
+    wire_bytes: int = described("bytes of its form")
     full_bytes: int = described("bytes of the snapshot that it was made from")
 
 
@@ -693,7 +693,7 @@ class Status:
     newest_version: VersionStatus | None = described("the newest version that was published")
     groups: GroupsStatus = described("groups that are in no batch yet")
     broadcast: BroadcastStatus | None = described("the version that spreads now")
-    catch_ups: tuple[FormStatus, ...] = described("encodings that only single workers fetch")
+    catch_ups: tuple[FormStatus, ...] = described("forms that only single workers fetch")
     workers: tuple[WorkerStatus, ...] = described(
         "the workers", rows={"worker": "id", "name": "name"}
     )

@@ -20,7 +20,7 @@ from echo2d.core.weights.delta import (
     encode_chunk,
     encode_delta,
 )
-from echo2d.core.weights.encoding import NO_BASE, SELF_CONTAINED, ChunkRecord
+from echo2d.core.weights.form import NO_BASE, SELF_CONTAINED, ChunkRecord
 
 
 def compose_chunks(chain: Sequence[EncodedChunk], raw_len: int) -> EncodedChunk | None:
@@ -68,7 +68,7 @@ def compose_record(
     raw_len: int,
     new: Callable[[], Buffer],
 ) -> tuple[ChunkRecord, bytes]:
-    """Like `encoding.encode_record`, but from the chunk's records and payloads in kept deltas, oldest
+    """Like `form.encode_record`, but from the chunk's records and payloads in kept deltas, oldest
     first.
 
     new: reads the chunk that the last delta makes. It is called only if the chunk encoded without a

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from echo2d.core.base.canonical import Buffer, digest_of
 from echo2d.core.base.codec import pack
 from echo2d.core.base.ids import DIGEST_BYTES, Digest, SegmentId
-from echo2d.core.weights.encoding import (
+from echo2d.core.weights.form import (
     RECORD_TABLE_BYTES,
     SEGMENT_BYTES_MAX,
     SEGMENT_BYTES_MIN,

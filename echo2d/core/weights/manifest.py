@@ -8,7 +8,7 @@ share it.
 
 The *snapshot digest* is the blake3-256 of the manifest's canonical encoding, and so covers file
 names, sizes and all bytes. Wrong files or bytes are an `IntegrityFault`. Not here: forms and frames
-(`encoding`), reading files (`store.snapshots`).
+(`form`), reading files (`store.snapshots`).
 """
 
 import re

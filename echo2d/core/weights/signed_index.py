@@ -16,7 +16,7 @@ from typing import Literal
 from echo2d.core.base.canonical import canonical_unpacker, digest_of
 from echo2d.core.base.codec import pack
 from echo2d.core.base.ids import DIGEST_BYTES, SEGMENTS_MAX, Digest, FormId, SegmentId
-from echo2d.core.weights.encoding import FormFacts
+from echo2d.core.weights.form import FormFacts
 from echo2d.errors import IntegrityFault
 
 ROOT_BYTES_MAX = 1024  # roots go over the control link to every peer

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from echo2d.core.base.canonical import digest_of, require
 from echo2d.core.base.ids import ChunkId, Digest, FrameId, SegmentId, index_of, is_table, segment_of
 from echo2d.core.weights.delta import ChunkMode
-from echo2d.core.weights.encoding import (
+from echo2d.core.weights.form import (
     FormFacts,
     FrameSpan,
     SegmentTable,

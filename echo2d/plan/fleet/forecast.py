@@ -35,7 +35,7 @@ from echo2d.core.topology.few_copies import seed_copies
 from echo2d.core.topology.plan import Job, PeerFacts, Plan
 from echo2d.core.topology.planner import plan_chains, plan_star
 from echo2d.core.topology.shapes import AUTO, plan_shape
-from echo2d.core.weights.encoding import frame_bytes_for
+from echo2d.core.weights.form import frame_bytes_for
 from echo2d.plan.fleet.spec import FleetSpec, WorkersTable
 from echo2d.plan.fleet.spot_learner import SpotLearner
 from echo2d.plan.kernel.scenario import MBIT

@@ -27,7 +27,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from echo2d.core.weights.encoding import frame_bytes_for
+from echo2d.core.weights.form import frame_bytes_for
 from echo2d.errors import OperatorFault
 from echo2d.plan.kernel.scenario import PeerCrash, PeerSpec, Scenario
 from echo2d.quantities import parse_bytes, parse_rate, parse_seconds

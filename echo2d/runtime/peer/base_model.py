@@ -12,7 +12,7 @@ from pathlib import Path
 
 from echo2d.core.base.canonical import digest_of
 from echo2d.core.base.ids import ChunkId, Digest, FrameId, SegmentId
-from echo2d.core.weights.encoding import ChunkRecord, encode_record
+from echo2d.core.weights.form import ChunkRecord, encode_record
 from echo2d.core.weights.manifest import Chunk
 from echo2d.core.weights.verifier import FormIndex
 from echo2d.errors import OperatorFault, StoreFault

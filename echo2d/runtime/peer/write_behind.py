@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from echo2d.core.base.ids import FormId, FrameId
-from echo2d.core.weights.encoding import FrameSpan
+from echo2d.core.weights.form import FrameSpan
 
 # Waiting frames are written once no frame has arrived for this long, so a version is on disk this much later.
 QUIET_S = 0.02

@@ -13,7 +13,7 @@ from pathlib import Path
 from echo2d.core.base.canonical import Buffer, digest_of
 from echo2d.core.base.ids import ChunkId, Digest
 from echo2d.core.weights.delta_chain import compose_record
-from echo2d.core.weights.encoding import ChunkRecord, base_sum, encode_records
+from echo2d.core.weights.form import ChunkRecord, base_sum, encode_records
 from echo2d.core.weights.manifest import CHUNK_BYTES, Chunk, Manifest, chunk_layout
 from echo2d.errors import IntegrityFault, OperatorFault, StoreFault
 from echo2d.runtime.seed.encoder import EncodedRecords

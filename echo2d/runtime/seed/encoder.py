@@ -13,7 +13,7 @@ from typing import Protocol
 from echo2d.core.base.canonical import Buffer
 from echo2d.core.base.ids import ChunkId, Digest
 from echo2d.core.weights.encoder import FormBuilder, Segment
-from echo2d.core.weights.encoding import (
+from echo2d.core.weights.form import (
     SEGMENT_BYTES_MAX,
     ChunkRecord,
     FormFacts,

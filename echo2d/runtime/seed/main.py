@@ -43,7 +43,7 @@ from echo2d.core.protocol.control_messages import (
 from echo2d.core.relay import events as relay_events
 from echo2d.core.relay.relay import Relay
 from echo2d.core.weights.encoder import RootWriter, Segment
-from echo2d.core.weights.encoding import FormFacts
+from echo2d.core.weights.form import FormFacts
 from echo2d.core.weights.manifest import Chunk, Manifest
 from echo2d.errors import IntegrityFault, OperatorFault, StoreFault
 from echo2d.logs import say

@@ -14,7 +14,7 @@ from functools import partial
 from itertools import islice
 
 from echo2d.core.base.ids import ChunkId, Digest, FormId, FrameId, SegmentId
-from echo2d.core.weights.encoding import ChunkRecord, LacksBase, decode_record, require_base
+from echo2d.core.weights.form import ChunkRecord, LacksBase, decode_record, require_base
 from echo2d.core.weights.manifest import CHUNK_BYTES, Chunk, chunk_layout
 from echo2d.core.weights.verifier import FormIndex
 from echo2d.core.worker.events import ApplyCancelled, ApplyRejected, SnapshotReady

@@ -10,7 +10,7 @@ import pytest
 
 from echo2d.core.base.ids import FormId, SegmentId, frame_id
 from echo2d.core.weights.encoder import Segment
-from echo2d.core.weights.encoding import FrameSpan
+from echo2d.core.weights.form import FrameSpan
 from echo2d.errors import IntegrityFault, StoreFault
 from echo2d.store import frames as frames_module
 from echo2d.store.budget import DiskBudget

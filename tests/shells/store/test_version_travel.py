@@ -11,7 +11,7 @@ import pytest
 
 from echo2d.core.base.ids import ChunkId, Digest, Epoch, PublishSeq, RunId, SegmentId, Version
 from echo2d.core.weights.encoder import FormBuilder, RootWriter
-from echo2d.core.weights.encoding import (
+from echo2d.core.weights.form import (
     FormFacts,
     FrameSpan,
     decode_record,

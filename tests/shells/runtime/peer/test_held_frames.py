@@ -19,7 +19,7 @@ from echo2d.core.protocol.control_messages import (
     VersionVerified,
 )
 from echo2d.core.relay import disk_frames
-from echo2d.core.weights.encoding import FormFacts
+from echo2d.core.weights.form import FormFacts
 from echo2d.runtime.peer import frame_holdings as holdings_module
 from echo2d.runtime.peer.frame_holdings import FrameHoldings
 from echo2d.runtime.seed.main import Seed

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 from echo2d.core.base.ids import ChunkId, Digest, FormId, FrameId
-from echo2d.core.weights.encoding import FrameSpan
+from echo2d.core.weights.form import FrameSpan
 from echo2d.runtime.peer.write_behind import UNWRITTEN_BYTES_MAX, WRITE_BYTES, Frames, WriteBehind
 from tests.support.polling import HANG_S
 

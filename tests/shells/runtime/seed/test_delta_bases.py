@@ -12,7 +12,7 @@ from echo2d.core.base.canonical import digest_of
 from echo2d.core.base.ids import Digest, Version
 from echo2d.core.weights.delta import ChunkMode
 from echo2d.core.weights.encoder import Segment
-from echo2d.core.weights.encoding import FormFacts, decode_record
+from echo2d.core.weights.form import FormFacts, decode_record
 from echo2d.core.weights.kept_deltas import FormKind
 from echo2d.core.weights.manifest import chunk_layout
 from echo2d.errors import StoreFault

@@ -15,7 +15,7 @@ from echo2d.core.protocol.control_messages import (
     SegmentEncoded,
 )
 from echo2d.core.weights.encoder import Segment
-from echo2d.core.weights.encoding import FormFacts, FrameSpan
+from echo2d.core.weights.form import FormFacts, FrameSpan
 from echo2d.runtime.seed.encoder import Base, Encoder
 from echo2d.runtime.seed.main import Seed
 from echo2d.store.frames import FrameStore

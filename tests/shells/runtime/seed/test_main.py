@@ -27,7 +27,7 @@ from echo2d.core.protocol.control_messages import (
     VersionVerified,
 )
 from echo2d.core.topology.uplink_pace import BURST_S, HEADERS
-from echo2d.core.weights.encoding import FormFacts
+from echo2d.core.weights.form import FormFacts
 from echo2d.core.weights.kept_deltas import FormKind
 from echo2d.net.security.auth import public_bytes
 from echo2d.runtime.seed.delta_bases import BaseCopy

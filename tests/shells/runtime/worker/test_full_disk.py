@@ -10,7 +10,7 @@ import pytest
 
 from echo2d.core.base.ids import FormId
 from echo2d.core.protocol.control_messages import ApplyFailed, Heartbeat, RefitDone, SampleFinished
-from echo2d.core.weights.encoding import FormFacts
+from echo2d.core.weights.form import FormFacts
 from echo2d.errors import StoreFault
 from echo2d.runtime.peer.state_dir import open_frames
 from echo2d.store.budget import DiskBudget

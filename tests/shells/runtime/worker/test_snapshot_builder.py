@@ -10,7 +10,7 @@ import pytest
 from echo2d.core.base.canonical import Buffer, digest_of
 from echo2d.core.base.ids import Digest
 from echo2d.core.relay import events as relay_events
-from echo2d.core.weights.encoding import FrameSpan
+from echo2d.core.weights.form import FrameSpan
 from echo2d.core.worker.events import ApplyCancelled, SnapshotReady
 from echo2d.runtime.peer.frame_holdings import FrameHoldings
 from echo2d.runtime.worker.snapshot_builder import SnapshotBuilder

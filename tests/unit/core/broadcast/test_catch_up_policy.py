@@ -13,7 +13,7 @@ from echo2d.core.protocol.control_messages import (
     RefitDone,
 )
 from echo2d.core.status.schema import VersionBytes
-from echo2d.core.weights.encoding import FormFacts
+from echo2d.core.weights.form import FormFacts
 from echo2d.core.weights.kept_deltas import KeptDelta
 from tests.support.catch_up import bases, newcomer, orders, running, served, taken_order
 from tests.support.coordinator_world import (

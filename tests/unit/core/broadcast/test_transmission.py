@@ -8,7 +8,7 @@ from echo2d.core.cluster.events import VersionPublished
 from echo2d.core.cluster.peer import Peer, PeerReach
 from echo2d.core.protocol.control_messages import Address, FormEncoded, PeerKind, SegmentEncoded
 from echo2d.core.topology.edges import edge_secret
-from echo2d.core.weights.encoding import FormFacts
+from echo2d.core.weights.form import FormFacts
 from echo2d.core.weights.verifier import FormIndex
 from echo2d.errors import PeerFault
 from tests.support.coordinator_world import RULES, rules, version_digest, version_key

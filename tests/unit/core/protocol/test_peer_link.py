@@ -18,7 +18,7 @@ from echo2d.core.protocol.peer_messages import (
     encode,
     frame_header,
 )
-from echo2d.core.weights.encoding import FRAME_BYTES_MAX
+from echo2d.core.weights.form import FRAME_BYTES_MAX
 from echo2d.errors import PeerFault
 from tests.support.peer_link import ALICE, FORM, OTHER_FORM, STRIPE, feed, joined, wire
 

@@ -33,7 +33,7 @@ from echo2d.core.protocol.peer_messages import (
     parse_header,
     runs_of,
 )
-from echo2d.core.weights.encoding import FRAME_BYTES_MAX
+from echo2d.core.weights.form import FRAME_BYTES_MAX
 from echo2d.errors import PeerFault
 from tests.support.peer_link import FORM
 

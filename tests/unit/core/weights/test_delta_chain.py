@@ -9,7 +9,7 @@ from echo2d.core.base.canonical import digest_of
 from echo2d.core.base.ids import ChunkId
 from echo2d.core.weights.delta import ChunkMode
 from echo2d.core.weights.delta_chain import compose_record
-from echo2d.core.weights.encoding import NO_BASE, ChunkRecord, decode_record, encode_record
+from echo2d.core.weights.form import NO_BASE, ChunkRecord, decode_record, encode_record
 from echo2d.errors import IntegrityFault
 
 pytestmark = pytest.mark.usefixtures("codec")

@@ -26,7 +26,7 @@ from echo2d.core.protocol.peer_messages import (
 from echo2d.core.relay import events as relay_events
 from echo2d.core.relay.frame_repair import HELD_FRAMES_MAX
 from echo2d.core.relay.relay import Relay
-from echo2d.core.weights.encoding import FRAME_BYTES_MAX
+from echo2d.core.weights.form import FRAME_BYTES_MAX
 from echo2d.errors import PeerFault
 from tests.support.fuzz import Fuzz, assert_bounded, damaged
 from tests.support.peer_link import ALICE, BOB, CAROL, FORM, STRIPE, an_end, feed, joined, wire

@@ -18,7 +18,7 @@ from echo2d.core.base.canonical import Buffer, digest_of, require
 from echo2d.core.base.ids import ChunkId
 from echo2d.core.weights.delta import ChunkMode
 from echo2d.core.weights.delta_words import find_changes
-from echo2d.core.weights.encoding import (
+from echo2d.core.weights.form import (
     NO_BASE,
     ChunkRecord,
     base_sum,

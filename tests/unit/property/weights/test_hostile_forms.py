@@ -9,7 +9,7 @@ import pytest
 
 from echo2d.core.base.ids import Digest, SegmentId
 from echo2d.core.protocol.control_messages import TO_PEER, SegmentPage
-from echo2d.core.weights.encoding import FormFacts, SegmentTable
+from echo2d.core.weights.form import FormFacts, SegmentTable
 from echo2d.core.weights.signed_index import Root
 from echo2d.core.weights.verifier import FormIndex
 from echo2d.errors import IntegrityFault, OperatorFault, PeerFault

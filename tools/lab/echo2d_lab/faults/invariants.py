@@ -49,7 +49,7 @@ from echo2d.core.protocol.trajectory import (
     unpack_tokens,
 )
 from echo2d.core.rules.run import RunRules
-from echo2d.core.weights.encoding import FormFacts
+from echo2d.core.weights.form import FormFacts
 from echo2d.core.weights.signed_index import Root
 from echo2d.core.work.evaluation.events import Evaluated
 from echo2d.core.work.events import (

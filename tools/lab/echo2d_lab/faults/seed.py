@@ -25,7 +25,7 @@ from echo2d.core.protocol.control_messages import (
 )
 from echo2d.core.relay import events as relay_events
 from echo2d.core.relay.relay import Relay
-from echo2d.core.weights.encoding import FormFacts
+from echo2d.core.weights.form import FormFacts
 from echo2d.plan.kernel.virtual_clock import Clock
 from echo2d_lab.faults.control_links import Control, SimPeer
 from echo2d_lab.faults.peer_links import SEGMENT, SimPeerLinks, held

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from echo2d.core.weights.encoding import frame_bytes_for
+from echo2d.core.weights.form import frame_bytes_for
 from echo2d.plan.broadcast.world import CHECK_EVERY_LONG, World
 from echo2d.plan.fleet.forecast import Ablation, BroadcastForecasts
 from echo2d.plan.fleet.spec import MBPS_MAX, FleetSpec, read_fleet

@@ -30,7 +30,7 @@ from echo2d.core.base.ids import FormId, PeerId, PlanId
 from echo2d.core.protocol.control_messages import Address
 from echo2d.core.topology.plan import Job, PeerFacts, Plan
 from echo2d.core.topology.shapes import plan_shape
-from echo2d.core.weights.encoding import frame_bytes_for
+from echo2d.core.weights.form import frame_bytes_for
 from echo2d.errors import Fault, OperatorFault
 from echo2d.plan.broadcast.world import World
 from echo2d.plan.kernel.scenario import Scenario

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from echo2d.core.weights.encoder import Segment
-from echo2d.core.weights.encoding import base_sum
+from echo2d.core.weights.form import base_sum
 from echo2d.core.weights.manifest import Chunk, chunk_layout
 from echo2d.runtime.seed.delta_bases import BaseCopy
 from echo2d.runtime.seed.encoder import Encoder

@@ -40,7 +40,7 @@ from echo2d.core.base.canonical import digest_of
 from echo2d.core.base.ids import ChunkId, Epoch, PublishSeq, RunId, Version
 from echo2d.core.weights.delta import ChunkMode, encode_twice
 from echo2d.core.weights.encoder import FormBuilder
-from echo2d.core.weights.encoding import (
+from echo2d.core.weights.form import (
     FRAME_BYTES_MIN,
     ChunkRecord,
     FormFacts,

@@ -1,4 +1,4 @@
-"""Defines a form, which is one encoding of a version, cut for the wire: its facts, chunk records,
+"""Defines a form, which is a version in full or as a delta, cut for the wire: its facts, chunk records,
 segment tables and frames.
 
     chunks (manifest) -> encoded chunks -> segments of at most 64 MiB, each with its table -> frames
