@@ -122,11 +122,14 @@ def ledger_faults(path: Path) -> Iterator[None]:
 class Ledger:
     """One open ledger. Not thread-safe."""
 
-    def __init__(self, path: Path, connection: sqlite3.Connection, lock: IO[bytes]) -> None:
+    def __init__(
+        self, path: Path, connection: sqlite3.Connection, lock: IO[bytes] | None
+    ) -> None:
         self._path = path
         self._db = connection
+        # None in memory: no other process and no crash can come between.
         self._lock = lock
-        self._turn_file = TurnNumber(path)
+        self._turn_file = None if lock is None else TurnNumber(path)
         # The number of the newest transaction.
         self._turn = self._read_turn()
 
@@ -153,10 +156,18 @@ class Ledger:
             lock.close()
             raise
 
+    @staticmethod
+    def in_memory() -> "Ledger":
+        """A new ledger that ends with this process: for simulations."""
+        path = Path(":memory:")
+        return Ledger(path, _connect(path), None)
+
     def close(self) -> None:
         self._db.close()
-        self._turn_file.close()
-        self._lock.close()
+        if self._turn_file is not None:
+            self._turn_file.close()
+        if self._lock is not None:
+            self._lock.close()
 
     def __enter__(self) -> Self:
         return self
@@ -274,7 +285,8 @@ class Ledger:
                 raise
             if changed:
                 self._turn += 1
-                self._turn_file.write(self._turn)
+                if self._turn_file is not None:
+                    self._turn_file.write(self._turn)
 
     def _check(self) -> None:
         """OperatorFault: the file is damaged. Damaged measurements are forgotten instead."""
@@ -284,8 +296,8 @@ class Ledger:
                 raise refusal(self._path, each)
             log.warning("ledger %s: %s; this measurement is forgotten", self._path, each)
             forgotten.append(each)
-        missing = self._turn_file.read() - self._turn
-        if missing > 0:
+        missing = 0 if self._turn_file is None else self._turn_file.read() - self._turn
+        if self._turn_file is not None and missing > 0:
             raise OperatorFault(
                 f"ledger {self._path} has lost its newest {missing} transactions: it is an older copy, or the -wal "
                 f"file beside it is damaged or missing; {GO_ON}, or remove {self._turn_file.path.name} there to go on "

@@ -44,7 +44,7 @@ def test_both_ends_open_after_a_round_trip_and_a_half() -> None:
         ),
         (
             LinkHello(LINK_PROTOCOL_VERSION, RUN, ALICE, CAROL, NONCE, LINK_PROTOCOL_OLDEST),
-            "looked for",
+            "expected a hello for this peer",
         ),
         (
             LinkHello(LINK_PROTOCOL_VERSION, RUN, CAROL, BOB, NONCE, LINK_PROTOCOL_OLDEST),

@@ -74,7 +74,7 @@ def test_a_goodbye_frees_the_work_at_once() -> None:
 def test_a_prompt_that_cannot_be_made_is_left_out() -> None:
     """Another one takes its place, and the run stops only if many in a row cannot be made."""
     world, _ = world_of(2)
-    cursor = world.ledger.tasks[""].next_cursor + 50
+    cursor = world.ledger.recover().next_cursor("") + 50
     actions = world.handle(PromptFailed(cursor, "row 3 has no 'question'"))
     assert [each.kind for each in actions if isinstance(each, Note)] == ["prompt"]
     assert world.stopped is None
