@@ -10,7 +10,7 @@ import pytest
 
 from echo2d.core.coordinator import activation_loop
 from echo2d.engines.base import AdapterBase, GenerateRequest, RefitReport, SampleOutput
-from echo2d.engines.fake import FakeEngine
+from echo2d.engines.fake import FakeEngine, FakePolicy
 from tests.support.live_run import TOKENS, a_run, paced
 from tests.support.peer import a_worker
 
@@ -92,7 +92,8 @@ class Watched(FakeEngine):
     """Writes down when it is told to stand still, to go on, to refit, and when it hands out tokens."""
 
     def __init__(self) -> None:
-        super().__init__(tokens_per_s=400.0, answer_tokens=(TOKENS, TOKENS), slots=4, refit_s=0.05)
+        policy = FakePolicy(answer_tokens=(TOKENS, TOKENS))
+        super().__init__(policy, tokens_per_s=400.0, slots=4, refit_s=0.05)
         self.story: list[str] = []
 
     async def hold(self) -> None:

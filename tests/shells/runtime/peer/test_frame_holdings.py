@@ -67,7 +67,7 @@ async def test_a_write_that_ends_after_the_form_was_begun_anew_is_counted_in_ful
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(holdings.put_frames(name, frames))
         await begun.wait()
-        holdings.give_up(name)
+        holdings.drop(name)
         for root in form.roots:
             await holdings.accept_root(root)
         go_on.set()

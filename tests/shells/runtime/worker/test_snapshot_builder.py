@@ -43,7 +43,7 @@ class Peer:
         self.store = FrameStore(path / "frames", budget)
         self.events: asyncio.Queue[relay_events.RelayEvent] = asyncio.Queue()
         owner = NotingOwner()
-        owner.emit = self.events.put_nowait  # type: ignore[method-assign]
+        owner.emit = self.events.put_nowait  # type: ignore[method-assign,assignment]
         self.holdings = FrameHoldings(self.store, owner)
         self.applier = SnapshotBuilder(SlotStore(path / "slots", budget), self.store, self.holdings)
 

@@ -15,8 +15,9 @@ def test_all_parts_share_members_versions_and_statistics(audited: bool) -> None:
     the_rules = rules(audit=AuditRules(trusted=()) if audited else None)
     parts = make_parts(the_rules, Recovered.nothing(), tag=7, plan_secret=bytes(32), now=0.0)
     assert (parts.audits is not None) is audited
-    shared = [parts.groups, parts.calls, parts.publishing]
-    assert {id(each._statistics) for each in shared} == {id(parts.statistics)}
+    assert parts.groups._statistics is parts.statistics
+    assert parts.calls._statistics is parts.statistics
+    assert parts.publishing._statistics is parts.statistics
     assert parts.activation_loop.parts.members is parts.members
     assert parts.groups._members is parts.members
     assert parts.calls._versions is parts.versions
