@@ -44,7 +44,7 @@ def test_where_they_are() -> None:
 def test_a_wrong_name_is_one_line(name: str) -> None:
     code, said = run(name)
     assert code == 2
-    assert said.startswith(f"echo2d: no files are called {name!r}; there are examples, ")
+    assert said.startswith(f"echo2d: no file or folder is called {name!r}; found: examples, ")
 
 
 def test_a_copy_needs_a_name(tmp_path: Path) -> None:

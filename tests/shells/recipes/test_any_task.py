@@ -134,7 +134,7 @@ def test_keys_are_set_and_the_run_is_checked_with_them() -> None:
          "task calculator: prompt 0: "),
         ("--task class --kind sort_digits --base-model nix", "--base-model: there is no directory nix; expected"),
         ("--task class --kind sort_digits", "--base-model: expected an answer to: Model to train"),
-        ("--task questions --base-model tiny", "--base-model: the tiny one reads no text"),
+        ("--task questions --base-model tiny", "--base-model: the tiny model reads no text"),
         ("--set policy.group_size=7", "policy.group_size: expected a divisor"),
         ("--set learner.stepz=7", "learner.stepz: unknown key"),
         ("--boxes 0", "--boxes: expected 1 to 1000; found 0"),

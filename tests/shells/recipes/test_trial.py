@@ -152,7 +152,7 @@ def test_the_first_lines_that_a_reward_prints_are_shown() -> None:
     assert first.startswith("judged 2")
     assert last.startswith("judged nonsense against 2")
     result = CliRunner().invoke(main, ["try", "--config=run.toml", "--answer=nonsense"])
-    assert f"What its code printed, the first lines:\n\n  {first}\n" in result.output
+    assert f"The first lines that the task's code printed:\n\n  {first}\n" in result.output
     write_run("judge:right")
     assert tried("--no-answers")["tasks"][0]["printed"] == ""
 
@@ -285,7 +285,7 @@ def test_the_folder_may_move_and_be_used_from_anywhere(
     monkeypatch.chdir("/")
     result = CliRunner().invoke(main, ["try", "--config", f"{moved}/run.toml", "--answer=1"])
     assert result.exit_code == 0, result.output
-    assert "40 of the first 40 expected answers are worth something" in result.output
+    assert "The scorer gives 40 of the first 40 expected answers a reward" in result.output
     assert "reward 0 (length 1), scored in 0.0" in result.output
 
 
