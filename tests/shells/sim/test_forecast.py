@@ -211,7 +211,7 @@ def test_mistakes_are_named(change: dict[str, Any], words: str) -> None:
 
 
 def test_kappa_beyond_s_is_a_mistake(tmp_path: Path) -> None:
-    with pytest.raises(OperatorFault, match="more deadlocks"):
+    with pytest.raises(OperatorFault, match="a larger value deadlocks"):
         read_fleet(document(publish_every=6))
     path = tmp_path / "bad.toml"
     path.write_text("[learner]\n")
