@@ -20,14 +20,12 @@ from echo2d.views.status import (
     workers_table,
 )
 
-PLAIN_EVERY_S = 5.0  # between two lines if stderr is not a terminal
+PLAIN_EVERY_S = 5.0  # seconds between two lines if stderr is no terminal
 Rows = Sequence[Mapping[str, Any]]
 
 
 class LiveView:
-    """The live view on stderr: redrawn in place on a terminal, otherwise a line every
-    PLAIN_EVERY_S.
-    """
+    """The live view on stderr: redrawn in place on a terminal, elsewhere a line every PLAIN_EVERY_S."""
 
     def __init__(self, steps: int) -> None:
         self._steps = steps
@@ -101,7 +99,7 @@ def _staleness_line(rows: Rows) -> Text:
 
 
 def print_result(result: DemoResult) -> None:
-    """The table at the end of a demo."""
+    """Print the tables at the end of a demo."""
     table = Table("what", "first", "last", box=None)
     table.add_row(
         "held-out accuracy (greedy)", f"{result.accuracy_first:.3f}", f"{result.accuracy_last:.3f}"

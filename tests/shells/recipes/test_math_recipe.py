@@ -241,9 +241,9 @@ MISTAKES = [
     ({"config.json": b'{"vocab_size": 200}'}, "its tokenizer has 256 tokens, its config.json says vocab_size = 200"),
     ({"config.json": b'{"quantization_config": {"quant_method": "awq"}}'}, "is quantized (awq); convert it"),
     ({"config.json": b'{"is_encoder_decoder": true, "model_type": "t5"}'}, "is an encoder-decoder (t5)"),
-    ({"config.json": None, "it.gguf": b"GGUF"}, "is GGUF, which cannot be trained; take"),
+    ({"config.json": None, "it.gguf": b"GGUF"}, "is GGUF, which cannot be trained; use"),
     ({"config.json": None, "adapter_config.json": b'{"base_model_name_or_path": "Org/Base"}'},
-     "is a LoRA adapter of Org/Base; take that model, or merge the adapter into it"),
+     "is a LoRA adapter of Org/Base; use that model, or merge the adapter into it"),
     ({"config.json": None, "inner/config.json": b"{}"}, "inner?"),
 ]  # fmt: skip
 

@@ -237,7 +237,7 @@ def test_what_no_run_should_have_is_said_without_an_answer() -> None:
         ("[learner]\nsteps = 1\nloss = 'ppo2'", {}, "found 'ppo2'; learner.objective is one of grpo, "),
         ("", {"prompt": "{question} {answer}"}, "it shows the column 'answer', which holds the expected answer"),
         ("", {"scorer": "judge:nowhere"}, "judge.py, has no 'nowhere'"),
-        ("", {"scorer": "random:score"}, "random.py, has no 'score'; yours has the name of a module of Python"),
+        ("", {"scorer": "random:score"}, "random.py, has no 'score'; your module has the name of a module of Python"),
         ("", {"scorer": "relative:score"}, "relative import with no known parent package (/"),
         ("", {"scorer": "absent:score"}, "absent.py:1 in <module>); put the module beside run.toml"),
         ("", {"scorer": "variable:KEY"}, "variable.py:2 in <module>); a task has only the variables of this host"),

@@ -323,7 +323,7 @@ async def test_what_cannot_start_says_why(
     model = {"run.base_model": str(tmp_path), "sampling.vocab_size": 0}
     nowhere = {**model, "run.base_model": str(tmp_path / "nix")}
     assert (
-        f"run.base_model: there is no directory {tmp_path}/nix; expected that of a model, and"
+        f"run.base_model: there is no directory {tmp_path}/nix; expected the directory of a model; to"
         in (await opens(make_config(tmp_path, **nowhere)))
     )
     assert f"{tmp_path} has no config.json" in await opens(make_config(tmp_path, **model))
