@@ -1,1 +1,1 @@
-"""Programs that measure or imitate echo2d, and are in no wheel: benches, fault simulator, stand-ins, research scripts."""
+"""Programs that measure or imitate echo2d, in no wheel: benches, fault simulator, stand-ins, research scripts."""

@@ -45,7 +45,7 @@ SENDER, RELAY, LEAF = KEY_OF
 
 
 class RelayEnd:
-    """One of the three processes. source: the peer from which it takes frames; sink: the peer to which it passes them."""
+    """One of the three processes. source: the peer from which it takes frames; sink: to which it passes them."""
 
     def __init__(
         self, me: PeerId, source: PeerId | None, sink: PeerId | None, *, frames: int, with_tls: bool

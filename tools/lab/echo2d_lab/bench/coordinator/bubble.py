@@ -91,7 +91,7 @@ def demand(
     pause_s: float,
     mu_pool: float,
 ) -> Demand:
-    """The demand of this learner. A trajectory takes as long as all slots together need to write one each, at mu_pool."""
+    """The demand of this learner. A trajectory takes as long as mu_pool needs for one trajectory per slot."""
     t_gen_s, share = WORKERS * SLOTS / mu_pool, share_of_bcast(still_s, t_bcast_s)
     return Demand(
         t_train_s, PER_STEP, STALENESS, KAPPA, t_bcast_s, mode, pause_s, t_gen_s, still_share=share
@@ -268,7 +268,7 @@ class _Learner:
         return sum(waited_s for waited_s, _ in steps), sum(trained_s for _, trained_s in steps)
 
     def _step(self) -> tuple[float, float]:
-        """One step. The time of commits and publishes is part of T_train, as in a learner whose steps have a minimum."""
+        """One step. Commits and publishes take part of T_train, as in a learner whose steps have a minimum."""
         asked = time.monotonic()
         batch = self._coming.result()
         waited_s = time.monotonic() - asked

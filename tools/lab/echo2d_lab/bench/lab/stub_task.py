@@ -15,7 +15,7 @@ GIVEN_MAX = 64
 
 
 class StubTask:
-    """Each prompt has `prompt_tokens` tokens below `vocab_size`; the reward is the parity of the answer's first token."""
+    """Prompts have `prompt_tokens` tokens below `vocab_size`; the reward is the parity of the first token of an answer."""
 
     name = "cheap"
     stop_token_ids: Sequence[int] = ()
