@@ -1,8 +1,8 @@
 """Keeps the ledger of a run in memory, as `store.ledger` keeps it on disk.
 
-It takes records and gives `Recovered`. A record that contradicts an earlier one fails an assertion,
-where the real ledger has a unique key. Like the real ledger, a drop and a checkpoint delete what
-they make useless, and counters never go back.
+It takes records and returns `Recovered`. A record that contradicts an earlier one fails an assertion,
+where the real ledger has a unique key. As in the real ledger, a drop and a checkpoint delete the rows
+that they make useless, and counters never decrease.
 """
 
 from collections.abc import Iterator
@@ -66,7 +66,7 @@ class MemoryLedger:
         self.given: dict[HeldLease, LeaseGiven] = {}
         self.answered: dict[tuple[GroupId, int], AcceptedResult] = {}
         self.turns: dict[tuple[GroupId, int], list[tuple[TurnKept, TurnAnswered | None]]] = {}
-        # The samples whose episodes were forgotten and have kept no turn since.
+        # The samples whose episodes were deleted, and for which no turn was kept since.
         self.forgotten: set[tuple[GroupId, int]] = set()
         self.answered_turns: dict[tuple[GroupId, int, int], AcceptedResult] = {}
         self.frozen: dict[int, BatchFrozen] = {}

@@ -15,7 +15,7 @@ GIVEN_MAX = 64
 
 
 class StubTask:
-    """Prompts have `prompt_tokens` tokens below `vocab_size`; the reward is the parity of the first token of an answer."""
+    """Prompts have `prompt_tokens` tokens below `vocab_size`; the reward is the parity of an answer's first token."""
 
     name = "cheap"
     stop_token_ids: Sequence[int] = ()
