@@ -35,9 +35,8 @@ RECOVERED: Mapping[str, str] = {
 STEPS_MIN = 8  # fewer have no room for a kill of each kind
 STEPS_PER_WORKER_KILL = 16
 STEPS_PER_TASK_KILL = 40
-LAST_SHARE = (
-    0.85  # all kills are in this share of the steps; a later recovery might not end in time
-)
+# All kills are in this share of the steps; a later recovery might not end in time.
+LAST_SHARE = 0.85
 PAUSE_S_MAX = 1.0  # a supervisor waits at most this many seconds before it restarts a program
 TASK_MODULE = "echo2d.tasks.pool_child"
 

@@ -40,9 +40,8 @@ from echo2d.runtime.run_dir.tokens import create_token
 from echo2d.tasks.sort_digits import EOS
 
 STEPS = 80
-SLOTS = (
-    96  # samples that one engine generates at once: three workers hold a little more than a batch
-)
+# Samples that one engine generates at once: three workers hold a little more than a batch.
+SLOTS = 96
 START_S = 60.0  # a program may take this long to start: it imports torch, perhaps on a busy machine
 SETTLE_S = 60.0  # the last version must reach every worker within this time
 _POLL_S = 0.25

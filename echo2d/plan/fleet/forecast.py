@@ -97,9 +97,8 @@ class Forecast:
     seed_usd_per_h: float = 0.0  # the part of usd_per_h for what the learner's host sends
     # How many times as long a step takes because the learner's host is sometimes taken away (`spot_learner`).
     longer: float = 1.0
-    chain_s: float = (
-        0.0  # of one chain through the chosen workers, to compare; only `plan` computes it
-    )
+    # Seconds through one chain of the chosen workers, to compare; only `plan` computes it.
+    chain_s: float = 0.0
 
     @property
     def mu_pool(self) -> float:

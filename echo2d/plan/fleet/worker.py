@@ -25,9 +25,8 @@ from echo2d.core.rules.prices import Price
 from echo2d.core.work.leases import Lease
 from echo2d.plan.fleet.spec import WorkersTable
 
-TOKENS_MEAN = (
-    16  # few, so that they cost no time; enough to distinguish long samples from short ones
-)
+# Few, so that they cost no time; enough to distinguish long samples from short ones.
+TOKENS_MEAN = 16
 PLANNED_TOKENS_MAX = 4096
 STOP = 1
 

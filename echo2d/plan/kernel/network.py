@@ -40,9 +40,8 @@ from echo2d.plan.kernel.virtual_clock import Clock
 FORM = FormId("f" * 32)
 _HEADER_BYTES = 16
 PACKET_BYTES = 1448
-TIME_EPSILON_S = (
-    1e-9  # rounding must not make a link look busy whose target receives at the same rate
-)
+# Rounding must not make a link look busy whose target receives at the same rate.
+TIME_EPSILON_S = 1e-9
 
 
 class ConnectionPipe:

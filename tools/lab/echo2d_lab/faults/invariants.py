@@ -94,9 +94,8 @@ class InvariantChecker:
         self._granted: dict[HeldLease, tuple[PeerId, LeaseGranted]] = {}
         # The worker of each attempt, from the ledger.
         self.given_to: dict[HeldLease, PeerId] = {}
-        self._writers: dict[tuple[GroupId, int], set[PeerId]] = defaultdict(
-            set
-        )  # the workers that may have written tokens of a sample
+        # The workers that may have written tokens of a sample.
+        self._writers: dict[tuple[GroupId, int], set[PeerId]] = defaultdict(set)
         self._kept: set[tuple[HeldLease, int]] = set()
         self._seeds: dict[tuple[GroupId, int], int] = {}
         self._step_of: dict[GroupId, int] = {}  # the step of every group that was ever frozen
@@ -111,17 +110,15 @@ class InvariantChecker:
         audit = rules.audit
         self._all_wait = audit is not None and audit.trusts and audit.newcomer == NEVER_CLEAR
         self.steps_committed = self.newest_step = 0
-        self.handed_over = self.joined = (
-            0  # leases that continue another worker's output, and results of such leases
-        )
+        # Leases that continue another worker's output, and results of such leases.
+        self.handed_over = self.joined = 0
         self.evaluated = 0  # whole evaluations
         self.scored_episodes = ScoredEpisodes(honest, self._published)
         self.outlived = 0  # results under leases of an earlier coordinator process
         self._before: frozenset[HeldLease] = frozenset()
         self._facts: dict[FormId, FormFacts] = {}  # facts of every signed form
-        self.forms: Counter[str] = (
-            Counter()
-        )  # forms that the seed was ordered to make, by kind; "aside": for a few peers only
+        # Forms that the seed was ordered to make, by kind; "aside": for a few peers only.
+        self.forms: Counter[str] = Counter()
 
     @property
     def audited(self) -> bool:

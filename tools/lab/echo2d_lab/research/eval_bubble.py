@@ -25,9 +25,8 @@ from echo2d.recipes.recipe_file import changed
 WORKERS, SLOTS = 3, 32
 STEP_S = 5.0
 ROWS = 200
-WARM_STEPS = (
-    2  # steps that do not count, because a long run has hardly any wait for the first batch
-)
+# Steps that do not count, because a long run has hardly any wait for the first batch.
+WARM_STEPS = 2
 START_S, RUN_S_MAX = 120.0, 1800.0
 
 POLICY = ("policy.trajectories_per_step=64",)

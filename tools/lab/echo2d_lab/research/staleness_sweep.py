@@ -54,9 +54,8 @@ SEEDS = (0, 1, 2)
 MORE_SEEDS = (3,)  # of long runs with S = 0 and 3, to measure the cost of S = 3 more exactly
 BOUNDS = (0, 1, 3, 6, 11)
 HARDEST = (11, 1)
-PURE = {
-    "proximal": "recomputed"
-}  # with one optimizer step per train step this means: no clip, importance p / q
+# With one optimizer step per train step this means: no clip, importance p / q.
+PURE = {"proximal": "recomputed"}
 CORRECTIONS: dict[str, dict[str, Any]] = {
     "none": {**PURE, "correction": "none"},
     "tis": {**PURE, "correction": "tis"},

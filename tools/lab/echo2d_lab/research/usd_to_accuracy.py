@@ -41,10 +41,8 @@ PRICES, TABLE, PICTURE = (
     for name in ("usd_by_staleness.csv", "usd_to_accuracy.csv", "usd_to_accuracy.png")
 )
 PRICED = (0, 1, 2, 3, 4, 6, 11)
-ANSWERS_S = (
-    300.0,
-    1200.0,
-)  # seconds of an answer: as in the file, and three quarters of a train step
+# Seconds of an answer: as in the file, and three quarters of a train step.
+ANSWERS_S = (300.0, 1200.0)
 GOALS = (120, 180, 240)  # train steps of the synchronous run
 GOAL = GOALS[-1]  # the goal in the picture
 WINDOW = 5  # the accuracy of a look is the mean of this many looks around it

@@ -34,10 +34,8 @@ from echo2d_lab.bench.lab.cpu import CpuMeter, CpuShares
 from echo2d_lab.bench.lab.netlab import CACHE, Lab
 
 RIVALS = ("star", "libtorrent", "aria2", "relay-tree", "object-store")
-MODULES = {
-    "relay-tree": "http_tree",
-    "object-store": "http_tree",
-}  # other rivals have a module of their name
+# The module of a rival, if it does not have the rival's name.
+MODULES = {"relay-tree": "http_tree", "object-store": "http_tree"}
 PROGRAMS = "echo2d_lab.bench.broadcast.rivals"
 LIBTORRENT = "libtorrent==2.1.1"
 PORT, PORTS = 7900, 200  # the first port of the first rival; ports of one rival

@@ -58,18 +58,15 @@ from echo2d_lab.bench.lab.netlab import QUEUE_S, Lab, TrafficCounts
 from echo2d_lab.bench.lab.real_versions import RealVersions
 
 LOOK_S = 0.02  # seconds between two looks at the emulator's counters, which show when half of the bytes have arrived
-STATUS_S = (
-    0.1  # seconds between two looks at the status: the precision of the times of single peers
-)
+# Seconds between two looks at the status: the precision of the times of single peers.
+STATUS_S = 0.1
 ROUND_S_MIN = 60.0  # a round that takes longer than this ...
 ROUND_BOUNDS_MAX = 40.0  # ... and than this many times the bound is stuck; a star of 8 takes 9
-COPIES_ON_DISK = (
-    8  # disk space of each peer, in copies of a version: the forms and snapshots that it keeps
-)
+# Disk space of each peer, in copies of a version: the forms and snapshots that it keeps.
+COPIES_ON_DISK = 8
 COPIES_OF_DELTAS = 4  # the same with deltas, which take little space beside the snapshots
-MEMORY_DISK = Path(
-    "/dev/shm"
-)  # in a run every peer has a disk of its own; here one real disk for all would be the bottleneck
+# Files are in memory: in a run every peer has a disk of its own; here one real disk for all would be the bottleneck.
+MEMORY_DISK = Path("/dev/shm")
 DIRECTORY = "echo2d-broadcast-"  # the id of the process that made it follows
 ROUNDS_MAX = 100  # the coordinator keeps the figures of more versions
 
@@ -169,9 +166,8 @@ def run_broadcast(wanted: BroadcastBench) -> int:
 
 def measure(wanted: BroadcastBench) -> BroadcastResult:
     """Measure. OperatorFault: this machine cannot have a laboratory. Fault: a round got stuck, or a daemon ended."""
-    signal.signal(
-        signal.SIGTERM, signal.default_int_handler
-    )  # so that no program and no file is left
+    # SIGTERM ends it like Ctrl-C, so that no program and no file is left.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with _directory(wanted) as run:
         return _measure(wanted, run, Console(stderr=True))
 

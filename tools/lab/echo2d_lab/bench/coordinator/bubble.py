@@ -39,19 +39,16 @@ from echo2d_lab.standins.snapshots import write_model
 T_TRAIN_S = 1.0
 PER_STEP, STALENESS, KAPPA = 16, 4, 3
 PERIODS = 30  # publish periods that count
-WARM_PERIODS = (
-    4  # periods that do not count, at the start and after a stall: more than twice S + 1 steps
-)
+# Periods that do not count, at the start and after a stall: more than twice S + 1 steps.
+WARM_PERIODS = 4
 PERIODS_MAX = 8 * PERIODS  # after this many periods, this machine is too busy to measure
 WORKERS, SLOTS = 2, 3  # enough slots that an engine always has a sample to write
 TOKENS = 8  # of each trajectory: the minimum of the fake engine
 VERSION_BYTES = 700_000
-UPLINK = (
-    2.0**24
-)  # bits/s: a chain ranks lines by powers of two, so noise in a measurement changes nothing
-PATIENCE_S = (
-    900.0  # seconds to wait for daemons and answers: a shared machine may stand still for minutes
-)
+# Bits/s: a chain ranks lines by powers of two, so noise in a measurement changes nothing.
+UPLINK = 2.0**24
+# Seconds to wait for daemons and answers: a shared machine may stand still for minutes.
+PATIENCE_S = 900.0
 STALL_S_MAX = 0.5  # a thread waits longer than this for a core only if the machine stands still
 POLL_S = 0.05
 

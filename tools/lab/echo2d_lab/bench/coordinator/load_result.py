@@ -14,9 +14,8 @@ from echo2d_lab.bench.coordinator.bombers import Bomber, StatusProbe
 from echo2d_lab.bench.coordinator.load import GROUP_SIZE, Load
 from echo2d_lab.bench.coordinator.load_meter import LoadMeter
 
-STALE_SLOT_S = (
-    1.0  # a slot that has been empty for this long at the end was forgotten, and is not just slow
-)
+# A slot that has been empty for this long at the end was forgotten, and is not just slow.
+STALE_SLOT_S = 1.0
 SUSTAINED = 0.95  # share of --rate that must be accepted
 
 

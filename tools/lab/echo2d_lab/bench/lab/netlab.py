@@ -52,9 +52,8 @@ IFF_TUN, IFF_NO_PI, IFF_VNET_HDR = 0x0001, 0x1000, 0x4000
 TUN_F_CSUM, TUN_F_TSO4 = 0x01, 0x02
 SIOCSIFFLAGS, SIOCSIFADDR, SIOCSIFNETMASK, SIOCSIFTXQLEN = 0x8914, 0x8916, 0x891C, 0x8943
 IFF_UP, IFF_RUNNING = 0x1, 0x40
-TUN_PACKETS_MAX = (
-    10_000  # between kernel and emulator, so that only the emulated queues drop packets
-)
+# Between kernel and emulator, so that only the emulated queues drop packets.
+TUN_PACKETS_MAX = 10_000
 HERE = Path("/proc/thread-self/ns/net")
 # TCP hands over this much at once: 64 KiB >> (round trip in us >> this), and at least 1 ms at its rate. The kernel's 9
 # makes bursts of two segments on slow links, so three times as many packets, of which two cores could emulate less than
