@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
-# Installs verifiers in environments of their own in .cache/envs, one for each tested version, which are kept between
-# runs. They also have echo2d's dependencies, for `echo2d envs`. The last line of the output has their interpreters,
-# separated by ":".
+# verifiers in environments of their own in .cache/envs, one for each version that is tested; kept between runs.
+# They also have what echo2d needs, for `echo2d envs`. Its last line names their interpreters, apart by ":".
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 here=tools/envs all=.cache/envs
@@ -19,6 +18,6 @@ while read -r version; do
     fi
     found+=("$PWD/$env/bin/python")
 done <"$here/versions.txt"
-# Classic environments of 0.3.1 work only with this version of renderers; their test puts it before the newer one.
+# Classic environments of 0.3.1 work with this version alone; their test puts it in front of the newer one.
 [[ -d $all/renderers-0.1.10 ]] || "${found[0]}" -m pip install --quiet --disable-pip-version-check --no-deps --target "$all/renderers-0.1.10" renderers==0.1.10
 (IFS=:; echo "${found[*]}")

@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
-# Installs Hugging Face TRL in an environment of its own in .cache/trl, with echo2d and its learner's torch. The
-# environment is kept between runs.
+# Hugging Face TRL in an environment of its own in .cache/trl, with echo2d and its learner's torch; kept between runs.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 here=tools/trl env=.cache/trl
