@@ -1,4 +1,4 @@
-"""Which base model an adapter belongs to, and what PEFT's layout says of it."""
+"""The base model of an adapter, and the facts in PEFT's layout."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""What a message says about a missing package works for the way in which this copy was installed."""
+"""The advice about a missing package works for the way in which this copy was installed."""
 
 import importlib.metadata
 import importlib.util

@@ -1,4 +1,4 @@
-"""`echo2d files` finds and copies what the documents use."""
+"""`echo2d files` finds and copies the files that the documents use."""
 
 from pathlib import Path
 

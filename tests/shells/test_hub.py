@@ -1,4 +1,4 @@
-"""Models and rows of the Hugging Face hub, loaded from a server of our own that speaks as it."""
+"""Models and rows of the Hugging Face hub, loaded from a server of the test with the same API."""
 
 import json
 import logging

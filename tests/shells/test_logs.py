@@ -1,4 +1,4 @@
-"""One line a fact, whatever others say and how often."""
+"""One line per fact, whatever other machines send and how often."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""What is said to a service manager, over real sockets."""
+"""The messages to a service manager, over real sockets."""
 
 import os
 from collections.abc import Iterator

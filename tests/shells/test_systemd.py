@@ -1,4 +1,4 @@
-"""The units start what there is, with options it takes, and systemd understands every line of them."""
+"""The units start existing commands with valid options, and systemd understands every line of them."""
 
 import os
 import re

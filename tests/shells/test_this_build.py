@@ -1,4 +1,4 @@
-"""A build names its version and, in a checkout, the commit; git is not run."""
+"""The name of a build has its version and, in a checkout, the commit; git is not run."""
 
 import subprocess
 from pathlib import Path

@@ -1,5 +1,5 @@
-"""Whether the emulator's links are what they are said to be. The kernel's own time of arrival is used, so that a busy
-machine delays the test, but not what it measures.
+"""The emulator's links have the rates, delays and losses that were set. Times of arrival are the kernel's, so a busy
+machine delays the test, but does not change its figures.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""The client against a real server that answers from a script."""
+"""The client, with a real server that answers from a script."""
 
 import asyncio
 import concurrent.futures

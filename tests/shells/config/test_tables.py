@@ -1,4 +1,4 @@
-"""Tables read from TOML: what is wrong is said with its name, what was expected and what was found."""
+"""Tables read from TOML: an error has the name of the key, the expected and the found value."""
 
 import tomllib
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The tiny model: a normal model directory, cached, the same every time, and measured as generation would."""
+"""The tiny model: a normal model directory, cached, the same every time, with the measured accuracy of generation."""
 
 import dataclasses
 from pathlib import Path

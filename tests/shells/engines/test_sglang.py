@@ -1,4 +1,4 @@
-"""What SGLang's HTTP does to a caller that trusts it, and that nothing of it reaches a token."""
+"""The pitfalls of SGLang's HTTP API, none of which reaches a token."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""The pure parts of the SGLang engine: what differs between versions, who wrote a token, how much fits."""
+"""The pure parts of the SGLang engine: the dialects of its versions, the author of a token, limits, logs, servers."""
 
 import asyncio
 import json

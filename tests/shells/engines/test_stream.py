@@ -1,4 +1,4 @@
-"""Bundles of tokens with their spans, and the way of deltas to one consumer."""
+"""Bundles of tokens with their spans, and the stream of deltas to one consumer."""
 
 import asyncio
 

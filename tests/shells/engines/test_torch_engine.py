@@ -1,4 +1,4 @@
-"""The parts of the torch engine, and what it does beyond the contract suite."""
+"""The parts of the torch engine, and its behaviour beyond the contract suite."""
 
 import asyncio
 import dataclasses

@@ -1,4 +1,4 @@
-"""What `echo2d bench broadcast` makes of its rounds. The measurement itself: `tests/nightly/lab`."""
+"""How `echo2d bench broadcast` computes its result from its rounds. The measurement itself: `tests/nightly/lab`."""
 
 from dataclasses import replace
 from pathlib import Path

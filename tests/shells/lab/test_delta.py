@@ -1,4 +1,4 @@
-"""`echo2d bench delta`: what it reports, what it builds, what it refuses; and the encodings of others."""
+"""`echo2d bench delta`: its report, the version that it rebuilds, its refusals, and the encodings of other projects."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""What `echo2d bench broadcast` measures echo2d against, on loopback and with few bytes."""
+"""The rivals of `echo2d bench broadcast`, on loopback and with few bytes."""
 
 import hashlib
 import os

@@ -1,4 +1,4 @@
-"""What `echo2d bench soak` draws, expects and balances. The soak itself takes an hour."""
+"""The parts of `echo2d bench soak`: its draws, its expected alerts, its books. The soak itself takes an hour."""
 
 import gc
 import os

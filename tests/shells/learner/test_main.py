@@ -1,4 +1,4 @@
-"""The learner's program: its config file, what it prints, and its exit code."""
+"""The learner's program: its config file, its output, and its exit code."""
 
 import json
 import subprocess

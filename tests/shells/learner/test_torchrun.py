@@ -1,4 +1,4 @@
-"""How the program that starts the ranks ends when torchrun asks a store for ever that does not answer."""
+"""The program that starts the ranks also ends if torchrun waits for ever for a store that does not answer."""
 
 import os
 from collections.abc import Sequence

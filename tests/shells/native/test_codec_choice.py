@@ -1,4 +1,4 @@
-"""Which codec serves: the best there is, another one on demand, and numpy where nothing was compiled."""
+"""The codec in use: the best one available, another one on demand, and numpy if nothing was compiled."""
 
 import sys
 import tracemalloc

@@ -1,4 +1,4 @@
-"""The operator's commands as processes, and the book of what was rented."""
+"""The operator's commands as processes, and the book of rented boxes."""
 
 import contextlib
 import json

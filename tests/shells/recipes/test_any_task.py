@@ -1,4 +1,4 @@
-"""`echo2d init`: what it writes runs as it is, for each kind of task; what is wrong is one line."""
+"""`echo2d init` for each kind of task: the config that it writes runs unchanged; a mistake is one line."""
 
 import json
 import shlex

@@ -1,4 +1,4 @@
-"""`echo2d init`: what it writes is a config that both programs read; what is wrong is one line."""
+"""`echo2d init` for questions: both programs read the config that it writes; a mistake is one line."""
 
 import builtins
 import json

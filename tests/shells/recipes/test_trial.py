@@ -1,4 +1,4 @@
-"""`echo2d try`: what a run would see and stumble over is said before a box is paid for."""
+"""`echo2d try`: it shows what a run would read, and the mistakes over which it would fail, before a box costs money."""
 
 import json
 import shlex

@@ -1,4 +1,4 @@
-"""Whole broadcasts in virtual time: everyone alive ends with everything, soon, and the same way each time."""
+"""Whole broadcasts in virtual time: every living peer ends with everything, soon, and the same way each time."""
 
 import time
 from dataclasses import replace

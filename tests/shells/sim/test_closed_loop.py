@@ -1,4 +1,4 @@
-"""The loop of a running coordinator, closed on what it measures: the real CoordinatorState, workers and messages."""
+"""A running coordinator decides by its own measurements: the real CoordinatorState, workers and messages."""
 
 import random
 from collections.abc import Callable

@@ -1,8 +1,8 @@
-"""The whole loop under fault schedules: whatever breaks, the invariants hold and the run goes on afterwards.
+"""Whole runs under fault schedules: the invariants hold under every fault, and the run goes on afterwards.
 
-A failing schedule names its rng_seed; that seed joins FOUND before the defect is mended. `make test` plays the first
-seeds of each kind, `make nightly-faults` all of them and five thousand more, a block of them per test:
-`--soak-from N` goes on where an earlier soak ended.
+A failing schedule names its rng_seed; that seed is added to FOUND before the defect is repaired. `make test` plays the
+first seeds of each kind, `make nightly-faults` all of them and five thousand more, a block of them per test:
+`--soak-from N` continues where an earlier soak ended.
 """
 
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Fleets in virtual time: what comes out is what the formulas say, whatever happens to the workers."""
+"""Fleets in virtual time: results agree with the formulas, whatever happens to the workers."""
 
 import json
 from cProfile import Profile

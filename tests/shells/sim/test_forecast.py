@@ -1,4 +1,4 @@
-"""Fleets from files, and what `plan` says of them."""
+"""Fleets from files, and the forecasts of `plan`."""
 
 from dataclasses import replace
 from io import StringIO

@@ -1,4 +1,4 @@
-"""Frames on disk: verified in, verified out, found again after a restart, bounded."""
+"""Frames on disk: verified when written and read, found again after a restart, bounded."""
 
 import errno
 import os

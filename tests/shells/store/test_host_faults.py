@@ -1,4 +1,4 @@
-"""What a host lacks is one line that says so, wherever it shows first."""
+"""A lack of a host's resources gives one line that says so, wherever it shows first."""
 
 import errno
 import sqlite3

@@ -1,4 +1,4 @@
-"""A ledger whose file is not as it was written: it is said in one line, or it did not matter."""
+"""A ledger whose file was damaged: one line says so, or the damage does not matter."""
 
 import logging
 import random

@@ -1,4 +1,4 @@
-"""Two slots: what is committed is whole, what is damaged is not current, wrong bytes never reach them."""
+"""Two slots: a committed version is whole, a damaged one is not current, wrong bytes never reach a slot."""
 
 import errno
 import json

@@ -1,6 +1,6 @@
 """A task process tries to get out: into the run directory, the coordinator, the disk, the network, and past its end.
 
-As an ordinary user a task runs under our own user id and is held by limits only; who wants walls starts as root.
+For an ordinary user, a task runs under the same user id and has only limits; to isolate tasks, start as root.
 """
 
 import ast

@@ -1,4 +1,4 @@
-"""Episodes in real processes: what was acknowledged is never done again, whatever dies or hangs."""
+"""Episodes in real processes: an acknowledged turn is never played again, whatever dies or hangs."""
 
 import asyncio
 import dataclasses

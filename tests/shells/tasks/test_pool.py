@@ -1,4 +1,4 @@
-"""The task pool with real processes and tasks that misbehave in every way we could think of."""
+"""The task pool with real processes and tasks that misbehave in many ways."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""An environment as its process serves it: limits, and what becomes of instances."""
+"""An environment served by its process: limits, and the life of its instances."""
 
 import asyncio
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Tasks in text, in real processes: tokens by the model's template, rewards that know the text."""
+"""Tasks in text, in real processes: tokens by the model's template, rewards by the text."""
 
 import asyncio
 import dataclasses

@@ -1,4 +1,4 @@
-"""A coordinator run again from its ledger: a sound one is told in words, a damaged one never passes."""
+"""A coordinator that runs again from its ledger: a sound ledger is described, a damaged one never passes."""
 
 import json
 import shutil

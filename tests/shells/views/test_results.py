@@ -1,4 +1,4 @@
-"""The last lines of `echo2d run`."""
+"""The closing lines of `echo2d run`."""
 
 import json
 from pathlib import Path

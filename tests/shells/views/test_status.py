@@ -1,4 +1,4 @@
-"""What a person sees of a run: all of it fits, what others said stays text, what is wrong is said."""
+"""The status that a person sees: all of it fits, texts of other machines stay text, problems are named."""
 
 import io
 import json

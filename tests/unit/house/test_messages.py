@@ -1,4 +1,4 @@
-"""The messages that docs/guide quotes are still those of the code."""
+"""The messages that docs/guide quotes are those of the code."""
 
 import ast
 import re

@@ -1,4 +1,4 @@
-"""Whatever a batch claims, no gradient comes from what may not be trained: it is refused, with the reason."""
+"""A hostile batch never gives a gradient from data that may not be trained: it is refused, with the reason."""
 
 import dataclasses
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Attention in pieces, against one dense mask over the whole row."""
+"""Attention in pieces, compared with one dense mask over the whole row."""
 
 from typing import Any
 

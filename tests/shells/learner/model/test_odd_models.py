@@ -1,4 +1,4 @@
-"""Odd model directories have the weights that `from_pretrained` gives, also when they are published, or are refused."""
+"""Odd model directories have the weights of `from_pretrained`, also when they are published, or are refused."""
 
 import dataclasses
 import json

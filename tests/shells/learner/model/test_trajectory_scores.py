@@ -1,4 +1,4 @@
-"""The learner's own forward pass tells honest trajectories from made-up ones."""
+"""The learner's own forward pass distinguishes honest trajectories from invented ones."""
 
 import dataclasses
 import math

@@ -1,4 +1,4 @@
-"""Checkpoints on a real disk: whole or not there, whatever happens when; and which one a learner goes on from."""
+"""Checkpoints on a real disk: each is whole or absent after any failure; and the one from which a learner continues."""
 
 import errno
 import os

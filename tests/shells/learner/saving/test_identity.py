@@ -1,4 +1,4 @@
-"""Who a learner is, after restarts too."""
+"""The identity of a learner, also after restarts."""
 
 import dataclasses
 import errno

@@ -1,4 +1,4 @@
-"""The snapshots that a learner publishes, and what it removes of those of learners before it."""
+"""The snapshots that a learner publishes, and those of earlier learners that it removes."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A box's uplink, measured by what the coordinator takes from it."""
+"""A box's uplink, measured by the bytes that the coordinator receives from it."""
 
 import asyncio
 import json

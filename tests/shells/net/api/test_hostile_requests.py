@@ -1,6 +1,6 @@
-"""The public API of a real coordinator under requests that were right once, over one connection that survives.
+"""Damaged requests to the public API of a real coordinator, over one connection that survives.
 
-Every answer is a success or a JSON error with a code; no answer is 5xx but "busy"; afterwards the run goes on.
+Every answer is a success or a JSON error with a code; no answer is 5xx except "busy"; afterwards the run goes on.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""The public API over real HTTP, before a backend that writes down what it is asked."""
+"""The public API over real HTTP, with a backend that records its calls."""
 
 import asyncio
 import gzip

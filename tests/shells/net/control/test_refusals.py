@@ -1,5 +1,5 @@
-"""Peers of other builds come again one by one, and are named while they come; a peer that breaks the protocol again
-and again is refused for a while, by its key.
+"""Peers of other builds return one by one, and are named while they do. A peer that breaks the protocol again and again
+is refused for a while, by its key.
 """
 
 from dataclasses import replace

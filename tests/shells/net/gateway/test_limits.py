@@ -1,4 +1,4 @@
-"""So much at once and no more: requests, work on prompts, and what waits for a caller who does not read."""
+"""The gateway's limits: requests, work on prompts, and data that waits for a caller who does not read."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""Strangers at the coordinator's port: few, brief, and never in the way of who has a credential."""
+"""Strangers at the coordinator's port: few, brief, and never in the way of holders of a credential."""
 
 import asyncio
 import random

@@ -1,4 +1,4 @@
-"""An answer that takes long to make is made rarely, a cheap one always."""
+"""An expensive answer is made rarely, a cheap one for each request."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Who answers when a peer is dialled back, over real sockets; and what owners allow of their uplink."""
+"""Dialling a peer back over real sockets, and the uplink that owners allow."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""What the kernel tells of a connection: a real one over loopback."""
+"""The kernel's facts about a real connection over loopback."""
 
 import socket
 from collections.abc import Iterator

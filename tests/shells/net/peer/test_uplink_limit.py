@@ -1,4 +1,4 @@
-"""All links of a peer together: the owner's limit, and the rate that the uplink carries, on a clock of its own."""
+"""All links of a peer together: the owner's limit, and the rate of the uplink, on a clock of the test."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What seals a peer link: the exchange of keys through TLS, and what is sealed with them."""
+"""The sealing of a peer link: the exchange of keys through TLS, and the sealed units."""
 
 import ssl
 

@@ -1,4 +1,4 @@
-"""A run under TLS on loopback, and who tries to get in."""
+"""A run with TLS on loopback, and peers that try to get in."""
 
 import asyncio
 import logging

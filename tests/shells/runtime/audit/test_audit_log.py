@@ -1,4 +1,4 @@
-"""What `echo2d worker audit` shows, and pardons."""
+"""`echo2d worker audit`: its reports, and its pardons."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The auditor: a real process with a real engine scores what it is told, and says why it cannot."""
+"""The auditor: a real process with a real engine scores the ordered answers, and says why it cannot."""
 
 import asyncio
 import random

@@ -1,4 +1,4 @@
-"""The script for a box is a whole program, whatever the names, options and secrets in it are."""
+"""The script for a box is a valid program for any names, options and secrets."""
 
 import json
 import shutil

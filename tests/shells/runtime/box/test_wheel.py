@@ -1,4 +1,4 @@
-"""The wheel that a coordinator gives to its boxes is what pip makes of the same files."""
+"""The wheel that a coordinator gives to its boxes equals the one that pip makes of the same files."""
 
 import asyncio
 import base64

@@ -1,4 +1,4 @@
-"""Agents outside play episodes of the run: real coordinator, ledger, sockets and workers; the engines are fake."""
+"""Outside agents play episodes of the run: real coordinator, ledger, sockets and workers; the engines are fake."""
 
 import asyncio
 import base64

@@ -1,4 +1,4 @@
-"""Workers with a valid token that lie to the real coordinator: told why, believed nothing, and the run goes on."""
+"""Workers with a valid token lie to the real coordinator: they get the reason, nothing is believed, the run goes on."""
 
 import asyncio
 import math

@@ -1,4 +1,4 @@
-"""The loop of a running coordinator, closed on what it measures: real sockets, real workers, fake engines."""
+"""A running coordinator decides by its own measurements: real sockets, real workers, fake engines."""
 
 from collections import Counter
 from collections.abc import AsyncIterator

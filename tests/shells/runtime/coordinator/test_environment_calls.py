@@ -1,4 +1,4 @@
-"""Environments in their processes, as the core asks for them."""
+"""Environments in their processes, with the core's requests."""
 
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager

@@ -1,4 +1,4 @@
-"""The gateway as its users see it: the official client, unmodified, against a coordinator with seed and workers."""
+"""The gateway from its users' side: the official client, unmodified, with a coordinator, seed and workers."""
 
 import asyncio
 import io

@@ -1,4 +1,4 @@
-"""One id leads from a lease to a train step, in what the coordinator logs."""
+"""One id leads from a lease to a train step in the coordinator's log."""
 
 import logging
 import re

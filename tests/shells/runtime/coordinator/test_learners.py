@@ -1,4 +1,4 @@
-"""What learners ask of the coordinator's shell: versions, around a scripted core; all of it, around the real one."""
+"""Learners' requests to the coordinator's shell: versions, around a scripted core; all, around the real one."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""What the dashboard is told, how often, and what of it is made anew."""
+"""The data of the dashboard: what it gets, how often, and which parts are made again."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""The coordinator's shell around a scripted core: its loop, what is durable when, starting and stopping."""
+"""The coordinator's shell around a scripted core: its loop, when data are durable, starting and stopping."""
 
 import asyncio
 import json

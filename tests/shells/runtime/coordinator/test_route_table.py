@@ -1,4 +1,4 @@
-"""Every route of a coordinator with a gateway, asked with every kind of credential: nobody gets what is not theirs."""
+"""Every route of a coordinator with a gateway, with every kind of credential: no holder gets more than it may."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""A run that is started again with another model, task or size of groups."""
+"""A run that is restarted with another model, task or group size."""
 
 from dataclasses import replace
 

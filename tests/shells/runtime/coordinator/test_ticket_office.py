@@ -1,4 +1,4 @@
-"""Tickets for the core's orders, without HTTP: what a sample that is played again makes of them."""
+"""Tickets for the core's orders, without HTTP, also for a sample that is played again."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""`echo2d doctor` on a box, against a real coordinator: what is right, and what each fault is called."""
+"""`echo2d doctor` on a box, with a real coordinator: a good box, and the name of each fault."""
 
 import asyncio
 import socket

@@ -1,4 +1,4 @@
-"""`echo2d doctor` on the learner's host: before the start, and beside a coordinator that runs."""
+"""`echo2d doctor` on the learner's host: before the start, and beside a running coordinator."""
 
 import asyncio
 import json

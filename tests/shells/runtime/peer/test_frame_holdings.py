@@ -1,4 +1,4 @@
-"""What a peer takes in of one form: no wrong frame, and each right one once, also when the form is begun anew."""
+"""The frames of one form that a peer accepts: no wrong one, and each right one once, also if the form begins again."""
 
 import asyncio
 import os

@@ -1,4 +1,6 @@
-"""What a peer has is not fetched: after a restart, in the middle of a form, in a base model. What rots comes again."""
+"""Frames that a peer holds are not fetched: after a restart, in the middle of a form, from a base model. Rotten frames
+are fetched again.
+"""
 
 import asyncio
 import shutil

@@ -1,4 +1,4 @@
-"""The receive queue of a link: what is dropped, what is waited for, and who hears of it."""
+"""The receive queue of a link: what it drops, what it waits for, and which side it tells."""
 
 import asyncio
 import os

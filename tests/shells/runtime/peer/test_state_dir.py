@@ -1,4 +1,4 @@
-"""A worker's state directory, as systemd gives it: a link to where the service's own user may write."""
+"""A worker's state directory under systemd: a link to a place where the service's own user may write."""
 
 from pathlib import Path
 

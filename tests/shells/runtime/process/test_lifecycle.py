@@ -1,4 +1,4 @@
-"""The end of a process comes in any case: real processes, each with something that does not end."""
+"""A process always ends: real processes, each with a part that does not end."""
 
 import resource
 import signal

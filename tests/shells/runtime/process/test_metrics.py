@@ -1,4 +1,4 @@
-"""Every number an operator needs has a name, a unit and a help text, and docs/reference/metrics.md has them all."""
+"""Every number that an operator needs has a name, a unit and a help text, and is in docs/reference/metrics.md."""
 
 import asyncio
 import math

@@ -1,4 +1,4 @@
-"""What rents beside a coordinator, with commands that are processes; its cloud is a folder with a file a box."""
+"""The renter beside a coordinator, with commands that are processes; its cloud is a folder with a file per box."""
 
 import asyncio
 import logging

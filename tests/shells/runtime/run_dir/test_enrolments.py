@@ -1,4 +1,4 @@
-"""Enrolments that come together are committed together, and each gets its own answer."""
+"""Enrolments that arrive together are committed together, and each gets its own answer."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""What deltas are made from: a copy that is checked, or deltas that are kept, over real files; and what is damaged."""
+"""The bases of deltas: a checked copy, or kept deltas, over real files; and damaged ones."""
 
 import logging
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The seed: a form is forgotten, and perhaps asked for again, while it is being made."""
+"""The seed forgets a form while it is being made, and may get the order again."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""The seed: encodes what it is asked for, tells of every segment, keeps serving, and says when it cannot."""
+"""The seed: encodes the ordered versions, reports every segment, keeps serving, and says when it cannot."""
 
 import asyncio
 import dataclasses

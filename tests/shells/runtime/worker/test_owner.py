@@ -1,4 +1,4 @@
-"""The owner of a box pauses and resumes its worker, and limits when it works."""
+"""The owner of a box pauses and resumes its worker, and limits its working hours."""
 
 import asyncio
 import dataclasses

@@ -1,4 +1,4 @@
-"""What an apply hashes: every result once, and frames only to find out why a result is wrong."""
+"""The hashing of an apply: every result once, and frames only to find out why a result is wrong."""
 
 import asyncio
 import random

@@ -1,4 +1,4 @@
-"""Answers end with the token that completes a stop string, at engines that know none."""
+"""Answers end with the token that completes a stop string, with engines that have no stop strings."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""Rows of every kind of file, with the awkward ones that people have."""
+"""Rows of every kind of file, with the irregular ones that people have."""
 
 import json
 from collections.abc import Callable, Sequence

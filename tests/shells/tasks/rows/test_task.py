@@ -1,4 +1,4 @@
-"""The task "rows": which row is asked when, and what is said about rows that do not fit."""
+"""The task "rows": when each row is asked, and the messages about rows that do not fit."""
 
 import json
 import re

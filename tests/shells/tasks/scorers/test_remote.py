@@ -1,4 +1,4 @@
-"""The scorer `remote`, with a judge that really listens: what it says counts, and a busy one is asked again."""
+"""The scorer `remote`, with a real server as judge: its verdicts count, and a busy judge is asked again."""
 
 import json
 import tempfile

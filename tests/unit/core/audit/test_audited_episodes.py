@@ -1,4 +1,4 @@
-"""The audit of episodes: what is scored of them, who is blamed, and how they begin anew."""
+"""The audit of episodes: what is scored, which worker is blamed, and how episodes begin again."""
 
 from dataclasses import replace
 from typing import Any

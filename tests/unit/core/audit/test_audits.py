@@ -1,4 +1,4 @@
-"""The audit within the whole machine: who waits, who is convicted, and what becomes of groups."""
+"""The audit within the whole machine: who waits, who is convicted, and what happens to groups."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""Samples that wait for a verdict, and what is decided about them."""
+"""Samples that wait for a verdict, and the decisions about them."""
 
 from echo2d.core.audit.waiting_samples import SampleVerdict, WaitingSamples
 from echo2d.core.base.ids import GroupId, PeerId

@@ -1,4 +1,4 @@
-"""One encoding per value."""
+"""Each value has one encoding."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""The codec accepts what the annotations say and nothing else."""
+"""The codec accepts values of the annotated types and nothing else."""
 
 from dataclasses import dataclass
 from typing import Any, Literal

@@ -1,4 +1,4 @@
-"""The earliest of many deadlines, whatever becomes of them."""
+"""The earliest of many deadlines, after any changes."""
 
 import random
 

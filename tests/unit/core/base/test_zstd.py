@@ -1,4 +1,4 @@
-"""Frames of a known length: anything else is refused before it is decompressed."""
+"""Frames of a known length: any other frame is refused before it is decompressed."""
 
 import tracemalloc
 from itertools import count

@@ -1,4 +1,4 @@
-"""Broken edges and bad frames: who becomes a leaf, and who is quarantined; through the whole machine."""
+"""Broken edges and bad frames: which peer becomes a leaf, and which is quarantined; through the whole machine."""
 
 from dataclasses import replace
 

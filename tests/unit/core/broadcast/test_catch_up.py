@@ -1,4 +1,4 @@
-"""Catch-ups as they go: what ends them, and what is tried instead; through the whole machine."""
+"""Catch-ups: what ends them, and what is tried instead; through the whole machine."""
 
 import pytest
 

@@ -1,4 +1,6 @@
-"""Deltas: the base of the next one, who takes another form and which, and that no digest is believed unheard."""
+"""Deltas: the base of the next one, the other forms for peers that need one, and that no reported digest is believed
+before it is acknowledged.
+"""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Which version spreads, and what is told of it; through the whole machine."""
+"""The version that spreads, and the messages about it; through the whole machine."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""When a version has spread: which workers it waits for, and for how long; through the whole machine."""
+"""The end of a broadcast: the workers that it waits for, and for how long; through the whole machine."""
 
 from echo2d.core.base.ids import FrameId, PeerId, Version
 from echo2d.core.broadcast.spread_end import FIXED_S

@@ -1,4 +1,4 @@
-"""T_verify and T_bcast end with the last worker that was there at the publish and still is."""
+"""T_verify and T_bcast end with the last worker that was present at the publish and still is."""
 
 from echo2d.core.base.ids import PeerId, PublishSeq
 from echo2d.core.broadcast.timing import PENDING_MAX, BroadcastTimings

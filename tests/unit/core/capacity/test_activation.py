@@ -1,4 +1,4 @@
-"""When workers are activated and deactivated, and that noise alone moves hardly anybody."""
+"""When workers are activated and deactivated, and that noise alone hardly changes the set."""
 
 import random
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""From what was measured to who is to work."""
+"""From measurements to the workers that should be active."""
 
 import pytest
 

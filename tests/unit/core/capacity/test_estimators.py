@@ -1,4 +1,4 @@
-"""Estimates follow what changes, and not what is odd."""
+"""Estimates follow changes, and ignore outliers."""
 
 import math
 import random

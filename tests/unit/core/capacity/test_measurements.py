@@ -1,4 +1,4 @@
-"""What workers make, by what they hold and what of it was accepted."""
+"""The rates of workers, from the samples that they hold and the answers that were accepted."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What the learner needs: the worked example, the edges, and a fluid run of the same rules step by step."""
+"""The learner's demand: the worked example, the edges, and a fluid run of the same rules step by step."""
 
 import math
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Which pool makes a step cheapest, and that few pools have to be played to find it."""
+"""The pool with the cheapest step, and that only few pools must be simulated to find it."""
 
 import math
 from dataclasses import replace

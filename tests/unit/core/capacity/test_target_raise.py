@@ -1,4 +1,4 @@
-"""Pools are priced anew by the bubble: soon, without windup, without flapping, and not in vain for long."""
+"""Pools are priced again by the bubble: soon, without windup or flapping, and not in vain for long."""
 
 import random
 from dataclasses import dataclass, field

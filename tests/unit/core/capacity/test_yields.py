@@ -1,4 +1,4 @@
-"""What of a worker's work is worth training on."""
+"""The share of a worker's work that is worth training on."""
 
 import pytest
 

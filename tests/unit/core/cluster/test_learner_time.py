@@ -1,4 +1,4 @@
-"""What the learner's time goes into: training, waiting, and waiting for rewards alone."""
+"""The learner's time: training, waiting, and waiting only for rewards."""
 
 from echo2d.core.cluster.learner_time import PACE_STEPS, LearnerTime
 

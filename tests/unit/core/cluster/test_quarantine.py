@@ -1,4 +1,4 @@
-"""Whom two peers, or the seed, had a bad frame of; and who says so of everybody."""
+"""Quarantine: peers from which two peers, or the seed, got a bad frame, and peers that accuse all others."""
 
 from echo2d.core.base.ids import PeerId
 from echo2d.core.cluster.quarantine import (

@@ -1,4 +1,4 @@
-"""Who can be dialled: asked of everybody, believed of nobody, and what plans make of it."""
+"""Peers that can be dialled: all are tested, no claim is believed, and plans use the result."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""How long a version may spread, by what a run has measured, where its seed's bytes cost money."""
+"""The time that a version may spread, from a run's measurements, if the seed's bytes cost money."""
 
 from typing import Any
 

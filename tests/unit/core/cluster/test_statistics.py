@@ -1,4 +1,4 @@
-"""Quantiles, kappa under "auto", what a commit counts, and bounded counters."""
+"""Quantiles, kappa under "auto", the counts of a commit, and bounded counters."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The summaries of train steps that the curves are made of."""
+"""The summaries of train steps from which the curves are drawn."""
 
 from echo2d.core.base.ids import Digest, GroupId, PeerId, Version
 from echo2d.core.cluster.step_history import (

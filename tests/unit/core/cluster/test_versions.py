@@ -1,4 +1,4 @@
-"""Publishes: what an epoch may publish, what is revoked, which copies go."""
+"""Publishes: what an epoch may publish, what is revoked, which copies are deleted."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What each worker's answers are worth."""
+"""The quality of each worker's answers."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Who of the workers that are here gets leases."""
+"""Which of the present workers get leases."""
 
 from dataclasses import replace
 from typing import Any, Literal

@@ -1,4 +1,4 @@
-"""What is wrong with a run, said to a person."""
+"""The alerts about a run, as sentences for people."""
 
 from dataclasses import replace
 from typing import Any

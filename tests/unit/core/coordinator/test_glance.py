@@ -1,4 +1,4 @@
-"""The few facts that the dashboard asks for all the time, and the tree of a broadcast."""
+"""The few facts for which the dashboard asks all the time, and the tree of a broadcast."""
 
 from tests.support.catch_up import newcomer, running
 from tests.support.coordinator_world import World

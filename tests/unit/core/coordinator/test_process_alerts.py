@@ -1,4 +1,4 @@
-"""What is wrong with the disk, the tokens and the config of a coordinator, said to a person."""
+"""The alerts about the disk, the tokens and the config of a coordinator, as sentences for people."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Who gets in, and who does not."""
+"""Which peers the handshake lets in, and which it refuses."""
 
 import pytest
 

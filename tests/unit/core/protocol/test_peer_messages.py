@@ -1,4 +1,4 @@
-"""Units of the wire: what is accepted, and what is a PeerFault before a byte of payload is kept."""
+"""Units of the wire: which are accepted, and which are a PeerFault before a byte of payload is kept."""
 
 import struct
 

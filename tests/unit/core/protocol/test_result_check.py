@@ -1,4 +1,4 @@
-"""What makes a result incredible: every clause of the rule, one by one."""
+"""The rule by which a result is not believed, clause by clause."""
 
 import math
 from dataclasses import replace

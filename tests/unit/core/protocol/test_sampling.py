@@ -1,4 +1,4 @@
-"""What engines can draw like, and how it is told to a person."""
+"""The samplings that engines support, and their description for people."""
 
 import math
 

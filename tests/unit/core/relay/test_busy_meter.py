@@ -1,4 +1,4 @@
-"""How long a peer had something to send."""
+"""The time for which a peer had something to send."""
 
 import pytest
 

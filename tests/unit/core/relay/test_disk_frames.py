@@ -1,4 +1,4 @@
-"""Frames that a peer held and lost: they are asked for again, and nobody is blamed or left waiting for ever."""
+"""Frames that a peer held and lost: they are requested again, and no peer is blamed or left waiting for ever."""
 
 from echo2d.core.base.ids import FrameId, PeerId
 from echo2d.core.protocol.peer_messages import FramesWanted, StreamEnded

@@ -1,4 +1,4 @@
-"""A form of which something may be here already is asked for only when that is known."""
+"""A form that may partly be on this disk is requested only when the disk has been searched."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Every event and action is a value, and none is left out of the unions that relays and runtimes match on."""
+"""Every event and action is a value, and is in the unions that relays and runtimes match on."""
 
 from dataclasses import is_dataclass
 

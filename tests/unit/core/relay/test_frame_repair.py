@@ -1,4 +1,4 @@
-"""Frames outside the stripes: who is asked, what is answered, what is taken back."""
+"""Frames outside the stripes: which peer is asked, what it answers, which requests are withdrawn."""
 
 import pytest
 

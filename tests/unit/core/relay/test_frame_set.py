@@ -1,4 +1,4 @@
-"""What is held, missing and asked of one form."""
+"""The held, missing and requested frames of one form."""
 
 from echo2d.core.base.ids import FrameId, PeerId, SegmentId, frame_id
 from echo2d.core.relay.frame_set import FrameSet

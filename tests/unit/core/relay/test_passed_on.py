@@ -1,4 +1,4 @@
-"""What a relay tells its parent: how far it has passed a stripe on, and how many frames wait."""
+"""A relay's reports to its parent: how far it has passed a stripe on, and how many frames wait."""
 
 import pytest
 

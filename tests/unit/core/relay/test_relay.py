@@ -1,4 +1,4 @@
-"""One peer in the dissemination: its plans, and what it lets others do."""
+"""One peer in the dissemination: its plans, and what it allows other peers."""
 
 from echo2d.core.base.ids import FormId, Generation, PlanId, StripeId
 from echo2d.core.protocol.control_messages import EdgePeer

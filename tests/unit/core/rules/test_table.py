@@ -1,4 +1,4 @@
-"""Tables of keys check themselves, and take keys of each other."""
+"""Tables of keys check themselves, and reuse keys of each other."""
 
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal

@@ -1,4 +1,4 @@
-"""The JSON of a status: nothing gets lost on the way there and back, and what is missing is named."""
+"""The JSON of a status: nothing is lost in both directions, and a missing key is named."""
 
 import json
 from collections.abc import Callable

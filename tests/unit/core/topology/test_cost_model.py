@@ -1,4 +1,4 @@
-"""What a plan costs: the bound, the prediction, and what counts where nothing was measured."""
+"""The cost of a plan: the bound, the prediction, and the defaults for rates that were not measured."""
 
 import math
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The fewest copies of the seed that are fast enough, and when trees with as few stay."""
+"""The smallest number of the seed's copies that is fast enough, and when trees with that number stay."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Shapes of plans, and that the one taken is near what no plan can beat."""
+"""Shapes of plans, and that the chosen one is near the bound."""
 
 from cProfile import Profile
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Plans that lose a peer or get one."""
+"""Plans that lose a peer or gain one."""
 
 import pytest
 

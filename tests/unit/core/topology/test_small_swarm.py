@@ -1,4 +1,4 @@
-"""Plans for up to SMALL_SWARM peers: every peer that can send relays a stripe, whatever the rates."""
+"""Plans for up to SMALL_SWARM peers: every peer that can send relays a stripe, at any rates."""
 
 from collections import Counter
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""A peer's uplink is what its receivers got of it while it had something to send."""
+"""A peer's uplink is the rate at which its receivers got data while it had something to send."""
 
 from dataclasses import replace
 

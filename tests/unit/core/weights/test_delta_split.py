@@ -1,4 +1,4 @@
-"""Changes split into classes: the exact bytes, the smallest and largest numbers, and what is refused."""
+"""Changes split into classes: the exact bytes, the smallest and largest numbers, and refused payloads."""
 
 import tracemalloc
 from itertools import count

@@ -1,4 +1,4 @@
-"""Differences of words: the exact bytes of both layouts, every difference there is, and what is refused."""
+"""Differences of words: the exact bytes of both layouts, every possible difference, and refused payloads."""
 
 import tracemalloc
 from collections.abc import Sequence

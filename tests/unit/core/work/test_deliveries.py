@@ -1,4 +1,4 @@
-"""What a worker may hold follows from what it delivers, whatever it offers."""
+"""The number of samples that a worker may hold follows from its deliveries, not from its offer."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""A fleet of scripted workers in virtual time: what a newcomer of many slots gets, if it is fast, or only seems so."""
+"""A fleet of scripted workers in virtual time: the leases of a newcomer with many slots, fast or seemingly fast."""
 
 import random
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The ranking of workers agrees with sorting all of them anew, whatever changes."""
+"""The ranking of workers equals a new sorting of all of them, after any changes."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""The scheduler with kinds of work that are nothing but queues: order, versions, workers."""
+"""The scheduler with kinds of work that are only queues: order, versions, workers."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What the owner of a worker reads about a version that is on its way."""
+"""The owner's view of a version that is arriving at the worker."""
 
 import pytest
 

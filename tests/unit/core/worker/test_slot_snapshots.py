@@ -1,4 +1,4 @@
-"""The snapshots in the slots: the last one written is current, and what is gone is not published."""
+"""The snapshots in the slots: the last written one is current, and a missing one is not published."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""The worker's machine as a whole: its parts meet here."""
+"""The worker's machine as a whole, with all its parts."""
 
 import math
 from collections.abc import Iterator, Sequence

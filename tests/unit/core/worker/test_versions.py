@@ -1,4 +1,4 @@
-"""Which version a worker holds, applies and serves."""
+"""The version that a worker holds, applies and serves."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence

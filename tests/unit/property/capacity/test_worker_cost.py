@@ -1,4 +1,4 @@
-"""No gap to trying all sets; above EXACT_MAX offers at most one worker over the bound."""
+"""The choice equals the best of all sets; above EXACT_MAX offers it has at most one worker more than the bound."""
 
 from itertools import combinations
 

@@ -1,4 +1,4 @@
-"""Whatever an engine draws, its end is accepted; an end that none can have made is not."""
+"""Every end that an engine can draw is accepted; an end that no engine can have made is not."""
 
 from dataclasses import dataclass
 from typing import get_args

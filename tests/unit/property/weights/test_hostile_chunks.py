@@ -1,4 +1,4 @@
-"""Encoded chunks that were right once: cut, flipped, swapped, replayed on another base, with lying lengths.
+"""Valid encoded chunks that were cut, flipped, swapped, replayed on another base, or given lying lengths.
 
 A chunk is judged as at a receiver: `decode_record`, then its length and result digest, as `SlotWriter.write_chunk` does
 before a byte of it is written. Each is decoded with one of the codecs that are available here.

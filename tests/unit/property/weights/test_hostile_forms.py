@@ -1,4 +1,4 @@
-"""Roots, tables, pages and token files that were right once: believed as they were, or an IntegrityFault."""
+"""Damaged roots, tables, pages and token files: believed only if unchanged, or else an IntegrityFault."""
 
 import random
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""One choice: what its caller was told stays so, whoever goes on."""
+"""One choice: text that its caller has received never changes, whichever worker continues."""
 
 from dataclasses import replace
 

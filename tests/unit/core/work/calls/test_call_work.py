@@ -1,4 +1,4 @@
-"""Whose turn it is: callers share what calls may hold, run and calls take turns, and waiting costs nothing."""
+"""The order of calls: callers share the slots for calls, run and calls take turns, and waiting costs nothing."""
 
 import sys
 from collections import Counter

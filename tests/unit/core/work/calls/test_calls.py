@@ -1,4 +1,4 @@
-"""The gateway's calls, through the whole machine, as callers and workers see them."""
+"""The gateway's calls, through the whole machine, from the side of callers and workers."""
 
 from dataclasses import replace
 from typing import Any

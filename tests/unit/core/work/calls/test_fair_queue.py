@@ -1,4 +1,4 @@
-"""Who waits for a slot, in whose turn: by hand, without workers."""
+"""The order of callers that wait for a slot; by hand, without workers."""
 
 from echo2d.core.base.ids import PeerId
 from echo2d.core.protocol.trajectory import Partial

@@ -1,4 +1,4 @@
-"""Versions are scored whole and by themselves, whatever else happens."""
+"""Each version is scored as a whole and by itself, whatever else happens."""
 
 import math
 from dataclasses import replace

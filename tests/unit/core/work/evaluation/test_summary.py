@@ -1,4 +1,4 @@
-"""Mean, standard error and pass@k, against numbers worked out by hand and by brute force."""
+"""Mean, standard error and pass@k, compared with numbers computed by hand and by brute force."""
 
 import math
 from itertools import combinations

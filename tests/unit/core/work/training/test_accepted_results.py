@@ -1,4 +1,4 @@
-"""Results that come again: through the whole machine, and how many are remembered."""
+"""Results that arrive again: through the whole machine, and how many are remembered."""
 
 from dataclasses import replace
 

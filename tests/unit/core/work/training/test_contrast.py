@@ -1,4 +1,4 @@
-"""Groups whose rewards are all the same: how many of them a step does without."""
+"""Groups whose rewards are all the same: how many of them a step drops."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a worker did not finish goes on elsewhere; each through the whole machine, as workers see it."""
+"""Another worker continues the unfinished samples of a worker; through the whole machine, as workers see it."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Groups that are trained without samples that they waited for too long; each through the whole machine."""
+"""Groups that are trained without samples that took too long; each through the whole machine."""
 
 import pytest
 

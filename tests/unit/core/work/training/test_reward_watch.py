@@ -1,4 +1,4 @@
-"""Rewards that always fail end the run, or rest the task, or set a worker aside; each through the whole machine."""
+"""Rewards that always fail end the run, or pause the task, or set a worker aside; each through the whole machine."""
 
 import re
 from collections.abc import Callable

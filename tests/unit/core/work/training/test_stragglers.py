@@ -1,4 +1,4 @@
-"""Samples that their group waits for move to faster workers; each through the whole machine, as workers see it."""
+"""Samples for which their group waits move to faster workers; each through the whole machine, as workers see it."""
 
 import pytest
 

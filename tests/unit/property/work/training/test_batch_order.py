@@ -1,4 +1,4 @@
-"""Priority orders the buffer, and costs no group that the oldest first would have saved."""
+"""Priority orders the buffer, and costs no group that the order by age would have saved."""
 
 from collections import Counter
 
