@@ -33,7 +33,7 @@ def test_a_folder_is_copied_once_and_never_over_a_file_that_differs(tmp_path: Pa
     assert said == f"echo2d: {target} exists already and differs; choose another --to\n"
 
 
-def test_where_they_are() -> None:
+def test_the_files_are_listed_with_their_paths() -> None:
     assert run("systemd") == (0, f"{SHARE / 'systemd'}\n")
     code, said = run()
     assert code == 0

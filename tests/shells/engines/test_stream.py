@@ -81,7 +81,7 @@ async def test_a_waiting_consumer_is_woken() -> None:
     assert await stream.get() is None
 
 
-async def test_what_follows_a_finish_is_dropped() -> None:
+async def test_deltas_after_a_finish_are_dropped() -> None:
     stream = RequestStream(1)
     stream.abort()
     stream.put(SampleOutput(0, [5], [0.0], [EngineSpan(0, 1, "a")], "stop"))

@@ -458,7 +458,7 @@ async def test_another_depth_is_built_and_goes_on(tmp_path: Path, engine: TorchE
     assert logprobs[switch:] == pytest.approx(truth[switch:], abs=1e-3)
 
 
-async def test_another_vocabulary_ends_what_runs(tmp_path: Path, engine: TorchEngine) -> None:
+async def test_another_vocabulary_ends_running_samples(tmp_path: Path, engine: TorchEngine) -> None:
     await engine.refit(saved(tmp_path / "0"), "0-a")
     stream = engine.generate(GenerateRequest("r", [1, 2], 1, 10_000))
     await anext(stream)
@@ -500,7 +500,7 @@ async def test_a_failing_step_leaves_nothing_until_the_next_refit(
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-async def test_nobody_waits_for_a_dead_decoder(
+async def test_no_sample_waits_for_a_dead_decoder(
     tmp_path: Path, engine: TorchEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def bug(decoder: Decoder, *arguments: object) -> None:

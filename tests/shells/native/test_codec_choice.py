@@ -15,7 +15,7 @@ def test_the_best_one_serves() -> None:
     assert native.codec() == native.available()[-1]
 
 
-def test_another_one_for_a_while() -> None:
+def test_another_codec_for_a_while() -> None:
     best = native.codec()
     for each in native.available():
         with native.using(each):

@@ -45,7 +45,7 @@ def init(options: str, code: int = 0) -> str:
     return result.output
 
 
-def test_with_nothing_but_an_address_it_writes_a_whole_run(folder: Path) -> None:
+def test_with_nothing_but_an_address_init_writes_a_whole_run(folder: Path) -> None:
     said = init("--yes --host 10.0.0.1")
     config, learner = (
         CoordinatorConfig.load(Path("run/run.toml")),
@@ -157,7 +157,7 @@ def test_a_run_that_is_there_is_kept(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("task", "count"), [("tiny", 4), ("environment", 6), ("questions", 6)])
-def test_it_asks_few_questions(
+def test_init_asks_few_questions(
     task: str, count: int, text_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []

@@ -218,7 +218,7 @@ def test_prompts_that_hold_their_answers_are_counted() -> None:
     assert any("7 of 40 prompts hold the text of their expected answer, e.g." in each for each in cautions)  # fmt: skip
 
 
-def test_what_no_run_should_have_is_said_without_an_answer() -> None:
+def test_mistakes_that_no_run_should_have_are_said_without_an_answer() -> None:
     write_run("exact", "[[eval]]\noptions = {}\nrows = 9", held_out=0.2)
     cautions = tried("--no-answers --set sampling.max_new_tokens=500")["cautions"]
     said = "sampling.max_new_tokens: 500 of an answer, and the model reads 400 tokens"

@@ -201,7 +201,7 @@ def test_a_newcomer_gets_the_spreading_form_without_delaying_it(play: Play) -> N
 @pytest.mark.parametrize(
     ("mbits", "count", "ratio"), [(100, 1, 1.05), (100, 2, 1.05), (1000, 1, 1.4), (1000, 2, 1.2)]
 )
-def test_who_comes_late_fetches_from_all_peers_at_once(
+def test_a_late_peer_fetches_from_all_peers_at_once(
     play: Play, shape: Literal["chain", "star", "auto"], mbits: float, count: int, ratio: float
 ) -> None:
     """As fast as its downlink takes it, or eight uplinks give it to all newcomers; the seed sends nothing more."""
@@ -225,7 +225,7 @@ def test_slow_sources_hold_nobody_up(play: Play) -> None:
     assert outcome.arrived_s[9] < 60.0 + 1.06 * 64 * MIB / LINK.downlink
 
 
-def test_who_comes_back_late_fetches_only_what_it_misses(play: Play) -> None:
+def test_a_peer_that_comes_back_late_fetches_only_what_it_misses(play: Play) -> None:
     scenario = replace(CHAIN, faults=(PeerCrash(4, 2.7, back_s=30.0),))
     outcome = play(scenario)
     assert outcome.arrived_s[4] < 30.0 + 0.55 * 5.4 + 0.3
@@ -245,7 +245,7 @@ def test_random_schedules_end_with_everyone_holding_everything(play: Play, rng_s
 
 
 @pytest.mark.parametrize("rng_seed", range(30))
-def test_neither_spoilt_frames_nor_late_comers_keep_anybody_waiting(
+def test_neither_corrupt_frames_nor_late_peers_keep_others_waiting(
     play: Play, rng_seed: int
 ) -> None:
     scenario = troubled(random_scenario(rng_seed))

@@ -155,7 +155,7 @@ def test_noise_in_what_workers_make_moves_hardly_anybody(rng_seed: int) -> None:
     assert changes[1] - changes[0] <= (periods - SETTLED) / 10
 
 
-def test_who_will_be_taken_away_gets_no_more_leases_and_is_replaced_at_once() -> None:
+def test_a_worker_that_will_be_taken_away_gets_no_more_leases_and_is_replaced_at_once() -> None:
     loop = closed(1, 20)
     at_period(loop, SETTLED, partial(loop.workers[0].leave))
     seen = list[list[str]]()

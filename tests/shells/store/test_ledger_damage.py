@@ -118,7 +118,7 @@ def spoil(run: Path, statement: str) -> None:
         ("DROP TRIGGER forget_attachment", "its schema is not what was written"),
     ],
 )
-def test_what_is_damaged_is_named_with_what_it_means(run: Path, statement: str, words: str) -> None:
+def test_a_damaged_row_is_named_with_what_it_means(run: Path, statement: str, words: str) -> None:
     spoil(run, statement)
     if words:
         assert words in refusal(run)

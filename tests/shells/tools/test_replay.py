@@ -190,7 +190,7 @@ VALUES = ("-1", "x'ff'", "9223372036854775807")
 
 
 @pytest.mark.parametrize("words", DAMAGES)
-def test_what_does_not_fit_is_listed(
+def test_contradictions_are_listed(
     words: str, damaged: Callable[[str], Path], config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = damaged(DAMAGES[words])

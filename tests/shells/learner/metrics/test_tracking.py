@@ -113,7 +113,9 @@ def test_samples_reach_the_boards_as_a_table_and_not_the_file(tmp_path: Path) ->
     assert "1 + 1?" not in (tmp_path / "metrics.jsonl").read_text()
 
 
-def test_what_fails_now_and_then_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_board_that_fails_now_and_then_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     board = Shown(failures=TRACKER_FAILURES_MAX - 1)
     tracker = Tracking(tmp_path, {"board": lambda: board})
     for step in range(TRACKER_FAILURES_MAX):
@@ -126,7 +128,7 @@ def test_what_fails_now_and_then_goes_on(tmp_path: Path, caplog: pytest.LogCaptu
     )
 
 
-def test_what_always_fails_is_given_up_and_the_others_are_not(
+def test_a_board_that_always_fails_is_given_up_and_the_others_are_not(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken() -> Shown:
@@ -142,7 +144,7 @@ def test_what_always_fails_is_given_up_and_the_others_are_not(
     assert f"gave up tracker=broken failures={TRACKER_FAILURES_MAX}" in caplog.text
 
 
-def test_nobody_waits_for_a_board_that_hangs(
+def test_the_learner_does_not_wait_for_a_board_that_hangs(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tracking, "_CLOSE_S", 0.01)

@@ -152,7 +152,7 @@ def test_another_answer_has_no_gradient_at_all() -> None:
 
 
 @pytest.mark.parametrize("others", [{"softcap": 30.0}, {"s_aux": torch.zeros(HEADS)}])
-def test_what_it_cannot_do_is_refused(others: dict[str, Any]) -> None:
+def test_attention_with_unknown_options_is_refused(others: dict[str, Any]) -> None:
     with pytest.raises(UnknownAttentionError):
         attend(torch.nn.Identity(), *made(5), None, **others)
 

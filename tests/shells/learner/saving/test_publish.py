@@ -51,7 +51,7 @@ def test_what_a_fenced_learner_left_is_removed(
     }
 
 
-def test_what_was_left_is_no_reason_for_want_of_room(
+def test_leftovers_are_no_reason_for_want_of_room(
     config: LearnerConfig, coordinator: ScriptedCoordinator
 ) -> None:
     """Else no restart would help. What the learner before this one has may still be in use."""

@@ -236,7 +236,9 @@ async def run_to_its_end(url: str, identity: Identity = IDENTITY) -> str:
     return str(caught.value)
 
 
-async def test_who_is_not_enrolled_is_told_and_does_not_try_again(server: Coordinator) -> None:
+async def test_a_peer_that_is_not_enrolled_is_told_and_does_not_try_again(
+    server: Coordinator,
+) -> None:
     assert "not enrolled" in await run_to_its_end(server.url, replace(IDENTITY, key=STRANGER))
 
 

@@ -147,7 +147,7 @@ async def test_strangers_keep_nobody_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("few")
-async def test_of_too_many_the_oldest_goes_whatever_it_said() -> None:
+async def test_of_too_many_strangers_the_oldest_goes_whatever_it_said() -> None:
     async with guarded() as (port, door, stack):
         admitted = await Stranger.come(stack, port, A_CALL)
         await admitted.answered()

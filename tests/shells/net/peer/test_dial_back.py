@@ -221,7 +221,7 @@ async def test_a_worker_answers_for_itself_alone_and_tells_its_owner_once(
     assert lines[0].endswith("127.0.0.9:7: no answer")
 
 
-async def test_who_receives_only_sends_nothing_whatever_the_plan_says(
+async def test_a_peer_that_only_receives_sends_nothing_whatever_the_plan_says(
     double: CoordinatorDouble, tmp_path: Path
 ) -> None:
     options: dict[str, Any] = {"receive_only": True, "uplink_limit": "100mbit"}

@@ -42,7 +42,7 @@ def test_a_new_connection_has_sent_nothing(pair: tuple[socket.socket, socket.soc
     assert (info.sent, info.again, info.in_flight) == (0, 0, 0)
 
 
-def test_what_was_sent_and_acknowledged_is_counted(
+def test_sent_and_acknowledged_bytes_are_counted(
     pair: tuple[socket.socket, socket.socket],
 ) -> None:
     one, other = pair

@@ -22,7 +22,7 @@ def opened(seal: Seal, header: bytes, sealed: bytes) -> bytes:
     return seal.open(header, memoryview(sealed))
 
 
-def test_what_was_sealed_opens_at_the_other_end_alone() -> None:
+def test_a_sealed_unit_opens_at_the_other_end_alone() -> None:
     alice, bob = two_seals()
     sealed = alice.seal(HEADER, memoryview(PAYLOAD))
     assert len(sealed) == len(PAYLOAD) + TAG_BYTES
@@ -102,7 +102,7 @@ def test_what_comes_behind_the_key_is_left_for_the_link() -> None:
     assert alice.rest == b"the first unit"
 
 
-def test_who_speaks_tls_and_another_protocol_is_told_so() -> None:
+def test_a_peer_that_speaks_tls_and_another_protocol_is_told_so() -> None:
     """As a program of another version: it says its hello through TLS."""
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
     old = BOB_TLS.dialler.wrap_bio(incoming, outgoing, server_hostname=ALICE)

@@ -211,7 +211,7 @@ async def test_a_control_link_needs_its_peers_certificate(opened: Opened, token:
         assert "does not show the peer's certificate" in await refusal(link.run())
 
 
-async def test_one_line_for_whoever_dials_the_wrong_coordinator(
+async def test_a_peer_that_dials_the_wrong_coordinator_gets_one_line(
     opened: Opened, token: TokenFile, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -315,7 +315,7 @@ def links(
     ],
     ids=["no certificate", "another run's", "another peer's", "plain", "to plain"],
 )
-async def test_who_is_not_the_peer_of_the_edge_opens_no_link(
+async def test_a_peer_that_is_not_of_the_edge_opens_no_link(
     alice_tls: Tls | None,
     bob_tls: Tls | None,
     words: str,

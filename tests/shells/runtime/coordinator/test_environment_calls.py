@@ -129,7 +129,7 @@ async def test_a_process_that_dies_costs_no_answered_turn(directory: Path) -> No
         ("zero", "kill", None),
     ],
 )
-async def test_what_goes_wrong_is_no_reward(
+async def test_an_environment_that_fails_gives_no_reward(
     on_error: OnError, name: str, reward: float | None, directory: Path
 ) -> None:
     """Only an error of the environment may count as a zero, if the operator says so."""

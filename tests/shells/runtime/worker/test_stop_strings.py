@@ -118,7 +118,7 @@ async def test_a_stop_string_may_come_in_pieces(bundle: int) -> None:
     assert whole(events, 0) == ("abENEND", "stop_string")
 
 
-async def test_it_may_have_begun_in_an_earlier_attempt() -> None:
+async def test_a_stop_string_may_have_begun_in_an_earlier_attempt() -> None:
     events = await said(Speaker("Dxyz"), lease("x", before="abEN"))
     assert whole(events, 0) == ("D", "stop_string")
 

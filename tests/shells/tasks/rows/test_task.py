@@ -105,7 +105,7 @@ def test_messages_come_from_a_column(tmp_path: Path) -> None:
         ({"scorer": "regex", "scorer_options": {"pattern": "("}}, "pattern"),
     ],
 )
-def test_what_does_not_fit_is_told_in_one_line(
+def test_a_row_that_does_not_fit_is_told_in_one_line(
     options: dict[str, Any], says: str, file: str
 ) -> None:
     with pytest.raises(OperatorFault, match=says) as fault:

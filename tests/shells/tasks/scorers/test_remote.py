@@ -105,7 +105,7 @@ async def test_a_judge_that_stays_away_is_an_error(judge: JudgeServer) -> None:
         (200, "x" * (REPLY_BYTES_MAX + 1), "more than 65536 bytes"),
     ],
 )
-async def test_what_it_refuses_or_garbles_is_an_error_at_once(
+async def test_an_answer_that_the_judge_refuses_or_garbles_is_an_error_at_once(
     judge: JudgeServer, status: int, text: str, complaint: str
 ) -> None:
     judge.replies = [(status, text)]

@@ -152,7 +152,7 @@ def test_a_sample_whose_reward_is_under_way_goes_back_when_it_has_come() -> None
     assert len(world.returned) == 1
 
 
-def test_who_waits_too_long_for_a_verdict_loses_its_sample_to_another_worker() -> None:
+def test_a_worker_that_waits_too_long_for_a_verdict_loses_its_sample_to_another_one() -> None:
     world = started("a", "mine", auditor=False, wait_s=5.0)
     world.work()
     assert world.state.status().audit.waiting > 0  # type: ignore[union-attr]
@@ -190,7 +190,7 @@ def test_limits_are_learnt_from_trusted_workers_before_others_get_leases() -> No
     assert not world.audits.learns()
 
 
-def test_without_a_trusted_worker_nobody_waits_and_nobody_is_convicted() -> None:
+def test_without_a_trusted_worker_no_worker_waits_or_is_convicted() -> None:
     world = started("liar", learnt=False, trusted=(), share=1.0)
     world.liars.add("liar")
     train_on(world, 8)
@@ -309,7 +309,7 @@ def test_a_group_of_which_one_verdict_is_bad_is_not_complete_with_the_good_ones(
     assert world.state.status().groups.buffered == 0
 
 
-def test_whom_the_learner_doubts_is_audited_like_a_flagged_worker() -> None:
+def test_a_worker_that_the_learner_doubts_is_audited_like_a_flagged_one() -> None:
     world = started("a", "mine", newcomer=0)
     assert world.standing("a") == "new"
     publish_step(world, 1)

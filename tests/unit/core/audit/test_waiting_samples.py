@@ -42,7 +42,7 @@ def test_a_sample_that_waited_too_long_goes_back_from_those_who_are_not_judged()
     assert [each.blamed for each in waiting.take_decided()] == [frozenset([B])]
 
 
-def test_what_goes_back_comes_first() -> None:
+def test_a_sample_that_goes_back_comes_first() -> None:
     waiting = WaitingSamples(WAIT_S)
     good, bad = waiting.begin(A, GROUP, 0, 0.0), waiting.begin(B, GROUP, 1, 0.0)
     waiting.settle(good, A, good=True)

@@ -19,7 +19,7 @@ class Pair:
 UNPACK = canonical_unpacker(Pair, bytes_max=64)
 
 
-def test_what_was_packed_comes_back() -> None:
+def test_a_packed_value_comes_back() -> None:
     assert UNPACK(pack(Pair(3, b"x"))) == Pair(3, b"x")
 
 

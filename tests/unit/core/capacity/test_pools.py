@@ -64,7 +64,7 @@ def test_the_curve_is_kept_while_it_holds() -> None:
     assert dearer.best.workers < first.best.workers
 
 
-def test_what_seems_slower_needs_more() -> None:
+def test_workers_that_seem_slower_need_a_larger_pool() -> None:
     pools, slower = pools_of(workers(60), 5.0), pools_of(workers(60), 5.0, slower=1.2)
     assert pools is not None
     assert slower is not None

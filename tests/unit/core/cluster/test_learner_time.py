@@ -23,7 +23,7 @@ def test_the_bubble() -> None:
     assert time.starved_s == 4.0
 
 
-def test_what_it_waits_for() -> None:
+def test_what_the_learner_waits_for() -> None:
     time, now = LearnerTime(), 0.0
     for _ in range(3):
         time.trained(1.0, now=now)

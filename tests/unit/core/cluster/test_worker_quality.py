@@ -51,7 +51,7 @@ def test_old_answers_fade() -> None:
     assert quality(qualities, GOOD).reward > 0.9
 
 
-def test_only_so_many_workers_are_remembered() -> None:
+def test_the_number_of_remembered_workers_is_limited() -> None:
     qualities = WorkerQualities()
     qualities.scored(
         [answer(PeerId(str(number)), 1.0) for number in range(2 * QUALITY_WORKERS_MAX)]

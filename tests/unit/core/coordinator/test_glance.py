@@ -10,7 +10,7 @@ def test_a_run_in_which_nothing_has_happened() -> None:
     assert World().state.tree(0) is None
 
 
-def test_it_agrees_with_the_status() -> None:
+def test_the_glance_agrees_with_the_status() -> None:
     world = running("a", "b", steps=3)
     glance, status = world.state.glance(), world.state.status(now=world.now)
     assert status.newest_version is not None

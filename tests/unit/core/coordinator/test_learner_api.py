@@ -322,7 +322,7 @@ def test_batches_come_in_order_and_not_too_far_ahead() -> None:
     assert requests[0] not in world.replies
 
 
-def test_nobody_who_hung_up_is_answered_but_the_batch_freezes() -> None:
+def test_a_learner_that_hung_up_is_not_answered_but_the_batch_freezes() -> None:
     world = trained(1, staleness_max=0)
     request = world.ask_batch(2)
     world.handle(RequestGone(request))

@@ -18,7 +18,7 @@ def test_the_unions_are_complete() -> None:
     }
 
 
-def test_all_are_frozen_and_have_slots() -> None:
+def test_all_events_and_actions_are_frozen_and_have_slots() -> None:
     for kind in (*RelayEvent.__args__, *RelayAction.__args__):
         assert kind.__dataclass_params__.frozen
         assert "__slots__" in vars(kind)

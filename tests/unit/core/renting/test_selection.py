@@ -29,7 +29,7 @@ def test_traffic_counts() -> None:
     assert names(0.1, gb_per_h=1.0, small=1, metered=1) == ["small"]
 
 
-def test_what_makes_nothing_is_not_taken() -> None:
+def test_an_offer_that_makes_nothing_is_not_taken() -> None:
     assert names(0.1, none=6) == []
 
 

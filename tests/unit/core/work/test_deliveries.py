@@ -78,7 +78,7 @@ def test_an_honest_slow_box_with_many_slots_holds_its_share() -> None:
 
 
 @pytest.mark.parametrize("slots", [8, 48, 4096])
-def test_who_delivers_nothing_is_on_trial(slots: int) -> None:
+def test_a_worker_that_delivers_nothing_is_on_trial(slots: int) -> None:
     pool = Pool(*FAST)
     pool.play(20.0)
     pool.join(Box("hold", slots, speed=0.0))

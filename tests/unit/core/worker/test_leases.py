@@ -118,7 +118,7 @@ def _parts(version: VersionKey) -> tuple[Version, Digest]:
         ),
     ],
 )
-def test_what_cannot_be_worked_on_is_given_back(
+def test_a_lease_that_cannot_be_worked_on_is_given_back(
     leases: WorkerLeases, serving: VersionKey | None, lease: LeaseGranted, reason: str
 ) -> None:
     assert leases.granted(lease, serving, now=0.0) == [

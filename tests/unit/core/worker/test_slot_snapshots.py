@@ -32,7 +32,7 @@ def test_the_spare_slot_is_written_and_the_other_one_stays() -> None:
     assert (snapshots.current, dict(snapshots.published)) == (NEW, {NEW: 1})
 
 
-def test_what_is_in_no_slot_is_not_published_and_an_older_publish_changes_nothing() -> None:
+def test_a_snapshot_in_no_slot_is_not_published_and_an_older_publish_changes_nothing() -> None:
     snapshots = both_slots()
     snapshots.publish(NEXT, PublishSeq(2))
     snapshots.publish(NEW, PublishSeq(0))

@@ -99,7 +99,7 @@ def test_the_run_goes_first_and_calls_keep_to_their_share() -> None:
     ]
 
 
-def test_who_has_waited_for_long_goes_before_the_run() -> None:
+def test_a_call_that_has_waited_for_long_goes_before_the_run() -> None:
     world, (worker,) = gateway_world(
         1, staleness_max=8
     )  # one slot, and the run takes it whenever it is free
@@ -197,7 +197,7 @@ def test_a_worker_that_comes_back_tells_its_tokens_again() -> None:
     assert [fault.kind for fault in world.state.status().faults] == ["gateway"]
 
 
-def test_what_a_worker_forgot_goes_to_somebody_else() -> None:
+def test_samples_that_a_worker_forgot_go_to_another_one() -> None:
     world, peers = gateway_world(2, 2)
     world.handle(call(1))
     one, two = sorted(peers, key=lambda peer: not of_calls(peer))
@@ -422,7 +422,7 @@ def test_a_report_with_two_bad_choices_ends_their_lease_once() -> None:
     assert of_calls(worker)[-1].lease != lease.lease
 
 
-def test_so_many_choices_and_no_more() -> None:
+def test_the_number_of_choices_is_limited() -> None:
     world, _ = gateway_world(2)
     for number in range(CHOICES_OF_CALLER_MAX // 32):
         world.handle(call(number, choices=32))

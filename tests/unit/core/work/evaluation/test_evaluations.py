@@ -97,7 +97,7 @@ def test_a_lease_names_one_version_and_the_evaluations_own_sampling() -> None:
     assert by_version[0] == by_version[1]
 
 
-def test_its_questions_never_enter_a_batch() -> None:
+def test_questions_of_an_evaluation_never_enter_a_batch() -> None:
     """The rows of the task are those of the evaluation, in part: they are left out of training."""
     world = World(replace(World().rules, evals=(EVAL,)))
     world.rows = lambda cursor: f"row {cursor}"
@@ -156,7 +156,7 @@ def train_step_3(world: World) -> None:
     world.drain()
 
 
-def test_when_nobody_serves_the_version_any_more_the_score_says_of_how_many() -> None:
+def test_when_no_worker_serves_the_version_any_more_the_score_says_of_how_many() -> None:
     """The worker gives the lease back when the newer version has waited for long enough."""
     world = at_version_2(4)
     worker = world.peers["w0"]
@@ -661,7 +661,7 @@ def test_an_episode_that_nobody_can_go_on_with_is_given_up(
     assert [each.rows for each in evaluated(world)] == [3, 2]
 
 
-def test_after_a_crash_episodes_are_played_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_a_crash_episodes_are_played_again(monkeypatch: pytest.MonkeyPatch) -> None:
     world = at_version_2(24, rules=PLAYED)
     stage = Stage(world, monkeypatch)
     stage.end_turn(world.peers["w0"], *long_one(world))

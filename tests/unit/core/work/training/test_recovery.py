@@ -131,7 +131,7 @@ def test_a_lease_is_revived_without_what_somebody_else_has() -> None:
     assert world.state.status().groups.leases == 0
 
 
-def test_what_is_generated_for_a_lease_that_somebody_else_has_is_called_off() -> None:
+def test_generation_for_a_lease_that_another_worker_has_is_called_off() -> None:
     world, one, two, key = taken_over()
     result = one.finish(key, 0)
     world.connect(one.name, slots=2)
@@ -353,7 +353,7 @@ def test_late_results_of_ended_attempts_count_after_a_restart_too() -> None:
     assert not two.leases
 
 
-def test_what_was_under_way_goes_on_elsewhere_after_a_restart() -> None:
+def test_samples_under_way_go_on_elsewhere_after_a_restart() -> None:
     """Progress is not durable: a worker tells it again, and then dies."""
     world, (one, two) = world_of(1, 1, staleness_max=0, group_size=1, trajectories_per_step=1)
     one, two = sorted((one, two), key=lambda peer: not peer.leases)
