@@ -161,7 +161,7 @@ def test_an_abort_joined_with_what_came_before_it() -> None:
     assert piece.take(both, certain=False) == []
 
 
-def test_an_abort_without_a_word_leaves_held_tokens_to_nobody() -> None:
+def test_an_abort_without_a_word_drops_held_tokens() -> None:
     piece = Continuation("1-a")
     piece.take(chunk(5, end=1), certain=False)
     assert piece.take(chunk(end=1, finish=ABORT), certain=False) == []

@@ -270,7 +270,7 @@ def test_what_becomes_of_the_files_does_not_matter_any_more(
     assert policy.digests() == before
 
 
-def test_weights_under_other_names_are_built_anew(tmp_path: Path) -> None:
+def test_weights_under_other_names_are_built_again(tmp_path: Path) -> None:
     """transformers computes with the experts of a layer in one tensor; the files hold one each."""
     save_random_model(tmp_path, FAMILIES["experts"], rng_seed=0)
     policy = loaded(tmp_path)

@@ -171,7 +171,7 @@ def test_options_that_cannot_be_measured(wrong: dict[str, object]) -> None:
         BroadcastBench(EIGHT, **wrong)  # type: ignore[arg-type]
 
 
-def test_the_picture_has_a_curve_for_everybody(tmp_path: Path) -> None:
+def test_the_picture_has_a_curve_for_each_strategy(tmp_path: Path) -> None:
     five = BroadcastBench(replace(EIGHT, peers=EIGHT.peers[:6]), run_dir=tmp_path)
     wanted = list(measurements(five))
     assert [len(each.scenario.peers) - 1 for each in wanted] == [2, 4, 5]

@@ -310,7 +310,7 @@ def test_a_missing_extra_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     assert str(refused.value) == f"scorer math: it needs math-verify: {install_command('math')}"
 
 
-def test_columns_that_nobody_can_guess_are_asked_for(base: Path, rows: Path) -> None:
+def test_columns_that_cannot_be_guessed_are_asked_for(base: Path, rows: Path) -> None:
     rows.write_text(json.dumps({"frage": "1 + 1?", "antwort": "2"}) + "\n")
     code, output = init(base, rows, "--yes")
     assert (code, output.count("\n")) == (2, 1)

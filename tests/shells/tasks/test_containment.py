@@ -121,7 +121,7 @@ async def test_limits_hold(pool: TaskPool, way: str) -> None:
 
 
 @as_root
-async def test_what_a_task_leaves_in_tmp_is_seen_by_nobody(pool: TaskPool) -> None:
+async def test_files_that_a_task_leaves_in_tmp_are_seen_by_no_other_task(pool: TaskPool) -> None:
     """The next process may get its user id, and the host's directory has room for all."""
     before = {folder: await asyncio.to_thread(os.listdir, folder) for folder in SCRATCH}
     assert await tries(pool, "fill the directories of everybody") == Score(1.0)

@@ -390,7 +390,7 @@ async def test_a_dropped_or_cancelled_step_does_not_go_on(directory: Path) -> No
         assert await player.given(act("go on", 4)) == [5]
 
 
-async def test_a_cancelled_step_of_one_that_waits_for_nobody(directory: Path) -> None:
+async def test_a_cancelled_step_does_not_stop_the_next_one(directory: Path) -> None:
     async with episodes_of(NASTY, directory) as episodes:
         player = Player(episodes)
         await player.reset()

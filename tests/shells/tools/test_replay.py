@@ -272,7 +272,7 @@ def test_whatever_stands_in_a_column(
     assert verdicts[2] > verdicts.total() / 2
 
 
-def test_what_is_no_ledger_is_one_line(
+def test_a_file_that_is_no_ledger_is_one_line(
     sound: Path, tmp_path: Path, damaged: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "empty").mkdir()

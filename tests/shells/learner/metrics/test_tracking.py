@@ -246,7 +246,7 @@ end_with(0)
 """
 
 
-def test_weights_and_biases_asks_nobody_for_a_login_and_works_offline(tmp_path: Path) -> None:
+def test_weights_and_biases_asks_for_no_login_and_works_offline(tmp_path: Path) -> None:
     """At a terminal, where it would ask."""
     terminal, ours = pty.openpty()
     kept = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}

@@ -158,7 +158,7 @@ def test_attention_with_unknown_options_is_refused(others: dict[str, Any]) -> No
 
 
 @pytest.mark.parametrize("prompt", [64, 512])
-def test_hardly_any_pair_is_computed_that_nobody_reads(prompt: int) -> None:
+def test_hardly_any_unread_pair_is_computed(prompt: int) -> None:
     """512 answers of reasoning's lengths, in rows of 16,384 tokens: at most 1.2 times the pairs that are read."""
     rng = np.random.default_rng(0)
     answers = [

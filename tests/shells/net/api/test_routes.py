@@ -407,7 +407,7 @@ async def test_seconds_are_finite(call: Client, backend: Backend) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b"\xff", b"[" * 100_000])
-async def test_what_is_no_json_object_is_refused(call: Client, data: bytes) -> None:
+async def test_a_body_that_is_no_json_object_is_refused(call: Client, data: bytes) -> None:
     status, answer = await call("POST", "/v1/learner/session", data=data)
     assert (status, answer["error"]) == (400, "malformed")
 

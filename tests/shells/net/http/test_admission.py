@@ -123,7 +123,7 @@ def test_a_whole_fleet_may_come_back_at_once_from_one_address() -> None:
 
 
 @pytest.mark.usefixtures("few")
-async def test_strangers_keep_nobody_out(tmp_path: Path) -> None:
+async def test_strangers_keep_no_peer_out(tmp_path: Path) -> None:
     config = make_config(tmp_path)
     run_dir = config.run.run_dir
     async with serving(config, core_machine) as opened, AsyncExitStack() as stack:

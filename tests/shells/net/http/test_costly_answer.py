@@ -55,7 +55,7 @@ def test_an_answer_that_many_ask_for_takes_its_share_however_cheap_it_is() -> No
     assert work.cpu == pytest.approx(10 * ANSWER_SHARE_MAX, rel=0.1)
 
 
-def test_an_answer_that_has_become_cheap_is_made_anew_again() -> None:
+def test_an_answer_that_has_become_cheap_is_made_for_each_request() -> None:
     work = Work(2 * CHEAP_S)
     asked = answer(work)
     assert [asked.get(), asked.get()] == [b"1", b"1"]

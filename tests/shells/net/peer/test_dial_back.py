@@ -81,7 +81,7 @@ async def test_another_peers_port_does_not_answer_for_it() -> None:
         assert await dialled(CAROL, alice.address) != ""
 
 
-async def test_a_port_nobody_listens_on() -> None:
+async def test_a_dialled_port_without_a_listener_is_said() -> None:
     alice = Peer(ALICE)
     async with listening(alice):
         address = alice.address

@@ -116,7 +116,7 @@ async def test_both_may_dial_at_once_and_one_link_stays() -> None:
         assert opened_less_ended(alice) == opened_less_ended(bob) == 1
 
 
-async def test_a_settled_link_gives_way_to_a_peer_that_dials_anew(
+async def test_a_settled_link_gives_way_to_a_peer_that_dials_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with a_pair() as (alice, bob):
@@ -339,7 +339,7 @@ async def test_the_kernel_is_told_how_long_silence_may_last() -> None:
         )
 
 
-async def test_closing_tells_everybody_and_leaves_nothing_open() -> None:
+async def test_closing_tells_every_peer_and_leaves_nothing_open() -> None:
     alice, bob, brother = Peer(ALICE, BOB, BROTHER), Peer(BOB, ALICE), Peer(BROTHER, ALICE)
     async with listening(alice, bob, brother):
         await be_cut_off(alice, bytes(16))
@@ -383,7 +383,7 @@ SCENARIOS = [
     test_a_peer_that_breaks_the_protocol_reads_why,
     test_a_peer_that_keeps_ended_streams_is_dropped,
     test_the_kernel_is_told_how_long_silence_may_last,
-    test_closing_tells_everybody_and_leaves_nothing_open,
+    test_closing_tells_every_peer_and_leaves_nothing_open,
     test_a_dial_given_up_while_its_connection_is_made_leaves_nothing,
 ]
 WAYS = [(uvloop, True), (asyncio, True), (uvloop, False)]  # and (asyncio, False) above

@@ -41,7 +41,7 @@ def test_a_changed_unit_does_not_open(place: int) -> None:
         opened(bob, HEADER, bytes(sealed))
 
 
-def test_neither_does_a_unit_with_another_header() -> None:
+def test_a_unit_with_another_header_does_not_open() -> None:
     alice, bob = two_seals()
     with pytest.raises(PeerFault, match="changed on the way"):
         opened(bob, HEADER.upper(), alice.seal(HEADER, b""))

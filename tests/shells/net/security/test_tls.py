@@ -100,7 +100,7 @@ def test_the_coordinator_takes_no_certificate_but_none_of_another_run() -> None:
     assert faults(dialler, RUN.coordinator(), COORDINATOR)[1].startswith("its certificate is not")
 
 
-def test_a_peer_certifies_nobody() -> None:
+def test_a_peer_certifies_no_other_peer() -> None:
     """Its own key under its own certificate is no authority."""
     certified = RUN.certify_peer(public_bytes(ALICE_KEY))
     own = x509.load_pem_x509_certificate(certified.encode())

@@ -356,7 +356,7 @@ async def test_a_peer_that_says_it_is_another_one_opens_no_link() -> None:
         await close(alice, carol)
 
 
-async def test_silence_hangs_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_silence_of_a_peer_hangs_no_dialler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_links, "HANDSHAKE_S", 0.05)
     alice, bob = links(ALICE, BOB, ALICE_TLS), links(BOB, ALICE, BOB_TLS)
     with socket.create_server((HOST, 0)) as silent:

@@ -168,7 +168,7 @@ async def test_an_episode_may_be_forgotten_before_anybody_waits_for_its_turn(
         assert (ended.reward, calls._open, calls._episodes._seat_of) == (None, {}, {})
 
 
-async def test_an_episode_that_nobody_goes_on_with_is_forgotten(directory: Path) -> None:
+async def test_a_sample_that_begins_again_gets_another_episode(directory: Path) -> None:
     """A sample that begins anew has another episode, also while the old one is still there."""
     async with calls_of(directory) as calls:
         order = first(*act("go on", 4))

@@ -28,7 +28,7 @@ async def test_a_sender_with_too_much_waits_until_some_is_taken() -> None:
         await mailbox.take(timeout_s=None)
 
 
-async def test_closing_lets_everybody_go_on() -> None:
+async def test_closing_ends_the_wait_of_all_senders() -> None:
     mailbox: Mailbox[int] = Mailbox()
     for number in range(EVENTS_MAX):
         await mailbox.put(number)

@@ -81,7 +81,7 @@ async def test_each_enrolment_gets_its_own_answer() -> None:
     assert isinstance(bad, Denied)
 
 
-async def test_a_disk_that_refuses_is_everybodys_answer_and_the_next_try_is_fresh() -> None:
+async def test_a_disk_error_is_the_answer_to_all_callers_and_the_next_try_is_fresh() -> None:
     access = Access()
     access.go_on.set()
     access.fault = StoreFault("full")

@@ -152,7 +152,7 @@ async def test_a_version_without_a_tokenizer_cannot_write_such_a_lease() -> None
         await texts.get()
 
 
-async def test_a_tokenizer_is_made_anew_when_any_of_its_files_changes() -> None:
+async def test_a_tokenizer_is_made_again_when_any_of_its_files_changes() -> None:
     texts, files = ServedTexts(), {"tokenizer.json": TOKENIZER.to_str().encode()}
     texts.serve(files)
     first = await texts.get()

@@ -322,7 +322,7 @@ def test_a_worker_that_the_learner_doubts_is_audited_like_a_flagged_one() -> Non
     assert world.standing("a") == "flagged"
 
 
-def test_a_version_that_nobody_can_score_puts_its_author_on_trial() -> None:
+def test_a_version_that_no_worker_can_score_puts_its_author_on_trial() -> None:
     """Its answers cannot be scored, so its next ones wait for a verdict."""
     world = started("liar", "mine", newcomer=0, share=1.0)
     liar = world.peers["liar"]
@@ -427,7 +427,7 @@ def test_a_made_up_quantization_brings_no_work() -> None:
     assert {kind.quantization for kind in world.audits._baselines} == {""}
 
 
-def test_a_worker_in_int8_scores_nobody() -> None:
+def test_a_worker_in_int8_scores_no_version() -> None:
     world = started("a", "mine", auditor=False, newcomer=0, share=1.0, quantized=True)
     judge = world.connect("judge", trusted=True, quantization="int8")
     world.handle(PeerConnected(judge.session, judge.peer, replace(judge.hello(), scores=True)))
@@ -477,7 +477,7 @@ def test_a_worker_that_takes_over_computes_kv_caches_itself() -> None:
     assert not audits_module._mixes(written(one, two, two), one)
 
 
-def test_a_sample_that_nobody_else_can_write_begins_anew_with_its_group() -> None:
+def test_a_sample_that_no_other_worker_can_write_begins_again_with_its_group() -> None:
     world = started("liar", newcomer=3)
     liar = world.peers["liar"]
     key, sample = liar.open[0]

@@ -50,7 +50,7 @@ def test_a_sample_that_goes_back_comes_first() -> None:
     assert [each.good for each in waiting.take_decided()] == [False, True]
 
 
-def test_a_sample_that_another_worker_wrote_again_waits_anew() -> None:
+def test_a_sample_that_another_worker_wrote_again_waits_again() -> None:
     waiting = WaitingSamples(WAIT_S)
     first = waiting.begin(A, GROUP, 0, 0.0)
     waiting.withdraw(GROUP, 0)

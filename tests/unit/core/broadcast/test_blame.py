@@ -163,7 +163,7 @@ def place_below(world: World, parent: FakePeer, child: FakePeer) -> None:
         transmission.plan = replace(transmission.plan, sources=sources)
 
 
-def test_a_worker_that_takes_another_form_accuses_nobody() -> None:
+def test_a_worker_that_takes_another_form_accuses_no_peer() -> None:
     """It has no place in the plan of the form that it names; the coordinator ended with a KeyError."""
     world = running("a", "b")
     publish_step(world, 2)

@@ -86,7 +86,7 @@ def test_a_loss_is_made_good_up_to_what_there_was() -> None:
     assert activation.changes == 1
 
 
-def test_a_dear_set_is_left_although_somebody_is_lost_again_and_again() -> None:
+def test_an_expensive_set_is_left_although_workers_are_lost_again_and_again() -> None:
     dear, cheap = fleet(9, 2.0, name="dear"), fleet(5, 1.0)
     activation = settled(dear, 5.0)
     for review in range(1, ACTIVATION_PATIENCE):
@@ -129,7 +129,7 @@ def test_a_shortage_has_to_last() -> None:
     assert activation.changes == 1
 
 
-def test_more_than_enough_goes_one_by_one_dearest_first() -> None:
+def test_surplus_workers_go_one_by_one_the_most_expensive_first() -> None:
     offers = [*fleet(4, 2.0, name="dear"), *fleet(4)]
     activation = settled(offers, 7.0)
     rules = replace(RULES, cool_down_s=0.0)

@@ -37,7 +37,7 @@ def test_no_pool_is_cheaper_than_the_one_that_is_found(learner_usd_per_h: float)
     assert pools.best.usd_per_step == pytest.approx(played, rel=0.02)
 
 
-def test_a_dear_learner_buys_more_workers_and_a_cheap_one_waits() -> None:
+def test_an_expensive_learner_buys_more_workers_and_a_cheap_one_waits() -> None:
     chosen = [
         Pools(DEMAND, workers(60), usd).played().best.workers for usd in (0.5, 4.0, 20.0, 200.0)
     ]

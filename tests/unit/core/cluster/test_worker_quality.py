@@ -27,7 +27,7 @@ def quality(qualities: WorkerQualities, worker: PeerId) -> WorkerQuality:
     return found
 
 
-def test_a_worker_alone_has_means_and_nobody_to_compare_with() -> None:
+def test_a_worker_alone_has_means_and_no_comparison() -> None:
     qualities = WorkerQualities()
     qualities.scored([answer(GOOD, 1.0, 2), answer(GOOD, 0.0, 4)])
     assert qualities.of(BAD) is None

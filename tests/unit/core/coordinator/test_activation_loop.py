@@ -224,7 +224,7 @@ def test_a_storm_of_newcomers_is_looked_at_once(monkeypatch: pytest.MonkeyPatch)
     assert looks[1] - begin < 2 * SOON_S
 
 
-def test_a_coordinator_that_stood_still_finds_nobody_slow() -> None:
+def test_a_coordinator_that_stood_still_finds_no_worker_slow() -> None:
     """What they held was done within a trajectory's time; then nobody gave them more."""
     world = settled()
     [worker] = [peer for name, peer in world.peers.items() if name == active(world)[0]]
@@ -240,7 +240,7 @@ def test_a_coordinator_that_stood_still_finds_nobody_slow() -> None:
     assert measurements.mu(worker.peer, 4, None) == pytest.approx(before, rel=0.1)
 
 
-def test_a_lease_that_crosses_a_notice_is_nobodys_fault() -> None:
+def test_a_lease_that_crosses_a_notice_is_no_workers_fault() -> None:
     world = World()
     world.connect("seed", kind="seed")
     for name in "ab":
@@ -285,7 +285,7 @@ def test_a_worker_whose_link_is_broken_takes_no_other_ones_place() -> None:
     world.state.check()
 
 
-def test_a_pause_that_nobody_can_have_made_is_none() -> None:
+def test_an_impossible_pause_does_not_count() -> None:
     """No longer than since it served the version before; said again of the same one, it is no pause at all."""
     world = settled()
     liar = world.peers["b"]

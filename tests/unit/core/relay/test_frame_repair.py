@@ -61,7 +61,7 @@ def bereft(peer: Peer) -> Peer:
     return peer
 
 
-def test_what_a_lost_parent_owed_is_asked_of_another(bereft: Peer) -> None:
+def test_frames_that_a_lost_parent_owed_are_asked_of_another(bereft: Peer) -> None:
     bereft(RepairVerified(RIGHT, FORM, FRAMES[0]))
     transfer = bereft.relay.transfer(FORM)
     assert transfer is not None
@@ -209,7 +209,7 @@ def test_a_peer_that_does_not_hold_everything_is_no_source(
     assert opened(UP, 2) in newcomer(RepairRefused(RIGHT, FORM, FRAMES[0]))
 
 
-def test_what_a_lost_source_owed_is_asked_of_another(newcomer: Peer) -> None:
+def test_frames_that_a_lost_source_owed_are_asked_of_another(newcomer: Peer) -> None:
     newcomer(LinkUp(RIGHT))
     assert newcomer(LinkDown(LEFT, "reset")) == [Tell(RIGHT, FramesWanted(1, FORM, FRAMES))]
 

@@ -97,7 +97,7 @@ def test_no_box_is_rented_while_no_learner_takes_batches() -> None:
     assert starts(renting.handle(need(5.0, wanted=False), now=100.0)) == []
 
 
-def test_no_more_than_the_hour_allows() -> None:
+def test_the_cost_per_hour_is_limited() -> None:
     renting = make()
     assert sorted(starts(renting.handle(need(9.0), now=1.0))) == [
         "large"

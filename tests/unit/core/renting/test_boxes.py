@@ -181,7 +181,7 @@ def test_a_list_that_has_shown_boxes_is_believed_even_after_a_restart() -> None:
     assert again.gone.keys() == {ONE}
 
 
-def test_a_box_that_ended_while_nobody_looked_is_billed_to_its_time() -> None:
+def test_a_box_that_ended_unobserved_is_billed_to_its_end() -> None:
     """A coordinator that was away over the weekend: else the budget would be used up by nothing."""
     kept = started().boxes[ONE].rental
     rented = RentedBoxes(RULES, [TERMS], [OFFER], [kept], now=200_000.0)

@@ -36,7 +36,7 @@ def test_an_unmeasured_rate_counts_as_usual() -> None:
     )
 
 
-def test_downlinks_that_nobody_measured_are_no_obstacle() -> None:
+def test_unmeasured_downlinks_are_no_obstacle() -> None:
     """All three could get 60 MB/s if they could take it in."""
     fast = [
         facts("seed", 100 * MB),

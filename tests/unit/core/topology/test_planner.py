@@ -95,7 +95,7 @@ def test_a_plan_stays_while_little_has_changed() -> None:
     assert plan_again(plan, PlanId(3), JOB, SEED, even_faster) is None, "small changes add up"
 
 
-def test_a_plan_is_made_anew_when_something_has_changed() -> None:
+def test_a_plan_is_made_again_when_something_has_changed() -> None:
     last = plan_auto(ONE, JOB, SEED, MANY)
     others = {
         "a peer came": [*MANY, facts("e")],

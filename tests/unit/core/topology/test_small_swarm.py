@@ -121,7 +121,7 @@ def test_peers_reach_each_other_through_the_uplink_behind_nat() -> None:
     }
 
 
-def test_the_third_serves_those_that_the_relay_cannot_reach_and_nobody_else() -> None:
+def test_the_third_serves_only_the_peers_that_the_relay_cannot_reach() -> None:
     plan = planned([facts("a"), facts("b"), *(facts(name, open_=False) for name in "xyz")])
     for stripe in ordinary(plan):
         (relay,) = stripe.tree.children(plan.root)
@@ -171,7 +171,7 @@ def test_where_stripes_are_short_the_thirds_are_used_alike() -> None:
 # --- from one version to the next
 
 
-def test_a_plan_is_made_anew_at_no_cost() -> None:
+def test_a_plan_is_made_again_at_no_cost() -> None:
     assert plan_again(planned(ABCD), ONE, JOB, SEED, ABCD) is None
 
 

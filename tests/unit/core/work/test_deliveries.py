@@ -130,7 +130,7 @@ def test_a_lone_worker_holds_what_it_offers_whatever_it_delivers() -> None:
     assert pool.holds("a") == 64
 
 
-def test_a_pause_for_a_version_is_nobodys_fault() -> None:
+def test_a_pause_for_a_version_is_no_workers_fault() -> None:
     pool = Pool(*FAST)
     pool.play(30.0)
     before = pool.deliveries.rate(PeerId("a"))

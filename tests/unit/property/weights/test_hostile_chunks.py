@@ -91,7 +91,7 @@ def received(record: ChunkRecord, payload: Buffer, raw_len: int, base: bytes | N
     return data
 
 
-def test_all_modes_are_here(sent: list[Sent]) -> None:
+def test_the_sent_chunks_use_all_modes(sent: list[Sent]) -> None:
     assert {each.record.mode for each in sent} == set(ChunkMode)
     for each in sent:
         assert received(each.record, each.payload, len(each.new), each.base) == each.new

@@ -115,7 +115,7 @@ def test_a_call_that_has_waited_for_long_goes_before_the_run() -> None:
     assert len(worker.leases) == 1
 
 
-def test_what_a_call_holds_is_not_there_for_the_run() -> None:
+def test_slots_that_a_call_holds_are_not_free_for_the_run() -> None:
     """Groups that are larger than all workers together would wait for empty ones for ever."""
     world, (worker,) = gateway_world(
         2, share=0.5, group_size=4, trajectories_per_step=4, staleness_max=8
@@ -207,7 +207,7 @@ def test_samples_that_a_worker_forgot_go_to_another_one() -> None:
 
 
 @pytest.mark.parametrize("tokens", [(99,), (7,) * 9, ()])
-def test_bad_output_is_nobodys(tokens: tuple[int, ...]) -> None:
+def test_bad_output_of_workers_is_no_answer(tokens: tuple[int, ...]) -> None:
     world, (worker,) = gateway_world(2)
     world.handle(call(1))
     for _ in range(CALL_FAILURES_MAX):
@@ -220,7 +220,7 @@ def test_bad_output_is_nobodys(tokens: tuple[int, ...]) -> None:
     assert world.state.status().gateway.ended == {"failed": 1}
 
 
-def test_a_version_that_nobody_has_is_refused_one_that_comes_is_waited_for() -> None:
+def test_an_unknown_version_is_refused_and_a_coming_one_is_waited_for() -> None:
     world, (worker,) = gateway_world(2)
     world.handle(call(1, min_version=Version(1)))
     assert refused(world) == [("version", 0)]

@@ -278,7 +278,7 @@ def test_an_answer_at_the_end_of_a_context_that_only_the_worker_knows_counts() -
 
 
 @pytest.mark.parametrize("lost", ["revoked", "silent", "forgetful"])
-def test_what_a_lost_worker_had_is_written_by_another(lost: str) -> None:
+def test_samples_of_a_lost_worker_are_written_by_another(lost: str) -> None:
     world = at_version_2(4, 4)
     worker = world.peers["w0"]
     assert open_evaluation(world)
@@ -638,7 +638,7 @@ def test_a_turn_of_a_lost_worker_is_written_by_another(monkeypatch: pytest.Monke
     assert len(turns) == len(set(turns))
 
 
-def test_an_episode_that_nobody_can_go_on_with_is_given_up(
+def test_an_episode_that_no_worker_can_go_on_with_is_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     world = at_version_2(24, rules=PLAYED)
