@@ -133,7 +133,7 @@ def _no_model(directory: Path) -> str:
         )
     if base := _object(directory / "adapter_config.json").get("base_model_name_or_path"):
         return (
-            f"{directory} is a LoRA adapter of {base}; use that model, or merge the adapter into it"
+            f"{directory} is a LoRA adapter of {base}; use that model, or merge it into that model"
         )
     inner = [*directory.glob("*/config.json"), *directory.glob("snapshots/*/config.json")]
     meant = f"did you mean {min(inner).parent}?" if inner else "expected the directory of a model"

@@ -69,9 +69,7 @@ KIND_QUESTION = "Which one: package.module:Class, or a name of `echo2d init --li
 )
 @click.option("--answer", help="With questions: the column with the expected answer.")
 @click.option("--scorer", help="With questions: how an answer is judged, such as math or exact.")
-@click.option(
-    "--max-new-tokens", type=click.IntRange(1, 131072), help="Maximal tokens of an answer."
-)
+@click.option("--max-new-tokens", type=click.IntRange(1, 131072), help="Token limit per answer.")
 @click.option("--host", help="The address at which the boxes reach this host.")
 @click.option(
     "--port",

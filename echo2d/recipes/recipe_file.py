@@ -39,9 +39,10 @@ def parsed(text: str) -> dict[str, Any]:
 
 
 def changed(text: str, settings: Sequence[str]) -> str:
-    """The config with each "table.key=value" set in every table of that name, or in a new one at the end.
+    """The config with each "table.key=value" set.
 
-    A value that is no TOML becomes a text. OperatorFault: a setting is malformed.
+    A setting changes every table of that name, or adds a new one at the end. A value that is no TOML becomes a text.
+    OperatorFault: a setting is malformed.
     """
     for setting in settings:
         table, key, value = split_setting(setting)

@@ -389,13 +389,11 @@ class World:
         ):
             sizes = self._segments[self._encoded]
             if self._scenario.encode_rate is not None:
-                self._clock.after(
-                    sum(sizes) / self._scenario.encode_rate, self._finish_segment, boots
-                )
+                self._clock.after(sum(sizes) / self._scenario.encode_rate, self._end_segment, boots)
                 return
             self._add_segment(seed, sizes)
 
-    def _finish_segment(self, boots: int) -> None:
+    def _end_segment(self, boots: int) -> None:
         seed = self._nodes[0]
         if boots == seed.boots and seed.relay is not None:
             self._add_segment(seed, self._segments[self._encoded])

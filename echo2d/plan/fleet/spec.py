@@ -122,14 +122,10 @@ class WorkersTable(Table):
     usd_per_h: float = same_key(PriceTable, "usd_per_h")
     uplink_mbps: float = key("Mbit/s", 100.0, above=0.0, high=MBPS_MAX)
     downlink_mbps: float = key("Mbit/s", 1000.0, above=0.0, high=MBPS_MAX)
-    rtt_ms: float = key(
-        "round trip to a worker of the same kind, milliseconds", 50.0, low=0.0, high=10_000.0
-    )
+    rtt_ms: float = key("round-trip milliseconds to an equal worker", 50.0, low=0.0, high=10_000.0)
     usd_per_gb_down: float = same_key(PriceTable, "usd_per_gb_down")
     usd_per_gb_up: float = same_key(PriceTable, "usd_per_gb_up")
-    availability: float = key(
-        "share of the time that a worker is present", 1.0, above=0.0, high=1.0
-    )
+    availability: float = key("share of the time a worker is present", 1.0, above=0.0, high=1.0)
     stay_h: float = key(
         "hours that a worker stays on average; then it is away as long as availability says; 0: it always stays",
         0.0,
@@ -141,9 +137,7 @@ class WorkersTable(Table):
         low=0.0,
         high=_SECONDS_MAX,
     )
-    speed_sigma: float = key(
-        "spread of the workers' speeds (of the logarithm)", 0.0, low=0.0, high=2.0
-    )
+    speed_sigma: float = key("spread of worker speeds (of the logarithm)", 0.0, low=0.0, high=2.0)
     price_sigma: float = key(
         "spread of the change of the price in an hour (of the logarithm)", 0.0, low=0.0, high=1.0
     )
@@ -194,9 +188,7 @@ class CentralizedTable(Table):
     TABLE: ClassVar[str] = "centralized"
 
     step_s: float = key("seconds of a train step, rollouts included", above=0.0, high=_SECONDS_MAX)
-    usd_per_h: float = key(
-        "usd per hour of all machines, with the learner's", low=0.0, high=USD_MAX
-    )
+    usd_per_h: float = key("usd per hour of all machines, learner included", low=0.0, high=USD_MAX)
     learner_usd_per_h: float | None = key(
         "usd per hour of the learner's machines among them; without this key: as much as here",
         None,
