@@ -1,6 +1,7 @@
 """The numbers of the capacity page that `echo2d plan` and `simulate` give, and one price of each kind of answer.
 
-Not here: what `cost_table` and `pool_table` play, which takes longer; `make nightly-pools` plays some of the latter.
+Not here: the numbers of `cost_table` and `pool_table`, which take longer; `make nightly-pools` checks some of the
+latter.
 """
 
 from collections.abc import Iterator, Mapping

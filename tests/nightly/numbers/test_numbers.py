@@ -1,7 +1,7 @@
-"""`make nightly-numbers`: what the pages say that a deterministic command gives is what it gives now.
+"""`make nightly-numbers`: deterministic commands still give the numbers that the pages show.
 
-Only what is planned, simulated in virtual time, or computed from recorded runs; nothing that is timed. A number that
-has moved is corrected in the page, with its date, and here; or the change that moved it is wrong.
+Only numbers that are planned, simulated in virtual time, or computed from recorded runs; none that is timed. If a
+number has changed, correct it in the page, with its date, and here; or the change of the code is wrong.
 
 To add a number, add a row to a table below, or a table.
 """

@@ -1,4 +1,4 @@
-"""How runs become dollars to an accuracy, and what the recorded ones come to."""
+"""How usd until an accuracy are computed from runs, and the results of the recorded runs."""
 
 import random
 from math import log

@@ -1,4 +1,4 @@
-"""Boxes of a provider of kind "exec" that are processes of this machine: rented, used, given back, never forgotten."""
+"""Boxes of a provider of kind "exec", processes of this machine: rented, used, given back, never forgotten."""
 
 import json
 import os

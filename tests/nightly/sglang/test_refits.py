@@ -1,6 +1,7 @@
-"""Refits of a real server under load: every token has the version that it is reported to have.
+"""Refits of a real server under load: every token was written by the version that is reported for it.
 
-How long nothing is generated in a refit is printed (`-s`) and not judged: that depends on what else the machine does.
+The time of a refit in which nothing is generated is printed (`-s`) and not judged, because it depends on the machine's
+other work.
 """
 
 import asyncio

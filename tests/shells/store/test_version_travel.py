@@ -1,6 +1,6 @@
 """A version's whole way: directory -> form -> frames in any order -> another peer's store -> spare slot -> current.
 
-The snapshot has 20 MB of real bf16 values; what arrives is compared byte by byte, and by its snapshot digest.
+The snapshot has 20 MB of real bf16 values; the arrived version is compared byte by byte, and by its snapshot digest.
 """
 
 import random

@@ -1,4 +1,4 @@
-"""The task pool with real processes and tasks that misbehave in every way we could think of."""
+"""The task pool with real processes and tasks that misbehave in many ways."""
 
 import asyncio
 import os
@@ -209,7 +209,7 @@ async def test_processes_work_side_by_side() -> None:
     assert fine == Score(1.0)
 
 
-def test_all_the_same_under_uvloop() -> None:
+def test_the_pool_gives_the_same_under_uvloop() -> None:
     async def scenario() -> list[Score | TaskFailed]:
         async with TaskPool(NASTY, timeout_s=TIMEOUT_S) as pool:
             return await rewards(

@@ -1,4 +1,4 @@
-"""An environment as its process serves it: limits, and what becomes of instances."""
+"""An environment served by its process: limits, and the life of its instances."""
 
 import asyncio
 from collections.abc import Iterator
@@ -84,7 +84,7 @@ def test_an_episode_at_another_turn_is_restored(tmp_path: Path) -> None:
 
 
 @pytest.mark.may_block
-async def test_a_second_step_waits_for_nobody_and_is_refused(tmp_path: Path) -> None:
+async def test_a_second_step_is_refused_at_once(tmp_path: Path) -> None:
     served = Instances(tmp_path).served(NastyAsync)
     assert served.concurrent
     await served.answer(["reset", 0, 1, 0])

@@ -1,4 +1,4 @@
-"""Advantages and losses of one's own, from a module beside the run."""
+"""A user's own advantages and losses, from a module beside the run."""
 
 from pathlib import Path
 

@@ -68,7 +68,7 @@ def test_members_of_a_run_and_its_coordinator_find_each_other() -> None:
         (make_tls(ALICE_KEY, OTHER_RUN), RUN.coordinator(), COORDINATOR, "certificate"),
     ],
 )
-def test_who_dials_somebody_else_notices(
+def test_a_peer_that_dials_the_wrong_peer_notices(
     dialler: Tls, listener: Tls, expected: str, words: str
 ) -> None:
     mine, theirs = faults(dialler, listener, expected)
@@ -87,7 +87,9 @@ def test_who_dials_somebody_else_notices(
         ),
     ],
 )
-def test_who_has_no_certificate_of_this_run_is_refused_by_peers(dialler: Tls, words: str) -> None:
+def test_a_peer_without_a_certificate_of_this_run_is_refused_by_peers(
+    dialler: Tls, words: str
+) -> None:
     mine, theirs = faults(dialler, make_tls(BOB_KEY), BOB)
     assert mine == "", "with TLS 1.3 the dialler learns of it when it reads"
     assert theirs.startswith(words)
@@ -98,7 +100,7 @@ def test_the_coordinator_takes_no_certificate_but_none_of_another_run() -> None:
     assert faults(dialler, RUN.coordinator(), COORDINATOR)[1].startswith("its certificate is not")
 
 
-def test_a_peer_certifies_nobody() -> None:
+def test_a_peer_certifies_no_other_peer() -> None:
     """Its own key under its own certificate is no authority."""
     certified = RUN.certify_peer(public_bytes(ALICE_KEY))
     own = x509.load_pem_x509_certificate(certified.encode())

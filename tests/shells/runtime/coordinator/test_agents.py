@@ -1,4 +1,4 @@
-"""Agents outside play episodes of the run: real coordinator, ledger, sockets and workers; the engines are fake."""
+"""Outside agents play episodes of the run: real coordinator, ledger, sockets and workers; the engines are fake."""
 
 import asyncio
 import base64
@@ -243,7 +243,7 @@ async def test_an_agent_that_says_the_same_again_and_again_is_as_good_as_silent(
         assert (await agent.call(ticket, ids("+31>")))[0] == 410
 
 
-async def test_nobody_plays_without_a_good_ticket(agent: Agent) -> None:
+async def test_no_agent_plays_without_a_good_ticket(agent: Agent) -> None:
     site = agent.site
     taken = await agent.take()
     ticket: str = taken["ticket"]

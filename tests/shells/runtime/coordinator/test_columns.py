@@ -1,7 +1,7 @@
-"""Columns and attachments on their whole way: engine, worker, real sockets, ledger, the learner's trajectory.
+"""The whole way of columns and attachments: engine, worker, real sockets, ledger, the learner's trajectory.
 
-A worker is killed in the middle of an answer and another one goes on, then the coordinator is started again
-before the learner has fetched anything.
+A worker is killed in the middle of an answer and another one continues it; then the coordinator is restarted before the
+learner has fetched anything.
 """
 
 import asyncio

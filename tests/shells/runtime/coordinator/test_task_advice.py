@@ -1,4 +1,4 @@
-"""What is said to do about a failing task's files, by what is on this host."""
+"""The advice about a failing task's files depends on the files of this host."""
 
 from pathlib import Path
 

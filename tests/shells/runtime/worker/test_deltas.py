@@ -1,4 +1,4 @@
-"""Deltas at workers: applied to the version held, to a damaged one, and not to another one."""
+"""Deltas at workers: applied to the version that the worker holds, to a damaged one, and not to another one."""
 
 import asyncio
 import dataclasses

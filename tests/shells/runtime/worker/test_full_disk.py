@@ -1,4 +1,4 @@
-"""A worker whose disk, or share of it, is too small for a version: it says so, serves the old one, takes the next."""
+"""A worker whose disk, or share of it, is too small for a version reports it, serves the old one, takes the next."""
 
 import asyncio
 import contextlib

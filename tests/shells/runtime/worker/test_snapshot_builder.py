@@ -1,4 +1,4 @@
-"""What an apply hashes: every result once, and frames only to find out why a result is wrong."""
+"""The hashing of an apply: every result once, and frames only to find out why a result is wrong."""
 
 import asyncio
 import random
@@ -136,7 +136,7 @@ async def test_what_is_damaged_in_the_spare_slot_is_written_again(peer: Peer) ->
 
 
 @pytest.mark.parametrize("what", ["frames", "slots"])
-async def test_what_is_read_wrongly_once_is_read_again(
+async def test_a_chunk_that_is_read_wrongly_once_is_read_again(
     peer: Peer, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     """The disk is right: a version that is not taken would not be tried again for long."""

@@ -1,4 +1,4 @@
-"""The audit within the whole machine: who waits, who is convicted, and what becomes of groups."""
+"""The audit within the whole machine: who waits, who is convicted, and what happens to groups."""
 
 from dataclasses import replace
 from typing import Any
@@ -158,7 +158,7 @@ def test_a_sample_whose_reward_is_under_way_goes_back_when_it_has_come() -> None
     assert len(world.returned) == 1
 
 
-def test_who_waits_too_long_for_a_verdict_loses_its_sample_to_another_worker() -> None:
+def test_a_worker_that_waits_too_long_for_a_verdict_loses_its_sample_to_another_one() -> None:
     world = started("a", "mine", auditor=False, wait_s=5.0)
     world.work()
     assert world.state.status().audit.waiting > 0  # type: ignore[union-attr]
@@ -196,7 +196,7 @@ def test_limits_are_learnt_from_trusted_workers_before_others_get_leases() -> No
     assert not world.audits.learns()
 
 
-def test_without_a_trusted_worker_nobody_waits_and_nobody_is_convicted() -> None:
+def test_without_a_trusted_worker_no_worker_waits_or_is_convicted() -> None:
     world = started("liar", learnt=False, trusted=(), share=1.0)
     world.liars.add("liar")
     train_on(world, 8)
@@ -315,7 +315,7 @@ def test_a_group_of_which_one_verdict_is_bad_is_not_complete_with_the_good_ones(
     assert world.state.status().groups.buffered == 0
 
 
-def test_whom_the_learner_doubts_is_audited_like_a_flagged_worker() -> None:
+def test_a_worker_that_the_learner_doubts_is_audited_like_a_flagged_one() -> None:
     world = started("a", "mine", newcomer=0)
     assert world.standing("a") == "new"
     publish_step(world, 1)
@@ -328,7 +328,7 @@ def test_whom_the_learner_doubts_is_audited_like_a_flagged_worker() -> None:
     assert world.standing("a") == "flagged"
 
 
-def test_a_version_that_nobody_can_score_puts_its_author_on_trial() -> None:
+def test_a_version_that_no_worker_can_score_puts_its_author_on_trial() -> None:
     """Its answers cannot be scored, so its next ones wait for a verdict."""
     world = started("liar", "mine", newcomer=0, share=1.0)
     liar = world.peers["liar"]
@@ -433,7 +433,7 @@ def test_a_made_up_quantization_brings_no_work() -> None:
     assert {kind.quantization for kind in world.audits._baselines} == {""}
 
 
-def test_a_worker_in_int8_scores_nobody() -> None:
+def test_a_worker_in_int8_scores_no_version() -> None:
     world = started("a", "mine", auditor=False, newcomer=0, share=1.0, quantized=True)
     judge = world.connect("judge", trusted=True, quantization="int8")
     world.handle(PeerConnected(judge.session, judge.peer, replace(judge.hello(), scores=True)))
@@ -483,7 +483,7 @@ def test_a_worker_that_takes_over_computes_kv_caches_itself() -> None:
     assert not audits_module._mixes(written(one, two, two), one)
 
 
-def test_a_sample_that_nobody_else_can_write_begins_anew_with_its_group() -> None:
+def test_a_sample_that_no_other_worker_can_write_begins_again_with_its_group() -> None:
     world = started("liar", newcomer=3)
     liar = world.peers["liar"]
     key, sample = liar.open[0]

@@ -1,4 +1,4 @@
-"""Publishes: what an epoch may publish, what is revoked, which copies go."""
+"""Publishes: what an epoch may publish, what is revoked, which copies are deleted."""
 
 import pytest
 
@@ -72,7 +72,7 @@ def test_resuming_below_revokes_above() -> None:
     assert versions.above(1, before=Epoch(1)) == []
 
 
-def test_what_is_older_than_a_revoked_publish_is_not_current() -> None:
+def test_a_version_older_than_a_revoked_publish_is_not_current() -> None:
     versions = published(asked(0), asked(1))
     assert versions.current == versions.newest
     versions.revoke([version_key(1)])

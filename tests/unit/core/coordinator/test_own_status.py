@@ -1,4 +1,4 @@
-"""What the owner of a token reads of the run: own boxes only, and nothing that helps to lie."""
+"""The status for the owner of a token: only the owner's boxes, and nothing that helps to lie."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What is wrong with the disk, the tokens and the config of a coordinator, said to a person."""
+"""The alerts about the disk, the tokens and the config of a coordinator, as sentences for people."""
 
 from dataclasses import replace
 
@@ -34,7 +34,7 @@ def sentences(process: ProcessStatus, of: Status | None = None) -> list[tuple[st
     return [(alert.kind, alert.sentence) for alert in found]
 
 
-def test_nothing_when_all_is_well() -> None:
+def test_no_alert_when_all_is_well() -> None:
     assert sentences(PROCESS) == []
     assert sentences(replace(PROCESS, disk=None)) == []
 
@@ -81,7 +81,7 @@ def test_a_token_that_has_expired_is_named_still() -> None:
     )
 
 
-def test_what_is_otherwise_than_at_the_last_start() -> None:
+def test_alerts_name_changes_since_the_last_start() -> None:
     run = RunFacts(changes=("tasks changed since the last start, from a (rows) to b (rows)",))
     ((kind, words),) = sentences(replace(PROCESS, run=run))
     assert kind == "run_changed"

@@ -45,7 +45,7 @@ def test_from_a_chunk_in_full_on_no_base_is_needed() -> None:
     assert record.base == NO_BASE
 
 
-def test_what_is_larger_as_a_delta_goes_by_itself() -> None:
+def test_a_chunk_that_is_larger_as_a_delta_goes_by_itself() -> None:
     """Each of two changes half of the words by anything; together that is all of them."""
     rng = random.Random(1)
     first = rng.randbytes(4000)

@@ -1,4 +1,4 @@
-"""What a receiver believes: roots, pages, tables, in and out of order, true and false."""
+"""What a receiver believes: true and false roots, pages and tables, in and out of order."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""A worker's result, joined to what its sample had before."""
+"""A worker's result is joined to the sample's earlier tokens."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""A real conversation of two peers, damaged and split anywhere, into a link and on into the relay behind it.
+"""A real conversation of two peers, damaged and split anywhere, as input of a link and of the relay behind it.
 
 A link gives events or one PeerFault; the relay reacts or raises PeerFault. Neither keeps more than its limits.
 """

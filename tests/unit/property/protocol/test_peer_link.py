@@ -1,4 +1,4 @@
-"""The peer link under any split of its bytes, any order of what two ends say, and any damage to what arrives."""
+"""The peer link under any split of its bytes, any order of the two ends' messages, and any damage to arriving bytes."""
 
 import itertools
 from contextlib import suppress

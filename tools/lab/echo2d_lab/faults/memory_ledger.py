@@ -46,7 +46,7 @@ class MemoryLedger:
         self.groups: dict[GroupId, StoredGroup] = {}
         self.given: dict[HeldLease, LeaseGiven] = {}
         self.turns: dict[tuple[GroupId, int], list[tuple[TurnKept, TurnAnswered | None]]] = {}
-        # The samples whose episodes were forgotten and have kept no turn since.
+        # The samples whose episodes were deleted, and for which no turn was kept since.
         self.forgotten: set[tuple[GroupId, int]] = set()
         self.frozen: dict[int, BatchFrozen] = {}
         self.committed: dict[int, BatchCommitted] = {}

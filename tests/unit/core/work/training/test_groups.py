@@ -26,7 +26,7 @@ from tests.support.coordinator_world import (
 from tests.support.rollouts import SILENCE_S, dropped, grants, world_of
 
 
-def test_silence_gives_the_open_samples_to_somebody_else() -> None:
+def test_silence_gives_the_open_samples_to_another_worker() -> None:
     world, (one, two) = world_of(2, 2, staleness_max=0, trajectories_per_step=2)
     world.say(one, one.finish(*one.open[0]))
     before = grants(one)[0]
