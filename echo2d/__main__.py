@@ -1,4 +1,4 @@
-"""`python -m echo2d` is the `echo2d` command. A Python without the packages says so in one line."""
+"""`python -m echo2d` is the `echo2d` command. In a Python without its packages it prints one line that says so."""
 
 import sys
 

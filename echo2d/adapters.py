@@ -3,8 +3,8 @@
     adapter_config.json  adapter_model.safetensors     as Hugging Face PEFT writes them
     base.json            {"base_digest": "..."}         64 hex digits, of the base model
 
-The pin is compared wherever an adapter is loaded. It is a file of the snapshot like all others, so
-a snapshot digest names the base, too. The base itself is never published: the learner and the
+Every program that loads an adapter compares the pin. The pin is a file of the snapshot like all others,
+so a snapshot digest names the base, too. The base itself is never published: the learner and the
 workers each have a copy. All functions block.
 """
 
@@ -18,7 +18,7 @@ from echo2d.core.weights.manifest import ADAPTER_CONFIG, BASE_PIN
 from echo2d.errors import OperatorFault, path_fault
 from echo2d.model_files import weight_files
 
-# They hold the architecture and the end tokens.
+# These files hold the architecture and the end tokens.
 _SHAPING = ("config.json", "generation_config.json")
 _DIGEST = re.compile("[0-9a-f]{64}")
 
@@ -81,10 +81,10 @@ def pinned_base(directory: Path) -> str | None:
     path = directory / BASE_PIN
     try:
         with path.open("rb") as file:
-            # A digest and its key, with generous white space.
+            # A valid pin, a digest with its key, takes fewer than 256 bytes even with much white space.
             digest = json.loads(file.read(256))["base_digest"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise OperatorFault(f"{path} does not tell the adapter's base model: {error}") from error
+        raise OperatorFault(f"{path} does not name the adapter's base model: {error}") from error
     if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
         raise OperatorFault(f"{path}: base_digest: expected 64 hex digits; found {digest!r}")
     return digest

@@ -1,12 +1,12 @@
-"""The faults of echo2d. Each says whose fault it is, and that decides how the program reacts.
+"""The faults of echo2d. The class says who or what is at fault, and that decides how the program reacts.
 
     Fault
-     +-- OperatorFault    the person running this program: one clear line, exit code 2
+     +-- OperatorFault    the person who runs this program made a mistake: print one clear line, exit code 2
      +-- PeerFault        another process broke the protocol: drop that peer
      +-- IntegrityFault   bytes do not verify: drop the chunk, blame its source
-     +-- EngineFault      the engine could not do it: keep serving the old version
+     +-- EngineFault      the engine failed: keep serving the old version
      +-- ProviderFault    a provider's command failed: trust only what the next list of boxes shows
-     +-- StoreFault       this machine's disk refused (full, read-only): say so, try again later
+     +-- StoreFault       this machine's disk failed (full, read-only): report it, try again later
 
 Catch a fault only where you react to it. Any other exception is a bug of echo2d and ends the
 process.
@@ -19,7 +19,7 @@ from typing import TypeVar
 
 ErrorT = TypeVar("ErrorT", bound=BaseException)
 
-# What a host lacks, by the error of a system call, and what its owner can do.
+# For the error of a system call: what the host lacks, and what its owner can do.
 HOST_LACKS = {
     errno.EMFILE: "this program may open no more files: raise LimitNOFILE= of its unit, or `ulimit -n`",
     errno.ENFILE: "this host can open no more files",
@@ -76,7 +76,7 @@ def first_fault(group: BaseExceptionGroup[ErrorT]) -> ErrorT:
 
 
 def path_fault(text: str, error: OSError) -> Fault:
-    """The fault of a path or an address that somebody named, or of this host. text: what could not be done."""
+    """The fault for a path or an address that the operator named, or for this host. text: what failed."""
     lacks = HOST_LACKS.get(error.errno or 0)
     if lacks is None:
         return OperatorFault(f"{text}: {error.strerror or error}{_whose(error)}")
@@ -85,17 +85,20 @@ def path_fault(text: str, error: OSError) -> Fault:
 
 
 def of_the_host(error: OSError) -> Fault | None:
-    """The fault of this host, or of another user's path, that nothing has named so far; None: it is a bug of echo2d."""
+    """The fault for an OSError that no code has handled: of this host, or of another user's path.
+
+    None: the error is a bug of echo2d.
+    """
     found = path_fault(str(error.filename or "this host"), error)
     return found if isinstance(found, StoreFault) or _whose(error) else None
 
 
 def _whose(error: OSError) -> str:
-    """Whose the path is that this user may not use, and what to do then; empty: it is this user's own, or unknown."""
+    """The owner of a path that this user may not use, and what to do; empty: the user owns it, or it is unknown."""
     if not isinstance(error, PermissionError) or error.filename is None:
         return ""
     given = Path(os.fsdecode(error.filename)).absolute()
-    # What lies in a closed folder cannot be seen, and `Path.exists` fails there.
+    # Files in a closed folder cannot be seen, and `Path.exists` raises an error for them.
     path = next(each for each in (given, *given.parents) if os.path.exists(each))  # noqa: PTH110
     if path.stat().st_uid == os.geteuid():
         return ""

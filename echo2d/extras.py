@@ -16,12 +16,12 @@ PICTURES = (".png", ".svg", ".pdf")
 
 
 def install_command(extra: str) -> str:
-    """A shell command. `extra` is one of those in pyproject.toml; engines that need one are called as theirs."""
+    """A shell command. extra: an extra of pyproject.toml; the extra that an engine needs has the engine's name."""
     return shlex.join([*_installer(), *_requirements(extra)])
 
 
 def check_plot(path: Path) -> None:
-    """OperatorFault: a picture cannot be drawn into this file, which the option --plot names."""
+    """OperatorFault: no picture can be drawn into this file, which the option --plot names."""
     if path.suffix not in PICTURES:
         raise OperatorFault(f"--plot {path}: expected a name that ends in {', '.join(PICTURES)}")
     if not path.absolute().parent.is_dir():
@@ -43,7 +43,7 @@ def _requirements(extra: str) -> list[str]:
     try:
         lines = importlib.metadata.requires("echo2d") or []
     except importlib.metadata.PackageNotFoundError:
-        # A checkout on PYTHONPATH that was never installed.
+        # echo2d is a checkout on PYTHONPATH, and was never installed.
         return [f"{Path(__file__).parents[1]}[{extra}]"]
     marked = re.compile(rf"""([^;]+?)\s*;.*\bextra == ["']{re.escape(extra)}["']""")
     return [found[1] for line in lines if (found := marked.fullmatch(line))]

@@ -1,10 +1,10 @@
-"""Models and rows by their names on the Hugging Face hub, where it can be reached.
+"""Models and rows by their names on the Hugging Face hub, on hosts that can reach it.
 
     name[@revision] --> one commit --> its safetensors, texts or Parquet files --> the hub's own cache
 
-Only data are loaded: weights as safetensors, rows as Parquet, and never a program. The path of what was
-loaded holds the commit, so a run that names the path is pinned to it. The access token is the hub's own
-affair (`hf auth login`, HF_TOKEN); it is in no message here.
+Only data are downloaded: weights as safetensors, rows as Parquet, and never a program. The path of the
+download has the commit in it, so a run that names the path is pinned to that commit. The hub's own library
+handles the access token (`hf auth login`, HF_TOKEN); no message here contains it.
 """
 
 import re
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 
 _PART = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 _NAME = re.compile(rf"({_PART}/{_PART})(?:@([A-Za-z0-9._/-]+))?(?::(.+))?")
-# A model's texts. Weights are added by name; programs (*.py) and pickles (*.bin) never are.
+# Endings of a model's text files. Weights are chosen apart; programs (*.py) and pickles (*.bin) are never loaded.
 _TEXTS = (".json", ".jinja", ".txt", ".model")
 _WEIGHTS = ".safetensors"
 _ROWS = ".parquet"
 
 
 def names_a_repository(text: str) -> bool:
-    """Whether this can be a name on the hub. A path that exists is none, whatever it looks like."""
+    """Whether this can be a name on the hub. A path that exists is never taken for one."""
     return _NAME.fullmatch(text) is not None and not Path(text).exists()
 
 
 def load_model(name: str) -> Path:
-    """The directory of this model, of one commit, loaded if the cache lacks it.
+    """The directory of this model at one commit; it is downloaded if the cache lacks it.
 
     OperatorFault: the hub cannot be reached, has no such model, or has it without safetensors.
     """
@@ -42,7 +42,7 @@ def load_model(name: str) -> Path:
         info = hub.model_info(repository, revision=revision)
         files = [each.rfilename for each in info.siblings or ()]
         weights = [each for each in files if each.endswith(_WEIGHTS) and "/" not in each]
-        # Some models have the same weights a second time, in their makers' own layout.
+        # Some models have the same weights a second time, in their authors' own layout.
         weights = [each for each in weights if not each.startswith("consolidated")]
         if not weights:
             raise OperatorFault(
@@ -55,7 +55,7 @@ def load_model(name: str) -> Path:
 
 
 def load_rows(name: str) -> list[Path]:
-    """The Parquet files of one split of this data set, of one commit: OWNER/NAME[@REVISION][:SPLIT].
+    """The Parquet files of one split of a data set at one commit. name: OWNER/NAME[@REVISION][:SPLIT].
 
     OperatorFault: as `load_model`, or it has several splits and the name chooses none.
     """
@@ -70,7 +70,7 @@ def load_rows(name: str) -> list[Path]:
                 break
         found = {each: files for each, files in splits.items() if split in (None, each)}
         if len(found) != 1:
-            # A message names at most twelve.
+            # The message names up to 12 splits.
             shown = ", ".join(f"{repository}:{each}" for each in list(splits)[:12])
             raise OperatorFault(
                 f"--rows {name}: expected one of {shown}"
@@ -85,7 +85,7 @@ def load_rows(name: str) -> list[Path]:
 
 
 def download_line(name: str, kind: str = "model") -> str:
-    """What to type where the hub can be reached."""
+    """The command to type on a host that can reach the hub."""
     repository, revision, _ = _parts(name)
     of = {"model": "", "dataset": " --repo-type dataset"}[kind]
     at = f" --revision {revision}" if revision else ""
@@ -100,7 +100,7 @@ def _parts(name: str) -> tuple[str, str | None, str | None]:
 
 
 def _splits(files: Iterable[str]) -> dict[str, list[str]]:
-    """The Parquet files of each split: `main/train-00000-of-00002.parquet` is of `main/train`."""
+    """The Parquet files of each split: `main/train-00000-of-00002.parquet` belongs to `main/train`."""
     splits: dict[str, list[str]] = defaultdict(list)
     for each in files:
         if each.endswith(_ROWS):
@@ -111,7 +111,7 @@ def _splits(files: Iterable[str]) -> dict[str, list[str]]:
 
 @contextmanager
 def _hub(name: str, kind: str) -> "Iterator[HfApi]":
-    """The hub, whose errors become one line each that says what to do."""
+    """The hub's client; each of its errors becomes one line that says what to do."""
     from huggingface_hub import HfApi, errors
 
     here = f"{name} is neither a path here nor"
@@ -129,7 +129,7 @@ def _hub(name: str, kind: str) -> "Iterator[HfApi]":
         raise OperatorFault(
             f"{here} a {kind} on the hub; if it is private there, type hf auth login"
         ) from error
-    except Exception as error:  # of whatever HTTP client this version of the hub's library has
+    except Exception as error:  # its class depends on the HTTP client of the hub's library
         raise OperatorFault(
             f"{here} to be had from the hub ({type(error).__name__}); type this where the hub can be "
             f"reached, and give the directory: {download_line(name, kind)}"

@@ -1,10 +1,10 @@
-"""Logging of every program: one line per fact, as `kind key=value ...` or as a JSON object, on stderr
+"""The logging of every program: one line per fact, as `kind key=value ...` or as a JSON object, on stderr
 or in a file of bounded size.
 
 Times are local with their UTC offset, so that logs of machines in several zones can be merged.
 Other machines influence the text and the number of some lines. Therefore a message never breaks a
 line, and at most LINES_PER_S_MAX lines of one kind are written per second. STORY is the log of the
-work itself (docs/guide/operating.md). It is not throttled, because each of its lines stands for work that
+work itself (docs/guide/operating.md). It is not throttled, because each of its lines reports work that
 was granted or accepted.
 """
 
@@ -24,10 +24,10 @@ from typing import Any
 from echo2d.errors import path_fault
 
 FORMAT = "%(asctime)s level=%(levelname)s area=%(name)s %(message)s"
-# Lines of one kind per second. More would be a flood that fills the disk.
+# Lines of one kind per second. Without this limit a flood of lines could fill the disk.
 LINES_PER_S_MAX = 100
-# A log file grows to this size, and is then renamed to FILE.1. It holds weeks of a worker's log, or a
-# day of a coordinator's that leases hundreds of samples a second.
+# A log file of this size is renamed to FILE.1. It holds a worker's log of weeks, or the log of one day of
+# a coordinator that leases hundreds of samples a second.
 LOG_FILE_BYTES_MAX = 256 << 20
 STORY = "echo2d.story"
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING}
@@ -56,7 +56,7 @@ class OneLine(_IsoTime):
 
 
 class JsonLine(_IsoTime):
-    """JSON lines: time, level, area and message, and the facts of a line under their own names."""
+    """JSON lines: time, level, area and message, and each fact of a line under its own name."""
 
     def format(self, record: logging.LogRecord) -> str:
         facts = getattr(record, "facts", {})
@@ -112,10 +112,10 @@ def _each(value: Any) -> list[Any]:
 
 
 class LogFile(WatchedFileHandler):
-    """The log in a file. When it is full it becomes FILE.1, and a new file is begun.
+    """The log in a file. A full file is renamed to FILE.1, and a new file is begun.
 
     Processes that log into one file, such as a coordinator and its seed, need not know of each other:
-    each notices that the file was renamed. OperatorFault: it cannot be opened.
+    each notices that the file was renamed. OperatorFault: the file cannot be opened.
     """
 
     def __init__(self, path: Path, bytes_max: int = LOG_FILE_BYTES_MAX) -> None:
@@ -126,7 +126,7 @@ class LogFile(WatchedFileHandler):
             raise path_fault(f"--log-file: cannot write {path}", error) from error
 
     def _open(self) -> TextIOWrapper:
-        # Names of boxes and people may be in it.
+        # Only the owner may read the file, because names of boxes and people may be in it.
         return open(self.baseFilename, "a", encoding="utf-8", opener=partial(os.open, mode=0o600))
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -142,7 +142,7 @@ class LogFile(WatchedFileHandler):
         return os.fstat(file.fileno()).st_size >= self._bytes_max
 
     def _rotate(self, file: TextIOWrapper) -> None:
-        # The lock ends when the file is closed. Another process may have renamed it meanwhile.
+        # Closing the file releases the lock. Another process may have renamed the file meanwhile.
         fcntl.flock(file, fcntl.LOCK_EX)
         path = Path(self.baseFilename)
         if path.exists() and os.path.samestat(path.stat(), os.fstat(file.fileno())):
@@ -150,8 +150,8 @@ class LogFile(WatchedFileHandler):
         self.reopenIfNeeded()
 
 
-class _Told(logging.Handler):
-    """Hands each line to a function, which shows it."""
+class _LineHandler(logging.Handler):
+    """Passes each line to a function, which shows it."""
 
     def __init__(self, tell: Callable[[str], object]) -> None:
         super().__init__()
@@ -162,7 +162,7 @@ class _Told(logging.Handler):
 
 
 class _Mark(logging.Filter):
-    """Puts the same facts first in every line."""
+    """Puts the same facts at the beginning of every line."""
 
     def __init__(self, facts: Mapping[str, Any]) -> None:
         super().__init__()
@@ -185,10 +185,10 @@ def start_logging(
 ) -> None:
     """Set up the logging of this process; it replaces an earlier setup.
 
-    file: where to log instead of stderr. tell: shows the lines, instead of stderr. facts: in every
+    file: log to it instead of stderr. tell: gets the lines instead of stderr. facts: are put into every
     line. OperatorFault: the file cannot be opened.
     """
-    handler: logging.Handler = logging.StreamHandler() if tell is None else _Told(tell)
+    handler: logging.Handler = logging.StreamHandler() if tell is None else _LineHandler(tell)
     if file is not None:
         handler = LogFile(file)
     handler.setFormatter(JsonLine() if as_json else OneLine(FORMAT))
@@ -199,7 +199,7 @@ def start_logging(
 
 
 def present() -> tuple[int, bool, Path | None]:
-    """Level, whether as JSON, and file: with these a child process logs like its parent."""
+    """The present level, whether lines are JSON, and the file: with these a child logs like its parent."""
     root = logging.getLogger()
     files = [Path(each.baseFilename) for each in root.handlers if isinstance(each, LogFile)]
     as_json = any(isinstance(handler.formatter, JsonLine) for handler in root.handlers)

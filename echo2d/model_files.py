@@ -1,9 +1,10 @@
-"""Which files of a model's directory hold its weights, as `transformers` decides it, and what is wrong with them.
-Blocking.
+"""Finds the files of a model's directory that hold its weights, as `transformers` does, and checks them. The functions
+block.
 
     the file that config.json names in `transformers_weights` | model.safetensors | the files of its index
 
-Others may lie there: shards of an older revision, a copy in another format, an average of weights. Nobody reads them.
+The directory may have other files of weights: shards of an older revision, a copy in another format, an average of
+weights. They are not read.
 """
 
 import json
@@ -25,26 +26,24 @@ _CONVERT = (
 
 @dataclass(frozen=True, slots=True)
 class WeightFiles:
-    """read: the files with the weights, sorted. index: that says so; None: there is none. ignored: other files of
-    weights. told: whether config.json names the file or the index.
-    """
+    """The files of weights in a model's directory."""
 
-    read: tuple[Path, ...]
-    index: Path | None
-    ignored: tuple[Path, ...]
-    told: bool = False
+    read: tuple[Path, ...]  # the files with the weights, sorted
+    index: Path | None  # the index that names these files; None: there is no index
+    ignored: tuple[Path, ...]  # other files of weights
+    told: bool = False  # whether config.json names the file or the index
 
     @property
     def named(self) -> bool:
-        """Whether `transformers` finds them; otherwise they are all there are."""
+        """Whether `transformers` finds the files; otherwise `read` has all files of weights."""
         return self.index is not None or [path.name for path in self.read] == [SINGLE] or self.told
 
     @property
     def unread(self) -> str:
-        """A sentence about the files that are ignored; empty: there are none."""
+        """A sentence about the ignored files; empty: no file is ignored."""
         names = ", ".join(path.name for path in self.ignored)
         reason = (
-            f"{self.read[0].name} counts"
+            f"{self.read[0].name} has the weights"
             if self.index is None
             else f"{self.index.name} does not name them"
         )
@@ -52,7 +51,7 @@ class WeightFiles:
 
 
 def weight_files(directory: Path) -> WeightFiles:
-    """Where `transformers` finds nothing, all files of weights count, such as those of an adapter.
+    """The files of weights. If `transformers` finds none, such as those of an adapter, all of them are read.
 
     OperatorFault: the directory or its index cannot be read, or a file that the index names is not there.
     """
@@ -82,7 +81,7 @@ def weight_files(directory: Path) -> WeightFiles:
 
 
 def require_model(directory: Path, *, trains: bool = True) -> None:
-    """Look at config.json, tokenizer.json and the headers of the weights; a host may have no weights.
+    """Check config.json, tokenizer.json and the headers of the weights; the weights may be missing on this host.
 
     OperatorFault: no program can load this model or, with `trains`, our learner cannot train it.
     """
@@ -99,7 +98,7 @@ def require_model(directory: Path, *, trains: bool = True) -> None:
             f"{directory} is quantized ({method}); convert it to bfloat16 before training, or take the model "
             "that it was made from"
         )
-    # Imported here, because the client has no use for it.
+    # Imported here, because the client does not need it.
     from echo2d.core.base.model_config import vocab_size
 
     _check_vocabulary(_object(directory / "tokenizer.json"), vocab_size(config))
@@ -117,30 +116,32 @@ def loading_error(error: Exception) -> str:
     """What transformers says about a directory that it cannot load, without its lists and hints."""
     said = " ".join(str(error).split())
     if said.startswith("Unrecognized configuration class"):
-        return "its config.json is that of no causal language model"
+        return "its config.json does not describe a causal language model"
     if "ignore_mismatched_sizes" in said:
-        return "its weights do not have the shapes that its config.json says"
+        return "the shapes of its weights do not agree with its config.json"
     return said.partition(" This could be because")[0][:200]
 
 
 def _no_model(directory: Path) -> str:
     """Why a path without config.json is no model, and what to take instead."""
     if directory.suffix == ".gguf" or any(directory.glob("*.gguf")):
-        return f"{directory} is GGUF, which cannot be trained; take the model that it was made from"
+        return f"{directory} is GGUF, which cannot be trained; use the model from which it was made"
     if not directory.is_dir():
         return (
-            f"there is no directory {directory}; expected that of a model, and one of the Hugging Face hub comes "
-            f"there by: hf download OWNER/NAME --local-dir {directory}"
+            f"there is no directory {directory}; expected the directory of a model; to download one from the Hugging "
+            f"Face hub, type: hf download OWNER/NAME --local-dir {directory}"
         )
     if base := _object(directory / "adapter_config.json").get("base_model_name_or_path"):
-        return f"{directory} is a LoRA adapter of {base}; take that model, or merge the adapter into it"
+        return (
+            f"{directory} is a LoRA adapter of {base}; use that model, or merge it into that model"
+        )
     inner = [*directory.glob("*/config.json"), *directory.glob("snapshots/*/config.json")]
     meant = f"did you mean {min(inner).parent}?" if inner else "expected the directory of a model"
     return f"{directory} has no config.json; {meant}"
 
 
 def _check_vocabulary(tokenizer: dict[str, Any], size: int | None) -> None:
-    """OperatorFault: the tokenizer gives tokens that the model does not know; added ones may lie beyond."""
+    """OperatorFault: the tokenizer has tokens that the model does not know. Added tokens are not checked."""
     match tokenizer:
         case {"model": {"vocab": dict(vocab)}}:
             ids = {*vocab.values()}
@@ -156,7 +157,7 @@ def _check_vocabulary(tokenizer: dict[str, Any], size: int | None) -> None:
 
 
 def _check_weights(path: Path, *, trains: bool) -> None:
-    """OperatorFault: the file is not whole or, with `trains`, it has weights that are integers."""
+    """OperatorFault: the file is not whole or, with `trains`, has integer weights."""
     try:
         with path.open("rb") as file:
             start, size = file.read(len(_LFS_POINTER)), path.stat().st_size
@@ -169,7 +170,7 @@ def _check_weights(path: Path, *, trains: bool) -> None:
     except IntegrityFault as fault:
         raise OperatorFault(f"{path} is cut off or damaged ({fault}); download it again") from fault
     for name, tensor in json.loads(header[LENGTH_BYTES:]).items():
-        # Buffers of masks and positions are integers in sound models.
+        # Only names in .weight are checked: valid models have integer buffers of masks and positions.
         if trains and name.endswith(".weight") and not tensor["dtype"].startswith(("F", "BF")):
             raise OperatorFault(
                 f"{path}: {name} has the dtype {tensor['dtype']}; expected BF16, F16 or F32, as before it was quantized"
@@ -184,7 +185,7 @@ def _refuse_pointer(path: Path, start: bytes) -> None:
 
 
 def _object(path: Path) -> dict[str, Any]:
-    """Empty: there is no such file."""
+    """The object in a JSON file; empty: there is no such file."""
     try:
         content = path.read_bytes()
         found = json.loads(content)

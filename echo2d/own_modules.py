@@ -1,7 +1,7 @@
-"""Finds the modules of the operator's: tasks, scorers, environments, losses, advantages.
+"""Finds the operator's own modules: tasks, scorers, environments, losses, advantages.
 
-They are looked for behind all that is installed, in run.toml's folder and in those of run.modules: a
-file that happens to lie there never stands for a library.
+Python looks for them in run.toml's folder and in those of run.modules, after all installed packages: a
+file in these folders never replaces a library.
 """
 
 import os
@@ -17,7 +17,7 @@ from echo2d.registry import load
 if TYPE_CHECKING:
     import ast
 
-TRACE_CHARS_MAX = 4000  # the last ones of a traceback
+TRACE_CHARS_MAX = 4000  # the end of a traceback is kept
 PLACE_CHARS_MAX = 500
 _OWN_CODE = str(Path(__file__).parent) + os.sep
 
@@ -25,7 +25,7 @@ _OWN_CODE = str(Path(__file__).parent) + os.sep
 def load_own(entry: str) -> Any:
     """Import what an operator's "module:attribute" names. OperatorFault: it does not exist.
 
-    What the module raises while it is imported is passed on.
+    An error that the module raises while it is imported is passed on.
     """
     module, _, attribute = entry.partition(":")
     if not (module and attribute):
@@ -33,7 +33,7 @@ def load_own(entry: str) -> Any:
     try:
         return load(entry)
     except ModuleNotFoundError as error:
-        # It may be another module, which this one imports.
+        # The missing module may be another one, which this module imports.
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise
         raise OperatorFault(
@@ -48,8 +48,8 @@ def load_own(entry: str) -> Any:
 
 
 def require_own(entry: str, folders: Iterable[Path]) -> None:
-    """OperatorFault: `load_own` would find no such module, nothing of this name in it, or a function that does not take
-    one argument. Nothing is imported.
+    """OperatorFault: `load_own` would find no such module, or no such name in it, or the function does not take one
+    argument. Nothing is imported.
 
     folders: run.toml's and those of run.modules.
     """
@@ -75,7 +75,7 @@ def require_own(entry: str, folders: Iterable[Path]) -> None:
     except (OSError, SyntaxError, ValueError) as error:
         raise OperatorFault(f"module {module!r}, {source}, cannot be read: {error}") from error
     names = set(_names_in(tree))
-    # A module may make its names as it likes.
+    # With a star import or __getattr__ a module may have names that its text does not show.
     if attribute not in names and not {"*", "__getattr__"} & names:
         raise OperatorFault(_has_no(module, str(source), attribute))
     for node in tree.body:
@@ -111,10 +111,10 @@ def _names_in(tree: "ast.Module") -> Iterator[str]:
 
 
 def place_of(error: BaseException) -> tuple[str, str]:
-    """Where code of the operator's raised this, as "FILE:LINE in FUNCTION", and the traceback from its
-    first frame on; empty: no code of the operator's was under way.
+    """Where the operator's code raised this, as "FILE:LINE in FUNCTION", and the traceback from the first
+    frame of that code on; empty: the operator's code was not running.
     """
-    # Imported here, because no task needs it that does not fail.
+    # Imported here, because only a task that fails needs it.
     import traceback
 
     frames = list(traceback.walk_tb(error.__traceback__))
@@ -130,7 +130,7 @@ def place_of(error: BaseException) -> tuple[str, str]:
 
 
 def place_in(code: types.CodeType, line: int) -> str:
-    """A place in the operator's code, for people; empty: it is in a library."""
+    """A place in the operator's code, as text; empty: the code belongs to a library."""
     if code.co_filename.startswith((_OWN_CODE, sys.prefix, sys.base_prefix, "<")):
         return ""
     return f"{code.co_filename}:{line} in {code.co_name}"[:PLACE_CHARS_MAX]
@@ -138,7 +138,7 @@ def place_in(code: types.CodeType, line: int) -> str:
 
 def _has_no(module: str, where: str, attribute: str) -> str:
     own = module.partition(".")[0] in sys.stdlib_module_names
-    hint = "; yours has the name of a module of Python: rename it" if own else ""
+    hint = "; your module has the name of a module of Python: rename it" if own else ""
     return f"module {module!r}, {where}, has no {attribute!r}{hint}"
 
 
@@ -149,7 +149,7 @@ def _hint(module: str) -> str:
 
 
 def _places() -> str:
-    """Where Python looks for modules besides its own library, and which folders are closed to this user."""
+    """Folders where Python looks for modules, without its own library; it marks those that this user cannot read."""
     paths = (os.path.normpath(path) for path in sys.path if not path.startswith(sys.base_prefix))
     places = [path for path in dict.fromkeys(paths) if not path.startswith("__editable__")]
     closed = {path for path in places if not os.access(path, os.R_OK | os.X_OK)}

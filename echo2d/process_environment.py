@@ -17,12 +17,12 @@ def engine_environment() -> dict[str, str]:
 
 
 def task_environment(names: Collection[str]) -> dict[str, str]:
-    """The environment variables of a task: those of these names that there are, but none of Python's own."""
+    """The environment variables of a task: those with these names that exist, without PYTHON*."""
     given = [name for name in names if name in os.environ and not name.startswith("PYTHON")]
     return {name: os.environ[name] for name in given}
 
 
 def command_environment() -> dict[str, str]:
-    """The environment variables for a provider's commands: all but the service manager's."""
+    """The environment variables for a provider's commands: all but those of the service manager."""
     ours = ("NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC", "LISTEN_FDS", "LISTEN_PID")
     return {name: value for name, value in os.environ.items() if name not in ours}

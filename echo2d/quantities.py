@@ -12,7 +12,6 @@ _QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)")
 
 def parse_rate(text: object) -> float:
     """Bytes/s, from text such as "100mbit". OperatorFault: it is not a rate."""
-    # bytes/s
     return _parse(text, {"kbit": 125.0, "mbit": 125e3, "gbit": 125e6}, "a rate such as 100mbit")
 
 

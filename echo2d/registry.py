@@ -4,11 +4,11 @@ To add an engine, a provider, a plan shape, a task or a scorer, write its module
 config's checks, `--print-config`, `--help` and the programs read these tables.
 
 Another distribution adds commands, engines, providers and tasks by entry points of the groups
-`echo2d.commands`, `echo2d.engines`, `echo2d.providers` and `echo2d.tasks`. It cannot replace one that is
-listed here. A scorer of another distribution needs none: its name is "package.module:function".
+`echo2d.commands`, `echo2d.engines`, `echo2d.providers` and `echo2d.tasks`. It cannot replace a name that is
+listed here. A scorer of another distribution needs no entry point: its name is "package.module:function".
 
-An entry is the text "module:attribute": reading the names imports nothing, and `load` imports the
-one that is needed.
+An entry is the text "module:attribute": the names can be read without an import, and `load` imports the
+entry that is needed.
 
     COMMANDS    a click command, shown by `echo2d --help`
     ENGINES     factory: engines.base.EngineOptions -> list[Engine]
@@ -29,21 +29,20 @@ _INSTALLED = entry_points()
 
 @dataclass(frozen=True, slots=True)
 class ProviderKind:
-    """rents: it starts and stops boxes that cost money; otherwise its boxes join by themselves.
-
-    commands: the operator must give it the commands `start`, `stop` and `list`; otherwise it takes
-    none. options: it reads `provider.options`; otherwise they must be empty.
-    """
+    """A kind of provider."""
 
     factory: str
     meaning: str
+    # It starts and stops boxes that cost money; otherwise its boxes join by themselves.
     rents: bool = True
+    # The operator must give it the commands `start`, `stop` and `list`; otherwise it takes no commands.
     commands: bool = False
+    # It reads `provider.options`; otherwise they must be empty.
     options: bool = False
 
 
 def installed(group: str) -> dict[str, str]:
-    """What other distributions add to a registry: its entries by name."""
+    """The entries that other distributions add to a registry, by name."""
     return {each.name: each.value for each in _INSTALLED.select(group=f"echo2d.{group}")}
 
 
@@ -101,6 +100,6 @@ def load(entry: str) -> Any:
 
 
 def one_of(names: Mapping[str, object]) -> str:
-    """The names of a registry in a sentence, quoted: "a", "b" or "c"."""
+    """The names of a registry for a sentence, in quotes: "a", "b" or "c"."""
     *others, last = (f'"{name}"' for name in names)
     return f"{', '.join(others)} or {last}" if others else last

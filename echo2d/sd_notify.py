@@ -2,10 +2,10 @@
 
     starting --turned--> serving --turned--> serving ... --stopping--> over
 
-The main loop of the program calls `turned` each time round. A loop that hangs sends no more
+The main loop of the program calls `turned` in each turn. A loop that hangs sends no more
 notifications, and the watchdog of the service manager ends the process. Without NOTIFY_SOCKET in
-the environment, nothing is sent. Nothing here waits or fails: a datagram that cannot be sent is
-dropped, and the next one says everything again.
+the environment, nothing is sent. No function here waits or fails: a datagram that cannot be sent is
+dropped, and the next one has all facts again.
 """
 
 import contextlib
@@ -16,14 +16,14 @@ from collections.abc import Callable, Mapping
 
 # The status line of `systemctl status` is no older than this.
 STATUS_S = 10.0
-# Characters of a status line; a terminal shows fewer.
+# A status line has at most this many characters; a terminal shows fewer.
 WORDS_MAX = 400
 
 StatusText = Callable[[], str]
 
 
 class Notifier:
-    """Sends notifications. environment: of this process, as its config has read it. clock: monotonic seconds."""
+    """Sends notifications. environment: the variables of this process. clock: monotonic seconds."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class Notifier:
     ) -> None:
         variables = environment or {}
         self._address = _address(variables.get("NOTIFY_SOCKET", ""))
-        # The share of the watchdog's time between two notifications, as sd_watchdog_enabled(3)
+        # Two notifications are at most half of the watchdog's time apart, as sd_watchdog_enabled(3)
         # advises.
         self._every_s = min(STATUS_S, 0.5 * _watchdog_s(variables))
         self._clock = clock
@@ -40,9 +40,8 @@ class Notifier:
         self._over = False
 
     def wait_s(self, timeout_s: float | None) -> float | None:
-        """How long the loop may wait if it would wait `timeout_s` seconds (None: without a limit).
-
-        It is less where a notification is due before.
+        """How long the loop may wait: `timeout_s` seconds (None: without a limit), or less if a notification is due
+        before.
         """
         if not self._address or self._over:
             return timeout_s
@@ -50,17 +49,17 @@ class Notifier:
         return left_s if timeout_s is None else min(timeout_s, left_s)
 
     def turned(self, words: StatusText) -> None:
-        """The loop has gone round. The first call says that the process has started."""
+        """Report one more turn of the loop. The first call reports that the process has started."""
         if self._address and not self._over and self._clock() >= self._due_at:
             self._due_at = self._clock() + self._every_s
             self._tell("READY=1", "WATCHDOG=1", _status(words()))
 
     def starting(self, words: str) -> None:
-        """Say why the start takes long. It does not count as a sign of life."""
+        """Say why the start takes long. The watchdog does not count it as a sign of life."""
         self._tell(_status(words))
 
     def alive(self, words: str) -> None:
-        """Say that a start goes on in a service that has been ready before, whose watchdog runs."""
+        """Say that a start goes on, in a service that was ready before and whose watchdog therefore runs."""
         self._tell("WATCHDOG=1", _status(words))
 
     def stopping(self, words: str) -> None:
@@ -80,7 +79,7 @@ class Notifier:
 def _address(name: str) -> str:
     """The address of a socket: a path, or after an @ a name in the abstract namespace.
 
-    Other forms (vsock) are for whole machines and give no address.
+    Other forms (vsock) are for whole machines; for them the result is empty.
     """
     return name.replace("@", "\0", 1) if name.startswith(("/", "@")) else ""
 

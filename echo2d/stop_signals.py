@@ -1,30 +1,30 @@
-"""A program is told to stop once, though several signals may say so.
+"""Counts several stop signals that arrive together as one.
 
-    first SIGTERM or SIGINT --ignored for SAME_STOP_S--> the next one ends the process at once
+    first SIGTERM or SIGINT --others are ignored for SAME_STOP_S--> the next one ends the process at once
 
-Not here: what the program does when it is told.
+Not here: how the program stops.
 """
 
 import ctypes
 import signal
 import threading
 
-# A service manager signals each process of a service, and torchrun then its own once more.
+# Seconds. A service manager signals each process of a service, and torchrun then signals its processes again.
 SAME_STOP_S = 1.0
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def stop_told() -> None:
-    """Call this at the first signal, in the main thread."""
+    """Call this at the first stop signal, in the main thread."""
     for each in SIGNALS:
         signal.signal(each, signal.SIG_IGN)
-    timer = threading.Timer(SAME_STOP_S, _give_back)
+    timer = threading.Timer(SAME_STOP_S, _restore_defaults)
     timer.daemon = True
     timer.start()
 
 
-def _give_back() -> None:
-    # signal.signal works in the main thread alone, which may hang.
+def _restore_defaults() -> None:
+    # signal.signal works only in the main thread, which may hang, so libc is called.
     libc_signal = ctypes.CDLL(None).signal
     libc_signal.argtypes, libc_signal.restype = (ctypes.c_int, ctypes.c_void_p), ctypes.c_void_p
     for each in SIGNALS:

@@ -1,7 +1,7 @@
-"""This build, as it names itself to other programs: its version and its commit.
+"""The name of this build, which other programs see: its version and its commit.
 
 In a checkout the commit is read from git's files without running git. Changes that are not committed
-do not show. A wheel that a coordinator gives names the coordinator's build in BUILD_FILE.
+do not change the name. A wheel from a coordinator has the name of the coordinator's build in BUILD_FILE.
 """
 
 import re
@@ -18,9 +18,9 @@ _COMMIT = re.compile("[0-9a-f]{40,64}")
 
 
 def build_name(checkout: Path) -> str:
-    """As in 0.1.0+g45e11598; only the version if the commit cannot be told.
+    """The name, such as 0.1.0+g45e11598; only the version if the commit is not known.
 
-    checkout: the directory that holds the package, which may be no checkout.
+    checkout: the directory that holds the package; it need not be a checkout.
     """
     if (checkout / "pyproject.toml").is_file():
         commit = _commit(checkout)
@@ -37,10 +37,10 @@ def _given(path: Path) -> str:
 
 
 def _commit(checkout: Path) -> str:
-    """The commit that is checked out; empty if it cannot be told."""
+    """The commit that is checked out; empty if it is not known."""
     try:
         git = checkout / ".git"
-        if git.is_file():  # of a worktree
+        if git.is_file():  # the checkout is a worktree
             git = checkout / git.read_text().removeprefix("gitdir: ").strip()
         head = (git / "HEAD").read_text().strip()
         common = git / "commondir"
@@ -59,5 +59,5 @@ def _resolved(git: Path, ref: str) -> str:
     return next((line.split()[0] for line in lines if line.endswith(f" {ref}")), "")
 
 
-# Made at the import: files are not read while an event loop runs.
+# The files are read at the import, because none may be read while an event loop runs.
 THIS_BUILD = replace(OURS, name=build_name(Path(__file__).parents[1]))

@@ -1,4 +1,4 @@
-"""Run the work on a snapshot's chunks in a few threads, in order and with little in memory.
+"""Work on a snapshot's chunks in a few threads, in order and with little memory.
 
 Reading, hashing, encoding and writing a chunk release the GIL, so threads use the cores.
 """
@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TypeVar
 
-# A chunk in work takes up to about 50 MB; 16 threads are faster than any disk here.
+# A chunk that is processed takes up to about 50 MB; 16 threads are faster than any disk that was measured.
 CHUNK_THREADS_MAX = 16
 
 _Item = TypeVar("_Item")
@@ -18,7 +18,7 @@ _Result = TypeVar("_Result")
 
 
 class Buffers:
-    """Buffers of one size for several threads; fresh memory costs more than decoding or reading."""
+    """Buffers of one size that several threads use again: new memory takes longer than decoding or reading."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -26,7 +26,7 @@ class Buffers:
 
     @contextmanager
     def one(self) -> Iterator[memoryview]:
-        """A buffer with whatever was in it before, for the block."""
+        """A buffer for the block, with old content."""
         try:
             taken = self._free.pop()
         except IndexError:
@@ -38,16 +38,16 @@ class Buffers:
 
 
 def chunk_threads() -> int:
-    """How many chunks are in work at once: a core is left to the event loop, if there are three."""
+    """How many chunks are processed at once: with three or more cores, one is left to the event loop."""
     return max(2, min(CHUNK_THREADS_MAX, len(os.sched_getaffinity(0)) - 1))
 
 
 def in_threads(
     work: Callable[[_Item], _Result], items: Iterable[_Item]
 ) -> Generator[_Result, None, None]:
-    """Yield `work(item)` of each item, in their order. A few results per thread wait to be taken.
+    """Yield `work(item)` for each item, in order. A few results per thread wait to be taken.
 
-    Raises what `work` raised, once the calls under way are over.
+    Raises what `work` raised, after the running calls have ended.
     """
     count = chunk_threads()
     with ThreadPoolExecutor(count, "echo2d-chunks") as pool:
@@ -55,7 +55,7 @@ def in_threads(
         try:
             for item in items:
                 waiting.append(pool.submit(work, item))
-                # Results per thread that wait to be taken, so that threads go on while their
+                # Up to four results per thread wait to be taken, so that threads go on while their
                 # consumer is busy.
                 if len(waiting) > 4 * count:
                     yield waiting.popleft().result()

@@ -9,8 +9,8 @@ Exit codes:
 0   The last step is done, or a signal stopped the learner; a checkpoint has been saved.
 1   The learner failed while running; start it again with `--resume`.
 2   Starting it again would fail again: a mistake in the configuration, rows that do not fit (--plan),
-    gradients that are no numbers whatever the data, or another learner has the run (--take-over
-    ends its session).
+    gradients that are not finite for any data, or another learner has the run (--take-over ends its
+    session).
 """
 
 import argparse
@@ -49,7 +49,7 @@ from echo2d.stop_signals import SIGNALS, stop_told
 if TYPE_CHECKING:
     from echo2d.learner.ranks.ranks import Rendezvous
 
-# Options that only go with another one, and are ignored without it.
+# Options that need one of these other options.
 _GO_WITH = {
     "ranks": ("plan",),
     "gpu_gib": ("plan",),
@@ -86,7 +86,7 @@ def main(arguments: list[str] | None = None) -> int:
         return failures.report(str(fault), 2)
     except (PeerFault, IntegrityFault, StoreFault, OSError) as fault:
         return failures.report(str(fault), 1)
-    except Exception as error:  # noqa: BLE001 - the other ranks must hear of any failure
+    except Exception as error:  # noqa: BLE001 - any failure must be reported to the other ranks
         if isinstance(error, ModuleNotFoundError) and error.name in ("torch", "transformers"):
             needs = f"the learner needs {error.name}: {install_command('torch')}"
             return failures.report(needs, 2)
@@ -107,9 +107,9 @@ def _choose_allocator() -> None:
 
 
 class _FailureReport:
-    """Prints one line for a failure of the whole job: that of the rank which failed first.
+    """Prints one line for a failure of the whole job: that of the rank that failed first.
 
-    The other ranks fail because of it, and end in silence. Before the ranks have met, the first
+    The other ranks fail because of it, and end without output. Before the ranks have met, the first
     rank of each host prints.
     """
 
@@ -133,18 +133,17 @@ class _FailureReport:
     def lose(self, reason: str) -> None:
         """End the process at once, because another rank is lost.
 
-        Nothing is waited for: a collective with a lost rank, or a call to a lost host, may block
-        for ever. If this rank had failed before, it ends with the code of that failure, because the
-        loss is not why it ends.
+        It waits for nothing, because a collective with a lost rank, or a call to a lost host, may block
+        for ever. If this rank had failed before, it ends with the code of that failure, which is why it
+        ends.
         """
         line = f"lost another rank: {reason}"
         report = threading.Thread(target=self.report, args=(line, 1), daemon=True)
         report.start()
-        # torchrun's store says within milliseconds which rank failed first, unless its host is
-        # gone.
+        # torchrun's store answers within milliseconds which rank failed first, unless its host is lost.
         report.join(5.0)
         if report.is_alive():
-            # The store does not answer. Two ranks may print then, which is better than none.
+            # The store does not answer. Then two ranks may print, which is better than none.
             self._print(line)
         os._exit(self._code or 1)
 
@@ -157,10 +156,10 @@ class _FailureReport:
 
 
 def _load(options: argparse.Namespace) -> LearnerConfig:
-    """The config, whose functions of the operator's are found from now on."""
+    """The config. From now on the operator's own functions in it can be imported."""
     config = LearnerConfig.load(options.config, options.settings)
     if config.advantages or config.loss or config.notice:
-        # Behind all that is installed: a file there must not stand for a library.
+        # After all installed modules, because a file there must not replace a library.
         sys.path += map(str, module_folders(options.config, options.settings))
     return config
 
@@ -172,7 +171,7 @@ def _plan(options: argparse.Namespace) -> int:
         raise OperatorFault("--ranks and --gpu-gib: expected positive numbers")
     from echo2d.learner.plan import as_json, device_for, lines, plan, read_max
 
-    logging.disable()  # each row that is tried says the same about the model
+    logging.disable()  # each row that is tried would log the same about the model
     found = plan(config, options.ranks, device_for(config, options.ranks, options.gpu_gib))
     cautions = file_cautions(options.config, options.settings, read_max(config))
     said = [*lines(found, config), *(f"CAUTION: {each}" for each in cautions)]
@@ -231,7 +230,7 @@ def _run(options: argparse.Namespace, here: Place, failures: _FailureReport) -> 
             watch.start()
         service.starting("loading the model")
         log.info("loading model=%s", config.model)
-        # torch takes seconds to import; a mistake in the configuration is reported before that.
+        # The import of torch takes seconds, and a mistake in the configuration is reported before.
         from echo2d.learner.train import Learner
 
         rendezvous = failures.rendezvous
@@ -254,7 +253,7 @@ def _run(options: argparse.Namespace, here: Place, failures: _FailureReport) -> 
 
 
 def stop_on_signals(stop: Callable[[str], None]) -> None:
-    """Call `stop` with the signal's name on the first SIGINT or SIGTERM; the next one ends the process, unless
+    """Call `stop` with the signal's name on the first SIGINT or SIGTERM. The next signal ends the process, unless
     it comes at once (`stop_signals`).
     """
 
@@ -267,7 +266,7 @@ def stop_on_signals(stop: Callable[[str], None]) -> None:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says in one line what is wrong."""
+    """Reports a mistake in one line."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"learner: {message}; see `{self.prog} --help`\n")
@@ -299,7 +298,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--plan",
         action="store_true",
-        help="say what the run needs of memory and which answers fit, and exit",
+        help="print how much memory the run needs and which answers fit, and exit",
     )
     parser.add_argument(
         "--ranks", type=int, default=1, help="with --plan: how many GPUs, or processes"
@@ -314,12 +313,12 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         "--export",
         nargs=2,
         metavar=("STEP", "DIR"),
-        help="write the checkpoint of a step, or of the last one, as a Hugging Face directory, and exit",
+        help="write the checkpoint of a step, or of the last one, to a Hugging Face directory, and exit",
     )
     parser.add_argument(
         "--merge",
         action="store_true",
-        help="with --export: write the base model with the adapter added, and not the adapter",
+        help="with --export: write the base model with the adapter added, instead of the adapter",
     )
     parser.add_argument(
         "--json", action="store_true", help="with --plan and --export: one JSON object"
@@ -330,7 +329,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--log-level", choices=sorted(LEVELS), default="info")
     parser.add_argument("--log-json", action="store_true", help="log one JSON object per line")
     parser.add_argument(
-        "--log-file", type=Path, help="log into this file, of bounded size, instead of stderr"
+        "--log-file", type=Path, help="log to this file, of bounded size, instead of stderr"
     )
     options = parser.parse_args(arguments)
     for name, others in _GO_WITH.items():
@@ -342,7 +341,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def end_with(code: int) -> NoReturn:
-    """Exit once all threads have ended, without the exit handlers of libraries: a tracker's waits
+    """Exit once all threads have ended, without the exit handlers of libraries: that of a tracker waits
     for its network.
     """
     # Handlers run in reverse order of registration, so this one runs first and ends the process.

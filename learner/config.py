@@ -1,8 +1,8 @@
 """Read and check the [learner] table of the run's TOML file; tables of other programs are ignored.
 
 The coordinator decides staleness bound, publish period, trajectories per step and group size, and
-sends them with the session. What [run] of the same file says is not said again. An OperatorFault
-names the key that is wrong.
+sends them with the session. Keys that [run] of the same file has are not repeated here. An
+OperatorFault names the key that is wrong.
 """
 
 import math
@@ -25,7 +25,7 @@ Dtype = Literal["auto", "float32", "bfloat16"]
 
 
 class Habits(NamedTuple):
-    """What an objective does unless the table says otherwise."""
+    """The defaults of an objective, for keys that the table does not set."""
 
     mean: Mean
     baseline: AdvantageBaseline
@@ -52,23 +52,23 @@ class Recipe(Table):
     TABLE: ClassVar[str] = "learner"
 
     objective: Literal["grpo", "dr_grpo", "gspo", "cispo", "rloo"] = key(
-        "its advantages, its ratios and its clip", "grpo"
+        "the objective, which decides advantages, ratios and clip", "grpo"
     )
     advantages: str = key(
-        "module:function with advantages of your own: rewards of a group [g] to advantages [g]", ""
+        "module:function with your own advantages: rewards of a group [g] to advantages [g]", ""
     )
     loss: str = key(
-        "module:function with a loss of your own: a WeightInputs to losses [n], with gradient", ""
+        "module:function with your own loss: a WeightInputs to losses [n], with gradient", ""
     )
     advantage_std: Literal["sample", "population"] = key(
         "which deviation of a group's rewards divides advantages; TRL and verl: sample", "sample"
     )
     loss_mean: Literal["auto", "token", "sequence", "constant"] = key(
-        "over tokens, over answers, or divided by answers * loss_tokens; auto: the objective's own",
+        "mean over tokens, mean over answers, or sum / (answers * loss_tokens); auto: the objective's own",
         "auto",
     )
     loss_tokens: int = key(
-        "for the mean constant: the length of an answer, e.g. sampling.max_new_tokens", 0, low=0
+        "with the mean constant: the length of an answer, e.g. sampling.max_new_tokens", 0, low=0
     )
     proximal: Literal["rollout", "recomputed", "loglinear"] = key(
         "what the clip compares with: the rollout's logprobs, those at the step's start "
@@ -90,18 +90,18 @@ class Recipe(Table):
         "two-sided clip: drops negative tokens above this ratio; 0: off", 3.0, low=0.0
     )
     correction: Literal["none", "tis", "icepop", "sequence_mask"] = key(
-        "truncate importance ratios, mask tokens, or mask answers and truncate the rest",
+        "truncate importance ratios (tis), mask tokens (icepop), or mask answers and truncate the other ratios",
         "tis",
     )
-    tis_cap: float = key("importance ratios are truncated here", 2.0, low=1.0)
+    tis_cap: float = key("importance ratios are truncated at this value", 2.0, low=1.0)
     mask_low: float = key(
-        "lower end of the range kept; 0: 0.5, of tokens (icepop) or of answers' means (sequence_mask)",
+        "least importance ratio that is kept, of tokens (icepop) or answers' means (sequence_mask); 0: 0.5",
         0.0,
         low=0.0,
         high=1.0,
     )
     mask_high: float = key(
-        "upper end of the range kept; 0: 5 for icepop, 2 for sequence_mask", 0.0, low=0.0
+        "largest ratio that is kept; 0: 5 for icepop, 2 for sequence_mask", 0.0, low=0.0
     )
     kl_coef: float = key(
         "weight of the KL distance to the base model; above 0 a second model stays in memory",
@@ -109,7 +109,7 @@ class Recipe(Table):
         low=0.0,
     )
     kl_weighted: bool = key(
-        "weigh each token's KL by its importance ratio, so that stale tokens count right", True
+        "weigh each token's KL by its importance ratio, so that stale tokens count correctly", True
     )
     entropy_coef: float = key("weight of the entropy of the tokens' distributions", 0.0, low=0.0)
 
@@ -154,8 +154,8 @@ class LearnerConfig(Recipe):
         "",
     )
     token_file: Path = key(
-        "of the role learner; away from the coordinator's host it is made by `echo2d token create NAME"
-        " --role learner`",
+        "token file of the role learner; for another host than the coordinator's, `echo2d token create NAME "
+        "--role learner` makes it",
         or_else="RUN_DIR/tokens/learner.token",
     )
     model: Path = key(
@@ -163,23 +163,23 @@ class LearnerConfig(Recipe):
         or_else="run.base_model",
     )
     snapshot_root: Path = key(
-        "the coordinator's; versions are published from here", or_else="run.snapshot_root"
+        "the coordinator's snapshot_root, to publish from", or_else="run.snapshot_root"
     )
-    out_dir: Path = key("metrics.jsonl and checkpoints/", Path("learner"))
+    out_dir: Path = key("directory of metrics.jsonl and checkpoints/", Path("learner"))
     track: tuple[Literal["tensorboard", "wandb"], ...] = key(
         "boards that also show the metrics; each needs its package", ()
     )
     steps: int = key("train until this step", low=1)
 
     temperature: float = key(
-        "refuse a run that samples at another temperature; 0.0: any, the coordinator says it",
+        "refuse a run that samples at another temperature; 0.0: take the coordinator's",
         0.0,
         low=0.0,
     )
 
     cut_off: Literal["train", "filter"] = key(
-        "answers that were cut off: train on them, or let them count in the mean of their group alone"
-        " (DAPO's overlong filter)",
+        "answers that were cut off: train on them, or only count them in the mean of their group (DAPO's "
+        "overlong filter)",
         "train",
     )
     eval_wait_s: float = key(
@@ -187,7 +187,7 @@ class LearnerConfig(Recipe):
     )
 
     lora_rank: int = key(
-        "rank of a LoRA adapter, which alone is trained and published; 0: train the whole model",
+        "rank of a LoRA adapter; only the adapter is trained and published; 0: train the whole model",
         0,
         low=0,
     )
@@ -199,36 +199,36 @@ class LearnerConfig(Recipe):
         ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
     )
 
-    lr: float = key("of AdamW, after the warm-up", 1e-6, above=0.0)
+    lr: float = key("learning rate of AdamW after the warm-up", 1e-6, above=0.0)
     optimizer_steps: int = key("per train step, each on one part of the batch", 1, low=1, high=64)
     warmup_steps: int = key("train steps of linear warm-up", 10, low=0)
     lr_schedule: Literal["constant", "linear", "cosine"] = key(
-        "of the learning rate between the warm-up and the last step", "constant"
+        "course of the learning rate between the warm-up and the last step", "constant"
     )
     lr_last_share: float = key(
-        "of lr, that linear and cosine reach at the last step", 0.0, low=0.0, high=1.0
+        "share of lr that linear and cosine reach at the last step", 0.0, low=0.0, high=1.0
     )
-    betas: tuple[float, float] = key("of AdamW", (0.9, 0.95), low=0.0, high=0.9999999)
-    weight_decay: float = key("of AdamW", 0.0, low=0.0)
+    betas: tuple[float, float] = key("betas of AdamW", (0.9, 0.95), low=0.0, high=0.9999999)
+    weight_decay: float = key("weight decay of AdamW", 0.0, low=0.0)
     grad_clip: float = key("the gradient's norm is clipped to this", 1.0, above=0.0)
     poison_max: int = key(
-        "how often in a row groups that make a gradient no number are replaced, before the learner stops",
+        "how often in a row groups whose gradient is not finite are replaced, before the learner stops",
         3,
         low=0,
         high=4,
     )
     micro_batch_tokens: int = key(
-        "of one forward and backward pass, padding included", 16384, low=1
+        "tokens of one forward and backward pass, including padding", 16384, low=1
     )
     row_tokens_max: int = key(
-        "of a prompt with its answer; 0: with CUDA as many as --plan says, on a CPU any", 0, low=0
+        "most tokens of a prompt and answer; 0: as --plan says with CUDA, any on a CPU", 0, low=0
     )
     too_long: Literal["truncate", "refuse"] = key(
         "an answer beyond row_tokens_max: train its first tokens, or replace its group", "truncate"
     )
     packing: bool = key("put several short answers into a row, if the model supports it", True)
     recompute: Literal["auto", "none", "selective", "all"] = key(
-        "what of a layer the backward pass makes again, to need less memory: all of it, or all but attention "
+        "results of a layer that the backward pass computes again, to save memory: all, or all but attention "
         "and every second matrix product; auto: selective with CUDA, else none",
         "auto",
     )
@@ -236,25 +236,25 @@ class LearnerConfig(Recipe):
         "compile the layers with torch.compile: faster on a GPU, after minutes at the start", False
     )
     gradient_sync: Literal["each", "last"] = key(
-        "in which micro-batch of an optimizer step the ranks add up gradients; last: less traffic, "
-        "and every rank holds the whole model's gradient",
+        "in which micro-batch of an optimizer step the ranks sum gradients; last: less traffic, but every "
+        "rank holds the whole model's gradient",
         "each",
     )
-    rng_seed: int = key("for dropout and for dealing groups to optimizer steps", 0, low=0)
+    rng_seed: int = key("random seed of dropout and of dealing groups to optimizer steps", 0, low=0)
 
     dtype: Dtype = key(
-        "of the layers' arithmetic; weights, optimizer, softmax and logprobs are float32 in any case; "
-        "auto: bfloat16 with CUDA",
+        "type of the layers' arithmetic; weights, optimizer, softmax and logprobs are always float32; auto: "
+        "bfloat16 with CUDA, else float32",
         "auto",
     )
     reduce_dtype: Literal["float32", "bfloat16"] = key(
-        "in which the ranks add up gradients; bfloat16 halves the traffic and rounds", "float32"
+        "type in which the ranks sum gradients; bfloat16 halves the traffic and rounds", "float32"
     )
     device: str = key(
         "auto, cpu, cuda or cuda:N; under torchrun cuda is a GPU for each rank", "auto"
     )
     peak_tflops: float = key(
-        "of one device in bfloat16, for MFU; 0: by the device's name, where it is known",
+        "peak of one device in bfloat16, for MFU; 0: by the device's name, if it is known",
         0.0,
         low=0.0,
     )
@@ -273,17 +273,17 @@ class LearnerConfig(Recipe):
         low=0.0,
     )
     notice: str = key(
-        "who says that this machine will be taken away: aws, gcp, azure, file:PATH, or module:function; "
-        "a notice has the effect of SIGTERM",
+        "where to ask whether this machine will be taken away: aws, gcp, azure, file:PATH, or "
+        "module:function; a notice has the effect of SIGTERM",
         "",
     )
     checkpoint_url: str = key(
-        "URL of fsspec, as s3://bucket/folder, where each checkpoint is copied before it counts; "
+        "URL of fsspec, such as s3://bucket/folder, to which each checkpoint is copied before it counts; "
         "empty: none",
         "",
     )
     checkpoints_kept: int = key(
-        "how many of the newest to keep; from 2 on a damaged one can be skipped", 2, low=1, high=4
+        "newest checkpoints to keep; with 2 or more a damaged one can be skipped", 2, low=1, high=4
     )
     track_samples_every: int = key(
         "train steps between two tables of prompts and answers on the boards; 0: none", 0, low=0
@@ -294,7 +294,7 @@ class LearnerConfig(Recipe):
 
     @staticmethod
     def load(path: Path, settings: Iterable[str] = ()) -> "LearnerConfig":
-        """Read the table from a TOML file. settings: TABLE.KEY=VALUE, each instead of what the file says."""
+        """Read the table from a TOML file. settings: TABLE.KEY=VALUE, each of which replaces what the file says."""
         document = with_settings(read_toml(path), settings)
         if LearnerConfig.TABLE not in document:
             raise OperatorFault(
@@ -305,7 +305,7 @@ class LearnerConfig(Recipe):
 
     @staticmethod
     def of(document: Mapping[str, Any], folder: Path = Path()) -> "LearnerConfig":
-        """The table of a parsed file; what it leaves out is that of [run]. folder: of the file."""
+        """The table of a parsed file, with keys that it leaves out from [run]. folder: the one that the file is in."""
         values = dict(table_of(document, LearnerConfig.TABLE))
         if RunTable.TABLE in document:
             run = read_table(RunTable, table_of(document, RunTable.TABLE), folder)
@@ -326,7 +326,7 @@ class LearnerConfig(Recipe):
         return config
 
     def explicit(self, *, cuda: bool) -> "LearnerConfig":
-        """With what `auto` means on a GPU or a CPU, for the keys where this is known from the device alone."""
+        """The config without `auto` in the keys for which the device alone decides what it means."""
         chosen: dict[str, Any] = {}
         if self.dtype == "auto":
             chosen["dtype"] = "bfloat16" if cuda else "float32"
@@ -336,16 +336,16 @@ class LearnerConfig(Recipe):
 
 
 class Place(NamedTuple):
-    """This process among those that torchrun started. local_rank: its index on this host."""
+    """This process among those that torchrun started."""
 
     rank: int = 0
     size: int = 1
-    local_rank: int = 0
+    local_rank: int = 0  # index on this host
 
 
 def place() -> Place:
-    """This process's place by torchrun's variables; a single rank if torchrun did not start it."""
-    # Set by torchrun alone. Other programs set RANK and WORLD_SIZE too.
+    """This process's place, from torchrun's variables; a single rank if torchrun did not start it."""
+    # Only torchrun sets this variable. Other programs set RANK and WORLD_SIZE too.
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return Place()
     return Place(*(int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")))

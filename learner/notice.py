@@ -1,13 +1,13 @@
-"""Ask whether this machine will be taken away soon, and stop the learner if so.
+"""Ask whether the cloud will take this machine away soon, and stop the learner if so.
 
     learner.notice = "aws"              EC2's interruption notice: 2 minutes
                      "gcp"              Compute Engine's preemption: 30 s
                      "azure"            Azure's scheduled events, of the type Preempt: 30 s or more
-                     "file:PATH"        a file that somebody writes; its first line is the reason
+                     "file:PATH"        a file that another program writes; its first line is the reason
                      "module:function"  returns a line once a notice has come, "" before
 
-A thread asks every NOTICE_POLL_S. A question that fails is logged once and asked again: it never
-stops the learner.
+A thread asks every NOTICE_POLL_S. A failure is logged once, and the thread asks again: it never stops
+the learner.
 """
 
 import json
@@ -23,9 +23,9 @@ from pathlib import Path
 from echo2d.client import OperatorFault
 from echo2d.own_modules import load_own
 
-# A notice comes 30 s before the end at the latest, and the clouds advise to ask every 5 s or more often.
+# A notice comes at least 30 s before the end, and the clouds advise to ask every 5 s or more often.
 NOTICE_POLL_S = 2.0
-# The address is on the machine's own host, which answers within milliseconds or is not there.
+# The address is on the machine's own host, which answers within milliseconds or not at all.
 _ANSWER_S_MAX = 2.0
 # A reason is cut to this length.
 _REASON_CHARS_MAX = 200
@@ -38,20 +38,18 @@ log = logging.getLogger("echo2d.learner")
 
 @dataclass(frozen=True, slots=True)
 class MetadataService:
-    """Where a cloud says that it takes a machine away.
-
-    token: the path and the header of a token to ask for first, by PUT, and the header to show it in.
-    reason: the reason that an answer gives, "" for none.
-    """
+    """The address at which a cloud announces that it will take a machine away."""
 
     base: str
     path: str
-    reason: Callable[[str], str]
+    reason: Callable[[str], str]  # an answer -> the reason in it, "" for none
     headers: Mapping[str, str] = field(default_factory=dict)
+    # The path and the headers by which to ask for a token first, with PUT, and the header in which to
+    # send the token.
     token: tuple[str, Mapping[str, str], str] | None = None
 
     def ask(self, base: str) -> str:
-        """The reason of a notice, "" if none has come. OSError, ValueError: the answer is none."""
+        """The reason of a notice, "" if none has come. OSError, ValueError: no answer, or a malformed one."""
         headers = dict(self.headers)
         if self.token is not None:
             path, asking, shown = self.token
@@ -105,7 +103,7 @@ CLOUDS = {
 
 
 def asker(source: str, *, base: str | None = None) -> AskForNotice:
-    """What asks the source of learner.notice. base: an address in the place of the cloud's own.
+    """A function that asks the source of learner.notice. base: an address instead of the cloud's own.
 
     OperatorFault: the source is none of those in the module's docstring.
     """
@@ -129,7 +127,7 @@ def asker(source: str, *, base: str | None = None) -> AskForNotice:
 
 
 class NoticeWatch:
-    """Asks in a daemon thread until a notice has come, and then calls `told` with its reason, once."""
+    """Asks in a daemon thread until a notice comes, and then calls `told` with its reason, once."""
 
     def __init__(self, ask: AskForNotice, told: Callable[[str], object]) -> None:
         self._ask, self._told = ask, told
@@ -141,7 +139,7 @@ class NoticeWatch:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ask no more. Does not wait for a question that is under way."""
+        """Stop asking. Does not wait for a question that is under way."""
         self._left.set()
 
     def _run(self) -> None:
@@ -185,6 +183,6 @@ def _answer(url: str, headers: Mapping[str, str], *, method: str = "GET") -> str
     request = urllib.request.Request(url, headers=dict(headers), method=method)  # noqa: S310 - http alone
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(request, timeout=_ANSWER_S_MAX) as answer:
-        # A notice is a few hundred bytes, a list of scheduled events some thousand.
+        # At most 1 MiB: a notice has a few hundred bytes, a list of scheduled events some thousand.
         text: str = answer.read(1 << 20).decode()
     return text

@@ -1,10 +1,10 @@
-"""Say before anything is loaded what a run needs: `echo2d learn --config run.toml --plan`.
+"""Predict what a run needs before anything is loaded: `echo2d learn --config run.toml --plan`.
 
     memory       of a rank's tensors at rest and at the peak of a train step (`footprint`)
-    longest row  rows of twice the tokens, or half of them, until the device is full between two of them
+    longest row  found by doubling or halving the tokens until one row fits and the next does not
     checkpoint   the copy that training waits for, and the write that must end before the next one
 
-The configuration is not changed. A plan for GPUs needs none: `--gpu-gib 80 --ranks 8`.
+The configuration is not changed. A plan for GPUs does not need any: `--gpu-gib 80 --ranks 8`.
 """
 
 import functools
@@ -26,21 +26,21 @@ from echo2d.learner.config import LearnerConfig
 from echo2d.learner.model.footprint import Footprint, footprint
 
 GIB = 2**30
-# The share of a GPU's memory that tensors may take. Kernels, NCCL and holes between tensors need the rest.
+# The share of a GPU's memory that tensors may take. Kernels, NCCL and gaps between tensors need the rest.
 PLANNED_SHARE = 0.9
 # Training may wait for the copies of checkpoints for this share of a step.
 CHECKPOINT_SHARE = 0.03
 _PROBE_BYTES = 256 << 20
-# Rows between which the longest one is looked for. A model may say that it reads fewer tokens than that.
+# The longest row is searched between these numbers of tokens. A model may read fewer than the second.
 TOKENS_MIN, _TOKENS_MAX = 256, 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedDevice:
-    """The device of each rank. memory: its bytes, for one rank."""
+    """The device of each rank."""
 
     on_gpu: bool
-    memory: int
+    memory: int  # bytes for one rank
 
     @property
     def planned(self) -> int:
@@ -49,11 +49,7 @@ class PlannedDevice:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Bytes and seconds of one rank. row_tokens: of the rows with which `peak` was found. longest: tokens of the
-    longest prompt with its answer that fits and that the model can read, 0 if none does. version_copy,
-    checkpoint_copy: in host memory, while training goes on. least_step_s: the shortest train step with a checkpoint
-    each that costs CHECKPOINT_SHARE of it.
-    """
+    """Bytes and seconds of one rank."""
 
     ranks: int
     on_gpu: bool
@@ -61,10 +57,13 @@ class MemoryPlan:
     weights: int
     resting: int
     peak: int
-    row_tokens: int
+    row_tokens: int  # of the rows with which `peak` was found
+    # Tokens of the longest prompt with its answer that fits and that the model can read; 0: none fits.
     longest: int
+    # In host memory, while training goes on.
     version_copy: int
     checkpoint_copy: int
+    # The shortest train step of which a checkpoint in each step costs at most CHECKPOINT_SHARE.
     least_step_s: float
 
     @property
@@ -73,11 +72,11 @@ class MemoryPlan:
 
 
 def plan(config: LearnerConfig, ranks: int, device: PlannedDevice) -> MemoryPlan:
-    """MemoryPlan for `ranks` ranks. OperatorFault: the model cannot be loaded."""
+    """Plan for `ranks` ranks. OperatorFault: the model cannot be loaded."""
     tokens = max(TOKENS_MIN, config.micro_batch_tokens)
     peak_of = functools.partial(footprint, config, ranks, on_gpu=device.on_gpu)
     whole = peak_of(tokens)
-    # The weights in float32, and AdamW's two moments of them.
+    # The weights in float32 with AdamW's two moments.
     state = whole.resting
     copy_s, work_s, write_s = _seconds(config.out_dir, state, state * ranks)
     # Training on a CPU also waits for the core on which the checkpoint is written.
@@ -102,8 +101,8 @@ def longest_row(
 ) -> int:
     """The tokens, at most tokens_max, of the row whose peak is `memory`; 0: not even TOKENS_MIN fit.
 
-    The peak of a longer row grows no slower than that of a shorter one, so the line through two peaks lies above the
-    peaks between them.
+    The peak of a longer row grows with its tokens at least as fast as that of a shorter one, so between two rows the
+    peaks are below the line through the peaks of both.
     """
     short = long = first
     while long.peak <= memory and long.tokens < tokens_max:
@@ -119,7 +118,7 @@ def longest_row(
 
 
 def longest_row_on_gpu(config: LearnerConfig, ranks: int, memory: int) -> int:
-    """`MemoryPlan.longest` for GPUs with so many bytes, planned in a process of its own: this one's ranks are real.
+    """`MemoryPlan.longest` for GPUs with `memory` bytes, planned in another process, because this one's ranks are real.
 
     OperatorFault: rows of learner.micro_batch_tokens do not fit.
     """
@@ -130,14 +129,14 @@ def longest_row_on_gpu(config: LearnerConfig, ranks: int, memory: int) -> int:
     if not found.fits:
         raise OperatorFault(
             f"learner.micro_batch_tokens: rows of {found.row_tokens} tokens need "
-            f"{found.peak / GIB:.1f} GiB of {device.planned / GIB:.1f} at the peak of a step; the longest that "
-            f"fits has {found.longest} (see --plan). Or set learner.row_tokens_max, and no plan is made"
+            f"{found.peak / GIB:.1f} GiB of {device.planned / GIB:.1f} at the peak of a step; the longest row that "
+            f"fits has {found.longest} (see --plan). Or set learner.row_tokens_max: then nothing is planned"
         )
     return found.longest
 
 
 def device_for(config: LearnerConfig, ranks: int, gpu_gib: float) -> PlannedDevice:
-    """The device with this much memory; 0: the one that a run here would take."""
+    """The device with this much memory; 0: the one that a run on this machine would use."""
     if gpu_gib:
         return PlannedDevice(on_gpu=True, memory=int(gpu_gib * GIB))
     if config.device != "cpu" and torch.cuda.is_available():
@@ -164,23 +163,23 @@ def lines(found: MemoryPlan, config: LearnerConfig) -> list[str]:
 
 
 def as_json(found: MemoryPlan, cautions: Sequence[str] = ()) -> str:
-    """cautions: what the run's other tables make doubtful."""
+    """The plan as JSON. cautions: warnings about the run's other tables."""
     return json.dumps({**asdict(found), "fits": found.fits, "cautions": list(cautions)})
 
 
 def read_max(config: LearnerConfig) -> int:
-    """The tokens that the model can read."""
+    """The most tokens that the model can read."""
     known = AutoConfig.from_pretrained(config.model).get_text_config()
     return min(_TOKENS_MAX, getattr(known, "max_position_embeddings", 0) or _TOKENS_MAX)
 
 
 def _seconds(directory: Path, copied: int, written: int) -> tuple[float, float, float]:
-    """How long it takes to copy so many bytes, how long a core works to write and digest as many, and how long it
-    takes until `written` bytes are on the disk; by a copy and a synced file of _PROBE_BYTES.
+    """Seconds to copy `copied` bytes, of a core's work to write and digest as many, and until `written` bytes are on
+    the disk. Measured with a copy and a synced file of _PROBE_BYTES.
     """
     source, copy = (torch.ones(_PROBE_BYTES, dtype=torch.uint8) for _ in range(2))
     begun = time.monotonic()
-    # A learner copies into the same memory each time, too.
+    # The copy reuses memory, as a learner's does.
     copy.copy_(source)
     copy_s = time.monotonic() - begun
     directory.mkdir(parents=True, exist_ok=True)

@@ -3,9 +3,9 @@
     told to stop ----> the step and its checkpoint end within learner.stop_within_s: finish the step
                  \\---> they do not: leave the step between two micro-batches
 
-The estimate takes the pace of micro-batches and the time that the last checkpoint took. While one
-of them is not known, the step is left: a step that is left costs less than a checkpoint that comes
-too late. Ranks decide together, so that all of them leave before the same micro-batch.
+The estimate uses the pace of micro-batches and the time that the last checkpoint took. While one of
+them is not known, the step is left: leaving a step costs less than a checkpoint that comes too late.
+Ranks decide together, so that all of them leave before the same micro-batch.
 """
 
 import math
@@ -14,15 +14,14 @@ from collections.abc import Callable
 
 from echo2d.learner.ranks.ranks import Ranks
 
-# What one rank finds, in the order in which the ranks' findings prevail.
+# What one rank finds. The highest finding of any rank decides.
 GOES_ON, FINISHES, LEAVES = range(3)
 
 
 class StopClock:
-    """Knows how long steps take, and asks all ranks before each micro-batch.
+    """Measures how long steps take, and asks all ranks before each micro-batch.
 
-    stopped_at: when this rank was told to stop, in monotonic seconds; None: it was not. told: whether
-    any rank was, by the last call of `leaves` or `end_step`.
+    stopped_at: when this rank was told to stop, in monotonic seconds; None: it was not.
     """
 
     def __init__(
@@ -32,14 +31,15 @@ class StopClock:
         self._began_at = 0.0
         self._micro = 0
         self._each_s: float | None = None  # of a micro-batch of the last step
+        # Whether any rank was told to stop, as of the last call of `leaves` or `end_step`.
         self.told = False
 
     def begin_step(self) -> None:
-        """To be called before the first micro-batch of a step."""
+        """Call this before the first micro-batch of a step."""
         self._began_at, self._micro = time.monotonic(), 0
 
     def end_step(self) -> None:
-        """To be called on every rank once a step is trained. Sets `told`."""
+        """Call this on every rank once a step is trained. Sets `told`."""
         if self._micro:
             self._each_s = (time.monotonic() - self._began_at) / self._micro
         self.told = bool(self._ranks.highest(int(self._stopped_at() is not None)))
@@ -47,11 +47,11 @@ class StopClock:
     def leaves(
         self, done: int, total: int, *, save_s: float | None, busy_s: float, may: bool = True
     ) -> bool:
-        """Whether all ranks leave the present step now. Every rank makes the same calls.
+        """Whether all ranks leave the present step now. Every rank must make the same calls.
 
-        done, total: micro-batches of the step. save_s: what a checkpoint takes, None if it is not
-        known. busy_s: until the checkpoint that is being saved is whole. may: False if the step must
-        be finished.
+        done, total: micro-batches of the step. save_s: seconds that a checkpoint takes, None if not
+        known. busy_s: seconds until the checkpoint that is being saved is complete. may: False if the
+        step must be finished.
         """
         self._micro = total
         found = self._ranks.highest(self._finding(done, total, save_s, busy_s))

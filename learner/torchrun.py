@@ -1,13 +1,13 @@
 """Run torchrun with useful exit codes: `python -m echo2d.learner.torchrun --nproc-per-node 8
 -m echo2d.learner --config run.toml`.
 
-torchrun exits with 1 on every failure, so that a service manager would restart what only the
+torchrun exits with 1 on every failure, so a service manager would restart a learner that only the
 operator can repair. This program takes torchrun's arguments and exits as the learner does: 0 when
 done, 2 if a process of this host exited with 2, else 1; after a signal, by that signal. The exit
 codes of other hosts do not count.
 
-torchrun asks its store for ever if the network to the store's host drops all packets. Once the
-learner processes of this host have ended, this program ends torchrun (on Linux).
+If the network to the store's host drops all packets, torchrun asks its store for ever. So this program
+ends torchrun (on Linux) once the learner processes of this host have ended.
 """
 
 import os
@@ -24,7 +24,7 @@ from torch.distributed.run import main as torchrun
 
 OPERATOR_FAULT = 2  # exit code
 CHECK_S = 1.0
-# torchrun polls its processes ten times a second, and waits a minute for an answer of its store.
+# torchrun polls its processes ten times a second, but may wait a minute for an answer of its store.
 CHECKS_MAX = 60
 _TASKS = Path("/proc/self/task")
 
@@ -37,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
     except ChildFailedError as failed:
         return _code_of([each.exitcode for each in failed.failures.values()]) or 1
     except SignalException as stopped:
-        # The processes have ended. End by the same signal, as the caller of `wait` expects.
+        # The processes have ended. This one ends by the same signal, as the caller of `wait` expects.
         signal.signal(stopped.sigval, signal.SIG_DFL)
         os.kill(os.getpid(), stopped.sigval)
     return 0
@@ -56,7 +56,7 @@ def _end_if_stuck() -> None:
         try:
             codes = list(_unreaped_children())
         except OSError:
-            # torchrun has waited for one of them meanwhile, so it is not stuck.
+            # torchrun has reaped one of them meanwhile, so it is not stuck.
             codes = []
         checks = checks + 1 if codes and None not in codes else 0
     print("learner: torchrun is stuck: its store does not answer", file=sys.stderr)  # noqa: T201

@@ -3,31 +3,31 @@
     open a session, publish the version to resume from, then for each step n:
         take batch n             faults: refuse the groups and take the batch again
         train step n
-        commit step n            the answer has kappa, the publish period
+        commit step n            the answer gives kappa, the publish period
         publish version n        if kappa steps have passed since the last publish, or n is the last
         save checkpoint n        every checkpoint_every steps, and when the loop ends
         report a durable step    when a checkpoint is complete: the oldest of those kept
 
 While step n trains, batch n + 1 is fetched, and the version before is written and published in the
-background; it is out before the next one begins. All ranks run this loop in step (`ranks`), and
-only rank 0 talks and writes.
+background; it is published before the next publish begins. All ranks run this loop in step (`ranks`),
+and only rank 0 talks to the coordinator and writes files.
 
 The order keeps I4: a committed step has been trained, a step reported durable is on disk, and after
 a crash the newest checkpoint says where to resume. When told to stop, the learner saves a
-checkpoint within learner.stop_within_s: of the present step, or of the one before (`stopping`). It
-does not wait then for a coordinator that is away.
+checkpoint within learner.stop_within_s: of the present step, or of the one before (`stopping`). Then
+it does not wait for an unreachable coordinator.
 
 A step that is left is not committed, and its batch comes again. Its gradient is dropped. If some of
 its optimizer steps are applied already, the newest checkpoint decides:
 
     it is of the step before     nothing is saved: the next learner trains the whole step
-    it is an older one           one is saved that names the groups that were trained (`begun_step`);
-                                 the next learner trains the others
+    it is older                  a checkpoint is saved that names the groups that were trained
+                                 (`begun_step`); the next learner trains the others
 
-So an epoch saves each step at most once, and no group is trained twice or left out. The second way
-makes the next session publish other bytes as the same version, which revokes what workers have
-written under it; therefore it is only taken where whole steps would be lost. With `recomputed`
-proximal logprobs it is not possible, and the step is finished.
+So an epoch saves each step at most once, and no group is trained twice or left out. In the second case
+the next session publishes other bytes as the same version, which revokes what workers have written
+under it; therefore this is only done if whole steps would be lost otherwise. With `recomputed` proximal
+logprobs it is not possible, and the step is finished.
 """
 
 import contextlib
@@ -73,7 +73,7 @@ from echo2d.learner.stopping import StopClock
 from echo2d.logs import say
 from echo2d.sd_notify import Notifier
 
-# How often a waiting learner checks for a publish that failed, or a rank that was told to stop.
+# Seconds between two checks of a waiting learner for a failed publish, or a rank that was told to stop.
 BEAT_S = 1.0
 
 log = logging.getLogger("echo2d.learner")
@@ -103,7 +103,7 @@ class Learner:
         self.watch = Stopwatch()
         directory = config.out_dir / "checkpoints"
         url = config.checkpoint_url
-        # Every rank finds out whether the package is there, and rank 0 alone uses it.
+        # Every rank checks that the package is installed, but only rank 0 uses it.
         remote = RemoteCheckpoints(url) if url else None
         self._checkpoints = Checkpoints(directory, config.checkpoints_kept, self._ranks, remote)
         self._service = service or Notifier()
@@ -126,15 +126,14 @@ class Learner:
         self._begun: BegunStep | None = None  # of the step after `_step`
         self._stop = StopClock(self._ranks, config.stop_within_s, lambda: prefetch.stopped_at)
         self._publishes_late = False
-        self._poisoned: list[
-            int
-        ] = []  # groups refused as poison, each time that the present batch came
+        # How many groups were refused as poison, each time that the present batch came.
+        self._poisoned: list[int] = []
         self._evals: Sequence[str] = ()
         self._step = self._saved = self._published = self._restore() if resume else 0
 
     def run(self) -> None:
-        """Train until the last step, or until `prefetch.stop`, then save a checkpoint and wait for
-        it.
+        """Train until the last step or until `prefetch.stop`, then save a checkpoint and wait until it is
+        saved.
         """
         try:
             with self._publisher:
@@ -151,7 +150,7 @@ class Learner:
         if self._publishes_late and self._published < self._step:
             with contextlib.suppress(Unanswered):
                 self._publish(self._step)
-        # An unanswered publish or report is made up for when the next session opens.
+        # After an unanswered publish or report, the opening of the next session does the same.
         with contextlib.suppress(Unanswered):
             self._ranks.share(self._publisher.settle)
             if self._ranks.share(lambda: self._evals and self._published == self._step):
@@ -184,15 +183,15 @@ class Learner:
         self._rules = _rules(session, self._policy.vocab_size, self._config, self._row_tokens_max)
         _check_temperature(self._config.temperature, session)
         self._evals = session.evaluations
-        # Before the first publish, for its room on the disk. The epoch before may not know yet that
-        # it is fenced and may still be publishing: its version stays until this session has
+        # Cleaned before the first publish, which needs the space on the disk. The epoch before may not know
+        # yet that it is fenced and may still be publishing, so its version stays until this session has
         # published.
         self._ranks.share(lambda: self._writer.clean(self._epoch - 1))
         self._publish(self._step)
         self._ranks.share(self._start_batches)
         self._step_began_at = time.monotonic()
         if self._begun:
-            # The step takes as long as both learners train it.
+            # The time of the step is the sum of both learners' times.
             self._step_began_at -= self._begun.seconds
         while self._step < self._config.steps and not self._stop.told:
             waiting = time.monotonic()
@@ -206,7 +205,7 @@ class Learner:
             self._follow(batch)
             self._advance(batch, wait_s=time.monotonic() - waiting)
         if self._stop.told:
-            # It may be another rank that was told.
+            # Another rank may be the one that was told to stop.
             self._prefetch.stop()
 
     def _open_tracking(self) -> None:
@@ -222,7 +221,7 @@ class Learner:
         if config.row_tokens_max or device.type != "cuda":
             return config.row_tokens_max
         self._service.starting("planning the memory")
-        # What it imports takes a second, and a learner on a CPU does not need it.
+        # The import takes a second, and a learner on a CPU does not need it.
         from echo2d.learner.plan import longest_row_on_gpu
 
         memory = torch.cuda.get_device_properties(device).total_memory
@@ -250,7 +249,7 @@ class Learner:
 
     def _while_waiting(self) -> float:
         """Called on rank 0 while it waits for a batch. Returns the seconds until the next call."""
-        # Raises if publishing failed. The batch may need that version and would never come.
+        # This raises if publishing failed: the batch may need that version and would never come.
         self._publisher.settle(patient=False)
         if self._ranks.beat(stopped=self._prefetch.stopped):
             self._prefetch.stop()
@@ -289,8 +288,8 @@ class Learner:
             self._prefetch.request(step)
 
     def _fetch(self, step: int) -> Batch:
-        """Take a batch, again if it arrives damaged. IntegrityFault: DAMAGED_MAX times its digest
-        did not match.
+        """Take a batch, again if it arrives damaged. IntegrityFault: its digest did not match three
+        times.
         """
         # A batch damaged in transit arrives whole the next time; one damaged at its source never
         # does.
@@ -311,8 +310,8 @@ class Learner:
                 return None
 
     def _take(self, step: int) -> Batch | None:
-        """Return the requested batch of `step` once it has no faults; None when the learner is to
-        stop, or no batch will come any more.
+        """Return the requested batch of `step` once it has no faults; None if the learner must stop, or
+        there will be no more batches.
         """
         while (batch := self._wait_for_batch(step)) is not None:
             self._follow(batch)
@@ -324,7 +323,7 @@ class Learner:
         return None
 
     def _follow(self, batch: Batch) -> None:
-        """Take over the run's S, if the operator has changed it."""
+        """Use the run's new staleness bound S, if the operator has changed it."""
         now, before = batch.staleness_max, self._rules.staleness_max
         if now is not None and now != before:
             if self._ranks.leads:
@@ -341,19 +340,21 @@ class Learner:
         self._request(batch.step)
 
     def _refuse_poison(self, batch: Batch, poison: PoisonedGroupsError) -> None:
-        """Have the groups replaced that made a gradient no number. FloatingPointError: once too often."""
+        """Have the groups replaced whose gradients are not finite. FloatingPointError: more than poison_max
+        times in a row.
+        """
         self._poisoned.append(len(poison.groups))
         if len(self._poisoned) > self._config.poison_max:
             times = f"{len(self._poisoned)} times in a row"
             raise FloatingPointError(
                 f"{poison}; groups of step {batch.step} were poisonous {times}"
             )
-        reason = "the gradient of this group alone is no number"
+        reason = "the gradient of this group alone is not finite"
         self._ranks.share(lambda: self._refuse(batch, dict.fromkeys(poison.groups, reason)))
 
     def _advance(self, batch: Batch, *, wait_s: float) -> None:
-        """Train on the batch, commit it, and publish and save a checkpoint if they are due. A batch with poison
-        changes nothing and comes again.
+        """Train on the batch, commit it, and publish and save a checkpoint if these are due. A batch with poisonous
+        groups changes nothing and comes again.
         """
         step = batch.step
         self._request(step + 1)
@@ -371,7 +372,7 @@ class Learner:
                 )
             except PoisonedGroupsError as poison:
                 self._refuse_poison(batch, poison)
-                # The wait for this batch is no training time of the step.
+                # The wait for this batch does not count as training time.
                 self._step_began_at += wait_s
                 return
             except StepLeftError as left:
@@ -380,7 +381,7 @@ class Learner:
         self._stop.end_step()
         self._begun = None
         self._trained.add(batch)
-        # Set before the commit, which may remain unanswered: a session that resumes at this step
+        # Set before the commit, which may remain unanswered: then the session that resumes at this step
         # commits it.
         self._step = step
         with self.watch("pace"):
@@ -394,13 +395,12 @@ class Learner:
                 )
             )
         publishes = step - self._published >= self._publish_every or step == self._config.steps
-        # When time is short, the checkpoint comes first: a publish waits until the one before is out.
+        # When told to stop, the checkpoint comes first, because a publish waits for the one before it.
         self._publishes_late = publishes and self._stop.told
         if publishes and not self._publishes_late:
             with self.watch("publish"):
                 self._publish(step)
-        # Before the checkpoint: a step that is durable is not trained again, so its row would be
-        # lost.
+        # Recorded before the checkpoint: a durable step is not trained again, so its row would be lost.
         self._ranks.share(lambda: self._record(batch, report, t_train_s=t_train_s, wait_s=wait_s))
         self._poisoned.clear()
         if self._stop.told:
@@ -413,7 +413,7 @@ class Learner:
 
     def _leaves(self, done: int, total: int, applied: int) -> bool:
         """Whether all ranks leave the present step; a `begun_step.Leaves`."""
-        # The next learner cannot make proximal logprobs again once an optimizer step is applied.
+        # Once an optimizer step is applied, the next learner cannot compute the proximal logprobs again.
         needs_save, checkpoints = self._saved < self._step, self._checkpoints
         may = not (applied and needs_save and self._config.proximal == "recomputed")
         return self._stop.leaves(
@@ -421,7 +421,7 @@ class Learner:
         )
 
     def _leave(self, step: int, begun: BegunStep | None, wait_s: float) -> None:
-        """Leave `step` untrained. begun: what is applied of it."""
+        """Leave `step` uncommitted. begun: the optimizer steps of it that are applied."""
         if begun is not None:
             seconds = time.monotonic() - self._step_began_at - wait_s
             self._begun = dataclasses.replace(begun, seconds=seconds)
@@ -433,7 +433,7 @@ class Learner:
         )
 
     def _parts(self, batch: Batch) -> list[list[PackedAnswer]]:
-        """The answers of each optimizer step, without groups that are trained."""
+        """The answers of each optimizer step, without groups that are trained already."""
         config, trained = self._config, self._begun.groups if self._begun else ()
         groups = answers_of(batch, self._rules, self._advantages)
         dealt = parts(groups, config.optimizer_steps, step=batch.step, rng_seed=config.rng_seed)
@@ -441,12 +441,10 @@ class Learner:
         return [part for part in left if part]
 
     def _pace(self, wait_s: float) -> None:
-        """Wait until the step has taken learner.step_floor_s, without the time it waited for its
-        batch.
-        """
+        """Wait until the step has taken learner.step_floor_s, not counting the wait for its batch."""
         ends_at = self._step_began_at + wait_s + self._config.step_floor_s
         while (left_s := ends_at - time.monotonic()) > 0 and not self._prefetch.stopped:
-            # A step that imitates a larger model notices within 0.1 s that it has to stop.
+            # Sleep at most 0.1 s at a time, so that a stop is noticed soon.
             time.sleep(min(left_s, 0.1))
 
     def _publish(self, version: int) -> None:
@@ -528,7 +526,7 @@ class Learner:
             self._record_evaluations(self._coordinator.evaluations(self._evaluated))
 
     def _record_evaluations(self, found: Sequence[Evaluation]) -> None:
-        """Record what was evaluated since the last call, in rows of their own. Rank 0 only."""
+        """Record the evaluations since the last call, each in its own row. Rank 0 only."""
         for each in found:
             self._evaluated = each.number
             row = {"step": self._step, "eval": {each.name: dataclasses.asdict(each)}}
@@ -536,7 +534,7 @@ class Learner:
             log.info("evaluated %s", evaluation_line(each))
 
     def _await_evaluations(self) -> None:
-        """Have the last version evaluated, and wait for that. Rank 0 only."""
+        """Have the last version evaluated, and wait for the result. Rank 0 only."""
         ends_at = time.monotonic() + self._config.eval_wait_s
         while True:
             found, unfinished = self._coordinator.evaluate(self._step, self._evaluated)
@@ -567,7 +565,7 @@ def _rules(
 
 
 def _truncated(batch: Batch, rules: BatchRules) -> float:
-    """The share of answers that are beyond row_tokens_max."""
+    """The share of answers that are longer than row_tokens_max allows."""
     found = [
         rules.room(group, len(trajectory.tokens)) < len(trajectory.tokens)
         for group in batch.groups
@@ -582,5 +580,5 @@ def _check_temperature(configured: float, session: Session) -> None:
         if sampling.temperature != configured:
             raise OperatorFault(
                 f"learner.temperature: the coordinator samples task {task!r} at "
-                f"{sampling.temperature:g}; found {configured:g}. Leave the key out: each batch says it"
+                f"{sampling.temperature:g}; found {configured:g}. Leave the key out: each batch has its temperature"
             )

@@ -3,24 +3,25 @@ comments, functions, tests.
 
     python tools/house_report.py [CHECKOUT] [--json] [--imported]
 
-Only the standard library is used and nothing of the checkout is imported, so that it also reads old
-commits (a clone or a `git worktree` of one) and two commits can be compared by the same rules:
+It uses only the standard library and imports nothing of the checkout, so that it also reads old
+commits (a clone or a `git worktree` of one), and two commits can be compared by the same rules:
 
 - A module is a `.py` file with at least one line of code. Its lines are all of its lines.
-- An import counts wherever it is written: inside functions and under `TYPE_CHECKING` too. The
+- An import counts wherever it is written, also inside functions and under `TYPE_CHECKING`. The
   longest chain is counted in modules, after the modules of an import cycle have been merged into
   one.
 - A code line has a token that is neither a comment nor part of a docstring.
 - The length of a function is its lines from `def` to the end, without decorators.
 - A command is a function decorated with `click.command` or with `.command` of a group. An option is
-  a decorator `click.option` of a function: a helper that adds options to several commands counts
-  for none. `--imported` imports the checkout's `echo2d.cli` and adds what click itself offers: an
-  option counts for each command that has it.
+  a decorator `click.option` of a function: options that a helper adds to several commands do not
+  count. `--imported` imports the checkout's `echo2d.cli` and adds the figures that click itself gives:
+  there an option counts for each command that has it.
 - A key of the configuration is a field whose value is `key(...)`; those of simulations are in
   `echo2d/plan` (before, `echo2d/sim`).
 - A constant is an assignment at the top of a module, without an annotation, to one upper-case name.
 - A fragment is a module of the wheel with at most FRAGMENT_LINES lines that at most FRAGMENT_IMPORTERS
-  others import: it may be no idea of its own. Packages, main modules and what the registry names are none.
+  others import: it may be too small to be an idea of its own. Packages, main modules and modules that the
+  registry names are no fragments.
 
 The wheel is echo2d and learner; its commands, options, keys and constants are counted there. Names,
 comments, lines over 100 columns and functions are counted in echo2d and learner, without
@@ -94,7 +95,7 @@ class Module:
 
     @property
     def imported_as(self) -> str:
-        """Its name in an installation, where the learner is a package of echo2d."""
+        """The module's name in an installation, where the learner is a package of echo2d."""
         return f"echo2d.{self.name}" if self.area == "learner" else self.name
 
     @property
@@ -169,7 +170,7 @@ def report(modules: list[Module]) -> dict[str, int | float | str]:
 
 
 def surface(product: list[Module]) -> dict[str, int]:
-    """The figures of the wheel that a budget limits, by what is written in its source."""
+    """The figures of the wheel that a budget limits, counted in its source."""
     figures = {
         f"code lines: {area}": sum(each.code_lines for each in product if each.area == area)
         for area in PRODUCT
@@ -188,7 +189,7 @@ def surface(product: list[Module]) -> dict[str, int]:
 
 
 def fragments(product: list[Module]) -> list[Module]:
-    """Small modules that hardly anything imports."""
+    """The fragments among these modules."""
     inside = {module.imported_as: module for module in product}
     importers: dict[str, set[str]] = {name: set() for name in inside}
     for name, module in inside.items():
@@ -208,7 +209,7 @@ def fragments(product: list[Module]) -> list[Module]:
 
 
 def decorator_names(tree: ast.Module) -> Iterator[str]:
-    """What decorates the functions, without the arguments."""
+    """The names of the functions' decorators, without arguments."""
     for node in ast.walk(tree):
         if isinstance(node, Function):
             for each in node.decorator_list:
@@ -238,7 +239,7 @@ def count_constants(tree: ast.Module) -> int:
 def offered(group: Any) -> dict[str, int]:
     """The commands and options that click itself offers, without those of another distribution.
 
-    group: the imported `echo2d.cli.main`. A group that does something by itself is a command too.
+    group: the imported `echo2d.cli.main`. A group that can be called without a command is a command, too.
     """
     commands, options, waiting = 0, 0, [group]
     while waiting:
@@ -299,7 +300,7 @@ def imported_names(module: Module) -> Iterator[str]:
 
 
 def strong_components(graph: Mapping[str, set[str]]) -> list[list[str]]:
-    """The strongly connected components, each after all that it leads to (Tarjan's algorithm)."""
+    """The strongly connected components, each after all components that it leads to (Tarjan's algorithm)."""
     index: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
@@ -361,7 +362,7 @@ def function_lengths(modules: Iterable[Module]) -> Iterator[int]:
 
 
 def docstring_lines(tree: ast.Module) -> set[int]:
-    """The numbers of the lines that docstrings stand on."""
+    """The numbers of the lines of docstrings."""
     lines: set[int] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | Function) and node.body:
@@ -376,7 +377,7 @@ def docstring_lines(tree: ast.Module) -> set[int]:
 
 
 def count_lines(text: str, docstrings: set[int]) -> tuple[int, int]:
-    """How many lines of code, and how many comments on lines of their own, a source has."""
+    """The number of code lines, and of comments on lines of their own."""
     code: set[int] = set()
     comments: set[int] = set()
     for token in tokenize.generate_tokens(io.StringIO(text).readline):

@@ -1,8 +1,8 @@
-"""Plants one bug after the other in a copy of the tree, and asks the suite to find it: `make nightly-mutants`.
+"""Plants one bug after the other in a copy of the tree, and runs the tests that must find it: `make nightly-mutants`.
 
-A mutant is one text replaced by another in one file, and the tests of which at least one must fail then. It stands for
-an invariant or a gate of the design (docs/design/invariants.md). A mutant that survives, or whose text is
-not there exactly once any more, ends the run with exit code 1.
+A mutant is a text in one file with its replacement, and the tests of which at least one must then fail. It breaks an
+invariant or a gate of the design (docs/design/invariants.md). If a mutant survives, or its text is not exactly once in
+the file, the exit code is 1.
 """
 
 import argparse
@@ -22,7 +22,9 @@ FAULTS = "tests/shells/sim/test_faults.py"
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """rule: what it breaks. old, new: the patch. tests: files, or parts of them, of which one must fail."""
+    """rule: the invariant or gate that it breaks. old, new: the patch. tests: files, or parts of them, of which one
+    must fail.
+    """
 
     rule: str
     name: str
@@ -32,7 +34,7 @@ class Mutant:
     tests: tuple[str, ...]
 
     def planted(self, source: str) -> str:
-        """The file with the bug in it. ValueError: the text is not there, or more than once."""
+        """The file with the bug in it. ValueError: the file does not have the text exactly once."""
         if source.count(self.old) != 1:
             raise ValueError(f"{self.path} does not have {self.old!r} exactly once")
         return source.replace(self.old, self.new)
@@ -163,10 +165,10 @@ MUTANTS = (
     Mutant(
         "I3, deltas",
         "a damaged base is taken for damaged frames",
-        "echo2d/core/weights/encoding.py",
+        "echo2d/core/weights/form.py",
         "(base is None or base_sum(base) != record.base)",
         "base is None",
-        ("tests/unit/core/weights/test_encoding.py",),
+        ("tests/unit/core/weights/test_form.py",),
     ),
     Mutant(
         "I3, deltas",
@@ -646,11 +648,11 @@ MUTANTS = (
 
 
 def caught_by(mutant: Mutant, tree: Path) -> str | None:
-    """The first test that fails with the bug in the tree; None: it survives."""
+    """The first test that fails with the bug in the tree; None: the bug survives."""
     path = tree / mutant.path
     source = path.read_text(encoding="utf-8")
     path.write_text(mutant.planted(source), encoding="utf-8")
-    # A planted bug may make a test wait for ever; nothing else runs here, so 60 s show that it does.
+    # A planted bug may make a test wait for ever. Nothing else runs meanwhile, so a test that takes 60 s does.
     options = ["-x", "-q", "-m", "not soak", "--timeout=60", "-p", "no:cacheprovider"]
     command = [sys.executable, "-m", "pytest", *options, *mutant.tests]
     try:
@@ -686,7 +688,7 @@ def main() -> int:
                 shutil.copytree(REPO / name, tree / name, symlinks=True)
             else:
                 shutil.copy2(REPO / name, tree / name)
-        # The copy is not installed: the link makes its learner the one that is imported.
+        # The copy is not installed, so the link makes Python import the copy's learner.
         (tree / "echo2d" / "learner").symlink_to(tree / "learner")
         for mutant in chosen:
             started = time.monotonic()

@@ -13,7 +13,7 @@ if ! command -v "$compiler" >/dev/null; then
 fi
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
-# A copy, so that the extension in use stays as it is.
+# The extension is built in a copy, so that the one in use stays unchanged.
 git ls-files --cached --others --exclude-standard echo2d learner tests tools/lab setup.py pyproject.toml README.md LICENSE |
   tar --create --files-from=- | tar --extract --directory="$folder"
 cd "$folder"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds the wheel, and installs it where there is no compiler: the loops must be there. Then installs
-# the source with a compiler that fails: numpy must serve.
+# Builds the wheel, and installs it without a compiler: it must have the compiled loops. Then installs the
+# source with a compiler that fails: numpy must be used instead.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=$PWD/.venv/bin/python
@@ -9,7 +9,7 @@ folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 git ls-files --cached --others --exclude-standard echo2d learner examples grafana scenarios systemd setup.py MANIFEST.in pyproject.toml README.md LICENSE |
   tar --create --files-from=- | tar --extract --directory="$folder" --one-top-level=source
-# A virtual environment, and nothing else on PATH.
+# Programs run with only the virtual environment on PATH.
 "$python" -m venv "$folder/venv"
 alone() { (cd "$folder" && env --ignore-environment PATH="$folder/venv/bin" HOME="$folder" CC=/bin/false "$@"); }
 pip=("$folder/venv/bin/python" -m pip --quiet --disable-pip-version-check install --no-deps)

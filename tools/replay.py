@@ -1,9 +1,9 @@
-"""Runs a coordinator again from its ledger: what it would know, whether that can be true, and the story of one group.
+"""Runs a coordinator again from its ledger, to show its state, contradictions in it, and the story of one group.
 
     python -m tools.replay RUN_DIR [--config run.toml] [--group 123 | --at STEP] [--json]
 
-The ledger is copied, never written, and may be in use. Exit code 0: all fits together; 1: something does not, and it is
-listed; 2: this is no ledger, one of its rows is damaged, or the question has no answer there.
+The ledger is copied, never written, and may be in use. Exit code 0: there is no contradiction; 1: there are
+contradictions, which are listed; 2: this is no ledger, one of its rows is damaged, or it has no answer to the question.
 """
 
 import argparse

@@ -1,9 +1,9 @@
-"""A coordinator run again from its ledger, for people who ask what a run was doing when it ended. It changes nothing.
+"""Runs a coordinator again from its ledger, for people who ask what a run was doing when it ended. It changes nothing.
 
-    ledger.sqlite --copy--> Evidence --> audit: what cannot be true, in sentences
+    ledger.sqlite --copy--> Evidence --> audit: contradictions, in sentences
                                +-------> revive: the machine that `echo2d coordinate` would start, after its first turn
 
-The rules of a run stand in its config only; without it they are guessed from what is stored, and S is not judged.
+Only the config has the rules of a run; without it they are guessed from the stored data, and S is not judged.
 """
 
 import math
@@ -47,13 +47,13 @@ from echo2d.runtime.coordinator.main import make_rules
 from echo2d.runtime.run_dir.run_directory import LEDGER_FILE
 from echo2d.store.ledger import Ledger
 
-DAMAGE_MAX = 20  # lines that SQLite says about a damaged file
+DAMAGE_MAX = 20  # lines of SQLite about a damaged file
 ANY_RUN = RunId("0" * 16)
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """Who made the stored result of a sample."""
+    """The attempt that made the stored result of a sample."""
 
     group: int
     sample: int
@@ -63,9 +63,9 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """All that a ledger holds. versions: ever published; commits: (step, epoch, digest) of every epoch.
+    """The content of a ledger. versions: all ever published. commits: (step, epoch, digest) of every epoch.
 
-    granted: the attempts that were given out, where the ledger keeps them. damage: what SQLite itself finds wrong.
+    granted: the granted attempts, if the ledger keeps them. damage: the faults that SQLite itself finds.
     """
 
     path: Path
@@ -85,7 +85,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What the run is held to. known: from its config; otherwise guessed from the ledger."""
+    """The rules by which the run is judged. known: they are from its config; otherwise guessed from the ledger."""
 
     rules: RunRules
     known: bool
@@ -93,7 +93,7 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class Revival:
-    """The machine's status after its first turn, and what it did in it. dropped: groups by reason."""
+    """The machine's status after its first turn, and its actions in that turn. dropped: groups by reason."""
 
     status: dict[str, Any]
     dropped: dict[str, int]
@@ -105,7 +105,7 @@ class Revival:
 
 
 def read_ledger(path: Path) -> Evidence:
-    """From a ledger or run directory. OperatorFault: not a ledger. StoreFault: damaged, so that it cannot be read."""
+    """Read a ledger or run directory. OperatorFault: it is no ledger. StoreFault: it is too damaged to be read."""
     source = path / LEDGER_FILE if path.is_dir() else path
     if not source.is_file():
         raise OperatorFault(
@@ -126,7 +126,7 @@ def read_ledger(path: Path) -> Evidence:
 
 
 def _copy(source: Path, copy: Path) -> None:
-    """As of one moment, even beside a running coordinator; the original is only read."""
+    """Copy the ledger as of one moment, even beside a running coordinator; the original is only read."""
     if not source.with_name(source.name + "-wal").exists():
         shutil.copyfile(source, copy)
         return
@@ -180,12 +180,12 @@ def _granted(database: sqlite3.Connection) -> Iterator[dict[str, Any]]:
 
 
 def rules_of(config: Path) -> Rules:
-    """From the run's TOML."""
+    """The rules in the run's TOML."""
     return Rules(make_rules(CoordinatorConfig.load(config), ANY_RUN, ()), known=True)
 
 
 def guessed_rules(recovered: Recovered) -> Rules:
-    """Whatever fits what is stored; S is large enough."""
+    """Rules that agree with the stored data; S is large enough for all of them."""
     size = max(
         [1, *(1 + each.sample for group in recovered.groups for each in group.record.trajectories)]
     )
@@ -208,7 +208,7 @@ def guessed_rules(recovered: Recovered) -> Rules:
 
 
 def audit(evidence: Evidence, rules: Rules) -> list[str]:
-    """What cannot be true of a run that kept its promises; empty when all fits together."""
+    """Contradictions that a run which kept its promises cannot have; empty: there are none."""
     return [
         *evidence.damage,
         *_batch_faults(evidence, rules),
@@ -318,7 +318,7 @@ def _short(digest: Digest) -> str:
 
 
 def revive(evidence: Evidence, rules: Rules, *, at_step: int | None = None) -> Revival:
-    """What the coordinator would be. at_step: after a learner has opened a session there.
+    """The state of a coordinator that starts from this ledger. at_step: after a learner has opened a session there.
 
     IntegrityFault: it refuses to start, or breaks an invariant. OperatorFault: no session can begin at that step.
     """
@@ -348,11 +348,11 @@ def _drops(actions: list[CoordinatorAction]) -> Counter[str]:
     return Counter(record.reason for record in records if isinstance(record, GroupDropped))
 
 
-# --- what people ask ------------------------------------------------------------------------------------------------
+# --- answers for people ---------------------------------------------------------------------------------------------
 
 
 def waiting_groups(evidence: Evidence, rules: Rules) -> dict[str, int]:
-    """The stored groups that are in no batch, by how far they are."""
+    """The number of stored groups that are in no batch, by their progress."""
     held = {group for batch in evidence.recovered.frozen for group in batch.groups}
     groups = [group for group in evidence.recovered.groups if group.record.group not in held]
     return dict(Counter(_progress(group, rules.rules.group_size) for group in groups))
@@ -389,7 +389,7 @@ def batches(evidence: Evidence) -> list[dict[str, Any]]:
 
 
 def group_story(evidence: Evidence, group: int) -> dict[str, Any]:
-    """What is durable about one group. OperatorFault: it is not in the ledger, and why that may be."""
+    """The durable facts about one group. OperatorFault: it is not in the ledger; the text says why that may be."""
     recovered, stored = evidence.recovered, evidence.stored.get(GroupId(group))
     if group >= recovered.next_group:
         raise OperatorFault(

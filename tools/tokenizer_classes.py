@@ -1,11 +1,12 @@
-"""Writes `echo2d/texts/tokenizer_classes.json`: what the tokenizer classes of `transformers` put in the place of a
-`tokenizer.json`.
+"""Writes `echo2d/texts/tokenizer_classes.json`: the parts of a `tokenizer.json` that the tokenizer classes of
+`transformers` replace.
 
     python tools/tokenizer_classes.py [--check]
 
-Version 5 of it builds the tokenizer of many classes anew: it takes vocabulary, merges and post-processor of the file,
-and normalizer, pre-tokenizer and decoder of the class. The base install has no `transformers`, so the file says it.
-Only the classes of models that people train on text; `echo2d/texts/tokenizer_files.py` refuses the `others`.
+For many classes, version 5 of `transformers` builds a new tokenizer: with vocabulary, merges and post-processor of the
+file, and normalizer, pre-tokenizer and decoder of the class. The base install has no `transformers`, so this file has
+those parts, for the classes of models that people train on text; `echo2d/texts/tokenizer_files.py` refuses the
+`others`.
 """
 
 import argparse
@@ -30,13 +31,13 @@ CLASSES = (
     "CodeGenTokenizer", "CodeLlamaTokenizer", "CohereTokenizer", "GemmaTokenizer", "GPT2Tokenizer",
     "GPTNeoXTokenizer", "LlamaTokenizer", "Qwen2Tokenizer", "Qwen3_5Tokenizer",
 )  # fmt: skip
-# Settings of a folder that change what a class builds.
+# Settings of a model's folder that change the tokenizer which a class builds.
 SETTINGS = ("add_prefix_space", "legacy")
 PIPELINE = ("normalizer", "pre_tokenizer", "decoder")
 
 
 def others() -> list[str]:
-    """The names of all other classes that are more than a `tokenizer.json`."""
+    """The names of all other classes that replace parts of a `tokenizer.json`."""
     names = {*filter(None, TOKENIZER_MAPPING_NAMES.values())}
     names |= {name for name in dir(transformers) if name.endswith(("Tokenizer", "TokenizerFast"))}
     plain = {"PreTrainedTokenizerFast", "TokenizersBackend", "AutoTokenizer"}
@@ -48,13 +49,13 @@ def others() -> list[str]:
 
 
 def built(cls: type[Any], settings: dict[str, bool]) -> dict[str, Any]:
-    """What the class makes with these settings, without vocabulary and merges."""
+    """The tokenizer that the class builds with these settings, without vocabulary and merges."""
     vocab = {"a": 0}
     mark = processors.TemplateProcessing("$A $A", "$A $B", [])
     tokenizer = cls(vocab=vocab, merges=[], post_processor=mark, **settings)
     made = json.loads(tokenizer.backend_tokenizer.to_str())
     model = {key: value for key, value in made["model"].items() if key not in ("vocab", "merges")}
-    # None: it keeps the post-processor of the file. Else the parts around a text, null for the text itself.
+    # None: the class keeps the post-processor of the file. Otherwise the parts around a text, null for the text itself.
     single = made["post_processor"].get("single", [{}])
     kept = len(single) == 2 and all("Sequence" in part for part in single)
     around = None if kept else [part.get("SpecialToken", {}).get("id") for part in single]
@@ -62,14 +63,14 @@ def built(cls: type[Any], settings: dict[str, bool]) -> dict[str, Any]:
 
 
 def defaults(cls: type[Any]) -> dict[str, str | None]:
-    """The special tokens that the class has if a folder names none; None: none, whatever pads."""
+    """The special tokens of the class if a folder names none; None: it has no such token, also for padding."""
     found = inspect.signature(cls.__init__).parameters
     named = {name: found[name].default for name in found if name.endswith("_token")}
     return {name: value for name, value in named.items() if not isinstance(value, bool)}
 
 
 def readds(cls: type[Any]) -> bool:
-    """Whether it adds its special tokens once more, without the properties that the folder gives them."""
+    """Whether the class adds its special tokens again, without the properties that the folder gives them."""
     mark = AddedToken("</a>", special=True, lstrip=True)
     tokenizer = cls(vocab={"a": 0}, merges=[], eos_token=mark, added_tokens_decoder={1: mark})
     return not any(each.lstrip for each in tokenizer.added_tokens_decoder.values())

@@ -25,7 +25,7 @@ from echo2d.cli.workers import worker
 from echo2d.errors import Fault, OperatorFault, of_the_host
 from echo2d.registry import COMMANDS, load
 
-# Commands of other distributions, and how to get these.
+# Commands that another distribution adds, and how to install it.
 ELSEWHERE = {
     "bench": "it comes with echo2d-lab, which `make setup` installs in a clone of the repository"
 }
@@ -47,7 +47,7 @@ class Faultless(FullSentences):
         return sorted({*super().list_commands(ctx), *COMMANDS})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """OperatorFault: its distribution is not installed, or is damaged."""
+        """OperatorFault: the command's distribution is not installed, or is damaged."""
         if own := super().get_command(ctx, cmd_name):
             return own
         if entry := COMMANDS.get(cmd_name):
@@ -70,7 +70,7 @@ class Faultless(FullSentences):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """UsageError: no command has this name; it says which one has the nearest name."""
+        """UsageError: no command has this name; its text names the most similar command."""
         if self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
             paths = {path.rpartition(" ")[2]: path for path in (*_paths(self), *COMMANDS)}
             near = difflib.get_close_matches(args[0], paths, 1)
@@ -97,7 +97,7 @@ class Faultless(FullSentences):
 
 
 def _paths(group: click.Group, prefix: str = "") -> Iterator[str]:
-    """All commands and groups, by what is typed after `echo2d`."""
+    """All commands and groups, as they are typed after `echo2d`."""
     for name, each in group.commands.items():
         yield f"{prefix}{name}"
         if isinstance(each, click.Group):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.option("--config", type=FILE, help="TOML file of the run; --print-config shows its keys.")
-@set_option("Another value of a key: TABLE.KEY=VALUE, such as coordinator.tls=off")
+@set_option("Override a key of the config: TABLE.KEY=VALUE, such as coordinator.tls=off")
 @click.option(
     "--rent",
     is_flag=True,
@@ -78,7 +78,7 @@ def coordinate(
 
 @click.command("run")
 @click.option("--config", type=FILE, required=True, help="TOML file of the run, with [learner].")
-@set_option("Another value of a key of coordinator, learner or worker: TABLE.KEY=VALUE")
+@set_option("Override a key of the coordinator, the learner or the workers: TABLE.KEY=VALUE")
 @click.option(
     "--workers",
     type=click.IntRange(0, 64),
@@ -89,16 +89,16 @@ def coordinate(
 @click.option(
     "--log-file",
     type=FILE,
-    help="Write the log here, too, with the lines of each group, which the terminal leaves out.",
+    help="Also write the log to this file, with the lines of each group, which the terminal leaves out.",
 )
 def run_all(
     config: Path, *, settings: tuple[str, ...], workers: int, log_file: Path | None
 ) -> None:
     """Run a whole run on this host: coordinator, workers and learner, with one log.
 
-    It starts what `coordinate`, `join` and `learn` start, watches them, and starts again what fails.
-    The same command goes on with a run that is there. Ctrl-C lets the learner save its step and
-    stops all; a second one stops at once.
+    It starts the programs of `coordinate`, `join` and `learn`, and restarts each that fails. If the
+    run exists already, the same command continues it. At Ctrl-C the learner saves its step and all
+    programs stop; a second Ctrl-C stops them at once.
     """
     import signal
 
@@ -139,9 +139,9 @@ def run_all(
 def rented(config: Path, *, stop: bool, as_json: bool) -> None:
     """Show which boxes a run has rented and what it has spent, or stop them all.
 
-    The figures come from the run's own records. A running coordinator adds which worker each box
-    has, and how long that has been idle. Exit code 1: after --stop, some boxes may still be
-    running.
+    The figures come from the run's own records. While the coordinator runs, it adds the worker of
+    each box, and how long that worker has been idle. Exit code 1: after --stop, some boxes may still
+    be running.
     """
     import asyncio
 
@@ -149,7 +149,7 @@ def rented(config: Path, *, stop: bool, as_json: bool) -> None:
     from echo2d.runtime.renting import renter
 
     loaded = CoordinatorConfig.load(config)
-    # A cloud may take minutes to end a box.
+    # Giving boxes back may take 900 s: a cloud may need minutes to end one.
     facts = asyncio.run(renter.give_back(loaded, 900.0)) if stop else _rented(loaded)
     if as_json:
         click.echo(json.dumps(facts))
@@ -160,7 +160,7 @@ def rented(config: Path, *, stop: bool, as_json: bool) -> None:
 
 
 def _rented(config: "CoordinatorConfig") -> Mapping[str, Any]:
-    """The run's record, with what a running coordinator knows besides."""
+    """The run's records; a running coordinator adds the workers of the boxes."""
     import asyncio
     from functools import partial
 
@@ -191,12 +191,12 @@ def _rented(config: "CoordinatorConfig") -> Mapping[str, Any]:
 )
 @click.argument("url", required=False)
 @click.option("--config", type=FILE, help="TOML file with a [worker] table; options override it.")
-@set_option("Another key of the [worker] table: KEY=VALUE")
+@set_option("Override a key of the [worker] table: KEY=VALUE")
 @click.option(
     "--print-script",
     type=click.Choice(["systemd", "onstart", "cloud-init"]),
-    help="Print a script that makes a fresh machine this worker: it installs echo2d and starts a "
-    "service (systemd), joins in the foreground, for containers without systemd (onstart), or is "
+    help="Print a script that turns a fresh machine into this worker. It installs echo2d and starts a "
+    "service (systemd), or joins in the foreground, for containers without systemd (onstart), or is "
     "user data (cloud-init). It holds the token's secret.",
 )
 @click.option(
@@ -219,7 +219,7 @@ def join(
 ) -> None:
     """Run a worker: receive versions, pass them on and make rollouts.
 
-    URL is the coordinator's, https://HOST:PORT; without it, the one in the token file. --token-file
+    URL is the coordinator's, https://HOST:PORT; the default is the URL in the token file. --token-file
     and --state-dir are required, here or in the [worker] table of --config; `echo2d coordinate
     --print-config` shows all keys of this table.
     """
@@ -229,7 +229,7 @@ def join(
     given, more = {key: value for key, value in flags.items() if value is not None}, []
     if hub.names_a_repository(named := str(given.get("base_model", ""))):
         given["base_model"] = hub.load_model(named)
-        # After a pause, the hub is not asked again.
+        # A worker that starts again after a pause uses the loaded model, and does not ask the hub.
         more = [f"--base-model={given['base_model']}"]
     loaded = WorkerConfig.load(config, given, settings)
     from echo2d.runtime.process.lifecycle import start_again
@@ -248,9 +248,9 @@ def join(
 
 
 def worker_options(words: Sequence[str]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The keys that these words of an `echo2d join` give, and what its --set says.
+    """The [worker] keys and the --set options in these words of an `echo2d join`.
 
-    OperatorFault: it would not take them.
+    OperatorFault: `echo2d join` does not accept the words.
     """
     try:
         given: dict[str, Any] = join.make_context("echo2d join", list(words)).params
@@ -262,7 +262,7 @@ def worker_options(words: Sequence[str]) -> tuple[dict[str, Any], tuple[str, ...
 
 
 def _print_script(ctx: click.Context, start: "BoxStart", install_from: str | None) -> None:
-    """OperatorFault: an option is missing, or one that the script decides itself was given."""
+    """OperatorFault: an option is missing, or was given although the script chooses its value."""
     from echo2d.runtime.box.script import BoxJob, box_script, join_options, token_of_box
 
     if ctx.params["token_file"] is None:
@@ -272,7 +272,7 @@ def _print_script(ctx: click.Context, start: "BoxStart", install_from: str | Non
         if ctx.params[name] is not None:
             raise OperatorFault(f"--{name.replace('_', '-')}: leave it out; the script chooses it")
     given = {key.name: ctx.params.get(key.name) for key in fields(WorkerConfig)}
-    given |= {"state_dir": Path("state")}  # the script's own
+    given |= {"state_dir": Path("state")}  # the script chooses the real one
     WorkerConfig.load(
         None,
         {key: value for key, value in given.items() if value is not None},
@@ -280,13 +280,13 @@ def _print_script(ctx: click.Context, start: "BoxStart", install_from: str | Non
     )
     options = tuple(_typed_options(ctx, besides=("token_file", "print_script", "install_from")))
     if ctx.params["name"] is None:
-        # Rented machines often have one host name.
+        # Rented machines often share one host name, so the token's name is used.
         options += ("--name", token.name)
     engine = None if ctx.params["relay_only"] else ctx.params["engine"] or "torch"
     url = ctx.params["url"] or token.url
     job = BoxJob(url, token, join_options(engine or "", options), engine, install_from)
     text = box_script(job, start)
-    with suppress(OSError):  # no file: a pipe, or a test's
+    with suppress(OSError):  # stdout is no file, but a pipe or a test's object
         if stat.S_ISREG(os.fstat(sys.stdout.fileno()).st_mode):
             os.fchmod(sys.stdout.fileno(), 0o600)
     click.echo(text, nl=False)
@@ -294,7 +294,7 @@ def _print_script(ctx: click.Context, start: "BoxStart", install_from: str | Non
 
 
 def _typed_options(ctx: click.Context, *, besides: Sequence[str]) -> Iterator[str]:
-    """The options that were typed, as words for another command line."""
+    """The options that were typed on this command line, as words for another one."""
     for each in ctx.command.params:
         name = each.name or ""
         typed = ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
@@ -313,7 +313,7 @@ def _typed_options(ctx: click.Context, *, besides: Sequence[str]) -> Iterator[st
 def learn(options: tuple[str, ...]) -> None:
     """Train the policy: take batches, train, publish versions.
 
-    `echo2d learn --help` shows its options. On several GPUs start it as
+    `echo2d learn --help` shows the options. On several GPUs start it as
     `python -m echo2d.learner.torchrun --standalone --nproc-per-node N -m echo2d.learner OPTIONS`.
     """
     from echo2d.learner.__main__ import end_with, main

@@ -1,4 +1,4 @@
-"""`echo2d doctor`: finds out what would keep this host from working."""
+"""`echo2d doctor`: checks whether this host can take part in a run."""
 
 import json
 from collections.abc import Coroutine, Sequence
@@ -27,8 +27,8 @@ def doctor(
     """Check this host: ports, credentials, clock, disk, GPU, limits; say what to do.
 
     On the learner's host: `echo2d doctor --config run.toml`. On a box: the same URL and options as
-    for `echo2d join`, or --config with its [worker] table; with --state-dir the ports are tried, by
-    joining for a moment. Nothing is changed. Exit code 1: something must be done.
+    for `echo2d join`, or --config with its [worker] table; with --state-dir it also tries the ports,
+    by joining for a moment. It changes nothing. Exit code 1: something must be done.
     """
     import asyncio
 
@@ -74,7 +74,7 @@ def _of_the_box(
         raise OperatorFault(
             "doctor needs --config FILE; on a box also URL --token-file FILE [--state-dir DIR]"
         )
-    # `echo2d join` must have a state directory; without --config it may be left out here.
+    # `echo2d join` needs a state directory; here it may be left out if there is no --config.
     unused = {} if config is not None else {"state_dir": Path("unused")}
     loaded = WorkerConfig.load(config, {**unused, **given}, settings)
     folder = loaded.state_dir if config is not None else given.get("state_dir")

@@ -1,4 +1,4 @@
-"""`echo2d envs`: environments of other packages play episodes for a run."""
+"""`echo2d envs`: plays episodes of another package's environment for a run."""
 
 import json
 from pathlib import Path
@@ -34,20 +34,20 @@ class JsonObject(click.ParamType[dict[str, Any]]):
     "--tokenizer",
     metavar="MODEL",
     required=True,
-    help="Model whose tokenizer and chat format the policy has: a directory, or a name on the Hub.",
+    help="Model with the policy's tokenizer and chat format: a directory, or a name on the Hub.",
 )
 @click.option(
     "--renderer",
     type=JsonObject(),
     help='Renderer of the chat format, such as {"name": "qwen3"}; by default, the model\'s own.',
 )
-@click.option("--task", metavar="NAME", help="Play for this [[task]] only.")
+@click.option("--task", metavar="NAME", help="Play episodes of this [[task]] only.")
 @click.option(
     "--episodes-at-once",
     type=click.IntRange(1, 256),
     default=16,
     show_default=True,
-    help="Episodes that are played beside each other.",
+    help="Episodes that are played at the same time.",
 )
 @click.option(
     "--env-args",
@@ -74,9 +74,9 @@ def envs(
 ) -> None:
     """Play episodes of a `verifiers` environment for a run.
 
-    ENVIRONMENT is the name of an installed environment, or MODULE:FUNCTION that makes one. It needs
-    the extra `verifiers`, in a Python environment of its own. The run's config has a
-    [[task]] of kind "agents".
+    ENVIRONMENT is the name of an installed environment, or the MODULE:FUNCTION that makes one. The
+    command needs the extra `verifiers`, in a Python environment of its own. The run's config must
+    have a [[task]] of kind "agents".
     """
     from echo2d.runtime.envs.main import EnvsOptions, run_envs
     from echo2d.runtime.envs.playing import PlayedTotals

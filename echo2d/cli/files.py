@@ -14,12 +14,12 @@ SHARE = Path(__file__).parents[1] / "share"
 
 @click.command()
 @click.argument("name", required=False)
-@click.option("--to", type=DIRECTORY, help="Copy them into this directory, under the same name.")
+@click.option("--to", type=DIRECTORY, help="Copy NAME into this directory, under the same name.")
 def files(name: str | None, to: Path | None) -> None:
     """Find or copy the files that the documents use: systemd units, examples, scenarios, boards.
 
-    NAME is a folder or a file of one, such as `systemd` or `systemd/run.toml`; without it the
-    command lists all of them. `echo2d files systemd --to .` makes a folder `systemd` here.
+    NAME is a folder or a file in one, such as `systemd` or `systemd/run.toml`; without NAME the
+    command lists all files. `echo2d files systemd --to .` makes a folder `systemd` here.
     """
     if name is None:
         if to is not None:
@@ -38,7 +38,7 @@ def files(name: str | None, to: Path | None) -> None:
 
 def _folders() -> list[str]:
     if not SHARE.is_dir():
-        raise OperatorFault("this installation came from a coordinator, without these files")
+        raise OperatorFault("this installation came from a coordinator and has no such files")
     return sorted(each.name for each in SHARE.iterdir() if each.is_dir())
 
 
@@ -47,12 +47,12 @@ def _found(name: str) -> Path:
     wanted = Path(name)
     source = SHARE / wanted
     if wanted.is_absolute() or ".." in wanted.parts or not wanted.parts or not source.exists():
-        raise OperatorFault(f"no files are called {name!r}; there are {', '.join(_folders())}")
+        raise OperatorFault(f"no file or folder is called {name!r}; found: {', '.join(_folders())}")
     return source
 
 
 def _files_in(source: Path) -> list[Path]:
-    """Itself, or every file of the folder, sorted."""
+    """The file itself, or every file of the folder, sorted."""
     if source.is_file():
         return [source]
     found: list[Path] = []
@@ -63,7 +63,7 @@ def _files_in(source: Path) -> list[Path]:
 
 
 def _copied(source: Path, target: Path) -> Path:
-    """Copy the file unless it is there already. OperatorFault: another file is."""
+    """Copy the file unless an equal one is there already. OperatorFault: a different one is there."""
     try:
         if target.exists():
             if target.is_file() and filecmp.cmp(source, target, shallow=False):

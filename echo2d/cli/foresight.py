@@ -1,4 +1,4 @@
-"""`echo2d plan` and `echo2d simulate`: what would be, before it costs anything."""
+"""`echo2d plan` and `echo2d simulate`: predict a run before it costs anything."""
 
 import gc
 import json
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 @click.option(
     "--live",
     metavar="WHERE",
-    help="Use what a coordinator has measured: its run directory or its URL.",
+    help="Use the measurements of a running coordinator: its run directory or its URL.",
 )
 @click.option(
     "--token-file",
     type=FILE,
-    help="For a URL: a token file with the role learner, gateway or viewer.",
+    help="With a URL: a token file with the role learner, gateway or viewer.",
 )
 @click.option(
     "--no-p2p",
@@ -38,12 +38,12 @@ if TYPE_CHECKING:
     help="Assume that workers are taken in random order, whatever they cost.",
 )
 @click.option("--no-delta", is_flag=True, help="Assume that versions are sent in full.")
-@set_option("Another value in SCENARIO: TABLE.KEY=VALUE, such as learner.usd_per_gb_up=0.09")
+@set_option("Override a key of SCENARIO: TABLE.KEY=VALUE, such as learner.usd_per_gb_up=0.09")
 @click.option(
     "--map",
     "map_path",
     type=FILE,
-    help="Also draw into this file where far-away rollouts are cheaper than a data centre. "
+    help="Also draw a map into this file: where far-away rollouts are cheaper than a data centre. "
     "Needs [centralized] in SCENARIO.",
 )
 @json_option("Print one JSON object instead of tables.")
@@ -61,9 +61,9 @@ def plan(
 ) -> None:
     """Predict how many workers keep the learner busy, which ones, and what a step costs.
 
-    SCENARIO is a TOML file with [[fleet]] tables (see scenarios/). Give either it or --live. With a
-    [centralized] table the answer says when a data centre would be cheaper. The exit code is 0 also
-    if no choice of workers is enough.
+    SCENARIO is a TOML file with [[fleet]] tables (see scenarios/). Give either SCENARIO or --live.
+    With a [centralized] table the answer says when a data centre would be cheaper. The exit code is 0
+    even if no choice of workers is enough.
     """
     from dataclasses import asdict
 
@@ -98,7 +98,7 @@ def plan(
 def _fleet(
     scenario: Path | None, settings: Sequence[str], live: str | None, token_file: Path | None
 ) -> "FleetSpec":
-    """The fleet of a file, or of a running coordinator."""
+    """The fleet of the scenario file, or of a running coordinator."""
     from echo2d.plan.fleet.spec import load_fleet
 
     if (scenario is None) == (live is None):
@@ -130,7 +130,7 @@ def _fleet(
     "size",
     help="Broadcasts only: size of the version, such as 80MB or 1GiB; overrides the file.",
 )
-@set_option("Fleets only: another value in the file: TABLE.KEY=VALUE, such as simulate.hours=24")
+@set_option("Fleets only: override a key of the file: TABLE.KEY=VALUE, such as simulate.hours=24")
 @click.option(
     "--no-p2p",
     is_flag=True,
@@ -200,7 +200,8 @@ def _simulate_fleet(
     from echo2d.plan.fleet.world import FleetWorld
 
     fleet = load_fleet(scenario, settings)
-    gc.disable()  # a fifth of the time; what a day leaves behind in circles is little
+    # Garbage collection would take a fifth of the time; a simulated day leaves few reference cycles.
+    gc.disable()
     with progress_bar("simulating") as tell:
         return FleetWorld(fleet, Ablation(*parts)).run(tell)
 

@@ -1,4 +1,4 @@
-"""`echo2d keep`: back a run up, bring it back, and take the trained model out."""
+"""`echo2d keep`: back a run up, restore it, and export the trained model."""
 
 import json
 import os
@@ -37,14 +37,14 @@ def keep() -> None:
 @click.option(
     "--learner-dir",
     type=DIRECTORY,
-    help="learner.out_dir of the config, if it is on this host: its checkpoints are backed up, too.",
+    help="learner.out_dir of the config, if it is on this host: also back up its checkpoints.",
 )
 @click.option(
     "--reuse",
     type=DIRECTORY,
-    help="An earlier backup of this run: what has not changed is linked to it, not copied again.",
+    help="An earlier backup of this run: link files that have not changed to it instead of copying them.",
 )
-@click.option("--verify", type=DIRECTORY, help="Read this backup and check every byte instead.")
+@click.option("--verify", type=DIRECTORY, help="Make no backup: check every byte of this one.")
 @json_option("Print one JSON object.")
 def backup(
     run_dir: Path | None,
@@ -58,8 +58,8 @@ def backup(
     """Back a run up while it goes on.
 
     The backup holds the run's key, credentials, ledger and kept versions, and with --learner-dir the
-    checkpoints that a restored run resumes from. It holds secrets, and is private. It is complete or
-    does not appear. The config file is not part of it.
+    checkpoints that a restored run resumes from. It holds secrets: only its owner can read it. A
+    backup that fails leaves no directory. The config file is not part of it.
     """
     from echo2d.runtime.run_dir import backup_files
     from echo2d.runtime.run_dir.backup import back_up
@@ -97,15 +97,15 @@ def backup(
 @click.option(
     "--not-running",
     is_flag=True,
-    help="The run that was backed up does not run any more: do not ask at its coordinator's address.",
+    help="The run that was backed up no longer runs: do not check for its coordinator at its address.",
 )
 @json_option("Print one JSON object.")
 def restore(
     backup: Path, run_dir: Path, learner_dir: Path | None, *, not_running: bool, as_json: bool
 ) -> None:
-    """Make a run directory of BACKUP, from which the run goes on.
+    """Make a run directory from BACKUP, with which the run continues.
 
-    The run that was backed up must not run any more. Nothing is overwritten.
+    The run that was backed up must be stopped. Nothing is overwritten.
     """
     from echo2d.runtime.run_dir import restore as restoring
 
@@ -127,7 +127,7 @@ def restore(
     "--best", metavar="EVAL", help="Export the version with the best score in this [[eval]]."
 )
 @click.option("--last", is_flag=True, help="Export the last version.")
-@json_option("Print JSON: the exported version, or each that is there.")
+@json_option("Print JSON: the exported version, or without DIR one line per version.")
 def export(
     directory: Path | None,
     run_dir: Path,
@@ -137,11 +137,11 @@ def export(
     last: bool,
     as_json: bool,
 ) -> None:
-    """Copy a trained version to DIR, which transformers and SGLang load.
+    """Copy a trained version to DIR, as a model that transformers and SGLang load.
 
-    Without DIR, list the versions that are there. It works with and without a running coordinator,
-    and needs no torch. Every copied byte is verified. For a LoRA run DIR is an adapter in PEFT's
-    format; `echo2d learn --export` can merge it into the base model.
+    Without DIR, list the run's versions. It works with and without a running coordinator, and needs
+    no torch. Every copied byte is verified. For a LoRA run DIR is an adapter in PEFT's format; `echo2d
+    learn --export` can merge it into the base model.
     """
     from echo2d.runtime.run_dir import results
 
@@ -206,8 +206,9 @@ def _how_to_load(result: "Result", directory: Path) -> str:
 
 
 def _run_at(url: str, token_file: Path) -> str | None:
-    """The id of the run whose coordinator answers there; None: none does. OperatorFault: one answers
-    and does not say which run it is of.
+    """The id of the run whose coordinator answers at this URL; None: none answers.
+
+    OperatorFault: something answers, but does not say which run it belongs to.
     """
     import asyncio
 
@@ -218,20 +219,20 @@ def _run_at(url: str, token_file: Path) -> str | None:
         return str(asyncio.run(status_once(lambda: (url, token_file)))["run_id"])
     except TokenRefused as refused:
         raise OperatorFault(
-            f"a coordinator at {url} does not accept this backup's token: it may be of this run, with a "
-            "token that was made later; stop it first, or, if it is of another run, add --not-running"
+            f"a coordinator at {url} does not accept this backup's token: it may belong to this run, with a "
+            "token that was made later; stop it first, or, if it belongs to another run, add --not-running"
         ) from refused
     except Fault as fault:
         if not _listens(url):
             return None
         raise OperatorFault(
-            f"something answers at {url}, and does not say which run it is of ({fault}): it may be this "
+            f"something answers at {url}, but does not say which run it belongs to ({fault}): it may be this "
             "run's coordinator; stop it first, or, if it is not, add --not-running"
         ) from fault
 
 
 def _listens(url: str) -> bool:
-    """Whether anything takes a connection there."""
+    """Whether anything accepts a connection at this URL."""
     import socket
 
     at = urlsplit(url)
@@ -244,5 +245,5 @@ def _listens(url: str) -> bool:
 
 
 def _nobody_at(url: str, token_file: Path) -> None:  # noqa: ARG001 - as `_run_at`
-    """The operator says so."""
+    """In place of `_run_at`, where the operator says that the run is stopped."""
     return

@@ -17,15 +17,16 @@ from echo2d.errors import OperatorFault
 if TYPE_CHECKING:
     from echo2d.core.rules.table import Table
 
-# How often a long command says how far it is, where there is no terminal.
+# Seconds between two lines of progress of a long command, where stderr is no terminal.
 _LINE_S = 10.0
-# A path of another user is told where it is read: `errors.path_fault` says whose it is.
+# click does not check read access: a file of another user is reported where it is read, by
+# `errors.path_fault`, which says whose file it is.
 FILE = click.Path(path_type=Path, dir_okay=False, readable=False)
 DIRECTORY = click.Path(path_type=Path, file_okay=False)
 
 
 class RunFolder(click.Path):
-    """A run's directory; where the folder of its run.toml is given, the one in it."""
+    """A run's directory; given the folder of its run.toml, it finds the run's directory in it."""
 
     def __init__(self) -> None:
         super().__init__(path_type=Path, file_okay=False, readable=False)
@@ -49,7 +50,7 @@ run_dir_option = click.option(
 
 
 class FullSentences(click.Group):
-    """A group whose list of commands cuts no sentence: long ones are wrapped."""
+    """A group whose list of commands wraps long sentences instead of cutting them."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -58,7 +59,7 @@ class FullSentences(click.Group):
     def rows(self, ctx: click.Context, names: Iterable[str]) -> list[tuple[str, str]]:
         """The name and the first sentence of each command."""
         commands = ((name, self.get_command(ctx, name)) for name in names)
-        # The first sentence of a command has at most 200 characters.
+        # The list shows up to 200 characters of each command's first sentence.
         return [
             (name, each.get_short_help_str(limit=200))
             for name, each in commands
@@ -69,8 +70,8 @@ class FullSentences(click.Group):
 class Sectioned(click.Command):
     """A command that shows its options under headings.
 
-    sections: names of options by heading. table: these options are keys of this table, which says
-    what each is for; an option that is not given is not among the arguments.
+    sections: heading -> names of options. table: these options are keys of this table, which has
+    their help; an option that is not given is not among the arguments.
     """
 
     def __init__(
@@ -114,7 +115,7 @@ def key_option(table: type["Table"], name: str) -> click.Option:
 
 
 def log_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds --log-level, --log-json and --log-file, whose values become arguments of `serve`."""
+    """Adds --log-level, --log-json and --log-file, whose values are passed to `serve`."""
     level = click.option(
         "--log-level",
         type=click.Choice(["debug", "info", "warning"]),
@@ -126,7 +127,7 @@ def log_options(command: Callable[..., None]) -> Callable[..., None]:
     file = click.option(
         "--log-file",
         type=FILE,
-        help="Log into this file instead of stderr. A full one becomes FILE.1: at most 512 MiB in all.",
+        help="Log to this file instead of stderr. A full file becomes FILE.1; both take at most 512 MiB.",
     )
     return level(as_json(file(command)))
 
@@ -137,7 +138,7 @@ def coordinator_options(command: Callable[..., None]) -> Callable[..., None]:
         click.option(
             "--token-file",
             type=FILE,
-            help="Token file with the role learner, gateway, operator or viewer; with a worker's, "
+            help="Token file with the role learner, gateway, operator or viewer; with a worker's token, "
             "`echo2d status` shows the boxes of that token.",
         ),
         click.option("--url", help="URL of a coordinator elsewhere; needs --token-file."),
@@ -167,9 +168,9 @@ def serve(
     log_file: Path | None = None,
     tell: Callable[[str], object] | None = None,
 ) -> None:
-    """Run a daemon until it is told to stop, and end the process with its exit code.
+    """Run a daemon until it stops, and end the process with its exit code.
 
-    tell: shows the lines of the log, unless they go to a file.
+    tell: gets the lines of the log, unless they go to a file.
     """
     from echo2d.logs import LEVELS, start_logging
     from echo2d.runtime.process.lifecycle import run_daemon
@@ -180,9 +181,9 @@ def serve(
 
 @contextmanager
 def progress_bar(what: str, *, size: int = 0) -> Iterator[Callable[[float], None]]:
-    """A bar on a terminal, and elsewhere a line on stderr every _LINE_S: is told the share that is done.
+    """A bar on a terminal, elsewhere a line on stderr every _LINE_S. Call it with the share that is done.
 
-    size: bytes that are copied; with it, both say how fast.
+    size: bytes that are copied; if it is given, the bar and the lines show MB/s.
     """
     began_at = told_at = time.monotonic()
 
@@ -211,7 +212,7 @@ def progress_bar(what: str, *, size: int = 0) -> Iterator[Callable[[float], None
 
 def end(code: int) -> NoReturn:
     """Exit the process with this code."""
-    # Without it, the last garbage collection takes a second where torch is loaded.
+    # Without this freeze, the last garbage collection takes a second if torch is loaded.
     gc.freeze()
     sys.exit(code)
 
@@ -221,7 +222,7 @@ def coordinator_at(
 ) -> Callable[[], tuple[str, Path]]:
     """A function that finds the coordinator's URL and a token file.
 
-    role: of this host's own token in the run directory. Call it before every request: a restarted
+    role: which token of the run directory it takes. Call the function before every request: a restarted
     coordinator may listen elsewhere. OperatorFault: neither a run directory nor a URL with a token file was given.
     """
     if run_dir is not None:

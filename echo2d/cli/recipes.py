@@ -1,4 +1,4 @@
-"""`echo2d init` sets up a run after a few questions; `echo2d try` tries its tasks before a box is paid for."""
+"""`echo2d init` sets up a run after a few questions; `echo2d try` tries its tasks before a box costs money."""
 
 import inspect
 import json
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from echo2d.recipes.run_folder import WrittenRun
     from echo2d.runtime.trial import TellProgress, Trial
 
-SHOWN_TOKENS = 4  # files that are named
+SHOWN_TOKENS = 4  # token files that are named
 TASK_CHOICES = {
-    "tiny": "digits to sort, with a tiny model that is made here, to try it all out",
+    "tiny": "digits to sort, with a tiny model that is made here, to try everything",
     "questions": "questions with answers, in a file of yours",
     "class": "prompts and rewards of a Python class",
     "environment": "an environment of several turns",
@@ -46,7 +46,7 @@ KIND_QUESTION = "Which one: package.module:Class, or a name of `echo2d init --li
 )
 @click.option(
     "--kind",
-    help="With class and environment: yours as package.module:Class, or a name of --list-tasks.",
+    help="With class or environment: your own as package.module:Class, or a name from --list-tasks.",
 )
 @click.option(
     "--base-model",
@@ -61,7 +61,7 @@ KIND_QUESTION = "Which one: package.module:Class, or a name of `echo2d init --li
 )
 @click.option(
     "--held-out-rows",
-    help="Held-out questions; without them, 5 % of --rows are never trained on.",
+    help="Questions that are only for evaluation. Default: 5 % of --rows are held out.",
 )
 @click.option(
     "--prompt",
@@ -69,8 +69,8 @@ KIND_QUESTION = "Which one: package.module:Class, or a name of `echo2d init --li
 )
 @click.option("--answer", help="With questions: the column with the expected answer.")
 @click.option("--scorer", help="With questions: how an answer is judged, such as math or exact.")
-@click.option("--max-new-tokens", type=click.IntRange(1, 131072), help="Most tokens of an answer.")
-@click.option("--host", help="This host's address, at which the boxes reach it.")
+@click.option("--max-new-tokens", type=click.IntRange(1, 131072), help="Token limit per answer.")
+@click.option("--host", help="The address at which the boxes reach this host.")
 @click.option(
     "--port",
     type=click.IntRange(1, 65534),
@@ -80,22 +80,22 @@ KIND_QUESTION = "Which one: package.module:Class, or a name of `echo2d init --li
 )
 @click.option("--boxes", type=int, help="Number of boxes that may join.")
 @click.option(
-    "--one-token", is_flag=True, help="Make one token file for all boxes, not one for each."
+    "--one-token", is_flag=True, help="Make one token file for all boxes instead of one per box."
 )
 @click.option("--out", type=DIRECTORY, help="New folder for the config and the run.")
-@set_option("Another key of the config: TABLE.KEY=VALUE")
-@click.option("--yes", is_flag=True, help="Ask nothing; take the guesses that are offered.")
+@set_option("Set a key of the config: TABLE.KEY=VALUE")
+@click.option("--yes", is_flag=True, help="Ask no questions; use the suggested answers.")
 @click.option(
     "--list-tasks",
     is_flag=True,
-    help="List the kinds of tasks and the scorers that a config can name, with their options, and exit.",
+    help="List the task kinds and scorers that a config can name, with their options, and exit.",
 )
-@json_option("Ask nothing; print one JSON object.")
+@json_option("Ask no questions; print one JSON object.")
 def init(*, yes: bool, list_tasks: bool, as_json: bool, **given: Any) -> None:
-    """Set up a run: a few questions, then its config, its tokens, and the commands to type next.
+    """Set up a run: ask a few questions, write its config and tokens, and show the next commands.
 
-    Each question has an option that answers it. What is named is tried as by `echo2d try`, but for
-    answers of the model, before anything is written.
+    Each question has an option that answers it. Before anything is written, the task is tried as by
+    `echo2d try`, but without answers of the model.
     """
     if list_tasks:
         _list_tasks(as_json=as_json)
@@ -119,24 +119,24 @@ def init(*, yes: bool, list_tasks: bool, as_json: bool, **given: Any) -> None:
 
 @click.command("try")
 @click.option("--config", type=FILE, required=True, help="TOML file of the run.")
-@set_option("Another value of a key: TABLE.KEY=VALUE, such as sampling.max_new_tokens=200")
+@set_option("Override a key of the config: TABLE.KEY=VALUE, such as sampling.max_new_tokens=200")
 @click.option(
     "--prompts",
     type=click.IntRange(1, 64),
     default=2,
     show_default=True,
-    help="Prompts of each task to show and to answer.",
+    help="Show and answer this many prompts of each task.",
 )
 @click.option(
     "--samples",
     type=click.IntRange(0, 1024),
     default=0,
-    help="Answers of the base model to each prompt. Default: the run's group_size.",
+    help="Let the base model write this many answers to each prompt. Default: the run's group_size.",
 )
 @click.option(
-    "--answer", "answers", multiple=True, help="Score this text, instead of the model's answers."
+    "--answer", "answers", multiple=True, help="Score this text instead of the model's answers."
 )
-@click.option("--no-answers", is_flag=True, help="Let the base model write none.")
+@click.option("--no-answers", is_flag=True, help="Let the base model write no answers.")
 @json_option("Print one JSON object.")
 def try_run(
     config: Path,
@@ -148,11 +148,11 @@ def try_run(
     no_answers: bool,
     as_json: bool,
 ) -> None:
-    """Try a run's tasks: its prompts, a few answers of the base model, and what they are worth.
+    """Try a run's tasks: show prompts, a few answers of the base model, and their rewards.
 
-    Everything runs in the task's own processes, with the walls and limits that the run has, and the
-    expected answers of the first 200 rows are judged, too. Nothing is written, and no coordinator is
-    needed. Exit code 1: the run would end over something.
+    Everything runs in the task's own processes, with the isolation and the limits of the run. The
+    expected answers of the first 200 rows are scored, too. Nothing is written, and no coordinator is
+    needed. Exit code 1: the run could not start, or would fail.
     """
     import asyncio
 
@@ -174,7 +174,7 @@ def try_run(
 
 @contextmanager
 def _telling() -> "Iterator[TellProgress]":
-    """Says on a terminal's last line what is tried, and how much of it is done."""
+    """Shows on a terminal's last line what is being tried, and how much of it is done."""
     from echo2d.views.progress import progress_line
 
     with progress_line() as line:
@@ -188,13 +188,13 @@ def _show(trial: "Trial") -> None:
 
 
 def _tell(written: "WrittenRun", here: list[str], there: list[str]) -> None:
-    """What was written, and what to type next."""
+    """Print what was written, and what to type next."""
     several = len(written.boxes) > 1
     shown = ", ".join(map(str, written.boxes[:SHOWN_TOKENS]))
     shown += f", ... ({len(written.boxes)} in all)" if len(written.boxes) > SHOWN_TOKENS else ""
     click.echo(f"Wrote {written.config} for the task {written.task}, and {shown}.\n")
     click.echo(f"Type on this host:\n\n{_indented(here)}\n")
-    # A coordinator that only this host reaches has its worker here.
+    # If only this host can reach the coordinator, the worker runs here and no box needs a token.
     if several or not written.local:
         click.echo(
             f"Copy {'its own token file' if several else str(written.boxes[0])} to each box, and type there, "
@@ -208,7 +208,7 @@ def _tell(written: "WrittenRun", here: list[str], there: list[str]) -> None:
 def _set_up(
     given: dict[str, Any], tell: "TellProgress", *, asks: bool
 ) -> "tuple[WrittenRun, Trial]":
-    """Ask what is not given, try the run, and write it. OperatorFault: it cannot be."""
+    """Ask for what is not given, try the run, and write it. OperatorFault: it cannot be written."""
     from echo2d.recipes.new_run import (
         ANSWERS,
         QUESTIONS,
@@ -238,7 +238,7 @@ def _set_up(
     questions = None
     if task == "questions":
         if model is None:
-            raise OperatorFault("--base-model: the tiny one reads no text; expected a directory")
+            raise OperatorFault("--base-model: the tiny model reads no text; expected a directory")
         rows = _loaded_rows(decide("rows", "File with the questions?", None))
         columns = list(first_row(rows))
         header = " (the first row of CSV names the columns)" if rows[0].endswith(".csv") else ""
@@ -269,17 +269,17 @@ def _set_up(
 
 
 def _loaded_model(named: str) -> Path:
-    """The directory of the model; one of the hub is loaded."""
+    """The directory of the model; a model of the hub is downloaded first."""
     return hub.load_model(named) if hub.names_a_repository(named) else Path(named)
 
 
 def _loaded_rows(named: str) -> list[str]:
-    """The files of the rows; those of the hub are loaded."""
+    """The files of the rows; files of the hub are downloaded first."""
     return list(map(str, hub.load_rows(named))) if hub.names_a_repository(named) else [named]
 
 
 def _decide(given: dict[str, Any], name: str, question: str, offered: Any, *, asks: bool) -> Any:
-    """What the option says, or the person, or what is offered. OperatorFault: nobody says it."""
+    """The value of the option, or the person's answer, or the suggestion. OperatorFault: there is none."""
     if given[name] is not None:
         return given[name]
     if asks:
@@ -293,17 +293,17 @@ def _own_address() -> str:
     """The address from which this host would reach others; nothing is sent."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as chosen:
         try:
-            chosen.connect(("198.51.100.1", 9))  # an address for documents, which nobody has
+            chosen.connect(("198.51.100.1", 9))  # reserved for documentation: no host has it
         except OSError:
             return "127.0.0.1"
         return str(chosen.getsockname()[0])
 
 
 def next_commands(written: "WrittenRun") -> tuple[list[str], list[str]]:
-    """What to type on this host, and on a box, with the programs as they were typed here."""
+    """What to type on this host, and on a box. `echo2d` is written as it was typed here."""
     script, echo2d = Path(sys.argv[0]), "echo2d"
     if script.name == echo2d and str(shutil.which(echo2d)) != str(script.absolute()):
-        # Called by its path.
+        # It was called by its path, which is not the `echo2d` on PATH.
         echo2d = sys.argv[0]
     here = [
         f"{echo2d} try --config {written.config}",
@@ -328,7 +328,7 @@ def _list_tasks(*, as_json: bool) -> None:
 
 
 def _about(made_by: Any) -> dict[str, Any]:
-    """What its docstring says, and its options with their defaults; null: it is required."""
+    """The docstring of a task or scorer, and its options with their defaults; null: required."""
     options = {
         name: None if each.default is inspect.Parameter.empty else json.dumps(each.default)
         for name, each in inspect.signature(made_by).parameters.items()

@@ -9,7 +9,7 @@ import click
 from echo2d.cli.parts import DIRECTORY, FILE, FullSentences, json_option, run_dir_option
 from echo2d.errors import OperatorFault
 
-SHOWN_IDS = 3  # machines of a token in the list; --json has all
+SHOWN_IDS = 3  # machines of a token that the list names; --json has all
 SECONDS_PER_UNIT = {"d": 86400, "h": 3600, "min": 60}
 
 
@@ -32,8 +32,8 @@ def token() -> None:
 @run_dir_option
 @click.option(
     "--url",
-    help="URL at which the holder reaches the coordinator: https://HOST:PORT, or several with commas, which"
-    " are tried in turn. Default: the address of the coordinator that runs now.",
+    help="URL at which the holder reaches the coordinator: https://HOST:PORT, or several with commas between"
+    " them, which are tried in turn. Default: the address of the coordinator that runs now.",
 )
 @click.option("--out", type=FILE, help="Token file to write. Default: NAME.token.")
 @click.option(
@@ -41,13 +41,13 @@ def token() -> None:
     type=click.IntRange(1),
     default=1,
     show_default=True,
-    help="Number of machines that may join with it.",
+    help="Number of machines that may join with the token.",
 )
 @click.option(
     "--expires",
     default="30d",
     show_default=True,
-    help="Lifetime, such as 90s, 12h or 30d; or never. A machine that has joined by then stays.",
+    help="Lifetime, such as 90s, 12h or 30d; or never. A machine that joins in this time stays a member.",
 )
 def token_create(
     name: str,
@@ -75,7 +75,7 @@ def token_create(
 def token_list(run_dir: Path, *, as_json: bool) -> None:
     """Show all credentials of a run, without their secrets.
 
-    With --json, each worker's token has what its machines have earned since the run began.
+    With --json, each worker's token also has what its machines have earned since the run began.
     """
     from echo2d.runtime.run_dir.tokens import earned_of_tokens, list_tokens
 
@@ -91,7 +91,7 @@ def token_list(run_dir: Path, *, as_json: bool) -> None:
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
-    """A row of `list_tokens` for people."""
+    """A row of `list_tokens`, formatted for people."""
     expires, used, most = row["expires_in_s"], row["last_use_s_ago"], row["max_workers"]
     when = (
         "never" if expires is None else _ago(-expires) if expires <= 0 else f"in {_span(expires)}"
@@ -115,7 +115,7 @@ def _ago(seconds: float) -> str:
 
 
 def _span(seconds: float) -> str:
-    """In the largest unit of which there are two or more, if any."""
+    """The duration in the largest unit of which it has two or more; else in seconds."""
     for unit, length in SECONDS_PER_UNIT.items():
         if seconds >= 2 * length:
             return f"{seconds // length:.0f} {unit}"
@@ -130,7 +130,7 @@ def _span(seconds: float) -> str:
     "--new-secret", is_flag=True, help="Make a new secret, and write the token file again."
 )
 @click.option(
-    "--url", help="With --new-secret: URL for the token file. Default: that of the old one."
+    "--url", help="With --new-secret: URL for the token file. Default: the URL of the old file."
 )
 @click.option(
     "--out", type=FILE, help="With --new-secret: token file to write. Default: NAME.token."
@@ -146,9 +146,9 @@ def token_change(
 ) -> None:
     """Let the credential NAME expire later or earlier, or give it a new secret.
 
-    Machines that have joined stay members when the secret changes, also when they are started again
-    with the old file. With the old secret no new machine can join, and holders with another role are
-    refused. To end the machines too, use `echo2d token revoke` or `echo2d token revoke --delete`.
+    Machines that have joined stay members when the secret changes, even if they are restarted with
+    the old file. No new machine can join with the old secret, and holders with another role are
+    refused. To shut out the machines too, use `echo2d token revoke`, with or without --delete.
     """
     from echo2d.runtime.run_dir.tokens import extend_token, rotate_token
 
@@ -174,7 +174,7 @@ def token_change(
 @click.option(
     "--lost",
     is_flag=True,
-    help="The key was lost or stolen: write a new token file for each box, which then obeys the old key no more.",
+    help="The key was lost or stolen: write a new token file for each box, with which it no longer obeys the old key.",
 )
 @click.option("--url", help="With --lost: URL for the token files, https://HOST:PORT.")
 @click.option(
@@ -188,8 +188,8 @@ def token_new_authority(run_dir: Path, *, lost: bool, url: str | None, out: Path
     """Change the key that signs for the run, while its coordinator is stopped.
 
     The old key names the new one, so boxes follow when they next connect, with the token files that they have.
-    A stolen key could name a thief's. With --lost the old key names none: no box follows, and each box needs the
-    new token file that this command writes.
+    A thief could sign another new key with a stolen one. With --lost the old key names no new key: no box follows,
+    and each box needs the new token file that this command writes.
     """
     from echo2d.runtime.run_dir.tokens import new_authority
 
@@ -197,7 +197,7 @@ def token_new_authority(run_dir: Path, *, lost: bool, url: str | None, out: Path
     for path in written:
         click.echo(f"wrote {path}")
     click.echo(
-        "the authority was changed; start the coordinator, then make a backup: an older one has the old key"
+        "the authority was changed; start the coordinator, then make a backup: older backups have the old key"
         + ("; copy its new file to each box and start its worker again with it" if lost else "")
     )
 
@@ -205,11 +205,11 @@ def token_new_authority(run_dir: Path, *, lost: bool, url: str | None, out: Path
 @token.command("revoke")
 @click.argument("name")
 @run_dir_option
-@click.option("--delete", is_flag=True, help="Also delete it, and all that joined with it.")
+@click.option("--delete", is_flag=True, help="Also delete it and all machines that joined by it.")
 def token_revoke(name: str, run_dir: Path, *, delete: bool) -> None:
     """Revoke the credential NAME. Its open sessions end within a second.
 
-    Without --delete it stays in the list, and its holder is told that it was revoked.
+    Without --delete the credential stays in the list, and its holder gets the answer that it was revoked.
     """
     from echo2d.runtime.run_dir.tokens import delete_token, revoke_token
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 @click.option(
     "--scores",
     is_flag=True,
-    help="Show instead what each version scored on held-out questions, with standard errors.",
+    help="Show only the scores of each version on held-out questions, with standard errors.",
 )
 @click.option("--watch", "again", is_flag=True, help="Refresh the display until Ctrl-C.")
 @click.option(
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     "only",
     default="",
     metavar="TEXT",
-    help="Show only workers with this in their name, id or state.",
+    help="Show only workers whose name, id or state contains TEXT.",
 )
 def status(
     run_dir: Path | None,
@@ -58,8 +58,8 @@ def status(
 ) -> None:
     """Show what a running coordinator is doing, and its alerts.
 
-    With a worker's token it shows the boxes that enrolled with that token, and nothing of others. The
-    scores in a run directory are shown without a coordinator, too.
+    With a worker's token it shows only the boxes that enrolled with that token. The scores in a run
+    directory can be shown without a running coordinator.
     """
     import asyncio
 
@@ -70,7 +70,7 @@ def status(
     find = coordinator_at(run_dir, url, token_file)
     if scores:
         if again or only:
-            raise OperatorFault("status: --scores goes with neither --watch nor --worker")
+            raise OperatorFault("status: --scores cannot be used with --watch or --worker")
         _show_scores(run_dir, find, as_json=as_json)
         return
     if again:
@@ -88,7 +88,7 @@ def status(
 
 
 def _show_scores(run_dir: Path | None, find: "Find", *, as_json: bool) -> None:
-    """Those in the run directory, where no coordinator needs to run, or those that a coordinator elsewhere tells."""
+    """Show the scores in the run directory, which needs no coordinator, or those of a coordinator elsewhere."""
     import asyncio
 
     from echo2d.client import Evaluation
@@ -113,7 +113,7 @@ def _show_scores(run_dir: Path | None, find: "Find", *, as_json: bool) -> None:
 @click.option(
     "--filtered",
     is_flag=True,
-    help="Show only groups that were filtered: all their rewards were the same.",
+    help="Show only groups that were dropped because all their rewards were the same.",
 )
 @click.option(
     "--count",
@@ -146,7 +146,7 @@ def samples(
     "--steps",
     type=int,
     default=None,
-    help="Train steps. The demo requires a final accuracy only with the default number.",
+    help="Train steps. Only with the default number does the demo require a final accuracy.",
 )
 @click.option(
     "--workers",
@@ -181,8 +181,8 @@ def samples(
     type=click.Choice(["sort_digits", "two_turn_digits", "agents"]),
     default="sort_digits",
     show_default=True,
-    help="What is trained: a task of one answer, an environment of two turns, or the same "
-    "environment, played by a program outside (agents).",
+    help="What to train on: a task of one answer, an environment of two turns, or the same "
+    "environment played by an outside program (agents).",
 )
 @click.option(
     "--chaos",

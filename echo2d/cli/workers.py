@@ -1,4 +1,4 @@
-"""`echo2d worker`: take workers out of service and back into it, on their box too, and see what the audit found."""
+"""`echo2d worker`: take workers out of service and back, also on their box, and see what the audit found."""
 
 import json
 from collections.abc import Callable
@@ -34,7 +34,7 @@ def _options(command: Callable[..., None]) -> Callable[..., None]:
         ),
         click.option("--url", help="URL of a coordinator elsewhere; needs --token-file."),
         click.option("--token-file", type=FILE, help="Token file with the role operator."),
-        json_option("Print one JSON object with what became of each worker."),
+        json_option("Print one JSON object with the outcome for each worker."),
     )
     for decorate in reversed(decorators):
         command = decorate(command)
@@ -52,8 +52,8 @@ def cordon(**options: Any) -> None:
     """Give WORKER (its name, or the beginning of its id) no new leases until
     `echo2d worker uncordon`.
 
-    It finishes what it holds, and still receives versions and passes them on. A cordon outlives
-    restarts of the worker and of the coordinator.
+    The worker finishes the samples that it holds, and still receives versions and passes them on. A
+    cordon outlives restarts of the worker and of the coordinator.
     """
     _order("cordon", **options)
 
@@ -61,7 +61,7 @@ def cordon(**options: Any) -> None:
 @worker.command()
 @_options
 def uncordon(**options: Any) -> None:
-    """Let WORKER work again, and call off its drain if it has not ended yet."""
+    """Let WORKER work again. A drain that has not ended is called off."""
     _order("uncordon", **options)
 
 
@@ -72,18 +72,18 @@ def uncordon(**options: Any) -> None:
     "--within",
     type=click.FloatRange(0.0),
     metavar="SECONDS",
-    help="After this time, hand what is left to other workers. Default: no limit.",
+    help="After this time, hand the remaining samples to other workers. Default: no limit.",
 )
 def drain(*, no_wait: bool, within: float | None, **options: Any) -> None:
-    """Have WORKER (its name, or the beginning of its id) finish what it holds, and end.
+    """Let WORKER (its name, or the beginning of its id) finish the samples that it holds, and end.
 
-    Another worker is activated for it. Its daemon ends with exit code 0, and it stays cordoned: if
+    Another worker is activated in its place. Its daemon ends with exit code 0, and it stays cordoned: if
     its service manager starts it again, it is idle until `echo2d worker uncordon`. Ctrl-C ends the waiting,
-    not the drain. Exit code 1: it has not ended.
+    not the drain. Exit code 1: a worker has not ended.
     """
     if no_wait:
         if within:
-            raise OperatorFault("drain: --within is how long to wait; leave out --no-wait")
+            raise OperatorFault("drain: --within says how long to wait; leave out --no-wait")
         _order("drain", hand_over=within == 0.0, **options)
     else:
         _drain(within, **options)
@@ -100,11 +100,11 @@ def _of_box(command: Callable[..., None]) -> Callable[..., None]:
 @worker.command()
 @_of_box
 def pause(state_dir: Path, *, as_json: bool) -> None:
-    """Pause the worker of this box until `echo2d worker resume`: it gives back its GPUs and waits.
+    """Pause the worker of this box until `echo2d worker resume`: it frees its GPUs and waits.
 
-    It needs no token and no coordinator. What the worker holds goes to other workers, with the tokens
-    that it has written; that takes it some seconds. A pause outlives restarts of the worker and of the
-    box. The service goes on running, and holds no GPU memory.
+    The command needs no token and no coordinator. The worker's samples go to other workers, with the
+    tokens that it has written; that takes some seconds. A pause outlives restarts of the worker and of
+    the box. The service keeps running, and holds no GPU memory.
     """
     _set_paused(state_dir, as_json=as_json, paused=True)
 
@@ -112,7 +112,7 @@ def pause(state_dir: Path, *, as_json: bool) -> None:
 @worker.command()
 @_of_box
 def resume(state_dir: Path, *, as_json: bool) -> None:
-    """Let the paused worker of this box work again, within its hours."""
+    """Let the paused worker of this box work again, within its configured hours."""
     _set_paused(state_dir, as_json=as_json, paused=False)
 
 
@@ -176,7 +176,7 @@ def _drain(
         )
         if as_json:
             click.echo(json.dumps({"workers": answers}))
-        # `drain && destroy` must not destroy a box that works.
+        # `drain && destroy` must not destroy a box that still works.
         end(0 if all(each["outcome"] == "ended" for each in answers) else 1)
     click.echo("the drain goes on; `echo2d worker uncordon` calls it off", err=True)
     end(1)
@@ -191,8 +191,8 @@ def audit(worker: str | None, run_dir: Path, *, pardon: bool, as_json: bool) -> 
     """Show what the audit found about WORKER (its name, or the beginning of its id), or about all.
 
     The audit itself runs beside the coordinator, if its config has [audit] enabled = true. This
-    works on the run directory, whether or not the coordinator is running. The owner of a pardoned
-    worker starts `echo2d join` again.
+    command works on the run directory, whether or not the coordinator is running. After a pardon, the
+    worker's owner must start `echo2d join` again.
     """
     from echo2d.runtime.audit import audit_log
     from echo2d.views.results import print_report, print_reports

@@ -14,17 +14,17 @@ waits until the coordinator has been unreachable for `timeout_s`. `AsyncCoordina
 asyncio.
 
 A call raises Fenced when a newer learner has taken the run, NotResumable when the run cannot
-continue at the step asked for, PromptsOver when no batch will come any more, OperatorFault for a
+continue at the requested step, PromptsOver when there will be no more batches, OperatorFault for a
 wrong credential or URL, PeerFault when the coordinator refuses (with its code and reason), and
 IntegrityFault when a batch's bytes do not have its digest.
 
 A trajectory may have *given* tokens, such as the result of a tool: no version wrote them, so they are
-context and have no share of the loss. `Trajectory.written` is the mask of all others:
+context and must not count in the loss. `Trajectory.written` is the mask of all others:
 
     loss = -(advantage * logprobs)[torch.from_numpy(trajectory.written)].sum()
 
 A published directory may hold a LoRA adapter as PEFT writes it, without its README.md. Call
-`pin_base` on it first: it records to which base model the adapter belongs.
+`pin_base` on it first, which records the base model that the adapter belongs to.
 """
 
 from echo2d.adapters import base_digest, base_pin, pin_base

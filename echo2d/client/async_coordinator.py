@@ -42,35 +42,31 @@ from echo2d.errors import IntegrityFault, OperatorFault, PeerFault
 from echo2d.net.security.urls import is_loopback
 from echo2d.this_build import THIS_BUILD
 
-# A learner reports this often that it lives, from opening a session until it is closed.
+# Seconds between two reports that the learner lives, from opening a session until it is closed.
 ALIVE_EVERY_S = 5.0
-# As base64 it fits into a request. The manifest of a version of more than about 190 GB does not, and
-# the coordinator hashes the files.
+# A manifest of at most this size fits into a request as base64. That of a version of more than about
+# 190 GB does not; then the coordinator hashes the files.
 MANIFEST_SENT_MAX = BODY_BYTES_MAX * 3 // 4 - (16 << 10)
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """The rules of a learner session.
-
-    publish_every: train steps per publish at first; each commit returns the current number.
-    group_min: a group may have fewer trajectories than group_size, but at least this many.
-    checkpoint: the last durable step. over_stale: "drop", or "mask": then a group may hold tokens that
-    are too old, which the learner must leave out of the loss. samplings: how each task's answers
-    are drawn; a group says so too. evaluations: the names of what versions are scored on.
-    """
+    """The rules of a learner session."""
 
     epoch: int
     run_id: str
     staleness_max: int
-    publish_every: int
+    publish_every: int  # train steps per publish at first; each commit returns the current number
     trajectories_per_step: int
     group_size: int
-    group_min: int
-    checkpoint: int = 0
+    group_min: int  # a group may have fewer trajectories than group_size, but at least this many
+    checkpoint: int = 0  # the last durable step
+    # "drop", or "mask": then a group may hold tokens that are too old, which the learner must leave
+    # out of the loss.
     over_stale: str = "drop"
+    # How each task's answers are drawn; `Group.sampling` has it too.
     samplings: Mapping[str, Sampling] = field(default_factory=dict)
-    evaluations: Sequence[str] = ()
+    evaluations: Sequence[str] = ()  # names
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,27 +77,21 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What a version scored on held-out questions.
+    """What a version scored on held-out questions. None: there is no such number."""
 
-    number: in the run, from 1. rows: the questions that it is about, of `of`. samples: answers to
-    each. mean: reward; se: its standard error; None where there is no such number. pass_at: share of
-    the questions that have a right answer among k. parts: means of named numbers. truncated: share
-    of the answers that were cut off. tokens: of an answer.
-    """
-
-    number: int
+    number: int  # in the run, from 1
     name: str
     version: int
     digest: str
-    rows: int
-    of: int
-    samples: int
-    mean: float | None
-    se: float | None
-    pass_at: Mapping[str, float]
-    parts: Mapping[str, float]
-    truncated: float | None
-    tokens: float | None
+    rows: int  # questions that were scored
+    of: int  # questions that there are
+    samples: int  # answers to each question
+    mean: float | None  # reward
+    se: float | None  # standard error of the mean
+    pass_at: Mapping[str, float]  # k: share of the questions with a right answer among k
+    parts: Mapping[str, float]  # means of the rewards' named components
+    truncated: float | None  # share of the answers that were cut off
+    tokens: float | None  # mean length of an answer
     seconds: float
 
 
@@ -109,7 +99,7 @@ class AsyncCoordinator:
     """A connection to a coordinator, for asyncio.
 
     url: https://HOST:PORT. token_file: with the role learner; `status` needs only the role viewer.
-    timeout_s: for how long a call retries an unreachable coordinator.
+    timeout_s: for this long a call is retried while the coordinator is unreachable.
     """
 
     def __init__(self, url: str, *, token_file: Path, timeout_s: float = 60.0) -> None:
@@ -123,10 +113,10 @@ class AsyncCoordinator:
         """Begin a new epoch. From now on, calls of older sessions raise Fenced.
 
         learner: the caller's identity, printable and the same after its restarts. steps: the step
-        after which it ends, for the status; 0: it does not know. OperatorFault: a learner of another
-        identity has the run; with `take_over` its session ends.
+        after which the learner ends, for the status; 0: not known. OperatorFault: a learner of another
+        identity has the run. With `take_over`, that learner's session ends instead.
 
-        From now on a task reports to the coordinator that the learner lives.
+        From now on a background task reports to the coordinator that the learner lives.
         """
         asked: dict[str, Any] = {"resume_step": resume_step}
         if learner:
@@ -153,8 +143,8 @@ class AsyncCoordinator:
         uploaded. When this returns, the directory may be deleted.
 
         manifest: what `write_snapshot` returned for this directory. Without it the coordinator hashes
-        the files before it answers. With it the version spreads at once. It is revoked if the seed
-        finds other files, and if the run cannot go on without it, the run stops.
+        the files before it answers. With it the version is sent to workers at once. If the seed then
+        finds other files, the version is revoked, and the run stops if it cannot go on without it.
         """
         body: dict[str, Any] = {"version": version, "epoch": self._epoch}
         if manifest is not None and len(manifest) <= MANIFEST_SENT_MAX:
@@ -173,12 +163,13 @@ class AsyncCoordinator:
             status, headers, body = await self._api.repeat("GET", path, None)
             if status != HTTPStatus.NO_CONTENT:
                 batch = read_batch(self._epoch, headers.get(DIGEST_HEADER, ""), body)
-                told = headers.get(STALENESS_HEADER, "")
-                return replace(batch, staleness_max=int(told) if told.isdecimal() else None)
+                bound = headers.get(STALENESS_HEADER, "")
+                return replace(batch, staleness_max=int(bound) if bound.isdecimal() else None)
 
     async def attachment(self, wanted: Attachment) -> bytes:
-        """The bytes of a trajectory's attachment, up to the checkpoint of its step. PeerFault: they are
-        gone. IntegrityFault: they do not have its digest.
+        """The bytes of a trajectory's attachment, which are kept until the checkpoint of its step.
+
+        PeerFault: they are deleted. IntegrityFault: they do not have the attachment's digest.
         """
         path = ATTACHMENT_PATH.format(digest=wanted.digest.hex())
         _, _, content = await self._api.repeat("GET", path, None)
@@ -196,10 +187,9 @@ class AsyncCoordinator:
     ) -> int:
         """Report that the optimizer step was applied; returns the train steps per publish now.
 
-        scores: what the trainer's own forward pass says about trajectories of the batch, if it is
-        known; the coordinator shows it per worker. PeerFault: k or z is not a number. At most
-        SCORES_MAX are sent, and no number beyond SCORE_MAX. figures: become curves on the
-        coordinator's page.
+        scores: what the trainer's own forward pass says about trajectories of the batch, if known; the
+        coordinator shows it per worker. At most SCORES_MAX are sent, cut to at most SCORE_MAX. figures:
+        shown as curves on the coordinator's page. PeerFault: k or z is not a number.
         """
         body: dict[str, Any] = {
             "batch_digest": batch.digest,
@@ -215,7 +205,7 @@ class AsyncCoordinator:
         return publish_every
 
     async def refuse(self, batch: Batch, reasons: Mapping[int, str]) -> None:
-        """Have these groups replaced (id -> reason). Then take the batch again."""
+        """Have these groups replaced. reasons: by group id. Then take the batch again."""
         body = {"groups": list(reasons), "reasons": list(reasons.values()), "epoch": batch.epoch}
         await self._api.call("POST", REFUSE_PATH.format(step=batch.step), body)
 
@@ -227,21 +217,22 @@ class AsyncCoordinator:
         await self._api.call("POST", CHECKPOINT_PATH, {"step": step, "epoch": self._epoch})
 
     async def evaluations(self, after: int = 0) -> list[Evaluation]:
-        """What was evaluated, oldest first: those whose number is above `after`."""
+        """The evaluations whose number is above `after`, oldest first."""
         body = await self._api.call("GET", f"{EVALUATIONS_PATH}?after={after}", None)
         return [Evaluation(**each) for each in body["evaluations"]]
 
     async def evaluate(self, version: int, after: int = 0) -> tuple[list[Evaluation], list[str]]:
-        """Have the newest version evaluated, if it was not. Returns what `evaluations` does, and
-        the names of the evaluations that are still under way.
+        """Have the newest version evaluated, unless it already was. Returns what `evaluations` does,
+        and the names of the evaluations that are still under way.
         """
         asked = {"version": version, "epoch": self._epoch, "after": after}
         body = await self._api.call("POST", EVALUATIONS_PATH, asked)
         return [Evaluation(**each) for each in body["evaluations"]], list(body["unfinished"])
 
     async def samples(self, step: int | None = None) -> list[dict[str, Any]]:
-        """Groups that this step trained on, the worst and the best, as lines of `echo2d samples
-        --json`; None: the newest step. Long texts are cut off. A viewer needs samples.viewers.
+        """The worst and the best groups that a step trained on, as lines of `echo2d samples --json`.
+
+        step: None: the newest. Long texts are cut off. A viewer's token needs samples.viewers.
         """
         asked = "" if step is None else f"?step={step}"
         body = await self._api.call("GET", SAMPLES_PATH + asked, None)
@@ -263,7 +254,7 @@ class AsyncCoordinator:
     ) -> dict[str, Any]:
         """Cordon, uncordon or drain the worker with this id. Needs the role operator.
 
-        hand_over: others go on at once with what a draining worker holds.
+        hand_over: other workers continue at once what a draining worker holds.
         """
         path = WORKER_ORDER_PATH.format(peer=quote(worker, safe=""), order=order)
         return await self._api.call("POST", path, {"hand_over": True} if hand_over else {})
@@ -282,7 +273,7 @@ class AsyncCoordinator:
 
     async def _tell_alive(self) -> None:
         """Report to the coordinator, until cancelled, that the learner lives. Calls that fail are not
-        repeated: the learner's own calls say what is wrong.
+        repeated: the learner's other calls raise the fault.
         """
         while True:
             body = {"epoch": self._epoch, "software": THIS_BUILD.name}
@@ -293,7 +284,7 @@ class AsyncCoordinator:
     async def _publish(
         self, version: int, directory: Path, body: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Publish; if an upload's answer was lost, the retry is refused, and all is sent again."""
+        """Publish. If the answer to an upload's publish was lost, its retry is refused: then upload again."""
         while True:
             if "upload" in body:
                 await self._upload(version, directory)
@@ -314,14 +305,14 @@ class AsyncCoordinator:
 
 
 def _score_row(score: TrajectoryScore) -> list[float]:
-    """As JSON has it: six digits are plenty, and keep the largest body below its limit."""
-    # NaN stays NaN, which the coordinator refuses.
+    """A score for JSON, with six digits, which keep the largest body below its limit."""
+    # NaN stays NaN, and the coordinator refuses it.
     k, z = (float(f"{max(min(each, SCORE_MAX), -SCORE_MAX):.6g}") for each in (score.k, score.z))
     return [score.group, score.sample, k, z]
 
 
 def _measured(figures: StepFigures) -> dict[str, float]:
-    """As JSON has it. A figure that is no number was not measured: no curve is worth a commit."""
+    """The figures for JSON. NaN is left out, because a gap in a curve must not fail a commit."""
     found = {name: value for name, value in asdict(figures).items() if value is not None}
     return {
         name: max(min(value, SCORE_MAX), -SCORE_MAX)

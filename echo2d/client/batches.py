@@ -23,49 +23,43 @@ from echo2d.errors import IntegrityFault, PeerFault
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """This version wrote output tokens [start, end), at worker `author` (its peer id).
-
-    digest: of its snapshot, hex.
-    """
+    """A version wrote output tokens [start, end)."""
 
     start: int
     end: int
     version: int
-    digest: str
-    author: str = ""
+    digest: str  # of the version's snapshot, hex
+    author: str = ""  # peer id of the worker
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trajectory:
-    """One answer, or one branch of an episode. sample: its number in its group; that of branch b is
-    b * BRANCH_SAMPLES above that of its episode.
+    """One answer, or one branch of an episode."""
 
-    tokens: int32 [n]. logprobs: float32 [n], natural log, of the distribution that they were
-    sampled from. worker: the peer id of the worker that finished it. finish: "stop" at a stop token,
-    "length" at the most tokens that it may have, "context" where the model's context was full.
-    reward_parts: named numbers that the reward was made of. given: [start, end) of output tokens that
-    no version wrote; spans cover all others, and their logprobs are 0. turns: how often the policy
-    wrote. task, row: where its prompt comes from. episode, branch: as in `Group.episodes`. columns: by
-    name, numbers of each token [n, ...], read-only, that every engine which wrote for it has written, such
-    as experts; of given tokens they are 0. attachments: what belongs to its prompt, such as pictures; see
-    `Coordinator.attachment`.
-    """
-
-    tokens: NDArray[np.int32]
+    tokens: NDArray[np.int32]  # [n]
+    # [n], natural log, of the distribution that the tokens were sampled from; 0 for given tokens.
     logprobs: NDArray[np.float32]
-    spans: tuple[Span, ...]
+    spans: tuple[Span, ...]  # cover all tokens but the given ones
     reward: float
-    worker: str
+    worker: str  # peer id of the worker that finished it
+    # "stop": at a stop token; "length": at the token limit; "context": the model's context was full.
     finish: str = "stop"
+    # Components of the reward, by name.
     reward_parts: Mapping[str, float] = field(default_factory=dict)
-    given: tuple[tuple[int, int], ...] = ()
-    turns: int = 1
+    given: tuple[tuple[int, int], ...] = ()  # [start, end) of output tokens that no version wrote
+    turns: int = 1  # how often the policy wrote
+    # The task and the row that its prompt is from.
     task: str = ""
     row: str = ""
+    # See `Group.episodes`.
     episode: int = 0
     branch: int = 0
+    # Its number in its group; branch b has b * 65,536 plus the number of its episode.
     sample: int = 0
+    # By name, numbers for each token [n, ...], read-only, such as experts; 0 for given tokens. A column
+    # is left out if one of the engines that wrote tokens here did not write it.
     columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    # What belongs to its prompt, such as pictures; see `Coordinator.attachment`.
     attachments: tuple[Attachment, ...] = ()
 
     @property
@@ -81,18 +75,16 @@ class Trajectory:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Group:
-    """The trajectories of one prompt. prompt: int32 [p].
-
-    left_out: the samples that it lacks, because their reward could not be computed, or because others
-    contrast more (`task.sampler = "pairs"`). sampling: how all its tokens were drawn. tags: facts
-    about the prompt by which rewards are compared.
-    """
+    """The trajectories of one prompt."""
 
     group_id: int
-    prompt: NDArray[np.int32]
+    prompt: NDArray[np.int32]  # [p]
     trajectories: tuple[Trajectory, ...]
+    # The samples that it lacks, because their reward could not be computed, or because others
+    # contrast more (`task.sampler = "pairs"`).
     left_out: tuple[int, ...] = ()
-    sampling: Sampling = WHOLE
+    sampling: Sampling = WHOLE  # how all its tokens were drawn
+    # Facts about the prompt, to compare rewards by.
     tags: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -107,16 +99,13 @@ class Group:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """The data of one train step. digest: of the batch's bytes as they were sent, hex.
-
-    staleness_max: S as the coordinator has it now, which the operator may change while the run goes
-    on; None: it does not say.
-    """
+    """The data of one train step."""
 
     step: int
     epoch: int
-    digest: str
+    digest: str  # of the batch's bytes as they were sent, hex
     groups: tuple[Group, ...]
+    # S as the coordinator has it now: the operator may change it during the run. None: not known.
     staleness_max: int | None = None
 
 
@@ -140,7 +129,7 @@ def read_batch(epoch: int, digest: str, body: bytes) -> Batch:
 
 
 def _branches(kept: TrajectoryRecord) -> list[Trajectory]:
-    """The trajectories of one sample: its branches, mostly one. PeerFault: its columns do not fit it."""
+    """The trajectories of one sample, one for each branch. PeerFault: its columns do not fit it."""
     if fault := columns_fault(kept.columns, kept.length):
         raise PeerFault(fault)
     columns = {column.name: column.array for column in kept.columns}
@@ -151,7 +140,7 @@ def _branches(kept: TrajectoryRecord) -> list[Trajectory]:
         given = tuple(
             (g.start - start, g.end - start) for g in kept.given if start <= g.start < end
         )
-        # Each given range is followed by a turn.
+        # A turn follows each given range.
         turns = len(given) + (not given or given[0][0] > 0)
         # A branch's trajectory has a number of its own: above every sample's, which are fewer than
         # this.

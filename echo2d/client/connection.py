@@ -1,6 +1,6 @@
-"""Calls of the coordinator's HTTP API, each repeated until it is answered.
+"""Sends calls to the coordinator's HTTP API, and repeats each until it is answered.
 
-Not here: what the calls are (`async_coordinator`), and what a refusal means (`faults`).
+Not here: which calls there are (`async_coordinator`), and what a refusal means (`faults`).
 """
 
 import asyncio
@@ -28,8 +28,8 @@ from echo2d.net.security.tls import Tls, in_words, is_for_good, to_coordinator
 from echo2d.net.security.urls import CoordinatorUrls
 from echo2d.this_build import THIS_BUILD
 
-# Without a byte of the answer. The coordinator answers a request for a batch within LONG_POLL_S, with
-# or without a batch, and everything else at once.
+# The longest time without a byte of the answer. The coordinator answers a request for a batch within
+# LONG_POLL_S, with or without a batch, and everything else at once.
 ANSWER_SILENCE_S_MAX = 120.0
 
 log = logging.getLogger("echo2d.client")
@@ -44,8 +44,10 @@ def _url_in(token_file: Path) -> str:
 
 
 class ApiConnection:
-    """A connection to a coordinator. url: as of `CoordinatorUrls`; empty: that of the token file.
-    timeout_s: a call retries an unreachable one for this long.
+    """A connection to a coordinator.
+
+    url: as for `CoordinatorUrls`; empty: that of the token file. timeout_s: for this long a call is
+    retried while the coordinator is unreachable.
     """
 
     def __init__(self, url: str, *, token_file: Path, timeout_s: float) -> None:
@@ -71,7 +73,7 @@ class ApiConnection:
             await self._session.close()
 
     async def call(self, method: str, path: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Retry until there is an answer, which is a JSON object."""
+        """Retry until there is an answer, and return its JSON object."""
         _, _, answer = await self.repeat(method, path, body)
         return json_object_of(answer)
 
@@ -85,7 +87,7 @@ class ApiConnection:
             try:
                 return await self.ask(method, path, body)
             except NoRoom as full:
-                # Whoever makes room there may take days.
+                # The operator may take days to make room there.
                 deadline = loop.time() + self._timeout_s
                 log.warning("waiting for room: %s", full)
                 await asyncio.sleep(backoff.next_s())
@@ -93,7 +95,7 @@ class ApiConnection:
                 self.losses += 1
                 delay_s = backoff.next_s()
                 if loop.time() + delay_s > deadline:
-                    # A URL that never worked is probably wrong: that is the operator's mistake.
+                    # A URL that never worked is probably wrong, which is the operator's mistake.
                     fault = PeerFault if self._answered else Unreachable
                     raise fault(f"cannot reach the coordinator at {self._urls}: {lost}") from lost
                 if self.losses == len(self._urls.all) and not self._answered:
@@ -105,9 +107,9 @@ class ApiConnection:
     async def ask(
         self, method: str, path: str, body: Mapping[str, Any] | Path | None
     ) -> tuple[int, Mapping[str, str], bytes]:
-        """Try once: the answer's status, headers and bytes. NoAnswer: another try may help.
+        """Try once; return the answer's status, headers and bytes. NoAnswer: another try may help.
 
-        body: what becomes JSON, or a file.
+        body: an object to send as JSON, or a file.
         """
         if not self._headers:
             token = await self.token()

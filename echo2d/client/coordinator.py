@@ -14,7 +14,7 @@ from echo2d.client.faults import Unanswered
 from echo2d.core.protocol.trajectory import Attachment, StepFigures, TrajectoryScore
 from echo2d.net.security.auth import read_token_file
 
-# A coordinator that is there answers a call within this time.
+# A reachable coordinator answers a call within this time.
 HURRY_S = 10.0
 
 _Result = TypeVar("_Result")
@@ -28,11 +28,11 @@ class Coordinator:
     """
 
     def __init__(self, url: str, *, token_file: Path, timeout_s: float = 60.0) -> None:
-        # Reading the file now reports a wrong one before the first call.
+        # The file is read now, so that a wrong one is reported before the first call.
         self.run_id: str = read_token_file(token_file).run_id
         self._inner = AsyncCoordinator(url, token_file=token_file, timeout_s=timeout_s)
         self._hurried_at = float("inf")
-        # Held while a call is handed to the loop, so that `close` cancels every call handed over.
+        # Held while a call is passed to the loop, so that `close` cancels every call in the loop.
         self._submitting = threading.Lock()
         self._closed = False
         self._loop = asyncio.new_event_loop()
@@ -134,7 +134,7 @@ class Coordinator:
                 raise CancelledError("the connection is closed")
             future = asyncio.run_coroutine_threadsafe(call, self._loop)
         started_at = time.monotonic()
-        # a waiting call notices `hurry` after this time
+        # A waiting call notices `hurry` within 0.5 s.
         while not wait([future], 0.5).done:
             if time.monotonic() > max(started_at, self._hurried_at) + HURRY_S:
                 future.cancel()

@@ -1,4 +1,4 @@
-"""What a call of the client raises, and which refusal of the coordinator raises what."""
+"""The exceptions that a call of the client raises, and the refusal that leads to each."""
 
 import json
 from http import HTTPStatus
@@ -22,7 +22,7 @@ class TokenRefused(OperatorFault):
 class NotResumable(OperatorFault):
     """The run cannot continue at this step.
 
-    The step lies before the last durable checkpoint, or beyond the steps of the run.
+    The step is before the last durable checkpoint, or beyond the steps of the run.
     """
 
 
@@ -39,7 +39,7 @@ class NoAnswer(Exception):  # noqa: N818 - not an error yet
 
 
 class NoRoom(NoAnswer):
-    """The coordinator's disk is full; the same call works once somebody has made room there."""
+    """The coordinator's disk is full; the same call works once there is room again."""
 
 
 def json_object_of(answer: bytes) -> dict[str, Any]:

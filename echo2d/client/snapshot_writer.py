@@ -1,6 +1,6 @@
-"""Write the files of a snapshot in a few threads, and take the digest of each chunk on the way.
+"""Write the files of a snapshot in a few threads, and compute the digest of each chunk meanwhile.
 
-A publish that hands over these digests is answered at once: nobody has to read the files first.
+A publish that sends these digests is answered at once: the coordinator need not read the files first.
 """
 
 import os
@@ -19,23 +19,20 @@ from echo2d.threads import in_threads
 
 @dataclass(frozen=True, slots=True)
 class SnapshotFile:
-    """A file to write. path: below the snapshot's directory, at most one folder deep. size: its
-    bytes. header_bytes: 8 + N of a safetensors file, 0 of all others. parts: its content, in order;
-    they may be made while the file is written.
-    """
+    """A file to write."""
 
-    path: str
-    size: int
-    header_bytes: int
-    parts: Iterable[Buffer]
+    path: str  # below the snapshot's directory, at most one folder deep
+    size: int  # bytes
+    header_bytes: int  # 8 + N for a safetensors file, 0 for all others
+    parts: Iterable[Buffer]  # the content, in order; they may be made while the file is written
 
 
 def write_snapshot(directory: Path, files: Sequence[SnapshotFile]) -> bytes:
-    """Write new files into a directory. Returns the manifest, to be handed to `publish`.
+    """Write new files into a directory. Returns the manifest, an argument of `publish`.
 
     Up to 80 chunks of 8 MiB are in memory at a time. Nothing is synced. OSError: a file cannot be
-    written. OperatorFault: a part is missing, or there is too much. IntegrityFault: a file has a name
-    that no snapshot may have.
+    written. OperatorFault: a file's parts are shorter or longer than its size. IntegrityFault: a file
+    has a name that no snapshot may have.
     """
     entries = tuple(FileEntry(file.path, file.size, file.header_bytes) for file in files)
     digests: dict[Chunk, Digest] = {}
@@ -58,7 +55,7 @@ def write_snapshot(directory: Path, files: Sequence[SnapshotFile]) -> bytes:
 
 
 def _cut(file: SnapshotFile, chunks: Sequence[Chunk]) -> Iterator[tuple[Chunk, list[memoryview]]]:
-    """Each chunk of a file with the pieces of parts that it is made of."""
+    """Each chunk of a file with the pieces of `parts` that it consists of."""
     parts = (memoryview(part).cast("B") for part in file.parts)
     left = memoryview(b"")
     for chunk in chunks:
@@ -79,7 +76,7 @@ def _write(descriptor: int, chunk: Chunk, pieces: Sequence[memoryview]) -> Diges
     for piece in pieces:
         digest.update(piece)
     while pieces:
-        # Buffers that one call of the system writes; Linux allows 1024.
+        # On Linux one system call writes at most 1024 buffers.
         written = os.pwritev(descriptor, pieces[:1000], offset)
         offset += written
         pieces = _after(pieces, written)

@@ -1,6 +1,6 @@
-"""What a config says that no run should have, or that its operator should know. Pure.
+"""Warns about settings of a config that are allowed and yet probably a mistake. Pure.
 
-`init`, `try`, `coordinate`, `doctor` and `learn --plan` ask here, so all of them say the same.
+`init`, `try`, `coordinate`, `doctor` and `learn --plan` call this module, so all of them give the same warnings.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,28 +16,31 @@ HELD_OUT_FEW = 30
 def config_cautions(
     config: CoordinatorConfig, context: int | None, held_out: Mapping[str, int | None]
 ) -> list[str]:
-    """context: tokens that the model can read; None: not known. held_out: questions of each [[eval]]."""
-    said = []
+    """The warnings about a config.
+
+    context: tokens that the model can read; None: not known. held_out: questions of each [[eval]]; None: not known.
+    """
+    cautions = []
     for task in config.tasks:
         most = config.sampling_of(task).max_new_tokens
         if context is not None and most >= context:
-            said.append(
-                f"sampling.max_new_tokens: {most} of an answer, and the model reads {context} tokens of "
-                "prompt and answer together: long answers are cut off there"
+            cautions.append(
+                f"sampling.max_new_tokens: an answer may have {most} tokens, but the model reads {context} tokens of "
+                "prompt and answer together, so long answers are cut off there"
             )
     few = {
         name: each for name, each in held_out.items() if each is not None and each < HELD_OUT_FEW
     }
     if few:
-        said.append(
+        cautions.append(
             f"eval {', '.join(few)}: with {min(few.values())} questions a score is hardly more than chance; "
             f"take {HELD_OUT_FEW} or more (task.options.held_out, or a file of their own)"
         )
-    return list(dict.fromkeys(said))
+    return list(dict.fromkeys(cautions))
 
 
 def file_cautions(path: Path, settings: Iterable[str], context: int | None) -> list[str]:
-    """Those of a file that a learner reads; one without a [run] table says nothing about answers."""
+    """The warnings about a learner's file; none without a [run] table, because it says nothing about answers."""
     if not leads_a_run(path):
         return []
     return config_cautions(CoordinatorConfig.load(path, settings), context, {})

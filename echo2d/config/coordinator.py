@@ -32,11 +32,11 @@ from echo2d.core.rules.run import ActivationTable, DisseminationTable, PolicyTab
 from echo2d.core.rules.table import Table, key
 from echo2d.errors import OperatorFault
 
-# Below it, logits / temperature overflow.
+# At a lower temperature, logits / temperature overflows.
 _TEMPERATURE_MIN = 0.001
-# A task with less would have a group in one step of hundreds.
+# A task with a smaller share would have one group in hundreds of steps.
 WEIGHT_SHARE_MIN = 0.001
-# Each of them has processes of its own.
+# Each task and each evaluation has processes of its own.
 TASKS_MAX = 64
 EVALS_MAX = 64
 
@@ -58,7 +58,7 @@ class ServeTable(Table):
         "TLS on all connections; auto: on if host or link.host is not loopback", "auto"
     )
     names: tuple[str, ...] = key(
-        "host names under which browsers may ask, besides addresses, localhost and this machine's"
+        "host names that a browser's request may have, besides IP addresses, localhost and this machine's"
         " own name",
         (),
     )
@@ -82,22 +82,22 @@ class LinkTable(Table):
     TABLE: ClassVar[str] = "link"
 
     host: str = key(
-        "address on which the seed listens for peers, and workers dial it; empty: coordinator.host",
+        "address on which the seed listens for peers, and which workers dial; empty: coordinator.host",
         "",
     )
     port: int | None = key(
         "TCP port on which the seed listens for peers; 0: any free port; not given: coordinator.port"
-        " + 1, so 7701",
+        " + 1, which is 7701 by default",
         None,
         low=0,
         high=PORT_MAX,
     )
     uplink_limit: str = key(
-        "most that the seed sends to peers, all together, such as 50mbit; empty: no limit", ""
+        "highest rate of the seed to all peers together, such as 50mbit; empty: no limit", ""
     )
     usd_per_gb_up: float = key(
-        "usd per 10^9 bytes that the seed sends; above 0, it sends a version as few times as there"
-        " is time for",
+        "usd per 10^9 bytes that the seed sends; above 0, it sends a version as few times as the time"
+        " allows",
         0.0,
         low=0.0,
         high=USD_MAX,
@@ -114,7 +114,7 @@ class LinkTable(Table):
         return uplink_bytes_per_s("link.uplink_limit", self.uplink_limit, "1mbit")
 
     def beside(self, serve: ServeTable) -> "LinkTable":
-        """This table with the address that is not given: it is next to the coordinator's."""
+        """This table with host and port filled in: those not given follow from the coordinator's."""
         port = self.port if self.port is not None else serve.port + 1 if serve.port else 0
         return replace(self, host=self.host or serve.host, port=port)
 
@@ -165,10 +165,7 @@ COORDINATOR_TABLES: tuple[type[Table], ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorConfig:
-    """The configuration of `echo2d coordinate`.
-
-    folder: of its file. learner: the [learner] table as it stands, if there is one.
-    """
+    """The configuration of `echo2d coordinate`."""
 
     run: RunTable
     coordinator: ServeTable
@@ -185,7 +182,8 @@ class CoordinatorConfig:
     rent: RentTable
     prices: tuple[PriceTable, ...] = ()
     providers: tuple[ProviderConfig, ...] = ()
-    folder: Path = Path()
+    folder: Path = Path()  # the one that the config's file is in
+    # The [learner] table as the file has it; empty if there is none.
     learner: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
@@ -194,7 +192,7 @@ class CoordinatorConfig:
             raise OperatorFault(
                 f"link.host: with coordinator.host = {self.coordinator.host!r}, workers elsewhere would "
                 f"dial themselves at {self.link.host!r}; expected an address of this host that they "
-                "reach, or leave link.host out: coordinator.host is taken then"
+                "reach, or leave link.host out: coordinator.host is used then"
             )
         policy = self.policy
         kappa_max = policy.staleness_max + 1
@@ -223,7 +221,7 @@ class CoordinatorConfig:
             )
 
     def _check_single(self) -> None:
-        """A group of one answer has nothing to compare it with."""
+        """Refuse settings that compare the answers of a group: a group has one answer only."""
         chosen = [("task.sampler", task.sampler) for task in self.tasks]
         for name, value in [("policy.order", self.policy.order), *chosen]:
             if value in ("priority", "informative", "pairs"):
@@ -255,7 +253,7 @@ class CoordinatorConfig:
         return found
 
     def task_of(self, table: EvalTable, names: Sequence[str]) -> int:
-        """The number of the task that an [[eval]] is about. names: of the tasks, in order.
+        """The index of the task that an [[eval]] is about. names: those of all tasks, in order.
 
         OperatorFault: there is no such task.
         """
@@ -308,12 +306,15 @@ class CoordinatorConfig:
 
     @property
     def module_folders(self) -> tuple[Path, ...]:
-        """Where modules of the operator's are looked for, behind all that is installed; none without a file."""
+        """Folders in which the operator's own modules are looked for, after all installed ones.
+
+        Empty for a config that was not read from a file.
+        """
         return flat_folders((self.folder, *self.run.modules))
 
     @staticmethod
     def load(path: Path, settings: Iterable[str] = ()) -> "CoordinatorConfig":
-        """Read a TOML file. settings: TABLE.KEY=VALUE, each instead of what the file says."""
+        """Read a TOML file. settings: TABLE.KEY=VALUE, each of which replaces what the file says."""
         return CoordinatorConfig.read(with_settings(read_toml(path), settings), folder_of(path))
 
     @staticmethod
@@ -325,7 +326,7 @@ class CoordinatorConfig:
             if name not in tables and name not in OTHER_TABLES and name not in several:
                 if not isinstance(document[name], dict | list):
                     raise OperatorFault(
-                        f"{name} stands before any table; put it below the table that it is of, such as [run]"
+                        f"{name} comes before any table; put it below its table, such as [run]"
                     )
                 raise OperatorFault(
                     f"[{name}]: unknown table; {meant(name, [*tables, *several, *sorted(OTHER_TABLES)])}"
@@ -335,13 +336,13 @@ class CoordinatorConfig:
             cls.TABLE: read_table(cls, tables[cls.TABLE], folder) for cls in COORDINATOR_TABLES
         }
         checked["link"] = checked["link"].beside(checked["coordinator"])
-        # Each worker's name is compared with every price.
         return CoordinatorConfig(
             **checked,
             tasks=tuple(read_table(TaskTable, task, folder) for task in tasks),
             evals=tuple(
                 read_table(EvalTable, row) for row in _rows(document, EvalTable.TABLE, EVALS_MAX)
             ),
+            # At most 256 prices: each worker's name is compared with every one of them.
             prices=tuple(
                 read_table(PriceTable, row) for row in _rows(document, PriceTable.TABLE, 256)
             ),
@@ -352,14 +353,14 @@ class CoordinatorConfig:
 
 
 def is_local(host: str) -> bool:
-    """Whether only this machine reaches this address or name; other names are not resolved."""
+    """Whether only this machine reaches this address or name. Names are not resolved; only localhost is local."""
     with suppress(ValueError):
         return ipaddress.ip_address(host).is_loopback
     return host == "localhost"
 
 
 def _rows(document: Mapping[str, Any], name: str, most: int) -> list[dict[str, Any]]:
-    """All [[name]] tables of a parsed file; a single task may stand in [task]."""
+    """All [[name]] tables of a parsed file; a single task may be written as [task]."""
     found = document.get(name, [])
     rows = [found] if isinstance(found, dict) and name == TaskTable.TABLE else found
     if (
@@ -371,7 +372,7 @@ def _rows(document: Mapping[str, Any], name: str, most: int) -> list[dict[str, A
     return [dict(row) for row in rows]
 
 
-# --- all keys, as --print-config prints them
+# --- all keys, for --print-config
 
 
 def print_config() -> str:
@@ -383,6 +384,6 @@ def print_config() -> str:
 
 
 def _optional(table: type[Table]) -> str:
-    """All keys of a table of which there may be none: commented out."""
+    """All keys of an optional table, commented out."""
     text = print_tables(table).replace(f"[{table.TABLE}]", f"[[{table.TABLE}]]")
     return "".join(f"# {line}\n" if line else "\n" for line in text.splitlines())

@@ -24,7 +24,7 @@ from echo2d.errors import OperatorFault
 from echo2d.registry import PROVIDERS
 
 _SECONDS_MAX = 86400.0
-# More trajectories per hour than this is a typing mistake.
+# More trajectories per hour than this are a typing mistake.
 _RATE_MAX = 1e9
 PROVIDERS_MAX = 16
 OFFERS_MAX = 64  # of all providers together
@@ -69,7 +69,7 @@ class RentTable(Table):
         above=0.0,
         high=_SECONDS_MAX,
     )
-    # A trajectory takes less time than this, and a draining box costs money.
+    # At most an hour: a trajectory takes less, and a draining box costs money.
     drain_s: float = key(
         "seconds that the worker of a box to be given back has to finish what it holds",
         120.0,
@@ -104,17 +104,17 @@ class ProviderTable(Table):
     )
     timeout_s: float = key("seconds that a command may take", 300.0, above=0.0, high=3600.0)
     settle_s: float = key(
-        "seconds after a command until lists show what it did", 120.0, low=0.0, high=3600.0
+        "seconds until lists show what a command did", 120.0, low=0.0, high=3600.0
     )
     list_every_s: float = key("seconds between two lists", 60.0, above=0.0, high=3600.0)
     billed_by_s: float = key(
-        "billing period in seconds: each one begun is paid in full",
+        "billing period in seconds: a period that has begun is paid in full",
         60.0,
         above=0.0,
         high=_SECONDS_MAX,
     )
     grace_s: float = key(
-        "most seconds billed beside a box's life, while it starts and stops",
+        "most seconds billed in addition to a box's life, while it starts and stops",
         900.0,
         low=0.0,
         high=_SECONDS_MAX,
@@ -125,7 +125,7 @@ class ProviderTable(Table):
 class OfferTable(Table):
     """A kind of box that a provider offers.
 
-    For a provider that does not rent, it is the price of the workers whose name matches.
+    For a provider that does not rent, it holds the price of the workers whose names match.
     """
 
     TABLE: ClassVar[str] = "provider.offer"

@@ -1,4 +1,4 @@
-"""The [run] table: where a run lives, on the learner's host, and where its modules are."""
+"""The [run] table: the directories of a run on the learner's host, and those of its modules."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -32,10 +32,10 @@ class RunTable(Table):
     )
     name: str = key("name of this run, for people; empty: that of this file's folder", "")
     modules: tuple[Path, ...] = key(
-        "folders in which modules of yours are looked for, besides this file's own folder", ()
+        "folders in which your own modules are looked for, besides this file's folder", ()
     )
     keep_every: int = key(
-        "keep a version of every so many train steps for `echo2d keep export`, while there is room; 0: only"
+        "train steps between two versions that are kept for `echo2d keep export`, while there is room; 0: only"
         " the last one and those with the best scores",
         0,
         low=0,
@@ -43,18 +43,18 @@ class RunTable(Table):
 
 
 def module_folders(path: Path, settings: Iterable[str] = ()) -> tuple[Path, ...]:
-    """As `CoordinatorConfig.module_folders`, of a file that may have no [run] table."""
+    """The same as `CoordinatorConfig.module_folders`, for a file that may have no [run] table."""
     return module_folders_of(with_settings(read_toml(path), settings), folder_of(path))
 
 
 def module_folders_of(document: Mapping[str, Any], folder: Path) -> tuple[Path, ...]:
-    """The same of a parsed file. folder: of the file."""
+    """The same for a parsed file. folder: the one that the file is in."""
     values = table_of(document, RunTable.TABLE)
     return flat_folders((folder, *(read_table(RunTable, values, folder).modules if values else ())))
 
 
 def flat_folders(folders: Iterable[Path]) -> tuple[Path, ...]:
-    """Those that are whole paths, without "..", as people name them in a traceback."""
+    """The absolute ones of these folders, without "..", as a traceback shows them."""
     return tuple(Path(normpath(each)) for each in folders if each.is_absolute())
 
 

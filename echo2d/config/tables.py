@@ -20,7 +20,7 @@ AnyTable = TypeVar("AnyTable", bound=Table)
 
 
 def read_table(table: type[AnyTable], values: Mapping[str, Any], folder: Path = Path()) -> AnyTable:
-    """Make the table from parsed TOML, where paths are text. folder: relative paths count from it."""
+    """Make the table from parsed TOML, in which paths are text. folder: relative paths count from it."""
     hints, name = types_of(table), table.TABLE
     keys = {item.name: item for item in dataclasses.fields(table)}
     for each in values:
@@ -36,8 +36,8 @@ def read_table(table: type[AnyTable], values: Mapping[str, Any], folder: Path = 
 
 
 def meant(name: str, keys: Collection[str]) -> str:
-    """Which key was probably meant; all of them, if none is alike."""
-    # 0.7: how alike two names are when one of them is a mistyped other.
+    """Say which key was probably meant, or list all keys if none is similar."""
+    # From a similarity of 0.7 on, one name may be the other one, mistyped.
     near = difflib.get_close_matches(name, keys, 1, 0.7)
     return f"did you mean {near[0]}?" if near else f"expected one of {', '.join(keys)}"
 
@@ -89,9 +89,9 @@ def split_setting(setting: str) -> tuple[str, str, str]:
 
 
 def with_settings(document: dict[str, Any], settings: Iterable[str]) -> dict[str, Any]:
-    """The parsed document, in which each TABLE.KEY=VALUE is put into every table of that name.
+    """The parsed document, after each TABLE.KEY=VALUE was put into every table of that name.
 
-    A value that is no TOML is taken for text. OperatorFault: a setting is malformed.
+    A value that is not TOML counts as text. OperatorFault: a setting is malformed.
     """
     for setting in settings:
         table, key_name, text = split_setting(setting)
@@ -104,7 +104,7 @@ def with_settings(document: dict[str, Any], settings: Iterable[str]) -> dict[str
             found = [row.setdefault(part, {}) for row in rows]
             rows = [row for each in found for row in (each if isinstance(each, list) else [each])]
             if not all(isinstance(row, dict) for row in rows):
-                raise OperatorFault(f"--set: expected TABLE.KEY=VALUE; {part} is no table")
+                raise OperatorFault(f"--set: expected TABLE.KEY=VALUE; {part} is not a table")
         for row in rows:
             row[key_name] = value
     return document

@@ -1,4 +1,4 @@
-"""The tables of tasks, of their evaluations, and of how their answers are drawn."""
+"""The tables of tasks, of their evaluations, and of the sampling of their answers."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,7 @@ from echo2d.registry import TASKS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingTable(Table):
-    """How answers are drawn. A task may have some of these keys as its own, in `task.sampling`."""
+    """How answers are drawn. A task may have its own values for some of these keys, in `task.sampling`."""
 
     TABLE: ClassVar[str] = "sampling"
 
@@ -36,7 +36,7 @@ class SamplingTable(Table):
         high=0.999,
     )
     stop: tuple[str, ...] = key(
-        "texts that end an answer, with the token that completes one; for tasks in text", ()
+        "texts that end an answer, at the token that completes one; for tasks in text", ()
     )
     vocab_size: int = key(
         "every token id is below this; 0: read it from run.base_model", 0, low=0, high=1 << 24
@@ -45,11 +45,11 @@ class SamplingTable(Table):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskTable(Table):
-    """One [[task]]; with a single one, [task] does too."""
+    """One [[task]]; a single task may be written as [task]."""
 
     TABLE: ClassVar[str] = "task"
 
-    kind: str = key(f"a task of echo2d ({', '.join(TASKS)}), or yours as package.module:Class")
+    kind: str = key(f"a task of echo2d ({', '.join(TASKS)}), or your own as package.module:Class")
     name: str = key("name in metrics and trajectories; empty: the task's own name", "")
     weight: float = key(
         "with several tasks: its share of the groups of a step is this over the sum of all weights",
@@ -58,9 +58,9 @@ class TaskTable(Table):
         high=1e6,
     )
     groups_per_step: int = key(
-        "with several tasks: exactly so many groups of each step, instead of weight", 0, low=0
+        "with several tasks: exactly this many groups of each step, instead of weight", 0, low=0
     )
-    sampling: dict[str, Any] = key("keys of [sampling] that are otherwise for this task", dict)
+    sampling: dict[str, Any] = key("keys of [sampling] that differ for this task", dict)
     sampler: Literal["shuffle", "filter", "informative", "pairs"] = key(
         "shuffle: every row is asked once in an epoch; filter: rows whose rewards are all the same"
         " are retired for a while; informative: rows whose rewards differ less than those of the"
@@ -69,13 +69,12 @@ class TaskTable(Table):
         "shuffle",
     )
     explore: float = key(
-        "with informative: how far a row's rewards may have come to differ after one version, in units"
-        " of the reward",
+        "with informative: how much the standard deviation of a row's rewards may have grown by the next version",
         0.01,
         low=0.0,
     )
     retire_after: int = key(
-        "with filter: groups in a row with equal rewards, after which a row is retired", 1, low=1
+        "with filter: consecutive groups with equal rewards after which a row is retired", 1, low=1
     )
     retest_after: int = key(
         "with filter: versions after which a retired row is asked again", 100, low=1
@@ -88,26 +87,26 @@ class TaskTable(Table):
         "further variables of the model's chat template, such as enable_thinking", dict
     )
     turns_max: int = key(
-        "of an environment: answers of one episode; then it is cut off, with reward 0",
+        "for an environment: most answers of one episode; a longer one is cut off, with reward 0",
         16,
         low=1,
         high=1024,
     )
     episode_tokens: int = key(
-        "of an environment: tokens of one episode behind its prompt, written and given; max_new_tokens is of"
-        " each answer",
+        "for an environment: most tokens of one episode after its prompt, written and given; max_new_tokens"
+        " limits each answer",
         8192,
         low=1,
         high=NEW_TOKENS_MAX,
     )
     overlong_tokens: int = key(
-        "of an answer's last tokens, each costs a part of overlong_penalty (DAPO's soft overlong"
+        "tokens before max_new_tokens that each cost an equal share of overlong_penalty (DAPO's soft overlong"
         " punishment); 0: length costs nothing",
         0,
         low=0,
     )
     overlong_penalty: float = key(
-        "what an answer at max_new_tokens loses, with overlong_tokens", 1.0, low=0.0
+        "reward that an answer of max_new_tokens loses, with overlong_tokens", 1.0, low=0.0
     )
     on_error: Literal["zero", "drop_sample", "retry"] = key(
         "what happens to an answer whose reward raises an error; retry: three tries, then as"
@@ -138,24 +137,24 @@ class EvalTable(Table):
 
     TABLE: ClassVar[str] = "eval"
 
-    task: str = key("name of the task whose questions and reward it has; empty: the first", "")
+    task: str = key("name of the task whose questions and reward it uses; empty: the first", "")
     name: str = key("its name; empty: the task's, with /heldout", "")
     options: dict[str, Any] = key(
-        "keyword arguments of the task's class that differ from the task's; of rows, gym and"
-        ' sort_digits split = "heldout" is one of them',
+        "keyword arguments of the task's class that differ from the task's, such as"
+        ' split = "heldout" of rows, gym and sort_digits',
         dict,
     )
-    every: int = key("a version is scored if its number is so much above the last one's", 5, low=1)
+    every: int = key("a version is scored if it is this many after the last scored one", 5, low=1)
     samples: int = key("answers to each question", 1, low=1, high=256)
     rows: int = key("questions; 0: all", 200, low=0, high=65536)
     sampling: dict[str, Any] = key(
         "keys of [sampling] that differ from the task's; temperature 0.0 is greedy", dict
     )
     hold_s: float = key(
-        "seconds that a worker waits with a newer version for an answer that it writes, all turns of an episode "
+        "most seconds by which a worker puts off a newer version to finish an answer, all turns of an episode "
         "together",
         60.0,
         above=0.0,
         high=3600.0,
     )
-    solved_at: float = key("the reward from which on an answer is right, for pass@k", 1.0)
+    solved_at: float = key("least reward with which an answer counts as right, for pass@k", 1.0)

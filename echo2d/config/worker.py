@@ -100,7 +100,7 @@ class WorkerConfig(Table):
         high=USD_MAX,
     )
     uplink_limit: str = key(
-        "most that is sent to other workers, all together, such as 50mbit; empty: no limit", ""
+        "highest rate to all other workers together, such as 50mbit; empty: no limit", ""
     )
     listen_host: str = key("address on which this worker listens for peers", "127.0.0.1")
     listen_port: int = key(
@@ -126,13 +126,13 @@ class WorkerConfig(Table):
                 "the peer would do nothing"
             )
         self._require_keys_of_engine()
-        # Raises if they are wrong.
+        # Reading these properties raises OperatorFault if a key is wrong.
         _ = self.uplink_bytes_per_s_max, self.announced, self.windows
 
     def _require_keys_of_engine(self) -> None:
         """OperatorFault: a key would be ignored, because only the other engine reads it.
 
-        The fake engine stands for either one, and engines of other distributions read what they need.
+        The fake engine takes the place of either one, and engines of other distributions read what they need.
         """
         if self.engine not in KEYS_OF_ENGINES:
             return
@@ -140,7 +140,7 @@ class WorkerConfig(Table):
         for engine, keys in KEYS_OF_ENGINES.items():
             for name in keys:
                 if engine != self.engine and getattr(self, name) != defaults[name]:
-                    other = "; it takes --quantization in worker.engine_args"
+                    other = "; for sglang, put --quantization in worker.engine_args"
                     raise OperatorFault(
                         f"worker.{name}: only the {engine} engine reads it, and worker.engine is "
                         f"{self.engine}{other if name == 'quantization' else ''}"
@@ -155,7 +155,7 @@ class WorkerConfig(Table):
 
     @property
     def windows(self) -> tuple[tuple[int, int], ...]:
-        """`hours` as pairs of minutes of the day. A window whose end is the smaller one spans midnight."""
+        """`hours` as pairs of minutes of the day. A window whose end is before its begin spans midnight."""
         found = []
         for each in self.hours.split(",") if self.hours else ():
             matched = _WINDOW.fullmatch(each.strip())
@@ -173,7 +173,7 @@ class WorkerConfig(Table):
     def quantized_as(self) -> str:
         """What the engines quantize weights to, such as "int8"; empty: they do not.
 
-        Of SGLang servers that this worker starts, their flag says it.
+        For SGLang servers that this worker starts, it is the value of --quantization in `engine_args`.
         """
         if self.engine == "torch":
             return "" if self.quantization == "none" else self.quantization
@@ -184,7 +184,7 @@ class WorkerConfig(Table):
     def announced(self) -> tuple[str, int] | None:
         """Host and port of `advertise`; None: peers reach this worker where it listens.
 
-        Host 0.0.0.0 stands for the worker's public address, which the coordinator fills in.
+        Host 0.0.0.0 means the worker's public address, which the coordinator fills in.
         """
         if not self.advertise:
             return None
@@ -203,9 +203,9 @@ class WorkerConfig(Table):
     def load(
         path: Path | None, overrides: Mapping[str, Any] | None = None, settings: Iterable[str] = ()
     ) -> "WorkerConfig":
-        """Read the file's [worker] table. settings: KEY=VALUE, each instead of what the file says.
+        """Read the file's [worker] table. settings: KEY=VALUE, each of which replaces what the file says.
 
-        `overrides` (`{"url": ...}`) win; their paths count from the current directory.
+        `overrides` (`{"url": ...}`) replace both; their paths count from the current directory.
         """
         document = read_toml(path) if path is not None else {}
         with_settings(document, (f"{WorkerConfig.TABLE}.{each}" for each in settings))

@@ -1,6 +1,6 @@
-"""An agent outside: plays the demo's game of two turns with tickets, over HTTP.
+"""An outside agent: plays the demo's game of two turns with tickets, over HTTP.
 
-    ticket --> "<31415926>" -- answer --> "<31415926>", or "+" where it was right -- answer --> reward
+    ticket --> "<31415926>" -- answer --> "<31415926>", or "+31415926>" if it was right -- answer --> reward
 
     python -m echo2d.demo.agent TOKEN_FILE [--at-once N]
 
@@ -20,14 +20,14 @@ from echo2d.demo.two_turns import OPENING, RIGHT, WRONG
 from echo2d.net.security.auth import TokenFile, read_token_file
 from echo2d.tasks.sort_digits import SortDigits, answer
 
-AT_ONCE = 300  # a little more than the workers have slots
-RETRY_S = 0.2
+AT_ONCE = 300  # episodes at once: a few more than the workers have slots
+RETRY_S = 0.2  # seconds until a request is sent again
 
 log = logging.getLogger("echo2d.agents")
 
 
 class OverError(Exception):
-    """Nobody wants this episode any more."""
+    """The coordinator no longer wants this episode."""
 
 
 class Player:
@@ -57,7 +57,7 @@ class Player:
         return written
 
     async def _post(self, path: str, body: dict[str, Any], secret: str) -> dict[str, Any]:
-        """The reply; what the coordinator cannot do now is asked again. OverError: it never can."""
+        """The reply. A request that fails for a moment is sent again. OverError: it was refused for good."""
         headers = {"Authorization": f"Bearer {secret}"}
         while True:
             try:
@@ -66,7 +66,7 @@ class Player:
                     said: dict[str, Any] = await reply.json()
                 if reply.status == 200:
                     return said
-                # A coordinator that has just started may not know a new token yet.
+                # 401 is retried because a coordinator that has just started may not know a new token yet.
                 if reply.status not in (401, 429, 503):
                     raise OverError(said)
             except (aiohttp.ClientError, TimeoutError) as error:

@@ -23,7 +23,7 @@ from echo2d.runtime.seed.supervisor import SEED_MODULE
 
 VictimKind = Literal["learner", "coordinator", "worker", "seed", "task process"]
 VICTIM_KINDS: tuple[VictimKind, ...] = get_args(VictimKind)
-# Started by the demo. The coordinator starts the others.
+# The demo starts these. The coordinator starts the other kinds.
 PROGRAM_KINDS = ("learner", "coordinator", "worker")
 RECOVERED: Mapping[str, str] = {
     "learner": "has trained a step again",
@@ -33,15 +33,17 @@ RECOVERED: Mapping[str, str] = {
     "task process": "runs again",
 }
 STEPS_MIN = 8  # fewer have no room for a kill of each kind
-LAST_SHARE = 0.85  # of the steps; later kills might come after the end
-PAUSE_S_MAX = 1.0  # a supervisor waits so long at most before it starts a program again
+# All kills are in this share of the steps; a later recovery might not end in time.
+LAST_SHARE = 0.85
+PAUSE_S_MAX = 1.0  # a supervisor waits at most this many seconds before it restarts a program
 TASK_MODULE = "echo2d.tasks.pool_child"
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedKill:
-    """A kill that is due once this step is trained. name: of the program or of the coordinator's
-    child process.
+    """A kill that is due once this step is trained.
+
+    name: of the program or of the coordinator's child process. pause_s: until a program is restarted.
     """
 
     step: int
@@ -80,9 +82,8 @@ def find_process(kind: VictimKind, name: str, programs: Programs) -> int | None:
     for pid in children_of(programs["coordinator"].pid):
         with contextlib.suppress(OSError):
             if module.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
-                return (
-                    pid if kind == "seed" else next(iter(children_of(pid)), None)
-                )  # a guard stands before the task
+                # The process of a task is the child of its guard.
+                return pid if kind == "seed" else next(iter(children_of(pid)), None)
     return None
 
 
@@ -107,7 +108,7 @@ def start_again(kind: VictimKind, name: str, programs: Programs) -> None:
 
 @dataclass(slots=True)
 class _Open:
-    """A kill that has been carried out. mark: (epoch, step) of the newest train step at that time."""
+    """A kill that was carried out. mark: (epoch, step) of the newest train step at that time."""
 
     planned: PlannedKill
     pid: int
@@ -139,7 +140,7 @@ class Chaos:
 
     @property
     def quiet(self) -> bool:
-        """Whether everything that was killed has recovered."""
+        """Whether every killed process has recovered."""
         return all(kill.recovery_s is not None for kill in self._kills)
 
     def kills(self) -> tuple[Kill, ...]:
@@ -182,7 +183,7 @@ class Chaos:
             return False
         if planned.kind == "coordinator":
             self.lives.append(facts)
-        # Read after the kill, because a dead learner writes no more rows.
+        # The step is read after the kill, because a dead learner writes no more rows.
         step, mark = self._reached()
         self._kills.append(_Open(planned, pid, killed_at, step, mark))
         self._tell(f"{planned.name} is killed at step {step}")

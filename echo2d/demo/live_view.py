@@ -24,9 +24,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 class LiveView:
-    """The live view on stderr: redrawn in place on a terminal, otherwise a line every
-    PLAIN_EVERY_S.
-    """
+    """The live view on stderr: redrawn in place on a terminal, elsewhere a line every five seconds."""
 
     def __init__(self, steps: int) -> None:
         self._steps = steps
@@ -101,7 +99,7 @@ def _staleness_line(rows: Rows) -> Text:
 
 
 def print_result(result: DemoResult) -> None:
-    """The table at the end of a demo."""
+    """Print the tables at the end of a demo."""
     table = Table("what", "first", "last", box=None)
     table.add_row(
         "held-out accuracy (greedy)", f"{result.accuracy_first:.3f}", f"{result.accuracy_last:.3f}"

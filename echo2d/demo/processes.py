@@ -1,4 +1,4 @@
-"""Child programs of a demo or test: each in a process group of its own, with its log file, ended without leftovers."""
+"""Child programs of a demo or test. Each has a process group and a log file of its own, and ends without leftovers."""
 
 import contextlib
 import os
@@ -13,7 +13,7 @@ from typing import Self
 from echo2d.errors import Fault
 from echo2d.runtime.run_dir.tokens import create_token
 
-STOP_S = 10.0  # a program that has not ended so long after SIGTERM is killed
+STOP_S = 10.0  # a program that has not ended this long after SIGTERM is killed
 
 
 class Program:
@@ -26,7 +26,7 @@ class Program:
         self.start()
 
     def start(self, *more: str) -> None:
-        """Start it with these arguments more; also again, after its end."""
+        """Start it with these further arguments; also again, after it has ended."""
         with self.log.open("ab") as sink:
             self._process = subprocess.Popen(
                 [*self._argv, *more],
@@ -46,7 +46,7 @@ class Program:
         return self._process.poll()
 
     def kill(self) -> None:
-        """`kill -9` of this one process; what it has started is left to itself."""
+        """`kill -9` of this one process; its child processes are left running."""
         self._process.kill()
         self._process.wait()
 
@@ -55,7 +55,7 @@ class Program:
             self._process.send_signal(signal.SIGTERM)
 
     def wait(self, timeout_s: float) -> int:
-        """Its return code; kills it after `timeout_s`, and always whatever it left in its process group."""
+        """Wait for its return code. It is killed after `timeout_s`, and in any case the rest of its process group."""
         try:
             return self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -66,15 +66,15 @@ class Program:
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def tail(self) -> str:
-        """The end of its log, for people who want to know why it failed."""
+        """The end of its log, which shows people why it failed."""
         lines = self.log.read_text(errors="replace").splitlines()
         return "\n".join(lines[-12:])
 
 
 class Programs:
-    """The programs of one run; leaving the block ends them all, the last started first.
+    """The programs of one run. At the end of the block all of them are stopped, the first one last.
 
-    stop_s: seconds that each has for its end.
+    stop_s: a program that has not ended after this many seconds is killed.
     """
 
     def __init__(self, logs: Path, stop_s: float = STOP_S) -> None:
@@ -101,7 +101,7 @@ class Programs:
         return next(program for program in self._running if program.name == name)
 
     def check(self) -> None:
-        """Fault when a program has ended that should be running, with the end of its log."""
+        """Fault, with the end of the log: a program that should be running has ended."""
         for program in self._running:
             if program.returncode not in (None, 0):
                 raise Fault(
@@ -109,7 +109,7 @@ class Programs:
                 )
 
     def stop(self) -> None:
-        """SIGTERM to all but the first (the coordinator), then to it, so that the others can say goodbye."""
+        """Send SIGTERM to all but the first (the coordinator), then to it, so that the others can sign off."""
         for together in (self._running[1:], self._running[:1]):
             for program in together:
                 program.terminate()
@@ -119,10 +119,10 @@ class Programs:
 
 
 def children_of(pid: int) -> list[int]:
-    """The processes that this one has started and that have not ended."""
+    """The living child processes of this process."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # ended meanwhile
+        with contextlib.suppress(OSError):  # the process has ended meanwhile
             state, parent, *_ = (folder / "stat").read_text().rpartition(")")[2].split(maxsplit=2)
             found += [int(folder.name)] if parent == str(pid) and state != "Z" else []
     return found
@@ -139,7 +139,7 @@ def wait_for(path: Path, programs: Programs, timeout_s: float) -> str:
     return path.read_text()
 
 
-# --- a worker beside a coordinator of this machine
+# --- a worker for a coordinator on this machine
 
 
 def start_worker(
@@ -147,8 +147,8 @@ def start_worker(
 ) -> Program:
     """Start `echo2d join` with these flags and a credential of its own.
 
-    run: has the coordinator's run directory as `coordinator`; it gets the worker's token, the first
-    time, and its state. module: takes the place of echo2d.
+    run: the folder in which `coordinator` is the run directory; the worker's token, made at the first
+    start, and its state are written there. module: takes the place of echo2d.
     """
     token = run / f"{name}.token"
     if not token.exists():

@@ -9,9 +9,9 @@ from typing import Any
 
 from echo2d.core.capacity.estimators import quantile
 
-_GAIN_MIN = 0.15  # held-out greedy accuracy, last version minus version 0
-STALE_SHARE_MIN = 0.10  # of trained trajectories with staleness >= 1, which proves the overlap
-GAIN_MIN_CHAOS = 0.10  # _GAIN_MIN for runs in which processes were killed
+_GAIN_MIN = 0.15  # of held-out greedy accuracy: the last version's minus that of version 0
+STALE_SHARE_MIN = 0.10  # of trained trajectories have staleness >= 1, which proves the overlap
+GAIN_MIN_CHAOS = 0.10  # takes the place of _GAIN_MIN in runs in which processes were killed
 SEED_COPIES_MAX = 1.5  # a chain sends each byte from the seed about once
 
 
@@ -47,8 +47,8 @@ class Trajectories:
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """One `kill -9`. at_s: since the demo began. recovery_s: until the process had recovered; None
-    if it never did.
+    """One `kill -9`. at_s: since the demo began. recovery_s: until the process had recovered; None:
+    it never did.
     """
 
     kind: str
@@ -60,13 +60,13 @@ class Kill:
 
 @dataclass(frozen=True, slots=True)
 class DemoResult:
-    """The object that `echo2d demo --json` ends with. Seconds, bytes, shares in 0..1.
+    """The object that `echo2d demo --json` prints at the end. Seconds, bytes, shares in 0..1.
 
-    accuracy: greedy, 200 fixed held-out prompts, version 0 and the last. reward: mean of the first
-    and last tenth of the steps. bubble_ratio: share of the learner's time spent waiting for data,
-    without the first step (start-up). seed_copies: bytes the seed sent per byte of a version, mean
-    over versions. steps_again: trained more than once, because the learner was killed;
-    batches_changed: those of them that were not trained on the same batch.
+    accuracy: greedy, on 200 fixed held-out prompts, of version 0 and the last version. reward: mean of
+    the first and of the last tenth of the steps. bubble_ratio: share of the learner's time in which it
+    waited for data, without the first step (start-up). seed_copies: bytes that the seed sent per byte
+    of a version, mean over versions. steps_again: steps that were trained more than once because the
+    learner was killed; batches_changed: those of them that were not trained on the same batch.
     """
 
     steps: int
@@ -97,9 +97,7 @@ class DemoResult:
         return asdict(self)
 
     def broken_promises(self, *, judge_accuracy: bool) -> list[str]:
-        """The broken promises in words; empty if there are none. Accuracy counts only in runs of
-        full length.
-        """
+        """The broken promises in words. judge_accuracy: for runs of full length, which must reach the gain."""
         gain = self.accuracy_last - self.accuracy_first
         stale = sum(
             count for staleness, count in self.staleness_histogram.items() if staleness >= 1
@@ -156,8 +154,8 @@ def trained_again(rows: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
 
 
 def add_up(lives: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Merge the last status of each coordinator process into one of the run; each process counts
-    from 0.
+    """Merge the last status of each coordinator process into one of the run, because each process
+    counts from 0.
     """
     total = dict(lives[-1])
     for name in ("versions_published", "wire_bytes", "full_bytes"):

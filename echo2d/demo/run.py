@@ -40,15 +40,15 @@ from echo2d.runtime.run_dir.tokens import create_token
 from echo2d.tasks.sort_digits import EOS
 
 STEPS = 80
-SLOTS = 96  # samples that one engine generates at once: three workers hold a little over a batch
-START_S = 60.0  # to start a program: importing torch on a busy machine
+# Samples that one engine generates at once: three workers hold a little more than a batch.
+SLOTS = 96
+START_S = 60.0  # a program may take this long to start: it imports torch, perhaps on a busy machine
 _POLL_S = 0.25
 CACHE = Path.home() / ".cache" / "echo2d"
 
 DemoTask = Literal["sort_digits", "two_turn_digits", "agents"]
-DEMO_KINDS = {
-    "two_turn_digits": "echo2d.demo.two_turns:TwoTurnDigits"
-}  # where no task has this name
+# The value of task.kind for names that no registered task has.
+DEMO_KINDS = {"two_turn_digits": "echo2d.demo.two_turns:TwoTurnDigits"}
 MEASURES: Mapping[DemoTask, Callable[..., float]] = {
     "sort_digits": greedy_accuracy,
     "two_turn_digits": second_turn_accuracy,
@@ -81,7 +81,7 @@ shape = "chain"
 delta = {delta}
 """
 
-# Where agents outside play: the options of their task, and a table.
+# For outside agents: the options of their task, and a further table of the config.
 _AGENTS = f"{{ opening = [{OPENING}], stop_token_ids = [{EOS}] }}"
 _GATEWAY = """
 [gateway]
@@ -100,16 +100,17 @@ rng_seed = {seed}
 
 @dataclass(frozen=True, slots=True)
 class Demo:
-    """The options of `echo2d demo`. staleness: S. kappa: train steps per publish. seed: of
-    everything random. task: sort_digits, or two_turn_digits, whose accuracy is that of the second answer; agents:
-    the same game, played by a program outside.
+    """The options of `echo2d demo`.
+
+    task: sort_digits; two_turn_digits, whose accuracy is that of the second answer; or agents, the same game, played
+    by an outside program.
     """
 
     steps: int = STEPS
     workers: int = 3
-    staleness: int = 2
-    kappa: int = 1
-    seed: int = 0
+    staleness: int = 2  # S
+    kappa: int = 1  # train steps per publish
+    seed: int = 0  # of all random numbers
     as_json: bool = False
     chaos: bool = False
     delta: bool = True
@@ -130,8 +131,9 @@ class Demo:
 
 
 def run_demo(demo: Demo) -> int:
-    """Run, show and judge a demo. Returns the exit code: 0 if it kept its promises, 1 if not, 130
-    after Ctrl-C.
+    """Run, show and judge a demo.
+
+    Returns the exit code: 0 if it kept its promises, 1 if it did not, 130 after Ctrl-C.
     """
     run = (demo.run_dir or _fresh_directory(Path("runs"))).absolute()
     if (run / "coordinator").exists():
@@ -139,7 +141,8 @@ def run_demo(demo: Demo) -> int:
     run.mkdir(parents=True, exist_ok=True)
     view = LiveView(demo.steps)
     view.say(f"run directory {run}")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # nothing is left running either way
+    # SIGTERM ends the demo like Ctrl-C, so that no program is left running.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         result = _run(demo, run, view)
     except KeyboardInterrupt:
@@ -220,14 +223,14 @@ def _start_coordinator(demo: Demo, run: Path, model: Path, programs: Programs) -
     announced = json.loads(wait_for(run / "coordinator" / "coordinator.json", programs, START_S))
     url = str(announced["url"])
     learner = DEMO_LEARNER.format(**facts, steps=demo.steps)
-    # A coordinator that is started again is found where it was.
+    # The ports are written into the config, so that a restarted coordinator listens at the same address.
     ports = f"port = {announced['port']}\n\n[link]\nport = 0"
     config.write_text(config.read_text().replace("port = 0", ports) + learner)
     return url
 
 
 def _start_others(demo: Demo, run: Path, url: str, programs: Programs) -> Program:
-    """Start the workers, each with its own credential, and the learner, which is returned."""
+    """Start the workers, each with its own credential, and the learner. Returns the learner."""
     for number in range(1, demo.workers + 1):
         limits = (f"--slots={SLOTS}", "--threads=1")
         start_worker(programs, f"worker-{number}", run, url, *limits)
@@ -270,8 +273,8 @@ def _watch(
 def _settled(
     coordinator: Coordinator, programs: Programs, chaos: Chaos, facts: dict[str, Any], demo: Demo
 ) -> dict[str, Any]:
-    """Wait until every worker serves the last version and all kills have recovered, at most
-    SETTLE_S; the status.
+    """Wait at most a minute, until every worker serves the last version and all killed processes have
+    recovered. Returns the last status.
     """
     # The last version has a minute to reach every worker.
     deadline = time.monotonic() + 60.0

@@ -33,9 +33,8 @@ from echo2d.tasks.sort_digits import (
 if TYPE_CHECKING:
     import torch
 
-_FORMAT = (
-    1  # raise it when code changes what a recipe gives: cached models of the old one are left aside
-)
+# Raise it when the code makes another model of the same recipe: cached models of the old format are ignored.
+_FORMAT = 1
 BATCH_MAX = 512  # rows of one forward pass while measuring
 
 
@@ -56,8 +55,7 @@ class TinyRecipe:
 
 
 def make_tiny_model(cache: Path, recipe: TinyRecipe | None = None) -> Path:
-    """A Hugging Face model directory under `cache` made by `recipe`, made now unless it is there
-    already.
+    """The Hugging Face model directory of `recipe` under `cache`; it is made now unless it exists.
 
     RuntimeError: `steps_max` steps did not reach `accuracy_stop`.
     """
@@ -72,7 +70,7 @@ def make_tiny_model(cache: Path, recipe: TinyRecipe | None = None) -> Path:
         spare.chmod(0o755)
         spare.rename(directory)
     except OSError:
-        # Another process may have been faster.
+        # Another process may have made the directory first.
         if not directory.is_dir():
             raise
     finally:
@@ -88,8 +86,8 @@ def held_out_prompts(recipe: TinyRecipe | None = None) -> list[Prompt]:
 
 
 def greedy_accuracy(directory: Path, prompts: Sequence[Prompt]) -> float:
-    """The share of prompts that the model in `directory` answers exactly right by greedy decoding
-    in float32.
+    """The share of prompts to which the model in `directory` gives the right answer, by greedy
+    decoding in float32.
     """
     return accuracies(load_tiny_model(directory), prompts)[0]
 
@@ -100,7 +98,7 @@ def _key(recipe: TinyRecipe) -> str:
 
 
 def load_tiny_model(directory: Path) -> Any:
-    """The model in float32, to be measured."""
+    """Load the model in float32, to measure it."""
     import torch
     from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
@@ -146,7 +144,7 @@ def _pretrain(recipe: TinyRecipe) -> Any:
     import torch
 
     task = SortDigits(recipe.rng_seed, recipe.digits_min, recipe.digits_max)
-    # stop-check prompts: far behind the indices that training uses
+    # 256 prompts for the stop check; their indices are far behind those that training uses.
     checks = [task.prompt((1 << 40) + index) for index in range(256)]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.rng_seed)

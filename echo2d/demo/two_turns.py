@@ -1,10 +1,10 @@
 """The demo's game of two turns: sort the digits of the prompt, and try again.
 
     prompt "31415926>"  ->  answer "11324569<eos>"
-    hint  "<31415926>"  ->  answer "11234569<eos>"       "+" where the first answer was right
+    hint  "<31415926>"  ->  answer "11234569<eos>"       "+" in place of "<" if the first answer was right
 
-Prompts and alphabet are those of the task `sort_digits`. The reward is the share of the two answers
-that are right. Here is also how often a model's second answer is right.
+Prompts and alphabet are those of the task `sort_digits`. The reward is the share of right answers among
+the two. The module also measures how often a model's second answer is right.
 """
 
 import json
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     import torch
 
 RIGHT, WRONG = VOCABULARY.index("+"), VOCABULARY.index("<")
-OPENING = WRONG  # the first token of every call of an agent outside
+OPENING = WRONG  # the first token of every call of an outside agent
 
 
 class TwoTurnDigits(Environment):
-    """Sort digits, hear whether it was right, and sort the same digits again.
+    """Sort digits, learn whether the answer was right, and sort the same digits again.
 
     digits_min, digits_max: of a prompt; the length is drawn per prompt.
     """
@@ -73,7 +73,7 @@ def second_turn_accuracy(
 
     model = load_tiny_model(directory)
     asked = torch.tensor([list(prompt.tokens) for prompt in prompts])
-    length = asked.shape[1]  # of an answer, too: a sign less, and the end token
+    length = asked.shape[1]  # also that of an answer, which has the end token in place of ">"
     asked_first = torch.tensor([[*opening, *prompt.tokens] for prompt in prompts])
     first = _greedy(model, asked_first, length)
     right = _right(first, prompts)
@@ -83,7 +83,7 @@ def second_turn_accuracy(
 
 
 def _greedy(model: Any, tokens: "torch.Tensor", length: int) -> "torch.Tensor":
-    """So many tokens for each row; PAD behind an end token."""
+    """Decode `length` tokens for each row, with PAD behind an end token."""
     import torch
 
     rows = tokens

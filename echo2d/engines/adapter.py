@@ -4,8 +4,8 @@
     scale = lora_alpha / r, or lora_alpha / sqrt(r) with use_rslora
 
 PEFT can write much else. A key that is set and unknown here is an `EngineFault`: an adapter that
-was wrongly taken for plain LoRA would be another policy. It needs no torch. Not here: which base
-model the adapter belongs to.
+was wrongly taken for plain LoRA would be another policy. This module needs no torch. Not here: which
+base model the adapter belongs to.
 """
 
 import math
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from echo2d.engines.layout import SnapshotLayout
 from echo2d.errors import EngineFault
 
-# Usual values are 8 to 256. A far larger one would drown every number of the adapter.
+# Usual values are 8 to 256. A far larger one would multiply the adapter until only it counts.
 ALPHA_MAX = 1e6
 
 _A, _B = ".lora_A.weight", ".lora_B.weight"
@@ -42,10 +42,11 @@ _NOTES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class AdapterLayout:
-    """A plain LoRA adapter. layers: a layer's name in the model -> the tensor names of A and B."""
+    """A plain LoRA adapter."""
 
     rank: int
     scale: float
+    # A layer's name in the model -> the tensor names of A and B.
     layers: Mapping[str, tuple[str, str]]
 
 
@@ -53,7 +54,7 @@ def adapter_layout(layout: SnapshotLayout) -> AdapterLayout:
     """Interpret what `read_layout` found in an adapter. EngineFault: it is not plain LoRA."""
     config = layout.config["adapter"]
     assert isinstance(config, dict), "the layout of an adapter"
-    # PEFT writes every key. A key that is null, false or empty asks for nothing.
+    # PEFT writes every key. A key that is null, false or empty has no effect.
     for key in sorted(config.keys() - _READ - _NOTES):
         if config[key]:
             raise EngineFault(f"adapter_config.json: {key} is not supported")

@@ -39,108 +39,99 @@ class GenerateRequest:
     """One generation call: `samples` continuations of one prompt, sampled from the full
     distribution.
 
-    `prompt` may end with output tokens of an earlier attempt; then `max_new_tokens` was already
-    reduced by them. Sampling ends at one of `stop_token_ids` (which is
-    part of the output, finish "stop"), after `max_new_tokens` (finish "length"), or where the
-    model's context is full (finish "context"). An engine knows no other end tokens. rng_seeds: one
-    for each sample, which draws as if it were alone in a request with that seed; None: the engine's
-    choice. written: so many tokens of `prompt` were drawn for the same sample, in an earlier attempt
-    or turn; a *seeded* engine goes on drawing where these left off (`core/protocol/seeds`).
+    Sampling ends at one of `stop_token_ids` (which is part of the output, finish "stop"), after
+    `max_new_tokens` (finish "length"), or where the model's context is full (finish "context"). An
+    engine knows no other end tokens.
     """
 
     request_id: str
+    # May end with output tokens of an earlier attempt; then they are already subtracted from
+    # `max_new_tokens`.
     prompt: Sequence[int]
     samples: int
     max_new_tokens: int
     sampling: Sampling = WHOLE
     stop_token_ids: Sequence[int] = ()
+    # One for each sample, which draws as if it were alone in a request with that seed; None: the
+    # engine chooses.
     rng_seeds: Sequence[int] | None = None
+    # This many tokens of `prompt` were drawn for the same sample, in an earlier attempt or turn. A
+    # *seeded* engine goes on drawing where these ended (`core/protocol/seeds`).
     written: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class SampleOutput:
-    """New output of one sample: tokens, their logprobs, spans that cover exactly these tokens
-    (positions count from the sample's first output token), and how it finished (None: it goes on).
-    Every sample ends with one delta whose `finish` is not None; that one may be empty.
+    """New output of one sample.
 
-    logprobs: natural log of the sampling distribution (temperature applied, full vocabulary),
-    float32 accuracy. columns: of exactly these tokens, if the engine writes any (`core/protocol/columns`).
+    Every sample ends with one delta whose `finish` is not None; that one may be empty.
     """
 
     sample: int
     tokens: Sequence[int]
+    # Natural log of the sampling distribution (temperature applied, full vocabulary), accurate to float32.
     logprobs: Sequence[float]
+    # They cover exactly these tokens; positions count from the sample's first output token.
     spans: Sequence[LabelSpan]
-    finish: FinishReason | None = None
-    columns: Sequence[Column] = ()
+    finish: FinishReason | None = None  # None: the sample goes on
+    columns: Sequence[Column] = ()  # for exactly these tokens, if any (`core/protocol/columns`)
 
 
 @dataclass(frozen=True, slots=True)
 class RefitReport:
-    """A finished refit, and what it cost.
-
-    pause_s: the seconds in which no token could be generated, without recompute_s.
-    recomputed_tokens: prompt and output so far of every running sample whose KV cache the engine
-    dropped for the new weights, and computes again. recompute_s: the seconds that this takes the
-    engine, whether the refit waits for it or it happens afterwards; None: not known yet.
-    """
+    """A finished refit, and what it cost."""
 
     label: str
-    pause_s: float
+    pause_s: float  # seconds in which no token could be generated, without recompute_s
+    # Prompt and output so far of every running sample whose KV cache the engine dropped for the new
+    # weights, and computes again.
     recomputed_tokens: int = 0
+    # Seconds that this takes the engine, within the refit or after it; None: not known yet.
     recompute_s: float | None = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterBase:
-    """The model that an adapter belongs to, as the caller found it when it was verified.
-
-    digest: the one that the adapter names (`adapters.base_digest`). tensors: blake3-256 of each, by
-    the files' names.
-    """
+    """The model that an adapter belongs to, as the caller verified it."""
 
     directory: Path
-    digest: str
-    tensors: Mapping[str, bytes]
+    digest: str  # the one that the adapter names (`adapters.base_digest`)
+    tensors: Mapping[str, bytes]  # blake3-256 of each tensor, by its name in the files
 
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """Samples that run and samples that wait; slots: how many can run at once without thrashing."""
+    """How many samples run and wait."""
 
     running: int
     waiting: int
-    slots: int
+    slots: int  # samples that can run at once without thrashing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
     """What the operator chose for the engines of one worker; a factory of `registry.ENGINES` reads
     what concerns it.
-
-    count: engines to make, none started yet. slots: samples that each runs at once.
-    tokens_per_s_max: of all engines together; 0: no limit. threads: CPU threads of all together; 0:
-    the engine decides. device, dtype: as in the worker's config. folder: where an engine may keep
-    logs. environment: what a server process is given of this one's. python, arguments, url,
-    key_file: how a server is started or reached. refit_mode: how it pauses for a new version.
-    quantization: of the torch engine's linear layers.
     """
 
-    count: int
-    slots: int
-    tokens_per_s_max: float = 0.0
-    threads: int
+    count: int  # engines to make; none of them is started yet
+    slots: int  # samples that each engine runs at once
+    tokens_per_s_max: float = 0.0  # of all engines together; 0: no limit
+    threads: int  # CPU threads of all engines together; 0: the engine decides
+    # As in the worker's config.
     device: str
     dtype: str
-    folder: Path
+    folder: Path  # where an engine may keep logs
+    # The variables of this process that a server process gets.
     environment: Mapping[str, str] = field(default_factory=dict)
+    # How a server is started or reached.
     python: Path | None = None
     arguments: str = ""
     url: str = ""
     key_file: Path | None = None
+    # How the server pauses for a new version.
     refit_mode: Literal["retract", "abort", "in_place"] = "retract"
-    quantization: Quantization = "none"
+    quantization: Quantization = "none"  # of the torch engine's linear layers
 
     @property
     def tokens_per_s_each(self) -> float | None:
@@ -172,14 +163,14 @@ class Engine(Protocol):
         """Load the files in directory `snapshot` (verified by the caller) and serve them as
         `label`.
 
-        With `base` they are an adapter, and what is served is base and adapter; a base that is
-        loaded already stays. The engine sees to it that the base's tensors which it holds are those
-        of `base`. EngineFault: not done. Then either the old version is still served (`label`
+        With `base` they are an adapter, and base and adapter are served together; a base that is
+        loaded already stays. The engine makes sure that the base's tensors in its memory are those
+        of `base`. EngineFault: the refit failed. Then either the old version is still served (`label`
         unchanged) or none (`label` None).
         """
 
     async def hold(self) -> None:
-        """Generate no token until `release`. Requests keep their tokens and wait; a refit may come.
+        """Generate no token until `release`. Requests keep their tokens and wait; a refit is allowed.
 
         EngineFault: the engine continues as before, or serves nothing.
         """
@@ -191,25 +182,25 @@ class Engine(Protocol):
         """Stream the output of all samples as it is made. Closing the iterator aborts the rest."""
 
     async def abort(self, request_id: str) -> None:
-        """End the samples of this request alone with finish "abort". Unknown ids are ignored."""
+        """End only the samples of this request, with finish "abort". Unknown ids are ignored."""
 
     async def load(self) -> EngineLoad:
         """Measure how full the engine is."""
 
     async def tensor_digests(self) -> Mapping[str, bytes] | None:
-        """blake3-256 of each weight tensor as read back from the engine's memory, in the snapshot's
-        names and dtype.
+        """blake3-256 of each weight tensor as read back from the engine's memory, by the snapshot's
+        names and in its dtype.
 
-        Of an adapter only its own tensors. None: this engine cannot read its memory back.
+        For an adapter, only its own tensors. None: this engine cannot read its memory back.
         """
 
 
 @runtime_checkable
 class ScoringEngine(Engine, Protocol):
-    """An engine that can also score answers that others wrote."""
+    """An engine that can also score answers of other engines."""
 
     def free_bytes(self) -> int:
-        """Memory that is free on its device now."""
+        """Bytes that are free now on the engine's device."""
 
     async def score(
         self,
@@ -220,6 +211,6 @@ class ScoringEngine(Engine, Protocol):
     ) -> list[Evidence]:
         """What the served version says about each answer, with one prefill each.
 
-        EngineFault: another version than `label` is served,
-        or an answer has tokens that it does not know.
+        EngineFault: the engine serves another version than `label`, or an answer has tokens that the
+        version does not know.
         """

@@ -19,16 +19,16 @@ from echo2d.core.weights.manifest import ADAPTER_CONFIG
 from echo2d.engines.base import AdapterBase
 from echo2d.errors import EngineFault, OperatorFault
 
-# Keys of config.json that do not shape a model: a difference in them makes no other model.
+# Keys of config.json that do not shape a model: two models may differ in them and still be the same.
 _CONFIG_NOTES = frozenset({"_name_or_path", "dtype", "torch_dtype", "transformers_version"})
 _LENGTH_BYTES = 8  # a safetensors file starts with the length of its JSON header, little-endian
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """dtype as safetensors spells it ("BF16", "F32", ...)."""
+    """The dtype and shape of one tensor of a file."""
 
-    dtype: str
+    dtype: str  # as safetensors spells it ("BF16", "F32", ...)
     shape: tuple[int, ...]
 
 
@@ -36,8 +36,8 @@ class TensorSpec:
 class SnapshotLayout:
     """What a snapshot directory holds besides its numbers.
 
-    Snapshots with equal `config` whose tensors agree in name and shape are versions of one model:
-    they differ in numbers, and perhaps in dtype.
+    Snapshots with equal `config` whose tensors agree in name and shape are versions of one model;
+    their numbers differ, and perhaps their dtypes.
     """
 
     config: Mapping[str, object]
@@ -73,7 +73,7 @@ def read_layout(snapshot: Path, base: AdapterBase | None = None) -> SnapshotLayo
 
 
 def weight_files(snapshot: Path) -> list[Path]:
-    """The files that hold its weights. EngineFault: they are not there."""
+    """The files that hold a snapshot's weights. EngineFault: they are missing."""
     try:
         return [*model_files.weight_files(snapshot).read]
     except OperatorFault as fault:

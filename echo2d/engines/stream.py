@@ -1,4 +1,4 @@
-"""Carries output from an engine to the consumer of a request; shared by all engines.
+"""Passes output from an engine to the consumer of a request; all engines use it.
 
 `SampleBuffer` gathers the tokens of one sample into deltas whose spans cover exactly their tokens
 (pure). `RequestStream` is the queue of one request's deltas, with one consumer on the event loop.
@@ -13,14 +13,13 @@ from echo2d.core.worker.events import LabelSpan
 from echo2d.engines.base import FinishReason, GenerateRequest, SampleOutput
 from echo2d.errors import EngineFault
 
-# Tokens held back per sample: waking a consumer for each token costs more than a step of a small
-# model.
+# Most tokens held back per sample. To wake a consumer for each token costs more than a step of a
+# small model.
 BUNDLE_TOKENS_MAX = 16
-# No token is held back longer, so that a viewer sees text appear.
+# No token is held back longer than this, so that a viewer sees text appear.
 BUNDLE_S_MAX = 0.05
-# Running and waiting samples of one engine. A caller that asks for more is broken.
+# Running and waiting samples of one engine. A caller that asks for more has a bug.
 SAMPLES_OPEN_MAX = 16_384
-# Below it, logits / temperature can leave float32; a request can ask for 0 (greedy) instead.
 
 
 def check_request(

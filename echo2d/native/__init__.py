@@ -1,9 +1,9 @@
-"""The loops of the delta codec in C (`words.c`), where they could be compiled.
+"""The loops of the delta codec in C (`words.c`), if they could be compiled.
 
-    avx512, avx2, plain    the same C, for what the CPU can do; the best of them is chosen
-    numpy                  the code in `core/weights`, which gives the same bytes; if there is no C
+    avx512, avx2, plain    the same C for different CPUs; the best one that this CPU can run is chosen
+    numpy                  the code in `core/weights`, which gives the same bytes; used without C
 
-The choice is one for the whole process. Tests and benchmarks make another with `using`.
+The choice holds for the whole process. Tests and benchmarks change it with `using`.
 """
 
 from collections.abc import Iterator
@@ -24,15 +24,15 @@ CODECS: tuple[CodecName, ...] = ("numpy", "plain", "avx2", "avx512")  # the slow
 
 @dataclass(frozen=True, slots=True)
 class Loops:
-    """The compiled loops at one level. What decodes returns None, or why the payload is wrong."""
+    """The compiled loops at one level. A method that decodes returns None, or why the payload is wrong."""
 
     level: int
 
     def encode_sparse(
         self, new: BytesLike, base: BytesLike, changes_max: int, *, split: bool
     ) -> tuple[tuple[bytes, bytes, bytes, bytes], bytes] | None:
-        """Return the columns gaps, codes, small and large, and the payload of mode split, empty
-        unless it is wanted. None: more words than that changed.
+        """Return the columns gaps, codes, small and large, and the payload of mode split, which is empty
+        unless `split`. None: more than changes_max words changed.
         """
         return _words.encode_sparse(new, base, changes_max, split, self.level)
 
@@ -75,7 +75,7 @@ class Loops:
 
 
 def available() -> tuple[CodecName, ...]:
-    """What this installation and this CPU have, the slowest first."""
+    """The codecs that this installation and this CPU have, the slowest first."""
     return CODECS[:1] if _words is None else CODECS[: _words.best_level() + 2]
 
 
@@ -83,12 +83,12 @@ _chosen: CodecName = available()[-1]
 
 
 def codec() -> CodecName:
-    """The one in use."""
+    """The codec in use."""
     return _chosen
 
 
 def loops() -> Loops | None:
-    """The compiled loops in use; None: numpy serves."""
+    """The compiled loops in use; None: numpy is used."""
     return None if _chosen == "numpy" else Loops(CODECS.index(_chosen) - 1)
 
 
@@ -100,7 +100,7 @@ def free_memory() -> None:
 
 @contextmanager
 def using(wanted: CodecName) -> Iterator[None]:
-    """Use another codec of those available, in all threads."""
+    """Use another of the available codecs, in all threads."""
     global _chosen
     assert wanted in available()
     before, _chosen = _chosen, wanted

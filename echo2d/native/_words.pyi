@@ -1,4 +1,4 @@
-# What words.c defines; `Loops` describes it.
+# The functions that words.c defines; `Loops` describes them.
 from typing import TypeAlias
 
 BytesLike: TypeAlias = bytes | bytearray | memoryview

@@ -1,7 +1,7 @@
 /* The loops over all words of a chunk, compiled once for each level: with LEVEL as its name, TARGET as
  * the instructions that it may use, and IS_AVX512, IS_AVX2 or neither. Included by words.c only.
  *
- * A block is BLOCK words; bit i of a mask stands for its word i.
+ * A block is BLOCK words; bit i of a mask is for its word i.
  */
 
 /* The words of the block that differ. */
@@ -36,9 +36,9 @@ TARGET static inline uint64_t NAME(differing)(const uint8_t *new, const uint8_t 
 }
 
 #if defined(IS_AVX512)
-/* Bytes with one bit each are rows of 8 x 8 bits. Transposed, a row is a class, and has a bit for each
- * of 8 words. An affine product with a matrix takes its rows from the last to the first, so the words
- * are put in that order before. */
+/* Bytes with one bit each are the rows of 8 x 8 bits. After transposing, a row is a class, and has a bit
+ * for each of 8 words. An affine product with a matrix uses its rows from the last to the first, so the
+ * words are put in that order before. */
 TARGET static inline __m512i NAME(transposed)(__m512i rows) {
     const __m512i bits = _mm512_set1_epi64((long long)0x8040201008040201);
     const __m512i eighths = _mm512_set_epi8(
@@ -60,7 +60,7 @@ TARGET static inline unsigned NAME(ones)(uint64_t mask) {
 #endif
 }
 
-/* The place of the one that has so many ones below it. There is such a one. */
+/* The place of the one bit that has `ones` one bits below it. The mask has such a bit. */
 TARGET static inline unsigned NAME(one_after)(uint64_t mask, unsigned ones) {
 #if defined(IS_AVX512) || defined(IS_AVX2)
     return lowest_bit(_pdep_u64((uint64_t)1 << ones, mask));
@@ -70,7 +70,7 @@ TARGET static inline unsigned NAME(one_after)(uint64_t mask, unsigned ones) {
 #endif
 }
 
-/* Fill the table for so many blocks from `base` on. */
+/* Fill the table for `blocks` blocks from `base` on. */
 TARGET static void NAME(tabulate)(const uint8_t *base, size_t blocks, struct table *table) {
 #if defined(IS_AVX512)
     const __m512i backwards = _mm512_set_epi8(
@@ -145,13 +145,13 @@ TARGET static void NAME(tabulate)(const uint8_t *base, size_t blocks, struct tab
 #endif
     }
 #endif
-    /* What is not there comes after everything. */
+    /* Blocks that do not exist come after all changes. */
     for (size_t block = blocks; block < TABLE; block++)
         for (unsigned class = 0; class < CLASSES; class++) table->seen[block][class] = NEVER;
 }
 
-/* The changes of one table of blocks, in their order. Which block is next is no branch, because
- * nobody could predict it. */
+/* The changes of one table of blocks, in their order. The choice of the next block is not a branch,
+ * because the CPU could not predict it. */
 TARGET static void NAME(note_changes)(const uint8_t *new, const uint8_t *base, size_t first,
                                       size_t blocks, const struct table *table,
                                       struct changes *out) {
@@ -170,7 +170,7 @@ TARGET static void NAME(note_changes)(const uint8_t *new, const uint8_t *base, s
         changes += NAME(ones)(mask);
     }
     full[used] = differing[used] = 0;
-    /* Bytes may alias everything: without these copies, all would be read again for each change. */
+    /* Bytes may alias everything: without these copies, all pointers would be read again for each change. */
     uint32_t *restrict places = out->places + out->count;
     uint16_t *restrict differences = out->differences + out->count;
     uint8_t *restrict classes = table ? out->classes + out->count : NULL;
@@ -224,11 +224,11 @@ TARGET static bool NAME(find)(const uint8_t *new, const uint8_t *base, size_t wo
     return out->count <= out->limit;
 }
 
-/* Apply the changes of all classes, as far as the chunk's words go. */
+/* Apply the changes of all classes that are within the chunk's words. */
 TARGET static void NAME(apply_classes)(uint8_t *chunk, size_t words, struct table *table,
                                        struct cursor *cursors) {
     for (size_t first = 0; first < words / BLOCK; first += TABLE) {
-        /* Classes are those of the base: all are read before a word of these blocks is changed. */
+        /* Classes are those of the base, so all are read before a word of these blocks is changed. */
         uint8_t *from = chunk + 2 * BLOCK * first;
         NAME(tabulate)(from, min_size(words / BLOCK - first, TABLE), table);
         for (unsigned class = 0; class < CLASSES; class++) {

@@ -2,8 +2,8 @@
  * them to a base. `core/weights` defines the formats, and has the same code in numpy, which gives the
  * same bytes and refuses the same payloads.
  *
- * Nothing here trusts a payload: every read from one is checked against its end, every word that is
- * written against the chunk's. A function that decodes returns None, or why the payload is wrong.
+ * Nothing here trusts a payload: every read from a payload is checked against its end, and every write
+ * against the chunk's end. A function that decodes returns None, or why the payload is wrong.
  * The loops run without the GIL. They come in three levels, which `kernels.h` compiles one by one.
  */
 
@@ -26,9 +26,9 @@
 #define HAS_X86 0
 #endif
 
-#define BLOCK 64         /* words that a mask of 64 bits stands for */
-#define TABLE 64         /* blocks that are looked at together; their tables fit into the nearest cache */
-#define AHEAD (2 * BLOCK * TABLE) /* bytes that are fetched before they are read */
+#define BLOCK 64         /* words that a mask of 64 bits describes */
+#define TABLE 64         /* blocks that are handled together; their tables fit into the nearest cache */
+#define AHEAD (2 * BLOCK * TABLE) /* bytes by which fetching is ahead of reading */
 #define GOES_ON 255      /* in a column of bytes: the value continues elsewhere */
 #define ESCAPED 3        /* the code of a difference that is not -1, 0 or 1 */
 #define CLASSES 16       /* of the base words, by their magnitude */
@@ -71,7 +71,7 @@ static inline void add_at(uint8_t *chunk, size_t place, uint16_t difference) {
     put16(chunk + 2 * place, (uint16_t)(word_at(chunk, place) + difference));
 }
 
-/* Bit 0 is the lowest. Not called with 0. */
+/* The number of the lowest one bit; bit 0 is the lowest. The mask must not be 0. */
 static inline unsigned lowest_bit(uint64_t mask) {
 #if defined(__GNUC__)
     return (unsigned)__builtin_ctzll(mask);
@@ -88,7 +88,7 @@ static inline unsigned class_of(uint16_t word) {
     return above < CLASSES - 1 ? above : CLASSES - 1;
 }
 
-/* Ask for the cache line so far ahead. It need not exist: nothing is read. */
+/* Ask for the cache line AHEAD bytes further on. It need not exist, because nothing is read. */
 static inline void fetch_ahead(const uint8_t *at) {
 #if defined(__GNUC__)
     __builtin_prefetch((const void *)((uintptr_t)at + AHEAD));
@@ -108,7 +108,7 @@ struct changes {
     /* With a split: the class of each word, and the unchanged words of that class before it. */
     uint8_t *classes;
     uint32_t *class_gaps;
-    uint32_t next[CLASSES]; /* while they are found: of each class, the first word after a change */
+    uint32_t next[CLASSES]; /* during the search: for each class, the first word after its last change */
 };
 
 /* --- the classes of the base */
@@ -171,7 +171,7 @@ static inline void next_change(struct cursor *at) {
 
 enum { PLAIN, AVX2, AVX512 };
 
-/* AVX-512 as in Ice Lake and Zen 4; older CPUs with less of it have AVX2 here. */
+/* AVX-512 as in Ice Lake and Zen 4; older CPUs, which have less of it, use AVX2 here. */
 static int best_level(void) {
 #if HAS_X86
     __builtin_cpu_init();
@@ -212,14 +212,14 @@ static inline unsigned code_of(uint16_t difference) {
     return code < ESCAPED ? code : ESCAPED;
 }
 
-/* Columns, with room for whatever the changes take; the ends are where they have been written to. */
+/* Columns, with room for all that the changes can take; the ends are where the next write goes. */
 struct columns_made {
     uint8_t *gaps, *codes, *small, *large;
     uint8_t *gaps_end, *codes_end, *small_end, *large_end;
 };
 
-/* Write what follows a code 3, if `escaped`, and return where the columns go on. There is room for
- * what is written otherwise: a branch that cannot be predicted would take longer. */
+/* Write what follows a code 3, and return where the columns go on. If not `escaped`, the same is written
+ * but does not count: a branch that cannot be predicted would take longer. */
 static inline void write_escaped(uint16_t difference, bool escaped, uint8_t **small,
                                  uint8_t **large) {
     uint16_t value = zigzag(difference);
@@ -282,7 +282,7 @@ struct columns {
     const uint8_t *codes, *small, *small_end, *large, *large_end;
 };
 
-/* Add the difference with this number to the word. False: the columns of escaped ones are too short. */
+/* Add the difference with this number to the word. False: the columns of escaped differences are too short. */
 static inline bool apply_code(struct columns *from, size_t number, uint8_t *chunk, size_t place) {
     unsigned code = from->codes[number >> 2] >> 2 * (number & 3) & 3;
     uint16_t difference = (uint16_t)(code - 1);
@@ -355,7 +355,7 @@ static unsigned best_rice(const uint32_t *numbers, size_t count, size_t *bits) {
     }
 }
 
-/* Choose a parameter for each block, and add up the sizes of the streams. */
+/* Choose a parameter for each block, and sum the sizes of the streams. */
 static void measure_rice(struct rice of, uint8_t *parameters, size_t *low_bytes,
                          size_t *unary_bits) {
     for (size_t start = 0; start < of.count; start += RICE_BLOCK) {
@@ -367,7 +367,7 @@ static void measure_rice(struct rice of, uint8_t *parameters, size_t *low_bytes,
     }
 }
 
-/* unary is zeroed. Return the bit after the last one that was written to it. */
+/* `unary` must be zeroed. Return the bit after the last one that was written to it. */
 static size_t write_rice(struct rice of, const uint8_t *parameters, uint8_t **low, uint8_t *unary,
                          size_t bit) {
     for (size_t start = 0; start < of.count; start += RICE_BLOCK) {
@@ -391,8 +391,8 @@ static size_t write_rice(struct rice of, const uint8_t *parameters, uint8_t **lo
 }
 
 struct split_source {
-    const uint8_t *parameters; /* two of them in a byte */
-    size_t block;              /* the number of the next one */
+    const uint8_t *parameters; /* two in a byte */
+    size_t block;              /* the number of the next block */
     const uint8_t *low, *low_end;
     const uint8_t *unary, *end; /* end: of the payload */
     size_t bit, unary_bits;
@@ -411,13 +411,13 @@ static inline uint64_t bits_at(const uint8_t *bytes, size_t length, size_t bit) 
     return found >> (bit & 7);
 }
 
-/* Count the zeros from `bit` on, and go past the one after them, whose window is left. False: there
- * is no one. */
+/* Count the zeros from `bit` on, and go past the one bit after them, whose window is left. False: there
+ * is no one bit. */
 static bool read_unary(struct split_source *from, uint64_t *window, uint64_t *zeros) {
     const uint64_t valid = ((uint64_t)1 << 57) - 1;
     *zeros = 0;
     if (*window == 0) {
-        /* Only now it matters how much of the window was read. */
+        /* Only here the number of bits read of the window matters. */
         while ((*window = bits_at(from->unary, from->unary_bits >> 3, from->bit) & valid) == 0) {
             if (from->bit + 57 >= from->unary_bits) return false;
             from->bit += 57;
@@ -440,7 +440,7 @@ static bool read_rice(struct split_source *from, size_t count, uint32_t largest,
         size_t in_block = min_size(count - start, RICE_BLOCK);
         size_t low_bytes = (in_block * k + 7) / 8, low_bit = 0;
         if ((size_t)(from->low_end - from->low) < low_bytes) return false;
-        /* Reading eight bytes at once may reach into the next columns, not past the payload. */
+        /* A read of eight bytes may reach into the next columns, but not past the payload. */
         size_t readable = (size_t)(from->end - from->low);
         for (size_t i = 0; i < in_block; i++, low_bit += k) {
             if (!read_unary(from, &window, &zeros)) return false;
@@ -493,7 +493,7 @@ static void order_changes(const struct changes *found, struct split *out) {
     for (size_t i = 0; i < out->count; i++) {
         uint16_t difference = out->differences[i];
         uint16_t size = difference >> 15 ? (uint16_t)-difference : difference;
-        /* Written over by the next one if this one is not escaped. */
+        /* The next change overwrites this if this one is not escaped. */
         out->escape_gaps[out->escapes] = (uint32_t)(i - next);
         out->escape_sizes[out->escapes] = size - 2u;
         out->escapes += size > 1;
@@ -515,7 +515,7 @@ static size_t split_bytes(const struct split *of) {
            (of->unary_bits + 7) / 8;
 }
 
-/* Write split_bytes() of them; out is zeroed. */
+/* Write a split chunk of split_bytes() bytes; `out` must be zeroed. */
 static void write_split(const struct split *of, uint8_t *out) {
     for (unsigned class = 0; class < CLASSES; class++)
         put32(out + 4 * class, of->class_counts[class]);
@@ -580,7 +580,7 @@ static const char *apply_split(uint8_t *chunk, size_t words, const uint8_t *payl
         }
     if (left < low_bytes) return "a split chunk ends before its columns";
     size_t unary_bytes = left - low_bytes;
-    /* No number takes more zeros on average with the best parameter. */
+    /* With the best parameter, numbers take no more zeros than this on average. */
     if (unary_bytes > (3 * (count + 2 * escapes) + (words >> RICE_MAX) + 7) / 8)
         return "a split chunk has too many gaps";
     struct split_source from = {
@@ -616,13 +616,13 @@ static const char *apply_split(uint8_t *chunk, size_t words, const uint8_t *payl
 
 /* --- memory
  *
- * A call needs a few megabytes, of which it writes some: fresh pages would take a third of its time. So
- * large blocks are kept for the next call. Called with the GIL, which guards them.
+ * A call needs a few megabytes and writes to part of them: fresh pages would take a third of its time. So
+ * large blocks are kept for the next call. These functions are called with the GIL, which guards the blocks.
  */
 
 #define KEPT_BLOCKS_MAX 64         /* a dozen for each of the threads that encode */
-#define KEPT_MIN ((size_t)1 << 16) /* of smaller ones, malloc keeps the pages itself */
-#define KEPT_MAX ((size_t)1 << 22) /* of a chunk of 8 MiB, none is larger */
+#define KEPT_MIN ((size_t)1 << 16) /* malloc itself keeps the pages of smaller blocks */
+#define KEPT_MAX ((size_t)1 << 22) /* no block for a chunk of 8 MiB is larger */
 
 struct kept {
     size_t size; /* in front of each block */
@@ -630,7 +630,7 @@ struct kept {
 };
 
 #if defined(__SANITIZE_ADDRESS__)
-/* It finds what is read past the end of a block only if the block is new. */
+/* AddressSanitizer finds a read past the end of a block only if the block is new. */
 static void *borrow(size_t size) { return PyMem_Malloc(size); }
 static void give_back(void *memory) { PyMem_Free(memory); }
 static void free_kept(void) {}
@@ -664,7 +664,7 @@ static void give_back(void *memory) {
     size_t at = 0;
     while (at < KEPT_BLOCKS_MAX && kept_blocks[at] != NULL) at++;
     if (at == KEPT_BLOCKS_MAX) {
-        /* The sizes that are needed may have changed: each in turn makes room. */
+        /* The sizes needed may have changed, so the kept blocks are replaced in turn. */
         at = kept_next++ % KEPT_BLOCKS_MAX;
         PyMem_Free(kept_blocks[at]);
     }
@@ -692,7 +692,7 @@ static bool fits_level(int level) {
     return false;
 }
 
-/* New bytes, zeroed, of which *at is the beginning. */
+/* New bytes, zeroed; *at points to their beginning. */
 static PyObject *new_bytes(size_t length, uint8_t **at) {
     PyObject *made = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)length);
     if (made == NULL) return NULL;
@@ -701,7 +701,7 @@ static PyObject *new_bytes(size_t length, uint8_t **at) {
     return made;
 }
 
-/* Room for the columns of so many words, and one more. */
+/* Room for the columns of this many words, and one more. */
 static bool new_columns(size_t count, size_t gaps, struct columns_made *out) {
     *out = (struct columns_made){.gaps = borrow(gaps + 1),
                                  .codes = borrow(count / 4 + 1),
@@ -790,7 +790,7 @@ static PyObject *encode_found(const Py_buffer *new, const Py_buffer *base, size_
     PyObject *made = NULL;
     found.limit = limit = min_size(limit, words);
     size_t room = limit + TABLE * BLOCK;
-    struct table table; /* 16 KiB: with anything else that is written often, in the nearest cache */
+    struct table table; /* 16 KiB: it fits into the nearest cache with all else that is written often */
     found.places = borrow(4 * room);
     found.differences = borrow(2 * room);
     found.classes = split ? borrow(room) : NULL;
@@ -960,7 +960,7 @@ done:
     return result;
 }
 
-/* Part a chunk into its planes, or join the planes into the chunk. */
+/* Split a chunk into its planes, or join the planes into the chunk. */
 static PyObject *convert_planes(PyObject *args, bool part) {
     Py_buffer new, high, low;
     int level;

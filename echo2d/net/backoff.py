@@ -1,13 +1,13 @@
-"""How long a try to connect may take, and how long to wait before the next one."""
+"""How long an attempt to connect may take, and how long to wait before the next one."""
 
 import random
 
 CONNECT_TIMEOUT_S = 10.0
 BACKOFF_S_MIN = 0.25
-# Leases are kept for as long; a worker that returns later has lost them anyway.
+# Leases are kept for this long; a worker that returns later has lost them anyway.
 BACKOFF_S_MAX = 15.0
 
-# Said once, where none of a coordinator's URLs has answered so far.
+# Logged once, when each of a coordinator's URLs was tried and none has answered.
 NO_COORDINATOR = "no coordinator answers at %s yet: start `echo2d run` or `echo2d coordinate` there; trying again"
 
 

@@ -1,8 +1,8 @@
 """The interface of a provider, which rents boxes.
 
-`start` and `stop` tell only that a command succeeded; which boxes exist, only `list` tells. A label
-names one box for ever: the provider keeps it with the box, as a tag or a name, and `list` returns
-it.
+`start` and `stop` report only that a command succeeded; only `list` reports which boxes exist. A
+label names one box for ever: the provider keeps it with the box, as a tag or a name, and `list`
+returns it.
 
 To add a provider, write a factory (`ProviderOptions` -> `Provider`) and add it to
 `registry.PROVIDERS`.
@@ -19,35 +19,27 @@ from echo2d.core.renting.events import Instance
 
 @dataclass(frozen=True, slots=True)
 class BoxOrder:
-    """A box to be started.
-
-    offer: the operator's name for this kind of box. url: of the coordinator. token_file: lets one
-    worker join until the box's time is over. life_s: the box must end by itself after this time.
-    """
+    """A box to be started."""
 
     label: Label
-    offer: str
-    url: str
-    token_file: Path
-    life_s: float
+    offer: str  # the operator's name for this kind of box
+    url: str  # of the coordinator
+    token_file: Path  # lets one worker join until the box's life is over
+    life_s: float  # the box must end by itself after this time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProviderOptions:
-    """What the operator chose for one provider. Its factory reads what concerns it.
+    """What the operator chose for one provider. Its factory reads what concerns it."""
 
-    start, stop, list: argument lists; empty for a kind that runs no commands. timeout_s: for one
-    call of the provider. options: `provider.options`, which only this kind understands. prefix:
-    every label of this run begins with it. environment: variables for the commands.
-    """
-
+    # Argument lists; empty for a kind that runs no commands.
     start: tuple[str, ...]
     stop: tuple[str, ...]
     list: tuple[str, ...]
-    timeout_s: float
-    options: Mapping[str, Any]
-    prefix: str
-    environment: Mapping[str, str]
+    timeout_s: float  # for one call of the provider
+    options: Mapping[str, Any]  # `provider.options`, which only this kind understands
+    prefix: str  # every label of this run begins with it
+    environment: Mapping[str, str]  # variables for the commands
 
 
 class Provider(Protocol):
@@ -57,9 +49,9 @@ class Provider(Protocol):
         """Start a box and label it."""
 
     async def stop(self, label: Label, ids: tuple[str, ...]) -> None:
-        """Stop a box. Succeeds also if there is none, or it was stopped before.
+        """Stop a box. It also succeeds if the box does not exist or was stopped before.
 
-        ids: the provider's own names for the box, as far as lists have shown them.
+        ids: the provider's own names for the box, if a list has shown any.
         """
 
     async def list(self) -> tuple[Instance, ...]:

@@ -1,9 +1,9 @@
 """A provider that runs the operator's own commands: works with any cloud that has a command line.
 
-A command is an argument list, not a shell line. It gets the operator's environment, and those of
-these variables that are known:
+A command is an argument list, not a shell line. It gets the operator's environment and, of these
+variables, those that are known:
 
-    ECHO2D_LABEL            name of the box: `start` tags the box with it, `stop` stops what has it
+    ECHO2D_LABEL            name of the box: `start` tags the box with it, `stop` stops the box that has it
     ECHO2D_LABEL_PREFIX     every label of this run begins with it; `list` may show others
     ECHO2D_OFFER            the operator's name for this kind of box
     ECHO2D_COORDINATOR_URL  the URL for the box's `echo2d join`
@@ -13,9 +13,9 @@ these variables that are known:
                             by blanks
 
 Exit code 0 means success. `list` prints one JSON object per line, {"label": ..., "id": ...}; other
-keys are ignored, and so are lines whose label is not one of echo2d's form. A command that takes too
-long or prints too much is killed with its process group; what it detached with `setsid` stays. If
-this process dies, `timeout` (coreutils) kills the command instead.
+keys are ignored, and so are lines whose label does not have echo2d's form. A command that takes too
+long or prints too much is killed with its process group; a process that it detached with `setsid`
+stays. If this process dies, `timeout` (coreutils) kills the command instead.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ from echo2d.providers.base import BoxOrder, ProviderOptions
 
 # Of stdout and of stderr each: enough for a list of all boxes of a large account.
 _OUTPUT_BYTES_MAX = 4 << 20
-LINES_MAX = 20_000  # of a list: as many boxes as a run can have
+LINES_MAX = 20_000  # of a list; a run cannot have more boxes
 _REASON_CHARS_MAX = 300
 # `timeout` kills the command this long after its time, if this process has not done so.
 WATCHDOG_S = 5.0
@@ -46,7 +46,10 @@ ID = re.compile(r"[\x21-\x7e]{1,256}")
 
 @dataclass(frozen=True, slots=True)
 class Commands:
-    """Argument lists. timeout_s: for each. environment: for all; ours is added to it."""
+    """The argument lists of one provider.
+
+    timeout_s: for each command. environment: for all of them; the ECHO2D_ variables are added to it.
+    """
 
     start: Sequence[str]
     stop: Sequence[str]
@@ -70,14 +73,14 @@ class ExecProvider:
         self._prefix = prefix
 
     async def start(self, order: BoxOrder) -> None:
-        told = {
+        facts = {
             "ECHO2D_LABEL": order.label,
             "ECHO2D_OFFER": order.offer,
             "ECHO2D_COORDINATOR_URL": order.url,
             "ECHO2D_TOKEN_FILE": str(order.token_file),
             "ECHO2D_LIFE_S": str(int(order.life_s)),
         }
-        await self._run(self._commands.start, told)
+        await self._run(self._commands.start, facts)
 
     async def stop(self, label: Label, ids: tuple[str, ...]) -> None:
         await self._run(self._commands.stop, {"ECHO2D_LABEL": label, "ECHO2D_ID": " ".join(ids)})
@@ -89,8 +92,8 @@ class ExecProvider:
             raise ProviderFault(f"the list command printed more than {LINES_MAX} lines")
         return tuple(instance for line in lines if (instance := read_instance(line)) is not None)
 
-    async def _run(self, command: Sequence[str], told: Mapping[str, str]) -> str:
-        environment = {**self._commands.environment, "ECHO2D_LABEL_PREFIX": self._prefix, **told}
+    async def _run(self, command: Sequence[str], facts: Mapping[str, str]) -> str:
+        environment = {**self._commands.environment, "ECHO2D_LABEL_PREFIX": self._prefix, **facts}
         return await run_command(command, environment, timeout_s=self._commands.timeout_s)
 
 
@@ -104,14 +107,14 @@ def read_instance(line: str) -> Instance | None:
     if not isinstance(label, str) or LABEL.fullmatch(label) is None:
         return None
     if not isinstance(name, str) or ID.fullmatch(name) is None:
-        raise ProviderFault(f"the id of {label} is none: {name!r:.100}")
+        raise ProviderFault(f"the id of {label} is not a valid id: {name!r:.100}")
     return Instance(Label(label), name)
 
 
 async def run_command(
     command: Sequence[str], environment: Mapping[str, str], *, timeout_s: float
 ) -> str:
-    """Run it and return its stdout.
+    """Run a command and return its stdout.
 
     ProviderFault: it could not be run, failed, took too long or printed too much.
     """
@@ -139,7 +142,7 @@ async def run_command(
     finally:
         _kill(process)
         await _ended(process)
-        # A process that it left running may still hold its output open.
+        # A process that the command left running may still hold its output open.
         process._transport.close()  # type: ignore[attr-defined]  # noqa: SLF001
 
 
@@ -153,8 +156,7 @@ async def _output(process: asyncio.subprocess.Process) -> str:
             readers.create_task(_read(process.stderr, complained, process)),
         ]
         code = await _ended(process)
-        # A process that the command left running may keep its output open; read only this much
-        # longer.
+        # A process that the command left running may keep its output open, so reading ends 1 s later.
         await asyncio.wait(tasks, timeout=1.0)
         for task in tasks:
             task.cancel()
@@ -167,7 +169,7 @@ async def _output(process: asyncio.subprocess.Process) -> str:
 
 
 async def _ended(process: asyncio.subprocess.Process) -> int:
-    """Wait for its exit code, but not (as `process.wait()`) for the end of its output."""
+    """Wait for the exit code, but not, as `process.wait()` does, for the end of the output."""
     while process.returncode is None:  # noqa: ASYNC110 - there is no event for it
         # Commands take seconds.
         await asyncio.sleep(0.02)

@@ -11,7 +11,7 @@ def make_static_provider(options: ProviderOptions) -> "StaticProvider":  # noqa:
 
 
 class StaticProvider:
-    """Its boxes are started and stopped by their owners; see the module docstring."""
+    """A provider whose boxes are started and stopped by their owners."""
 
     async def start(self, order: BoxOrder) -> None:
         raise ProviderFault(f"a box of {order.offer} joins by itself and cannot be started")

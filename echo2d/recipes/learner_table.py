@@ -1,4 +1,4 @@
-"""The [learner] table, which the learner checks itself, for programs that write or show whole configs."""
+"""The [learner] table, for programs that write or show whole configs; the learner itself defines and checks it."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -10,12 +10,12 @@ from echo2d.learner.config import LearnerConfig
 
 
 def check_learner_table(document: Mapping[str, Any], folder: Path) -> None:
-    """OperatorFault: the learner would refuse its table of this parsed config."""
+    """OperatorFault: the learner would refuse the [learner] table of this parsed config."""
     LearnerConfig.of(document, folder)
 
 
 def check_learner_of(config: CoordinatorConfig, path: Path, settings: Iterable[str]) -> None:
-    """OperatorFault: the learner would refuse its table of a run's file, which need not have one."""
+    """OperatorFault: the learner would refuse the [learner] table of a run's file; the file may have none."""
     if config.learner:
         LearnerConfig.load(path, settings)
 

@@ -1,9 +1,9 @@
-"""What `echo2d init` sets up: the config of a run, tried before anything is written.
+"""Sets up a run for `echo2d init`: makes its config, and tries it before anything is written.
 
     the operator's decisions --> run.toml's text --> config --trial--> folder, run, tokens
 
-The trial is that of `echo2d try`, without answers of the base model: so what a run would stumble over
-is said here.
+The trial is that of `echo2d try`, without answers of the base model: it finds the mistakes over which the
+run would fail.
 """
 
 import asyncio
@@ -40,16 +40,16 @@ from echo2d.tasks.sort_digits import EOS, SortDigits
 
 NewTask = Literal["tiny", "questions", "class", "environment", "agents"]
 
-# Names of columns in the data sets that people use, the likeliest first.
+# Usual names of columns in data sets, the likeliest first.
 QUESTIONS = ("question", "problem", "prompt", "input", "query", "instruction")
 ANSWERS = ("answer", "final_answer", "target", "output", "label", "solution")
-# GSM8K writes the steps first, then this and the number.
+# In GSM8K an answer has the steps first, then this mark and the number.
 BEFORE_ANSWER = "####"
-# Held-out questions: this share, or more where it is too small for a score, but no more than the second.
+# Share of the questions that is held out, and the largest share, which is used if there are few questions.
 _HELD_OUT, _HELD_OUT_MAX = 0.05, 0.2
 _CACHE = Path.home() / ".cache" / "echo2d"
-TINY_MODEL = "model"  # its copy in the folder
-# In 80 steps most answers become right.
+TINY_MODEL = "model"  # name of the tiny model's copy in the run's folder
+# Settings for the tiny model; after 80 steps most of its answers are right.
 _TINY = ("sampling.max_new_tokens=12", "learner.steps=80", "learner.lr=2e-4", "learner.threads=1")
 
 
@@ -57,8 +57,8 @@ _TINY = ("sampling.max_new_tokens=12", "learner.steps=80", "learner.lr=2e-4", "l
 class QuestionRows:
     """Rows with one right answer each. rows: files, patterns of files, or a directory of `datasets`.
 
-    prompt, answer: columns; prompt may be a text with columns in braces. asked: another file with
-    the held-out questions; None: a share of `rows` is held out.
+    prompt, answer: columns; prompt may be a text with columns in braces. asked: files with the
+    held-out questions; None: a share of `rows` is held out.
     """
 
     rows: Sequence[str]
@@ -70,22 +70,18 @@ class QuestionRows:
 
 @dataclass(frozen=True, slots=True)
 class NewRun:
-    """What the operator decides. kind: of `task` "class" and "environment": as task.kind.
-
-    base_model: None: the tiny model, which is made here. settings: "table.key=value". folder: gets
-    the config and the run. host: the address at which workers reach the coordinator.
-    """
+    """What the operator decides."""
 
     task: NewTask
-    folder: Path
-    host: str
-    kind: str = ""
+    folder: Path  # for the config and the run
+    host: str  # the address at which workers reach the coordinator
+    kind: str = ""  # the value of task.kind, if `task` is "class" or "environment"
     questions: QuestionRows | None = None
-    base_model: Path | None = None
+    base_model: Path | None = None  # None: the tiny model, which is made here
     port: int = 7700
     max_new_tokens: int = 1024
     boxes: Boxes = field(default_factory=Boxes)
-    settings: Sequence[str] = ()
+    settings: Sequence[str] = ()  # "table.key=value"
 
 
 def first_row(rows: Sequence[str]) -> DataRow:
@@ -94,24 +90,24 @@ def first_row(rows: Sequence[str]) -> DataRow:
 
 
 def offered_tokens(model: Path) -> int:
-    """Most tokens of an answer: 1024, or half of what the model reads, if that is less."""
+    """The suggested limit of tokens of an answer: 1024, or half of the model's context if that is less."""
     try:
         reads = context_max(json.loads((model / "config.json").read_bytes()))
     except (OSError, ValueError):
-        reads = None  # said where the model is looked at
+        reads = None  # `require_model` reports this error
     return 1024 if reads is None else min(1024, reads // 2)
 
 
 def guess(columns: Sequence[str], names: Sequence[str]) -> str | None:
-    """The first of these names that is a column, whatever its case; None: there is none."""
+    """The first of these names that is a column, in upper or lower case; None: no name is a column."""
     found = {column.lower(): column for column in columns}
     return next((found[name] for name in names if name in found), None)
 
 
 def set_up(job: NewRun, tell: TellProgress) -> tuple[WrittenRun, Trial]:
-    """Try the run, write its folder, and return what to type next with, and what was found out.
+    """Try the run and write its folder. Returns what was written, and the result of the trial.
 
-    OperatorFault: something is missing or wrong. Nothing is written then.
+    OperatorFault: something is missing or wrong; then nothing is written.
     """
     require_new(job.folder)
     model = _tiny_model() if job.base_model is None else job.base_model
@@ -145,13 +141,13 @@ def _tiny_model() -> Path:
         return make_tiny_model(_CACHE)
     except ImportError as error:
         raise OperatorFault(
-            f"the tiny model is made with torch and transformers, and there is no {error.name}: "
+            f"the tiny model is made with torch and transformers, but {error.name} is not installed: "
             "install them here, or give --base-model DIR"
         ) from error
 
 
 def _config(job: NewRun, text: str) -> CoordinatorConfig:
-    """The config, checked as coordinator and learner check it."""
+    """The config, with the checks of coordinator and learner."""
     document, folder = parsed(text), job.folder.absolute()
     config = CoordinatorConfig.read(document, folder)
     url_of(config.coordinator.host, config.coordinator.port)  # raises if boxes could not dial it
@@ -198,13 +194,13 @@ def _presets(job: NewRun) -> list[str]:
     tiny = list(_TINY) if job.base_model is None else []
     if job.task != "agents":
         return tiny
-    # The tiny model has no chat template, of which the first token would begin each call.
+    # The tiny model has no chat template whose first token would begin each call, so the task gives that token.
     begin = f"task.options={{ opening = [{OPENING}], stop_token_ids = [{EOS}] }}"
     return [*tiny, *([begin] if tiny else []), "gateway.enabled=true"]
 
 
 def _modules(job: NewRun) -> list[str]:
-    """The setting that lets the run find a module of the current folder, wherever it is started."""
+    """The setting with which the run finds a module of the current folder, from wherever it is started."""
     scorer = "" if job.questions is None else job.questions.scorer
     hooks = [
         each.partition("=")[2]
@@ -220,14 +216,14 @@ def _modules(job: NewRun) -> list[str]:
 
 
 def _path(path: Path, folder: Path) -> str:
-    """A path for the config: relative to its folder, where both lie in the current one."""
+    """A path for the config: relative to the config's folder if both are in the current folder."""
     here, path, folder = Path.cwd(), path.absolute(), folder.absolute()
     near = path.is_relative_to(here) and folder.is_relative_to(here)
     return os.path.relpath(path, folder) if near else str(path)
 
 
 def _before_its_folder(config: CoordinatorConfig) -> CoordinatorConfig:
-    """The config, with the current folder in the place of its own, and with whole paths."""
+    """The config for the trial, before its folder exists: with the current folder, and with absolute paths."""
 
     def found(options: Mapping[str, Any]) -> dict[str, Any]:
         files = options.get("files")
@@ -244,12 +240,12 @@ def _before_its_folder(config: CoordinatorConfig) -> CoordinatorConfig:
 
 
 def _flat(path: Path) -> Path:
-    """Without "..", which leads through a folder that is not there yet."""
+    """The path without "..", which would lead through a folder that does not exist yet."""
     return Path(os.path.normpath(path))
 
 
 def _with_held_out_file(trial: Trial, job: NewRun, config: CoordinatorConfig) -> Trial:
-    """With the number of questions that are not held out. OperatorFault: none is left."""
+    """The trial with the number of questions that are not held out. OperatorFault: no question is left."""
     if job.questions is None or job.questions.asked is None:
         return trial
     options = {**config.tasks[0].options, "scorer": "exact", "scorer_options": {}}
@@ -257,6 +253,6 @@ def _with_held_out_file(trial: Trial, job: NewRun, config: CoordinatorConfig) ->
     trained = sum(name not in kept for name in RowsTask(**options).names())
     if not trained:
         raise OperatorFault(
-            "--held-out-rows: it has every question of --rows; none is left to train on"
+            "--held-out-rows: it has every question of --rows, so none is left to train on"
         )
     return replace(trial, tasks=[replace(trial.tasks[0], questions=trained), *trial.tasks[1:]])

@@ -1,4 +1,4 @@
-"""A recipe's config file: fill it in, and change single keys of it."""
+"""The config file of a recipe: fill it in, and change single keys in it."""
 
 import json
 import re
@@ -19,30 +19,30 @@ def filled(recipe: str, values: Mapping[str, Any]) -> str:
 
 
 def toml(value: Any) -> str:
-    """A value in TOML: text, numbers, truth values, lists and inline tables of them."""
+    """A value in TOML: text, a number, a truth value, or a list or inline table of these."""
     if isinstance(value, Mapping):
         entries = ", ".join(f"{name} = {toml(each)}" for name, each in value.items())
         return f"{{ {entries} }}" if entries else "{}"
     if isinstance(value, list):
         return f"[{', '.join(map(toml, value))}]"
-    # TOML knows no surrogate pairs, and wants control characters and line ends escaped.
+    # TOML has no surrogate pairs, and requires escapes for control characters and line ends.
     text = json.dumps(value, ensure_ascii=False)
     return re.sub("[\x7f-\x9f\u2028\u2029]", lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def parsed(text: str) -> dict[str, Any]:
-    """OperatorFault: a setting made it something else than TOML."""
+    """The parsed config. OperatorFault: a setting made it invalid TOML."""
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise OperatorFault(f"--set: the config is no TOML any more: {error}") from error
+        raise OperatorFault(f"--set: the config is no longer valid TOML: {error}") from error
 
 
 def changed(text: str, settings: Sequence[str]) -> str:
-    """The config with each "table.key=value" put in its place, in every table of that name, or in a new
-    one at the end.
+    """The config with each "table.key=value" set.
 
-    A value that is no TOML is taken for text. OperatorFault: a setting is malformed.
+    A setting changes every table of that name, or adds a new one at the end. A value that is no TOML becomes a text.
+    OperatorFault: a setting is malformed.
     """
     for setting in settings:
         table, key, value = split_setting(setting)

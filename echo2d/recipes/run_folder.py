@@ -2,7 +2,8 @@
 
     FOLDER/  run.toml   coordinator/ (the run: key, tokens)   snapshots/   box-1.token, box-2.token, ...
 
-Everything is there before the first program starts, so nobody has to type a token's URL or an order.
+Everything exists before the first program starts, so the operator types no token's URL, and may start the
+programs in any order.
 """
 
 import shutil
@@ -21,13 +22,13 @@ from echo2d.runtime.run_dir.tokens import create_token, own_token
 
 CONFIG_FILE = "run.toml"
 RUN_DIR = "coordinator"
-_BOXES_MAX = 1000  # twice the largest fleet; more tokens are made by `echo2d token create`
-EXPIRES = "30d"  # a box that has joined by then stays
+_BOXES_MAX = 1000  # twice the largest fleet; `echo2d token create` makes further tokens
+EXPIRES = "30d"  # a box that joins in this time stays a member
 
 
 @dataclass(frozen=True, slots=True)
 class Boxes:
-    """How many machines may join. one_token: with the same token file, instead of one for each."""
+    """How many machines may join. one_token: all join with the same token file, instead of one for each."""
 
     count: int = 1
     one_token: bool = False
@@ -39,7 +40,7 @@ class Boxes:
 
 @dataclass(frozen=True, slots=True)
 class WrittenRun:
-    """What `echo2d init` has written. boxes: their token files. agents: their token file, if any."""
+    """What `echo2d init` has written. boxes: token files of the boxes. agents: token file of the agents, if any."""
 
     config: Path
     url: str
@@ -58,13 +59,14 @@ class WrittenRun:
 
 
 def url_of(host: str, port: int) -> str:
-    """Where workers and the learner reach the coordinator, which uses TLS off loopback.
+    """The URL at which workers and the learner reach the coordinator; it uses TLS except on loopback.
 
-    OperatorFault: there is no such host.
+    OperatorFault: the text is no address of a host.
     """
     if host and host in WILDCARDS:
         raise OperatorFault(
-            f"--host: expected this host's address as the boxes reach it; found {host!r}, every address"
+            f"--host: expected the address at which the boxes reach this host; found {host!r}, which means "
+            "every address"
         )
     if "[" in host or "%" in host:
         raise OperatorFault(
@@ -78,7 +80,7 @@ def url_of(host: str, port: int) -> str:
 
 
 def require_new(folder: Path) -> None:
-    """OperatorFault: there is a config or a run already."""
+    """OperatorFault: the folder already has a config or a run."""
     for name in (CONFIG_FILE, RUN_DIR):
         if (folder / name).exists():
             raise OperatorFault(f"{folder / name} exists already; choose another --out")
@@ -86,7 +88,7 @@ def require_new(folder: Path) -> None:
 
 @contextmanager
 def whole_or_nothing(folder: Path) -> Iterator[None]:
-    """Remove what was written into the folder meanwhile, if not all of it could be."""
+    """If the block fails, remove what it has written into the folder."""
     before = set(folder.iterdir()) if folder.exists() else None
     try:
         yield
@@ -99,7 +101,7 @@ def whole_or_nothing(folder: Path) -> Iterator[None]:
 
 
 def write_folder(folder: Path, config: str, *, copies: Mapping[str, Path] | None = None) -> Path:
-    """Write the config, and copies of directories under these names; returns the config's path.
+    """Write the config, and copies of directories under these names. Returns the config's path.
 
     OperatorFault: the folder cannot be written.
     """
@@ -115,9 +117,9 @@ def write_folder(folder: Path, config: str, *, copies: Mapping[str, Path] | None
 
 
 def issue_tokens(folder: Path, url: str, boxes: Boxes) -> tuple[Path, ...]:
-    """Make the run's directory, and the token files of the boxes, which are returned.
+    """Make the run's directory and the token files of the boxes. Returns these files.
 
-    The learner's own token is made too, so that the learner may be started before the coordinator.
+    The learner's own token is made, too, so that the learner may start before the coordinator.
     """
     run = RunDirectory(folder / RUN_DIR)
     own_token(run, AccessTable(run), "learner", url)
@@ -127,7 +129,7 @@ def issue_tokens(folder: Path, url: str, boxes: Boxes) -> tuple[Path, ...]:
 
 
 def issue_agent_token(folder: Path, url: str) -> Path:
-    """Make the token file with which agents outside play."""
+    """Make the token file with which outside agents play."""
     return _issue(folder, url, "agent", "agent")
 
 

@@ -1,13 +1,13 @@
 """`echo2d run`: coordinator, local workers and learner of a run, started and watched by one program.
 
-    coordinate --coordinator.json is there--> join, ...  and  learn
-    a program ends with 0: the learner: done, all end; another one: it was told to
-                        2: its operator's mistake, which another start would repeat: all end
+    coordinate --coordinator.json exists--> join, ...  and  learn
+    a program ends with 0: if it is the learner, the run is done and all end; another one was told to end
+                        2: an operator's mistake, which another start would repeat: all end
                         1: it is started again after a pause, a learner with --resume
 
-They are the programs that are started by hand, with the same files: a run can be gone on with by
-hand, or taken from there, and workers from elsewhere may join. Their lines are one log, each with the
-name of its program. Not here: what a program does.
+They are the programs that an operator starts by hand, with the same files. So a run may be continued by
+hand, or be taken over from there, and workers on other hosts may join. Their lines are one log, each with
+the name of its program. Not here: what a program does.
 """
 
 import os
@@ -38,21 +38,21 @@ _LOOK_S = 0.2
 # A program that fails more than FAILURES_MAX times within FAILURES_S seconds is not started again.
 FAILURES_MAX, FAILURES_S = 5, 900.0
 PAUSE_S_MIN, PAUSE_S_MAX = 1.0, 30.0
-# After SIGTERM: a learner ends its step and saves it.
+# The time for a program to end after SIGTERM: a learner ends its step and saves it.
 _STOP_S = 120.0
 COORDINATOR, LEARNER = "coordinator", "learner"
 
-# Each lease and each group has lines of these areas.
+# Lines of this area are about a lease or a group, so there are many.
 _OF_EACH_GROUP = f"level=INFO area={STORY} "
 
 
 @dataclass(slots=True)
 class Supervised:
-    """A program, and how often it failed lately. again: arguments of every start but the first."""
+    """A program, and how often it failed lately."""
 
     name: str
     argv: Sequence[str]
-    again: Sequence[str] = ()
+    again: Sequence[str] = ()  # more arguments, for every start but the first
     process: "subprocess.Popen[bytes] | None" = None
     last: str = ""
     failed_at: list[float] = field(default_factory=list)
@@ -61,7 +61,7 @@ class Supervised:
 
     @property
     def pause_s(self) -> float:
-        """Before it is started again."""
+        """The pause before the program is started again."""
         return min(PAUSE_S_MAX, PAUSE_S_MIN * 2.0 ** (len(self.failed_at) - 1))
 
 
@@ -71,7 +71,7 @@ class _Say(Protocol):
 
 
 class OneHost:
-    """The programs of one run. say: takes the log. settings: as of `echo2d coordinate`."""
+    """The programs of one run. say: takes the log's lines. settings: as for `echo2d coordinate`."""
 
     def __init__(
         self, path: Path, config: CoordinatorConfig, settings: Sequence[str], say: _Say
@@ -86,7 +86,7 @@ class OneHost:
     # --- from here the caller's thread
 
     def run(self, workers: int, *, resume: bool) -> int:
-        """Until the learner has made its last step, or all were told to stop. Returns the exit code.
+        """Run until the learner has made its last step, or `stop` was called. Returns the exit code.
 
         Fault: a program failed for good.
         """
@@ -113,7 +113,7 @@ class OneHost:
         return 0
 
     def stop(self) -> None:
-        """Stop all; from a handler of a signal. The second time: at once."""
+        """Stop all programs, the second time at once. A signal handler may call it."""
         if self._stopping.is_set():
             for each in self._programs:
                 if each.process is not None and each.process.poll() is None:
@@ -161,7 +161,7 @@ class OneHost:
         run_dir, folder = self._config.run.run_dir, self._path.parent
         token = folder / f"{name}.token"
         if not token.exists():
-            # A local worker joins once with this token.
+            # A local worker joins once with its token, so the token may expire after 30 days.
             create_token(
                 run_dir, name, role="worker", url=None, out=token, max_workers=1, expires="30d"
             )
@@ -178,7 +178,7 @@ class OneHost:
         self._start(name, "join", *words, *self._worker_settings)
 
     def _wait_until_it_listens(self, coordinator: Supervised) -> None:
-        """Fault: it ended instead."""
+        """Wait until the coordinator has announced its address. Fault: it ended instead."""
         announced = self._config.run.run_dir / COORDINATOR_FILE
         assert coordinator.process is not None
         deadline = time.monotonic() + LISTENS_S_MAX
@@ -186,7 +186,7 @@ class OneHost:
             if self._stopping.wait(_LOOK_S):
                 return
             if (code := coordinator.process.poll()) is not None:
-                raise self._ended(coordinator, code)
+                raise self._to_fault(coordinator, code)
             if time.monotonic() > deadline:
                 raise Fault(f"the coordinator does not listen after {LISTENS_S_MAX:.0f} s")
 
@@ -202,16 +202,16 @@ class OneHost:
             if code is None or (code == 0 and program.name != COORDINATOR):
                 continue
             if code == 0:
-                raise self._ended(program, code)
+                raise self._to_fault(program, code)
             program.failed_at = [at for at in program.failed_at if now - at < FAILURES_S] + [now]
             if code == _MISTAKE or len(program.failed_at) > FAILURES_MAX:
-                raise self._ended(program, code)
+                raise self._to_fault(program, code)
             program.process, program.starts_at = None, now + program.pause_s
             self._say(
                 f"the {program.name} ended with {code}; it starts again in {program.pause_s:g} s"
             )
 
-    def _ended(self, program: Supervised, code: int) -> Fault:
+    def _to_fault(self, program: Supervised, code: int) -> Fault:
         if program.reader is not None:
             program.reader.join(_LOOK_S)
         said = program.last.removeprefix("echo2d: ").removeprefix("learner: ")
@@ -219,7 +219,7 @@ class OneHost:
         return kind(f"the {program.name} ended with {code}: {said}")
 
     def _stop_all(self) -> None:
-        """The learner first, which saves its step, then the workers, last the coordinator."""
+        """Stop the learner first, which saves its step, then the workers, and last the coordinator."""
         learners = [each for each in self._programs if each.name == LEARNER]
         workers = [each for each in self._programs if each.name not in (COORDINATOR, LEARNER)]
         for together in (learners, workers, self._programs[:1]):
@@ -237,14 +237,14 @@ _MISTAKE = 2  # the exit code of the operator's mistakes
 
 
 def _announced_by(path: Path) -> int | None:
-    """The process that wrote where a coordinator listens; None: none has."""
+    """The id of the process that wrote where a coordinator listens. None: none has."""
     with suppress(OSError, ValueError, KeyError):
         return int(unsealed(path.read_bytes())["pid"])
     return None
 
 
 def _wait(process: "subprocess.Popen[bytes]") -> None:
-    """Wait for its end, which comes in the end; nothing of its group is left."""
+    """Wait for the program's end, kill what is left of its process group, and wait again."""
     with suppress(subprocess.TimeoutExpired):
         process.wait(_STOP_S)
     with suppress(ProcessLookupError):
@@ -253,5 +253,5 @@ def _wait(process: "subprocess.Popen[bytes]") -> None:
 
 
 def _end_with_parent() -> None:
-    """In the child: SIGTERM comes when `echo2d run` ends, however it does."""
+    """In the child: let the kernel send SIGTERM when `echo2d run` ends, however it ends."""
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,12 +1,12 @@
-"""`echo2d try`: a trial of a run's tasks, by the processes, walls and limits that the run has.
+"""`echo2d try`: tries a run's tasks, with the same processes, sandboxes and limits as the run.
 
     config --> task processes --prompts--> tokens --> text, as the model reads it
-                    ^ answers: of the base model, or given
+                    ^ answers: the base model's, or given ones
                     +--> rewards, their parts, seconds, tracebacks
     the first rows' expected answers --> the same processes
 
-Nothing is written. What a run would end over is a problem; what it would learn little from is a
-caution. Not here: the checks that need no task (`config/checks.py`).
+Nothing is written. A problem would end the run; a caution means that the run would learn little. Not
+here: the checks that need no task (`config/checks.py`).
 """
 
 import asyncio
@@ -54,86 +54,71 @@ TellProgress = Callable[[str, float | None], None]
 
 @dataclass(frozen=True, slots=True)
 class TriedAnswer:
-    """An answer, and what it is worth. reward: None: it failed, or is no answer of a row's.
-
-    tokens: of the answer; 0: it was given as a text. turns: of an episode. failed: why there is no
-    reward. trace: the traceback of the operator's code.
-    """
+    """An answer and its reward."""
 
     text: str
     finish: str
-    tokens: int
-    reward: float | None
+    tokens: int  # of the answer; 0: it was given as a text
+    reward: float | None  # None: the reward failed, or nothing can judge the answer
     parts: dict[str, float]
     seconds: float
-    failed: str = ""
-    trace: str = ""
-    turns: int = 1
+    failed: str = ""  # why there is no reward
+    trace: str = ""  # the traceback of the operator's code
+    turns: int = 1  # of an episode
 
 
 @dataclass(frozen=True, slots=True)
 class TriedPrompt:
-    """where: the row, if it is one. tokens: their ids. text: what they decode to."""
+    """A prompt of a task, and the answers to it."""
 
-    where: str
+    where: str  # the row, if the prompt is one
     tokens: list[int]
-    text: str
+    text: str  # the decoded tokens
     expected: str | None
     answers: list[TriedAnswer] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class TriedTask:
-    """questions: in an epoch; None: without end. longest: tokens of the longest of the first prompts.
-
-    judged: expected answers that were scored; worthless: those that are worth 0. leaked: prompts
-    that hold their expected answer. varied: of `groups`, how many have rewards that differ; None:
-    no answer was made. printed: the first that its processes wrote to stdout and stderr.
-    """
+    """What the trial of one task has found."""
 
     name: str
     kind: str
-    questions: int | None
-    longest: int
+    questions: int | None  # in an epoch; None: without end
+    longest: int  # tokens of the longest of the first prompts
     network: bool
-    judged: int
-    worthless: int
-    leaked: int
+    judged: int  # expected answers that were scored
+    worthless: int  # expected answers with a reward of 0
+    leaked: int  # prompts that contain their expected answer
     groups: int
-    varied: int | None
-    printed: str
+    varied: int | None  # groups whose rewards differ; None: no answer was made
+    printed: str  # the first output of its processes to stdout and stderr
     prompts: list[TriedPrompt]
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """held_out: questions of each [[eval]]. problems: the run would end over them. cautions: it would go on.
-
-    notes: what could not be tried.
-    """
+    """The result of a trial."""
 
     tasks: list[TriedTask]
-    held_out: dict[str, int | None]
-    problems: list[str]
-    cautions: list[str]
-    notes: list[str]
+    held_out: dict[str, int | None]  # questions of each [[eval]]
+    problems: list[str]  # each would end the run
+    cautions: list[str]  # the run would continue
+    notes: list[str]  # what could not be tried
 
 
 @dataclass(frozen=True, slots=True)
 class TrialOptions:
-    """prompts: of each task, to be shown and answered. samples: answers to each; 0: the run's group_size.
+    """The options of a trial."""
 
-    answers: texts to be scored instead of the base model's; generate: whether that writes any.
-    """
-
-    prompts: int = 2
-    samples: int = 0
-    answers: Sequence[str] = ()
-    generate: bool = True
+    prompts: int = 2  # of each task, to be shown and answered
+    samples: int = 0  # answers to each prompt; 0: the run's group_size
+    answers: Sequence[str] = ()  # texts to be scored instead of the base model's answers
+    generate: bool = True  # whether the base model writes answers
 
 
 async def hold_trial(config: CoordinatorConfig, options: TrialOptions, tell: TellProgress) -> Trial:
-    """Try all tasks of a run. tell: gets what is done now, and how much of it is.
+    """Try all tasks of a run. tell: gets the present step, and how much of it is done.
 
     OperatorFault: the run could not start.
     """
@@ -156,7 +141,7 @@ async def hold_trial(config: CoordinatorConfig, options: TrialOptions, tell: Tel
                 await trial.judge_given(options.answers)
         elif options.generate and not any(trial.problems for trial in trials):
             try:
-                notes += await _answered(stack, config, trials, options, tell)
+                notes += await _let_model_answer(stack, config, trials, options, tell)
             except EngineFault as fault:
                 problems.append(f"run.base_model: {fault}")
         differs = None if model is None else await asyncio.to_thread(_differs, model)
@@ -196,8 +181,8 @@ class _TaskTrial:
         self._prompts: list[TriedPrompt] = []
         self._shown = self._longest = self._judged = self._worthless = self._leaked = 0
         self._numbers = count()
-        # Failures of answers that are told already.
-        self._told: set[str] = set()
+        # Failures of answers that were reported already.
+        self._reported: set[str] = set()
 
     @property
     def _own_scorer(self) -> bool:
@@ -205,13 +190,13 @@ class _TaskTrial:
         return self._table.options.get("scorer", "exact") not in SCORERS or ":" in self._table.kind
 
     async def draw(self, prompts: int, tell: TellProgress) -> None:
-        """Draw the first prompts; as many as are shown are kept. OperatorFault: one cannot be made."""
+        """Draw the first prompts, and choose those that are shown. OperatorFault: a prompt cannot be made."""
         # At most 200 rows' expected answers are judged, and their prompts measured.
         most = 200 if self._pool.about.in_text and self._episodes is None else prompts
         last = min(most, self._pool.about.epoch_length or most)
         for index in range(last):
             tell(f"task {self._name}: prompts", index / last)
-            tokens, where = await self._drawn(index)
+            tokens, where = await self._draw_one(index)
             if tokens is None:
                 break
             self._longest = max(self._longest, len(tokens))
@@ -236,7 +221,7 @@ class _TaskTrial:
         if self._episodes is not None:
             self.cautions += [f"task {self._name}: {each}" for each in self._episodes.cautions]
 
-    async def _drawn(self, index: int) -> tuple[list[int] | None, str]:
+    async def _draw_one(self, index: int) -> tuple[list[int] | None, str]:
         """The tokens of a prompt; None: there are no more."""
         if self._episodes is None:
             found = await self._pool.prompt(index)
@@ -294,10 +279,10 @@ class _TaskTrial:
             self.problems.append(f"{told}; name another answer column, or another scorer")
 
     def _tell_failure(self, what: str, failed: TaskFailed) -> None:
-        """Once for each place in the operator's code."""
-        if (kind := failed.at or failed.reason) in self._told:
+        """Report a failure, once for each place in the operator's code."""
+        if (kind := failed.at or failed.reason) in self._reported:
             return
-        self._told.add(kind)
+        self._reported.add(kind)
         self.problems.append(f"task {self._name}: the reward of {what}{told(failed, self._table)}")
 
     async def judge_given(self, answers: Sequence[str]) -> None:
@@ -313,7 +298,7 @@ class _TaskTrial:
                 prompt.answers.append(self._tried(text, "stop", 0, score, began))
 
     async def play(self, engine: Engine, samples: int, tell: TellProgress) -> None:
-        """Let the base model answer the shown prompts, and score what it writes."""
+        """Let the base model answer the shown prompts, and score its answers."""
         for index, prompt in enumerate(self._prompts[: self._shown]):
             play = self._score_answers if self._episodes is None else self._play_episodes
             wanted, done = samples or self._group_size, 0
@@ -344,7 +329,7 @@ class _TaskTrial:
     async def _play_episodes(
         self, engine: Engine, row: int, prompt: TriedPrompt, samples: int
     ) -> AsyncGenerator[TriedAnswer, None]:
-        """Episodes from this first prompt on, one after the other."""
+        """Play episodes that begin with this prompt, one after the other."""
         assert self._episodes is not None
         assert self.rules.episode is not None
         for seed in range(samples):
@@ -440,14 +425,14 @@ class _TaskTrial:
         )
 
 
-async def _answered(
+async def _let_model_answer(
     stack: AsyncExitStack,
     config: CoordinatorConfig,
     trials: Sequence[_TaskTrial],
     options: TrialOptions,
     tell: TellProgress,
 ) -> list[str]:
-    """Let the base model answer. Returns why it did not. EngineFault: no engine can load it."""
+    """Let the base model answer. Returns notes on why it could not. EngineFault: no engine can load it."""
     model = config.run.base_model
     if model is None:
         return ["run.base_model is not given, so no answers were made; --answer TEXT gives some"]

@@ -9,9 +9,7 @@ from echo2d.errors import StoreFault
 
 
 class DiskBudget:
-    """A budget of `bytes_max` bytes, shared by owners known by name. Safe to use from several
-    threads.
-    """
+    """A budget of `bytes_max` bytes, shared by named owners. Safe to use from several threads."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
@@ -33,8 +31,8 @@ class DiskBudget:
         return sum(self._taken.values()) > self._bytes_max
 
     def claim(self, owner: str, size: int) -> None:
-        """Set the owner's total to `size` bytes. StoreFault: this is more than before and over the
-        limit; nothing changes.
+        """Set the owner's total to `size` bytes. StoreFault: this is more than before, and all owners
+        together would exceed the limit; nothing changes.
         """
         with self._lock:
             taken = self._taken | {owner: size}

@@ -1,5 +1,5 @@
 """Keep the newest encoded deltas on disk, to compose deltas for workers that are several versions
-behind. None of their chunks is split (`core.weights.delta`): those cannot be composed.
+behind. None of their chunks is split (`core.weights.delta`), because split chunks cannot be composed.
 
     root / frames/<form id>/...   a frame store
          / <form id>              digests of the form's segment tables; written last, so a form
@@ -18,7 +18,7 @@ from pathlib import Path
 from echo2d.core.base.canonical import require
 from echo2d.core.base.ids import Digest, FormId, SegmentId
 from echo2d.core.weights.encoder import Segment
-from echo2d.core.weights.encoding import (
+from echo2d.core.weights.form import (
     ChunkRecord,
     FormFacts,
     FrameSpan,
@@ -53,7 +53,7 @@ class StoredDelta:
     def read(self, place: Chunk) -> tuple[ChunkRecord, bytes] | None:
         """Return the chunk's record and payload, or None if the delta has no such chunk.
 
-        IntegrityFault, StoreFault: it is damaged.
+        IntegrityFault, StoreFault: the payload is damaged or cannot be read.
         """
         record, spans = self._chunks.get(place, (None, []))
         return None if record is None else (record, self._store.verify(self._form, spans))
@@ -91,8 +91,8 @@ class DeltaStore:
     def finish(
         self, facts: FormFacts, digests: Sequence[Digest], manifest: Manifest, wire_bytes: int
     ) -> None:
-        """Keep the delta, all of whose segments have been put. digests: of their tables.
-        StoreFault: it is not kept.
+        """Keep the delta, whose segments have all been stored. digests: of their tables. StoreFault: it
+        is not kept.
         """
         with self._lock, store_faults("keeping a delta in", self._root):
             if facts.base_digest is not None and facts.base_digest != manifest.digest:

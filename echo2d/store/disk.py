@@ -1,6 +1,4 @@
-"""Provide the file operations that the stores are built from. Blocking; a `StoreFault` says what
-failed and where.
-"""
+"""The file operations that all stores use. Blocking; a `StoreFault` says what failed and where."""
 
 import contextlib
 import errno
@@ -16,9 +14,7 @@ from echo2d.errors import HOST_LACKS, StoreFault, path_fault
 
 @contextlib.contextmanager
 def store_faults(doing: str, path: Path) -> Iterator[None]:
-    """Turn an OSError into a StoreFault that says what was being done and where, and whether the
-    disk is full.
-    """
+    """Turn an OSError into a StoreFault that says what failed and where, and whether the disk is full."""
     try:
         yield
     except OSError as error:
@@ -26,7 +22,7 @@ def store_faults(doing: str, path: Path) -> Iterator[None]:
         raise StoreFault(str(found), full=isinstance(found, StoreFault) and found.full) from error
 
 
-# Errors of SQLite that say something of this host, and not of the file.
+# Errors of SQLite whose cause is this host, and not the file.
 _HOST_ERRORS = frozenset(
     {
         sqlite3.SQLITE_IOERR,
@@ -40,14 +36,14 @@ _HOST_ERRORS = frozenset(
 
 
 def is_of_the_host(error: Exception) -> bool:
-    """Whether an error of SQLite, or of a system call, is no fault of the file."""
+    """Whether the cause of an error of SQLite, or of a system call, is this host and not the file."""
     if isinstance(error, OSError):
         return error.errno in HOST_LACKS
     return getattr(error, "sqlite_errorcode", 0) & 0xFF in _HOST_ERRORS
 
 
 def sqlite_words(path: Path, error: Exception) -> str:
-    """What SQLite says, and what this host lacks if it is seen here."""
+    """The error of SQLite, and what this host lacks if that can be seen."""
     try:
         os.close(os.open(path.parent, os.O_RDONLY))
         full = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
@@ -96,7 +92,7 @@ def read_at(path: Path, length: int, offset: int) -> bytes:
 
 
 def read_into(path: Path, buffer: memoryview, offset: int) -> int:
-    """Fill `buffer` as far as the file goes. Returns the number of bytes read."""
+    """Fill `buffer`, or read to the end of the file. Returns the number of bytes read."""
     done = 0
     with opened(path, os.O_RDONLY) as fd:
         while done < len(buffer):
@@ -123,8 +119,8 @@ def allocate(path: Path, size: int, *, sparse: bool = False) -> None:
 
 
 def sync(path: Path) -> None:
-    """Make a file or directory durable. It may be a link: systemd makes one to the state directory of
-    a service with a user of its own.
+    """Make a file or directory durable. It may be a symbolic link, such as systemd makes to the state
+    directory of a service with its own user.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:

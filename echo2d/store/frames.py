@@ -7,7 +7,7 @@ restarts.
          / spare / 0                  files of forgotten forms, reused for the next segments because
                                       overwriting is cheaper than allocating blocks
 
-There is no journal of the frames held; digests decide. A frame is hashed when it is written, when
+No journal says which frames are held; digests decide. A frame is hashed when it is written, when
 it is read for relaying, and by `recover` after a restart, so stale bytes of an earlier form are
 never used. For decoding it is not hashed again, because the decoded chunk is. Tables are *not*
 verified here: after a restart the caller checks them against the signed digests
@@ -37,7 +37,7 @@ from echo2d.core.base.ids import (
     is_table,
     segment_of,
 )
-from echo2d.core.weights.encoding import FormFacts, FrameSpan, SegmentTable, frame_layout
+from echo2d.core.weights.form import FormFacts, FrameSpan, SegmentTable, frame_layout
 from echo2d.errors import IntegrityFault, StoreFault
 from echo2d.store.budget import DiskBudget
 from echo2d.store.disk import (
@@ -66,10 +66,11 @@ class FramesDamaged(IntegrityFault):
 
 @dataclass(slots=True)
 class _StoredForm:
-    """One form's folder. reserved: bytes of each segment, its table included."""
+    """One form's folder."""
 
     facts: FormFacts
     directory: Path
+    # Bytes of each segment, including its table.
     reserved: dict[SegmentId, int] = field(default_factory=dict)
     held: set[FrameId] = field(default_factory=set)
 
@@ -96,8 +97,8 @@ class FrameStore:
         self._spare = root / "spare"
         self._spares: dict[Path, int] = {}  # sizes in bytes
         self._spare_names = count()
-        # How often spare files gave space back. Whoever found the disk full tries again when it
-        # changes.
+        # How often the deletion of spare files freed space. A caller that found the disk full tries
+        # again when it changes.
         self.freed = 0
         shutil.rmtree(self._spare, ignore_errors=True)
         with store_faults("opening the frame store", root):
@@ -166,8 +167,7 @@ class FrameStore:
         longer held.
         """
         stored = self._stored(form)
-        # The fault says that the table is not held, or cannot be read any more; then it is stored
-        # again.
+        # A fault means that the table is not held, or can no longer be read; then it is stored again.
         with contextlib.suppress(StoreFault):
             if self.get_table(form, segment) == data:
                 return
@@ -291,7 +291,7 @@ class FrameStore:
         self._forms[facts.form] = stored
 
     def _keep_spares(self, stored: _StoredForm) -> None:
-        """Make spare files of the form's files, as far as SPARES_MAX and the budget allow."""
+        """Make spare files of the form's files, within SPARES_MAX and the budget."""
         self._spare.mkdir(exist_ok=True)
         for segment in stored.reserved:
             if len(self._spares) >= SPARES_MAX or self._budget.exceeded:

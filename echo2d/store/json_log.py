@@ -20,21 +20,21 @@ from echo2d.store.disk import opened, store_faults
 
 log = logging.getLogger("echo2d.store")
 
-_SUM = b',"sum":'  # of the line before it
-FILES = 4  # so a rotation deletes the oldest quarter
+_SUM = b',"sum":'  # a checksum of all that comes before it in the line
+FILES = 4  # a rotation deletes the oldest quarter
 
 
 class Numbers(Protocol):
-    """An array of the standard library or numpy, which takes a fifth of a list's memory while it
-    waits.
+    """An array of the standard library or numpy, which takes a fifth of a list's memory until it is
+    written.
     """
 
     def tolist(self) -> list[Any]: ...
 
 
 class JsonLog:
-    """The log `name` in `directory`: at most bytes_max bytes. A record longer than a whole file is
-    left out.
+    """The log `name` in `directory`, of at most `bytes_max` bytes. A record longer than a file is left
+    out.
     """
 
     def __init__(self, directory: Path, name: str, bytes_max: int) -> None:
@@ -70,7 +70,7 @@ def log_files(directory: Path, name: str) -> list[Path]:
 def read_json_log(directory: Path, name: str) -> Iterator[dict[str, Any]]:
     """The lines of a log, the oldest first. OperatorFault: a file cannot be read.
 
-    A line that a crash cut short is left out, and one that is not as it was written.
+    Lines that a crash cut short or the disk damaged are left out.
     """
     damaged = 0
     for path in reversed(log_files(directory, name)):
@@ -95,7 +95,7 @@ def read_json_log(directory: Path, name: str) -> Iterator[dict[str, Any]]:
 
 
 def _with_sum(record: str) -> bytes:
-    """The record, an object, with a last field that tells whether the line is as it was written."""
+    """The record, a JSON object, with a checksum of the line as its last field."""
     body = record[:-1].encode()
     return body + _SUM + b'"%08x"}' % zlib.crc32(body)
 

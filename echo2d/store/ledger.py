@@ -3,20 +3,20 @@ synchronous=FULL).
 
     append     writes the records of one turn of the coordinator in one transaction
     recover    reads everything back after a restart; every page and row is checked (`row_sums`), and a damaged
-               one is an OperatorFault, because resuming from it would break a promise; what is only measured is
+               one is an OperatorFault, because resuming from it would break a promise; damaged measurements are
                forgotten instead
     trim       deletes a few of the groups that a checkpoint made superfluous, because deleting
                them all at once would delay commits; `recover` deletes the rest
     backfill   moves committed pages from the write-ahead log into the database, from any thread,
                so that no commit has to do it
 
-Deleted are: a dropped group with its samples, leases, and attachments that no other prompt has; the
-batches, commits and frozen groups of steps that the learner made durable (`CheckpointKept`).
-Publishing a revoked version again makes it live again.
+These are deleted: a dropped group with its samples, leases, and attachments that no other prompt has;
+the batches, commits and frozen groups of steps that the learner made durable (`CheckpointKept`).
+A revoked version that is published again is no longer revoked.
 
 Blocking functions: one thread owns a Ledger from `open` to `close`. A lock on `<name>.lock` keeps
 other processes out.
-Not here: the tables, and how records become rows and rows records (`ledger_rows`).
+Not here: the tables, and the conversion between records and rows (`ledger_rows`).
 """
 
 import fcntl
@@ -122,11 +122,14 @@ def ledger_faults(path: Path) -> Iterator[None]:
 class Ledger:
     """One open ledger. Not thread-safe."""
 
-    def __init__(self, path: Path, connection: sqlite3.Connection, lock: IO[bytes]) -> None:
+    def __init__(
+        self, path: Path, connection: sqlite3.Connection, lock: IO[bytes] | None
+    ) -> None:
         self._path = path
         self._db = connection
+        # None in memory: no other process and no crash can come between.
         self._lock = lock
-        self._turn_file = TurnNumber(path)
+        self._turn_file = None if lock is None else TurnNumber(path)
         # The number of the newest transaction.
         self._turn = self._read_turn()
 
@@ -153,10 +156,18 @@ class Ledger:
             lock.close()
             raise
 
+    @staticmethod
+    def in_memory() -> "Ledger":
+        """A new ledger that ends with this process: for simulations."""
+        path = Path(":memory:")
+        return Ledger(path, _connect(path), None)
+
     def close(self) -> None:
         self._db.close()
-        self._turn_file.close()
-        self._lock.close()
+        if self._turn_file is not None:
+            self._turn_file.close()
+        if self._lock is not None:
+            self._lock.close()
 
     def __enter__(self) -> Self:
         return self
@@ -174,7 +185,7 @@ class Ledger:
                     self._db.execute(statement, values)
 
     def attach(self, contents: Sequence[bytes]) -> None:
-        """Keep the contents of a drawn prompt's attachments, each once by its digest."""
+        """Keep the contents of a drawn prompt's attachments, each content once, by its digest."""
         with self._transaction():
             self._db.executemany(ATTACH, [(digest_of(each), each) for each in contents])
 
@@ -211,8 +222,8 @@ class Ledger:
             except sqlite3.DatabaseError as error:
                 raise refusal(self._path, Damage(str(error))) from error
             counters = {each.name: each.value for each in self._read(COUNTERS)}
-            # Checks these rows before `trim`, which deletes what the counters and frozen batches
-            # say.
+            # These rows are checked before `trim`, because the counters and the frozen batches decide
+            # what it deletes.
             self._all(FROZEN)
             while self.trim():
                 pass
@@ -274,29 +285,32 @@ class Ledger:
                 raise
             if changed:
                 self._turn += 1
-                self._turn_file.write(self._turn)
+                if self._turn_file is not None:
+                    self._turn_file.write(self._turn)
 
     def _check(self) -> None:
-        """OperatorFault: the file is not as it was written. What is only measured is forgotten."""
+        """OperatorFault: the file is damaged. Damaged measurements are forgotten instead."""
         forgotten = []
         for each in SCHEMA.damage(self._db):
             if each.table not in FORGETTABLE:
                 raise refusal(self._path, each)
-            log.warning("ledger %s: %s; what was measured there is forgotten", self._path, each)
+            log.warning("ledger %s: %s; this measurement is forgotten", self._path, each)
             forgotten.append(each)
-        missing = self._turn_file.read() - self._turn
-        if missing > 0:
+        missing = 0 if self._turn_file is None else self._turn_file.read() - self._turn
+        if self._turn_file is not None and missing > 0:
             raise OperatorFault(
                 f"ledger {self._path} has lost its newest {missing} transactions: it is an older copy, or the -wal "
                 f"file beside it is damaged or missing; {GO_ON}, or remove {self._turn_file.path.name} there to go on "
-                "as if they had never been"
+                "without them"
             )
         for each in forgotten:
             with self._transaction():
                 self._db.execute(*each.delete())
 
     def _read_turn(self) -> int:
-        """What cannot be read or cannot be is for `recover` to tell."""
+        """The number of the newest transaction; 0 if it cannot be read or is impossible, which `recover`
+        reports.
+        """
         try:
             (turn,) = self._row("SELECT value FROM counters WHERE name = 'turn'") or (0,)
         except sqlite3.Error:
@@ -353,9 +367,9 @@ def read_results(path: Path) -> tuple[tuple[VersionPublished, ...], tuple[Evalua
 
 
 def read_earned(path: Path) -> tuple[WorkerEarned, ...]:
-    """What workers have earned, as `read_results` reads results. No ledger: nothing.
+    """Read what workers have earned. A coordinator may have the ledger open. Empty if there is none.
 
-    OperatorFault: it is of another format, or a row is damaged.
+    OperatorFault: the ledger is of another format, or a row is damaged.
     """
     if not path.is_file():
         return ()
@@ -369,7 +383,7 @@ def read_earned(path: Path) -> tuple[WorkerEarned, ...]:
 
 @contextmanager
 def _reading(path: Path) -> Iterator[sqlite3.Connection]:
-    """A connection in a transaction, so that all that is read is of one moment."""
+    """A connection in a transaction, so that all reads see the same moment."""
     with ledger_faults(path), closing(connect_to_read(path)) as connection:
         connection.text_factory = readable
         check_format(connection, path)
@@ -383,8 +397,10 @@ def refusal(path: Path, found: Damage) -> OperatorFault:
 
 
 def connect_to_read(path: Path) -> sqlite3.Connection:
-    """A connection that writes no rows. Reading a write-ahead log takes a file beside it, which not every
-    reader may write; a ledger that nobody has open has no log, and can be read without one.
+    """A connection that writes no rows.
+
+    To read a write-ahead log, SQLite writes a file beside it, which not every reader may do. A ledger
+    that no process has open has no log, and is read without that file.
     """
     wal = path.with_name(path.name + "-wal")
     writable = os.access(path.parent, os.W_OK) and os.access(path, os.W_OK)
@@ -395,7 +411,7 @@ def connect_to_read(path: Path) -> sqlite3.Connection:
 
 
 def _read(connection: sqlite3.Connection, path: Path, query: Query[Read]) -> Iterator[Read]:
-    """Read rows and convert each. OperatorFault: one is damaged."""
+    """Read rows and convert each of them. OperatorFault: a row is damaged."""
     rows = connection.execute(query.sql)
     for row in rows:
         try:
@@ -448,14 +464,14 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def check_format(connection: sqlite3.Connection, path: Path) -> None:
-    """OperatorFault unless the ledger is of our format."""
+    """OperatorFault unless the ledger has our format."""
     found = connection.execute("PRAGMA user_version").fetchone()[0]
     older = "finish the run with the echo2d that began it, or begin a new run from its newest model"
     require_format(f"ledger {path}", found, SCHEMA_VERSION, older=older)
 
 
 def readable(raw: bytes) -> str | bytes:
-    """Decode text; what is not UTF-8 stays bytes, so that the check of the row refuses it."""
+    """Decode text. A value that is not UTF-8 stays bytes, so that the check of its row refuses it."""
     try:
         return raw.decode()
     except UnicodeDecodeError:

@@ -1,12 +1,13 @@
 """Copies a ledger while its coordinator writes to it, and marks a copy as restored.
 
-A copy is of one moment: it is read in one read transaction, which delays no commit of the
-coordinator. Meanwhile the coordinator's write-ahead log cannot be emptied, so it grows by what is
-committed during the copy.
+A copy shows one moment: it is read in one read transaction, which delays no commit of the
+coordinator. Meanwhile the coordinator's write-ahead log cannot be emptied, so it grows by the commits
+made during the copy.
 
-A restored run must never be taken for the run that it was copied from. That one may have opened
+A restored run must never be mistaken for the run that it was copied from. That run may have opened
 sessions and published versions after the copy: its learner knows a newer epoch, and its workers
-refuse publishes older than those that they know. So a restored ledger goes on far above both.
+refuse publishes older than those that they know. So epochs and publish numbers of a restored ledger
+go on far above both.
 """
 
 import sqlite3
@@ -20,21 +21,18 @@ from echo2d.store.ledger import check_format, connect_to_read, ledger_faults, re
 from echo2d.store.ledger_rows import EPOCH_FLOOR, PUBLISH_FLOOR, RAISE, SCHEMA
 from echo2d.store.row_sums import register
 
-# More sessions and publishes than a run makes between a backup and its loss.
+# A run opens fewer sessions and publishes fewer versions than this between a backup and its loss.
 SKIPPED = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerFacts:
-    """What a ledger says of its run. checkpoint: the learner may have to resume there. newest: the
-    last step that is frozen or committed; a learner can resume at it or below. versions: the digests of the
-    published versions that are not revoked, by path.
-    """
+    """What a ledger says about its run."""
 
-    checkpoint: int
-    committed: int
-    newest: int
-    versions: dict[str, bytes]
+    checkpoint: int  # the learner may have to resume at this step
+    committed: int  # the last committed step
+    newest: int  # the last frozen or committed step; a learner can resume at it or below
+    versions: dict[str, bytes]  # by path, the digests of published versions that are not revoked
 
 
 def copy_ledger(source: Path, target: Path) -> LedgerFacts:
@@ -52,7 +50,7 @@ def copy_ledger(source: Path, target: Path) -> LedgerFacts:
 
 
 def copy_database(source: Path, target: Path) -> None:
-    """Copy an SQLite file, of one moment, to a new private file. StoreFault: it cannot be done."""
+    """Copy an SQLite file, as of one moment, to a new private file. StoreFault: it cannot be done."""
     with ledger_faults(source), closing(connect_to_read(source)) as connection:
         allocate(target, 0)
         with closing(sqlite3.connect(target)) as copy:
@@ -66,10 +64,10 @@ def copy_database(source: Path, target: Path) -> None:
 
 
 def mark_restored(path: Path, *, age_s: float) -> None:
-    """Raise the ledger's epoch and publish number above all that its run may have used since.
+    """Raise the ledger's epoch and publish number above all that its run may have used since the copy.
 
-    age_s: since the copy was made. It is added, so that a second restore of one backup goes on above
-    the first one.
+    age_s: the age of the copy. It is added, so that a second restore of one backup goes on above the
+    first one.
     """
     with ledger_faults(path), closing(sqlite3.connect(path, isolation_level=None)) as connection:
         check_format(connection, path)

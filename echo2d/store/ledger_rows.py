@@ -1,6 +1,6 @@
 """The rows of the ledger's tables: how a record becomes rows, and how a row is checked and read back.
 
-A reward of NaN is stored as NULL, which means not scored yet. Counters never go back.
+A reward of NaN is stored as NULL, which means "not scored yet". Counters never decrease.
 Not here: files, transactions and what is deleted (`ledger`).
 """
 
@@ -62,7 +62,7 @@ from echo2d.core.work.events import (
 from echo2d.errors import PeerFault
 from echo2d.store.row_sums import SummedSchema
 
-# Counters that `mark_restored` sets: epochs and publish numbers up to these are used.
+# Counters that `mark_restored` sets: epochs and publish numbers up to their values are used.
 EPOCH_FLOOR: Final = "epoch_floor"
 PUBLISH_FLOOR: Final = "publish_floor"
 SCHEMA_VERSION = 18
@@ -144,7 +144,7 @@ CREATE TABLE rates (peer TEXT PRIMARY KEY, bytes_per_s REAL NOT NULL, held_up IN
 
 @dataclass(frozen=True, slots=True)
 class _Counter:
-    """A counter that never goes back, whatever rows have been deleted."""
+    """A counter that never decreases, even when rows are deleted."""
 
     name: Literal[
         "group", "checkpoint", "trained", "dropped", "turn", "epoch_floor", "publish_floor"
@@ -152,7 +152,7 @@ class _Counter:
     value: int
 
 
-# What a damaged row of a table means for the run.
+# What would follow from a damaged row of each table.
 MEANING: Final = {
     **dict.fromkeys(
         (
@@ -176,7 +176,7 @@ MEANING: Final = {
     "facts": "what the run was begun with would be read differently",
     "evaluations": "the results of an evaluation would be read differently",
 }
-# Tables of what is measured while a run goes on: a damaged row is forgotten.
+# Tables of measurements that a run makes again: a damaged row is forgotten.
 FORGETTABLE: Final = ("deliveries", "earned", "forms", "limits", "rates", "rows")
 
 _Row = tuple[Any, ...]
@@ -185,13 +185,11 @@ Read = TypeVar("Read")
 
 @dataclass(frozen=True, slots=True)
 class Query(Generic[Read]):
-    """What to select from which table, and how to convert a row.
-
-    make: raises PeerFault, ValueError, TypeError or RecursionError on a damaged row.
-    """
+    """What to select from which table, and how to convert a row."""
 
     table: str
     sql: str
+    # Converts a row; raises PeerFault, ValueError, TypeError or RecursionError if it is damaged.
     make: Callable[[_Row], Read]
 
 
@@ -261,7 +259,7 @@ def _lease(row: _Row) -> LeaseGiven:
 def _require_whole(kept: TrajectoryRecord | Partial) -> None:
     """PeerFault: tokens, logprobs and columns differ in number, or spans are missing."""
     same = len(unpack_tokens(kept.tokens)) == len(unpack_logprobs(kept.logprobs))
-    # Of a partial, nothing may be written yet.
+    # A partial may have no token that was written, so it needs no spans then.
     whole = kept.spans or (isinstance(kept, Partial) and (kept.given or not kept.tokens))
     if not same or not whole:
         raise PeerFault("its tokens, logprobs and spans do not fit together")
@@ -466,7 +464,7 @@ COMMITTED: Query[BatchCommitted] = Query(
 # --- records -> rows
 
 Statement = tuple[str, tuple[Any, ...]]
-# The rows stay, so that repeats of the results are recognised. The state of the turn before the first number is needed.
+# The rows stay, so that repeated results are recognised. The state of the turn before ?1 is still needed.
 _STATE_BEFORE = "CASE WHEN turn = ?1 - 1 THEN state END"
 _FORGET_CONTENT = (
     f"UPDATE turns SET partial = NULL, tokens = NULL, state = {_STATE_BEFORE}, "
@@ -480,8 +478,8 @@ RAISE = (
 )
 
 
-# `drawn` counts the drawn prompts without a group that have an attachment. The prompt of a dropped group
-# that is used again becomes one.
+# `drawn` counts the drawn prompts that have this attachment and no group yet. If the prompt of a dropped
+# group is used again, it becomes one of them.
 ATTACH = (
     f"INSERT INTO attachments VALUES (?1, ?2, 1, {SCHEMA.sum_of('attachments', digest='?1', content='?2')}) "
     "ON CONFLICT (digest) DO UPDATE SET drawn = drawn + 1"
@@ -491,7 +489,7 @@ _DRAWN_AGAIN = (
     "WHERE group_id = ?1 AND attached.digest = attachments.digest) "
     "WHERE digest IN (SELECT digest FROM attached WHERE group_id = ?1)"
 )
-# After a restart no prompt is drawn.
+# After a restart no drawn prompt exists without a group.
 FORGET_DRAWN = (
     "UPDATE attachments SET drawn = 0 WHERE drawn",
     "DELETE FROM attachments WHERE digest NOT IN (SELECT digest FROM attached)",
@@ -564,7 +562,7 @@ def _row_is_judged(record: RowJudged) -> list[Statement]:
     key = (record.source.task, record.source.row)
     if not record.groups:
         return [("DELETE FROM rows WHERE task = ? AND source_row = ?", key)]
-    # Replaced, it gets the highest rowid: the order in which rows were judged.
+    # A replaced row gets the highest rowid, so rowids have the order in which rows were judged.
     facts = (record.groups, record.equal, record.volatility, record.version)
     return [(SCHEMA.insert("rows", "INSERT OR REPLACE"), (*key, *facts))]
 
@@ -655,7 +653,7 @@ def _sample_returned(record: SampleReturned) -> list[Statement]:
 
 
 def _sample_left_out(record: SampleLeftOut) -> list[Statement]:
-    # If it has a row of `samples`, that stays, so that repeats of the result are recognised.
+    # If the sample has a row of `samples`, that row stays, so that repeated results are recognised.
     return [(SCHEMA.insert("left_out"), (record.group, record.sample))]
 
 
@@ -705,7 +703,7 @@ def _earned_kept(record: EarnedKept) -> list[Statement]:
 
 
 def _rates_measured(record: RatesMeasured) -> list[Statement]:
-    change = SCHEMA.insert("rates", "INSERT OR REPLACE")  # the newest gets the highest rowid
+    change = SCHEMA.insert("rates", "INSERT OR REPLACE")  # the newest row gets the highest rowid
     return [(change, (rate.peer, rate.bytes_per_s, rate.held_up)) for rate in record.rates]
 
 

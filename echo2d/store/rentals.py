@@ -2,9 +2,9 @@
 -9`.
 
 A row is written before the start command of its box is sent, so no box is ever forgotten; rows are
-never deleted. A sum tells whether the disk gives back what was written. Blocking functions for any thread,
-because a task that is cancelled during a write goes on to close the file from another thread. The
-ledger's lock keeps a second coordinator away.
+never deleted. A checksum shows whether the disk returns what was written. Blocking functions for any
+thread, because a task that is cancelled during a write goes on to close the file from another thread.
+The ledger's lock keeps other coordinators out.
 """
 
 import sqlite3
@@ -32,7 +32,7 @@ CREATE TABLE clock (one INTEGER PRIMARY KEY, at REAL NOT NULL, boot TEXT NOT NUL
 _SUM = TableSum(_SCHEMA_VERSION, ("rentals", "clock"))
 _COLUMNS = ", ".join(each.name for each in fields(Rental))
 _MARKS = ", ".join("?" for _ in fields(Rental))
-# The names in them are our own.
+# All names in these statements are our own.
 _INSERT = f"INSERT OR REPLACE INTO rentals ({_COLUMNS}) VALUES ({_MARKS})"  # noqa: S608
 _SELECT = f"SELECT {_COLUMNS} FROM rentals ORDER BY sent_at"  # noqa: S608
 
@@ -98,7 +98,7 @@ class RentalStore:
             return tuple(Rental(*row) for row in self._db.execute(_SELECT))
 
     def clock(self) -> tuple[float, Moment] | None:
-        """The last saved state of the rent clock and when it was saved; None in a new run."""
+        """The last saved time of the rent clock, and the moment of saving; None in a new run."""
         with self._turn, self._faults():
             row = self._db.execute("SELECT at, boot, since_boot_s, unix_s FROM clock").fetchone()
         return None if row is None else (row[0], Moment(*row[1:]))

@@ -1,13 +1,13 @@
-"""Sums of the ledger's rows: what the disk gives back is what was written, or it is named.
+"""Checksums of the ledger's rows: they show whether the disk returns what was written, and what it does not.
 
-    SummedSchema    gives each table a column `sum`, and makes the parts of statements that keep it; `damage` reads
-                    everything and says what does not fit: a page, the schema, or a row
+    SummedSchema    gives each table a column `sum`, and makes the parts of statements that write it; `damage` reads
+                    everything and reports what is damaged: a page, the schema, or a row
     TableSum        one sum for all rows of some small tables of another file
     register        lets a connection write to such tables
-    TurnNumber      how many transactions the ledger has, beside it
+    TurnNumber      how many transactions the ledger has, in a file beside it
 
-A sum is of the values of a row. That rows are neither missing nor there twice follows from the pages (SQLite's
-integrity_check), and that no transaction is missing from the turn number.
+A sum covers the values of one row. A missing or doubled row shows in the pages (SQLite's integrity_check), and a
+missing transaction in the turn number.
 Not here: whether values make sense (`ledger_rows`).
 """
 
@@ -29,11 +29,11 @@ _Value = int | float | str | bytes | None
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """A row that is not as it was written. key: the names and values of its primary key. Without a table: the file."""
+    """A damaged row, or a damaged file."""
 
-    found: str
-    table: str = ""
-    key: tuple[tuple[str, _Value], ...] = ()
+    found: str  # what is wrong
+    table: str = ""  # empty: the file is damaged
+    key: tuple[tuple[str, _Value], ...] = ()  # names and values of the row's primary key
 
     def __str__(self) -> str:
         key = " ".join(f"{name}={value!r:.40}" for name, value in self.key)
@@ -42,18 +42,18 @@ class Damage:
     def delete(self) -> tuple[str, tuple[_Value, ...]]:
         """The statement that deletes the row, and its values."""
         where = " AND ".join(f"{name} = ?" for name, _ in self.key)
-        # The names are our own, here and below.
+        # All names in statements are our own, here and below.
         return f"DELETE FROM {self.table} WHERE {where}", tuple(value for _, value in self.key)  # noqa: S608
 
 
 class SummedSchema:
-    """A schema of which each row has a sum, in its last column.
+    """A schema in which each row has a sum, in its last column.
 
-    unsummed: columns, as `table.column`, that may change without it.
+    unsummed: columns, as `table.column`, that the sum does not cover.
     """
 
     def __init__(self, schema: str, unsummed: Collection[str] = ()) -> None:
-        # Of each table its columns but the sum, and those of its primary key.
+        # By table, its columns without the sum, and those of its primary key.
         self._columns: dict[str, tuple[list[str], list[str]]] = {}
         self._unsummed = unsummed
         with closing(sqlite3.connect(":memory:")) as database:
@@ -73,21 +73,21 @@ class SummedSchema:
         return f"{how} INTO {table} VALUES ({', '.join(marks.values())}, {self.sum_of(table, **marks)})"
 
     def sum_of(self, table: str, **changed: str) -> str:
-        """The sum of a row, as an expression. changed: expressions that take the place of columns."""
+        """An SQL expression for the sum of a row. changed: expressions in place of the columns' values."""
         values = [changed.get(name, name) for name in self._summed(table)]
         return f"row_sum('{table}', {', '.join(values)})"
 
     def damage(self, connection: sqlite3.Connection) -> Iterator[Damage]:
-        """What is not as it was written, as long as somebody asks.
+        """Yield each damage, while the caller asks for more.
 
-        The connection gives text that is not UTF-8 as bytes.
+        The connection returns text that is not UTF-8 as bytes.
         """
         for (found,) in connection.execute("PRAGMA integrity_check(1)"):
             if found != "ok":
                 yield Damage(" ".join(str(found).split()))
         with closing(sqlite3.connect(":memory:")) as written:
             written.executescript(self.script)
-            # Others may have added tables and triggers of their own.
+            # Other programs may have added their own tables and triggers.
             if _objects(written) - _objects(connection):
                 yield Damage("its schema is not what was written")
                 return
@@ -95,7 +95,7 @@ class SummedSchema:
             yield from self.damaged_rows(connection, table)
 
     def damaged_rows(self, connection: sqlite3.Connection, table: str) -> Iterator[Damage]:
-        """The rows of one table that are not as they were written."""
+        """The damaged rows of one table."""
         names = self._summed(table)
         at = [names.index(name) for name in self._columns[table][1]]
         for *row, kept in connection.execute(f"SELECT {', '.join(names)}, sum FROM {table}"):  # noqa: S608
@@ -104,16 +104,16 @@ class SummedSchema:
                 yield Damage("its values are not those that were written", table, pairs)
 
     def _summed(self, table: str) -> list[str]:
-        """The columns that the sum is of."""
+        """The columns that the sum covers."""
         names, _ = self._columns[table]
         return [name for name in names if f"{table}.{name}" not in self._unsummed]
 
 
 class TableSum:
-    """One sum over all rows of some small tables, in a table of its own, which is written with each change."""
+    """One sum over all rows of some small tables. It has its own table, and is written with each change."""
 
     def __init__(self, version: int, tables: Collection[str]) -> None:
-        """version: the format, as in `PRAGMA user_version`, from which on there is a sum."""
+        """version: the format, as in `PRAGMA user_version`, whose files have a sum."""
         self._version, self._tables = version, tables
 
     def write(self, database: sqlite3.Connection) -> None:
@@ -123,7 +123,7 @@ class TableSum:
         database.execute("INSERT OR REPLACE INTO sums VALUES (1, ?)", (self._of(database),))
 
     def fits(self, database: sqlite3.Connection) -> bool:
-        """Whether the rows are those that were written. Of a new file, or one of another format, they are."""
+        """Whether the rows are those that were written. True for a new file, and for one of another format."""
         is_new = not database.execute("SELECT 1 FROM sqlite_schema").fetchone()
         (found,) = database.execute("PRAGMA user_version").fetchone()
         if is_new or found not in (0, self._version):
@@ -133,7 +133,7 @@ class TableSum:
         return pages == "ok" and kept == [(self._of(database),)]
 
     def _of(self, database: sqlite3.Connection) -> bytes:
-        # The rows and not an index, which has some of their values once more. The names are our own.
+        # Read the rows and not an index, which has copies of some values. The names are our own.
         rows = {table: f"SELECT * FROM {table} NOT INDEXED" for table in self._tables}  # noqa: S608
         sums = [row_sum(table, *row) for table in rows for row in database.execute(rows[table])]
         return row_sum(b"".join(sorted(sums)))
@@ -142,7 +142,7 @@ class TableSum:
 class TurnNumber:
     """How many transactions a ledger has, in a file beside it: a ledger that has fewer has lost some.
 
-    It is written after the transaction is durable, and not synced itself: after a loss of power it may say less.
+    It is written after the transaction is durable, and not synced: after a power failure it may be too low.
     """
 
     def __init__(self, ledger: Path) -> None:
@@ -152,7 +152,7 @@ class TurnNumber:
             self._file = self.path.open("r+b", buffering=0)
 
     def read(self) -> int:
-        """0: it is not known."""
+        """The number; 0: not known."""
         number, _, check = os.pread(self._file.fileno(), 64, 0).partition(b" ")
         with suppress(ValueError):
             if int(check, 16) == zlib.crc32(number):
@@ -161,7 +161,7 @@ class TurnNumber:
 
     def write(self, number: int) -> None:
         text = b"%020d" % number
-        # The transaction is durable, whatever becomes of its number.
+        # The transaction is durable, even if its number cannot be written.
         with suppress(OSError):
             os.pwrite(self._file.fileno(), text + b" %08x\n" % zlib.crc32(text), 0)
 
@@ -170,12 +170,12 @@ class TurnNumber:
 
 
 def register(connection: sqlite3.Connection) -> None:
-    """Statements call `row_sum`, which SQLite does not have."""
+    """Add the function `row_sum`, which the statements call, to a connection."""
     connection.create_function("row_sum", -1, row_sum, deterministic=True)
 
 
 def row_sum(*values: _Value) -> bytes:
-    """Of the table's name and the values of a row, as SQLite keeps them: a whole number may become a float."""
+    """The sum of a table's name and a row's values. A whole number may come back from SQLite as a float: same sum."""
     parts = []
     for value in values:
         match value:

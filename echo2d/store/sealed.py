@@ -1,6 +1,6 @@
-"""Small JSON documents that know their own damage: the last field is a sum of all others.
+"""Small JSON documents in which damage shows: the last field is a checksum of all others.
 
-Not here: what the fields mean, and how a file gets written whole (`disk.replace_file`).
+Not here: what the fields mean, and how a file is replaced atomically (`disk.replace_file`).
 """
 
 import json
@@ -14,7 +14,7 @@ _SUM_BYTES = 8
 
 
 def sealed(facts: Mapping[str, Any], *, indent: int | None = None) -> bytes:
-    """The document with its sum. indent: as in json.dumps."""
+    """Encode the fields and their sum. indent: as in json.dumps."""
     return json.dumps({**facts, _SUM: _sum_of(facts)}, indent=indent).encode()
 
 
@@ -22,7 +22,7 @@ def unsealed(document: bytes) -> dict[str, Any]:
     """The fields without the sum. ValueError: the document is not as it was written."""
     found = json.loads(document)
     if not isinstance(found, dict) or found.pop(_SUM, None) != _sum_of(found):
-        raise ValueError("it is not as it was written")
+        raise ValueError("its checksum is wrong")
     return found
 
 

@@ -36,7 +36,8 @@ from echo2d.threads import Buffers, in_threads
 
 def scan_snapshot(directory: Path) -> tuple[FileEntry, ...]:
     """Return the files of a model or adapter directory sorted by path, after checks of names and
-    safetensors headers. OperatorFault: it is none. StoreFault: this host cannot read it now.
+    safetensors headers. OperatorFault: it is not such a directory. StoreFault: this host cannot read
+    it now.
     """
     try:
         files = tuple(
@@ -149,7 +150,7 @@ def sync_snapshot(directory: Path, files: Sequence[FileEntry]) -> None:
 def leave_page_cache(directory: Path) -> None:
     """Ask the kernel to drop its cached pages of these files. It keeps those that are not on the disk yet.
 
-    The next reader reads the files from the disk. Where that cannot be done, nothing happens.
+    The next reader then reads the files from the disk. Errors are ignored.
     """
     with contextlib.suppress(OSError, IntegrityFault):
         for path in _paths(directory):
@@ -158,9 +159,7 @@ def leave_page_cache(directory: Path) -> None:
 
 
 def _paths(directory: Path, prefix: str = "") -> Iterator[str]:
-    """Yield the relative paths of all files. IntegrityFault: something does not belong into a
-    snapshot.
-    """
+    """Yield the relative paths of all files. IntegrityFault: an entry does not belong in a snapshot."""
     with os.scandir(directory) as entries:
         for entry in entries:
             path = prefix + entry.name
@@ -208,5 +207,5 @@ def _take(source: Path, destination: Path) -> None:
     try:
         os.link(source, destination, follow_symlinks=False)
     except OSError:
-        # Another file system, a file of another user, or too many links.
+        # A link is not possible to another file system, to a file of another user, or after too many links.
         shutil.copyfile(source, destination, follow_symlinks=False)

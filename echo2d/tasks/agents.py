@@ -1,8 +1,9 @@
-"""Episodes that agents outside play: programs that ask for a ticket, and call the gateway with it.
+"""Episodes that outside agents play: programs that ask for a ticket, and call the gateway with it.
 
     POST /v1/episodes --> ticket: row, seed --> calls of the gateway --> POST /v1/episodes/T/end: reward
 
-What happens in such an episode only the agent knows; here are the rows, and what all calls begin with.
+Only the agent knows what happens in its episode; this module has the rows, and the tokens with which
+all calls begin.
 Not here: tickets and calls (`runtime/coordinator/agent_episodes.py`).
 """
 
@@ -11,17 +12,17 @@ from typing import NoReturn
 
 from echo2d.tasks.environment import Environment, EnvironmentAnswer, Turn
 
-# An agent that neither calls nor ends its episode for so long is given up.
+# The episode of an agent ends if the agent neither calls nor ends it for this long.
 AGENT_SILENCE_S = 600.0
 
 
 class Agents(Environment):
-    """Episodes of agents outside (docs/guide/environments.md).
+    """Episodes of outside agents (docs/guide/environments.md).
 
-    rows: how many rows the agents have; a ticket names one of them. 0: they choose by its seed. opening:
-    the tokens that every call begins with; empty: the first token of the model's chat template.
-    stop_token_ids: end an answer, besides the model's own end tokens. silence_s: an agent that neither
-    calls nor ends its episode for so long is given up.
+    rows: how many rows the agents have; a ticket names one of them. 0: agents choose by the ticket's
+    seed. opening: the tokens that every call begins with; empty: the first token of the model's chat
+    template. stop_token_ids: end an answer, besides the model's own end tokens. silence_s: an episode
+    ends if its agent neither calls nor ends it for this long.
     """
 
     name = "agents"
@@ -46,4 +47,4 @@ class Agents(Environment):
         return Turn(messages=({"role": "user", "content": ""},), row=name)
 
     def step(self, answer: EnvironmentAnswer) -> NoReturn:  # noqa: ARG002
-        raise AssertionError("an agent outside answers, not this process")
+        raise AssertionError("an outside agent answers, not this process")

@@ -3,8 +3,8 @@
     TextTask   messages in, text out: echo2d tokenizes, with the model's own template
     Task       tokens in, tokens out: the task owns its alphabet
 
-A task runs in a process of its own (`tasks/pool.py`), never in the coordinator. It may hang, crash
-or print gigabytes: its process is killed, and only the call at hand fails.
+A task runs in a process of its own (`tasks/pool.py`), never in the coordinator. If it hangs, crashes
+or prints gigabytes, its process is killed, and only the call under way fails.
 """
 
 from abc import ABC, abstractmethod
@@ -14,7 +14,7 @@ from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
-    # The start of a task process takes longer with it.
+    # Not imported at run time, because that would delay the start of a task process.
     from echo2d.core.protocol.control_messages import Finish
 
 Split = Literal["train", "heldout"]
@@ -22,70 +22,59 @@ Split = Literal["train", "heldout"]
 REWARD_PARTS_MAX = 32  # named numbers of one reward
 TASK_NAME_CHARS_MAX = 64  # of a reward's part, a tag, an attachment or a row's key
 ATTACHMENTS_MAX = 16  # of one prompt
-# Of one prompt, together: with 131,072 tokens they fit into one answer of a task's process, 1 MiB.
+# Of all attachments of one prompt: with 131,072 tokens they fit into one answer of a task's process, 1 MiB.
 ATTACHMENTS_BYTES_MAX = 480 << 10
 
 
 class NoMorePrompts(Exception):  # noqa: N818 - an outcome
-    """`prompt` raises it where the task's prompts end. A task that never does is endless."""
+    """`prompt` raises it after the task's last prompt. A task that never raises it is endless."""
 
 
 class Unjudged(Exception):  # noqa: N818 - an outcome
-    """`reward` raises it if nobody can say what the answer is worth. It is worth 0, and counted."""
+    """`reward` raises it if the answer cannot be judged. Its reward is then 0, and it is counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt.
-
-    secret: what the reward needs, such as the reference answer. It never leaves the task's
-    processes: workers see only the tokens. tags: facts that reach the metrics. row: a name of the
-    prompt that stays the same over runs, if it has one. attachments: bytes by name, such as pictures;
-    they reach the learner.
-    """
+    """One prompt."""
 
     tokens: Sequence[int]
+    # What the reward needs, such as the reference answer. It never leaves the task's processes: workers
+    # see only the tokens.
     secret: Any = None
-    tags: Mapping[str, str] = field(default_factory=dict)
-    row: str = ""
+    tags: Mapping[str, str] = field(default_factory=dict)  # facts that reach the metrics
+    row: str = ""  # a name of the prompt that stays the same in all runs, if it has one
+    # Bytes by name, such as pictures; they reach the learner.
     attachments: Mapping[str, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class TextPrompt:
-    """A prompt as messages, each with "role" and "content". where: for people, the place where it stands, such as a row
-    of a file. The other fields are as in `Prompt`.
-    """
+    """A prompt as messages, each with "role" and "content". Other fields are as in `Prompt`."""
 
     messages: Sequence[Mapping[str, Any]]
     secret: Any = None
     tags: Mapping[str, str] = field(default_factory=dict)
     row: str = ""
     attachments: Mapping[str, bytes] = field(default_factory=dict)
-    where: str = ""
+    where: str = ""  # for people: where the prompt is from, such as a row of a file
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One finished answer.
+    """One finished answer."""
 
-    text: without the end token. finish: how it ended; all but "stop" and "stop_string" mean that it
-    was cut off. tokens: how many it has.
-    """
-
-    text: str
-    finish: "Finish"
-    tokens: int
+    text: str  # without the end token
+    finish: "Finish"  # how it ended; all but "stop" and "stop_string" mean that it was cut off
+    tokens: int  # how many it has
 
 
 @dataclass(frozen=True, slots=True)
 class Reward:
-    """What an answer is worth: a finite number, and named numbers that it is made of.
+    """The reward of an answer."""
 
-    At most REWARD_PARTS_MAX parts; they reach the metrics.
-    """
-
-    value: float
+    value: float  # finite
+    # The reward's components, by name: at most REWARD_PARTS_MAX. They reach the metrics.
     parts: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -93,15 +82,14 @@ class TextTask(ABC):
     """A family of prompts with a reward, in text. Subclass it.
 
     Both methods must depend only on their arguments and on the options given to the constructor.
-    name: its default name. Either of `prompt` and `reward` may raise anything: that is an error of
-    this call.
+    Either may raise any exception, which is an error of this call only.
     """
 
-    name: str
+    name: str  # the task's default name
 
     @property
     def concurrent(self) -> bool:
-        """Whether many rewards may wait beside each other in one process."""
+        """Whether one process may compute many rewards at the same time."""
         return iscoroutinefunction(self.reward)
 
     @abstractmethod
@@ -112,14 +100,14 @@ class TextTask(ABC):
     def reward(
         self, prompt: TextPrompt, answer: Answer
     ) -> float | Reward | Awaitable[float | Reward]:
-        """What the answer is worth. It may be `async def`; then many run at once in one process.
+        """The reward of the answer. It may be `async def`; then many run at once in one process.
 
-        Unjudged: nobody can say.
+        Unjudged: the answer cannot be judged.
         """
 
 
 class Task(Protocol):
-    """A family of prompts with a reward, in tokens. What `TextTask` says holds here, too.
+    """A family of prompts with a reward, in tokens. The rules of `TextTask` hold here too.
 
     An answer ends with one of `stop_token_ids` or of the model's own end tokens.
     """
@@ -131,4 +119,4 @@ class Task(Protocol):
         """Prompt number `index`; an index always gives the same prompt. NoMorePrompts: the end."""
 
     def reward(self, prompt: Prompt, output: Sequence[int]) -> float | Reward:
-        """The reward of one finished trajectory. Unjudged: nobody can say."""
+        """The reward of one finished trajectory. Unjudged: it cannot be judged."""

@@ -1,14 +1,14 @@
-"""Walls around a task process: its own user, the kernel's limits, and what it may read.
+"""Confines a task process: its own user, the kernel's limits, and the files that it may read.
 
     root, in our namespaces --unshare, bind mounts--> its files are readable
                             --setuid--> a user who can read little, for good
 
-A task runs as a user who is nobody else. Where Python or the task's files lie in a home directory
-that other users may not enter, such as that of root on a rented box, the process gets a view of the
-disk of its own, in which that directory holds these files only. Where the kernel does not allow
-this, or a file may be read by its owner only, the start fails with a sentence that says what to do.
-Directories that everybody may write to are its own and small: what a process leaves there belongs to its
-user id, which another process gets after it.
+A task runs as a user of its own. If Python or the task's files are in a home directory that other
+users may not enter, such as that of root on a rented box, the process gets its own view of the disk,
+in which that directory holds these files only. If the kernel does not allow this, or only its owner
+may read a file, the start fails with a sentence that says what to do. The process also gets its own
+small directories in place of those that all users may write to: files that it left there would belong
+to its user id, which another process gets later.
 """
 
 import ctypes
@@ -33,7 +33,7 @@ CLONE_NEWNET = 0x40000000
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT = 1, 2, 4, 32
 MS_BIND, MS_REC, MS_SLAVE = 4096, 16384, 1 << 19
 OTHERS_MAY_ENTER = 0o001
-# Directories that everybody may write to: a task process has its own, with so many files at most.
+# Directories that all users may write to. A task process has its own, with at most SCRATCH_FILES_MAX files.
 SCRATCH = (Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"))  # noqa: S108
 SCRATCH_FILES_MAX = 4096
 
@@ -47,18 +47,19 @@ def confine(
     """Limit this process and all that it starts, and change to user `uid` if given.
 
     From then on it cannot gain privileges, and it dies with the guard. reads: files and directories
-    that it needs, besides Python's. modules: folders that it may do without. OperatorFault: it could
-    not read what it needs.
+    that it needs, besides Python's. modules: folders that it can do without. OperatorFault: it cannot
+    read a file that it needs.
     """
     os.umask(0o077)
-    # A directory that was open before the walls stood leads around them.
+    # A current directory from before the confinement would be a way around it.
     os.chdir("/")
     if not limits["network"]:
         # Only root may do this. For another user the call fails, and the network stays.
         libc().unshare(CLONE_NEWNET | CLONE_NEWIPC)
     own = str(Path(__file__).parents[2])
     pythons = (*sys.path, sys.prefix, sys.base_prefix)
-    # A folder of the operator's, such as the one where the coordinator was started, may be closed.
+    # The operator's own folders, such as the one where the coordinator was started, may be closed to
+    # other users.
     spare = {
         *modules,
         *(each for each in pythons if not each.startswith((sys.prefix, sys.base_prefix, own))),
@@ -75,8 +76,8 @@ def confine(
         (resource.RLIMIT_CORE, 0),
     ):
         resource.setrlimit(what, (limit, limit))
-    # The kernel counts processes per user. Without a user of its own, the task would be limited by
-    # the operator's processes.
+    # The kernel counts processes per user. If the task had no user of its own, the operator's processes
+    # would count too.
     if uid is not None:
         resource.setrlimit(
             resource.RLIMIT_NPROC, (limits["processes_max"], limits["processes_max"])
@@ -84,13 +85,13 @@ def confine(
         os.setgroups([])
         os.setgid(uid)
         os.setuid(uid)
-    # If memory runs out, this process goes first. Everybody may ask for that.
+    # If memory runs out, the kernel kills this process first. No privilege is needed to ask for that.
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
     prctl(PR_SET_NO_NEW_PRIVS, 1)
     # No other process of this user may read its memory.
     prctl(PR_SET_DUMPABLE, 0)
-    # After setuid, which clears it.
+    # This comes after setuid, which would clear it.
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     # A detached grandchild becomes a child, so that the end of a call can see it.
     prctl(PR_SET_CHILD_SUBREAPER, 1)
@@ -99,7 +100,7 @@ def confine(
 
 
 def _modules_in(folder: Path) -> list[Path]:
-    """The folder; or the modules in it, where it is closed to other users, or one of SCRATCH."""
+    """The folder, or only the modules in it if it is one of SCRATCH or closed to other users."""
     if not folder.is_dir():
         return []
     if folder not in SCRATCH and folder.stat().st_mode & OTHERS_MAY_ENTER:
@@ -116,9 +117,9 @@ def prctl(option: int, value: int) -> None:
 
 
 def _change_view(paths: Iterable[Path], scratch_bytes: int) -> None:
-    """Show these paths to other users where a directory above them is closed, and make SCRATCH its own; we are root.
+    """Make these paths visible to other users even below closed directories, and replace the directories of SCRATCH.
 
-    scratch_bytes: room in each of SCRATCH. If the kernel does not allow it, nothing changes.
+    It needs root. scratch_bytes: the size of each of SCRATCH. If the kernel does not allow this, nothing changes.
     """
     hidden: dict[Path, set[Path]] = {path: set() for path in SCRATCH if path.is_dir()}
     given = {
@@ -134,7 +135,7 @@ def _change_view(paths: Iterable[Path], scratch_bytes: int) -> None:
             hidden.setdefault(above[-1], set()).add(path)
     if libc().unshare(CLONE_NEWNS) != 0:
         return
-    # What the host unmounts goes away here too.
+    # A file system that the host unmounts is unmounted here too.
     _mount("none", Path("/"), MS_REC | MS_SLAVE)
     for closed, below in hidden.items():
         shown = [path for path in below if not below.intersection(path.parents)]
@@ -146,7 +147,7 @@ def _change_view(paths: Iterable[Path], scratch_bytes: int) -> None:
         )
         _mount("tmpfs", closed, MS_NOSUID | MS_NODEV, "tmpfs", room)
         for path, source in sources.items():
-            # The parents are to be entered by others, whatever our umask is.
+            # Other users must be able to enter the parents, whatever our umask is.
             before = os.umask(0o022)
             path.parent.mkdir(parents=True, exist_ok=True)
             origin = Path(f"/proc/self/fd/{source}")
@@ -158,7 +159,7 @@ def _change_view(paths: Iterable[Path], scratch_bytes: int) -> None:
 
 
 def _mount(source: str, target: Path, flags: int, kind: str = "none", data: str = "") -> None:
-    """OperatorFault: the kernel refuses."""
+    """Mount a file system. OperatorFault: the kernel refuses."""
     arguments = (source.encode(), os.fsencode(target), kind.encode(), flags, data.encode())
     if libc().mount(*arguments) != 0:
         raise OperatorFault(
@@ -168,7 +169,7 @@ def _mount(source: str, target: Path, flags: int, kind: str = "none", data: str 
 
 
 def _exists(path: Path) -> bool:
-    """Whether there is such a path, as far as this user may know."""
+    """Whether the path exists, or may exist where this user cannot look."""
     try:
         path.stat()
     except FileNotFoundError:
@@ -183,7 +184,7 @@ def _require_readable(path: Path, uid: int | None) -> None:
         return
     if not _exists(path):
         raise OperatorFault(f"there is no {path}")
-    who = "this user" if uid is None else f"user {uid}, as which the task runs,"
+    who = "this user" if uid is None else f"the task's user {uid}"
     raise OperatorFault(
         f"{who} cannot read {path}: make it readable for others (chmod o+rX), or move it to a "
         "directory that others may enter"

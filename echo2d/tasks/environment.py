@@ -3,7 +3,7 @@
     reset(row, seed) --> Turn --the policy answers--> step(answer) --> Turn --> ... --> End
 
 An environment runs in the processes of its task (`tasks/pool.py`), which may be killed between any
-two turns. What it saves after each turn is kept outside; a new process goes on from there.
+two turns. The state that it saves after each turn is kept outside them; a new process goes on from it.
 """
 
 import pickle
@@ -16,94 +16,83 @@ from typing import TYPE_CHECKING, Any
 from echo2d.tasks.base import Reward
 
 if TYPE_CHECKING:
-    # The start of a task process takes longer with it.
+    # Not imported at run time, because that would delay the start of a task process.
     from echo2d.core.protocol.control_messages import Finish
 
 STATE_BYTES_MAX = 64 << 10  # it is stored after every turn of every episode
 
 
 class EpisodeLost(Exception):  # noqa: N818 - an outcome
-    """A process does not have the episode that it shall play on, and there is no state of it."""
+    """A process does not have the episode that it should continue, and there is no saved state."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What the policy answers next: `messages` of an environment in text, else `tokens`.
+    """What the policy answers next: `messages` of an environment in text, else `tokens`."""
 
-    messages: the new ones only, each with "role" and "content". tokens: the new ones only. tools:
-    JSON schemas of functions that may be called.
-    tags: facts that reach the metrics. row: a name of the row that stays the same over runs, if it
-    has one. Tools, tags and row are those of the first turn.
-    """
-
-    messages: Sequence[Mapping[str, Any]] = ()
-    tokens: Sequence[int] = ()
-    tools: Sequence[Mapping[str, Any]] = ()
-    tags: Mapping[str, str] = field(default_factory=dict)
-    row: str = ""
+    messages: Sequence[Mapping[str, Any]] = ()  # the new ones only, each with "role" and "content"
+    tokens: Sequence[int] = ()  # the new ones only
+    # The first turn alone has these three.
+    tools: Sequence[Mapping[str, Any]] = ()  # JSON schemas of functions that may be called
+    tags: Mapping[str, str] = field(default_factory=dict)  # facts that reach the metrics
+    row: str = ""  # a name of the row that stays the same in all runs, if it has one
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The episode is over. messages: a last word for those who read samples; nobody answers it."""
+    """The episode is over."""
 
     reward: float | Reward
+    # Shown to readers of samples; the policy does not answer.
     messages: Sequence[Mapping[str, Any]] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call that the policy wrote. id: names it in the "tool_call_id" of the result's message."""
+    """A call that the policy wrote."""
 
     name: str
     arguments: Mapping[str, Any]
-    id: str = ""
+    id: str = ""  # the "tool_call_id" of the result's message
 
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentAnswer:
-    """One answer of the policy.
+    """One answer of the policy."""
 
-    text: without the end token and without tool calls; empty where the environment is in tokens.
-    finish: how it ended; all but "stop" and "stop_string" mean that it was cut off. tokens: all of
-    them, the end token included.
-    """
-
-    text: str
+    text: str  # without the end token and tool calls; empty if the environment is in tokens
     tool_calls: Sequence[ToolCall]
-    finish: "Finish"
-    tokens: Sequence[int]
+    finish: "Finish"  # how it ended; all but "stop" and "stop_string" mean that it was cut off
+    tokens: Sequence[int]  # all of them, including the end token
 
 
 class Environment(ABC):
     """Many episodes, one after the other. Subclass it.
 
     It is constructed with the options of its `[[task]]` table, once for each episode that a process
-    has open; large data belong to the class or the module. `reset` and `step` may be `async def`:
-    then the episodes of a process wait beside each other.
+    has open; large data belong in the class or the module. `reset` and `step` may be `async def`:
+    then the episodes of a process run at the same time.
 
-    name: its default name. in_text: its turns are messages; else tokens, and an answer ends with
-    one of `stop_token_ids` or of the model's own end tokens.
-
-    `reset` and `step` may raise anything: that ends this episode without a reward. Unjudged: nobody
-    can say what it is worth.
+    `reset` and `step` may raise any exception, which ends this episode without a reward. Unjudged: the
+    episode cannot be judged.
     """
 
-    name: str
-    in_text: bool = True
+    name: str  # the environment's default name
+    in_text: bool = True  # turns are messages; else tokens
+    # End an answer, besides the model's own end tokens, if the environment is in tokens.
     stop_token_ids: Sequence[int] = ()
 
     @property
     def concurrent(self) -> bool:
-        """Whether many episodes may wait beside each other in one process."""
+        """Whether one process may play many episodes at the same time."""
         return iscoroutinefunction(self.reset) or iscoroutinefunction(self.step)
 
     @abstractmethod
     def reset(self, row: int, seed: int) -> Turn | Awaitable[Turn]:
-        """Begin a new episode, whatever became of the last one.
+        """Begin a new episode, whether or not the last one has ended.
 
         The turn must depend on `row` alone, because the samples of a group share their prompt. All
-        else that is left to chance depends on `seed`. NoMorePrompts: the rows end here.
+        later random choices depend on `seed`. NoMorePrompts: there is no such row.
         """
 
     @abstractmethod
@@ -111,9 +100,9 @@ class Environment(ABC):
         """Take the policy's answer to the last turn."""
 
     def save(self) -> bytes | None:
-        """The episode between two turns, in at most STATE_BYTES_MAX bytes.
+        """The state of the episode between two turns, in at most STATE_BYTES_MAX bytes.
 
-        None: it cannot be saved, and is lost with its process.
+        None: it cannot be saved, so the episode is lost if its process ends.
         """
         return pickle.dumps(self.__dict__)
 

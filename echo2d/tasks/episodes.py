@@ -6,11 +6,11 @@
                     a fresh process, which restores the state of the last acknowledged turn
 
 A step that was acknowledged is never executed again: the caller keeps the state that came with it.
-One that was not may be, and then says `again`. Where calls run beside each other, nobody knows which
-of them cost the process its life. So each is made again alone, in a spare process, and the others
-are not delayed.
+A step that was not acknowledged may be executed again, and its reply then says `again`. If several
+calls ran at the same time, it is unknown which of them ended the process. So each is made again
+alone, in a spare process, and the others are not delayed.
 
-What goes wrong ends the episode with a `TaskFailed`, and never with a reward.
+Every fault ends the episode with a `TaskFailed`, never with a reward.
 """
 
 import asyncio
@@ -36,62 +36,57 @@ log = logging.getLogger("echo2d.task")
 
 @dataclass(frozen=True, slots=True)
 class EpisodeTurn:
-    """What the policy answers next.
+    """What the policy answers next."""
 
-    given: new tokens, packed int32. state: what `step` needs if the process ends; None: then the
-    episode ends with it. again: the call was made more than once. tags and row: those of the first
-    turn, as of `TaskPrompt`. branch: why `given` is the whole conversation instead, rendered anew
-    ("word: detail"); empty: it follows all tokens so far.
-    """
-
-    given: bytes
+    given: bytes  # new tokens, packed int32
+    # What `step` needs if the process ends; None: the episode ends with the process.
     state: bytes | None
-    again: bool = False
+    again: bool = False  # the call was made more than once
+    # Those of the first turn, as in `TaskPrompt`.
     tags: Mapping[str, str] = field(default_factory=dict)
     row: str = ""
+    # Empty: `given` follows all tokens so far. Else `given` is the whole conversation, rendered again,
+    # and this says why ("word: detail").
     branch: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeEnd:
-    """closing: the environment's last word, for those who read samples. again: as of a turn."""
+    """The end of an episode."""
 
     score: Score
-    closing: str = ""
-    again: bool = False
+    closing: str = ""  # the environment's last message, for readers of samples
+    again: bool = False  # the call was made more than once
 
 
 @dataclass(frozen=True, slots=True)
 class StepCall:
-    """An answer to the last turn of an episode.
-
-    turns: answers that were acknowledged before. state: that of the last turn. transcript: all
-    tokens of the newest branch before this answer, from the prompt on, packed int32; not needed where
-    the environment is in tokens. answer: packed int32, the end token included.
-    """
+    """An answer to the last turn of an episode."""
 
     episode: int
-    turns: int
-    state: bytes | None
+    turns: int  # answers that were acknowledged before
+    state: bytes | None  # that of the last turn
+    # All tokens of the newest branch before this answer, from the prompt on, packed int32. Not needed if
+    # the environment is in tokens.
     transcript: bytes
-    answer: bytes
+    answer: bytes  # packed int32, including the end token
     finish: Finish = "stop"
 
 
 class Seat:
-    """A process, and how many calls it may work on. episodes: those that it has open."""
+    """A process, and how many calls it may work on."""
 
     def __init__(self, process: TaskProcess, calls_max: int) -> None:
         self.process = process
         self.calls = asyncio.Semaphore(calls_max)
-        self.episodes: set[int] = set()
+        self.episodes: set[int] = set()  # those that the process has open
 
 
 class Episodes:
     """The episodes of a pool that has started, and whose task is an environment.
 
-    An episode is a number that no other one has while it is open. Its calls must be awaited to
-    their end: where the environment is not `async`, a cancelled call costs the process its life.
+    An episode is a number that no other episode has while it is open. Its calls must be awaited to
+    their end: if the environment is not `async`, a cancelled call has its process killed.
     """
 
     def __init__(self, pool: TaskPool) -> None:
@@ -99,11 +94,11 @@ class Episodes:
         self._concurrent = pool.about.concurrent
         calls_max = OPEN_EPISODES_MAX if self._concurrent else 1
         self._seats = [Seat(process, calls_max) for process in pool.processes]
-        # What is made again there is made alone, so only itself can be to blame.
+        # A call that is repeated here runs alone, so only that call can be to blame.
         self._spare = Seat(pool.spare(), 1) if self._concurrent else None
         self._seat_of: dict[int, Seat] = {}
         self._under_way: set[int] = set()
-        # What its operator should know, each once.
+        # Warnings for the operator, each of them once.
         self.cautions: list[str] = []
 
     async def reset(self, episode: int, row: int, seed: int) -> EpisodeTurn | TaskFailed:
@@ -118,8 +113,8 @@ class Episodes:
                 if caution:
                     self._log_once(caution[:TASK_REASON_CHARS_MAX])
                 with suppress(ValueError):
-                    told = EpisodeTurn(b"", None, again, checked_tags(tags), short_name(row_name))
-                    return self._turn(episode, turn, told)
+                    first = EpisodeTurn(b"", None, again, checked_tags(tags), short_name(row_name))
+                    return self._turn(episode, turn, first)
         return self._malformed(episode)
 
     async def step(self, call: StepCall) -> EpisodeTurn | EpisodeEnd | TaskFailed:
@@ -144,7 +139,7 @@ class Episodes:
         return self._malformed(call.episode)
 
     def drop(self, episode: int) -> None:
-        """End an episode that nobody goes on with; what it waits for is cancelled."""
+        """End an episode that will not be continued; its pending call is cancelled."""
         seat = self._forget(episode)
         if seat is not None:
             seat.process.tell(pack(["drop", episode]))
@@ -207,7 +202,7 @@ class Episodes:
         return seat
 
     def _turn(self, episode: int, said: list[Any], turn: EpisodeTurn) -> EpisodeTurn | TaskFailed:
-        """The turn with what the process said."""
+        """The turn, filled in with the process's reply."""
         match said:
             case ["turn", bytes(given), bytes() | None as state, str(unsaved), str(branch)] if (
                 given and len(given) % 4 == 0 and len(state or b"") <= KEPT_BYTES_MAX
@@ -215,7 +210,7 @@ class Episodes:
                 if state is None:
                     self._log_once(f"its episodes are lost if their process ends: {unsaved}")
                 elif self._seat_of.get(episode) is self._spare:
-                    # It goes on beside the others.
+                    # Its next call goes to one of the usual processes.
                     self.drop(episode)
                 return replace(turn, given=given, state=state, branch=branch[:TASK_NAME_CHARS_MAX])
         return self._malformed(episode)
@@ -225,7 +220,7 @@ class Episodes:
         return TaskFailed("error", "a malformed turn")
 
     def _log_once(self, why: str) -> None:
-        # The first 16 reasons are logged: a task may put a number into every one.
+        # At most 16 distinct reasons are logged, because a task may put a number into each.
         if why not in self.cautions and len(self.cautions) < 16:
             self.cautions.append(why)
             log.warning("task=%s %s", self._pool.about.name, why)

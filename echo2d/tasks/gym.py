@@ -1,7 +1,7 @@
 """The task "gym": problems that reasoning-gym generates, scored by their own generator.
 
-A generator makes problem i from (rng_seed, i), so nothing is stored. Problems whose question is
-held out never come in training: index i is the first of some candidates that is on its side.
+A generator makes problem i from (rng_seed, i), so nothing is stored. A held-out question never comes
+up in training: index i is the first of several candidates that is on the wanted side.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ class GymTask(TextTask):
 
     dataset: a generator of reasoning-gym, such as "chain_sum". settings: of the generator.
 
-    prompt: a text with the question in braces. held_out, split: as of the task "rows".
+    prompt: a text with {question} in it. held_out, split: as for the task "rows".
     """
 
     name = "gym"

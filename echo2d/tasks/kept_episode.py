@@ -1,9 +1,9 @@
-"""What is kept of an episode in text between two turns: its environment's state, and what was said so far.
+"""The saved form of an episode in text between two turns: its environment's state, and all messages so far.
 
     length of the state, 4 bytes | state | messages and tools, compressed JSON, or nothing
 
-The messages are needed where a conversation begins anew, as a branch. Where they do not fit beside the
-state they are left out, and such an episode ends.
+The messages are needed when a conversation is rendered again, as a branch. If they do not fit beside
+the state they are left out, and an episode that needs them ends.
 """
 
 import json
@@ -31,13 +31,13 @@ class Said:
 
 
 def kept(state: bytes, said: Said | None) -> bytes:
-    """state: at most STATE_BYTES_MAX bytes."""
+    """The saved form. state: at most STATE_BYTES_MAX bytes."""
     packed = _HEAD.pack(len(state)) + state
     if said is None:
         return packed
     try:
         text = json.dumps([list(said.messages), list(said.tools)])
-    # An environment says what it likes.
+    # An environment's messages may hold anything.
     except (TypeError, ValueError, RecursionError):
         return packed
     # The fastest level: it is done after every turn.
@@ -46,7 +46,7 @@ def kept(state: bytes, said: Said | None) -> bytes:
 
 
 def read_kept(packed: bytes) -> tuple[bytes, Said | None]:
-    """The state, and what was said if it was kept. EpisodeLost: `kept` did not make this."""
+    """The state, and the messages if they were kept. EpisodeLost: `kept` did not make this."""
     head, rest = packed[: _HEAD.size], packed[_HEAD.size :]
     if len(head) < _HEAD.size or len(rest) < (size := _HEAD.unpack(head)[0]):
         raise EpisodeLost("its state was saved by another build of echo2d")

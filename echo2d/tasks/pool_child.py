@@ -24,8 +24,9 @@ An environment has no prompts and rewards but episodes, under numbers of the par
 
 turns: answers before this one. state: after these, for a process that does not have the episode;
 without one the reply is ["died", reason]. transcript: all tokens before the answer, if the environment
-is in text. A branch: the new messages cannot be put behind them, so the given tokens are the whole conversation.
-["no_continuation", "word: detail"]: that could not be made either. All but "ok" end the episode.
+is in text. A branch: the new messages cannot follow these tokens, so the given tokens are the whole
+conversation. ["no_continuation", "word: detail"]: that could not be made either. Every reply but "ok"
+ends the episode.
 
     parent --SIGTERM, or its death--> guard --SIGKILL--> task process and all that it started
 
@@ -36,7 +37,7 @@ starts, in whatever session, ends with it.
 The task's module is imported while the process still has the parent's user id, which can read the
 installation. Construction, prompts and rewards run under the task's user id.
 
-This module's imports are the start-up time of a task process, so it imports little.
+Imports of this module make up the start-up time of a task process, so it imports little.
 """
 
 import asyncio
@@ -68,11 +69,11 @@ from echo2d.texts.continuation import NoContinuation
 if TYPE_CHECKING:
     from echo2d.tasks.served_environment import ServedEnvironment
 
-# The task's module may import a lot, and index many rows; one that loops is interrupted after this.
+# A task's module may import a lot and index many rows. A start that takes longer than this is interrupted.
 TASK_START_S_MAX = 590.0
 TASK_MESSAGE_BYTES_MAX = 1 << 20  # a prompt and an answer of 100,000 tokens each fit
 TASK_REASON_CHARS_MAX = 500  # enough for the text of an exception; it ends up in logs
-# The length of the body, and the number of the request that the message is or answers.
+# The length of the body, and the number of the request that it is, or that it answers.
 HEADER = struct.Struct(">II")
 LATE = "no answer in "
 NUMBER_MAX = (1 << 32) - 1
@@ -115,13 +116,13 @@ def guard(link: socket.socket) -> None:
     while os.getppid() == parent and signal.sigwait(wakes) == signal.SIGCHLD and not _ended(task):
         pass
     while _kill_children():
-        # Processes may start others while the guard kills them. It looks again this often.
+        # Processes may start others while the guard kills them, so it looks again every 10 ms.
         signal.sigtimedwait({signal.SIGCHLD}, 0.01)
     os._exit(0)
 
 
 def _ended(child: int) -> bool:
-    """Return whether this child has ended. SIGCHLD may have told of an adopted one instead."""
+    """Return whether this child has ended. The SIGCHLD may have been for an adopted child instead."""
     return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
@@ -141,7 +142,7 @@ def _kill_children() -> bool:
 
 
 class TaskServer:
-    """Answers requests with the task that the first one names. It lets no exception of it pass."""
+    """Answers requests with the task that the first one names. It raises none of the task's exceptions."""
 
     def __init__(self) -> None:
         self._task: ServedTask | None = None
@@ -162,7 +163,7 @@ class TaskServer:
 
     @property
     def concurrent(self) -> bool:
-        """Whether calls may run beside each other."""
+        """Whether calls may run at the same time."""
         served = self._task or self._environment
         return served is not None and served.concurrent
 
@@ -175,7 +176,7 @@ class TaskServer:
         except BaseException as error:  # noqa: BLE001
             reply = self._failed(error, request)
         self._end_copies()
-        # What an environment starts may live on between its turns.
+        # Processes that an environment starts may live on between its turns.
         if self._environment is None and _has_children():
             return "broken", "it left processes behind"
         return reply
@@ -203,9 +204,9 @@ class TaskServer:
 
     @types.coroutine
     def _interruptible(self, work: Coroutine[Any, Any, list[Any]]) -> Generator[Any, Any, Any]:
-        """Await `work`. Where it runs on instead of waiting, it is interrupted.
+        """Await `work`. If it computes for too long without waiting, it is interrupted.
 
-        It has half of `timeout_s` at a time: the others' time passes, too.
+        It has half of `timeout_s` at a time, because the time of all other calls passes too.
         """
         go_on: Callable[[Any], Any] = work.send
         value: Any = None
@@ -218,7 +219,7 @@ class TaskServer:
                 return ended.value
             try:
                 go_on, value = work.send, (yield waits_for)
-            # It is for the work to react: to a cancellation, too.
+            # Pass the exception to the work, also a cancellation.
             except BaseException as error:  # noqa: BLE001
                 go_on, value = work.throw, error
 
@@ -236,7 +237,7 @@ class TaskServer:
                 and call in (*_REWARDS, "prompt")
                 and (code := self._task.code(call)) is not None
             ):
-                # It raised nothing, but gave no number, or no prompt.
+                # The function raised nothing, but did not return a number or a prompt.
                 at = place_in(code, code.co_firstlineno)
         return kind, [reason, where, at, trace]
 
@@ -244,10 +245,10 @@ class TaskServer:
         match request:
             case ["start", task, options, limits, uid, texts]:
                 self._limits = limits
-                # Behind all that is installed: a file there must not stand for a library.
+                # After all installed modules, because a file there must not replace a library.
                 sys.path += limits["modules"]
                 make = _import(task)
-                # Read while this process may read everything.
+                # The model is read while this process may still read all files.
                 model = None if texts is None else ModelFiles.read(texts)
                 reads: list[str] = []
                 if hasattr(make, "locate"):
@@ -289,10 +290,10 @@ class TaskServer:
 
     @contextlib.contextmanager
     def _in_time(self, time_s: float, complaint: str) -> Iterator[None]:
-        """Interrupt the block after `time_s`; 0: never. Python code only can be interrupted.
+        """Interrupt the block after `time_s`; 0: never. Only Python code can be interrupted.
 
-        The timer goes on after the block, unless the task set a handler of its own: each call to the
-        system is felt in a cheap reward.
+        The timer is not stopped after the block, unless the task set a handler of its own: a cheap
+        reward would take noticeably longer with one more system call.
         """
         if signal.getsignal(signal.SIGALRM) != self._interrupt:
             signal.signal(signal.SIGALRM, self._interrupt)
@@ -313,7 +314,7 @@ class TaskServer:
         self._copied = True
 
     def _end_copies(self) -> None:
-        """The task may have forked, and the copy came back here. Only the original answers."""
+        """End this process if it is a fork that the task made: only the original answers."""
         if self._copied:
             os._exit(0)
 
@@ -322,17 +323,17 @@ class TaskServer:
         soft = self._limits["cpu_s_max"]
         if soft != resource.RLIM_INFINITY:
             soft += math.ceil(time.process_time())
-        if soft != self._allowed:  # most requests fall into a second that has begun
+        if soft != self._allowed:  # most requests come in the same second as the last one
             resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.RLIM_INFINITY))
             self._allowed = soft
 
 
 class OutOfTime(BaseException):
-    """This call has had its time. A task that catches every Exception does not catch it."""
+    """This call took too long. A task that catches every Exception does not catch this one."""
 
 
 def _failed(error: BaseException, call: str) -> TaskReply:
-    """call: the name of the request."""
+    """The reply to a request that raised `error`. call: the name of the request."""
     of_episode, reason = call in ("reset", "step"), str(error)[:TASK_REASON_CHARS_MAX]
     match error:
         case NoMorePrompts() if call in ("prompt", "reset"):
@@ -373,7 +374,7 @@ async def serve_concurrently(link: socket.socket, server: TaskServer) -> None:
 def pack(message: object) -> bytes:
     """Encode the body of one message.
 
-    ValueError: it is longer than TASK_MESSAGE_BYTES_MAX. TypeError: it holds other than plain values.
+    ValueError: it is longer than TASK_MESSAGE_BYTES_MAX. TypeError: it holds values that are not plain.
     """
     body: bytes = msgpack.packb(message)
     if len(body) > TASK_MESSAGE_BYTES_MAX:
@@ -391,11 +392,11 @@ def _packed(reply: TaskReply) -> bytes:
 
 
 def _called(make: Callable[..., Any], options: dict[str, Any]) -> Any:
-    """OperatorFault: it does not take these options."""
+    """Call `make` with these options. OperatorFault: it does not take them."""
     try:
         return make(**options)
     except TypeError:
-        # Imported here, because no task needs it that starts.
+        # Imported here, because a task that starts does not need it.
         import inspect
 
         try:
@@ -403,12 +404,12 @@ def _called(make: Callable[..., Any], options: dict[str, Any]) -> Any:
         except TypeError as error:
             raise OperatorFault(f"task.options: {error}") from error
         except ValueError:
-            pass  # it does not tell
+            pass  # `make` has no signature
         raise
 
 
 def _import(task: str) -> Callable[..., Task | TextTask | Environment]:
-    """OperatorFault: there is no such task."""
+    """Import a task. OperatorFault: there is no such task."""
     module, _, name = task.partition(":")
     # The registry knows echo2d's own tasks by a short name; any other is "module:Class".
     if task not in TASKS and not (module and name):

@@ -1,14 +1,14 @@
-"""One task process as its parent sees it: started, asked, and killed at the first nonsense.
+"""One task process as its parent sees it: started, asked, and killed at the first malformed answer.
 
       none --ask--> running --all replies, in time--> running
                        |
-                       | timeout, end of file, nonsense, "broken", too much output,
+                       | timeout, end of file, malformed answer, "broken", too much output,
                        v or the asking task is cancelled
                      none
 
-A process answers requests one by one, in order, so the guilty one is the first without a reply. A
-*concurrent* one, whose rewards are `async def`, answers as they end; if it dies, all that it was
-asked fails.
+A process answers requests one by one, in order, so the first one without a reply is to blame. A
+*concurrent* process, whose rewards are `async def`, answers each request when it is done; if it dies,
+all its open requests fail.
 """
 
 import asyncio
@@ -38,8 +38,8 @@ from echo2d.tasks.pool_child import (
 from echo2d.tasks.user_ids import BorrowedUser
 
 OUTPUT_BYTES_MAX = 1 << 20  # stdout and stderr of one call; all but the first lines are dropped
-# A call that is not over in time is interrupted by the process itself, which then goes on. One that
-# cannot be interrupted costs the process its life, so much later.
+# The process itself interrupts a call that is not over in time, and goes on. If the call cannot be
+# interrupted, the process is killed this much later.
 GRACE_S = 1.0
 _FAILURE_TEXTS = 4
 # `-I` ignores the user's settings and paths, so the child gets this interpreter's module path.
@@ -55,19 +55,18 @@ FailureKind = Literal["error", "unjudged", "end", "timeout", "died", "no_continu
 class TaskFailed:
     """A call without a result.
 
-    kind "error": the task raised something, or answered nonsense. "unjudged": nobody can say what
-    the answer is worth. "end": there are no more prompts. "timeout": it did not end in time. "died":
-    the process ended. "no_continuation": the texts of an episode cannot go on, and the
-    reason begins with a word for a counter. reason: at most TASK_REASON_CHARS_MAX characters, mostly the
-    child's own words. where: the row, if a prompt is to blame. at: file, line and function of the task
-    where it raised. trace: the traceback from there.
+    kind "error": the task raised an exception, or its answer was malformed. "unjudged": the answer
+    cannot be judged. "end": there are no more prompts. "timeout": the call did not end in time. "died":
+    the process ended. "no_continuation": the texts of an episode cannot go on, and the reason begins
+    with a word for a counter.
     """
 
     kind: FailureKind
-    reason: str
-    where: str = field(default="", compare=False)
+    reason: str  # at most TASK_REASON_CHARS_MAX characters, mostly the child's own words
+    where: str = field(default="", compare=False)  # the row, if a prompt is to blame
+    # File, line and function of the task where it raised.
     at: str = field(default="", compare=False)
-    trace: str = field(default="", compare=False)
+    trace: str = field(default="", compare=False)  # the traceback from there
 
     def __str__(self) -> str:
         row, place = f"{self.where}: " if self.where else "", f" ({self.at})" if self.at else ""
@@ -77,10 +76,9 @@ class TaskFailed:
 class TaskProcess:
     """See the module docstring.
 
-    introduction: what the process must say at every start; None: anything. start_request: makes the first request to
-    every fresh process, which names its task and its user id: a `BorrowedUser` where we are root, else None, our own
-    user. timeout_s: for one request. environment: all of its environment variables. folder: it starts there.
-    printed: the first that its processes wrote to stdout and stderr.
+    start_request: makes the first request to every fresh process, which names its task and its user id: that of a
+    `BorrowedUser` if we are root, else None, our own user. timeout_s: for one request. environment: all of its
+    environment variables. folder: the process's current directory.
     """
 
     def __init__(
@@ -95,18 +93,19 @@ class TaskProcess:
         self._user: BorrowedUser | None = None
         self._timeout_s = timeout_s
         self._environment, self._folder = dict(environment or {}), folder
+        # What the process must reply to `start_request` at every start; None: anything.
         self.introduction: Any = None
-        self.printed = bytearray()
+        self.printed = bytearray()  # the first bytes that its processes wrote to stdout and stderr
         self._child: Child | None = None
         self._starting = asyncio.Lock()
-        # Requests so far. An answer carries the number of its request, so a late answer to an
-        # older request cannot pass for another one.
+        # Requests so far. An answer has the number of its request, so a late answer cannot be taken
+        # for the answer to another request.
         self._asked = 0
 
     async def ask(self, requests: Sequence[bytes]) -> AsyncGenerator[Any, None]:
-        """Yield replies to the first requests, at least one, as they come.
+        """Yield replies as they come, to all requests, or to the first ones if the process ends.
 
-        After a TaskFailed that cost the process its life there are no more.
+        The last one is then a TaskFailed.
         """
         if (failed := await self._make_ready()) is not None:
             yield failed
@@ -127,7 +126,7 @@ class TaskProcess:
         if not sound and self._child is child:
             await self.kill()
         if not sound and reply.kind == "timeout":
-            # It says itself which call is late. This one may not be the one that blocks all others.
+            # The process reports a late call itself. It did not, so a call blocks it, perhaps another one.
             return TaskFailed("died", f"the process was blocked: {reply.reason}")
         return reply
 
@@ -137,7 +136,7 @@ class TaskProcess:
             self._send(self._child, [request])
 
     async def start(self) -> Any:
-        """Start the process while none runs; return the reply to `start_request` or TaskFailed."""
+        """Start the process, which must not run; return the reply to `start_request` or TaskFailed."""
         try:
             if os.geteuid() == 0:
                 self._user = await asyncio.to_thread(BorrowedUser.borrow)
@@ -146,7 +145,7 @@ class TaskProcess:
             await self.kill()
             return TaskFailed("died", f"cannot start a task process: {error}")
         request = self._start_request(None if self._user is None else self._user.uid)
-        # Ten more seconds, for a start that cannot be interrupted.
+        # The process interrupts a late start itself; a start that cannot be interrupted fails 10 s later.
         async with aclosing(self._converse([request], TASK_START_S_MAX + 10.0)) as replies:
             introduction = await anext(replies)
         if isinstance(introduction, TaskFailed):
@@ -154,7 +153,7 @@ class TaskProcess:
         return introduction
 
     async def _make_ready(self) -> TaskFailed | None:
-        """Start the process for a call if none runs; None: one runs. If not, no call is to blame."""
+        """Start the process if none runs. Returns None if it runs now, or why not; no call is to blame."""
         if self._child is not None and self._child.link.fault is not None:
             await self.kill()
         if self._child is not None:
@@ -168,7 +167,7 @@ class TaskProcess:
         return None
 
     async def kill(self) -> None:
-        """End the process, if any, and all that it started; wait until its guard is gone."""
+        """End the process, if one runs, and all that it started; wait until its guard has ended."""
         child, self._child = self._child, None
         user, self._user = self._user, None
         try:
@@ -195,7 +194,7 @@ class TaskProcess:
                 if not sound:
                     break
         finally:
-            # A caller that goes away leaves answers behind that nobody would read.
+            # If the caller left early, the process would still send answers that have no reader.
             if answered < len(requests):
                 await self.kill()
 
@@ -209,13 +208,10 @@ PendingReply = asyncio.Future[tuple[Any, Any]]
 
 
 class TaskLink(asyncio.Protocol):
-    """The parent's end of the socket: matches answers with the requests that wait for them.
-
-    fault: why nothing can be asked any more.
-    """
+    """The parent's end of the socket: matches answers with the requests that wait for them."""
 
     def __init__(self) -> None:
-        self.fault: str | None = None
+        self.fault: str | None = None  # why no more requests can be sent; None: they can
         self._transport: asyncio.Transport
         self._buffer = bytearray()
         self._waiting: dict[int, PendingReply] = {}
@@ -281,12 +277,12 @@ class TaskLink(asyncio.Protocol):
         for each in waiting.values():
             if not each.done():
                 each.set_exception(ConnectionError(self.fault))
-                # It may be one that nobody looks at any more.
+                # Mark the exception as read: this future may have no reader.
                 each.exception()
 
 
 def _failure(kind: FailureKind, said: Any) -> TaskFailed:
-    """What the process says of its failure: a reason, or reason, row, place and traceback."""
+    """Make a TaskFailed from a process's reply: a reason, or reason, row, place and traceback."""
     texts = said if isinstance(said, list) else [said, "", "", ""]
     if len(texts) != _FAILURE_TEXTS or not all(isinstance(each, str) for each in texts):
         return TaskFailed(kind, "an error without a reason")
@@ -297,7 +293,7 @@ def _failure(kind: FailureKind, said: Any) -> TaskFailed:
 class Child(asyncio.SubprocessProtocol):
     """A running process: its socket, its end, and its output, which is counted and dropped.
 
-    printed: gets the first of it, TRACE_CHARS_MAX bytes in all.
+    printed: gets the first TRACE_CHARS_MAX bytes of the output.
     """
 
     def __init__(self, link: TaskLink, printed: bytearray) -> None:
@@ -363,7 +359,7 @@ class Child(asyncio.SubprocessProtocol):
         self._gone.set()
 
 
-# What a prompt is made of must not differ from host to host: the order of sets, the time zone.
+# The order of sets and the time zone must be the same on all hosts, because prompts may depend on them.
 _ALIKE = {"PYTHONHASHSEED": "0", "TZ": "UTC"}
 
 

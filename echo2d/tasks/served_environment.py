@@ -4,11 +4,11 @@
     answer tokens --in text--> text, tool calls --> step --> Turn or End
 
 The process keeps the instance of every open episode. An episode that it does not have, or has at
-another turn, is restored from the state that comes with the call. After an error nobody knows what
-an instance is in the middle of, so it is thrown away.
+another turn, is restored from the state that comes with the call. After an error the state of an
+instance is unknown, so the instance is thrown away.
 
-Where new messages cannot be put behind the tokens so far, as with a chat template that drops earlier
-reasoning, all messages so far are rendered anew: the turn begins a branch.
+If new messages cannot be appended to the tokens so far, as with a chat template that drops earlier
+reasoning, all messages so far are rendered again: the turn begins a branch.
 """
 
 import asyncio
@@ -50,11 +50,11 @@ IDLE_INSTANCES_MAX = 64  # kept for the next episodes
 GIVEN_TOKENS_MAX = 1 << 17  # of one turn: 512 KiB in a message
 # The longest content of a message after the first turn. Longer tool output is cut here, before it fills the context.
 CONTENT_CHARS_MAX = 1 << 15
-CAUSE_CHARS_MAX = 200  # of a word that says why a state cannot be saved, or why a branch begins
+CAUSE_CHARS_MAX = 200  # of the reason why a state cannot be saved, or why a branch begins
 
 
 class ReadCall(Protocol):
-    """A tool call as the text of an answer has it."""
+    """A tool call in the text of an answer."""
 
     @property
     def name(self) -> str: ...
@@ -74,24 +74,24 @@ class ReadAnswer(Protocol):
 
 
 class EpisodeTexts(Protocol):
-    """Turns messages into tokens behind those that are there, and answers into text."""
+    """Turns messages into tokens that follow those so far, and answers into text."""
 
     def first(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
     ) -> list[int]:
-        """The prompt of these messages, up to where the next answer begins. Fault: it cannot be made."""
+        """The prompt of these messages, up to the beginning of the next answer. Fault: it cannot be made."""
 
     def caution(self) -> str:
-        """What the prompts of an environment with tools lack; empty: nothing."""
+        """A warning if the prompts lack what an environment with tools needs; empty: none."""
 
     @property
     def turn_end(self) -> int | None:
         """The special token that ends a turn; None: there is none."""
 
     def following(self, so_far: Sequence[int], messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """The tokens to append to `so_far`: all given and written tokens, end tokens included.
+        """The tokens to append to `so_far`, which holds all given and written tokens and end tokens.
 
-        NoContinuation: it cannot be put there.
+        NoContinuation: the messages cannot be appended.
         """
 
     def answer(self, tokens: Sequence[int], finish: "Finish") -> ReadAnswer: ...
@@ -99,15 +99,13 @@ class EpisodeTexts(Protocol):
 
 @dataclass(slots=True)
 class OpenEpisode:
-    """turn: answers that it has taken. running: the call under way, in a concurrent process. said: in
-    text: all messages so far; None: they were not kept.
-    """
+    """An open episode."""
 
     environment: Environment
-    turn: int = 0
-    said: Said | None = None
-    busy: bool = False
-    running: asyncio.Task[Any] | None = None
+    turn: int = 0  # answers that it has taken
+    said: Said | None = None  # all messages so far, if in text; None: they were not kept
+    busy: bool = False  # a call is under way
+    running: asyncio.Task[Any] | None = None  # this call, in a concurrent process
 
 
 class ServedEnvironment:
@@ -133,7 +131,7 @@ class ServedEnvironment:
             self._system = model.system
 
     def introduction(self) -> list[Any]:
-        """As of `ServedTask`."""
+        """As for `ServedTask`."""
         about = self._about
         return [
             str(about.name),
@@ -168,7 +166,7 @@ class ServedEnvironment:
         return _at_once(self.answer(request))
 
     def drop(self, episode: int) -> None:
-        """Forget an episode, if it is open; what it waits for is cancelled."""
+        """Forget an episode, if it is open; its pending call is cancelled."""
         played = self._open.pop(episode, None)
         if played is None:
             return
@@ -189,7 +187,7 @@ class ServedEnvironment:
             self._idle.append(environment)
 
     def _at(self, episode: int, turn: int, state: bytes | None) -> OpenEpisode:
-        """The episode after so many answers."""
+        """The episode after `turn` answers."""
         found = self._open.get(episode)
         if found is not None and found.busy:
             raise ValueError(f"episode {episode}: a step is under way; wait for its end")
@@ -235,9 +233,9 @@ class ServedEnvironment:
                 messages.insert(0, {"role": "system", "content": self._system})
             given = self._texts.first(messages, turn.tools)
             played.said = Said(messages, turn.tools)
-        told = self._told(played, given)
+        reply = self._reply(played, given)
         caution = self._texts.caution() if self._texts is not None and turn.tools else ""
-        return [*told, checked_tags(turn.tags), short_name(turn.row), caution]
+        return [*reply, checked_tags(turn.tags), short_name(turn.row), caution]
 
     async def _go_on(
         self,
@@ -253,36 +251,36 @@ class ServedEnvironment:
             found = await found
         played.turn += 1
         if isinstance(found, End):
-            told = ["end", *checked_reward(found.reward), _closing(found.messages)]
-            # Somebody may have dropped it while it waited.
+            reply = ["end", *checked_reward(found.reward), _closing(found.messages)]
+            # The episode may have been dropped while the step waited.
             if self._open.get(episode) is played:
                 del self._open[episode]
                 self._release(played.environment)
-            return told
+            return reply
         if not isinstance(found, Turn):
             raise TypeError(f"step returned {type(found).__name__}; expected a Turn or an End")
         self._require_one_kind(found)
         if found.tools:
-            raise ValueError("tools belong to the first turn; this one has some, too")
+            raise ValueError("only the first turn may have tools; a later one has some too")
         if self._texts is None:
-            return self._told(played, found.tokens)
+            return self._reply(played, found.tokens)
         messages = [_cut(message) for message in found.messages]
         if played.said is not None:
             played.said = played.said.plus(read.message, *messages)
         try:
-            return self._told(played, self._texts.following([*transcript, *answer], messages))
+            return self._reply(played, self._texts.following([*transcript, *answer], messages))
         except NoContinuation as fault:
-            # What the environment did wrong stays wrong.
+            # A fault in the environment's messages would stay in a branch.
             if fault.reason == "messages":
                 raise
-            return self._told(played, _anew(self._texts, played.said, fault), fault)
+            return self._reply(played, _whole_again(self._texts, played.said, fault), fault)
 
     def _read(self, turn: int, tokens: Sequence[int], finish: "Finish") -> "_Read":
         if self._texts is None:
             return _Read(EnvironmentAnswer("", (), finish, tokens), {})
         read = self._texts.answer(tokens, finish)
         calls = tuple(
-            # The text of a call has no id, and a turn that is told again must give the same ones.
+            # The text of a call has no id. A turn that is repeated must give the same ids.
             ToolCall(each.name, each.arguments, f"call-{turn}-{place}")
             for place, each in enumerate(read.tool_calls)
         )
@@ -293,10 +291,10 @@ class ServedEnvironment:
         if not getattr(turn, wanted) or getattr(turn, other):
             raise ValueError(f"a turn of this environment has {wanted}, and no {other}")
 
-    def _told(
+    def _reply(
         self, played: OpenEpisode, given: Sequence[int], branch: NoContinuation | None = None
     ) -> list[Any]:
-        """["turn", given tokens, state, why there is none, why they begin a branch]."""
+        """["turn", given tokens, state, why there is no state, why the tokens begin a branch]."""
         if len(given) > GIVEN_TOKENS_MAX:
             raise ValueError(
                 f"a turn of {len(given)} tokens; at most {GIVEN_TOKENS_MAX} are allowed"
@@ -310,10 +308,10 @@ class ServedEnvironment:
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """message: the answer as a chat template takes it."""
+    """An answer that was read from tokens."""
 
     answer: EnvironmentAnswer
-    message: Mapping[str, Any]
+    message: Mapping[str, Any]  # the answer in the form that a chat template takes
 
 
 def _message(read: ReadAnswer, calls: Sequence[ToolCall]) -> dict[str, Any]:
@@ -332,19 +330,19 @@ def _message(read: ReadAnswer, calls: Sequence[ToolCall]) -> dict[str, Any]:
     return said
 
 
-def _anew(texts: EpisodeTexts, said: Said | None, fault: NoContinuation) -> list[int]:
-    """All messages so far. NoContinuation: they are not there, or cannot be rendered."""
+def _whole_again(texts: EpisodeTexts, said: Said | None, fault: NoContinuation) -> list[int]:
+    """The tokens of all messages so far. NoContinuation: they were lost, or cannot be rendered."""
     if said is None:
-        lost = "its messages so far went with a process: they could not be kept beside the state"
+        lost = "its messages so far were lost with a process: they did not fit beside the state"
         raise NoContinuation(fault.reason, f"{fault.detail}; {lost}") from fault
     try:
         return texts.first(said.messages, said.tools)
     except Fault as error:
-        raise NoContinuation(fault.reason, f"{fault.detail}; anew: {error}") from error
+        raise NoContinuation(fault.reason, f"{fault.detail}; rendered again: {error}") from error
 
 
 def _at_once(work: Coroutine[Any, Any, list[Any]]) -> list[Any]:
-    """Run what never waits. TypeError: it does."""
+    """Run a coroutine that never waits. TypeError: it waits."""
     try:
         work.send(None)
     except StopIteration as ended:
@@ -355,10 +353,10 @@ def _at_once(work: Coroutine[Any, Any, list[Any]]) -> list[Any]:
 
 
 def _saved(environment: Environment) -> tuple[bytes | None, str]:
-    """The state, or None and why."""
+    """The state, or None and the reason."""
     try:
         state: object = environment.save()
-    # pickle raises what it likes, and so do environments.
+    # pickle and environments may raise any exception.
     except Exception as error:  # noqa: BLE001
         cause = f"{type(error).__name__}: {error}"[:CAUSE_CHARS_MAX]
         return None, f"its state cannot be saved: {cause}; override save and restore"
@@ -388,5 +386,5 @@ def _cut(message: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _closing(messages: Sequence[Mapping[str, Any]]) -> str:
-    # The last word of an episode has at most 4,096 characters.
+    # The last message of an episode is cut after 4,096 characters.
     return "\n".join(str(message.get("content", "")) for message in messages)[:4096]

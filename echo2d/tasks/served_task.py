@@ -3,8 +3,8 @@
     prompt index --> the task's prompt --a text task--> chat template --> tokenizer --> tokens
     output tokens --a text task--> text --> the task's reward --> value and parts
 
-The last prompts are kept, because their answers come soon. An older one is made again: a task gives
-the same prompt for the same index.
+The last prompts are kept, because their answers come soon. An older prompt is made again: a task
+gives the same prompt for the same index.
 """
 
 import json
@@ -45,25 +45,21 @@ NEEDS_MODEL = "a task in text needs a model with tokenizer.json and a chat templ
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """What makes tokens of text: a model's files, and how its chat template is used.
-
-    template: replaces its chat template. system: the first message of every prompt, if not empty.
-    options: further variables of the template. stops: texts that end an answer. turns, day: as of
-    `TextSettings`.
-    """
+    """What turns text into tokens: a model's files, and the settings of its chat template."""
 
     directory: str
     files: Mapping[str, bytes]
-    template: str | None
-    system: str
-    options: Mapping[str, Any]
-    stops: Sequence[str] = ()
+    template: str | None  # replaces the model's chat template
+    system: str  # the first message of every prompt; empty: none
+    options: Mapping[str, Any]  # further variables of the template
+    stops: Sequence[str] = ()  # texts that end an answer
+    # As in `TextSettings`.
     turns: str = TURN_TEXTS
     day: str = ""
 
     @staticmethod
     def read(facts: Mapping[str, Any]) -> "ModelFiles":
-        """facts: all but "files". Blocking. OperatorFault: a file cannot be read."""
+        """Read the files. facts: all other fields. Blocking. OperatorFault: a file cannot be read."""
         return ModelFiles(files=read_text_files(Path(facts["directory"])), **facts)
 
 
@@ -84,8 +80,10 @@ class TaskTexts:
         self._directory = model.directory
 
     def tokens(self, prompt: TextPrompt) -> list[int]:
-        """UnusableText: the chat template does not take these messages; it says where they stand. OperatorFault: there
-        is none.
+        """The tokens of a prompt.
+
+        UnusableText: the chat template refuses these messages; the fault says where they are from. OperatorFault: the
+        model has no chat template.
         """
         from echo2d.texts.model_texts import UnusableText
         from echo2d.texts.plain_contents import encode_prompt
@@ -104,7 +102,7 @@ class TaskTexts:
             raise UnusableText(prompt.where or fault.part, fault.detail, fault.code) from fault
 
     def turn_end(self) -> int | None:
-        """The special token that the chat template puts behind an answer; None: there is none."""
+        """The special token that the chat template puts after an answer; None: there is none."""
         from echo2d.texts.template_probe import turn_end
 
         return turn_end(self._texts, self._options)
@@ -112,21 +110,21 @@ class TaskTexts:
     def answer(self, tokens: Sequence[int], finish: "Finish") -> Answer:
         """The text of the tokens, up to the first stop string.
 
-        ValueError: it is said to end at one, and does not.
+        ValueError: `finish` says that it ends at a stop string, and it has none.
         """
         text = self._texts.decode(tokens[:-1] if finish == "stop" else tokens)
         ends = [place for stop in self._stops if (place := text.find(stop)) >= 0]
         if finish == "stop_string" and not ends:
-            raise ValueError("the answer is said to end at a stop string, and has none")
+            raise ValueError("the answer was reported to end at a stop string, but has none")
         return Answer(text[: min(ends)] if ends else text, finish, len(tokens))
 
     def given(self, text: str) -> Answer:
-        """An answer that somebody wrote down."""
+        """An answer that was given as text."""
         return Answer(text, "stop", len(self._texts.encode(text, special=False)) + 1)
 
 
 def make_turn_texts(model: ModelFiles) -> "TurnTexts":
-    """The turns of an environment in text, with its model's own tokenizer and chat template.
+    """The turns of an environment in text, made with its model's own tokenizer and chat template.
 
     OperatorFault: the model's tokenizer cannot be read.
     """
@@ -179,7 +177,7 @@ class ServedTask:
         return [packed_tokens(tokens), checked_tags(prompt.tags), short_name(prompt.row), attached]
 
     def reward(self, index: int, output: bytes, finish: "Finish") -> list[Any]:
-        """[value, parts]. Unjudged: nobody can say."""
+        """[value, parts]. Unjudged: the answer cannot be judged."""
         return checked_reward(self._ask(index, output, finish))
 
     async def reward_later(self, index: int, output: bytes, finish: "Finish") -> list[Any]:
@@ -187,7 +185,7 @@ class ServedTask:
         return checked_reward(await self._ask(index, output, finish))
 
     def judge(self, index: int, text: str) -> list[Any]:
-        """`reward` of an answer in text, of which nobody knows the tokens. OperatorFault: the task is in tokens."""
+        """`reward` of an answer in text, whose tokens are unknown. OperatorFault: the task is in tokens."""
         return checked_reward(self._ask_of_text(index, text))
 
     async def judge_later(self, index: int, text: str) -> list[Any]:
@@ -195,7 +193,7 @@ class ServedTask:
         return checked_reward(await self._ask_of_text(index, text))
 
     def expected(self, index: int) -> list[Any]:
-        """[the expected answer or None, where the prompt stands], of a task that says so."""
+        """[the expected answer or None, where the prompt is from], if the task has these."""
         prompt = self._prompt(index)
         if index == 0 and self._tokens(self._task.prompt(0)) != self._tokens(prompt):
             raise OperatorFault(
@@ -206,12 +204,12 @@ class ServedTask:
         return [text if isinstance(text, str) else None, getattr(prompt, "where", "")]
 
     def data_caution(self) -> str:
-        """What the task says is odd about its data; empty: nothing."""
+        """The task's warning about its data; empty: none."""
         find = getattr(self._task, "data_caution", None)
         return "" if find is None else str(find())
 
     def where(self, request: Sequence[Any]) -> str:
-        """Where the prompt of a request stands, for people; empty: it is not known."""
+        """For people: where the prompt of a request is from; empty: not known."""
         asked = self._prompts.get(request[1]) if len(request) > 1 else None
         return str(getattr(asked, "where", ""))
 
@@ -231,7 +229,7 @@ class ServedTask:
 
     def _ask_of_text(self, index: int, text: str) -> Any:
         if self._texts is None:
-            raise OperatorFault("this task is in tokens; it judges no text")
+            raise OperatorFault("this task is in tokens; it cannot judge a text")
         return self._task.reward(self._prompt(index), self._texts.given(text))
 
     def _ask(self, index: int, output: bytes, finish: "Finish") -> Any:
@@ -253,28 +251,28 @@ class ServedTask:
 
 
 def packed_tokens(tokens: Sequence[int]) -> bytes:
-    """TypeError, OverflowError: not all of them are 32-bit integers."""
+    """Pack tokens. TypeError, OverflowError: not all of them are 32-bit integers."""
     packed = array("i", tokens)
     if any(type(token) is bool for token in tokens):
-        raise TypeError("a bool is no token")
+        raise TypeError("a bool is not a token")
     return packed.tobytes()
 
 
 def checked_tags(tags: Mapping[str, str]) -> dict[str, str]:
-    """ValueError: there are too many, or a name is too long."""
+    """The tags as short texts. ValueError: there are too many, or a name is too long."""
     if len(tags) > TAGS_MAX:
         raise ValueError(f"{len(tags)} tags; at most {TAGS_MAX} are allowed")
     return {short_name(key): str(value)[:TASK_NAME_CHARS_MAX] for key, value in tags.items()}
 
 
 def checked_attachments(attachments: Mapping[str, bytes]) -> dict[str, bytes]:
-    """ValueError: there are too many, or they are too large."""
+    """The attachments by name. ValueError: there are too many, or they are too large."""
     found = {short_name(name): bytes(content) for name, content in attachments.items()}
     size = sum(map(len, found.values()))
     if len(found) > ATTACHMENTS_MAX or size > ATTACHMENTS_BYTES_MAX:
         raise ValueError(
-            f"attachments of a prompt: expected at most {ATTACHMENTS_MAX} of together {ATTACHMENTS_BYTES_MAX} "
-            f"bytes, found {len(found)} of {size}; make them smaller"
+            f"attachments of a prompt: expected at most {ATTACHMENTS_MAX}, with at most {ATTACHMENTS_BYTES_MAX} "
+            f"bytes in all; found {len(found)} with {size} bytes; make them smaller"
         )
     return found
 
@@ -288,7 +286,7 @@ def short_name(text: object) -> str:
 
 
 def _number(found: Any) -> float:
-    """TypeError: it is none. A text is none, even where it looks like one."""
+    """The value as a float. TypeError: it is not a number; a text never is, even "1.0"."""
     with suppress(TypeError):
         if not isinstance(found, str | bytes):
             return float(found)
@@ -296,7 +294,7 @@ def _number(found: Any) -> float:
 
 
 def checked_reward(found: Any) -> list[Any]:
-    """[value, parts]. ValueError: a number is not finite, or there are too many."""
+    """[value, parts]. TypeError: it is no reward. ValueError: a number is too large or NaN, or there are too many."""
     if isinstance(found, Awaitable):
         raise TypeError("the reward is awaitable, but `reward` is not declared `async def`")
     reward = found if isinstance(found, Reward) else Reward(found)

@@ -24,7 +24,7 @@ ASK = VOCABULARY.index(">")
 HELD_OUT_PROMPTS = 200
 # Four digits make 10,000 prompts, of which the held-out ones are a small share.
 DIGITS_FEWEST = 4
-# Prompt and answer are then 102 tokens. The tiny model learns about 8 digits.
+# With this many digits, prompt and answer are 102 tokens. The tiny model learns about 8 digits.
 DIGITS_MOST = 50
 
 

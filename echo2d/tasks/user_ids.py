@@ -3,8 +3,8 @@
     borrow: the first id whose lock is free --> a process runs as it --> end_all, give_back, or our end --> free again
 
 Processes of one user may signal each other, and share the kernel's limit of processes. So two pools, two tasks and two
-runs of a host never have an id in common. A lock is a file that only root may open, and the kernel lets it go with
-the program that holds it.
+runs of a host never have an id in common. A lock is a file that only root may open; the kernel releases it when the
+program that holds it ends.
 """
 
 import fcntl
@@ -18,11 +18,11 @@ from typing import BinaryIO
 
 from echo2d.errors import OperatorFault
 
-# systemd leaves the first ids unused (containers have no others), and subordinate ids begin above the second ones.
+# systemd leaves the first range unused (containers have no other ids), and subordinate ids begin above the second one.
 TASK_UIDS = (*range(65520, 65534), *range(66000, 67000))
 LOCKS = Path("/run/echo2d/task-users")
 _UID_MAP = Path("/proc/self/uid_map")
-# As this user, kill all that it may kill. Who forks does not get away: the kernel takes all at once.
+# As this user, kill all that it may kill. No fork escapes, because the kernel signals all processes at once.
 _END_ALL = (
     "import os, sys; uid = int(sys.argv[1]); "
     "os.setgroups([]); os.setgid(uid); os.setuid(uid); os.kill(-1, 9)"
@@ -37,7 +37,7 @@ class BorrowedUser:
 
     @staticmethod
     def borrow() -> "BorrowedUser":
-        """OperatorFault: all ids are in use, or locks cannot be kept here."""
+        """Lock a free id. OperatorFault: all ids are in use, or locks cannot be kept here."""
         try:
             LOCKS.mkdir(parents=True, exist_ok=True, mode=0o700)
             for uid in _mapped(TASK_UIDS):
@@ -60,7 +60,7 @@ class BorrowedUser:
         )
 
     def end_all(self) -> None:
-        """Kill whatever still runs as this user. Blocking."""
+        """Kill all processes that still run as this user. Blocking."""
         command = [sys.executable, "-I", "-S", "-c", _END_ALL, str(self.uid)]
         with suppress(subprocess.TimeoutExpired):
             subprocess.run(command, stderr=subprocess.DEVNULL, timeout=10.0, check=False)
@@ -74,7 +74,7 @@ def processes_of(uid: int) -> list[int]:
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # ended meanwhile
-            # Not the owner of the folder, which is root if the process may not be looked into.
+            # The owner of the folder would not do: it is root if the process is not dumpable.
             status = (folder / "status").read_text()
             runs = "State:\tZ" not in status and f"\nUid:\t{uid}\t" in status
             found += [int(folder.name)] if runs else []
@@ -82,6 +82,6 @@ def processes_of(uid: int) -> list[int]:
 
 
 def _mapped(uids: Iterable[int]) -> list[int]:
-    """Those that exist here: in a container there may be none above 65,535."""
+    """The ids that exist here: in a container there may be none above 65,535."""
     ranges = [list(map(int, line.split())) for line in _UID_MAP.read_text().splitlines()]
     return [uid for uid in uids if any(first <= uid < first + count for first, _, count in ranges)]

@@ -1,7 +1,7 @@
 """Renders conversations with the chat template of a model, as `transformers` 5 does. Blocking.
 
-A template runs in jinja2's sandbox, because it comes with the weights and sees strangers' messages. What it is given
-and what it may call is what `apply_chat_template` of transformers 5.23 gives it, with one difference: the day that it
+A template runs in jinja2's sandbox, because it comes with the weights and sees strangers' messages. It gets the
+variables and functions that `apply_chat_template` of transformers 5.23 gives it, with one difference: the day that it
 may ask for is fixed, so that a prompt is the same on every host and after every restart.
 Not here: tokens (`model_texts`), and control tokens in messages (`plain_contents`).
 """
@@ -26,7 +26,7 @@ def templates_of(files: Mapping[str, bytes], settings: Mapping[str, Any]) -> dic
 
     settings: of tokenizer_config.json.
     """
-    # Bytes that are no text become surrogates, which no rendering may have.
+    # Bytes that are not UTF-8 become surrogates, and a rendering with surrogates is refused.
     found = {
         name: files[path].decode(errors="surrogateescape")
         for name, path in (("default", TEMPLATE), ("tool_use", TOOL_TEMPLATE))
@@ -34,15 +34,18 @@ def templates_of(files: Mapping[str, bytes], settings: Mapping[str, Any]) -> dic
     }
     if found:
         return found
-    told = settings.get("chat_template")
-    if isinstance(told, list):
-        told = {each["name"]: each["template"] for each in told}
-    named = told if isinstance(told, dict) else {"default": told}
+    value = settings.get("chat_template")
+    if isinstance(value, list):
+        value = {each["name"]: each["template"] for each in value}
+    named = value if isinstance(value, dict) else {"default": value}
     return {name: each for name, each in named.items() if isinstance(each, str)}
 
 
 def compiled(template: str, day: str) -> Template:
-    """day: what `strftime_now` formats, such as 2026-11-28; empty: today. TemplateError: it is no template."""
+    """Compile a template. day: the one that `strftime_now` formats, such as 2026-11-28; empty: today.
+
+    TemplateError: it is not a template.
+    """
     today = datetime.fromisoformat(day) if day else datetime.now(UTC)
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
@@ -60,21 +63,21 @@ def render(
     options: Mapping[str, Any],
     named: Mapping[str, str],
 ) -> str:
-    """The text of the messages, up to where the answer begins.
+    """The text of the messages, up to the beginning of the answer.
 
-    options: further variables of the template. named: the special tokens that have names. Any error: the template is a
-    foreign program.
+    options: further variables of the template. named: the special tokens that have names. The template may raise any
+    exception.
     """
     values = {"tools": None, "documents": None, **named, **options}
-    said = [
+    given = [
         _with_reasoning({key: each for key, each in one.items() if each is not None})
         for one in messages
     ]
-    return template.render(values, messages=said, add_generation_prompt=True)
+    return template.render(values, messages=given, add_generation_prompt=True)
 
 
 def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
-    # Names of a message's reasoning. The first one is what templates read.
+    # The keys under which a message may have its reasoning. Templates read the first one.
     found = [
         message[name]
         for name in ("reasoning_content", "thinking", "reasoning")
@@ -86,7 +89,7 @@ def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Generation(Extension):
-    """The block that trainers mark an answer with; here it is only its content, in a scope of its own."""
+    """The block with which trainers mark an answer; here it renders only its content, in its own scope."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2 reads it from the class
 
@@ -100,7 +103,7 @@ class _Generation(Extension):
 
 
 class _Namespace(Namespace):
-    """jinja2's, without names that reach into Python."""
+    """The namespace of jinja2, without names that give access to Python's own."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         self, *rest = args

@@ -10,9 +10,9 @@ NoContinuationReason = Literal["append_only", "template", "tokens", "messages", 
 class NoContinuation(Fault):
     """A conversation cannot go on as tokens. reason: one short word, for a counter.
 
-    append_only: the template changes what came before. template: it does not take these messages.
-    tokens: the tokenizer does not give back a text in parts. messages: there are none, or one is an
-    assistant's. renderer: the package `renderers` does not extend this conversation.
+    append_only: the template changes earlier text. template: it refuses these messages. tokens: the
+    tokenizer does not return the text that was encoded in parts. messages: there are none, or one is
+    an assistant's. renderer: the package `renderers` does not extend this conversation.
     """
 
     def __init__(self, reason: NoContinuationReason, detail: str) -> None:

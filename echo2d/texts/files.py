@@ -1,4 +1,4 @@
-"""The files of a model that make tokens of text and text of tokens."""
+"""The files of a model that decide how text becomes tokens and tokens become text."""
 
 import json
 from pathlib import Path
@@ -10,13 +10,13 @@ from echo2d.errors import OperatorFault, path_fault
 TOKENIZER, SETTINGS, CLASS_FILE = "tokenizer.json", "tokenizer_config.json", "config.json"
 SPECIAL_TOKENS, ADDED_TOKENS = "special_tokens_map.json", "added_tokens.json"
 TEMPLATE, TOOL_TEMPLATE = "chat_template.jinja", "additional_chat_templates/tool_use.jinja"
-# They decide which tokens a text has.
+# These files decide which tokens a text has.
 TOKEN_FILES = (TOKENIZER, SETTINGS, SPECIAL_TOKENS, ADDED_TOKENS, TEMPLATE, TOOL_TEMPLATE)
 TEXT_FILES = (*TOKEN_FILES, CLASS_FILE)
 
 
 def read_text_files(directory: Path) -> dict[str, bytes]:
-    """Those of TEXT_FILES that a model's directory has. Blocking.
+    """Read those of TEXT_FILES that a model's directory has. Blocking.
 
     OperatorFault: one of them cannot be read.
     """
@@ -28,7 +28,7 @@ def read_text_files(directory: Path) -> dict[str, bytes]:
 
 
 def token_files(directory: Path) -> dict[str, bytes]:
-    """What decides which tokens a text has: those of TOKEN_FILES that a model's directory has, and the keys of its
+    """All that decides which tokens a text has: those of TOKEN_FILES that a model's directory has, and the keys of its
     config.json that name the tokenizer's class. Blocking.
 
     OperatorFault: one of them cannot be read.
@@ -40,7 +40,7 @@ def token_files(directory: Path) -> dict[str, bytes]:
             config = json.loads(files[CLASS_FILE])
         except ValueError as error:
             raise OperatorFault(f"{directory / CLASS_FILE} holds no JSON: {error}") from error
-        # These keys of config.json name the tokenizer's class if tokenizer_config.json names none.
+        # These keys name the tokenizer's class if tokenizer_config.json names none.
         named = {
             key: config[key]
             for key in ("model_name", "model_type", "tokenizer_class")
@@ -52,7 +52,7 @@ def token_files(directory: Path) -> dict[str, bytes]:
 
 def text_digest(directory: Path) -> bytes:
     """blake3-256 of `token_files`, with their names. Blocking. OperatorFault: one of them cannot be read."""
-    told = blake3()
+    digest = blake3()
     for name, content in token_files(directory).items():
-        told.update(b"%s %d " % (name.encode(), len(content)) + content)
-    return told.digest()
+        digest.update(b"%s %d " % (name.encode(), len(content)) + content)
+    return digest.digest()

@@ -1,7 +1,7 @@
-"""The turns of a model that the package `renderers` knows, by that package's own rules.
+"""The turns of a model that the package `renderers` knows, made by that package.
 
 It knows models by name, and a fine-tuned snapshot may have another template. So it is used only if
-it makes the same tokens of a few conversations as the snapshot's own template.
+a few conversations get the same tokens from it as from the snapshot's own template.
 Not here: models that it does not know (`template_probe`).
 """
 
@@ -19,12 +19,12 @@ _ASKED: tuple[list[dict[str, Any]], ...] = (
     [_QUESTION],
     [{"role": "system", "content": "A rule."}, _QUESTION],
 )
-# What it may extend a conversation with.
+# Messages by which it may extend a conversation.
 _SAID: tuple[list[dict[str, Any]], ...] = (
     [{"role": "tool", "content": "a result"}],
     [{"role": "user", "content": "a word"}],
 )
-# By the status of a malformed call.
+# The reason, by the status of a malformed call.
 _UNPARSED: Mapping[str, UnparsedReason] = {"invalid_json": "json", "unclosed_block": "unclosed"}
 
 
@@ -54,12 +54,12 @@ def model_renderer(
         ]
         if wanted != [_prompt(usual, messages) for messages in _ASKED]:
             return None
-        # It must not need what keeps control tokens out of messages for its own tokens.
+        # Control tokens in messages are encoded as plain text. The renderer's own tokens must not change by that.
         for words in (frozenset(texts.added.values()), control):
             careful = made(words)
             if _made_by(careful) == _made_by(usual):
                 return ModelRenderer(texts, MODEL_RENDERER_MAP[model], careful)
-    # A foreign package, on a tokenizer and options that it may never have seen.
+    # The package may raise any exception on a tokenizer and options that it does not know.
     except Exception:  # noqa: BLE001
         return None
     return None
@@ -76,7 +76,7 @@ def _made_by(renderer: Any) -> list[Any]:
 
 
 class _Tokenizer:
-    """A tokenizer as `renderers` wants it. words: texts that never become control tokens."""
+    """A tokenizer with the interface that `renderers` needs. words: texts that never become control tokens."""
 
     def __init__(self, texts: ModelTexts, name: str, words: frozenset[str]) -> None:
         self._texts, self._words = texts, words
@@ -107,7 +107,7 @@ class ModelRenderer:
         self._opening = self._prompt[len(before) :]
 
     def following(self, so_far: Sequence[int], messages: Messages) -> list[int]:
-        """As of TurnTexts."""
+        """As in TurnTexts."""
         so_far = list(so_far)
         at, size = len(so_far), len(self._opening)
         while at > 0 and so_far[at - size : at] != self._opening:
@@ -122,7 +122,7 @@ class ModelRenderer:
         return whole[len(so_far) :]
 
     def answer(self, tokens: Sequence[int]) -> AnswerTurn:
-        """As of TurnTexts."""
+        """As in TurnTexts."""
         found = self._renderer.parse_response(list(tokens), prompt_ids=self._prompt)
         calls: list[WrittenCall] = []
         text, unparsed = found.content, list[UnparsedReason]()

@@ -1,7 +1,7 @@
 """Converts text to tokens and back with a snapshot's tokenizer and chat template. Blocking.
 
 The output of engines is only decoded, never tokenized again.
-This is the only place that tokenizes: the gateway's calls and the tasks' prompts come through here.
+No other module tokenizes: the gateway's calls and the tasks' prompts come here.
 Not here: reading the files (`tokenizer_files`), what a template may do (`chat_template`), and the choice of the
 snapshot.
 """
@@ -19,7 +19,7 @@ from echo2d.errors import Fault
 from echo2d.texts.chat_template import compiled, render, templates_of
 from echo2d.texts.tokenizer_files import load_tokenizer
 
-# Of a rendered template; the request has 1 MiB at most.
+# Of a rendered template; a request has at most 1 MiB.
 PROMPT_CHARS_MAX = 4 << 20
 # Characters of a template's own error message.
 TEMPLATE_WORDS_MAX = 300
@@ -37,8 +37,8 @@ class ModelTexts:
     """The tokenizer and chat template of one snapshot.
 
     files: the content of the TEXT_FILES that the snapshot has. template: replaces its own one.
-    day: that the template takes for today, such as 2026-11-28; empty: today.
-    context_max: tokens of prompt and output together; None if the snapshot does not tell.
+    day: the day that counts as today in the template, such as 2026-11-28; empty: today.
+    context_max: most tokens of prompt and output together; None if the snapshot does not say.
     OperatorFault: the snapshot's tokenizer cannot be read.
     """
 
@@ -50,7 +50,7 @@ class ModelTexts:
         self.context_max = context_max(loaded.config)
         added = self.tokenizer.get_added_tokens_decoder()
         self._bytes_per_token = _bytes_per_token(loaded.document, list(added.values()))
-        # The texts that become one token wherever they stand; the special ones control the model.
+        # Texts that always become one token. Those of `special` control the model.
         self.added = {each: token.content for each, token in added.items()}
         self.special = frozenset(each for each, token in added.items() if token.special)
         self._templates = (
@@ -62,14 +62,14 @@ class ModelTexts:
     def encode(self, text: str, *, special: bool, tokens_max: int | None = None) -> list[int]:
         """The text's token ids. special: with the tokens that the tokenizer puts around a text.
 
-        UnusableText: it has so many bytes that it cannot fit into tokens_max or the context.
+        UnusableText: it has too many bytes for tokens_max or the context.
         """
         return self.encode_each([text], special=special, tokens_max=tokens_max)[0]
 
     def encode_each(
         self, texts: Sequence[str], *, special: bool, tokens_max: int | None = None
     ) -> list[list[int]]:
-        """The token ids of each text, as of `encode`; together they must fit."""
+        """The token ids of each text, as from `encode`; together they must fit."""
         limits = [most for most in (tokens_max, self.context_max) if most is not None]
         if limits and self._bytes_per_token is not None:
             bytes_max = min(limits) * self._bytes_per_token
@@ -80,22 +80,22 @@ class ModelTexts:
                     f"{size} bytes of text are too many"
                 )
                 raise UnusableText("prompt", detail, "context_length_exceeded")
-        # `encode` would hold the GIL, and with it the coordinator's loop.
+        # `encode` would hold the GIL, and so stop the coordinator's loop.
         try:
             encoded = self.tokenizer.encode_batch(list(texts), add_special_tokens=special)
-        # The library has no class of its own: it lacks the token for what is unknown, for one.
+        # The library raises a bare Exception, for example if it lacks the token for unknown text.
         except Exception as error:
             raise UnusableText("prompt", f"the tokenizer says: {error}", "tokenizer") from error
         return [each.ids for each in encoded]
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of the tokens, special tokens included."""
+        """The text of the tokens, including special tokens."""
         return str(self.tokenizer.decode(tokens, skip_special_tokens=False))
 
     def render(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> str:
-        """The prompt that the chat template makes of the messages, up to where the answer begins.
+        """The prompt that the chat template makes from the messages, up to the beginning of the answer.
 
-        options: further variables of the template; with `tools`, a model may have a template of its own for them.
+        options: further variables of the template; for `tools`, a model may have another template.
         UnusableText: there is no template, or it fails.
         """
         with_tools = options.get("tools") is not None and "tool_use" in self._templates
@@ -110,7 +110,7 @@ class ModelTexts:
             if name not in self._compiled:
                 self._compiled[name] = compiled(self._templates[name], self._day)
             text = render(self._compiled[name], messages, options, self._named)
-            # A template can produce half a surrogate pair, which is no text.
+            # A template can produce half a surrogate pair, which cannot be encoded.
             text.encode()
         # The template is a foreign program and may raise anything.
         except Exception as error:
@@ -125,10 +125,10 @@ class ModelTexts:
 
 
 def _bytes_per_token(tokenizer: Mapping[str, Any], added: Sequence[AddedToken]) -> int | None:
-    """The most bytes of a text that one token stands for; None if it cannot be told.
+    """The most bytes of a text that one token covers; None if they are not known.
 
-    It can if nothing of a text is changed, dropped or cut off before the merges: a byte-level BPE
-    without normalizer. In its vocabulary every byte is one character.
+    They are known if nothing of a text is changed, dropped or cut off before the merges: in a byte-level
+    BPE without normalizer. In its vocabulary every byte is one character.
     """
     model = tokenizer["model"]
     steps = tokenizer.get("pre_tokenizer") or {}
@@ -140,7 +140,7 @@ def _bytes_per_token(tokenizer: Mapping[str, Any], added: Sequence[AddedToken]) 
         or not any(step.get("type") == "ByteLevel" for step in steps)
         or not all(step.get("type") in ("ByteLevel", "Digits", "Split") for step in steps)
         or any(step.get("behavior") == "Removed" for step in steps)
-        # Such a token swallows the spaces beside it.
+        # Such a token also covers the spaces beside it.
         or any(token.lstrip or token.rstrip for token in added)
     ):
         return None

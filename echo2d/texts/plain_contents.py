@@ -4,10 +4,10 @@
                                               with control tokens   |  as plain text
 
 A message is a stranger's text: a tool's output may contain "<|im_end|>". The template's own
-"<|im_end|>" is a control token, that of a message is ordinary tokens. Where no message holds
-the text of one, the whole is tokenized in one piece, as every other program does it.
-In a tool's output also the frame's own words, such as "</tool_response>", are plain text.
-Not here: what a template is, and which messages follow which.
+"<|im_end|>" becomes a control token, that of a message becomes ordinary tokens. If no message holds
+the text of a control token, the whole is tokenized in one piece, as in every other program.
+In a tool's output, words of the template's frame such as "</tool_response>" are plain text too.
+Not here: rendering, and the order of messages.
 """
 
 import json
@@ -20,15 +20,16 @@ from typing import Any
 
 from echo2d.texts.model_texts import ModelTexts, UnusableText
 
-# A tool's output that is nothing but such texts would take seconds.
+# A longer tool's output that consists of such texts only would take seconds.
 CUTS_MAX = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class RenderedPiece:
-    """A piece of a rendered text. words: texts of tokens that must not become one of these."""
+    """A piece of a rendered text."""
 
     text: str
+    # Texts of tokens; in this piece they must not become these tokens.
     words: frozenset[str] = frozenset()
 
 
@@ -37,8 +38,8 @@ def rendered_pieces(
 ) -> list[RenderedPiece]:
     """The rendered text, in pieces of the template and pieces of messages.
 
-    messages: as a template takes them. UnusableText: the template fails, or it changes a text that
-    must stay plain.
+    messages: from `for_template`. UnusableText: the template fails, or it changes a text that must
+    stay plain.
     """
     whole = texts.render(messages, options)
     try:
@@ -53,7 +54,7 @@ def rendered_pieces(
         raise UnusableText(
             "messages",
             "a message holds the text of a control token, and the chat template changes that "
-            "message, so it cannot be told from the template's own tokens",
+            "message, so it cannot be distinguished from the template's own tokens",
             "control_token",
         )
     return found
@@ -62,7 +63,7 @@ def rendered_pieces(
 def encode_pieces(
     texts: ModelTexts, pieces: Iterable[RenderedPiece], *, tokens_max: int | None = None
 ) -> list[int]:
-    """The token ids. UnusableText: too long, or a control token cannot be kept out of a message."""
+    """The token ids of the pieces. UnusableText: too long, or a control token cannot be kept out of a message."""
     parts = [(part, piece.words) for piece in pieces for part in _apart(piece)]
     encoded = texts.encode_each([part for part, _ in parts], special=False, tokens_max=tokens_max)
     for (_, words), ids in zip(parts, encoded, strict=True):
@@ -83,13 +84,13 @@ def encode_prompt(
     *,
     tokens_max: int | None = None,
 ) -> list[int]:
-    """The prompt of a conversation, up to where the answer begins. UnusableText: see above."""
+    """The prompt of a conversation, up to the beginning of the answer. UnusableText: see the functions above."""
     pieces = rendered_pieces(texts, for_template(messages), options)
     return encode_pieces(texts, pieces, tokens_max=tokens_max)
 
 
 def for_template(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The messages as templates take them: the arguments of tool calls are objects, not JSON."""
+    """The messages in the form that templates read: the arguments of tool calls are objects, not JSON."""
     return [
         {**message, "tool_calls": [_with_arguments(call) for call in message["tool_calls"]]}
         if message.get("tool_calls")
@@ -112,7 +113,7 @@ def _with_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _apart(piece: RenderedPiece) -> list[str]:
-    """The piece's text, cut within each text of a control token, so that none can be matched."""
+    """The piece's text, cut inside each text of a control token, so that none becomes that token."""
     if not piece.words:
         return [piece.text]
     anywhere, cuts = re.compile(_any_of(piece.words)), [0]
@@ -130,22 +131,22 @@ def _any_of(words: Iterable[str]) -> str:
 
 
 class _Marks:
-    """Puts marks in the place of the texts of messages that must stay plain.
+    """Replaces the texts of messages that must stay plain by marks.
 
-    whole: the rendered text, in which no mark occurs. UnusableText: it has all characters that a
+    whole: the rendered text, in which no mark occurs. UnusableText: it contains all characters that a
     mark may begin with.
     """
 
     def __init__(self, texts: ModelTexts, whole: str) -> None:
         self._control = frozenset(texts.added[token] for token in texts.special)
-        # Some tokenizers have tokens for many spaces, which control nothing.
+        # Tokens for runs of spaces, which some tokenizers have, control nothing.
         self._all = frozenset(word for word in texts.added.values() if word.strip())
         self._whole = whole
         self.plain: dict[str, RenderedPiece] = {}
 
     @cached_property
     def _opening(self) -> str:
-        # Private characters of Unicode, which no template knows.
+        # Private characters of Unicode have no meaning for a template.
         private = set(map(chr, range(0xE000, 0xF8FF))).difference(self._whole)
         if not private:
             raise UnusableText("messages", "all private characters of Unicode occur")
@@ -156,13 +157,13 @@ class _Marks:
         return {key: self._marked(value, words) for key, value in message.items()}
 
     def of(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The template's further variables: the descriptions of tools come from strangers, too."""
+        """The template's further variables, because strangers also write the descriptions of tools."""
         return {key: self._marked(value, self._control) for key, value in options.items()}
 
     def _marked(self, value: Any, words: frozenset[str]) -> Any:
         match value:
             case str():
-                # Templates strip contents, so the spaces around them must be seen.
+                # Templates strip contents, so the spaces around them must stay outside the mark.
                 inner = value.strip()
                 if not any(word in inner for word in words):
                     return value

@@ -1,4 +1,4 @@
-"""Whether this program makes the prompts that `transformers` makes of the same directory, where that is installed.
+"""Compares the prompts of this program with those that `transformers`, if installed, makes from the same directory.
 
 Blocking, and it imports `transformers`, which takes seconds.
 """
@@ -10,7 +10,7 @@ from typing import Any
 from echo2d.texts.files import read_text_files
 from echo2d.texts.model_texts import ModelTexts, UnusableText
 
-_SHOWN = 60  # characters, or tokens, of what differs
+_SHOWN = 60  # characters or tokens of a difference
 _CONVERSATIONS: tuple[list[dict[str, Any]], ...] = (
     [{"role": "user", "content": "What is 17 + 25?  Größer als 10 €, 你好\n\nIt's 3.14."}],
     [
@@ -23,7 +23,7 @@ _CONVERSATIONS: tuple[list[dict[str, Any]], ...] = (
 
 
 def difference(directory: Path) -> str | None:
-    """In words, what differs; empty: nothing. None: `transformers` is not installed, or cannot read the directory.
+    """Describe the difference; empty: none. None: `transformers` is not installed, or cannot read the directory.
 
     OperatorFault: this program cannot read it.
     """
@@ -34,12 +34,12 @@ def difference(directory: Path) -> str | None:
 
     try:
         theirs = AutoTokenizer.from_pretrained(directory, local_files_only=True)
-    # A directory of theirs can fail in any way.
+    # `transformers` may raise any exception on a directory.
     except Exception:  # noqa: BLE001
         return None
     for messages in _CONVERSATIONS:
-        if said := _difference(ours, theirs, messages):
-            return said
+        if found := _difference(ours, theirs, messages):
+            return found
     return ""
 
 

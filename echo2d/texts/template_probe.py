@@ -1,8 +1,8 @@
-"""What a chat template puts behind an answer, and whether it leaves alone what came before.
+"""Finds the text that a chat template puts after an answer, and whether it leaves earlier text unchanged.
 
     rendering of (conversation, answer, new messages) = prompt | answer | given
 
-The given text is cut out of the rendering of a conversation of our own, at an answer that marks the
+The given text is cut out of the rendering of an example conversation, at an answer that marks the
 place. It is right for every conversation only if the template appends, so that is probed first.
 Spaces around an answer do not count: templates strip them, but the tokens of an answer stay.
 Not here: tokens, and conversations.
@@ -18,7 +18,7 @@ from echo2d.texts.tool_calls import END_THINK, THINK
 
 Messages = Sequence[Mapping[str, Any]]
 
-# It only marks a place, and stands before every message of others.
+# This answer marks a place. It is rendered before all messages of other people, so the first one found is ours.
 _ANSWER = "\ue0f0an answer\ue0f0"
 _QUESTION = {"role": "user", "content": "A question?"}
 _CONVERSATIONS: tuple[Messages, ...] = (
@@ -41,7 +41,7 @@ _TOOL = {
 def behind_answer(
     texts: ModelTexts, messages: Messages, options: Mapping[str, Any]
 ) -> list[RenderedPiece]:
-    """The text between an answer and the next one. UnusableText: the template does not take it."""
+    """The text between an answer and the next one. UnusableText: the template refuses the messages."""
     asked = [_QUESTION, {"role": "assistant", "content": _ANSWER}, *messages]
     pieces = rendered_pieces(texts, asked, options)
     for place, piece in enumerate(pieces):
@@ -52,7 +52,7 @@ def behind_answer(
 
 
 def turn_end(texts: ModelTexts, options: Mapping[str, Any]) -> int | None:
-    """The special token that the template puts behind an answer; None: there is none."""
+    """The special token that the template puts after an answer; None: there is none."""
     try:
         behind = encode_pieces(texts, behind_answer(texts, [_QUESTION], options))
     except UnusableText:
@@ -61,7 +61,7 @@ def turn_end(texts: ModelTexts, options: Mapping[str, Any]) -> int | None:
 
 
 def ignores_tools(texts: ModelTexts, options: Mapping[str, Any]) -> bool:
-    """Whether the template shows the model nothing of the tools that it may call."""
+    """Whether the template leaves out the tools that the model may call."""
     try:
         without = texts.render([_QUESTION], options)
         return texts.render([_QUESTION], {**options, "tools": [_TOOL]}) == without
@@ -78,9 +78,9 @@ def opens_reasoning(texts: ModelTexts, options: Mapping[str, Any]) -> bool:
 
 
 class TemplateProbe:
-    """Whether a template appends messages of these roles.
+    """Probes whether a template appends messages of these roles.
 
-    keeps_reasoning: also to an answer with reasoning. NoContinuation: it does not append.
+    keeps_reasoning: it also appends them to an answer with reasoning. NoContinuation: it does not append.
     """
 
     def __init__(self, texts: ModelTexts, options: Mapping[str, Any], roles: Sequence[str]) -> None:
@@ -97,7 +97,7 @@ class TemplateProbe:
             raise NoContinuation("template", fault.detail) from fault
         if not appends:
             raise NoContinuation("append_only", "the chat template changes what came before")
-        if not all(map(self._gives_back, self._prompts())):
+        if not all(map(self._decodes_to_itself, self._prompts())):
             raise NoContinuation("tokens", "the tokenizer does not give back a text in parts")
 
     def _appends(self, answer: str) -> bool:
@@ -108,7 +108,8 @@ class TemplateProbe:
             for options, conversation, prompt in self._taken()
         )
 
-    def _gives_back(self, prompt: str) -> bool:
+    def _decodes_to_itself(self, prompt: str) -> bool:
+        """Whether a text that is encoded in parts decodes to itself."""
         parts = prompt, _ANSWERS[0], self._given
         pieces = [RenderedPiece(part) for part in parts]
         return self._texts.decode(encode_pieces(self._texts, pieces)) == "".join(parts)
@@ -117,7 +118,7 @@ class TemplateProbe:
         return (prompt for _, _, prompt in self._taken())
 
     def _taken(self) -> Iterator[tuple[Mapping[str, Any], Messages, str]]:
-        """The conversations that the template takes, without tools and with a tool."""
+        """The conversations that the template accepts, without tools and with a tool."""
         for options in (self._options, {**self._options, "tools": [_TOOL]}):
             for conversation in _CONVERSATIONS:
                 try:

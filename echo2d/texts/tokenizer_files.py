@@ -1,8 +1,8 @@
-"""Reads the tokenizer of a model's directory as `transformers` 5 reads it, without importing that. Blocking.
+"""Reads the tokenizer of a model's directory as `transformers` 5 reads it, without importing it. Blocking.
 
 `tokenizer.json` is not all of a tokenizer: other files of the directory name its special tokens and add tokens, some
-classes put a pipeline of their own in the place of the file's (`tokenizer_classes.json`, made by
-tools/tokenizer_classes.py), and truncation and padding are settings of its last user, which no call keeps.
+classes replace the file's pipeline by their own (`tokenizer_classes.json`, made by tools/tokenizer_classes.py), and
+its truncation and padding are settings of its last user, which are dropped.
 The steps follow `AutoTokenizer.from_pretrained` of transformers 5.23, for a local directory with a `tokenizer.json`.
 Not here: chat templates, and the reading of the files.
 """
@@ -21,7 +21,7 @@ from echo2d.errors import OperatorFault
 from echo2d.texts.files import ADDED_TOKENS, CLASS_FILE, SETTINGS, SPECIAL_TOKENS, TOKENIZER
 
 _PLAIN = ("PreTrainedTokenizer", "TokenizersBackend", "PythonBackend", "MistralCommonBackend")
-# Names of special tokens that every tokenizer may have; others end with `_token`, too.
+# Names of special tokens that every tokenizer may have; other names end with `_token` too.
 _NAMES = (
     "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token",
 )  # fmt: skip
@@ -31,22 +31,20 @@ _Token = str | AddedToken
 
 @dataclass(frozen=True, slots=True)
 class LoadedTokenizer:
-    """tokenizer: without truncation and padding. document: what it was made of, as in tokenizer.json.
-    named: the text of each special token that has a name, such as bos_token. settings, config: of the directory.
-    """
+    """A tokenizer and the files that it was made from."""
 
-    tokenizer: Tokenizer
-    document: Mapping[str, Any]
-    named: Mapping[str, str]
-    settings: Mapping[str, Any]
-    config: Mapping[str, Any]
+    tokenizer: Tokenizer  # without truncation and padding
+    document: Mapping[str, Any]  # what the tokenizer was made from, in the form of tokenizer.json
+    named: Mapping[str, str]  # the text of each special token that has a name, such as bos_token
+    settings: Mapping[str, Any]  # tokenizer_config.json
+    config: Mapping[str, Any]  # config.json
 
 
 def load_tokenizer(files: Mapping[str, bytes]) -> LoadedTokenizer:
-    """files: the content of those files of the directory. OperatorFault: it cannot be read as `transformers` does."""
+    """Read a tokenizer. files: the content of TEXT_FILES. OperatorFault: it cannot be read as `transformers` does."""
     try:
         loaded = _load(files)
-    # The library raises what it likes about a malformed file, and so does a setting of another type.
+    # The library may raise any exception on a malformed file, and so may a setting of a wrong type.
     except Exception as error:
         raise OperatorFault(f"the snapshot's tokenizer cannot be read: {error}") from error
     if isinstance(loaded, str):
@@ -57,7 +55,7 @@ def load_tokenizer(files: Mapping[str, bytes]) -> LoadedTokenizer:
 def _refusal(settings: Mapping[str, Any], config: Mapping[str, Any]) -> str:
     """Why this cannot be read here; empty: it can."""
     if "auto_map" in settings:
-        return "auto_map names a program of its own, which echo2d does not run"
+        return "auto_map names a program that comes with the model, which echo2d does not run"
     if "fast_tokenizer_files" in settings:
         return (
             "fast_tokenizer_files names other files; leave tokenizer.json alone and remove that key"
@@ -68,7 +66,7 @@ def _refusal(settings: Mapping[str, Any], config: Mapping[str, Any]) -> str:
 
 
 def _class_of(settings: Mapping[str, Any], config: Mapping[str, Any], built: bytes) -> str:
-    """The class that transformers takes; empty: none that changes what is in the file."""
+    """The class that transformers uses; empty: none that changes what is in the file."""
     known, model = _classes(), config.get("model_type")
     of_model = known["of_models"].get(model, "").removesuffix("Fast")
     own = settings.get("tokenizer_class") or config.get("tokenizer_class")
@@ -86,31 +84,31 @@ def _class_of(settings: Mapping[str, Any], config: Mapping[str, Any], built: byt
 
 
 def _load(files: Mapping[str, bytes]) -> LoadedTokenizer | str:
-    """A text: why it cannot be read here."""
+    """The tokenizer, or a text that says why it cannot be read here."""
     settings, config = _object(files, SETTINGS), _object(files, CLASS_FILE)
     document = json.loads(files[TOKENIZER])
-    document["model"].pop("merges", None)  # the library reads them, and nobody here
+    document["model"].pop("merges", None)  # only the library reads them
     if fault := _refusal(settings, config):
         return fault
     name = _class_of(settings, config, files[TOKENIZER])
     if name in _classes()["others"]:
         return f"transformers reads it by its class {name}; save it as PreTrainedTokenizerFast"
     cls = _classes()["classes"].get(name)
-    told, added = _told(files, settings, document)
+    args, added = _arguments(files, settings, document)
     if cls is not None:
-        told = {**cls["tokens"], **told}
+        args = {**cls["tokens"], **args}
     if document.get("padding") is not None:
-        told.setdefault("pad_token", document["padding"]["pad_token"])
+        args.setdefault("pad_token", document["padding"]["pad_token"])
     tokenizer = Tokenizer.from_buffer(files[TOKENIZER])
     if cls is not None:
-        document, tokenizer = _rebuilt(document, tokenizer, cls, told)
+        document, tokenizer = _rebuilt(document, tokenizer, cls, args)
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    named = _named(told)
-    _add(tokenizer, added, named, _extra(told))
-    tokenizer.encode_special_tokens = bool(told.get("split_special_tokens", False))
+    named = _named(args)
+    _add(tokenizer, added, named, _extra(args))
+    tokenizer.encode_special_tokens = bool(args.get("split_special_tokens", False))
     if cls is not None and cls["readds"]:
-        again = dict.fromkeys(map(str, [*named.values(), *_extra(told)]))
+        again = dict.fromkeys(map(str, [*named.values(), *_extra(args)]))
         tokenizer.add_tokens([AddedToken(text, special=True) for text in again])
     if cls is not None and cls["around"] is not None:
         _put_around(tokenizer, cls["around"])
@@ -118,60 +116,60 @@ def _load(files: Mapping[str, bytes]) -> LoadedTokenizer | str:
     return LoadedTokenizer(tokenizer, document, texts, settings, config)
 
 
-def _told(
+def _arguments(
     files: Mapping[str, bytes], settings: Mapping[str, Any], document: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[AddedToken]]:
-    """The settings as a class gets them, and the tokens to add, in their order."""
-    # Settings that count for nothing where there is a tokenizer.json.
-    told = {
+    """The settings that a class gets as arguments, and the tokens to add, in their order."""
+    # These settings have no effect if there is a tokenizer.json.
+    args = {
         key: each
         for key, each in settings.items()
         if key not in ("tokenizer_class", "add_bos_token", "add_eos_token")
     }
-    if told.get("additional_special_tokens") and not told.get("extra_special_tokens"):
-        told["extra_special_tokens"] = told.pop("additional_special_tokens")
+    if args.get("additional_special_tokens") and not args.get("extra_special_tokens"):
+        args["extra_special_tokens"] = args.pop("additional_special_tokens")
     own = {
-        key: told.pop(key)
-        for key in list(told)
-        if key.endswith("_token") and key not in _NAMES and isinstance(told[key], str)
+        key: args.pop(key)
+        for key in list(args)
+        if key.endswith("_token") and key not in _NAMES and isinstance(args[key], str)
     }
-    if isinstance(told.get("extra_special_tokens"), dict):
-        own.update(told.pop("extra_special_tokens"))
+    if isinstance(args.get("extra_special_tokens"), dict):
+        own.update(args.pop("extra_special_tokens"))
     if own:
-        told["model_specific_special_tokens"] = own
-    added = _added_tokens(files, told, document)
-    told = {key: _token(value) for key, value in told.items()}
+        args["model_specific_special_tokens"] = own
+    added = _added_tokens(files, args, document)
+    args = {key: _token(value) for key, value in args.items()}
     by_text = {str(token): token for token in added.values()}
     for key in _NAMES:
-        if told.get(key) is not None:
-            told[key] = by_text.get(str(told[key]), told[key])
-    return told, [added[number] for number in sorted(added)]
+        if args.get(key) is not None:
+            args[key] = by_text.get(str(args[key]), args[key])
+    return args, [added[number] for number in sorted(added)]
 
 
 def _added_tokens(
-    files: Mapping[str, bytes], told: dict[str, Any], built: Mapping[str, Any]
+    files: Mapping[str, bytes], args: dict[str, Any], built: Mapping[str, Any]
 ) -> dict[int, AddedToken]:
-    """The tokens to add, by their numbers. Those of `tokenizer_config.json` count alone if it has them."""
-    if "added_tokens_decoder" in told:
-        listed = told.pop("added_tokens_decoder")
+    """The tokens to add, by their numbers. If `tokenizer_config.json` has any, only those count."""
+    if "added_tokens_decoder" in args:
+        listed = args.pop("added_tokens_decoder")
         return {int(number): AddedToken(**token) for number, token in listed.items()}
     for key, value in _object(files, SPECIAL_TOKENS).items():
         if isinstance(value, dict) and key != "extra_special_tokens":
             value.pop("special", None)
-            told[key] = AddedToken(**value, special=True)
+            args[key] = AddedToken(**value, special=True)
         elif isinstance(value, list) and key == "extra_special_tokens":
             tokens = [
                 AddedToken(**each, special=True) if isinstance(each, dict) else each
                 for each in value
             ]
-            told[key] = list(dict.fromkeys([*(told.get(key) or []), *tokens]))
+            args[key] = list(dict.fromkeys([*(args.get(key) or []), *tokens]))
         else:
-            told[key] = value
-    if isinstance(told.get("extra_special_tokens"), dict):
-        own = told.setdefault("model_specific_special_tokens", {})
-        own.update(told.pop("extra_special_tokens"))
-    special = {str(told[key]) for key in _NAMES if told.get(key)}
-    special.update(map(str, told.get("extra_special_tokens") or ()))
+            args[key] = value
+    if isinstance(args.get("extra_special_tokens"), dict):
+        own = args.setdefault("model_specific_special_tokens", {})
+        own.update(args.pop("extra_special_tokens"))
+    special = {str(args[key]) for key in _NAMES if args.get(key)}
+    special.update(map(str, args.get("extra_special_tokens") or ()))
     added = {
         number: AddedToken(text, normalized=text not in special, special=text in special)
         for text, number in _object(files, ADDED_TOKENS).items()
@@ -182,46 +180,49 @@ def _added_tokens(
     return added
 
 
-def _named(told: Mapping[str, Any]) -> dict[str, _Token]:
-    """The special tokens that have names. Those of the model come last, and count more."""
-    found = {key: told[key] for key in _NAMES if isinstance(told.get(key), str | AddedToken)}
+def _named(args: Mapping[str, Any]) -> dict[str, _Token]:
+    """The special tokens that have names. Those of the model come last, and replace others of the same name."""
+    found = {key: args[key] for key in _NAMES if isinstance(args.get(key), str | AddedToken)}
     own = {
         key: value
-        for key, value in told.items()
+        for key, value in args.items()
         if key.endswith("_token") and key not in _NAMES and isinstance(value, str | AddedToken)
     }
-    return {**found, **own, **(told.get("model_specific_special_tokens") or {})}
+    return {**found, **own, **(args.get("model_specific_special_tokens") or {})}
 
 
-def _extra(told: Mapping[str, Any]) -> list[_Token]:
-    found = told.get("extra_special_tokens", told.get("additional_special_tokens"))
+def _extra(args: Mapping[str, Any]) -> list[_Token]:
+    found = args.get("extra_special_tokens", args.get("additional_special_tokens"))
     return list(found or ())
 
 
 def _rebuilt(
-    document: dict[str, Any], tokenizer: Tokenizer, cls: Mapping[str, Any], told: Mapping[str, Any]
+    document: dict[str, Any],
+    tokenizer: Tokenizer,
+    cls: Mapping[str, Any],
+    args: Mapping[str, Any],
 ) -> tuple[dict[str, Any], Tokenizer]:
-    """The document with the pipeline of the class in the place of its own, and its tokenizer without added tokens.
+    """The document with the pipeline of the class instead of its own, and its tokenizer without added tokens.
 
-    tokenizer: of the file; it is used up.
+    tokenizer: of the file; it must not be used afterwards.
     """
     made = {key: cls[key] for key in ("normalizer", "pre_tokenizer", "decoder", "model")}
-    given = {key: told[key] for key in cls["settings"] if told.get(key) is not None}
+    given = {key: args[key] for key in cls["settings"] if args.get(key) is not None}
     for other in cls["others"]:
         if other["given"].items() == given.items():
             made.update(other["then"])
     empty = {**made["model"], "vocab": {}, "merges": []}
     outline = {**document, **made, "model": empty, "added_tokens": []}
-    made_anew = Tokenizer.from_str(json.dumps(outline))
-    # Vocabulary and merges stay where the library has them: they may be hundreds of thousands.
+    rebuilt = Tokenizer.from_str(json.dumps(outline))
+    # Vocabulary and merges are not copied: there may be hundreds of thousands.
     model = tokenizer.model
     for key, value in made["model"].items():
         if key != "type":
             setattr(model, key, value)
     if model.unk_token is not None:
-        model.unk_token = str(told["unk_token"])
-    made_anew.model = model
-    return {**outline, "model": {**empty, "vocab": document["model"]["vocab"]}}, made_anew
+        model.unk_token = str(args["unk_token"])
+    rebuilt.model = model
+    return {**outline, "model": {**empty, "vocab": document["model"]["vocab"]}}, rebuilt
 
 
 def _add(
@@ -230,7 +231,7 @@ def _add(
     named: Mapping[str, _Token],
     extra: Iterable[_Token],
 ) -> None:
-    """Adds the tokens in this order, and last the special ones that are not there yet."""
+    """Add the tokens in this order, and after them the special ones that are not there yet."""
     known = {*(token.content for token in tokenizer.get_added_tokens_decoder().values())}
     known.update(map(str, added))
     tokens: list[_Token] = []
@@ -254,7 +255,7 @@ def _put_around(tokenizer: Tokenizer, around: Iterable[str | None]) -> None:
 
 
 def _token(value: Any) -> Any:
-    """The setting, with the tokens that a saved file writes as objects."""
+    """The setting, in which objects that mean tokens are replaced by tokens."""
     if isinstance(value, dict) and (value.get("__type") == "AddedToken" or "content" in value):
         return AddedToken(**{key: each for key, each in value.items() if key != "__type"})
     if isinstance(value, list):

@@ -1,8 +1,8 @@
 """Reads the tool calls and the reasoning that a model wrote into its answer.
 
-Which form a model was taught is read from its chat template: `<tool_call>{"name", "arguments"}
+The form that a model was taught is found in its chat template: `<tool_call>{"name", "arguments"}
 </tool_call>` (Hermes, Qwen), or one JSON object {"name", "parameters"} as the whole answer (Llama 3).
-A call that is malformed stays text, with a reason that can be counted.
+A malformed call stays in the text, with a reason that can be counted.
 Not here: the calls' execution, and their results.
 """
 
@@ -29,20 +29,18 @@ class WrittenCall:
 
 @dataclass(frozen=True, slots=True)
 class AnswerTurn:
-    """An answer, read.
+    """The parts of an answer."""
 
-    text: without calls and reasoning. unparsed: for each malformed call, which is still part of the
-    text: it is no JSON, lacks a name or arguments, or was not ended.
-    """
-
-    text: str
+    text: str  # without calls and reasoning
     tool_calls: tuple[WrittenCall, ...] = ()
     reasoning: str = ""
+    # A reason for each malformed call, which stays in the text: "json": it is not JSON; "shape": it
+    # lacks a name or arguments; "unclosed": it does not end.
     unparsed: tuple[UnparsedReason, ...] = ()
 
 
 def call_form(template: str | None) -> CallForm:
-    """The form of tool calls that a chat template teaches; "" for none that is known here."""
+    """The form of tool calls that a chat template teaches; "" if it teaches no form known here."""
     if template is None:
         return ""
     if "<tool_call>" in template:
@@ -52,19 +50,19 @@ def call_form(template: str | None) -> CallForm:
 
 def read_answer(text: str, form: CallForm, *, thinking: bool = False) -> AnswerTurn:
     """Read the text of an answer. thinking: the prompt has already opened the reasoning."""
-    reasoning, said = _apart(text, thinking=thinking)
+    reasoning, rest = _split_reasoning(text, thinking=thinking)
     if form == "":
-        return AnswerTurn(said, (), reasoning)
-    return _tagged(said, reasoning) if form == "tagged" else _bare(said, reasoning)
+        return AnswerTurn(rest, (), reasoning)
+    return _tagged(rest, reasoning) if form == "tagged" else _bare(rest, reasoning)
 
 
-def _apart(text: str, *, thinking: bool) -> tuple[str, str]:
-    """The reasoning, and the rest. Reasoning that has not ended is all there is."""
+def _split_reasoning(text: str, *, thinking: bool) -> tuple[str, str]:
+    """The reasoning, and the rest, which is empty if the reasoning does not end."""
     begun = text.lstrip()
     if not thinking and not begun.startswith(THINK):
         return "", text
-    reasoning, _, said = begun.removeprefix(THINK).partition(END_THINK)
-    return reasoning.strip(), said.lstrip()
+    reasoning, _, rest = begun.removeprefix(THINK).partition(END_THINK)
+    return reasoning.strip(), rest.lstrip()
 
 
 def _tagged(text: str, reasoning: str) -> AnswerTurn:
@@ -88,7 +86,7 @@ def _bare(text: str, reasoning: str) -> AnswerTurn:
     call = _call(body, "parameters")
     if isinstance(call, WrittenCall):
         return AnswerTurn("", (call,), reasoning)
-    # Other texts are no attempt at a call.
+    # A text with another beginning is no attempt at a call.
     return AnswerTurn(text, (), reasoning, (call,) if body.startswith('{"name"') else ())
 
 

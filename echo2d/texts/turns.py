@@ -4,14 +4,14 @@
 
 The next prompt is the last one, the tokens that the model wrote, and a rendering of the new
 messages only. Nothing that an engine has read or written is ever tokenized again, because a text
-does not say from which tokens it came. The *given* tokens begin with what the chat template puts
-behind an answer (its end token if the model did not write it, then often an end of line), and end
-where the next answer begins.
+does not determine the tokens that it came from. The *given* tokens begin with those that the chat
+template puts after an answer (its end token if the model did not write it, then often an end of
+line), and end where the next answer begins.
 
-A template that changes what came before, as by dropping the reasoning of earlier answers, is found
-by `template_probe` and refused: NoContinuation. Where the package `renderers` knows the model, it
-takes the template's place.
-Not here: which tokens are trained on, and what an environment says.
+A template that changes earlier text, for example by dropping the reasoning of earlier answers, is
+found by `template_probe` and refused: NoContinuation. If the package `renderers` knows the model, it
+is used in place of the template.
+Not here: which tokens are trained on, and the messages of environments.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -35,7 +35,7 @@ from echo2d.texts.tool_calls import END_THINK, AnswerTurn, call_form, read_answe
 
 __all__ = ["AnswerTurn", "NoContinuation", "TurnTexts"]
 
-# Equal roles in a row beyond this many are probed like so many.
+# A longer row of equal roles is probed as one of this length.
 EQUAL_ROLES_MAX = 3
 
 
@@ -67,19 +67,19 @@ class TurnTexts:
         self._renderer = model_renderer(texts, model, self._options)
 
     def first(self, messages: Messages, tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
-        """The tokens of the first prompt, up to where the answer begins.
+        """The tokens of the first prompt, up to the beginning of the answer.
 
-        UnusableText: the chat template does not take these messages.
+        UnusableText: the chat template refuses these messages.
         """
         options = {**self._options, "tools": list(tools)} if tools else self._options
         return encode_prompt(self._texts, messages, options)
 
     def caution(self) -> str:
-        """What the first prompt of an environment with tools lacks; empty: nothing."""
+        """A warning if the first prompt of an environment with tools lacks them; empty: none."""
         if self._renderer is not None or not ignores_tools(self._texts, self._options):
             return ""
         return (
-            "the model's chat template leaves out tools, so the model never sees them: take a template "
+            "the model's chat template leaves out tools, so the model never sees them: use a template "
             "that renders them, or describe them in a message"
         )
 
@@ -89,10 +89,10 @@ class TurnTexts:
         return turn_end(self._texts, self._options)
 
     def following(self, so_far: Sequence[int], messages: Messages) -> list[int]:
-        """The given tokens that come after so_far, up to where the next answer begins.
+        """The given tokens that come after so_far, up to the beginning of the next answer.
 
-        so_far: the first prompt and every written and given token, the end token of the last answer
-        included if the model wrote one. NoContinuation: the conversation cannot go on so.
+        so_far: the first prompt and all written and given tokens, including the end token of the last
+        answer if the model wrote one. NoContinuation: the conversation cannot go on like this.
         """
         messages = for_template(messages)
         roles = [str(message.get("role")) for message in messages]
@@ -120,7 +120,7 @@ class TurnTexts:
             said = read_answer(text, self._form, thinking=self._thinking)
         if finish != "stop_string":
             return said
-        # Afterwards, because the stop may be the end of a tool call.
+        # The text is cut after the calls are read, because the stop may be the end of a tool call.
         ends = [place for stop in self._stops if (place := said.text.find(stop)) >= 0]
         return replace(said, text=said.text[: min(ends, default=None)])
 

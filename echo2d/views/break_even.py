@@ -1,4 +1,4 @@
-"""Shows when far-away rollouts are cheaper than a data centre: a sentence, and a map of the saving."""
+"""Shows when far-away rollouts are cheaper than a data centre: in a sentence, and as a map of the saving."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ POINTS = 201  # of the map, each way
 
 
 def break_even_sentence(compared: BreakEven) -> str:
-    """What a data centre would take, and how far its prices are from making it the better choice."""
+    """What a data centre would cost, and up to which prices it is more expensive than this run."""
     saving, least = compared.saving, compared.rollout_share_min
     turns = compared.synchronous_usd
     first = (
@@ -27,8 +27,8 @@ def break_even_sentence(compared: BreakEven) -> str:
 
 
 def draw_map(compared: BreakEven, path: Path) -> None:
-    """The saving over the rollouts' share and the price ratio, with this run and the paper's on it."""
-    # Imported here: only this function needs matplotlib, and it is slow to import.
+    """A map of the saving over the rollouts' share and the price ratio; it marks this run and the paper's."""
+    # matplotlib is imported here because only this function needs it, and its import is slow.
     import numpy as np
     from matplotlib.figure import Figure
 

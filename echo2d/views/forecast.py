@@ -1,7 +1,7 @@
 """Draws the forecast of `echo2d plan`: the throughput needed, the workers chosen, and the cost.
 
-A table shows the same for other S and kappa. It reads a `Forecast` (`sim/fleet/forecast.py`) and
-decides nothing.
+A table shows the cost for other S and kappa. The module reads a `Forecast` (`plan/fleet/forecast.py`)
+and decides nothing.
 """
 
 from collections.abc import Sequence
@@ -96,7 +96,7 @@ def workers_table(found: Forecast) -> Table:
 
 def _broadcast_line(found: Forecast) -> Text:
     times = found.broadcast
-    # Which workers pass versions on; nothing is said if all of them do.
+    # Which workers pass versions on; the line says nothing about it if all of them do.
     only = {
         "all": "",
         "unmetered": "; metered workers only receive",
@@ -107,7 +107,7 @@ def _broadcast_line(found: Forecast) -> Text:
     return Text(
         f"a version reaches them in {seconds(times.planned_s)} as planned; "
         f"star {seconds(times.star_s)}, "
-        f"a chain {seconds(found.chain_s)}, no way under {seconds(times.bound_s)}; "
+        f"a chain {seconds(found.chain_s)}, at least {seconds(times.bound_s)} in any way; "
         f"T_bcast {seconds(found.demand.t_bcast_s)}"
         f"{only[found.relays]}"
         f"; the learner's host sends it {times.seed_copies:.1f} times{price}"
@@ -146,4 +146,4 @@ def _cell(found: Forecast, cell: WhatIf | None, cheapest: float | None) -> Text:
 
 
 def _usd(value: float, digits: int = 3) -> str:
-    return f"{value:,.{digits}f} usd" if value < float("inf") else "no end of usd"
+    return f"{value:,.{digits}f} usd" if value < float("inf") else "unlimited usd"

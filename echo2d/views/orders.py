@@ -1,7 +1,7 @@
 """Orders about workers, given to a running coordinator: cordon, uncordon, drain.
 
-Workers are named as `echo2d status` shows them, or by the beginning of their id. A drain that is
-waited for is given again if the coordinator was started anew meanwhile, because it forgets drains.
+Workers are named as `echo2d status` shows them, or by the beginning of their id. `drain_and_wait`
+orders the drain again after a restart of the coordinator, because a coordinator forgets drains.
 """
 
 import asyncio
@@ -14,11 +14,10 @@ from echo2d.core.status.schema import PeerStatus, Status, WorkerStatus
 from echo2d.errors import OperatorFault, PeerFault
 from echo2d.views.watch import Find
 
-# How long a coordinator may be away, as while it is started again.
+# A coordinator may be away this long, for example while it restarts.
 PATIENCE_S = 60.0
-# Between two looks at workers that drain.
-_LOOK_S = 1.0
-# The shortest beginning of an id that is taken for one.
+_LOOK_S = 1.0  # seconds between two looks at workers that drain
+# A name with fewer characters is not taken for the beginning of an id.
 _ID_CHARS_MIN = 4
 _NAMES_MAX = 12  # in an error
 
@@ -26,9 +25,9 @@ _NAMES_MAX = 12  # in an error
 async def give_orders(
     find: Find, names: Sequence[str], *, everyone: bool, order: str, hand_over: bool = False
 ) -> list[dict[str, Any]]:
-    """Give one order to each of these workers. Returns what the coordinator says of each.
+    """Give one order to each of these workers. Returns the coordinator's answer for each.
 
-    OperatorFault: a name fits no worker or several, or the order is not allowed.
+    OperatorFault: a name matches no worker or several, or the order is not allowed.
     """
     async with await _client(find) as client:
         status = read_status(await client.status())
@@ -49,7 +48,7 @@ async def drain_and_wait(
 ) -> list[dict[str, Any]]:
     """Drain these workers and wait until all have ended. tell: gets a line at every change.
 
-    within_s: then what they hold goes to others. Returns the outcome for each: ended or called off.
+    within_s: after this time their samples go to other workers. Returns the outcome for each: ended or called off.
     """
     loop = asyncio.get_running_loop()
     async with await _client(find) as client:
@@ -69,8 +68,8 @@ async def drain_and_wait(
                 peer = peers.get(worker)
                 if peer is not None:
                     seen_at[worker] = loop.time()
-                # A coordinator that was started anew knows only workers that have come back: one
-                # that does not is taken to have ended.
+                # A restarted coordinator knows only workers that have connected again. A worker
+                # that has not connected for 60 s counts as ended.
                 elif loop.time() < seen_at[worker] + 60.0:
                     continue
                 words, outcome = _progress(peer)
@@ -91,7 +90,7 @@ async def drain_and_wait(
 
 
 def _progress(peer: PeerStatus | None) -> tuple[str, str]:
-    """A line about a draining worker, and its outcome; empty: it is not over."""
+    """A line about a draining worker, and the outcome of the drain; empty: it goes on."""
     if peer is None or peer.state == "gone":
         return "ended", "ended"
     if not peer.cordoned:
@@ -107,7 +106,7 @@ async def _order(
     try:
         return await client.order_worker(worker, order, hand_over=hand_over)
     except PeerFault as fault:
-        # No such worker, or a token of another role: the operator's mistake.
+        # No such worker, or a token with another role: this is the operator's mistake.
         raise OperatorFault(str(fault)) from fault
 
 
@@ -137,7 +136,7 @@ def _find(peers: Sequence[PeerStatus], name: str) -> tuple[str, str]:
     found = [peer for peer in peers if peer.name == name]
     if not found and len(name) >= _ID_CHARS_MIN:
         found = [peer for peer in peers if peer.id.startswith(name)]
-    # Boxes often take the names of others that are gone.
+    # A new box often has the name of one that is gone, so workers that are here take precedence.
     here = [peer for peer in found if peer.state != "gone"] or found
     if len(here) == 1:
         return here[0].id, here[0].name
@@ -145,7 +144,7 @@ def _find(peers: Sequence[PeerStatus], name: str) -> tuple[str, str]:
         ids = ", ".join(peer.id[:12] for peer in here[:_NAMES_MAX])
         raise OperatorFault(f"{len(here)} workers are named {name}; name one by its id: {ids}")
     if len(name) == 32:
-        # The coordinator knows workers that are not connected by their ids alone.
+        # A worker that is not connected is known to the coordinator only by its full id.
         return name, name
     there = ", ".join(peer.name for peer in peers[:_NAMES_MAX]) or "none"
     raise OperatorFault(f"no worker is named {name}, and no id begins so; there are: {there}")

@@ -1,5 +1,5 @@
-"""One line at the bottom of a terminal that says what a program does, with a bar; log lines scroll by
-above it. There is none where stderr is no terminal.
+"""One line at the bottom of a terminal that shows what a program does, with a bar; log lines scroll
+above it. It is shown only if stderr is a terminal.
 """
 
 from collections.abc import Iterator
@@ -13,13 +13,13 @@ from echo2d.views.status import bar
 
 
 class ProgressLine:
-    """Shows one line, and prints others above it."""
+    """Shows the bottom line, and prints other lines above it."""
 
     def __init__(self, live: Live) -> None:
         self._live = live
 
     def show(self, words: str, share: float | None) -> None:
-        """share: how much of it is done; None: not known."""
+        """share: how much of the work is done; None: not known, so no bar is shown."""
         line = Text(words, no_wrap=True, overflow="ellipsis")
         if share is not None:
             line = Text.assemble((bar(share, 1.0), "cyan"), f" {share:4.0%}  ", line)
@@ -27,7 +27,7 @@ class ProgressLine:
         self._live.update(line, refresh=True)
 
     def print(self, text: str) -> None:
-        """Print it as it is, however long it is."""
+        """Print the text above the line, without cutting it."""
         self._live.console.print(Text(text), soft_wrap=True)
 
 
@@ -46,6 +46,6 @@ def progress_line(console: Console | None = None) -> Iterator[ProgressLine | Non
         redirect_stderr=False,
     )
     with live:
-        # A process that is killed leaves the terminal as it was.
+        # The cursor stays visible, so that a killed process leaves the terminal usable.
         console.show_cursor(show=True)
         yield ProgressLine(live)

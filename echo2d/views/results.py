@@ -1,4 +1,4 @@
-"""Draws what a run has made so far, once: samples, scores of versions, what the audit found, and its last lines."""
+"""Draws a run's results: samples, scores of versions, what the audit found, and the closing lines of `echo2d run`."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ from echo2d.views.status import bar, plain_console, scored_words
 
 
 def print_groups(lines: Sequence[Mapping[str, Any]]) -> None:
-    """Groups: a prompt, and its answers with their rewards."""
+    """Print groups: each prompt, and its answers with their rewards."""
     console = plain_console()
     if not lines:
         console.print("no group is logged yet")
@@ -68,7 +68,7 @@ def print_evaluations(found: Sequence[Evaluation]) -> None:
 def _score_table(name: str, found: Sequence[Evaluation]) -> Table:
     best = max((each.mean for each in found if each.mean is not None), default=0.0)
     most = max(found, key=lambda each: each.samples)
-    # Six parts of a reward; --json has all of them.
+    # The table shows up to 6 parts of the reward; --json has all of them.
     ks, parts = [k for k in most.pass_at if k != "1"], list(most.parts)[:6]
     table = Table(title=name, title_justify="left", title_style="bold", box=None, pad_edge=False)
     of_both = [*(f"pass@{k}" for k in ks), *parts]
@@ -151,9 +151,9 @@ def _share(part: int, whole: int) -> str:
 
 
 def closing_lines(metrics: Path, run_dir: Path, steps: int) -> Iterator[str]:
-    """Steps, scores, and where the model is.
+    """The closing lines: steps, scores, and where the model is.
 
-    metrics: the learner's metrics.jsonl, which may not be there. steps: after which the run ends.
+    metrics: the learner's metrics.jsonl, which may be missing. steps: after this many the run ends.
     """
     step, first, last = 0, dict[str, dict[str, Any]](), dict[str, dict[str, Any]]()
     with suppress(OSError), metrics.open() as lines:
@@ -167,7 +167,7 @@ def closing_lines(metrics: Path, run_dir: Path, steps: int) -> Iterator[str]:
                         last[name] = score
     if not step:
         return
-    goes_on = "" if step >= steps else "; the same command goes on"
+    goes_on = "" if step >= steps else "; the same command continues the run"
     yield f"{step} of {steps} train steps are made{goes_on}"
     for name, score in last.items():
         yield (

@@ -1,4 +1,4 @@
-"""Shows what `echo2d simulate` found, for people: a fleet like `echo2d plan`, a broadcast in sentences.
+"""Shows the result of `echo2d simulate` to people: a fleet as `echo2d plan` shows it, a broadcast in sentences.
 
 It reads the object that `--json` prints, and decides nothing.
 """
@@ -81,7 +81,7 @@ def _fleet_lines(facts: Mapping[str, Any]) -> list[str]:
         + (f" for {facts['seed_usd']:,.2f} usd" if facts["seed_usd"] else "")
         + f"; workers passed on {facts['relayed_gb']:,.1f} GB",
         (
-            f"changes  {facts['activation_changes']:,} of the active workers, where none had to be; "
+            f"changes  {facts['activation_changes']:,} of the active workers that were not necessary; "
             f"hosts that the learner lost: {facts['learner_losses']:,}"
         ),
     ]
@@ -102,7 +102,7 @@ def _broadcast(facts: Mapping[str, Any]) -> str:
                 f"{seconds(facts['t_verify_s'])}"
             ),
             (
-                f"planned  {seconds(facts['predicted_s'])}; no way is faster than {seconds(facts['bound_s'])}, "
+                f"planned  {seconds(facts['predicted_s'])}; no plan can be faster than {seconds(facts['bound_s'])}, "
                 f"and it took {facts['ratio']:.2f} times that"
             ),
             f"seed     sent it {facts['seed_copies']:.2f} times",

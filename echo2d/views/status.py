@@ -1,6 +1,6 @@
 """Draws the status of a run for a terminal: training, workers, the version that spreads, alerts.
 
-It draws a `Status` (`core/status/schema.py`) and asks nobody. Names and texts that come from other
+It draws a `Status` (`core/status/schema.py`) and makes no request. Names and texts that come from other
 machines are shown as text, never interpreted as markup.
 """
 
@@ -32,22 +32,25 @@ from echo2d.errors import OperatorFault
 
 SPARK = "▁▂▃▄▅▆▇█"
 SPARK_CELLS = 50
-# The width of the output where there is no terminal, and COLUMNS does not say otherwise.
+# The width of the output if it goes to no terminal and COLUMNS is not set.
 PLAIN_COLUMNS = 140
 COLOURS = {"joined": "green", "suspected": "yellow", "gone": "red"}
 
 
 def print_status(facts: Mapping[str, Any], *, only: str = "") -> None:
-    """Print the answer of `GET /v1/status` in a few lines. PeerFault: it is not one. only: as in `status_picture`."""
+    """Print the answer of `GET /v1/status` in a few lines. only: as in `status_picture`.
+
+    PeerFault: facts is no such answer.
+    """
     console = plain_console()
     lines = console.height if console.is_terminal else None
     console.print(status_picture(read_status(facts), lines=lines, width=console.width, only=only))
 
 
 def narrowed(facts: Mapping[str, Any], only: str, *, must: bool = False) -> Mapping[str, Any]:
-    """The answer with no other workers, or boxes of an owner, than those that `only` means, as in `status_picture`.
+    """The answer with only the workers, or an owner's boxes, that match `only`, as in `status_picture`.
 
-    OperatorFault: with `must`, there is none of them.
+    OperatorFault: with `must`, none matches.
     """
     if not only:
         return facts
@@ -67,7 +70,7 @@ def narrowed(facts: Mapping[str, Any], only: str, *, must: bool = False) -> Mapp
 
 
 def plain_console() -> Console:
-    """The terminal; for a file or pipe lines as long as COLUMNS says, or PLAIN_COLUMNS."""
+    """The terminal; for a file or pipe a console with the width of COLUMNS, or PLAIN_COLUMNS."""
     console = Console(highlight=False)
     if console.is_terminal:
         return console
@@ -83,7 +86,7 @@ def status_picture(
     width: int = PLAIN_COLUMNS,
     only: str = "",
 ) -> RenderableType:
-    """The whole picture. lines: of the terminal; workers that do not fit are counted.
+    """The whole picture. lines: height of the terminal; workers that do not fit are only counted.
 
     width: of the terminal; columns that do not fit are left out. only: part of the name, the id or the
     state of the workers to show.
@@ -91,7 +94,7 @@ def status_picture(
     sentences, faults = status.attention, status.faults[-5:]
     egress, room = [*_costs(status), *_egress(status)], None
     if lines is not None:
-        # Alerts shown on a terminal; elsewhere all of them are shown.
+        # A terminal shows up to 8 alerts; other output shows all of them.
         sentences = sentences[:8]
         # A picture has 22 lines besides workers, alerts and faults; a long bottleneck takes four of
         # them.
@@ -117,7 +120,7 @@ def status_picture(
 
 
 def _main_numbers(status: Status, tokens_per_s: float | None, width: int) -> Panel:
-    """The frame at the top: which run it is, and its main numbers."""
+    """The frame at the top: the run's name, and its main numbers."""
     return Panel(
         _tiles(status, tokens_per_s, width),
         title=_title(status),
@@ -175,7 +178,7 @@ def _tiles(status: Status, tokens_per_s: float | None, width: int) -> Table:
 
 
 def _step(status: Status) -> str:
-    """The step that is committed, of how many, and how long the others will take."""
+    """The committed step, the number of steps, and the time that the remaining ones will take."""
     steps, eta_s = status.learner.steps, status.learner.eta_s
     if steps is None:
         return f"{status.committed_step} committed"
@@ -200,7 +203,7 @@ def _provision(status: Status) -> Iterable[RenderableType]:
 
 
 def _costs(status: Status) -> Iterable[Text]:
-    """What the workers cost; nothing where no worker has a price."""
+    """What the workers cost; nothing if no worker has a price."""
     costs = status.costs
     if not costs.workers_usd:
         return
@@ -213,7 +216,7 @@ def _costs(status: Status) -> Iterable[Text]:
 
 
 def _egress(status: Status) -> Iterable[Text]:
-    """What the seed has sent, and what that costs; nothing where its bytes cost nothing."""
+    """What the seed has sent, and its cost; nothing if the seed's traffic is free."""
     if not status.seed_usd_per_gb_up:
         return
     words = f"{size(status.seed_sent_bytes)} for {status.seed_usd_total:.2f} usd"
@@ -224,7 +227,7 @@ def _egress(status: Status) -> Iterable[Text]:
 
 
 def _labelled(label: str, words: str) -> Table:
-    """A label with words that may wrap; wrapped lines stay in the column of the words."""
+    """A label with words that may wrap; wrapped lines start in the column of the words."""
     grid = Table.grid()
     grid.add_column(no_wrap=True)
     grid.add_column()
@@ -278,7 +281,7 @@ def _evaluating(status: Status) -> Iterable[Text]:
 
 
 def _playing(status: Status) -> Iterable[Text]:
-    """The samples of environments that no worker writes now."""
+    """The episodes that no worker writes at present: they wait for their environment or for a slot."""
     for task in status.tasks:
         if task.episodes is not None:
             yield Text.assemble(_label(task.name or "environment"), episodes_words(task.episodes))
@@ -355,11 +358,11 @@ def workers_table(
 ) -> Table:
     """The workers, and how much of the spreading version each has.
 
-    Where not all fit, workers in trouble come first. No word and no number is cut: the columns that can be
-    spared are left out. width, only: as in `status_picture`.
+    If not all fit, workers in trouble come first. No word and no number is cut: less important columns
+    are left out. width, only: as in `status_picture`.
     """
     wanted = [worker for worker in status.workers if _is_meant(only, worker)]
-    # Workers that are gone for longer are only counted: spot boxes come and go all day.
+    # Workers that have been gone for 600 s are only counted: spot boxes come and go all day.
     workers = [worker for worker in wanted if worker.state != "gone" or worker.silent_s < 600.0]
     if rows is not None:
         workers.sort(key=trouble)
@@ -409,7 +412,7 @@ _COLUMNS = (
     "heard",
 )
 _WORDS = {"worker", "state", "build", "audit"}
-# The columns that are spared first where not all fit.
+# The order in which columns are left out if not all fit.
 _SPARED = (
     "tokens", "used", "reward", "usd", "usd/h", "refit", "audit", "per h", "heard", "accepted", "running",
     "leases", "lag", "serves",
@@ -419,9 +422,9 @@ _SPARED = (
 def _fitting(
     columns: list[str], rows: Sequence[Mapping[str, Text]], more: Iterable[Text], width: int
 ) -> list[str]:
-    """As many of these columns as fit, each as wide as its widest cell and two spaces.
+    """As many of these columns as fit, each as wide as its widest cell plus two spaces.
 
-    more: cells of the first column below the rows.
+    more: further cells of the first column, below the rows.
     """
     widths = {
         name: 2 + max([cell_len(name), *(row[name].cell_len for row in rows)]) for name in columns
@@ -435,7 +438,7 @@ def _fitting(
 
 
 def columns_of(status: Status) -> list[str]:
-    """The columns to show; prices only where a worker has one, builds only where they differ."""
+    """The columns to show: prices only if a worker has one, builds only if they differ."""
     priced = any(worker.usd_per_h for worker in status.workers)
     hidden = set[str]() if priced else {"usd/h", "usd"}
     hidden |= {"audit"} if status.audit is None else set()
@@ -453,7 +456,7 @@ def trouble(worker: WorkerStatus) -> tuple[bool, bool, int, str]:
 
 
 def running_word(worker: WorkerStatus) -> str:
-    """Samples that run, the slots that may be used, and those that are offered if these are more."""
+    """Running samples, usable slots, and the slots that the worker offers if these are more."""
     offered = f" of {worker.slots}" if worker.usable < worker.slots else ""
     return f"{worker.running}/{worker.usable}{offered}"
 
@@ -484,7 +487,7 @@ def worker_cells(worker: WorkerStatus) -> dict[str, Text]:
 
 
 def _refit(pause_s: float | None, recompute_s: float | None) -> str:
-    """The pause, and the time in which KV caches were computed again, if there was any."""
+    """The pause, and the time for computing KV caches again, if there was any."""
     return f"{seconds(pause_s)} + {seconds(recompute_s)}" if recompute_s else seconds(pause_s)
 
 
@@ -497,7 +500,7 @@ def _makes(worker: WorkerStatus) -> Text:
 
 
 def _reward(worker: WorkerStatus) -> Text:
-    """Its mean reward, and by how much that is above others' on the same prompts."""
+    """The worker's mean reward, and how much it is above that of others on the same prompts."""
     if worker.reward is None:
         return Text("-")
     above = "" if worker.reward_above is None else f" {worker.reward_above:+.2f}"
@@ -505,7 +508,7 @@ def _reward(worker: WorkerStatus) -> Text:
 
 
 def _audit(worker: WorkerStatus) -> Text:
-    """What the audit thinks of it, and how many of its audited answers are flagged."""
+    """The worker's standing in the audit, and how many of its audited answers are flagged."""
     style = {"convicted": "bold red", "flagged": "yellow", "suspected": "red"}
     words = (worker.standing or "-", style.get(worker.standing, ""))
     return Text.assemble(words, (f" {worker.flagged}/{worker.audited}", "dim"))
@@ -562,7 +565,7 @@ def per_h(mu: float) -> str:
 
 
 def age(value: float) -> str:
-    """How long ago something was, in whole units."""
+    """A time span in whole units, such as how long ago something was."""
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
         if value >= 2 * length:
             return f"{value / length:.0f} {unit}"
@@ -585,7 +588,7 @@ class TokenRate:
         self._rate = 0.0
 
     def update(self, tokens: int, now: float) -> float:
-        # Fewer tokens than before mean that the count began anew: that interval is skipped.
+        # Fewer tokens than before mean that the coordinator restarted its count: the interval is skipped.
         if self._last is not None and now > self._last[1] and tokens >= self._last[0]:
             measured = (tokens - self._last[0]) / (now - self._last[1])
             self._rate += 0.2 * (measured - self._rate)

@@ -1,4 +1,4 @@
-"""What `echo2d try` and `echo2d init` say of a trial, for people."""
+"""The result of a trial as text: `echo2d try` and `echo2d init` print it."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -7,7 +7,7 @@ _TRACE_LINES = 12
 
 
 def trial_lines(trial: Mapping[str, Any]) -> Iterator[str]:
-    """trial: as of `echo2d try --json`."""
+    """trial: the object that `echo2d try --json` prints."""
     for task in trial["tasks"]:
         yield from _of_task(task)
     if trial["held_out"]:
@@ -35,7 +35,7 @@ def _of_task(task: Mapping[str, Any]) -> Iterator[str]:
     yield f"The longest of the first prompts has {task['longest']:,} tokens."
     if task["judged"]:
         right = task["judged"] - task["worthless"]
-        yield f"{right} of the first {task['judged']} expected answers are worth something to the scorer."
+        yield f"The scorer gives {right} of the first {task['judged']} expected answers a reward."
     if task["varied"] is not None:
         yield f"In {task['varied']} of {task['groups']} groups of answers the rewards differ."
     yield ""
@@ -52,7 +52,7 @@ def _of_task(task: Mapping[str, Any]) -> Iterator[str]:
         for answer in prompt["answers"]:
             yield from _of_answer(answer)
     if task["printed"]:
-        yield "What its code printed, the first lines:"
+        yield "The first lines that the task's code printed:"
         yield ""
         yield from _indented(task["printed"].splitlines()[:_TRACE_LINES])
         yield ""

@@ -1,8 +1,8 @@
 """`echo2d status --watch`: shows the status again and again, across restarts of the coordinator.
 
 On a terminal the picture is redrawn in place; elsewhere each interval prints a plain block, or one
-line with `as_json`. If the very first call gets no answer, it is an error of the operator. A later
-call without an answer is shown as a pause.
+line with `as_json`. If the first request gets no answer, that is the operator's mistake. A later
+request without an answer is shown as a pause.
 """
 
 import asyncio
@@ -22,21 +22,21 @@ from echo2d.core.status.schema import OwnStatus, Status
 from echo2d.views.own_status import is_own, own_picture
 from echo2d.views.status import TokenRate, age, narrowed, plain_console, status_picture
 
-# How long to wait for one answer: a person waits at the terminal.
+# Wait this long for one answer: a person waits at the terminal.
 ANSWER_S = 5.0
-# How much longer a single status waits, since the coordinator may just be starting.
+# A single status waits this much longer, because the coordinator may just be starting.
 WATCH_PATIENCE_S = 5.0
 
-# Finds the URL and the token file of the coordinator. OperatorFault: none runs.
+# Finds the URL and the token file of the coordinator. OperatorFault: no coordinator runs.
 Find = Callable[[], tuple[str, Path]]
 
 
 class Away(Exception):  # noqa: N818 - a state, not an error
-    """The coordinator did not answer this time."""
+    """The coordinator did not answer the last request."""
 
 
 class Asker:
-    """Asks one coordinator for its status, wherever it listens now.
+    """Asks one coordinator for its status, also after it restarts at another address.
 
     `async with` closes the connection.
     """
@@ -57,7 +57,7 @@ class Asker:
     async def status(self) -> dict[str, Any]:
         """The answer as JSON; with a worker's token, facts about its own boxes only.
 
-        Away: there is none now, but there was one before. OperatorFault: there never was one, or
+        Away: no answer came now, but there was one before. OperatorFault: there never was one, or
         the coordinator does not accept the token.
         """
         try:
@@ -83,7 +83,7 @@ class Asker:
             return await client.status()
 
     async def _present(self) -> AsyncCoordinator:
-        """The client of the coordinator as it listens now: a restarted one may listen elsewhere."""
+        """A client for the coordinator's present address: a restarted one may listen elsewhere."""
         try:
             at = await asyncio.to_thread(self._find)
         except OperatorFault as fault:
@@ -133,7 +133,7 @@ class Screen:
             self._console.print(Text(time.strftime("--- %H:%M:%S")), picture)
 
     def away(self, reason: str, *, now: float) -> None:
-        """No answer; what was seen last stays on the terminal."""
+        """Show that there is no answer; the last status stays on the terminal."""
         away_s = now - self._answered_at
         words = Text(
             f"coordinator away since {age(away_s)}, trying again: {reason}", style="bold yellow"
@@ -148,7 +148,7 @@ class Screen:
     def _draw(
         self, status: Status | OwnStatus, tokens_per_s: float | None, away: Text | None = None
     ) -> None:
-        """Draw on the terminal. away: above the last status, since when there is no answer."""
+        """Draw on the terminal. away: a line above the last status, while there is no answer."""
         picture = self._picture(status, tokens_per_s, self._console.height - (away is not None))
         self._live.update(picture if away is None else Group(away, picture), refresh=True)
 
@@ -167,7 +167,7 @@ class Screen:
 
 
 async def status_once(find: Find) -> dict[str, Any]:
-    """One answer, as JSON. OperatorFault: there is none."""
+    """One answer, as JSON. OperatorFault: no answer comes."""
     async with Asker(find, patience_s=WATCH_PATIENCE_S) as asker:
         return await asker.status()
 

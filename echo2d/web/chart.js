@@ -13,7 +13,7 @@ export const KINDS = ["", "second", "third", "fourth", "fifth"];
 
 const short = name => name.length > NAME_CHARS ? `${name.slice(0, NAME_CHARS - 1)}\u2026` : name;
 
-// Numbers 1, 2 or 5 times a power of ten, about `wanted` of them between the two.
+// About `wanted` multiples of 1, 2 or 5 times a power of ten, between low and high.
 export function ticks(low, high, wanted) {
   const rough = (high - low) / Math.max(1, wanted), power = 10 ** Math.floor(Math.log10(rough));
   const step = power * ([1, 2, 5].find(each => each * power >= rough - 1e-12) ?? 10);
@@ -22,7 +22,7 @@ export function ticks(low, high, wanted) {
   return {step, at: found};
 }
 
-// The lowest and the highest value, with some room; a flat line is in the middle.
+// The lowest and the highest value, with some room at both ends; a flat line comes out in the middle.
 export function span(values, {floor = null, ceiling = null} = {}) {
   let low = Infinity, high = -Infinity;
   for (const value of values) { if (value < low) low = value; if (value > high) high = value; }
@@ -33,7 +33,7 @@ export function span(values, {floor = null, ceiling = null} = {}) {
   return [low === floor ? low : low - room, high === ceiling ? high : high + room];
 }
 
-// The mean of the last `width` values, for a line that can be followed.
+// The mean of the last `width` values at each point: a smoother line.
 export function smoothed(points, width) {
   const found = [], window = [];
   let sum = 0;
@@ -47,8 +47,8 @@ export function smoothed(points, width) {
 }
 
 export class Chart {
-  // show: a value in words. floor: the axis begins here unless values are lower. limit: a dashed line, [value, name].
-  // named: values stand in a row of their own, with the names of their lines.
+  // show: formats a value. floor: the axis begins here unless values are lower. ceiling: the same at its upper end.
+  // named: values are shown in a row of their own, with the names of their lines.
   constructor(title, {show, floor = null, ceiling = null, named = false}) {
     this.show = show;
     this.named = named;
@@ -67,7 +67,7 @@ export class Chart {
     new ResizeObserver(() => this.draw()).observe(this.svg);
   }
 
-  // series: [{name, points: [[step, value or null]], kind: one of KINDS, dots}].
+  // series: [{name, points: [[step, value or null]], kind: one of KINDS, dots}]. limit: a dashed line, [value, name].
   set(series, limit = null) {
     this.series = series.filter(each => each.points.some(([, y]) => y !== null));
     this.limit = limit;
@@ -141,7 +141,7 @@ export class Chart {
     if (by === undefined || !this.steps?.length) return;
     event.preventDefault();
     const last = this.steps.length - 1;
-    // The first key shows the newest step.
+    // The first key press shows the newest step.
     const to = this.cursor === null && event.key !== "Home" ? last : this.steps.indexOf(this.cursor) + by;
     this._move(this.steps[Math.max(0, Math.min(last, to))]);
   }

@@ -1,4 +1,4 @@
-// Asks the coordinator. The secret is kept in this tab only, and goes with every question.
+// Sends requests to the coordinator. The secret is kept only in this tab, and is sent with every request.
 
 const KEY = "secret";
 const PATIENCE_MS = 15000;
@@ -7,7 +7,7 @@ export const secret = () => sessionStorage.getItem(KEY);
 export const remember = value => sessionStorage.setItem(KEY, value);
 export const forget = () => sessionStorage.removeItem(KEY);
 
-// What the coordinator refuses, in its own words.
+// An error of the coordinator, with its own message.
 export class Refusal extends Error {
   constructor(status, detail) {
     super(detail);

@@ -3,7 +3,7 @@
 
 export const $ = id => document.getElementById(id);
 
-// An element with attributes and children; children that are no nodes become text, and null is left out.
+// An element with attributes and children. A child that is no node becomes text; null is left out.
 export function made(tag, attributes = {}, ...children) {
   return fitted(document.createElement(tag), attributes, children);
 }
@@ -24,7 +24,7 @@ function fitted(node, attributes, children) {
   return node;
 }
 
-// A bar of this share. words: what it says to those who do not see it.
+// A bar that shows a share. words: the same for screen readers.
 export function bar(share, words, kind = "") {
   const fill = made("i");
   fill.style.width = `${(100 * Math.max(0, Math.min(1, share))).toFixed(1)}%`;

@@ -1,4 +1,4 @@
-// Numbers with their units, short enough for a tile. "-" means: not known yet.
+// Numbers with their units, short enough for a tile. "-" means that a value is not known yet.
 
 const known = value => value !== null && value !== undefined && Number.isFinite(value);
 export const NONE = "-";
@@ -18,7 +18,7 @@ export function seconds(value) {
   return long(value);
 }
 
-// A time of minutes or hours.
+// A time of minutes, hours or days.
 export function long(value) {
   if (!known(value)) return NONE;
   if (value < 60) return `${Math.round(value)} s`;
@@ -41,7 +41,7 @@ export const number = (value, digits = 3) => known(value) ? value.toFixed(digits
 export const usd = value => !known(value) ? NONE : value === 0 ? "0" : Math.abs(value) < 0.0995 ? value.toFixed(4) : value < 1000 ? value.toFixed(2) : count(value);
 export const perHour = mu => known(mu) ? count(3600 * mu) : NONE;
 
-// As many digits as tell neighbouring ticks apart.
+// A tick's value with as many digits as neighbouring ticks need to differ.
 export function tick(value, step) {
   if (Math.abs(value) >= 1e6) return `${+(value / 1e6).toFixed(2)} M`;
   if (Math.abs(value) >= 1e4) return `${+(value / 1e3).toFixed(1)} k`;

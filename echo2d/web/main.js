@@ -1,4 +1,4 @@
-// The dashboard: asks the coordinator every two seconds, and shows what is new.
+// The dashboard: asks the coordinator every two seconds, and shows what has changed.
 
 import {$} from "./dom.js";
 import {ask, forget, Refusal, remember, secret} from "./connection.js";
@@ -9,14 +9,14 @@ import {Tree} from "./tree.js";
 import {Workers} from "./workers.js";
 
 const POLL_MS = 2000;
-// After an answer that did not come; a coordinator that restarts is away for seconds.
+// Wait this long after a request without an answer; a coordinator that restarts is away for seconds.
 const RETRY_MS = 3000;
 const TOKENS_WINDOW_S = 20;
-// What the browser calls an answer that did not come, or is cut off.
+// The browser's names for the errors of an answer that did not come, or was cut off.
 const AWAY = ["TypeError", "SyntaxError", "TimeoutError", "AbortError"];
 const THEMES = ["auto", "light", "dark"];
 
-// All that is known of the run. status: the last one; seen: its number; age: of it, in seconds.
+// All that is known of the run. status: the last one; seen: its number; age: its age in seconds.
 const page = {role: null, seen: 0, age: 0, now: null, status: null, workers: [], history: new History(), evaluations: [], tokens_per_s: null, looks: [], stripe: 0};
 page.tree = new Tree({open: id => table.open(id), choose: stripe => { page.stripe = stripe; page.tree.plan(null); soon(); }});
 const table = new Workers(page), samples = new Samples();
@@ -42,7 +42,7 @@ async function poll() {
     if (!(error instanceof Refusal)) console.error(error);
   } finally { asking = false; }
   $("live").textContent = secret() ? wait === POLL_MS ? "\u25CF live" : "\u25B2 not live" : "";
-  // A page in the background asks again when somebody looks at it.
+  // A page in the background asks again when it becomes visible.
   if (wait !== null && !document.hidden) timer = setTimeout(poll, wait);
 }
 
@@ -80,11 +80,11 @@ function take(seen, status) {
   page.status = status;
   const {columns, rows} = status.workers;
   page.workers = rows.map(row => Object.fromEntries(columns.map((name, at) => [name, row[at]])));
-  // By the id: a peer may call itself like another.
+  // Alerts are found by the peer's id, because a peer may have another one's name.
   status.alerts_of = id => status.alerts.filter(alert => alert.peer === id).map(alert => alert.sentence);
 }
 
-// Tokens accepted per second, of the last seconds.
+// Compute the tokens accepted per second, over the last TOKENS_WINDOW_S.
 function pace(tokens) {
   page.looks.push([clock(), tokens]);
   while (page.looks.length > 2 && page.looks.at(-1)[0] - page.looks[1][0] >= TOKENS_WINDOW_S) page.looks.shift();
@@ -93,7 +93,7 @@ function pace(tokens) {
   page.tokens_per_s = after >= before && now - then > 1 ? (after - before) / (now - then) : page.history.steps.at(-1)?.tokens_per_s ?? null;
 }
 
-// Ask for the curves when there is a new step or a new score. True: there was.
+// Ask for the curves if there is a new step or a new score. Returns whether there was one.
 async function catchUp() {
   const newest = JSON.stringify([page.now.committed_step, page.status.evaluations.map(each => each.version)]);
   if (page.asked_at === newest) return false;

@@ -1,6 +1,6 @@
-// What an operator may tell one worker: to take no new leases (cordon), or also to end once it holds nothing (drain).
+// An operator's orders to one worker: take no new leases (cordon), or also end once it holds no samples (drain).
 //
-//     POST /v1/workers/{id}/cordon, uncordon, drain    for tokens of an operator
+//     POST /v1/workers/{id}/cordon, uncordon, drain    needs an operator's token
 
 import {made} from "./dom.js";
 import {ask, Refusal} from "./connection.js";
@@ -11,12 +11,12 @@ const ORDERS = {
   uncordon: "It works again; a drain that has not ended is called off.",
 };
 
-// The buttons for this worker. A viewer is told who may.
+// The buttons for this worker. A viewer sees instead which token is needed.
 export function orders(worker, role) {
   if (role !== "operator") return [made("p", {class: "dim"}, "To take it out of service, log in with an operator's token.")];
   const said = made("p", {role: "status"}), asked = made("div", {class: "row"});
   const names = worker.cordoned || worker.draining ? ["uncordon", "drain"] : ["drain", "cordon"];
-  // A second click, so that none is sent by mistake.
+  // An order needs a second click, so that no order is sent by mistake.
   const sure = name => {
     const yes = made("button", {type: "button", onclick: () => { asked.replaceChildren(); send(worker, name, said); }}, `${name} ${worker.name}`);
     const no = made("button", {type: "button", onclick: () => { asked.replaceChildren(); said.textContent = ""; }}, "no");
@@ -28,7 +28,7 @@ export function orders(worker, role) {
 }
 
 async function send(worker, name, said) {
-  said.textContent = "asked...";
+  said.textContent = "sent...";
   try {
     const {leased} = await ask(`/v1/workers/${encodeURIComponent(worker.id)}/${name}`, {method: "POST", body: {}});
     said.textContent = `${name}: done${leased ? `; it still holds ${leased} samples` : ""}.`;

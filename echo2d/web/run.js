@@ -5,10 +5,10 @@ import {Chart, KINDS, smoothed} from "./chart.js";
 import {bytes, count, long, NONE, number, percent, perHour, seconds, usd} from "./format.js";
 import {refit} from "./workers.js";
 
-const ALERTS_SHOWN = 3;  // of one kind
-const SMOOTH = 20;  // steps
+const ALERTS_SHOWN = 3;  // alerts of one kind that are shown at first
+const SMOOTH = 20;  // steps of a moving mean
 const LEARNER_HERE_S = 10;
-const PERIOD_STEPS = 20;  // the newest ones, of which a step's duration is the median
+const PERIOD_STEPS = 20;  // a step's duration is the median over this many newest steps
 
 const median = values => values.length ? [...values].sort((a, b) => a - b)[values.length >> 1] : null;
 const sum = values => values.reduce((total, value) => total + value, 0);
@@ -25,7 +25,7 @@ export class History {
 
   get newest() { return this.steps.at(-1)?.step ?? 0; }
 
-  // False: steps were trained anew, and everything has to be asked for again.
+  // False: steps were trained again, so the whole history must be asked for again.
   take({columns, rows, rewound}) {
     if (this.rewound !== null && this.rewound !== rewound) { this.steps = []; this.rewound = null; return false; }
     this.rewound = rewound;
@@ -35,7 +35,7 @@ export class History {
 
   points(name) { return this.steps.map(each => [each.step, each[name]]); }
 
-  // Seconds from commit to commit, of the newest steps.
+  // Median seconds from commit to commit, over the newest steps.
   get period() {
     const found = this.steps.slice(-PERIOD_STEPS).filter(each => each.wait_s !== null).map(each => each.t_train_s + each.wait_s);
     return median(found);
@@ -59,9 +59,9 @@ const CHARTS = {
   t_bcast: new Chart("T_bcast, publish to serving, s", {show: seconds, floor: 0}),
   step: new Chart("Duration of a step, s", {show: seconds, floor: 0, named: true}),
 };
-// Not every run has them: they are shown once there is a value.
+// Not every run has these charts: each is shown once it has a value.
 const OPTIONAL = ["evals", "parts", "tags", "entropy", "kl", "grad_norm"];
-// Charts and tiles: the least width and the gap, in px. page.css has the same gaps.
+// The smallest width and the gap of charts and of tiles, in px. page.css has the same gaps.
 const CHART = [336, 24], TILE = [135, 10];
 
 export function showCharts() {
@@ -75,7 +75,7 @@ function arrange() {
   balance("charts", CHART);
 }
 
-// Rows with nearly the same number of children leave no hole; the first rows have one less where it does not come out even.
+// Give all rows nearly the same number of children, so that no row has a hole; the first rows may have one child less.
 function balance(id, [least, gap]) {
   const shown = [...$(id).children].filter(child => !child.hidden);
   const rows = Math.ceil(shown.length / Math.max(1, Math.floor(($(id).clientWidth + gap) / (least + gap))));
@@ -85,7 +85,7 @@ function balance(id, [least, gap]) {
   }
 }
 
-// A line for each name in a column of the history, whose cells are values by name; the newest names first.
+// A line for each name in a column of the history, whose cells are values by name. The newest names are taken.
 function lines(history, column) {
   const names = new Set();
   for (const step of [...history.steps].reverse()) for (const name of Object.keys(step[column] ?? {})) if (names.size < KINDS.length) names.add(name);
@@ -111,7 +111,7 @@ export function drawCurves(history, staleness_max) {
   arrange();
 }
 
-// found: answers of /v1/evaluations.
+// found: rows of /v1/evaluations.
 export function drawEvaluations(found) {
   const names = [...new Set(found.map(each => each.name))];
   CHARTS.evals.set(names.map((name, at) => ({name, kind: KINDS[at % KINDS.length], dots: true, points: found.filter(each => each.name === name).map(each => [each.version, each.mean]).sort((a, b) => a[0] - b[0])})));
@@ -212,7 +212,7 @@ export function drawMoney(page) {
     ["a trajectory, median worker", trained.length ? `${usd(median(trained))} usd` : null],
     ["seed sent", `${bytes(status.seed_sent_bytes)}, ${usd(status.seed_usd_total)} usd`], ["of it, newest version", Object.keys(status.seed_usd).length ? `${usd(Object.values(status.seed_usd).at(-1))} usd` : null],
     ...(renting ? [["rented now", `${usd(renting.usd_per_h)} of at most ${usd(renting.usd_per_h_max)} usd/h`], ["spent on boxes", `${usd(renting.spent_usd)} of ${usd(renting.usd_total_max)} usd`], ["set aside, left", `${usd(renting.set_aside_usd)}, ${usd(renting.left_usd)} usd`]] : []),
-  ]) : made("p", {class: "dim"}, "Nothing has a price. Prices of boxes stand in [[price]], the learner's in activation.learner_usd_per_h."));
+  ]) : made("p", {class: "dim"}, "Nothing has a price. The config sets prices of boxes in [[price]], that of the learner in activation.learner_usd_per_h."));
   $("boxes-section").hidden = !renting?.boxes.length;
   if (renting) fill("boxes", table([["box"], ["worker"], ["provider"], ["offer"], ["state"], ["usd / h", true], ["age", true], ["life left", true], ["cost, usd", true], ["why it goes", false, true]], renting.boxes.map(box => [box.label, box.worker || NONE, box.provider, box.offer, box.state, usd(box.usd_per_h), long(box.age_s), long(box.life_left_s), usd(box.cost_usd), box.why])));
 }

@@ -1,4 +1,4 @@
-// Prompts and answers of a step, read only while they are shown, and only by those whom the coordinator lets.
+// Prompts and answers of a step. They are read only while they are shown, and only with a token that allows it.
 
 import {fill, made, table, $} from "./dom.js";
 import {ask, Refusal} from "./connection.js";
@@ -8,7 +8,7 @@ const words = text => typeof text === "string" ? text : text.join(" ");
 
 export class Samples {
   constructor() {
-    this.step = null;  // the newest
+    this.step = null;  // null: the newest step
     this.shown = null;
     $("samples").addEventListener("toggle", () => this.look());
   }
@@ -21,7 +21,7 @@ export class Samples {
       if (!(error instanceof Refusal)) throw error;
       this.shown = null;
       fill("samples-steps");
-      fill("samples-groups", made("p", {class: "dim"}, `${error.message}. Prompts and answers may be private: with samples.viewers = true in the coordinator's config viewers see them too.`));
+      fill("samples-groups", made("p", {class: "dim"}, `${error.message}. Prompts and answers may be private; viewers see them if the coordinator's config has samples.viewers = true.`));
     }
   }
 

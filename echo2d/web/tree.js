@@ -1,18 +1,18 @@
-// The broadcast as it goes on: how far every peer of the plan is, and from whom it receives.
+// The present broadcast: how much each peer of the plan has received, and from which peer it receives.
 //
-// Up to LIST_MAX peers are an indented list, with a bar and a rate each. More of them are squares in one band for each
-// hop from the seed. Rates are what came between two looks.
+// Up to LIST_MAX peers are shown as an indented list, with a bar and a rate each; more peers as squares, with a band
+// for each hop from the seed. A rate is what arrived between two answers of the coordinator.
 
 import {bar, fill, made, $} from "./dom.js";
 import {bytes, long, percent, seconds} from "./format.js";
 
 const LIST_MAX = 30;
-// A rate is of the last so many seconds at least, because frames come in bursts.
+// A rate covers at least this many seconds, because frames arrive in bursts.
 const RATE_S = 3.5;
-const SHAPES = {star: "everybody receives from the seed", chain: "one after the other", relay: "relay trees"};
+const SHAPES = {star: "every peer receives from the seed", chain: "from peer to peer", relay: "relay trees"};
 
 export class Tree {
-  // open: shows a peer. choose: another stripe of the plan is to be shown.
+  // open: shows a peer. choose: shows another stripe of the plan.
   constructor({open, choose}) {
     this.open = open;
     this.choose = choose;
@@ -24,7 +24,7 @@ export class Tree {
     $("tree").addEventListener("keydown", event => this._key(event));
   }
 
-  // The plan; null: there is none.
+  // Set the plan; null: there is no plan.
   plan(tree) {
     this.tree = tree;
     this.on = null;
@@ -44,7 +44,7 @@ export class Tree {
     this._stripes();
   }
 
-  // now: in seconds. peers: workers and relays by id.
+  // Set how much each peer has received. now: seconds. peers: workers and relays by id.
   progress(spread, peers, now) {
     if (!spread || spread.plan !== this.spread?.plan) this.looks = [];
     this.spread = spread;
@@ -56,7 +56,7 @@ export class Tree {
     this._draw();
   }
 
-  // What is known of one peer, for its own page; null: it is not in the plan.
+  // What is known of one peer, for its details; null: it is not in the plan.
   of(id) {
     const at = this.tree?.peers.indexOf(id) ?? -1;
     if (at < 0 || !this._agrees()) return null;
@@ -83,7 +83,7 @@ export class Tree {
 
   _words(at) {
     if (at === 0) return "has the whole version";
-    if (this._failed(at)) return "failed to apply it, and tries again";
+    if (this._failed(at)) return "failed to apply the version, and tries again";
     if (this.verified(at)) return "verified";
     const rate = this.rate(at);
     const pace = rate ? `, ${bytes(rate)}/s, ${long(this._left(at) / rate)} left` : "";
@@ -128,7 +128,7 @@ export class Tree {
         made("td", {class: "n"}, rate ? `${bytes(rate)}/s` : ""), made("td", {class: "n"}, rate ? `${long(this._left(at) / rate)} left` : ""),
         made("td", {class: "n dim"}, uplink ? `uplink ${bytes(uplink)}/s` : ""));
     });
-    const wide = made("table", {class: "tree", "aria-label": "who receives from whom, and how far they are"}, made("tbody", {}, rows));
+    const wide = made("table", {class: "tree", "aria-label": "which peer receives from which, and how much each has received"}, made("tbody", {}, rows));
     fill("tree", made("div", {class: "scroll"}, wide));
     $("tree").removeAttribute("tabindex");
     $("tree-said").textContent = "";
@@ -189,7 +189,7 @@ export class Tree {
     } else if (event.key === "Enter" && this.on) this.open(this.tree.peers[this.on]);
   }
 
-  // Mark a peer and those through which its frames come.
+  // Mark a peer and all peers through which its frames arrive.
   _light(at) {
     if (!this.shown) return;
     for (const cell of this.cells) cell?.node.classList.remove("on", "line");

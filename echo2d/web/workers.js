@@ -1,13 +1,13 @@
-// The table of workers: sorted, filtered, read by keys; and one worker in detail.
+// The table of workers, which can be sorted, filtered and read with the keyboard, and the details of one worker.
 
 import {bar, facts, fill, made, $} from "./dom.js";
 import {bytes, count, long, NONE, number, percent, perHour, seconds, usd} from "./format.js";
 import {orders} from "./orders.js";
 
 const ROWS_FIRST = 20;
-// Workers that are gone for longer are counted, and shown when asked for.
+// Workers that have been gone for longer are only counted, unless the user chooses the state "gone".
 const GONE_SHOWN_S = 600;
-// A glyph for each state, so that colour is never the only sign. The order is that of trouble.
+// A glyph for each state, so that colour is never the only sign. States in trouble come first.
 const STATES = {
   away: ["\u25CC", "warn"], suspected: ["\u25B2", "warn"], leaving: ["\u25D0", "warn"], draining: ["\u25D0", "warn"],
   cordoned: ["\u2298", "dim"], joined: ["\u25CF", "good"], standby: ["\u25CB", "dim"], gone: ["\u2715", "dim"],
@@ -20,7 +20,7 @@ export function state(worker) {
   return worker.leaving ? "leaving" : worker.active ? "joined" : "standby";
 }
 
-// The pause, and the time in which KV caches were computed again.
+// The pause, and the time for computing KV caches again.
 export const refit = (pause, recompute) => seconds(pause) + (recompute ? ` + ${seconds(recompute)}` : "");
 
 function reward({reward: mean, reward_above: above}) {
@@ -28,12 +28,12 @@ function reward({reward: mean, reward_above: above}) {
   return number(mean, 2) + (above === null ? "" : ` (${above < 0 ? "" : "+"}${number(above, 2)})`);
 }
 
-// The slots that it may use, and those that it offers if these are more.
+// The slots that the worker may use, and those that it offers if these are more.
 const slotsOf = worker => worker.usable < worker.slots ? `${worker.usable} of ${worker.slots}` : String(worker.slots);
 
 const makes = worker => worker.mu === null || worker.state === "gone" ? NONE : `${worker.mu_sd === null ? "~" : ""}${perHour(worker.mu)}`;
 
-// title, what it shows, what it is sorted by, whether it is a number, when it is shown.
+// Each column: title, text of a cell, key for sorting, whether it is a number, whether it is shown.
 const COLUMNS = [
   ["worker", null, worker => byName(worker), false],
   ["state", null, worker => Object.keys(STATES).indexOf(worker.shown), false],
@@ -54,10 +54,10 @@ const COLUMNS = [
   ["receives", null, worker => worker.share ?? 2, false, page => page.tree.spread !== null],
 ];
 
-// So that gpu-9 comes before gpu-10.
+// Numbers in names are compared as numbers: gpu-9 comes before gpu-10.
 const byName = worker => worker.name.toLowerCase().replace(/\d+/g, digits => digits.padStart(12, "0"));
 
-// Those in trouble come first.
+// A key for sorting: workers in trouble come first.
 const trouble = worker => [worker.state === "gone", worker.alive, -(worker.lag ?? 1e9), byName(worker)];
 
 function compared(one, other) {

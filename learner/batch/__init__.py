@@ -1,1 +1,1 @@
-"""What comes in: batches are fetched, checked and laid out for the model."""
+"""Batches are fetched, checked and laid out for the model."""

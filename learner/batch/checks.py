@@ -3,7 +3,7 @@
 The learner trusts nothing: `faults` checks every span of every trajectory (I1, I5), and a group
 with a fault is refused, never trained. An answer ends with written tokens; before them
 some may be given, which are context for the model but not part of the loss. With `masks`, I1 holds
-per token: a group is accepted if any of its tokens is fresh enough, and its stale tokens are
+for each token: a group is accepted if any of its tokens is fresh enough, and its stale tokens are
 context too. Not here: how a batch is laid out (`packing`).
 """
 
@@ -18,31 +18,28 @@ from numpy.typing import NDArray
 
 from echo2d.client import Batch, Group, PeerFault, Span, Trajectory
 
-_LOGPROB_MIN = -104.0  # a softmax in float32 says 0 of what is less likely, so no engine draws it
-# How answers end that were not finished.
+# A softmax in float32 gives 0 for less likely tokens, so no engine draws them.
+_LOGPROB_MIN = -104.0
+# Values of `finish` for answers that were cut off.
 CUT_OFF = ("length", "context")
 TRAINED_MAX = 1 << 14  # groups remembered: those of hundreds of steps
 
 
 @dataclass(frozen=True, slots=True)
 class BatchRules:
-    """What the session promises about every batch.
-
-    group_size: episodes of one group at most. Twice as many may have been drawn; the others are left out.
-    group_min: a group may lack some of its trajectories, but not more. masks: whether over_stale is
-    "mask". trains_cut: whether answers that were cut off are trained on; otherwise they count in the
-    mean of their group alone. row_tokens_max: of a prompt with its answer, 0: any. refuses_long: whether a
-    group with a longer answer is refused; otherwise the answer's first tokens are trained.
-    """
+    """What the session promises about every batch, and what the config says about answers."""
 
     staleness_max: int
     groups: int
+    # Most episodes of one group. Twice as many may have been drawn; the others are left out.
     group_size: int
     vocab_size: int
-    group_min: int
-    masks: bool = False
+    group_min: int  # least episodes of one group
+    masks: bool = False  # whether over_stale is "mask"
+    # Whether answers that were cut off are trained on; otherwise they only count in their group's mean.
     trains_cut: bool = True
-    row_tokens_max: int = 0
+    row_tokens_max: int = 0  # of a prompt with its answer; 0: no limit
+    # Whether a group with a longer answer is refused; otherwise the answer's first tokens are trained.
     refuses_long: bool = False
 
     def fresh(self, span: Span, step: int) -> bool:
@@ -50,7 +47,7 @@ class BatchRules:
         return (step - 1) - span.version <= self.staleness_max
 
     def room(self, group: Group, tokens: int) -> int:
-        """How many of an answer's tokens fit into a row behind the group's prompt."""
+        """How many of an answer's tokens fit into a row after the group's prompt."""
         return (
             min(tokens, self.row_tokens_max - len(group.prompt)) if self.row_tokens_max else tokens
         )
@@ -87,11 +84,11 @@ def faults(batch: Batch, step: int, rules: BatchRules, trained: Trained) -> dict
     cannot repair.
     """
     if batch.step != step or len(batch.groups) != rules.groups:
-        asked, came = (
+        wanted, received = (
             f"batch {step} of {rules.groups} groups",
             f"batch {batch.step} of {len(batch.groups)}",
         )
-        raise PeerFault(f"asked for {asked}; got {came}")
+        raise PeerFault(f"asked for {wanted}; got {received}")
     found: dict[int, str] = {}
     seen: set[int] = set()
     for group in batch.groups:
@@ -121,7 +118,7 @@ def staleness_histogram(batch: Batch) -> dict[int, int]:
 
 
 def _group_fault(group: Group, step: int, rules: BatchRules) -> str:
-    # Without branches each trajectory is the only one of its episode, which has the sample's number.
+    # Without branches each trajectory is an episode of its own, with the sample's number.
     firsts = [
         episode
         for episode, each in zip(group.episodes, group.trajectories, strict=True)
@@ -176,8 +173,7 @@ def _trajectory_fault(trajectory: Trajectory, step: int, rules: BatchRules) -> s
         return "it has no tokens, or tokens outside the vocabulary"
     if len(trajectory.logprobs) != length:
         return f"it has {len(trajectory.logprobs)} logprobs for {length} tokens"
-    # Written so that NaN fails too.
-    # 0 is the largest logarithm of a probability; the rest allows for rounding.
+    # Written so that NaN fails too. A probability's logarithm is at most 0, and 1e-4 allows for rounding.
     if not ((trajectory.logprobs >= _LOGPROB_MIN) & (trajectory.logprobs <= 1e-4)).all():
         return f"a logprob is not between {_LOGPROB_MIN:g} and 0"
     # Written so that NaN fails too.
@@ -185,9 +181,9 @@ def _trajectory_fault(trajectory: Trajectory, step: int, rules: BatchRules) -> s
     if not abs(trajectory.reward) <= 1e15:
         return f"its reward is {trajectory.reward}"
     written = [(span.start, span.end) for span in trajectory.spans]
-    # If one of the two is out of order, so is the result.
+    # If one of the two lists is out of order, so is the result.
     pieces = list(merge(written, trajectory.given))
-    # They cover the tokens if each begins where the one before ends: pairs of equal edges.
+    # They cover the tokens if each begins where the one before ends, so that edges come in equal pairs.
     edges = [0, *chain(*pieces), length]
     if edges[::2] != edges[1::2] or any(start >= end for start, end in pieces):
         given = " and given tokens" if trajectory.given else ""

@@ -2,7 +2,7 @@
 steps.
 
     parts        whole groups, dealt at random by (rng_seed, step): one part per optimizer step
-    bundles      answers of a group that read one copy of its prompt; else each answer alone
+    bundles      answers of a group that share one copy of its prompt; else each answer alone
     rows         of at most `tokens_max` tokens, or one bundle: as few as hold all of them, times the ranks.
                  Bundles are dealt to them, costliest first, each to the row with the least to do
     micro-batch  one row. All ranks run their first one together, then their second one, and so on, so
@@ -13,7 +13,7 @@ micro-batch. The same batch always gives the same layout. Answers without a toke
 
 Given tokens, and those that are too old, are read as context; they have no entry in n, so nothing that is
 computed for n (log p, ratios, means, scores) is computed for them. Branches of an episode share its
-advantage, and weigh together as one answer.
+advantage, and together they have the weight of one answer.
 
 Suffixes of names: b = rows of a micro-batch, t = positions, p = pieces, n = answer tokens in the loss, in
 row-major order.
@@ -32,34 +32,32 @@ from echo2d.client import Batch, Group, Trajectory
 from echo2d.learner.batch.checks import CUT_OFF, BatchRules
 from echo2d.learner.objective.hooks import Advantages
 
-_PAD = 0  # any token id: attention is causal, so padding on the right is never seen
+_PAD = 0  # any token id would do: attention is causal, so no token sees padding on its right
 Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
 class PackedAnswer:
-    """A prompt and one trajectory [t]. counts [t]: which tokens are in the loss; the others have no
-    entry in n. group_id, sample: the trajectory's group, and its number there. prompt: how many of
-    the tokens are the prompt, which all answers of the group have alike. episode_tokens: tokens in the loss
-    of all branches of its episode; 0: it has no other branch. first: whether it is the first of them here.
-    """
+    """A prompt and one trajectory."""
 
+    # The trajectory's group, and its number there.
     group_id: int
     sample: int
-    tokens: NDArray[np.int32]
-    counts: NDArray[np.bool_]
+    tokens: NDArray[np.int32]  # [t]
+    counts: NDArray[np.bool_]  # [t], which tokens are in the loss; the others have no entry in n
     logprobs_n: NDArray[np.float32]
     staleness_n: NDArray[np.int64]
     advantage: np.float32
     temperature: float = 1.0
-    prompt: int = 1
+    prompt: int = 1  # how many of the tokens are the prompt, which is the same in the whole group
+    # Tokens in the loss of all branches of its episode; 0: it has no other branch.
     episode_tokens: int = 0
-    first: bool = True
+    first: bool = True  # whether it is the first of these branches in the batch
 
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """Which tokens of a row see which. Piece p is a run of tokens; each sees the piece's context, which is an
+    """Which tokens of a row see which. Piece p is a run of tokens. Each token sees the piece's context, which is an
     earlier run, and the tokens of the piece up to itself.
 
     The pieces of a row follow each other without a gap.
@@ -84,26 +82,21 @@ class Pieces:
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """One forward pass: a row of pieces, or padded rows of an answer each.
-
-    lengths_b: of the rows without their padding. answer_bt marks the tokens in the loss. positions_bt
-    restarts in each answer; it and pieces are None if each answer has its row. answers_n is the index of
-    each token's answer, episode_tokens_n how many tokens its episode has in the loss. trajectories names
-    the group of each answer, and its number there.
-    """
+    """One forward pass: a row of pieces, or padded rows of one answer each."""
 
     tokens_bt: NDArray[np.int64]
-    lengths_b: NDArray[np.int64]
-    answer_bt: NDArray[np.bool_]
+    lengths_b: NDArray[np.int64]  # of the rows without their padding
+    answer_bt: NDArray[np.bool_]  # marks the tokens in the loss
+    # Positions restart in each answer. This and pieces are None if each answer has its own row.
     positions_bt: NDArray[np.int64] | None
     pieces: Pieces | None
     rollout_logprobs_n: NDArray[np.float32]
     staleness_n: NDArray[np.int64]
     advantages_n: NDArray[np.float32]
-    answers_n: NDArray[np.int64]
-    episode_tokens_n: NDArray[np.int64]
+    answers_n: NDArray[np.int64]  # index of each token's answer
+    episode_tokens_n: NDArray[np.int64]  # how many tokens the token's episode has in the loss
     temperatures_n: NDArray[np.float32]
-    trajectories: tuple[tuple[int, int], ...]
+    trajectories: tuple[tuple[int, int], ...]  # the group of each answer, and its number there
 
     @property
     def answers(self) -> int:
@@ -116,7 +109,7 @@ class MicroBatch:
 
     @property
     def places(self) -> NDArray[np.int64]:
-        """The places of all tokens but padding, among those of all rows."""
+        """The indices of all tokens but padding, among those of all rows."""
         return np.flatnonzero(np.arange(self.tokens_bt.shape[1]) < self.lengths_b[:, None])
 
 
@@ -138,9 +131,10 @@ _NOTHING = MicroBatch(
 
 @dataclass(frozen=True, slots=True)
 class _Bundle:
-    """Answers of a group and the first `shared` tokens of its prompt, which stand there once.
+    """Answers of a group with one copy of the first `shared` tokens of its prompt.
 
-    The last prompt token is not shared: it predicts the first token of an answer, so each has one.
+    The last prompt token is not shared: it predicts the first token of an answer, so each answer has
+    its own.
     """
 
     answers: Sequence[PackedAnswer]
@@ -158,7 +152,7 @@ class _Bundle:
         return self.width + pair_cost * pairs
 
     def split(self, room: int) -> tuple["_Bundle", "_Bundle"] | None:
-        """Two bundles, of which the first fits into `room`; None: that is not worth another copy of the prompt."""
+        """Two bundles, of which the first fits into `room`; None: a split is not worth another copy of the prompt."""
         first: list[PackedAnswer] = []
         rest: list[PackedAnswer] = []
         free = room - self.shared
@@ -172,7 +166,7 @@ class _Bundle:
         return _bundle(first, self.shared), _bundle(rest, self.shared)
 
     def pieces(self) -> Iterator[tuple[NDArray[np.int32], NDArray[np.bool_], int]]:
-        """The tokens of each piece, which of them are in the loss, and the first one's position."""
+        """For each piece: its tokens, which of them are in the loss, and the position of the first one."""
         first = self.answers[0]
         if self.shared:
             yield first.tokens[: self.shared], first.counts[: self.shared], 0
@@ -192,9 +186,7 @@ def answers_of(batch: Batch, rules: BatchRules, advantages: Advantages) -> list[
 def parts(
     groups: Sequence[list[PackedAnswer]], count: int, *, step: int, rng_seed: int
 ) -> list[list[PackedAnswer]]:
-    """The answers of each optimizer step, without empty parts. With one part the order stays as it
-    is.
-    """
+    """The answers of each optimizer step, without empty parts. With one part the order stays the same."""
     order = (
         np.random.default_rng((rng_seed, step)).permutation(len(groups))
         if count > 1
@@ -221,7 +213,7 @@ def micro_batches(
     by_length = sorted(answers, key=lambda answer: len(answer.tokens), reverse=True)
     if packed:
         total = sum(len(answer.tokens) for answer in answers)
-        # A rank has at least so many bundles, if answers are that short: fewer could not be dealt
+        # A rank gets at least 8 bundles if answers are short enough, because fewer could not be dealt
         # evenly.
         room = max(len(by_length[0].tokens), min(tokens_max, total // ranks // 8))
         rows = _rows(_bundles(by_length, room), tokens_max, ranks, pair_cost)
@@ -284,9 +276,9 @@ def _even(
 
 
 def _filled(bundles: Sequence[_Bundle], room: int) -> list[list[_Bundle]]:
-    """Put bundles, widest first, into rows of at most `room`, or of one answer that is longer.
+    """Put bundles, widest first, into rows of at most `room` tokens, or of one answer that is longer.
 
-    A bundle that fits into no row is split, so that the emptiest one is filled.
+    A bundle that fits into no row is split so that its first half fills the emptiest row.
     """
     rows: list[list[_Bundle]] = []
     free: list[tuple[int, int]] = []  # (free tokens, row), ascending
@@ -339,7 +331,7 @@ def _answers(
 def _answer(
     group: Group, trajectory: Trajectory, advantage: np.float32, step: int, rules: BatchRules
 ) -> PackedAnswer | None:
-    """None: none of its tokens is in the loss."""
+    """One answer; None: none of its tokens is in the loss."""
     if not rules.trains_cut and trajectory.finish in CUT_OFF:
         return None
     # Given tokens have no span, so they stay False.
@@ -350,7 +342,7 @@ def _answer(
         staleness[span.start : span.end] = (step - 1) - span.version
     if not counts.any():
         return None
-    # The tokens beyond are neither read nor trained: attention is causal, so the others do not miss them.
+    # Tokens after the last one in the loss are left out: attention is causal, so no other token sees them.
     end = int(counts.nonzero()[0][-1]) + 1
     counts, staleness = counts[:end], staleness[:end]
     return PackedAnswer(
@@ -383,7 +375,7 @@ def _bundles(by_length: Sequence[PackedAnswer], room: int) -> list[_Bundle]:
 
 
 def _best_fit(items: Sequence[tuple[int, Item]], room: int) -> list[list[Item]]:
-    """Put (width, item), widest first, into rows of at most `room`, or of one item that is wider."""
+    """Put items, given as (width, item), widest first, into rows of at most `room`, or of one wider item."""
     rows: list[list[Item]] = []
     free: list[tuple[int, int]] = []  # (free tokens, row), ascending
     for width, item in items:

@@ -1,7 +1,7 @@
 """Fetch the next batch in a thread while the learner trains on the present one.
 
-A step is fetched once, however often it is requested, until `forget` says that its batch has changed: a
-batch of which groups were refused is fetched again while the next one is still under way. `stop` may be called
+A step is fetched once, however often it is requested, until `forget` says that its batch has changed. So a
+batch with refused groups can be fetched again while the next one is still under way. `stop` may be called
 from a signal handler and ends a wait. Not here: what is in a batch (`checks`).
 """
 
@@ -15,16 +15,14 @@ from echo2d.client import Batch
 
 
 class BatchPrefetch:
-    """`start`, then `request` a step's batch and `wait` for it.
-
-    stopped_at: when `stop` was called first, in monotonic seconds.
-    """
+    """Fetches batches: call `start`, then `request` a step's batch and `wait` for it."""
 
     def __init__(self) -> None:
+        # When `stop` was called first, in monotonic seconds; None: it was not.
         self.stopped_at: float | None = None
         self._take: Callable[[int], Batch] | None = None
         self._found: dict[int, Batch | Exception | None] = {}  # None: under way
-        # A SimpleQueue may be put to from a signal handler; a Queue could deadlock there.
+        # A signal handler may put to a SimpleQueue; a Queue could deadlock there.
         self._arrived: queue.SimpleQueue[tuple[int, Batch | Exception] | None] = queue.SimpleQueue()
 
     @property
@@ -32,11 +30,11 @@ class BatchPrefetch:
         return self.stopped_at is not None
 
     def start(self, take: Callable[[int], Batch]) -> None:
-        """Say how a batch is taken. The call may block, and runs in a daemon thread of its own."""
+        """Set the call that takes a batch. It may block, and runs in a daemon thread of its own."""
         self._take = take
 
     def request(self, step: int) -> None:
-        """Begin to take this step's batch, unless that has been done."""
+        """Begin to take this step's batch, unless it was requested before."""
         if step not in self._found:
             self._found[step] = None
             threading.Thread(target=self._run, args=(step,), name="batch", daemon=True).start()
@@ -48,12 +46,12 @@ class BatchPrefetch:
     def wait(self, step: int, alive: Callable[[], float | None]) -> Batch | None:
         """Return the batch of a step that was requested, or None if the learner is to stop.
 
-        An exception of `take` is raised here. `alive` is called at once and then again and again;
-        it returns the seconds until it wants its next call (None: it wants none).
+        An exception of `take` is raised here. `alive` is called at once and then again after the
+        seconds that it returns (None: not again).
         """
         while not self.stopped:
             if (found := self._found[step]) is not None:
-                # What comes after this step is kept.
+                # Later steps are kept.
                 self._found = {key: each for key, each in self._found.items() if key >= step}
                 if isinstance(found, Exception):
                     raise found

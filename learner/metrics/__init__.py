@@ -1,1 +1,1 @@
-"""What a step shows: its row, the boards, and its facts by staleness."""
+"""The metrics of a train step: its row, the boards, and its figures by staleness."""

@@ -1,4 +1,4 @@
-"""What the policy says about a train step."""
+"""The policy's report about a train step."""
 
 from dataclasses import dataclass
 
@@ -8,50 +8,43 @@ from echo2d.learner.metrics.staleness import Means
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """What a step took. operations: floating-point operations of all ranks. peak: of these, how many per second all
-    devices could do, if it is known. memory_gib: the peak of this rank's device since the start, without a GPU
-    of the process.
-    """
+    """The cost of a step."""
 
     lr: float
-    operations: float
-    peak: float | None
+    operations: float  # floating-point operations of all ranks
+    peak: float | None  # operations per second that all devices together could do; None: not known
+    # The peak since the start: of this rank's GPU, or of the process if it has none.
     memory_gib: float
 
 
 @dataclass(frozen=True, slots=True)
 class RouterLoad:
-    """How a mixture of experts spread the tokens of a step. load_max: the tokens of the busiest expert over the mean
-    of its layer, in the layer where that is largest. unused: the share of experts, over all layers, that got no token.
-    entropy: of the routers' distributions, over that of a uniform one; the mean over tokens and layers.
-    """
+    """How a mixture of experts spread the tokens of a step."""
 
+    # Tokens of the busiest expert, divided by the mean of its layer, in the layer where this is largest.
     load_max: float
-    unused: float
+    unused: float  # the share of experts, over all layers, that got no token
+    # Entropy of the routers' distributions, divided by that of a uniform one; mean over tokens and layers.
     entropy: float
 
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """Loss, largest gradient norm of the optimizer steps, and means over all tokens and by
-    staleness.
-
-    scores: of the trajectories of all ranks, on rank 0; nothing elsewhere. poisoned: groups for which an
-    optimizer step beyond the first was skipped. router: None for a dense model.
-    """
+    """The results of a train step."""
 
     loss: float
-    grad_norm: float
-    means: Means
+    grad_norm: float  # the largest of the optimizer steps
+    means: Means  # over all tokens
     staleness: dict[int, Means]
+    # Of the trajectories of all ranks, on rank 0; empty on other ranks.
     scores: tuple[TrajectoryScore, ...]
     effort: Effort
-    poisoned: int = 0
-    router: RouterLoad | None = None
+    poisoned: int = 0  # groups because of which an optimizer step after the first was skipped
+    router: RouterLoad | None = None  # None for a dense model
 
     @property
     def figures(self) -> StepFigures:
-        """What the coordinator is told for its curves. A step without trained tokens measured nothing."""
+        """The figures for the coordinator's curves; none for a step without trained tokens."""
         means = self.means
         if not means.tokens:
             return StepFigures()

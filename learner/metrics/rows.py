@@ -53,7 +53,7 @@ def row_of(
 
 
 def _speed(report: StepReport, t_train_s: float) -> dict[str, float]:
-    """The learning rate, trained tokens per second, memory, and MFU where the device's peak is known."""
+    """The learning rate, trained tokens per second, memory, and MFU if the device's peak is known."""
     effort = report.effort
     found = {
         "lr": effort.lr,
@@ -67,9 +67,9 @@ def _speed(report: StepReport, t_train_s: float) -> dict[str, float]:
 def facts_of(
     row: dict[str, Any], batch: Batch, *, steps: int, eta_s: float
 ) -> dict[str, str | int]:
-    """The facts of the log line. The coordinator's line of this digest names the groups.
+    """The facts of the log line. The coordinator's line with the same digest names the groups.
 
-    steps: of the run. eta_s: seconds that the rest of it takes.
+    steps: of the run. eta_s: seconds until its end.
     """
     kl_base = row["kl_base"]
     return {
@@ -102,7 +102,7 @@ def evaluation_line(found: Evaluation) -> str:
 
 
 def _lengths(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Written and given tokens of an answer, its turns, and the share of answers that was cut off."""
+    """Written and given tokens of an answer, its turns, and the share of answers that were cut off."""
     lengths = [int(trajectory.written.sum()) for trajectory in trajectories]
     given = sum(len(trajectory.tokens) for trajectory in trajectories) - sum(lengths)
     cut = sum(trajectory.finish in CUT_OFF for trajectory in trajectories)
@@ -116,7 +116,7 @@ def _lengths(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def _by_task(batch: Batch) -> dict[str, dict[str, Any]]:
-    """Of each task: groups, mean reward, its parts, lengths, and mean rewards by the prompts' tags."""
+    """For each task: groups, mean reward, its parts, lengths, and mean rewards by the prompts' tags."""
     tasks: dict[str, list[Group]] = {}
     for group in batch.groups:
         tasks.setdefault(group.trajectories[0].task, []).append(group)
@@ -131,7 +131,7 @@ def _task_row(groups: Sequence[Group]) -> dict[str, Any]:
         for answer in group.trajectories:
             for name, value in answer.reward_parts.items():
                 parts.setdefault(name, []).append(value)
-            # The rewards by tag have eight tags of a prompt.
+            # Rewards are shown by a prompt's first 8 tags.
             for tag in [f"{name}={value}" for name, value in group.tags.items()][:8]:
                 tags.setdefault(tag, []).append(answer.reward)
     return {

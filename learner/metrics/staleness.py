@@ -1,8 +1,8 @@
 """Measure importance ratios, clipping and rewards of a train step by staleness.
 
 Tokens are grouped by their own staleness, answers (reward, length) by that of their oldest token. A
-tally has only sums and maxima, so that tallies of micro-batches and ranks can be combined, and
-stays on the device until the step is over.
+tally holds only sums and maxima, so that tallies of micro-batches and ranks can be combined. It stays
+on the device until the step is over.
 
 Suffixes of names: n = answer tokens of a micro-batch, s = staleness 0, 1, ...
 """
@@ -90,19 +90,16 @@ def over_ranks(tallied: Tally, ranks: Ranks) -> Tally:
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """Means over tokens. clip_share: share dropped by the clip; corrected_share: changed by the
-    correction. In nats: kl, of KL(rollout || learner); entropy, of the whole distributions that the
-    tokens were drawn from; kl_base, of KL(learner || base), None where the loss has no such term.
-    """
+    """Means over tokens."""
 
     tokens: int
     ratio_mean: float
     ratio_max: float
-    clip_share: float
-    corrected_share: float
-    kl: float
-    entropy: float
-    kl_base: float | None = None
+    clip_share: float  # share of tokens that the clip dropped
+    corrected_share: float  # share of tokens whose ratio the correction changed
+    kl: float  # KL(rollout || learner), in nats
+    entropy: float  # of the whole distributions that the tokens were drawn from, in nats
+    kl_base: float | None = None  # KL(learner || base), in nats; None if the loss has no such term
 
 
 NO_TOKENS = Means(0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)

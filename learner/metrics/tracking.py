@@ -5,10 +5,10 @@ if configured.
                        \--> a queue per board --> its thread: numbers like "by_staleness/2/kl"
 
 A full metrics.jsonl becomes metrics.1.jsonl, and a new one is begun.
-Tracking never stops or delays training. A failure (full disk, no network, broken package) is logged
-and that row is left out there. The learner waits for boards only when it closes, for _CLOSE_S. A
+Tracking never stops or delays training. A failure (full disk, no network, broken package) is logged,
+and the row is missing there. The learner waits for boards only when it closes, for _CLOSE_S. A
 missing package is an OperatorFault at the start. A step that is trained again after a crash has two
-rows, of which the last counts.
+rows, of which the last one counts.
 """
 
 import errno
@@ -27,12 +27,12 @@ from typing import Any, Protocol
 from echo2d.client import OperatorFault
 from echo2d.extras import install_command
 
-# Failures in a row before a board is given up: a full disk may recover, a broken package will not.
+# Failures in a row after which a board is closed: a full disk may recover, a broken package will not.
 TRACKER_FAILURES_MAX = 5
 QUEUE_MAX = 1024  # rows waiting for a board: minutes of a fast run, days of a slow one
-# Of metrics.jsonl, and of the one before it: a hundred thousand train steps each.
+# Of metrics.jsonl and of metrics.1.jsonl, which hold a hundred thousand train steps each.
 METRICS_BYTES_MAX = 256 << 20
-_CLOSE_S = 20.0  # at the end of a run, for the rows still waiting
+_CLOSE_S = 20.0  # at the end of a run, to show the waiting rows
 
 Row = tuple[int, Mapping[str, float], "SampleTable"]
 # One row for each sample; SAMPLE_COLUMNS names its cells.
@@ -51,7 +51,7 @@ class Board(Protocol):
 
 
 class Tracking:
-    """Writes rows to the file and to all boards. makers: by name; each is called on its board's
+    """Writes rows to the file and to all boards. makers: by name; each is called in its board's
     thread, at the first row.
     """
 
@@ -67,7 +67,7 @@ class Tracking:
         """Record one train step; row["step"] is its number. Errors of the disk and of boards are
         logged, not raised.
 
-        groups: of the step, as `Coordinator.samples` gives them; boards show them as a table.
+        groups: of the step, from `Coordinator.samples`; boards show them as a table.
         """
         try:
             _append(self._path, json.dumps(row) + "\n")
@@ -171,7 +171,7 @@ def sample_table(groups: Sequence[Mapping[str, Any]]) -> SampleTable:
 
 
 def _words(text: str | Sequence[int]) -> str:
-    """Text, or token ids where the coordinator has no tokenizer."""
+    """The text, or token ids if the coordinator has no tokenizer."""
     return text if isinstance(text, str) else " ".join(map(str, text))
 
 
@@ -181,7 +181,7 @@ def _markdown(table: SampleTable) -> str:
 
 
 def _cell(value: Any) -> str:
-    """A cell of a markdown table, in which answers are only text: no mark of theirs is one of it."""
+    """A cell of a markdown table. An answer's characters are escaped, so that none is markdown."""
     lines = str(value).splitlines() or [""]
     return "<br>".join(
         "".join(c if c.isalnum() or c == " " else f"&#{ord(c)};" for c in line) for line in lines
@@ -235,7 +235,7 @@ class WeightsAndBiases:
 
 
 def _private(directory: Path) -> Path:
-    """Prompts and answers may be in it."""
+    """Make a directory that only its owner can read, because prompts and answers may be in it."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     directory.chmod(0o700)
     return directory

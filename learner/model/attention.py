@@ -1,10 +1,10 @@
-"""Attention within the pieces of a row: what other answers wrote is not even multiplied.
+"""Attention within the pieces of a row: products with other answers' tokens are not even computed.
 
 A row holds the answers of a micro-batch, one after the other. `Pieces` says which tokens each of them reads: its
-context, if it has one (a copy of its prompt that several answers share), and itself, up to the token at hand.
-With CUDA and 16-bit numbers one call of a varlen flash-attention kernel does a whole row. Elsewhere pieces of
-similar length go through SDPA together, padded to the longest of them; long ones behind a context or with a window
-are cut into blocks of queries, so that hardly any pair is computed which nobody reads.
+context, if it has one (a copy of its prompt that several answers share), and itself, up to the present token.
+With CUDA and 16-bit numbers one call of a varlen flash-attention kernel computes a whole row. Elsewhere pieces of
+similar length go through SDPA together, padded to the longest of them; long ones after a context or with a window
+are cut into blocks of queries, so that hardly any unused pair is computed.
 
 transformers calls `attend` in every layer of a model whose attention is NAME.
 
@@ -30,7 +30,7 @@ from torch.nn import functional
 from echo2d.learner.batch.packing import Pieces
 
 NAME = "echo2d_pieces"
-# Queries in a block: more make fewer calls, fewer compute fewer pairs that nobody reads.
+# Queries in a block: with more there are fewer calls, with fewer there are fewer unused pairs.
 QUERIES = 256
 WITHOUT = ("softcap", "s_aux", "position_bias", "cache")  # features that `attend` does not have
 
@@ -60,7 +60,7 @@ def attend(
 ) -> tuple[Tensor, None]:
     """The attention of one layer, as transformers calls it: [1, h, t, d] to [1, t, h, d].
 
-    pieces: None: every row is a piece. UnknownAttentionError: the layer asks for more than this.
+    pieces: None: every row is a piece. UnknownAttentionError: the layer needs a feature that this function lacks.
     """
     if attention_mask is not None or any(others.get(name) is not None for name in WITHOUT):
         raise UnknownAttentionError(f"{type(module).__name__} needs a mask, a soft cap or sinks")
@@ -77,26 +77,25 @@ def attend(
 
 @dataclass(frozen=True, slots=True)
 class AttentionSettings:
-    """What one layer asks for. window: how many tokens a query sees, itself included; None: all before it."""
+    """The settings of one layer."""
 
     scaling: float | None
     dropout: float
-    window: int | None
+    window: int | None  # how many tokens a query sees, including itself; None: all before it
 
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """Pieces that go through SDPA together. queries [c, q] and keys [c, k]: places in the row; mask [q, k], or None
-    for a causal one.
-    """
+    """Pieces that go through SDPA together."""
 
-    queries: NDArray[np.int64]
-    keys: NDArray[np.int64]
-    mask: NDArray[np.bool_] | None
+    # Indices in the row.
+    queries: NDArray[np.int64]  # [c, q]
+    keys: NDArray[np.int64]  # [c, k]
+    mask: NDArray[np.bool_] | None  # [q, k]; None: causal
 
     @property
     def pairs(self) -> int:
-        """Pairs of query and key that are computed. A kernel skips what a causal mask hides."""
+        """Pairs of query and key that are computed. A kernel skips pairs that a causal mask hides."""
         pieces, queries = self.queries.shape
         each = queries * (queries + 1) // 2 if self.mask is None else self.mask.size
         return int(pieces * each)
@@ -105,8 +104,8 @@ class _Call:
 class AttentionPlans:
     """How the pieces of a row are computed, for each window that a layer has.
 
-    device: where the row is, if a kernel may be used. What the kernel needs is made here, which compiled layers could
-    not do.
+    device: that of the row, if a kernel may be used. The kernel's arguments are made here, because compiled layers
+    could not make them.
     """
 
     def __init__(self, pieces: Pieces, device: torch.device | None = None) -> None:
@@ -128,7 +127,7 @@ class AttentionPlans:
         self, query_thd: Tensor, key_thd: Tensor, value_thd: Tensor, settings: AttentionSettings
     ) -> Tensor:
         """The output [t, h, d] for every token of the row."""
-        # Flash-attention takes heads of at most 256.
+        # Flash-attention takes 16-bit numbers and heads of at most 256 channels.
         narrow = query_thd.dtype != torch.float32 and query_thd.shape[2] <= 256
         if self._varlen is not None and narrow and not settings.dropout:
             return _run_varlen(*self._varlen, query_thd, key_thd, value_thd, settings)
@@ -139,7 +138,7 @@ class AttentionPlans:
         """Pairs of query and key that SDPA computes."""
         return sum(call.pairs for call in _calls(self._pieces, window))
 
-    # Its calls differ from row to row, and each would be compiled.
+    # The calls differ from row to row, and each of them would be compiled.
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _run_sdpa(
         self, query_thd: Tensor, key_thd: Tensor, value_thd: Tensor, settings: AttentionSettings
@@ -163,7 +162,7 @@ class AttentionPlans:
         return whole if back_t is None else whole.index_select(0, back_t)
 
     def _on_device(self, window: int | None, device: torch.device) -> Any:
-        """The calls with tensors for arrays, and where each token's output is among theirs, if not at its place."""
+        """The calls with tensors, not arrays, and the index of each token's output among theirs (None: its own)."""
         if (made := self._made.get((window, device))) is None:
             calls = _calls(self._pieces, window)
             made = self._made[window, device] = (
@@ -198,7 +197,7 @@ def _calls(pieces: Pieces, window: int | None) -> list[_Call]:
         for alike in _alike(whole, key=lambda piece: piece[1])
         for queries in [_padded([start + np.arange(tokens) for start, tokens in alike])]
     ]
-    # In a call the keys before the block have one length, so that one mask serves all.
+    # In each call the number of keys before the block is the same, so that one mask fits all.
     by_before: dict[int, list[Any]] = defaultdict(list)
     for block in blocks:
         by_before[len(block[1]) - len(block[0])].append(block)
@@ -210,7 +209,7 @@ def _calls(pieces: Pieces, window: int | None) -> list[_Call]:
 
 
 def _alike(items: Sequence[Any], *, key: Callable[[Any], int]) -> list[list[Any]]:
-    """Items of similar length together, longest first."""
+    """Group items of similar length, longest first."""
     found: list[list[Any]] = []
     for item in sorted(items, key=key, reverse=True):
         longest = key(found[-1][0]) if found else 0
@@ -224,19 +223,19 @@ def _alike(items: Sequence[Any], *, key: Callable[[Any], int]) -> list[list[Any]
 
 
 def _padded(places: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
-    """As rows of one length. What is added repeats the last place; no query of the row itself sees it."""
+    """Rows of one length. Padding repeats the last index; no query of the row itself sees it."""
     width = max(map(len, places))
     return np.stack([np.pad(each, (0, width - len(each)), mode="edge") for each in places])
 
 
 def _mask(queries: int, keys: int, window: int | None) -> NDArray[np.bool_]:
-    """[q, k]: the last query and the last key are the same token."""
+    """The mask [q, k]; the last query and the last key are the same token."""
     back_qk = (keys - queries + np.arange(queries))[:, None] - np.arange(keys)
     return (back_qk >= 0) & (back_qk < (window or keys))
 
 
 def _places(places: NDArray[np.int64], device: torch.device) -> Any:
-    """A slice for one run of tokens, else a tensor."""
+    """The indices as a slice if they are one run of tokens, else as a tensor."""
     if len(places) == 1 and (np.diff(places[0]) == 1).all():
         return slice(int(places[0, 0]), int(places[0, -1]) + 1)
     return torch.from_numpy(places).to(device)
@@ -251,9 +250,9 @@ def _taken(values_thd: Tensor, places: Any) -> Tensor:
 
 
 def _way_back(calls: Sequence[_Call], device: torch.device) -> Tensor | None:
-    """Where the output of each token is [t] among the outputs of all calls. None: in their order."""
+    """The index [t] of each token's output among the outputs of all calls. None: they are in order."""
     places = np.concatenate([call.queries.flatten() for call in calls])
-    # Padding repeats a piece's last place, and `unique` finds the first of them, which is the token itself.
+    # Padding repeats a piece's last index, and `unique` finds the first of the equal ones, which is the token itself.
     _, back_t = np.unique(places, return_index=True)
     if (back_t == np.arange(len(places))[: len(back_t)]).all() and len(back_t) == len(places):
         return None
@@ -262,13 +261,13 @@ def _way_back(calls: Sequence[_Call], device: torch.device) -> Tensor | None:
 
 @dataclass(frozen=True, slots=True)
 class VarlenRow:
-    """A row as varlen kernels want it. keys_k: the places of all keys, piece by piece; None: those of the row
-    itself. bounds [p + 1], int32: where the queries, or keys, of each piece begin. longest: of any piece.
-    """
+    """A row in the form that varlen kernels take."""
 
-    keys_k: Tensor | None
+    keys_k: Tensor | None  # the indices of all keys, piece by piece; None: those of the row itself
+    # [p + 1], int32: where the queries, and the keys, of each piece begin.
     query_bounds: Tensor
     key_bounds: Tensor
+    # Of the longest piece.
     queries_longest: int
     keys_longest: int
 
@@ -306,7 +305,7 @@ def _varlen(pieces: Pieces, device: torch.device) -> VarlenRow:
 
 @functools.cache
 def _kernel() -> _Kernel | None:
-    """The varlen kernel of this installation: flash-attention's own if it is there, else torch's copy of it."""
+    """The varlen kernel of this installation: that of flash-attention if it is installed, else torch's copy of it."""
     with contextlib.suppress(ImportError):
         importlib.import_module("flash_attn")
         return _flash_attention
@@ -329,7 +328,7 @@ def _flash_attention(
 def _torchs_kernel() -> _Kernel | None:
     """The varlen kernel of torch; None: it has none that can be used.
 
-    It has windows since torch 2.11, and since 2.12 it must be told to take fewer heads of keys than of queries.
+    It has windows since torch 2.11. Since 2.12 it needs a flag to take fewer heads of keys than of queries.
     """
     try:
         from torch.nn.attention.varlen import varlen_attn

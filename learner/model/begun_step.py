@@ -1,7 +1,7 @@
-"""What a learner that left a train step has to keep of it: the optimizer steps that were applied.
+"""What a learner keeps of a train step that it left: the optimizer steps that were applied.
 
-A checkpoint holds it as plain values. The learner that resumes trains the other groups of the batch
-only, and tells the coordinator and the metrics about all of them, but for the load of routers.
+A checkpoint holds it as plain values. The learner that resumes trains only the other groups of the
+batch, but reports about all groups to the coordinator and the metrics, except for the routers' load.
 """
 
 from collections.abc import Callable
@@ -12,30 +12,26 @@ from echo2d.client import TrajectoryScore
 from echo2d.learner.metrics.staleness import SUMS, Tally, empty_tally
 from echo2d.learner.ranks.ranks import Ranks
 
-# Called before each micro-batch, on all ranks: the micro-batches done, all of the step, and the
-# optimizer steps that are applied. Whether the ranks leave the step.
+# Called on all ranks before each micro-batch, with the number of micro-batches done, of those in the
+# step, and of optimizer steps applied. Returns whether the ranks leave the step.
 Leaves = Callable[[int, int, int], bool]
 
 
 @dataclass(frozen=True, slots=True)
 class BegunStep:
-    """The optimizer steps that are applied, over all ranks.
+    """The optimizer steps that are applied, over all ranks."""
 
-    parts: their number. groups: what they trained, or skipped as poison. norm: the largest gradient
-    norm. operations: of forward and backward. scores: on rank 0 alone. seconds: spent on the step.
-    """
-
-    parts: int
-    groups: frozenset[int]
-    norm: float
+    parts: int  # number of these optimizer steps
+    groups: frozenset[int]  # that they trained, or skipped as poison
+    norm: float  # the largest gradient norm
     poisoned: int
-    operations: float
+    operations: float  # of forward and backward
     tally: Tally
-    scores: tuple[TrajectoryScore, ...]
-    seconds: float = 0.0
+    scores: tuple[TrajectoryScore, ...]  # on rank 0 only
+    seconds: float = 0.0  # spent on the step
 
     def plain(self) -> dict[str, Any]:
-        """As values and tensors that `torch.load(weights_only=True)` accepts."""
+        """The fields as values and tensors that `torch.load(weights_only=True)` accepts."""
         tally = self.tally
         return {
             **{each.name: getattr(self, each.name) for each in fields(self)},
@@ -46,7 +42,7 @@ class BegunStep:
 
     @staticmethod
     def of(plain: dict[str, Any]) -> "BegunStep":
-        """From what `plain` returned."""
+        """Make it from what `plain` returned."""
         changed: dict[str, Any] = {
             "groups": frozenset(plain["groups"]),
             "tally": Tally(*plain["tally"]),
@@ -57,7 +53,7 @@ class BegunStep:
     def tally_of(self, staleness_max: int, ranks: Ranks) -> Tally:
         """What this rank adds to the tally of the parts that are trained now.
 
-        The tally is that of all ranks, so the first rank adds it and the others add nothing. One of
+        The tally is that of all ranks, so the first rank adds it and the others add nothing. A tally of
         another staleness bound, or of a build with other sums, does not fit and is left out.
         """
         count, kept = staleness_max + 1, self.tally
@@ -68,8 +64,8 @@ class BegunStep:
 
 
 class StepLeftError(Exception):
-    """The learner left the step between two micro-batches. begun: what is applied of it; None:
-    nothing.
+    """The learner left the step between two micro-batches. begun: the optimizer steps that are
+    applied; None: none.
     """
 
     def __init__(self, begun: BegunStep | None) -> None:

@@ -1,9 +1,9 @@
 """Floating-point operations of a train step, for MFU (model FLOPs utilization, arXiv 2204.02311, appendix B).
 
-A token passes through every matrix of the layers that is its own: 2 operations per weight forward, 4 backward.
-Attention adds 4 per pair of tokens and channel of the queries forward, 8 backward; only pairs that are read count.
-The head counts for answer tokens alone, as it is run. Of experts those count that a token is sent to. What is
-made again in the backward pass does not count.
+A token takes 2 operations forward and 4 backward for each weight of the layers' matrices that it passes through. With
+experts, only those count that the token is sent to. Attention adds 4 forward and 8 backward for each pair of tokens
+and channel of the queries; only pairs that are read count. The head counts for answer tokens only, because it is run
+only for these. Operations that the backward pass repeats do not count.
 """
 
 from collections.abc import Sequence
@@ -27,13 +27,11 @@ PEAKS = {
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """What the operations depend on. layer_weights: of the matrices that one token passes through, without the
-    embedding and the head. channels: of the queries of all layers.
-    """
+    """The sizes of a model that decide its operations."""
 
-    layer_weights: int
+    layer_weights: int  # in the matrices that one token passes through, without embedding and head
     head_weights: int
-    channels: int
+    channels: int  # of the queries of all layers
 
     @staticmethod
     def of(model: Any) -> "ModelSize":
@@ -61,12 +59,12 @@ class ModelSize:
         tokens = sum(each.tokens_bt.size for each in micro)
         answers = sum(each.tokens for each in micro)
         forward = 2.0 * (self.layer_weights * tokens + self.head_weights * answers)
-        # One part forward, and two parts backward.
+        # The backward pass takes twice as many operations as the forward pass.
         return 3 * (forward + 4.0 * self.channels * sum(map(_pairs, micro)))
 
 
 def peak_of(device_name: str) -> float | None:
-    """Operations per second that a device of this name could do; None: it is not known."""
+    """Operations per second that a device of this name could do; None: not known."""
     return next((peak for name, peak in PEAKS.items() if name in device_name), None)
 
 
@@ -78,6 +76,6 @@ def _pairs(micro: MicroBatch) -> int:
 
 
 def _share_of_experts(config: Any) -> float:
-    """Of the experts of a layer, the share that one token is sent to."""
+    """The share of a layer's experts that one token is sent to."""
     experts = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None)
     return float(config.num_experts_per_tok) / experts if experts else 1.0

@@ -1,11 +1,11 @@
 """Find the memory of a train step by running it on tensors that have a shape and no numbers.
 
-The model's own code runs, as it is sharded over the ranks: its layers, what they keep for the backward pass,
-logprobs in blocks, AdamW. The other ranks are imagined, by a process group that sends nothing. So neither the
-memory nor the devices that are planned for are needed, and it takes seconds.
+The model's own code runs, sharded over the ranks: its layers, what they keep for the backward pass, logprobs in
+blocks, AdamW. The other ranks are imagined: a process group sends nothing. So neither the planned memory nor the
+planned devices are needed, and it takes seconds.
 
-Not counted: what a device needs for itself (kernels, communication, holes between tensors), and on a CPU what the
-allocator does not give back.
+Not counted: what a device needs for itself (kernels, communication, gaps between tensors), and on a CPU the memory
+that the allocator does not give back.
 """
 
 import dataclasses
@@ -33,18 +33,16 @@ from echo2d.learner.ranks.ranks import Channel, Ranks
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Bytes of one rank's tensors. weights: its shards. resting: between two steps, with AdamW's state. peak: the
-    most in a train step whose rows have `tokens`.
-    """
+    """Bytes of one rank's tensors."""
 
-    tokens: int
-    weights: int
-    resting: int
-    peak: int
+    tokens: int  # of the rows of the train step
+    weights: int  # the rank's shards
+    resting: int  # between two steps, with AdamW's state
+    peak: int  # the most in a train step
 
 
 class ImaginedRanks(Ranks):
-    """This process as the first of `size` ranks, of which the others do not exist."""
+    """This process as the first of `size` ranks; the others do not exist."""
 
     def __init__(self, size: int) -> None:
         super().__init__(0, size)
@@ -60,8 +58,8 @@ class ImaginedRanks(Ranks):
 
 
 def footprint(config: LearnerConfig, ranks: int, tokens: int, *, on_gpu: bool) -> Footprint:
-    """The memory of each of `ranks` ranks with rows of `tokens` tokens, of one answer each. A process can ask for
-    one number of ranks.
+    """The memory of each of `ranks` ranks with rows of `tokens` tokens, of one answer each. Within a process, `ranks`
+    must always be the same.
     """
     # Compiled layers need real tensors.
     config = dataclasses.replace(config.explicit(cuda=on_gpu), compile=False)
@@ -77,7 +75,9 @@ def footprint(config: LearnerConfig, ranks: int, tokens: int, *, on_gpu: bool) -
 
 
 def _train(config: LearnerConfig, ranks: Ranks, tokens: int, live: LiveBytes) -> Footprint:
-    """Two optimizer steps of two micro-batches: the state of the first stays, and the second one adds up gradients."""
+    """Run two optimizer steps of two micro-batches, because the first step makes AdamW's state, and the second
+    micro-batch adds to the gradient.
+    """
     model = _model(config, ranks)
     scorer = AnswerScorer(model, packing=config.packing, probes=False)
     (micro,) = micro_batches([_answer(tokens)], tokens, packed=scorer.packed)
@@ -90,19 +90,19 @@ def _train(config: LearnerConfig, ranks: Ranks, tokens: int, live: LiveBytes) ->
             probes=False,
         )
     gc.collect()
-    # Making a model takes all of it for a moment; the learner makes it without.
+    # Here the whole model exists for a moment; the learner makes its model without that.
     live.peak = weights = live.now
     trained = [weight for weight in model.parameters() if weight.requires_grad]
     optimizer = torch.optim.AdamW(trained, fused=True)
     for _ in range(2):
-        # The first step makes whole tensors for a moment, where DTensor finds out how an operation is sharded.
+        # In the first step DTensor makes whole tensors for a moment, to find out how an operation is sharded.
         live.peak = live.now
         for _ in range(2):
             _accumulate(micro, scorer, base)
         torch.nn.utils.clip_grad_norm_(trained, 1.0)
         peak = live.peak
         optimizer.step()
-        # A fused step makes nothing but its state; torch 2.11 copies all of it where tensors have no numbers.
+        # A fused step makes nothing but its state; torch 2.11 copies all of it if tensors have no numbers.
         live.peak = max(peak, live.now)
         optimizer.zero_grad()
     return Footprint(tokens, weights, live.now, live.peak)

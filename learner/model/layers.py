@@ -1,11 +1,11 @@
 """Prepare the layers of a model: what they keep for the backward pass, and whether they are compiled.
 
-learner.recompute says which results of a layer the backward pass makes again instead of finding them in memory:
+learner.recompute decides which results of a layer the backward pass computes again instead of keeping them in memory:
 
     none        nothing: the most memory
-    selective   all but the results of attention and of every second matrix product; of experts with biases, which
-                transformers adds in place, no product is kept
-    all         the whole layer, from what enters it: the least memory, a third more work
+    selective   all but the results of attention and of every second matrix product; products of experts with biases
+                are never kept, because transformers adds the biases in place
+    all         the whole layer, from its input: the least memory, a third more work
 """
 
 from collections.abc import Set as AbstractSet
@@ -24,15 +24,15 @@ from echo2d.client import OperatorFault
 from echo2d.learner.config import LearnerConfig
 from echo2d.learner.ranks.ranks import layers_of
 
-# Kernels by name, in whichever library they are.
+# Parts of the names of kernels, in any library.
 ATTENTION = ("scaled_dot_product", "flash_att", "varlen_att")
 PRODUCTS = {"mm", "addmm", "bmm", "_grouped_mm"}
 _OF_EXPERTS = {"bmm", "_grouped_mm"}
 
 
 def prepare_layers(model: Any, config: LearnerConfig, device: torch.device) -> None:
-    """Make the layers keep what the config says, before they are sharded; `compile_layers` does it for compiled ones.
-    OperatorFault: the model does not support it.
+    """Make the layers keep what the config says. Call it before they are sharded; `compile_layers` does it for compiled
+    layers. OperatorFault: the model does not support it.
     """
     chosen = config.explicit(cuda=device.type == "cuda")
     if chosen.recompute == "none" or chosen.compile:
@@ -51,8 +51,8 @@ def prepare_layers(model: Any, config: LearnerConfig, device: torch.device) -> N
 
 
 def compile_layers(model: Any, config: LearnerConfig, device: torch.device) -> None:
-    """Compile the layers in place, after they were sharded, each with what it recomputes, so that the compiler decides
-    nothing that the config decides. One piece of code serves all layers of a kind, for any number of tokens.
+    """Compile the layers in place, after they were sharded. What a layer recomputes is compiled with it, so that the
+    config decides and not the compiler. All layers of a kind share one piece of code, for any number of tokens.
     """
     what = config.explicit(cuda=device.type == "cuda").recompute
     how = _how(model, what)
@@ -74,21 +74,21 @@ def _how(model: Any, what: str) -> dict[str, Any]:
     """The keywords of `checkpoint`."""
     how: dict[str, Any] = {"use_reentrant": False}
     if what == "selective":
-        # A result that is kept must not be changed, and a bias of experts is added to the product itself.
+        # A kept result must not be changed, but the biases of experts are added to their products in place.
         biased = any(getattr(module, "has_bias", False) for module in model.modules())
         how["context_fn"] = partial(_contexts, PRODUCTS - _OF_EXPERTS if biased else PRODUCTS)
     return how
 
 
 def _contexts(products: AbstractSet[str]) -> Any:
-    """The two context managers of one run of a layer, forward and again."""
+    """The two context managers of one run of a layer: for the forward pass, and for its repetition."""
     return create_selective_checkpoint_contexts(_Keeping(products))  # type: ignore[no-untyped-call]
 
 
 class _Keeping:
-    """Decides for each operation of a layer, in order, whether its result is kept. products: every second one is.
+    """Decides for each operation of a layer, in order, whether its result is kept. products: keep every second one.
 
-    Until torch 2.12 it is asked again in the backward pass, and must answer as before: each pass counts for itself.
+    Until torch 2.12 it is called again in the backward pass and must decide as before, so each pass has its own count.
     """
 
     def __init__(self, products: AbstractSet[str]) -> None:

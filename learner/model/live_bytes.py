@@ -1,4 +1,4 @@
-"""Count the bytes of all tensors that live, for tensors that have a shape and no memory."""
+"""Count the bytes of all living tensors, for tensors that have a shape and no memory."""
 
 import weakref
 from typing import Any, Self
@@ -11,9 +11,9 @@ from torch.utils._pytree import tree_iter
 
 
 class LiveBytes(TorchDispatchMode):
-    """While entered, counts the storages of the tensors that operations return, until they die.
+    """While entered, counts the storages of the tensors that operations return, until they are freed.
 
-    now: the bytes that live. peak: the most since the start, or since `peak` was set.
+    now: the bytes that are in use. peak: the most since the start, or since `peak` was set.
     """
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class LiveBytes(TorchDispatchMode):
         self._resize = torch.UntypedStorage.resize_
         live = self
 
-        # FSDP2 empties and fills the storages of gathered weights in this way, which is no operation.
+        # FSDP2 empties and fills the storages of gathered weights by this call, which is not an operation.
         def resize_(storage: Any, size: int) -> Any:
             found = live._resize(storage, size)
             live._count(storage)
@@ -43,7 +43,7 @@ class LiveBytes(TorchDispatchMode):
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         if any(issubclass(each, DTensor) for each in types):
-            # It does the operation on its shard, which comes here again.
+            # A DTensor does the operation on its shard, and that operation comes here too.
             return NotImplemented
         found = function(*args, **(kwargs or {}))
         for each in tree_iter(found):
@@ -52,7 +52,7 @@ class LiveBytes(TorchDispatchMode):
         return found
 
     def _count(self, storage: Any) -> None:
-        key = storage._cdata  # noqa: SLF001 - the identity of what Python's objects stand for
+        key = storage._cdata  # noqa: SLF001 - several Python objects may be one storage; this identifies it
         if key not in self._sizes:
             weakref.finalize(storage, self._forget, key)
         size = storage.nbytes()

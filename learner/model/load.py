@@ -1,8 +1,8 @@
 """Load a model without ever having all of it in one process.
 
-empty_model   the modules, whose weights have a shape and no memory
-(Ranks.place) each rank's shards of them, still without memory
-fill          memory for the shards; each rank reads its slices of the files
+empty_model   makes the modules, whose weights have a shape and no memory
+(Ranks.shard) leaves each rank its shards of them, still without memory
+fill          gives the shards memory; each rank reads its slices of the files
 """
 
 import contextlib
@@ -24,8 +24,8 @@ from echo2d.learner.saving.shards import first_row
 
 
 def empty_model(directory: Path, *, on_meta: bool = True) -> Any:
-    """A causal language model of transformers whose float32 weights are on the meta device, or wherever the caller
-    has them made.
+    """A causal language model of transformers whose float32 weights are on the meta device, or else where torch makes
+    them by default.
 
     OperatorFault: the directory lacks a file, a file is damaged, or transformers cannot make such a model.
     """
@@ -51,18 +51,18 @@ def empty_model(directory: Path, *, on_meta: bool = True) -> Any:
 def fill(model: Any, directory: Path, layout: Layout, device: torch.device) -> Any:
     """Give the model's weights memory on the device, and read this rank's shards of them from the files.
 
-    OperatorFault: a weight is no number.
+    OperatorFault: a weight holds NaN or infinity.
     """
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     model.to_empty(device=device)
-    # A plain module gives each name memory of its own, tied or not; FSDP2 does not.
+    # A plain module gives each name its own memory, even if weights are tied; FSDP2 does not.
     model.tie_weights()
     for name, buffer in model.named_buffers():
         buffer.copy_(buffers[name])
     weights = model.state_dict(keep_vars=True)
     for file, parts in layout.items():
         for some in _in_portions(parts, weights):
-            # The pages that were read stay in memory until the file is closed.
+            # The file is reopened for each portion, because pages stay in memory until it is closed.
             with torch.no_grad(), safe_open(directory / file, framework="pt") as tensors:
                 for tensor in some:
                     weight = weights[parts[tensor].weight]
@@ -77,7 +77,7 @@ def fill(model: Any, directory: Path, layout: Layout, device: torch.device) -> A
 def _in_portions(
     parts: Mapping[str, WeightPart], weights: Mapping[str, Tensor]
 ) -> Iterator[list[str]]:
-    """The tensors of a file, so many at a time that they have PORTION_NUMBERS together, or one."""
+    """The tensors of a file, at most 32 M numbers at a time, or one tensor."""
     some: list[str] = []
     numbers = 0
     for tensor, part in parts.items():
@@ -98,9 +98,9 @@ def load_model(directory: Path) -> Any:
 
 
 def _read(tensor: Any, part: WeightPart, weight: Tensor) -> bool:
-    """Copy what this rank has of the weight, and return whether these are numbers; buffers may be infinite.
+    """Copy this rank's part of the weight, and return whether all of it is finite; buffers may be infinite.
 
-    tensor: a slice of safetensors, of which only that is read.
+    tensor: a slice of safetensors, of which only this part is read.
     """
     local = weight.to_local() if isinstance(weight, DTensor) else weight
     start = first_row(weight)
@@ -110,13 +110,13 @@ def _read(tensor: Any, part: WeightPart, weight: Tensor) -> bool:
         target.copy_(tensor[start : start + len(local)])
     else:
         target.copy_(tensor[:] if target.ndim else tensor[...])
-    # The least and the greatest are NaN if any is; they take no memory.
+    # The minimum and the maximum are NaN if any number is; computing them takes no memory.
     return not isinstance(weight, nn.Parameter) or all(map(math.isfinite, target.aminmax()))
 
 
 @contextlib.contextmanager
 def _weights_on_meta() -> Iterator[None]:
-    """Parameters that this thread registers meanwhile lose their memory at once; buffers keep it."""
+    """Inside the block, parameters that this thread registers lose their memory at once; buffers keep it."""
     here = threading.get_ident()
 
     def without_memory(_: nn.Module, __: str, weight: nn.Parameter | None) -> nn.Parameter | None:
@@ -124,7 +124,7 @@ def _weights_on_meta() -> Iterator[None]:
             return None
         return nn.Parameter(weight.to("meta"), requires_grad=weight.requires_grad)
 
-    # torch's types say that a hook returns nothing; what it returns replaces the parameter.
+    # torch's types say that a hook returns nothing, but what it returns replaces the parameter.
     handle = register_module_parameter_registration_hook(without_memory)  # type: ignore[arg-type]
     try:
         yield

@@ -1,7 +1,7 @@
 """Triton kernels for a block of the head's output on a GPU, with the formulas and names of `logprobs.py`.
 
-Each reads the block once, where torch starts a kernel, which reads and writes the block, for every operation. A
-program does one token, WIDTH columns at a time.
+Each kernel reads the block once. Torch would start a kernel for every operation, which reads and writes the block. A
+program handles one token, WIDTH columns at a time.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
@@ -50,7 +50,7 @@ def block_gradient(block: LogitBlock, slopes: ScoreSlopes, dtype: torch.dtype) -
 def _bent(raw, scale, cap, CAPPED: tl.constexpr):
     """The logits, as `LogitTail.bend_` has them."""
     if CAPPED:
-        # The hyperbolic tangent, to within 1e-7: Triton has it only in libraries of the devices.
+        # The hyperbolic tangent, to within 1e-7: Triton has it only in libraries of single devices.
         shrunk = tl.exp(-2.0 * tl.abs(raw / cap))
         size = cap * (1.0 - shrunk) / (1.0 + shrunk)
         return tl.where(raw < 0, -size, size)

@@ -1,9 +1,9 @@
 """log p, entropy and its variance of answer tokens, without the logits of the whole vocabulary in memory.
 
 The vocabulary is read in blocks of columns. The forward pass keeps a maximum and three sums for each token
-(the online softmax of arXiv 1805.02867, with two more moments); the backward pass makes the logits of a block
-again. So no more than two blocks are in memory, however many tokens and whatever the vocabulary, and each row of
-the head's gradient is written once. Logits, softmax and sums are float32, whatever the weights are.
+(the online softmax of arXiv 1805.02867, with two more moments); the backward pass computes the logits of a block
+again. So at most two blocks are in memory, for any number of tokens and any vocabulary, and each row of the head's
+gradient is written once. Logits, softmax and sums are float32 for weights of any dtype.
 
     y = (tail(h W^T + b) / temperature) - m      m: the largest logit of the token
     s0 = sum e^y   s1 = sum y e^y   s2 = sum y^2 e^y
@@ -24,12 +24,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-# Bytes of a block's logits, by device: they stay in a CPU's cache. Elsewhere wide blocks make few kernels, and the
-# hidden states' gradient, to which each block adds, is read and written less often.
+# Bytes of a block's logits, by device. On a CPU they fit into its cache. Elsewhere wide blocks need fewer kernels, and
+# fewer reads and writes of the hidden states' gradient, to which each block adds.
 LOGIT_BLOCK_BYTES = {"cpu": 4 << 20}
 BLOCK_BYTES_ELSEWHERE = 256 << 20
-# Narrower blocks make matrix products slow, and so does a number of columns that is no multiple of it: on an H200
-# they took twice as long. 16,384 tokens then need 16 MB.
+# Matrix products of narrower blocks are slow, and so are those of a number of columns that is not a multiple of this:
+# on an H200 they took twice as long. 16,384 tokens then need 16 MB.
 COLUMNS_MIN = 256
 
 log = logging.getLogger("echo2d.learner")
@@ -37,7 +37,7 @@ log = logging.getLogger("echo2d.learner")
 
 @dataclass(frozen=True, slots=True)
 class LogitTail:
-    """What a model does to its head's output: logits = scale * x, or cap * tanh(x / cap) where cap is not 0."""
+    """How a model changes its head's output: logits = scale * x, or cap * tanh(x / cap) if cap is not 0."""
 
     scale: float = 1.0
     cap: float = 0.0
@@ -57,7 +57,7 @@ class LogitTail:
 
 @dataclass(frozen=True, slots=True)
 class LogitBlock:
-    """The head's output [n, k] from column `start` on, and whose it is. Whoever reads it may change it."""
+    """The head's output [n, k] from column `start` on, and the tokens that it is for. A reader may change it."""
 
     raw_nk: Tensor
     start: int
@@ -70,14 +70,14 @@ class LogitBlock:
         return self.tail.bend_(self.raw_nk).div_(self.temperatures_n[:, None])
 
     def inside(self) -> tuple[Tensor, Tensor]:
-        """Which tokens are in this block [n], and their columns in it [n, 1], 0 for the others."""
+        """Which tokens are in this block [n], and their columns in it [n, 1], or 0."""
         places_n = self.tokens_n - self.start
         here_n = (places_n >= 0) & (places_n < self.raw_nk.shape[1])
         return here_n, (places_n * here_n)[:, None]
 
 
 class ScoreSlopes(NamedTuple):
-    """What the gradient of a block depends on besides its logits, for each token [n], float32."""
+    """All that the gradient of a block depends on besides its logits, for each token [n], float32."""
 
     normalizer_n: Tensor
     entropy_n: Tensor
@@ -86,14 +86,11 @@ class ScoreSlopes(NamedTuple):
 
 
 class TokenScores(NamedTuple):
-    """The scores of each answer token [n], float32, under the distribution from which the token was drawn.
-
-    entropy_n: the entropy, in nats. variance_n: the variance of the surprise -log p, without gradient.
-    """
+    """The scores of each answer token [n], float32, under the distribution from which the token was drawn."""
 
     logprobs_n: Tensor
-    entropy_n: Tensor
-    variance_n: Tensor
+    entropy_n: Tensor  # in nats
+    variance_n: Tensor  # of the surprise -log p, without gradient
 
 
 def token_scores(
@@ -104,7 +101,7 @@ def token_scores(
     temperatures_n: Tensor,
     tail: LogitTail,
 ) -> TokenScores:
-    """Score these tokens by the head's weights, with gradient to all three of the first."""
+    """Score these tokens by the head's weights, with gradient to the first three arguments."""
     found = _Scores.apply(hidden_nh, weight_vh, bias_v, tokens_n, temperatures_n, tail)  # type: ignore[no-untyped-call]
     return TokenScores(*found)
 
@@ -235,12 +232,12 @@ class _BlockWork(NamedTuple):
 
 @functools.cache
 def _block_work(device: torch.device) -> _BlockWork:
-    """How blocks are read on this device: by kernels on a GPU, where they run."""
+    """How blocks are read on this device: by kernels on a GPU if they run there."""
     plain = _BlockWork(read_block, block_gradient)
     if device.type != "cuda":
         return plain
     try:
-        # Torch brings Triton where it can use a GPU.
+        # Builds of torch for GPUs include Triton.
         from echo2d.learner.model import logit_kernels
 
         kernels = _BlockWork(logit_kernels.read_block, logit_kernels.block_gradient)
@@ -253,7 +250,7 @@ def _block_work(device: torch.device) -> _BlockWork:
 
 
 def _try(work: _BlockWork, device: torch.device) -> None:
-    """Run it on one logit."""
+    """Run both functions on one logit."""
     ones_n = torch.ones(1, device=device)
     block = LogitBlock(ones_n[:, None], 0, ones_n.long(), ones_n, LogitTail())
     work.read(block, torch.zeros(5, 1, device=device))
@@ -261,7 +258,7 @@ def _try(work: _BlockWork, device: torch.device) -> None:
 
 
 def _product(left: Tensor, right: Tensor) -> Tensor:
-    """The matrix product in float32, also of narrower numbers."""
+    """The matrix product in float32, also for factors of narrower types."""
     if left.dtype == torch.float32:
         return left @ right
     if left.device.type == "cuda":

@@ -19,8 +19,9 @@ from echo2d.learner.saving.shards import first_row
 
 
 def attach(model: Any, config: LearnerConfig) -> None:
-    """Freeze the model and add an adapter to the target layers, on the device of the model. OperatorFault: a target
-    names no linear layer, or the head, which is read in blocks.
+    """Freeze the model and add an adapter to the target layers, on the device of the model.
+
+    OperatorFault: a target names no linear layer, or the head, whose weights are read in blocks.
     """
     model.requires_grad_(requires_grad=False)
     for target in dict.fromkeys(config.lora_targets):
@@ -39,7 +40,7 @@ def attach(model: Any, config: LearnerConfig) -> None:
 
 @torch.no_grad()
 def initialize(model: nn.Module) -> None:
-    """Fill the adapters: A as PEFT does, alike on all ranks if their generators are, and B with zeros."""
+    """Fill the adapters: A as PEFT does, and B with zeros. A is the same on all ranks if their generators are."""
     for layer in model.modules():
         if isinstance(first := getattr(layer, "lora_A", None), nn.Linear):
             bound = 1.0 / math.sqrt(first.in_features)

@@ -57,10 +57,10 @@ log = logging.getLogger("echo2d.learner")
 
 
 class PoisonedGroupsError(ArithmeticError):
-    """The gradients of these groups are no numbers; nothing was changed."""
+    """The gradients of these groups are not finite; nothing was changed."""
 
     def __init__(self, line: str, groups: Sequence[int]) -> None:
-        super().__init__(line, groups)  # as one rank tells the others
+        super().__init__(line, groups)  # the arguments with which it is unpickled on other ranks
         self.line, self.groups = line, groups
 
     def __str__(self) -> str:
@@ -69,13 +69,11 @@ class PoisonedGroupsError(ArithmeticError):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The data of one optimizer step: all answers, their totals over all ranks, and the micro-batches of this
-    rank.
-    """
+    """The data of one optimizer step."""
 
-    answers: Sequence[PackedAnswer]
-    totals: LossTotals
-    micro: Sequence[MicroBatch]
+    answers: Sequence[PackedAnswer]  # of all ranks
+    totals: LossTotals  # over all ranks
+    micro: Sequence[MicroBatch]  # of this rank
 
 
 _Accumulated = tuple[Tally, ScoreSums, list[LayerSums]]
@@ -83,15 +81,13 @@ _Accumulated = tuple[Tally, ScoreSums, list[LayerSums]]
 
 @dataclass(slots=True)
 class _Applied:
-    """The optimizer steps of a train step that this process has applied, or skipped as poison.
-
-    done, norms: of those that were applied. before: what another process had applied.
-    """
+    """The optimizer steps of a train step that this process has applied, or skipped as poison."""
 
     parts: list[Part]
+    # Of the optimizer steps that were applied.
     done: list[_Accumulated]
     norms: list[float]
-    before: BegunStep | None
+    before: BegunStep | None  # the optimizer steps that another process had applied
     poisoned: int = 0
 
     @property
@@ -114,7 +110,7 @@ class Policy:
         if config.threads:
             torch.set_num_threads(config.threads)
         if ranks.device.type == "cuda":
-            # Products of what stays float32 take TF32: 10 bits of mantissa, and float32's range and sums.
+            # Products of float32 factors use TF32: 10 bits of mantissa, but float32's range and sums.
             torch.set_float32_matmul_precision("high")
         self._config = config
         self._ranks = ranks
@@ -130,9 +126,9 @@ class Policy:
         self._loss = loss_of(config)
         self._scorer = AnswerScorer(self.model, packing=config.packing)
         if config.compile:
-            # After the scorer has tried out the layers, on tokens too few to compile them for.
+            # Compiled after the scorer has tried the layers, whose few tokens are not worth compiling for.
             compile_layers(self.model, config, ranks.device)
-        # A compiled layer has no use for hooks, which would cut it into pieces.
+        # Compiled layers get no hooks, which would cut them into pieces.
         self._routers = Routers(self.model, hooked=not config.compile)
         self._base = (
             AnswerScorer(self._base_model(), packing=config.packing) if config.kl_coef else None
@@ -148,8 +144,8 @@ class Policy:
             weight_decay=config.weight_decay,
             fused=ranks.device.type == "cuda",
         )
-        # All ranks have built the same model. From here on each has its own dropout.
-        # The seeds of two ranks are this far apart; those of runs are closer together.
+        # All ranks have built the same model. From here on each has its own dropout. The seeds of two ranks
+        # are 1,000,003 apart, because runs use seeds closer together.
         seed_generators(config.rng_seed + ranks.rank * 1_000_003)
 
     def _filled(self, model: Any) -> Any:
@@ -190,14 +186,14 @@ class Policy:
         begun: BegunStep | None = None,
         leaves: Leaves = finishes,
     ) -> StepReport:
-        """Run train step `step`: one optimizer step on each of the parts that `lay_out` returned. With
-        none, because all answers were filtered, nothing changes. begun: the optimizer steps of this
+        """Run train step `step`: one optimizer step on each of the parts that `lay_out` returned. Without
+        parts, because all answers were filtered, nothing changes. begun: the optimizer steps of this
         step that were applied before.
 
-        A gradient that is no number is not applied. PoisonedGroupsError: some groups are why, and it is the first
-        optimizer step; a later one is skipped. FloatingPointError: no group is why, or each is.
-        StepLeftError: `leaves` said so; the gradient is dropped, and the random number generators are as
-        they were before it.
+        A gradient that is not finite is not applied. PoisonedGroupsError: some groups cause it, in the first optimizer
+        step; a later optimizer step is skipped. FloatingPointError: no group causes it alone, or every group does.
+        StepLeftError: `leaves` returned True; the gradient is dropped, and the random number generators are
+        set back to their states before it.
         """
         if not parts:
             return StepReport(0.0, 0.0, NO_TOKENS, {}, (), Effort(self._lr(step), 0.0, None, 0.0))
@@ -219,7 +215,7 @@ class Policy:
                     poison = self._poison(step, part, staleness_max, leaves_after)
                     if not applied.count:
                         raise poison
-                    # The optimizer steps before are applied, so the batch cannot come again.
+                    # Earlier optimizer steps are applied, so the batch cannot come again.
                     log.warning(
                         "skipped step=%d part=%d poisoned=%s", step, applied.count, poison.groups
                     )
@@ -240,7 +236,7 @@ class Policy:
         return _report(whole_step, effort, router)
 
     def _begun(self, applied: "_Applied", staleness_max: int) -> BegunStep | None:
-        """The optimizer steps that are applied, over all ranks, which make this call together. None: none is."""
+        """The optimizer steps that are applied, over all ranks, which make this call together. None: there are none."""
         before, done = applied.before, applied.done
         if not applied.parts:
             return before
@@ -262,7 +258,7 @@ class Policy:
         )
 
     def _peak(self) -> float | None:
-        """Operations per second that the devices of all ranks could do together; None: it is not known."""
+        """Operations per second that the devices of all ranks could do together; None: not known."""
         device, configured = self._ranks.device, self._config.peak_tflops * 1e12
         named = peak_of(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
         each = configured or named
@@ -285,12 +281,13 @@ class Policy:
         proximal: dict[int, Tensor],
         leaves_after: Callable[[int], bool] = lambda _: False,
     ) -> list[_Accumulated]:
-        """Make the gradient of one optimizer step, and what there is to tell about each micro-batch.
-        StepLeftError: `leaves_after` so many micro-batches of it said so.
+        """Compute the gradient of one optimizer step. Returns the sums of each micro-batch for the report.
+
+        StepLeftError: `leaves_after`, called with the number of micro-batches done, returned True.
         """
         found: list[_Accumulated] = []
         for each in part.micro:
-            # A GPU is at most one micro-batch behind: copying the next one there waits for it.
+            # The GPU is at most one micro-batch behind, because copying the next one to it waits for it.
             if leaves_after(len(found)):
                 raise StepLeftError(None)
             if isinstance(self.model, FSDPModule) and self._config.gradient_sync == "last":
@@ -299,7 +296,7 @@ class Policy:
         return found
 
     def _optimize(self) -> float | None:
-        """Apply the gradient, clipped, and return its norm before that; None: it is no number and was dropped."""
+        """Apply the clipped gradient and return its norm before clipping; None: it is not finite and was dropped."""
         norm = float(
             whole(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._config.grad_clip))
         )
@@ -313,9 +310,9 @@ class Policy:
     def _poison(
         self, step: int, part: Part, staleness_max: int, leaves_after: Callable[[int], bool]
     ) -> PoisonedGroupsError:
-        """The groups whose gradients alone are no numbers. FloatingPointError: no group's is, or every group's.
+        """The groups whose gradients alone are not finite. FloatingPointError: no group is such, or every group is.
 
-        All ranks make the gradient of each group together.
+        All ranks compute the gradient of each group together.
         """
         groups: dict[int, list[PackedAnswer]] = {}
         for answer in part.answers:
@@ -340,7 +337,7 @@ class Policy:
         """The logprobs under the weights at the start of this train step, by `id` of the
         micro-batch.
 
-        The first optimizer step starts from these weights, so its own logprobs serve.
+        The first optimizer step starts from these weights, so it uses its own logprobs.
         """
         if self._config.proximal != "recomputed":
             return {}
@@ -357,8 +354,8 @@ class Policy:
         return lora.trained(self.model)
 
     def state(self) -> dict[str, Any]:
-        """The trained weights and the optimizer's state, not copied. `restore` takes it after it
-        has been filled.
+        """The trained weights and the optimizer's state, not copied. After a checkpoint has filled it, it is
+        an argument of `restore`.
         """
         model, optimizer = get_state_dict(self.model, self._optimizer, options=self._kept)
         # Tied weights have two names, of which torch treats only one as frozen.
@@ -373,7 +370,7 @@ class Policy:
         """Bring back a checkpoint. The optimizer's settings are those of the config, not of the
         checkpoint.
         """
-        # optimizer settings that the config decides
+        # The config decides these settings of the optimizer.
         settings = [
             {name: group[name] for name in ("lr", "betas", "weight_decay")}
             for group in self._optimizer.param_groups
@@ -402,7 +399,7 @@ class Policy:
         logprobs_n = scores.logprobs_n
         base_n = self._base_logprobs(micro)
         if not micro.tokens:
-            # Other ranks have answers here, and FSDP2 needs every rank to run forward and backward.
+            # Other ranks have answers in this micro-batch, and with FSDP2 every rank must run forward and backward.
             torch.autograd.backward(logprobs_n.sum())
             device = self._ranks.device
             return empty_tally(staleness_max + 1, device), no_sums(device), layers
@@ -442,7 +439,7 @@ class Policy:
         return tallied, score_sums(micro, scores), layers
 
     def _distance(self, inputs: WeightInputs, base_n: Tensor | None) -> Tensor | None:
-        """The KL term of each token, with gradient; None: the loss has none."""
+        """The KL term of each token, with gradient; None: the loss has no such term."""
         if base_n is None:
             return None
         drawn_n = inputs.rollout_logprobs_n if self._config.kl_weighted else None
@@ -470,14 +467,14 @@ class Policy:
 
 
 def _memory_gib() -> float:
-    """The peak of memory since the start: of the GPU, else of the process."""
+    """The peak of memory since the start: of the GPU, or of the process if there is no GPU."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated() / 2**30
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
 def _no_number(step: int) -> str:
-    return f"the gradient of train step {step} is no number"
+    return f"the gradient of train step {step} is not finite"
 
 
 def _gradients(model: Any) -> list[Tensor]:
@@ -485,7 +482,7 @@ def _gradients(model: Any) -> list[Tensor]:
 
 
 def _report(step: BegunStep, effort: Effort, router: RouterLoad | None) -> StepReport:
-    """The report of a step that is applied as a whole. Its loss is the mean over its optimizer steps."""
+    """The report of a completed step. Its loss is the mean over its optimizer steps."""
     return StepReport(
         float(step.tally.loss) / step.parts,
         step.norm,

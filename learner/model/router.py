@@ -1,8 +1,8 @@
 """Measure how a mixture of experts spreads its tokens.
 
-A hook on each router adds up one forward pass, and only inside `Routers.counting`: what the backward pass runs again
-is not counted, and neither is a pass that trains nothing. transformers knows which modules are routers, because it
-can record their output. A router that does not return the experts that it has chosen is not measured.
+A hook on each router sums up one forward pass, and only inside `Routers.counting`: repetitions in the backward pass
+do not count, and neither does a pass that trains nothing. transformers knows which modules are routers, because it
+can record their output. A router that does not return its chosen experts is not measured.
 
 Suffixes of names: t = tokens of the pass, e = experts of a layer, c = experts that a token is sent to.
 """
@@ -30,7 +30,7 @@ class Routers:
 
     def __init__(self, model: nn.Module, *, hooked: bool = True) -> None:
         self._found: list[LayerSums] = []
-        # The places of tokens that are no padding. None: nothing is counted.
+        # The indices of all tokens but padding. None: nothing is counted.
         self._places_t: Tensor | None = None
         for router, index in _routers_of(model) if hooked else ():
             router.register_forward_hook(partial(self._add_up, index))
@@ -46,7 +46,7 @@ class Routers:
 
     @torch.no_grad()
     def _add_up(self, index: int, _: nn.Module, __: object, output: Any) -> None:
-        """Add up one layer, as a forward hook of its router, whose output has the logits at `index`."""
+        """Sum up one layer. A forward hook of its router, whose output has the logits at `index`."""
         if self._places_t is None or (chosen := _chosen(output)) is None:
             return
         logits_te, chosen_tc = (
@@ -62,7 +62,7 @@ class Routers:
 
 
 def router_load(passes: Sequence[Sequence[LayerSums]], ranks: Ranks) -> RouterLoad | None:
-    """The load over these forward passes of all ranks, which make this call together. None: a dense model."""
+    """The load in these forward passes of all ranks, which make this call together. None: a dense model."""
     layers = [torch.stack(layer).sum(0) for layer in zip(*passes, strict=True)]
     if not layers:
         return None
@@ -71,7 +71,7 @@ def router_load(passes: Sequence[Sequence[LayerSums]], ranks: Ranks) -> RouterLo
 
 
 def load_of(layers: Sequence[LayerSums]) -> RouterLoad:
-    """The load that the sums of all layers show."""
+    """Compute the load from the sums of all layers."""
     loads = [layer[:-2] for layer in layers]
     entropies, tokens = torch.stack([layer[-2:] for layer in layers]).sum(0).tolist()
     return RouterLoad(
@@ -82,7 +82,7 @@ def load_of(layers: Sequence[LayerSums]) -> RouterLoad:
 
 
 def _routers_of(model: nn.Module) -> list[tuple[nn.Module, int]]:
-    """Each router, with the place of the logits in its output."""
+    """Each router, with the index of the logits in its output."""
     found: dict[nn.Module, int] = {}
     for part in model.modules():
         recorders = (getattr(part, "can_record_outputs", None) or {}).get("router_logits", [])
@@ -92,7 +92,7 @@ def _routers_of(model: nn.Module) -> list[tuple[nn.Module, int]]:
 
 
 def _matching(model: nn.Module, recorder: Any) -> Iterator[tuple[nn.Module, int]]:
-    """The modules whose output this recorder of transformers takes. Some are a class, and not an OutputRecorder."""
+    """The modules whose output this recorder of transformers records. It may be a class, and not an OutputRecorder."""
     # A recorder that does not name a class is left out.
     target = getattr(recorder, "target_class", recorder)
     wanted: tuple[type, ...] = (target,) if isinstance(target, type) else ()

@@ -4,9 +4,9 @@ Before training the scorer runs the model on a few tokens, and finds out
 
 - how the model changes the output of its head (`LogitTail`);
 - whether the model has the same logits with our attention as with its own;
-- whether an answer has the same logits alone, behind another answer, and behind a shared prompt.
+- whether an answer has the same logits alone, after another answer, and after a shared prompt.
 
-If one of the last two is not so, the model keeps its own attention, and every answer gets a row.
+If one of the last two is not true, the model keeps its own attention, and every answer gets its own row.
 
 Suffixes of names: b = rows, t = positions, v = vocabulary, n = answer tokens of a micro-batch, in row-major order.
 """
@@ -26,12 +26,12 @@ from echo2d.learner.batch.packing import MicroBatch, Pieces
 from echo2d.learner.model.attention import NAME, AttentionPlans, UnknownAttentionError, register
 from echo2d.learner.model.logprobs import LogitTail, TokenScores, token_scores
 
-METHOD = "score_tokens"  # of the model; FSDP2 must know it, to gather the head before it is called
-# Layers that `attention` can do.
+METHOD = "score_tokens"  # of the model; FSDP2 must know it, to gather the head before the call
+# Layers that `attention` supports.
 _KINDS = {"full_attention", "sliding_attention"}
-# How far logits may be off, relative to the largest: layers of 16 bits round coarsely.
+# How far logits may differ, relative to the largest: layers of 16 bits round coarsely.
 CLOSE, CLOSE_IN_16_BITS = 1e-4, 3e-2
-ALONE = [3, 1, 2]  # tokens whose last logits must be the same wherever they stand
+ALONE = [3, 1, 2]  # tokens whose last logits must be the same everywhere in a row
 
 log = logging.getLogger("echo2d.learner")
 
@@ -40,8 +40,9 @@ class AnswerScorer:
     """log p and entropy of answer tokens by `model`, a causal language model of transformers."""
 
     def __init__(self, model: Any, *, packing: bool = True, probes: bool = True) -> None:
-        """probes: False: the model's weights have no numbers yet, and it is believed to compute the
-        same with our attention, if it runs with it."""
+        """probes: False: the model's weights have no numbers yet, so if it runs with our attention, it is
+        assumed to compute the same as with its own.
+        """
         self.model = model
         self._device = next(model.parameters()).device
         self._probes = probes
@@ -75,7 +76,7 @@ class AnswerScorer:
         temperature: at which the tokens were drawn, one for all or one for each [n]. positions_bt, pieces:
         as in `MicroBatch`.
         """
-        # What the model says at t is about the token at t + 1.
+        # The model's output at t is for the token at t + 1.
         rows, columns = np.nonzero(answer_bt[:, 1:])
         places_n = rows * tokens_bt.shape[1] + columns
         drawn_n = tokens_bt[rows, columns + 1]
@@ -93,7 +94,7 @@ class AnswerScorer:
     def _context(
         self, positions_bt: NDArray[np.int64] | None, pieces: Pieces | None
     ) -> dict[str, Any]:
-        """What tells the answers of a row apart, as keywords of the model."""
+        """Keywords for the model that keep the answers of a row apart."""
         context: dict[str, Any] = {}
         if positions_bt is not None:
             context["position_ids"] = self._here(positions_bt)
@@ -105,7 +106,7 @@ class AnswerScorer:
         return torch.from_numpy(np.ascontiguousarray(values)).to(self._device)
 
     def _takes_our_attention(self) -> bool:
-        """Give the model our attention. False: it has its own as before, because it does not fit."""
+        """Give the model our attention. False: ours does not fit, and the model keeps its own."""
         model = self.model
         config = model.config.get_text_config()
         own = model.config._attn_implementation  # noqa: SLF001 - transformers has no other way to ask
@@ -124,9 +125,9 @@ class AnswerScorer:
         return False
 
     def _packed(self) -> tuple[Tensor, Tensor]:
-        """The last logits of ALONE behind another answer, and behind another answer to a shared prompt."""
+        """The last logits of ALONE after another answer, and after another answer to a shared prompt."""
         behind = [1, 2, 3, *ALONE], [0, 1, 2, 0, 1, 2], [(0, 3, 0, 0), (3, 3, 0, 0)]
-        # The prompt 3, 1, whose last token each answer has for itself, with the answers 1 and 2.
+        # The prompt 3, 1 with the answers 1 and 2, each of which has its own copy of the prompt's last token.
         shared = [3, 1, 1, 1, 2], [0, 1, 2, 1, 2], [(0, 1, 0, 0), (1, 2, 0, 1), (3, 2, 0, 1)]
         return self._in_pieces(*behind), self._in_pieces(*shared)
 
@@ -150,7 +151,7 @@ def _score(
     tail: LogitTail,
     context: dict[str, Any],
 ) -> TokenScores:
-    """A method of the model: the scores of drawn_n, each by what the model says at places_n of all rows."""
+    """A method of the model: the scores of drawn_n, each from the model's output at places_n of all rows."""
     found = model.base_model(input_ids=tokens_bt, use_cache=False, **context)
     hidden_nh = found.last_hidden_state.flatten(0, 1).index_select(0, places_n)
     head = model.get_output_embeddings()
@@ -159,17 +160,17 @@ def _score(
 
 
 def _tail(model: Any, device: torch.device) -> LogitTail:
-    """How the model changes the output of its head: known values are put there, and the model's logits are compared.
+    """How the model changes the output of its head: known values replace it, and the model's logits are compared.
 
-    OperatorFault: the change is none that is known here.
+    OperatorFault: the change is not known here.
     """
     head = model.get_output_embeddings()
     if head is None:
         raise OperatorFault(f"learner.model: {type(model).__name__} has no head over a vocabulary")
     if model.base_model is model:
         raise OperatorFault(
-            f"learner.model: {type(model).__name__} does not give the hidden states below its head, which the learner "
-            "scores; SGLang can serve it, and another trainer train it (echo2d.client)"
+            f"learner.model: {type(model).__name__} does not return the hidden states below its head, and the learner "
+            "needs them; SGLang can serve it, and another trainer can train it (echo2d.client)"
         )
     asked: list[Tensor] = []
 
@@ -204,12 +205,12 @@ def _run(model: Any, tokens: list[list[int]], device: torch.device, **context: A
         with torch.no_grad():
             return model(input_ids=torch.tensor(tokens, device=device), use_cache=False, **context)
     finally:
-        # Some models raise here, and are trained nevertheless, with their own attention.
+        # Some models raise above, and are trained nevertheless, with their own attention.
         model.train(was_training)
 
 
 def _close(found_v: Tensor, expected_v: Tensor) -> bool:
-    """Equal but for the rounding of found_v's dtype."""
+    """Whether both are equal up to the rounding of found_v's dtype."""
     close = CLOSE if found_v.dtype == torch.float32 else CLOSE_IN_16_BITS
     found_v, expected_v = found_v.float(), expected_v.float()
     return bool(

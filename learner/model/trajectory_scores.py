@@ -1,16 +1,16 @@
 """Score each trajectory by the forward pass that trains it: do its logprobs and tokens fit the model?
 
-    k   mean of |log p - q| over the tokens in the loss, in nats. Rounding and staleness keep it
-        small; tokens or logprobs that the model did not make are nats away.
+    k   mean of |log p - q| over the tokens in the loss, in nats. It is small after rounding and
+        staleness alone; tokens or logprobs that the model did not make are nats away.
     z   sum of (surprise - entropy) / square root of the sum of the surprises' variances. About
         N(0, 1) if the tokens were drawn from p, whatever q says.
 
-p: a token's probability by the learner at the temperature of its draw, under the weights of that forward
+p: the learner's probability of a token at the temperature of its draw, under the weights of that forward
 pass. Older weights wrote the token (staleness), and other parts of the batch may have been trained
 on before (`optimizer_steps`), so an honest worker's figures grow with both: compare workers with
 each other, not with 0.
 
-Everything is without gradient, and stays on the device until the step is over.
+Nothing here has a gradient, and everything stays on the device until the step is over.
 
 Suffixes of names: n = answer tokens of a micro-batch, a = its answers.
 """
@@ -29,13 +29,10 @@ from echo2d.learner.model.logprobs import TokenScores
 
 @dataclass(frozen=True, slots=True)
 class ScoreSums:
-    """Sums over the tokens of each answer of a micro-batch; `trajectories` names the answers.
+    """Sums over the tokens of each answer of a micro-batch."""
 
-    sums [4, a]: tokens, |log p - q|, surprise - entropy, variance of the surprise.
-    """
-
-    trajectories: Sequence[tuple[int, int]]
-    sums: Tensor
+    trajectories: Sequence[tuple[int, int]]  # the group of each answer, and its number there
+    sums: Tensor  # [4, a]: tokens, |log p - q|, surprise - entropy, variance of the surprise
 
 
 @torch.no_grad()

@@ -1,1 +1,1 @@
-"""What is optimized: advantages, losses and off-policy corrections, each by its paper."""
+"""The objective: advantages, losses and off-policy corrections, each with its paper."""

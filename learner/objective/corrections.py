@@ -2,11 +2,11 @@
 
     p      the learner's probability of an answer token, given all before it, by the present weights
     q      the probability recorded by the engine that wrote it (the *rollout's*, never recomputed)
-    m      its probability under the *proximal* policy, from which the step may go only so far
-    rho    p / q, the importance ratio; 1 where nothing changed in between
+    m      its probability under the *proximal* policy, from which the step may move only a little
+    rho    p / q, the importance ratio; 1 if nothing changed in between
     A      the advantage of the token's answer
 
-A token's weight is a constant in the gradient of `-w A log p`. `weights` puts it together from
+A token's weight is a constant in the gradient of `-w A log p`. `token_weights` combines it from
 these parts:
 
 | part | weight | source (numbers: arXiv) |
@@ -50,7 +50,7 @@ def loglinear_share(staleness_n: Tensor) -> Tensor:
 def clip_keeps(
     ratio_n: Tensor, advantages_n: Tensor, eps_low: float, eps_high: float, ratio_max: float
 ) -> Tensor:
-    """Return bool [n]: False where the clipped surrogate is flat. ratio_max: the two-sided clip; 0
+    """Return bool [n]: False where the clipped surrogate is flat. ratio_max: of the two-sided clip; 0
     turns it off.
     """
     above = (advantages_n > 0) & (ratio_n > 1.0 + eps_high)
@@ -70,8 +70,8 @@ def clip_value(
 
 
 def truncate(ratio_n: Tensor, cap: float) -> Tensor:
-    """Return min(x, cap) [n]. Without a cap a few tokens that have become much more likely dominate
-    the step.
+    """Return min(x, cap) [n]. Without a cap a few tokens that have become much more likely would
+    dominate the step.
     """
     return torch.clamp(ratio_n, max=cap)
 
@@ -84,7 +84,7 @@ def mask_tokens(ratio_n: Tensor, low: float, high: float) -> Tensor:
 
 
 def mask_answers(log_ratio_n: Tensor, answers_n: Tensor, low: float, high: float) -> Tensor:
-    """Return bool [n]: whether the geometric mean of the ratios of the token's answer lies in
+    """Return bool [n]: whether the geometric mean of the ratios of the token's answer is in
     low..high.
     """
     means_n = answer_means(log_ratio_n, answers_n).exp()

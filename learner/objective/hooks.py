@@ -1,9 +1,9 @@
-"""Advantages and losses of one's own, named `module:function` in the table.
+"""The operator's own advantages and losses, named `module:function` in the table.
 
     def advantages(rewards_g): ...    rewards of a group's episodes [g], float32, to advantages [g]
     def loss(inputs): ...             a `WeightInputs` to the loss of each token [n], with gradient
 
-A loss is summed up with the tokens' shares, as `loss_mean` says. Modules are found as those of tasks: installed,
+A loss is summed with the tokens' shares, which `loss_mean` decides. Modules are found like those of tasks: installed,
 in run.toml's folder, or in one of run.modules.
 """
 
@@ -25,7 +25,7 @@ TokenLoss = Callable[[WeightInputs], Tensor]
 
 
 def advantages_of(recipe: Recipe) -> Advantages:
-    """The recipe's advantages [g] of the rewards of a group [g]. OperatorFault: its own function is not there."""
+    """The recipe's function from the rewards of a group [g] to advantages [g]. OperatorFault: it cannot be imported."""
     if recipe.advantages:
         own = _named("advantages", recipe.advantages)
         return lambda rewards_g: _checked_advantages(recipe.advantages, own(rewards_g), rewards_g)
@@ -34,7 +34,7 @@ def advantages_of(recipe: Recipe) -> Advantages:
 
 
 def loss_of(recipe: Recipe) -> TokenLoss | None:
-    """The run's own loss of each token; None: the objective's. OperatorFault: the function is not there."""
+    """The run's own loss of each token; None: the objective's. OperatorFault: it cannot be imported."""
     if not recipe.loss:
         return None
     own = _named("loss", recipe.loss)
@@ -47,7 +47,7 @@ def _named(key: str, path: str) -> Callable[[Any], Any]:
     except (ImportError, AttributeError, OperatorFault) as error:
         raise OperatorFault(f"learner.{key}: cannot import {path!r}: {error}") from error
     if not callable(found):
-        raise OperatorFault(f"learner.{key}: {path!r} is no function")
+        raise OperatorFault(f"learner.{key}: {path!r} is not a function")
     own: Callable[[Any], Any] = found
 
     def called(given: Any) -> Any:

@@ -5,11 +5,11 @@ base.
 | --- | --- | --- | --- | --- |
 | grpo | (r_i - mean r) / (std r + STD_FLOOR) | of a token, clipped | token, as in DAPO | 2402.03300 |
 | dr_grpo | r_i - mean r | of a token, clipped | constant | 2503.20783 |
-| gspo | as grpo | geometric mean of an answer's, clipped | sequence | 2507.18071 |
+| gspo | as grpo | geometric mean over an answer, clipped | sequence | 2507.18071 |
 | cispo | as grpo | of a token, truncated and never clipped | token | 2506.13585 |
 | rloo | r_i - mean of the others' r | of a token, clipped | token | 2402.14740 |
 
-Not here: importance ratios and clips (`corrections`), and the choice of a run (`config.Recipe`).
+Not here: importance ratios and clips (`corrections`), and what a run has chosen (`config.Recipe`).
 
 Suffixes of names: g = episodes of a group, n = answer tokens of a micro-batch, a = its answers.
 """
@@ -29,7 +29,7 @@ LOG_RATIO_MAX = 20.0  # e^20: far beyond every bound, and finite in float32
 def group_advantages(
     rewards_g: NDArray[np.float32], baseline: AdvantageBaseline, *, sample_std: bool = True
 ) -> NDArray[np.float32]:
-    """Return A [g]: r_i - mean r, for `scaled` over the standard deviation of these rewards, for `leave_one_out`
+    """Return A [g]: r_i - mean r; for `scaled` divided by the standard deviation of these rewards; for `leave_one_out`
     r_i - the mean of the others.
 
     GRPO (Shao et al. 2024, arXiv 2402.03300) scales. Dr. GRPO (Liu et al. 2025, arXiv 2503.20783)
@@ -59,7 +59,7 @@ class LossTotals:
 
 def token_shares(mean: Mean, totals: LossTotals, lengths_n: Tensor, *, constant: int) -> Tensor:
     """Return each token's factor in the loss [n]. The totals are those of the whole optimizer step,
-    so that the losses of its micro-batches simply add up. lengths_n: tokens in the loss of the token's
+    so that the losses of its micro-batches can be summed. lengths_n: tokens in the loss of the token's
     answer o_i, with all its branches.
 
     token      1 / tokens                 DAPO (arXiv 2503.14476): answers count by their length
@@ -94,8 +94,8 @@ def policy_loss(
 
 @torch.no_grad()
 def surrogate_loss(surrogate_n: Tensor, advantages_n: Tensor, shares_n: Tensor) -> Tensor:
-    """-sum_t share_t x_t A_t, the clipped surrogate's value, which TRL and verl show as their loss. Without
-    gradient: `policy_loss` has it.
+    """-sum_t share_t x_t A_t, the clipped surrogate's value, which TRL and verl show as their loss. It has no
+    gradient; `policy_loss` has.
     """
     return -(shares_n * surrogate_n * advantages_n).sum()
 
@@ -108,7 +108,7 @@ def distance_to_base(
 
     GRPO's KL term (arXiv 2402.03300, eq. 4), after Schulman, "Approximating KL divergence" (2020).
     Never negative. rollout_logprobs_n: the tokens are samples of the rollout's policy q, so each is weighed
-    by p/q, with gradient; without that its gradient is not that of KL(p || base) (DeepSeek-V3.2,
+    by p/q, with gradient; without this factor the gradient is not that of KL(p || base) (DeepSeek-V3.2,
     arXiv 2512.02556).
     """
     log_ratio_n = (base_logprobs_n - logprobs_n).clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX)

@@ -8,8 +8,8 @@
 
 Under gspo each log ratio is the mean over its answer. With one optimizer step per train step
 `recomputed` has p = m, so nothing is clipped and the importance is rho. `correct` is the recipe's
-correction. With "none" the weight is PPO's own ratio under `rollout`; under the others x counts as
-1, which treats the data as fresh.
+correction. With "none" the weight is PPO's own ratio under `rollout`; otherwise x counts as 1, which
+treats the data as fresh.
 
 Suffixes of names: n = answer tokens of a micro-batch.
 """
@@ -34,33 +34,27 @@ from echo2d.learner.objective.objectives import answer_means
 
 @dataclass(frozen=True, slots=True)
 class TokenWeights:
-    """The result of `weigh` for each token [n], without gradient.
-
-    surrogate_n: what the surrogate loss counts in place of the ratio; weights_n, but not 0 where the clip is
-    flat. log_ratio_n: log(p / q) of the token itself. keeps_n: whether the clip keeps it. corrected_n:
-    whether the correction changed its ratio.
-    """
+    """The result of `weigh` for each token [n], without gradient."""
 
     weights_n: Tensor
+    # Replaces the ratio in the surrogate loss: the same as weights_n, but not 0 where the clip is flat.
     surrogate_n: Tensor
-    log_ratio_n: Tensor
-    keeps_n: Tensor
-    corrected_n: Tensor
+    log_ratio_n: Tensor  # log(p / q) of the token itself
+    keeps_n: Tensor  # whether the clip keeps the token
+    corrected_n: Tensor  # whether the correction changed the token's ratio
 
 
 @dataclass(frozen=True, slots=True)
 class WeightInputs:
-    """What the weights, and a loss of one's own, depend on, for each token [n]. proximal_n: log m, if it was
-    computed. answers_n: index of each token's answer. logprobs_n and entropy_n have a gradient.
-    """
+    """All that the weights, and an operator's own loss, depend on, for each token [n]."""
 
-    logprobs_n: Tensor
+    logprobs_n: Tensor  # with gradient
     rollout_logprobs_n: Tensor
     advantages_n: Tensor
     staleness_n: Tensor
-    answers_n: Tensor
-    proximal_n: Tensor | None = None
-    entropy_n: Tensor | None = None
+    answers_n: Tensor  # index of each token's answer
+    proximal_n: Tensor | None = None  # log m, if it was computed
+    entropy_n: Tensor | None = None  # with gradient
 
 
 def weigh(recipe: Recipe, inputs: WeightInputs) -> TokenWeights:

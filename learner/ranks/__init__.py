@@ -1,1 +1,1 @@
-"""The processes of one learner, and how they notice that one of them is gone."""
+"""The processes of one learner, and how they notice that one of them has disappeared."""

@@ -1,15 +1,15 @@
 """The ranks of one learner: processes started by torchrun, each with a shard of the weights and of
 every batch.
 
-    rank 0      alone talks to the coordinator and writes metrics and versions
+    rank 0      talks to the coordinator and writes metrics and versions; no other rank does
     all ranks   run the same loop in step; `Channel.share` broadcasts rank 0's results and errors
 
 A learner without torchrun is one rank, and the same code runs without communication.
 
 The failure of one rank ends all of them. The rank that fails first prints one line
-(`is_first_failure`); the others lose their connections and end in silence. `watchdog` finds a
-rank that disappears without a message, which is why the timeouts between living ranks may be long.
-torch orders collectives per group, not across threads, so each thread has a channel of its own.
+(`is_first_failure`); the others lose their connections and end without output. `watchdog` finds a
+rank that disappears without a message, so the timeouts between living ranks may be long.
+torch orders collectives per group, not across threads, so each thread has its own channel.
 
 Security: anyone who reaches the ports of torch.distributed controls these processes. Give hosts a
 private network.
@@ -35,17 +35,17 @@ from echo2d.client import OperatorFault
 from echo2d.learner.config import LearnerConfig, Place
 from echo2d.learner.ranks.watchdog import FIRST_FAILURE, RankWatchdog
 
-# Between two messages: rank 0 may upload a version for an hour, see `echo2d.client`.
+# The longest time between two messages: rank 0 may upload a version for an hour, see `echo2d.client`.
 _WAIT_S_MAX = 7200.0
-# Between the first and the last rank to reach a collective. Before the first one each rank has
-# loaded the model.
+# The longest time between the first and the last rank to reach a collective. Before the first collective
+# each rank loads the model.
 COLLECTIVE_S_MAX = 1800.0
 
 _T = TypeVar("_T")
 
 
 class Channel:
-    """Messages between all ranks on the CPU, for one thread. Every rank makes the same calls in the
+    """Messages between all ranks on the CPU, for one thread. Every rank must make the same calls in the
     same order.
     """
 
@@ -71,7 +71,7 @@ class Channel:
         return value
 
     def keep_waiting(self) -> None:
-        """Tell the other ranks that the present `share` goes on; to be called by its `call`."""
+        """Tell the other ranks that the present `share` goes on. Its `call` may call this."""
         self._broadcast(None, value=None, waits=True)
 
     def gather(self, value: _T) -> list[_T]:
@@ -151,7 +151,7 @@ class Ranks:
         return channel.share(call, beat=lambda: channel.any(flag=stopped()))
 
     def beat(self, *, stopped: bool) -> bool:
-        """Whether any rank has been told to stop. Rank 0 calls it now and then inside a long
+        """Whether any rank has been told to stop. Rank 0 calls it from time to time inside a long
         `share`.
         """
         if self.size > 1:
@@ -188,12 +188,12 @@ class Ranks:
         return init_device_mesh(self.device.type, (self.size,))
 
     def shard(self, model: Any, config: LearnerConfig) -> Any:
-        """Leave this rank its shards of the model (FSDP2); all of it, if it is the only one. The model may be on the
+        """Leave this rank its shards of the model (FSDP2), or all of it if it is the only rank. The model may be on the
         meta device.
 
         A transformer block is gathered only while it runs, forward or backward. With learner.dtype = bfloat16 it
-        is rounded to that when it is gathered, so one rank is a mesh of its own: the float32 weights stay, and
-        gradients are added up in learner.reduce_dtype.
+        is rounded to bfloat16 when it is gathered, so even a single rank has a mesh: the weights stay float32, and
+        gradients are summed in learner.reduce_dtype.
         """
         narrow = config.explicit(cuda=self.device.type == "cuda").dtype == "bfloat16"
         if self.size == 1 and not narrow:
@@ -205,7 +205,7 @@ class Ranks:
         mesh = self.mesh()
         for layer in layers_of(model):
             fully_shard(layer, mesh=mesh, reshard_after_forward=True, mp_policy=policy)
-        # Temperatures are an argument of the whole model, and stay as they are.
+        # The arguments of the whole model are not rounded, because the temperatures are among them.
         whole = dataclasses.replace(policy, cast_forward_inputs=False)
         fully_shard(model, mesh=mesh, reshard_after_forward=True, mp_policy=whole)
         return model
@@ -220,13 +220,12 @@ class Rendezvous:
         self._watchdog: RankWatchdog | None = None
 
     def join(self, config: LearnerConfig, *, lost: Callable[[str], object]) -> Ranks:
-        """Wait for the other ranks and form the process group. Each rank of a host gets a GPU of
-        its own.
+        """Wait for the other ranks and form the process group. Each rank of a host gets its own GPU.
 
-        lost: called by the watchdog, also while waiting, when a rank has failed or disappeared.
+        lost: called by the watchdog, even during this wait, when a rank has failed or disappeared.
         """
         place = self._place
-        # The watchdog needs its own connection: a blocked call holds the connection.
+        # The watchdog needs its own connection, because a blocked call holds its connection.
         store, *_ = next(rendezvous("env://"))
         self._watchdog = RankWatchdog(
             store, place.rank, place.size, silence_s=config.rank_silence_s, lost=lost
@@ -245,22 +244,20 @@ class Rendezvous:
         return Ranks(place.rank, place.size, device=device, wait_s=_WAIT_S_MAX + config.patience_s)
 
     def leave(self) -> None:
-        """End in order. The groups are destroyed, for their threads would abort a process that
-        exits.
-        """
+        """End in order. The groups are destroyed, because their threads would abort a process that exits."""
         if self._watchdog is not None:
             self._watchdog.leave()
         dist.destroy_process_group()
 
     def is_first_failure(self, line: str) -> bool:
-        """Record this rank's failure; whether no other rank has recorded one before."""
+        """Record this rank's failure. Returns whether no other rank has recorded one before."""
         if self._watchdog is not None:
             self._watchdog.fail()
         mine = f"{self._place.rank}: {line}"
         try:
             return bool(self._store.compare_set(FIRST_FAILURE, "", mine) == mine.encode())
         except RuntimeError:
-            # torchrun is gone, and with it the store.
+            # torchrun has ended, and with it the store.
             return True
 
     def is_lost_rank(self, error: Exception) -> bool:
@@ -271,7 +268,7 @@ class Rendezvous:
 
 
 def layers_of(model: Any) -> list[Any]:
-    """The model's transformer blocks. FSDP2 gives them a class of its own, below their own one."""
+    """The model's transformer blocks. FSDP2 gives each a new class, which is a subclass of its own."""
     names = set(getattr(model, "_no_split_modules", None) or ())
     return [
         module
@@ -281,7 +278,7 @@ def layers_of(model: Any) -> list[Any]:
 
 
 def whole(value: Tensor) -> Tensor:
-    """A tensor with the shards of all ranks, which make this call together."""
+    """The tensor with the shards of all ranks, which make this call together."""
     if not isinstance(value, DTensor):
         return value
     found: Tensor = value.full_tensor()

@@ -2,18 +2,18 @@
 
     heartbeat   every silence_s / CHECKS seconds each rank increments its counter in torchrun's
                 store and reads the counter of the next rank
-    loss        after CHECKS checks without a new count the watchdog calls `lost`; that rank ends,
+    loss        after CHECKS checks without a new count the watchdog calls `lost`; this rank ends,
                 so the rank before it misses it next, until all have ended
 
-torch notices a connection that is reset. The watchdog covers what resets nothing: a host without
-power, a network that drops packets, a stopped process, a store that does not answer. It keeps true:
+torch notices a connection that is reset. The watchdog covers failures that reset nothing: a host without
+power, a network that drops packets, a stopped process, a store that does not answer. Invariants:
 
-- A counter shows life, not progress: a rank may work on one thing for as long as it likes.
+- A counter shows life, not progress: a rank may work on one thing for any length of time.
 - Time is counted in checks, so that a pause of the whole machine is not a loss.
 - A rank that has not started yet, or has left in order, is not missed.
-- After the first failure of any rank heartbeats no longer count, so that ranks which wait for the
-  failed one end. A rank that has failed itself still counts them: it may be saving a checkpoint
-  with other failed ranks.
+- After the first failure of any rank heartbeats no longer count, so that ranks that wait for the failed
+  one end. A rank that has failed itself still counts them, because it may be saving a checkpoint with
+  other failed ranks.
 """
 
 import contextlib
@@ -22,14 +22,14 @@ from collections.abc import Callable
 
 from torch.distributed.distributed_c10d import Store
 
-CHECKS = 8  # per `silence_s`; several, because a thread may be scheduled too late for some of them
+CHECKS = 8  # per `silence_s`; several, because a thread may be scheduled too late for some
 FIRST_FAILURE = "first failure"  # key in the store: rank and message of the rank that failed first
 
 
 class RankWatchdog:
     """Sends this rank's heartbeats and checks those of the next rank, in two threads.
 
-    store: a connection of its own, because a call on it may block for ever.
+    store: on a connection of its own, because a call may block for ever.
     lost: called at most once, in a thread, with the reason.
     """
 
@@ -47,7 +47,7 @@ class RankWatchdog:
             target=self._exchange_heartbeats, name="rank-heartbeats", daemon=True
         )
         self._heartbeats.start()
-        # The timer has a thread of its own: the other one hangs when the store does not answer.
+        # The timer has its own thread, because the other one hangs when the store does not answer.
         threading.Thread(target=self._watch, name="rank-watchdog", daemon=True).start()
 
     def fail(self) -> None:
@@ -55,7 +55,7 @@ class RankWatchdog:
         self._failed = True
 
     def leave(self) -> None:
-        """End in order, so that the rank before this one does not miss it."""
+        """End in order, so that the rank before this one does not miss this one."""
         self._left.set()
         self._heartbeats.join(self._silence_s)
 
@@ -65,12 +65,12 @@ class RankWatchdog:
             try:
                 self._store.add(f"alive-{self._rank}", 1)
                 count = self._store.add(f"alive-{self._next}", 0)
-                # A count of 0 is a rank that has not started.
+                # A count of 0 means that the rank has not started.
                 alive = count != last_count or not count or self._has_left(self._next)
                 self._heard |= alive and (self._failed or not self._store.check([FIRST_FAILURE]))
                 last_count = count
             except RuntimeError:
-                # torchrun, which keeps the store, is gone: the watchdog will see silence.
+                # torchrun, which keeps the store, has ended: the watchdog will see silence.
                 return
         with contextlib.suppress(RuntimeError):
             self._store.set(f"left-{self._rank}", "")

@@ -1,1 +1,1 @@
-"""What is kept: checkpoints, versions to publish, and the files of both."""
+"""Checkpoints, versions to publish, and the files of both."""

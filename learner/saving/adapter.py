@@ -17,7 +17,7 @@ from echo2d.learner.saving.publish import SnapshotWriter, small_file
 
 
 class AdapterWriter(SnapshotWriter):
-    """Write versions that are adapters. base_digest: digest of the base model they belong to."""
+    """Write versions that are adapters. base_digest: digest of the base model that they belong to."""
 
     def __init__(
         self, config: LearnerConfig, run_id: str, weights: Mapping[str, Tensor], base_digest: str

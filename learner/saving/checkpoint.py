@@ -6,17 +6,17 @@ step.
         progress-0.pt ...             a file per rank: step, run, groups trained, generator states
         digests.blake3                digests of all the files above
 
-It keeps true: a kill at any moment leaves every checkpoint whole or absent, and at most `keep` stay
-after a save.
+Invariants: a kill at any moment leaves every checkpoint whole or absent, and at most `keep` stay after a
+save.
 
 With a URL, rank 0 copies each checkpoint there (`remote`) before it counts, and only the copies count
-for what is durable: the disk may go away with its host. A learner loads the newest checkpoint of both
+as durable, because the disk may disappear with its host. A learner loads the newest checkpoint of both
 places.
 
 Model and optimizer are copied when `save` is called and written while training goes on. If the
-newest checkpoint is damaged, a warning is logged and the one before is loaded. Therefore a step is
-reported to the coordinator as durable, which lets it delete batches, only when it is the oldest of
-`keep` checkpoints: the batches after any of them still exist.
+newest checkpoint is damaged, a warning is logged and the one before it is loaded. Therefore a step is
+reported to the coordinator as durable, so that it may delete batches, only when it is that of the oldest
+of `keep` checkpoints: the batches after any of them still exist.
 
 Ranks on several hosts need one directory that all hosts see. Another number of ranks can load a
 checkpoint, but without the states of the random number generators. Load only checkpoints that you
@@ -55,8 +55,8 @@ from echo2d.logs import say
 PROGRESS = "progress-{}.pt"  # with the rank
 _FORMAT = "format"  # key in the progress file
 CHECKPOINT_FORMAT = 1
-OWN = "own"  # key in the progress file: what only the same rank can use
-_LINE_MAX = 200  # characters quoted of a torch error, which may list all tensors
+OWN = "own"  # key in the progress file: state that only the same rank can use
+_LINE_MAX = 200  # characters of a torch error that are quoted; it may list all tensors
 _NAME = re.compile(r"step-(\d+)-epoch-(\d+)")
 _UNREADABLE = (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError)
 
@@ -64,17 +64,17 @@ log = logging.getLogger("echo2d.learner")
 
 
 class SavedCheckpoint(NamedTuple):
-    """A checkpoint whose digests are right. progress: that of the first rank."""
+    """A checkpoint whose digests are right."""
 
     path: Path
     step: int
     epoch: int
-    progress: dict[str, Any]
+    progress: dict[str, Any]  # that of the first rank
 
 
 class Checkpoints:
     """The checkpoints in one directory, of which the newest `keep` stay. An epoch saves each step
-    at most once. remote: where they are copied, and from where they may come back.
+    at most once. remote: where they are copied to, and downloaded from.
     """
 
     def __init__(
@@ -103,11 +103,11 @@ class Checkpoints:
             )
         )
         self._began_at = 0.0
-        # Seconds that the last save took, from the copy until it counted; None: none has ended.
+        # Seconds of the last save, from the copy until it counted; None: no save has ended.
         self.took_s: float | None = None
 
     def __bool__(self) -> bool:
-        """Whether there is any, here or at the URL. StoreFault: the URL cannot be reached."""
+        """Whether there is any checkpoint, here or at the URL. StoreFault: the URL cannot be reached."""
         return bool(self._all() or self._whole_copies())
 
     @property
@@ -137,9 +137,9 @@ class Checkpoints:
         """Wait for the previous save and begin this one. `state` may change as soon as this
         returns.
 
-        state: model and optimizer, as `Policy.state` gives them. progress: small plain values, the
-        same on all ranks. own: small plain values of this rank. Checkpoints of lower epochs at this
-        step or later are deleted: those learners have been replaced.
+        state: model and optimizer, from `Policy.state`. progress: small plain values, the same on all
+        ranks. own: small plain values of this rank. Checkpoints of lower epochs at this step or later
+        are deleted, because their learners have been replaced.
         """
         self.settle()
         self._began_at = time.monotonic()
@@ -147,14 +147,14 @@ class Checkpoints:
         pool = ThreadPoolExecutor(1, "checkpoint")
         facts = {**progress, _FORMAT: CHECKPOINT_FORMAT, "step": step, OWN: own}
         self._saving = pool.submit(self._save, step, epoch, copy, facts)
-        # Does not wait here, but the interpreter waits for the pool's thread before it exits.
+        # This does not wait, but the interpreter waits for the pool's thread before it exits.
         pool.shutdown(wait=False)
 
     def settle(self, *, wait: bool = True) -> bool:
-        """Whether the save under way has finished, so that its checkpoint is durable; False if none
+        """Whether the save under way has finished, so that its checkpoint is durable; False if no save
         was under way.
 
-        StoreFault: the save failed; the checkpoints before it are still there.
+        StoreFault: the save failed; earlier checkpoints still exist.
         """
         if self._saving is None or not (wait or self._saving.done()):
             return False
@@ -166,8 +166,8 @@ class Checkpoints:
         """Fill `state` from the newest readable checkpoint and return its progress, with this
         rank's own under OWN.
 
-        OWN is empty if another number of ranks made it. OperatorFault: none can be read, or it is
-        of another model.
+        OWN is empty if another number of ranks made the checkpoint. OperatorFault: no checkpoint can be
+        read, or it is of another model.
         """
         path, progress = self._ranks.share(self._newest)
         _load(path, state, self._channel)
@@ -178,9 +178,9 @@ class Checkpoints:
         )
 
     def find(self, step: int | None) -> SavedCheckpoint:
-        """The checkpoint of a step, of the highest epoch that has one; None: of the last step.
+        """The checkpoint of a step, of the highest epoch that has one. step: None: the last one.
 
-        OperatorFault: there is none, or it cannot be read.
+        OperatorFault: there is no such checkpoint, or it cannot be read.
         """
         found = {_step_and_epoch(path.name)[0]: path for path in self._all()}
         if not found:
@@ -217,14 +217,14 @@ class Checkpoints:
         raise OperatorFault(f"cannot read any checkpoint in {self._directory}")
 
     def _whole_copies(self) -> list[str]:
-        """The names of the copies at the URL, oldest first."""
+        """The names of the complete copies at the URL, oldest first."""
         if self._remote is None:
             return []
         found = [name for name in self._remote.names() if _NAME.fullmatch(name)]
         return sorted(found, key=_step_and_epoch)
 
     def _save(self, step: int, epoch: int, state: Any, progress: dict[str, Any]) -> None:
-        """Runs on all ranks at once, in the save's thread. Each writes its shards, rank 0 the other
+        """Runs on all ranks at once, in the save's thread. Each rank writes its shards, and rank 0 all other
         files.
         """
         target = self._directory / f"step-{step:08d}-epoch-{epoch}"
@@ -273,7 +273,7 @@ class Checkpoints:
         self._remote.upload(target)
         copies = self._whole_copies()
         surplus = _surplus(copies, target.name, self._keep)
-        # What a killed learner left is not whole, and counts for nothing.
+        # Incomplete copies, which killed learners have left, do not count. Those of newer epochs stay.
         (_, epoch), begun = _step_and_epoch(target.name), {*self._remote.begun()} - {*copies}
         left = [name for name in begun if _NAME.fullmatch(name)]
         surplus += [name for name in left if _step_and_epoch(name)[1] <= epoch]
@@ -282,14 +282,14 @@ class Checkpoints:
         self._copied = [name for name in copies if name not in surplus]
 
     def _all(self) -> list[Path]:
-        """Oldest first."""
+        """The checkpoints in the directory, oldest first."""
         return sorted(
             (path for path in self._directory.glob("step-*") if _NAME.fullmatch(path.name)),
             key=lambda path: _step_and_epoch(path.name),
         )
 
     def _sweep(self) -> None:
-        """Delete what learners left behind that were killed during a save."""
+        """Delete the files of learners that were killed during a save."""
         for path in self._directory.glob(f"{ASIDE}*"):
             shutil.rmtree(path, ignore_errors=True)
 
@@ -301,8 +301,8 @@ def _step_and_epoch(name: str) -> tuple[int, int]:
 
 
 def _surplus(found: Sequence[str], target: str, keep: int) -> list[str]:
-    """The old checkpoints among these, oldest first, once `target` is saved. None of a newer epoch: this
-    learner may have been replaced without knowing yet.
+    """The old checkpoints among these, oldest first, once `target` is saved. Those of newer epochs stay,
+    because this learner may have been replaced and not know it yet.
     """
     step, epoch = _step_and_epoch(target)
     earlier = [name for name in found if _step_and_epoch(name)[0] < step]
@@ -327,8 +327,8 @@ def plain_errors() -> Iterator[None]:
 
 
 def silence_single_process_warning() -> None:
-    """torch warns when there is no process group. Warning filters are global, so this silences all
-    threads.
+    """Silence torch's warning about a missing process group. Filters of warnings are global, so this
+    silences all threads.
     """
     warnings.filterwarnings(
         "ignore", "torch.distributed is disabled, unavailable or uninitialized", UserWarning
@@ -337,17 +337,17 @@ def silence_single_process_warning() -> None:
 
 def _os_error(error: BaseException) -> BaseException:
     """The first of two errors: after a failed write torch closes the file, fails again and reports
-    only that.
+    only the second failure.
     """
     return error.__context__ if isinstance(error.__context__, OSError) else error
 
 
 def _save_shards(directory: Path, state: Any, channel: Channel) -> dict[str, str]:
-    """Each rank syncs its own files to disk, because no other host can do that for it. Returns the digests of
-    this rank's files.
+    """Save this rank's shards and return the digests of their files. Each rank syncs its own files to disk,
+    because no other host can do that.
     """
     silence_single_process_warning()
-    # The digests tell of damage; a checksum of each tensor in its file would cost as much again.
+    # The digests show damage; checksums of the tensors in the files would cost as much again.
     set_crc32_options(compute_crc32=False)
     writer = FileSystemWriter(directory, sync_files=channel.group is not None)
     writer.fs = files = DirectFileSystem()
@@ -376,7 +376,7 @@ def _progress(path: Path) -> list[dict[str, Any]]:
 
 
 def _require_format(path: Path, found: object) -> None:
-    """OperatorFault: an older checkpoint is read in its stead only if a person says so."""
+    """OperatorFault, and not a fault after which an older checkpoint is loaded: a person must decide that."""
     if found != CHECKPOINT_FORMAT:
         raise OperatorFault(
             f"the checkpoint {path} has format {found}; this learner reads format "
@@ -404,7 +404,7 @@ def _load(path: Path, state: dict[str, Any], channel: Channel) -> None:
 
 
 def _same_weights(reader: FileSystemReader, state: dict[str, Any]) -> None:
-    """ValueError: the checkpoint has other weights. torch would silently load those that match."""
+    """ValueError: the checkpoint has other weights. Torch would silently load the matching ones."""
     saved = {
         name for name in reader.read_metadata().state_dict_metadata if name.startswith("model.")
     }
@@ -421,7 +421,7 @@ def _named_in(directory: Path) -> set[str]:
 
 
 def _digests(directory: Path, known: Mapping[str, str] = MappingProxyType({})) -> str:
-    """A line per file, except the digest file itself. known: the digests of files that need not be read."""
+    """A line for each file except the digest file itself. known: digests of files that need not be read."""
     files = sorted(path for path in directory.iterdir() if path.name != DIGESTS)
     return "".join(
         f"{known.get(path.name) or blake3().update_mmap(path).hexdigest()}  {path.name}\n"

@@ -1,7 +1,7 @@
-"""Write large files past the page cache and digest them on the way, so that training feels it least.
+"""Write large files past the page cache and digest them meanwhile, so that training is slowed least.
 
-As a rule nobody reads a checkpoint again. Pages of a cache for it would have to be found, filled and given
-back, on a core that training on a CPU needs, and the digest would read them all again.
+Usually a checkpoint is not read again. Pages of the cache for it would have to be found, filled and freed,
+on a core that training on a CPU needs, and the digest would read them all again.
 """
 
 import contextlib
@@ -17,17 +17,17 @@ from typing import Any
 from blake3 import blake3
 from torch.distributed.checkpoint.filesystem import FileSystem
 
-# One write has this size: large enough for any disk, and small enough that the bytes are still in the
+# The size of one write: large enough for any disk, and small enough that the bytes are still in the
 # processor's cache when they are digested.
 BUFFER_BYTES = 4 << 20
 # The size of a direct write must be a multiple of the disk's block; no disk has larger blocks than this.
 DIRECT_BLOCK_BYTES = 4096
-SHARDS = ".distcp"  # ends the names of the files with tensors
+SHARDS = ".distcp"  # suffix of the files with tensors
 
 
 class DirectFile(io.RawIOBase):
-    """A new file that is written once, from front to back. Where the file system has no direct writes,
-    it is written through the page cache.
+    """A new file that is written once, from front to back. If the file system has no direct writes, it is
+    written through the page cache.
 
     OSError: the disk refused.
     """
@@ -35,7 +35,7 @@ class DirectFile(io.RawIOBase):
     def __init__(self, path: Path) -> None:
         super().__init__()
         self._digest = blake3()
-        # Direct writes start at the border of a page.
+        # The memory of a direct write must begin at a page.
         self._view = memoryview(mmap.mmap(-1, BUFFER_BYTES))
         self._filled = self._written = 0
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -44,7 +44,7 @@ class DirectFile(io.RawIOBase):
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise
-            # Some file systems have made the file when they refuse.
+            # Without O_EXCL, because some file systems have made the file when they refuse.
             self._file = os.open(path, flags & ~os.O_EXCL, 0o666)
 
     @property
@@ -74,7 +74,7 @@ class DirectFile(io.RawIOBase):
         return size
 
     def close(self) -> None:
-        """Write what is left. A second call does nothing."""
+        """Write the remaining bytes. A second call does nothing."""
         if self.closed:
             return
         try:
@@ -85,7 +85,8 @@ class DirectFile(io.RawIOBase):
             super().close()
 
     def _write_out(self) -> None:
-        size, self._filled = self._filled, 0  # what fails is not written again by `close`
+        # Emptied first, so that `close` does not write these bytes again after a failure.
+        size, self._filled = self._filled, 0
         self._digest.update(self._view[:size])
         whole, done = -(-size // DIRECT_BLOCK_BYTES) * DIRECT_BLOCK_BYTES, 0
         while done < whole:
@@ -101,16 +102,16 @@ class DirectFile(io.RawIOBase):
             flags = fcntl.fcntl(self._file, fcntl.F_GETFL)
             if error.errno != errno.EINVAL or not flags & os.O_DIRECT:
                 raise
-            # After a short write, or on a file system that promised too much.
+            # This happens after a short write, or on a file system that accepts O_DIRECT without support for it.
             fcntl.fcntl(self._file, fcntl.F_SETFL, flags & ~os.O_DIRECT)
             return os.write(self._file, part)
 
 
 class DirectFileSystem(FileSystem):
-    """What torch's DCP writes its files with. digests: of the files with tensors, by name."""
+    """The file system by which torch's DCP writes its files."""
 
     def __init__(self) -> None:
-        self.digests: dict[str, str] = {}
+        self.digests: dict[str, str] = {}  # of the files with tensors, by name
 
     @contextlib.contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:

@@ -6,7 +6,7 @@ the checkpoint. One process writes it, without torch.distributed and without the
     checkpoint ---> weight in bfloat16 ---> its tensors in the files      a model, or an adapter
     base's files -> W + alpha / rank * B A, rounded once ---^             an adapter, merged
 
-It keeps true: the process never holds the model, but the weight that it reads and the WEIGHTS_KEPT
+Invariants: the process never holds the whole model, only the weight that it reads and the WEIGHTS_KEPT
 before it. The directory appears whole or not at all.
 """
 
@@ -45,9 +45,9 @@ from echo2d.learner.saving.shards import VersionTensors, published_dtype
 from echo2d.logs import say
 
 LAST = "last"
-# The files of a layer take the matrices of its experts in turn from two weights.
+# A layer's files have the matrices of its experts in turn from two weights.
 WEIGHTS_KEPT = 2
-# How often the log says how far it is, where there is no terminal for a bar.
+# Seconds between two lines of progress in the log, if there is no terminal for a bar.
 _LINE_S = 10.0
 
 log = logging.getLogger("echo2d.learner")
@@ -55,14 +55,14 @@ log = logging.getLogger("echo2d.learner")
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """Describes a written export. kind: "model", "adapter" or "merged model". bytes: the size of all files."""
+    """Describes a written export."""
 
-    kind: str
+    kind: str  # "model", "adapter" or "merged model"
     directory: str
     step: int
     epoch: int
     run: str
-    bytes: int
+    bytes: int  # of all files
     transformers: str  # an expression that loads it
     sglang: str  # a command that serves it
 
@@ -79,9 +79,9 @@ class Exported:
 
 # --- single weights of a checkpoint, whatever number of ranks saved it
 #
-# No more is in memory than the weight that is read and one rank's shard of it.
+# Only the weight that is read and one rank's shard of it are in memory.
 
-_MODEL = "model."  # begins the names of the model's weights in a checkpoint
+_MODEL = "model."  # prefix of the names of the model's weights in a checkpoint
 
 
 class SavedWeights:
@@ -96,7 +96,7 @@ class SavedWeights:
         }
 
     def read(self, name: str, dtype: torch.dtype) -> Tensor:
-        """A whole weight, rounded to the dtype. StoreFault: its file is gone."""
+        """A whole weight, rounded to the dtype. StoreFault: its file cannot be read."""
         silence_single_process_warning()
         weight = torch.empty(self.shapes[name], dtype=dtype)
         with store_faults("cannot read the checkpoint", self._directory), plain_errors():
@@ -118,15 +118,11 @@ class _Reader(FileSystemReader):
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """The model of a config, without memory for its weights.
+    """The model of a config, without memory for its weights."""
 
-    weights: all weights by name, those of an adapter too, on the meta device. trained: those that a
-    checkpoint has. layout: of the base's files.
-    """
-
-    weights: Mapping[str, Tensor]
-    trained: Mapping[str, Tensor]
-    layout: Layout
+    weights: Mapping[str, Tensor]  # all weights by name, including an adapter's, on the meta device
+    trained: Mapping[str, Tensor]  # the weights that a checkpoint has
+    layout: Layout  # of the base's files
 
 
 def export(
@@ -134,9 +130,9 @@ def export(
 ) -> Exported:
     """Write the checkpoint of a step, a number or "last", into a directory.
 
-    merge: write the base model with the adapter added to it, and not the adapter. OperatorFault:
-    there is no such checkpoint, it is damaged or of another model, the directory exists with
-    something in it, or there is no adapter to merge. StoreFault: a file cannot be read or written.
+    merge: write the base model with the adapter added to it, instead of the adapter. OperatorFault:
+    there is no such checkpoint, it is damaged or of another model, the directory exists and is not
+    empty, or there is no adapter to merge. StoreFault: a file cannot be read or written.
     """
     if merge and not config.lora_rank:
         raise OperatorFault("--merge: expected an adapter to merge; learner.lora_rank is 0")
@@ -154,13 +150,13 @@ def export(
         def stream() -> Iterator[Tensor]:
             total = sum(map(tensors.size, writer.names))
             bar.update(task, description="writing", total=total)
-            told_at = time.monotonic()
+            logged_at = time.monotonic()
             for name in writer.names:
                 data = tensor_of(name).contiguous().reshape(-1).view(torch.uint8)
                 yield data
                 bar.advance(task, data.numel())
-                if bar.disable and time.monotonic() - told_at >= _LINE_S:
-                    told_at = time.monotonic()
+                if bar.disable and time.monotonic() - logged_at >= _LINE_S:
+                    logged_at = time.monotonic()
                     done = bar.tasks[task].completed
                     say(log, logging.INFO, "exporting", f"{done / 1e9:.1f}/{total / 1e9:.1f} GB")
 
@@ -204,7 +200,7 @@ def _source(
 
 
 def _merged(config: LearnerConfig, saved: SavedWeights, model: ModelFacts, name: str) -> Tensor:
-    """A tensor of the base's files, with what the adapter adds to it."""
+    """A tensor of the base's files, with the adapter's share added to it."""
     file = next(file for file, parts in model.layout.items() if name in parts)
     part, path = model.layout[file][name], config.model / file
     with store_faults("cannot read", path), safe_open(path, framework="pt") as tensors:
@@ -259,7 +255,7 @@ def _step(text: str) -> int | None:
 
 
 def _empty(directory: Path) -> Path:
-    """The absolute path. OperatorFault: something else than an empty directory is there."""
+    """The absolute path. OperatorFault: it exists and is not an empty directory."""
     target = directory.resolve()
     if target.is_mount():
         raise OperatorFault(f"--export: {directory} is a mount point; name a directory inside it")

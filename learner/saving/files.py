@@ -45,9 +45,7 @@ def whole_directory(directory: Path, *, durable: bool = True) -> Iterator[Path]:
 
 
 def remove_directory(directory: Path) -> None:
-    """Remove a directory, if it exists. It disappears under its name at once, before its files are
-    deleted.
-    """
+    """Remove a directory, if it exists. Its name disappears at once, before its files are deleted."""
     aside = directory.with_name(ASIDE + directory.name)
     with contextlib.suppress(OSError):
         directory.rename(aside)
@@ -56,9 +54,7 @@ def remove_directory(directory: Path) -> None:
 
 @contextlib.contextmanager
 def store_faults(doing: str, path: Path) -> Iterator[None]:
-    """Turn an OSError into a StoreFault that says what was being done, e.g. "cannot write PATH: No
-    space left".
-    """
+    """Turn an OSError into a StoreFault that says what failed, e.g. "cannot write PATH: No space left"."""
     try:
         yield
     except OSError as error:

@@ -1,8 +1,8 @@
-"""Copy a tensor to ordinary host memory, from a GPU by way of two pinned buffers.
+"""Copy a tensor to ordinary host memory, from a GPU through two pinned buffers.
 
 A copy into pinned memory runs at the speed of the bus, and a copy into ordinary memory at a fraction
-of it. But pinned memory is scarce: torch rounds each block up to a power of two and keeps it. So a
-piece goes into one buffer while the piece before it is copied out of the other.
+of it. But pinned memory is scarce: torch rounds each block up to a power of two and keeps it. So each
+piece is copied into one buffer while the piece before it is copied out of the other.
 """
 
 from functools import cache
@@ -23,7 +23,7 @@ def host_copy(weight: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def copy_staged(source: Tensor, host: Tensor, stages: tuple[Tensor, Tensor]) -> None:
-    """Copy bytes through two buffers of one length by turns. All are flat and of uint8."""
+    """Copy bytes through two buffers of equal length in turn. All tensors are flat and of uint8."""
     under_way: tuple[Tensor, Tensor, torch.cuda.Event | None] | None = None
     for turn, start in enumerate(range(0, len(source), len(stages[0]))):
         piece = source[start : start + len(stages[0])]
@@ -49,6 +49,6 @@ def _bytes(tensor: Tensor) -> Tensor:
 
 @cache
 def _stages() -> tuple[Tensor, Tensor]:
-    """Made once: the process keeps them."""
+    """The two buffers, of 64 MiB each. They are made once, and the process keeps them."""
     first, second = (torch.empty(64 << 20, dtype=torch.uint8, pin_memory=True) for _ in range(2))
     return first, second

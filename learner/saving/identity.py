@@ -1,11 +1,11 @@
-"""The identity of a learner: who it is to the coordinator, after restarts too, and how it was set.
+"""The identity of a learner, which the coordinator knows it by even after restarts, and its settings.
 
-    out_dir/learner.id      the name of the host that began, and a random number
+    out_dir/learner.id      the name of the first host, and a random number
     out_dir/learner.lock    held by the one process that runs on this directory
     out_dir/settings.json   the keys of [learner], as of the last start
 
-A learner that is started again on its directory goes on with its run. Another one has to be told to
-take the run over.
+A learner that is started again on its directory goes on with its run. Any other learner needs
+--take-over.
 """
 
 import dataclasses
@@ -34,11 +34,11 @@ log = logging.getLogger("echo2d.learner")
 
 
 def own(out_dir: Path, stack: ExitStack, *, take_over: bool = False, wait_s: float = 30.0) -> str:
-    """The identity of the learner of this directory. No other process gets it until `stack` ends,
-    unless it takes over.
+    """The identity of this directory's learner. No other process gets it until `stack` ends, unless it
+    takes over.
 
-    OperatorFault: another process still runs on this directory after `wait_s`, and is not to be taken
-    over; or the identity is damaged. StoreFault: the identity cannot be read or written.
+    OperatorFault: another process still runs on this directory after `wait_s`, without `take_over`; or
+    the identity is damaged. StoreFault: the identity cannot be read or written.
     """
     make_directory("out_dir", out_dir)
     with store_faults("cannot keep the learner's identity in", out_dir):
@@ -55,7 +55,7 @@ def own(out_dir: Path, stack: ExitStack, *, take_over: bool = False, wait_s: flo
         if not path.exists():
             _write(path)
         found = path.read_bytes().decode(errors="replace").strip()
-    # The coordinator takes as many.
+    # The coordinator accepts at most 128 characters.
     if len(found) > 128 or with_check(found.rpartition("-")[0]) != found:
         raise OperatorFault(
             f"{path}: expected the identity of a learner; delete the damaged file, and start with "
@@ -65,7 +65,7 @@ def own(out_dir: Path, stack: ExitStack, *, take_over: bool = False, wait_s: flo
 
 
 def _locked(lock: IO[str], wait_s: float) -> bool:
-    """Whether this process holds the lock now, or the file system has none."""
+    """Take the lock. Returns whether this process holds it now, or the file system has no locks."""
     ends_at = time.monotonic() + wait_s
     while True:
         try:
@@ -75,7 +75,7 @@ def _locked(lock: IO[str], wait_s: float) -> bool:
                 return False
             time.sleep(0.1)
         except OSError as error:
-            # A file system may have no locks.
+            # These errors mean that the file system has no locks.
             if error.errno not in {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}:
                 raise
             log.warning("%s: its file system has no locks: %s", lock.name, error.strerror)
@@ -91,7 +91,7 @@ def _lock_later(lock: IO[str]) -> None:
 
 
 def with_check(name: str) -> str:
-    """The identity with a check, so that a damaged one is not taken for another learner."""
+    """The identity with a checksum, so that a damaged one is not taken for another learner's."""
     return f"{name}-{zlib.crc32(name.encode()):08x}"
 
 
@@ -106,13 +106,13 @@ def _write(path: Path) -> None:
     sync(path.parent)
 
 
-# --- settings: a learner that goes on with others says so
+# --- settings: a learner that goes on with other settings logs the differences
 
 SETTINGS_FILE = "settings.json"
 
 
 def tell_changes(config: LearnerConfig) -> None:
-    """Log each key of [learner] that differs from the last start's, and keep the present ones. Blocking."""
+    """Log each key of [learner] that has changed since the last start, and save the present ones. Blocking."""
     path = config.out_dir / SETTINGS_FILE
     now = json.loads(json.dumps(dataclasses.asdict(config), default=str))
     for key, then in _kept(path).items():
@@ -123,11 +123,11 @@ def tell_changes(config: LearnerConfig) -> None:
         part.write_text(json.dumps(now, indent=1))
         part.replace(path)
     except OSError as error:
-        log.warning("the next start cannot say what has changed: %s: %s", path, error.strerror)
+        log.warning("the next start cannot log what has changed: %s: %s", path, error.strerror)
 
 
 def _kept(path: Path) -> dict[str, object]:
-    """Those of the last start; empty: there was none, or its file is damaged."""
+    """The keys of the last start; empty: there was no start, or the file is damaged."""
     try:
         found = json.loads(path.read_bytes())
     except (OSError, ValueError):

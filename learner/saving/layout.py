@@ -2,8 +2,8 @@
 
 transformers keeps the experts of a layer in one weight [experts, out, in], and their gate and up projections in
 one matrix; the files of such a model have a tensor for each expert and projection. So a tensor in a file is a
-weight as it is, or one expert's matrix, or some rows of that. The names are found by transformers' own rules for
-loading; a rule that does anything else to its tensors is refused by name.
+whole weight, or one expert's matrix, or some rows of this matrix. The names are found by transformers' own rules for
+loading; a rule that changes its tensors in any other way is refused by name.
 """
 
 import logging
@@ -19,10 +19,10 @@ from torch import Tensor, equal
 
 from echo2d.client import OperatorFault, weight_files
 
-_ROWS = 4096  # compared at a time
-# Buffers of old files, which a model computes.
+_ROWS = 4096  # rows that are compared at a time
+# Buffers in old files that a model computes itself.
 _COMPUTED = (r"rotary_emb\.inv_freq$", r"(^|\.)position_ids$")
-# By what the name of a tensor has in it.
+# Advice, by a part of a tensor's name.
 _ADVICE = {
     "_orig_mod.": "it was saved after torch.compile: save model._orig_mod",
     "_fsdp_wrapped_module.": "it was saved from inside FSDP: save its full state dict",
@@ -40,10 +40,11 @@ log = logging.getLogger("echo2d.learner")
 
 @dataclass(frozen=True, slots=True)
 class WeightPart:
-    """A whole weight; with `expert` that one's matrix, and of it the rows from `first` to before `end`, if given."""
+    """A whole weight, or the matrix of one expert, or some rows of that matrix."""
 
     weight: str
-    expert: int | None = None
+    expert: int | None = None  # None: the whole weight
+    # Rows [first, end) of the expert's matrix; None: to its end.
     first: int = 0
     end: int | None = None
 
@@ -55,7 +56,7 @@ class WeightPart:
         return ((rows if self.end is None else self.end) - self.first, *others)
 
     def of(self, local: Tensor, start: int) -> Tensor | None:
-        """The view of it in a shard, whose first row is row `start` of the weight; None: it is in another one."""
+        """The view of this part in a shard whose first row is row `start` of the weight; None: another shard has it."""
         if self.expert is None:
             return local
         if not start <= self.expert < start + len(local):
@@ -63,13 +64,13 @@ class WeightPart:
         return local[self.expert - start, self.first : self.end]
 
 
-Layout = dict[str, dict[str, WeightPart]]  # file -> name in it -> what it is
+Layout = dict[str, dict[str, WeightPart]]  # file -> tensor in it -> the weight or part that it is
 
 
 def tensor_shapes(directory: Path) -> dict[str, dict[str, tuple[int, ...]]]:
-    """The shapes of the tensors in each safetensors file that counts.
+    """The shapes of the tensors in each safetensors file that is read.
 
-    OperatorFault: there are none, one cannot be read, or a tensor is in two of them.
+    OperatorFault: there are no such files, one cannot be read, or two of them have the same tensor.
     """
     files = weight_files(directory)
     if not files.read:
@@ -96,16 +97,17 @@ def tensor_shapes(directory: Path) -> dict[str, dict[str, tuple[int, ...]]]:
         for name in shapes[path.name]:
             if (other := seen.setdefault(name, path.name)) != path.name:
                 raise OperatorFault(
-                    f"learner.model: {name} is in {other} and in {path.name} of {directory}; save the model anew"
+                    f"learner.model: {name} is in {other} and in {path.name} of {directory}; save the model again"
                 )
     return shapes
 
 
 def layout_of(model: Any, directory: Path) -> Layout:
-    """The layout of a directory of this model, whose weights may be on the meta device; without what its class ignores.
+    """The layout of a directory of this model, without tensors that the model's class ignores. The model's weights may
+    be on the meta device.
 
-    OperatorFault: a tensor is no weight of the model or has another shape, two tensors are one weight and differ, or a
-    weight is not there.
+    OperatorFault: a tensor is not a weight of the model or has another shape, two tensors are one weight and differ,
+    or a weight is missing.
     """
     weights = model.state_dict(keep_vars=True)
     shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
@@ -141,7 +143,7 @@ def layout_of(model: Any, directory: Path) -> Layout:
 
 
 def _advice(tensor: str) -> str:
-    """What to do about a tensor of this name; empty: nobody knows."""
+    """What to do about a tensor of this name; empty: not known."""
     for mark, advice in _ADVICE.items():
         if mark in tensor:
             return f"; {advice}"
@@ -164,11 +166,11 @@ class _Names:
         self._converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
 
     def ignores(self, tensor: str) -> bool:
-        """Whether transformers leaves it out without a word: another head, a tower for pictures, a computed buffer."""
+        """Whether transformers ignores it without a warning: another head, a vision tower, a computed buffer."""
         return any(pattern.search(tensor) for pattern in self._ignored)
 
     def part(self, tensor: str, shape: tuple[int, ...]) -> WeightPart | None:
-        """What a tensor of this name and shape is; None: no weight of the model."""
+        """The weight or part that a tensor of this name and shape is; None: it is not of the model."""
         from transformers.core_model_loading import rename_source_key
 
         if tensor in self._weights:
@@ -188,7 +190,8 @@ class _Names:
             [("MergeModulelist", 0), ("Concatenate", 1)],
         ):
             raise OperatorFault(
-                f"learner.model: {tensor} is kept in another form: {' and '.join(s for s, _ in steps)}"
+                f"learner.model: the model keeps {tensor} in a form that is not supported: "
+                f"{' and '.join(s for s, _ in steps)}"
             )
         if len(steps) == 1:
             return WeightPart(name, int(number[1]))
@@ -218,7 +221,7 @@ def _check_whole(
     weights: Mapping[str, Tensor],
     directory: Path,
 ) -> None:
-    """OperatorFault: the files do not have all numbers of a weight, under any of the names of a tied one."""
+    """OperatorFault: the files do not have all numbers of a weight. A tied weight may have any of its names."""
     there: dict[int, int] = {}
     for file, parts in layout.items():
         for tensor, part in parts.items():
@@ -228,13 +231,13 @@ def _check_whole(
         name for name, weight in weights.items() if there.get(id(weight), 0) < weight.numel()
     ]
     if missing:
-        # An error names three weights.
+        # The error names at most three weights.
         named = ", ".join(sorted(missing)[:3])
         raise OperatorFault(f"learner.model: {directory} lacks the weights {named}")
 
 
 def _check_once(layout: Layout, weights: Mapping[str, Tensor], directory: Path) -> None:
-    """OperatorFault: two tensors of the files are one weight, because it is tied, and they differ."""
+    """OperatorFault: two tensors of the files are one tied weight, and they differ."""
     sources: dict[tuple[Any, ...], tuple[str, str]] = {}
     for file, parts in layout.items():
         for tensor, part in parts.items():
@@ -248,7 +251,7 @@ def _check_once(layout: Layout, weights: Mapping[str, Tensor], directory: Path) 
 
 
 def _equal(path: Path, tensor: str, other_path: Path, other: str) -> bool:
-    """Whether two tensors have the same numbers; never more than a few rows of both are in memory."""
+    """Whether two tensors have the same numbers. Only _ROWS rows of each are in memory at a time."""
     with safe_open(path, framework="pt") as file, safe_open(other_path, framework="pt") as others:
         one, two = file.get_slice(tensor), others.get_slice(other)
         rows = one.get_shape()[0]

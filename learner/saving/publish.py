@@ -31,10 +31,8 @@ from echo2d.logs import say
 
 INDEX_SUFFIX = ".safetensors.index.json"
 TOOL_TEMPLATE_FILE = "additional_chat_templates/tool_use.jinja"
-DTYPE_KEYS = (
-    "dtype",
-    "torch_dtype",
-)  # in config.json; older versions of transformers write the second
+# Keys of config.json; older versions of transformers write the second one.
+DTYPE_KEYS = ("dtype", "torch_dtype")
 _NAMED = {torch.bfloat16: "BF16", torch.bool: "BOOL"}  # all other published dtypes are integers
 
 log = logging.getLogger("echo2d.learner")
@@ -57,12 +55,9 @@ class SnapshotWriter:
     def write(
         self, epoch: int, version: int, shards: Shards, stream: Iterator[Tensor]
     ) -> tuple[Path, bytes]:
-        """Write a version into a directory of its own, as `write_to` does. Returns the directory and
-        its manifest.
-        """
+        """Write a version into a new directory, as `write_to` does. Returns the directory and its manifest."""
         directory = self._root / f"{self._run_id}-epoch-{epoch}-version-{version}"
-        # A directory of this name is left if a learner was killed and the run's ledger was then
-        # reset.
+        # A directory of this name exists if a learner was killed and the run's ledger was then reset.
         remove_directory(directory)
         # The coordinator syncs what it keeps.
         return directory, self.write_to(directory, shards, stream, durable=False)
@@ -78,7 +73,7 @@ class SnapshotWriter:
         """Write a version into a directory that is new or empty, and return its manifest. StoreFault:
         it failed and left nothing.
 
-        stream: the bytes of `self.names` in that order, `tensors.ranks` parts of each.
+        stream: the bytes of the tensors `self.names`, in this order, in `tensors.ranks` parts each.
         """
         weights = (
             safetensors_file(file, names, tensors, stream) for file, names in self._files.items()
@@ -106,7 +101,7 @@ class SnapshotWriter:
         ]
 
     def _index(self, path: Path) -> bytes:
-        """The index of the files that are written: the base's, unless something of that is left out."""
+        """The index of the files that are written: that of the base, unless tensors of the base are left out."""
         data = path.read_bytes()
         index: dict[str, Any] = json.loads(data)
         files = {name: file for file, names in self._files.items() for name in names}
@@ -116,9 +111,9 @@ class SnapshotWriter:
 
 
 def companions(base: Path) -> dict[str, Path]:
-    """The files of a model's directory that go with its weights, by their names in it.
+    """The files of a model's directory that belong to its weights, by their names in it.
 
-    Of the indexes only the one that counts: another one would name files that are not there.
+    Only the index that is used is among them, because any other index would name files that are missing.
     OperatorFault: the directory cannot be read.
     """
     index = weight_files(base).index
@@ -135,8 +130,8 @@ def companions(base: Path) -> dict[str, Path]:
 
 
 class Publisher:
-    """Publish versions in a thread, one after the other, while training goes on. Leaving the block
-    waits for it.
+    """Publish versions in a thread, one after the other, while training goes on. The end of its block
+    waits for the version under way.
     """
 
     def __init__(self, writer: SnapshotWriter, coordinator: Coordinator, ranks: Ranks) -> None:
@@ -147,20 +142,20 @@ class Publisher:
         self._going: Future[None] | None = None
 
     def begin(self, epoch: int, version: int, weights: Mapping[str, Tensor]) -> None:
-        """Begin to publish, on every rank, once the version before is out. The weights may change
-        when this returns.
+        """Begin to publish, on every rank, after the version before is published. The weights may change
+        once this returns.
         """
         self._ranks.share(self.settle)
         self.settle()
         shards = Shards(weights, self._writer.parts, self._ranks)
         pool = ThreadPoolExecutor(1, "publish")
         self._going = pool.submit(self._publish, epoch, version, shards)
-        # Does not wait here, but the interpreter waits for the pool's thread before it exits.
+        # This does not wait, but the interpreter waits for the pool's thread before it exits.
         pool.shutdown(wait=False)
 
     def settle(self, *, patient: bool = True) -> None:
-        """Wait for the version under way and raise what publishing raised. Not patient: only if it
-        is over.
+        """Wait for the version under way and raise the exception of its publish. patient: False: do
+        nothing if it is not over.
         """
         if self._going is not None and (patient or self._going.done()):
             going, self._going = self._going, None
@@ -182,7 +177,7 @@ class Publisher:
                 self._coordinator.publish(version, directory, manifest)
                 seconds = f"{time.monotonic() - began_at:.3f}"
                 say(log, logging.INFO, "published", version=version, seconds=seconds)
-                # What cannot be deleted is left for `clean` in the next session.
+                # `clean` of the next session deletes what cannot be deleted now.
                 shutil.rmtree(directory, ignore_errors=True)
         finally:
             # Drain the stream even after an error: the other ranks block until their parts are

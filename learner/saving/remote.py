@@ -1,14 +1,14 @@
-"""Copies of checkpoints under a URL of fsspec, for hosts whose disk goes away with them.
+"""Copies of checkpoints under a URL of fsspec, for hosts that may lose their disk.
 
     s3://bucket/folder/
-        learner.id                 who the learner is to the coordinator (`identity`)
+        learner.id                 the learner's identity (`identity`)
         step-00000010-epoch-3/     the files of a checkpoint, digests.blake3 last
 
-It keeps true: a directory without digests.blake3 is no checkpoint, so a copy is whole or does not
-count, whatever ends the copying. A download is verified before it gets its name on the disk.
+Invariant: a directory without digests.blake3 is not a checkpoint, so a copy is whole or does not count,
+whatever ends the copying. A download is verified before it gets its name on the disk.
 
-A call that fails is tried again for about 16 s in all (`PAUSES_S`). Credentials and endpoints are those of fsspec
-and of the library behind the URL, from their environment variables and files.
+A call that fails is tried again for about 16 s in all (`PAUSES_S`). fsspec and the library behind the URL find
+credentials and endpoints in their own environment variables and files.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from echo2d.learner.saving.identity import ID_FILE
 
 DIGESTS = "digests.blake3"
 # Seconds before each further try: 16 s in all, in which a service that restarts or throttles answers
-# again. A learner that stops has not much longer.
+# again. A learner that stops does not have much more time.
 PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0)
 # Errors that another try would not change.
 _LASTING = (
@@ -86,8 +86,8 @@ class RemoteCheckpoints:
         return self._patiently("list the checkpoints in", self.url, find)
 
     def upload(self, directory: Path) -> None:
-        """Copy a checkpoint; it counts when this returns. A copy of this name that is not whole is
-        written again.
+        """Copy a checkpoint; it counts once this returns. An incomplete copy of this name is written
+        again.
         """
         files = sorted(directory.iterdir(), key=lambda path: (path.name == DIGESTS, path.name))
         remote = f"{self._root}/{directory.name}"
@@ -99,7 +99,7 @@ class RemoteCheckpoints:
     def download(self, name: str, directory: Path) -> Path:
         """Copy a checkpoint to `directory`/`name`, which must not exist. Returns that path.
 
-        ValueError: its bytes are not those that were saved. StoreFault: the disk refused, too.
+        ValueError: its bytes are not those that were saved. StoreFault: also if the disk refused.
         """
         target, remote = directory / name, f"{self._root}/{name}"
         digests = self._read(f"{remote}/{DIGESTS}")
@@ -119,7 +119,7 @@ class RemoteCheckpoints:
         return target
 
     def remove(self, name: str) -> None:
-        """Remove a checkpoint, if it is there. It does not count any more from the first moment."""
+        """Remove a checkpoint, if it exists. It stops counting at once, before its files are deleted."""
         remote, what = f"{self._root}/{name}", f"{self.url}/{name}"
 
         def remove(path: str, *, recursive: bool) -> None:
@@ -152,7 +152,7 @@ class RemoteCheckpoints:
         return self._patiently("list", directory, find)
 
     def _make(self, directory: str) -> None:
-        # Object stores have no directories, and making one could make a bucket out of a mistyped name.
+        # Object stores have no directories. Making one could create a bucket with a mistyped name.
         if not self._fs.async_impl:
             what = f"{self.url} ({directory})"
             self._patiently("write", what, lambda: self._fs.makedirs(directory, exist_ok=True))
@@ -172,7 +172,7 @@ class RemoteCheckpoints:
             raise ValueError(f"{path.name} is missing")
 
     def _read(self, remote: str) -> str:
-        """The text of a file, "" if it is not there."""
+        """The text of a file, "" if it does not exist."""
 
         def read() -> bytes:
             with contextlib.suppress(FileNotFoundError):
@@ -183,7 +183,7 @@ class RemoteCheckpoints:
         return self._patiently("read", remote, read).decode(errors="replace")
 
     def _patiently(self, doing: str, what: str, call: Callable[[], _T]) -> _T:
-        """The call's answer, which may come with the last of several tries. StoreFault: none came."""
+        """Call until a try succeeds, and return its result. StoreFault: all tries failed."""
         for pause_s in (*PAUSES_S, None):
             try:
                 return call()

@@ -24,10 +24,10 @@ from echo2d.learner.saving.layout import WeightPart
 class VersionTensors:
     """The tensors of a version, by name: their shapes and published dtypes.
 
-    parts: what of the weights each tensor is. ranks: how many parts of each tensor are written.
+    parts: the weight or part of a weight that each tensor is.
     """
 
-    ranks = 1
+    ranks = 1  # in how many parts each tensor is written
 
     def __init__(self, weights: Mapping[str, Tensor], parts: Mapping[str, WeightPart]) -> None:
         self.shapes = {
@@ -36,14 +36,14 @@ class VersionTensors:
         self.dtypes = {name: published_dtype(weights[part.weight]) for name, part in parts.items()}
 
     def size(self, name: str) -> int:
-        """Bytes of a whole tensor."""
+        """The bytes of a whole tensor."""
         return math.prod(self.shapes[name]) * self.dtypes[name].itemsize
 
 
 class Shards(VersionTensors):
     """A copy of this rank's shards of `weights`, which may change once this object exists.
 
-    parts: the tensors of a version, by name, and what of the weights each of them is.
+    parts: the tensors of a version, by name, and the weight or part that each of them is.
     """
 
     def __init__(
@@ -63,8 +63,7 @@ class Shards(VersionTensors):
         """Yield the bytes of these tensors: on rank 0 one part per tensor and rank, on other ranks
         nothing.
 
-        Every rank must pass the same names and exhaust the iterator, because another rank waits for
-        it.
+        Every rank must pass the same names and exhaust the iterator, because other ranks wait for it.
         """
         for name in names:
             own = self._copies.pop(name)
@@ -105,7 +104,7 @@ class Shards(VersionTensors):
 def rows_before(rows: int, rank: int, ranks: int) -> int:
     """How many rows of a sharded weight the ranks before this one have.
 
-    torch.chunk gives every rank the quotient rounded up, and the last ones what is left.
+    torch.chunk gives every rank the quotient rounded up, and the last ranks the remaining rows.
     """
     return min(rows, rank * -(-rows // ranks))
 

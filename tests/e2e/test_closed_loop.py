@@ -1,4 +1,4 @@
-"""The programs with `activation.mode = "auto"`: who stands by, a spot notice, and plans from what was measured."""
+"""The programs with `activation.mode = "auto"`: workers on standby, a spot notice, and plans from measurements."""
 
 import json
 import os

@@ -1,6 +1,6 @@
-"""`kill -9` of each process of a short real run: it completes, nothing is lost, nothing is trained twice.
+"""`kill -9` of each process of a short real run: the run completes, nothing is lost, nothing is trained twice.
 
-`-m soak` does it at 50 moments more, each drawn from an rng_seed: `--soak-from N` begins with another one.
+`-m soak` kills at 50 more moments, each drawn from an rng_seed: `--soak-from N` begins with another one.
 """
 
 import random

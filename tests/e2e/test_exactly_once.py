@@ -1,8 +1,8 @@
-"""A learner killed at any moment, again and again, trains what one does that nobody kills (I4).
+"""A learner that is killed at any moment, again and again, trains the same as one that is never killed (I4).
 
-The lives of a learner of one rank are forks of this process, so that a start costs no import of torch. Those of
-several ranks are started by torchrun, and all of its processes are killed. The batches come from a recording: they do
-not depend on what the learner does.
+The lives of a learner of one rank are forks of this process, so that a start needs no import of torch. torchrun starts
+those of several ranks, and all of its processes are killed. The batches come from a recording: they do not depend on
+what the learner does.
 """
 
 import contextlib

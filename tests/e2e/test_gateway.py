@@ -1,4 +1,4 @@
-"""The gateway of a real coordinator: the official client, unmodified, and a worker with the torch engine."""
+"""The gateway of a real coordinator with the official client, unmodified, and a worker with the torch engine."""
 
 import json
 import shutil

@@ -1,8 +1,8 @@
-"""A worker, or the coordinator, dies in the middle of a long sample, and nothing that was generated is lost.
+"""A worker, or the coordinator, dies in the middle of a long sample, and no generated token is lost.
 
-Real processes, the torch engine, the learner's side by hand. What two workers wrote one after the other is checked
-against a full forward pass of the version that its span names, over the whole trajectory: so the second one really
-read what the first one wrote, and the coordinator joined the two at the right place.
+Real processes, the torch engine, and a scripted learner. The tokens that two workers wrote one after the other are
+compared with a full forward pass of the version that their span names, over the whole trajectory. This proves that the
+second worker read the tokens of the first one, and that the coordinator joined the two at the right place.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""What a wheel and an sdist hold: all that README and docs name, and nothing beside `echo2d`."""
+"""A wheel and an sdist have everything that README and docs name, and nothing besides `echo2d`."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""`echo2d run`: a whole run on one machine, on one's own rows and scorer, from five typed lines."""
+"""`echo2d run`: a whole run on one machine, on a user's own rows and scorer, from five typed lines."""
 
 import os
 import shutil

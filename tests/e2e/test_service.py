@@ -1,4 +1,4 @@
-"""The programs as services: they tell the manager that started them how they are, and end in order within a bound.
+"""The programs as services: they report their state to the service manager, and end in order within a bounded time.
 
 The manager is a socket of this test (`tests/support/service.py`); the programs are the real ones.
 """

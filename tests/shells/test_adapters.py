@@ -1,4 +1,4 @@
-"""Which base model an adapter belongs to, and what PEFT's layout says of it."""
+"""The base model of an adapter, and the facts in PEFT's layout."""
 
 import json
 import math
@@ -47,7 +47,9 @@ def test_what_shapes_the_numbers_changes_the_digest(base: Path, name: str) -> No
     assert base_digest(base) != before
 
 
-def test_nothing_else_does_nor_where_the_files_lie(base: Path, tmp_path: Path) -> None:
+def test_no_other_file_changes_the_digest_nor_does_the_place_of_the_files(
+    base: Path, tmp_path: Path
+) -> None:
     """Download caches are folders of links, with a model card beside the model."""
     before = base_digest(base)
     (base / "README.md").write_text("a card")
@@ -148,7 +150,7 @@ def test_a_plain_adapter(config: dict[str, Any], scale: float) -> None:
         *({"lora_alpha": 10**400}, {"lora_alpha": -1.0}),
     ],
 )
-def test_what_is_not_plain_is_refused(change: dict[str, Any]) -> None:
+def test_an_adapter_that_is_not_plain_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(EngineFault, match=r"adapter_config\.json"):
         adapter_layout(layout(json.loads(json.dumps(PLAIN | change))))
 

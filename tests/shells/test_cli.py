@@ -199,7 +199,7 @@ def test_scores_are_shown_alone() -> None:
     for other in ("--watch", "--worker=box"):
         code, output = run("status", "--run-dir=nowhere", "--scores", other)
         assert (code, output.count("\n")) == (2, 1)
-        assert "--scores goes with neither" in output
+        assert "--scores cannot be used with" in output
 
 
 def test_no_sentence_of_the_help_is_cut() -> None:

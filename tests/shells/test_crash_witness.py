@@ -1,4 +1,4 @@
-"""What the witness of a real run with kills says of groups: which may be trained, and which may leave the ledger."""
+"""The witness of a real run with kills judges groups: which may be trained, and which may leave the ledger."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a message says about a missing package works for the way in which this copy was installed."""
+"""The advice about a missing package works for the way in which this copy was installed."""
 
 import importlib.metadata
 import importlib.util
@@ -46,7 +46,7 @@ def test_a_checkout_that_was_never_installed(monkeypatch: pytest.MonkeyPatch) ->
     assert shlex.split(install_command("plot"))[-1] == f"{REPO}[plot]"
 
 
-def test_nobody_is_told_to_install_echo2d_from_an_index() -> None:
+def test_no_message_says_to_install_echo2d_from_an_index() -> None:
     """The name is not ours there: whoever registers it would own the machine."""
     places = [*REPO.glob("*.md")]
     for folder in ("docs", "echo2d", "examples", "learner", "systemd", "tools"):

@@ -1,4 +1,4 @@
-"""`echo2d files` finds and copies what the documents use."""
+"""`echo2d files` finds and copies the files that the documents use."""
 
 from pathlib import Path
 
@@ -33,7 +33,7 @@ def test_a_folder_is_copied_once_and_never_over_a_file_that_differs(tmp_path: Pa
     assert said == f"echo2d: {target} exists already and differs; choose another --to\n"
 
 
-def test_where_they_are() -> None:
+def test_the_files_are_listed_with_their_paths() -> None:
     assert run("systemd") == (0, f"{SHARE / 'systemd'}\n")
     code, said = run()
     assert code == 0
@@ -44,7 +44,7 @@ def test_where_they_are() -> None:
 def test_a_wrong_name_is_one_line(name: str) -> None:
     code, said = run(name)
     assert code == 2
-    assert said.startswith(f"echo2d: no files are called {name!r}; there are examples, ")
+    assert said.startswith(f"echo2d: no file or folder is called {name!r}; found: examples, ")
 
 
 def test_a_copy_needs_a_name(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Models and rows of the Hugging Face hub, loaded from a server of our own that speaks as it."""
+"""Models and rows of the Hugging Face hub, loaded from a server of the test with the same API."""
 
 import json
 import logging
@@ -104,7 +104,7 @@ def test_rows_are_the_parquet_files_of_one_split(served: LocalHub) -> None:
         (hub.load_rows, "o/none", "--rows o/none has no Parquet files on the hub"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_loaded_is_one_line(
+def test_a_name_that_cannot_be_loaded_is_one_line(
     served: LocalHub, load: object, name: str, said: str
 ) -> None:
     assert callable(load)

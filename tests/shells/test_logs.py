@@ -1,4 +1,4 @@
-"""One line a fact, whatever others say and how often."""
+"""One line per fact, whatever other machines send and how often."""
 
 import json
 import logging
@@ -179,7 +179,7 @@ def test_a_full_log_file_makes_room_and_no_line_is_lost(tmp_path: Path) -> None:
     assert sorted(file.name for file in tmp_path.iterdir()) == ["log", "log.1"]
 
 
-def test_a_log_file_that_was_moved_away_is_begun_anew(tmp_path: Path) -> None:
+def test_a_log_file_that_was_moved_away_is_begun_again(tmp_path: Path) -> None:
     """So logrotate may do it, too."""
     path = tmp_path / "log"
     file = LogFile(path)

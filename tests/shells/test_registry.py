@@ -1,4 +1,4 @@
-"""What an operator can choose by name exists, and every place that shows the names shows all of them."""
+"""Every name that an operator can choose exists, and every place that shows the names shows all of them."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""What is said to a service manager, over real sockets."""
+"""The messages to a service manager, over real sockets."""
 
 import os
 from collections.abc import Iterator
@@ -47,7 +47,7 @@ def test_the_loop_turns_at_least_twice_in_the_watchdogs_time(manager: ServiceMan
     assert [manager.told() is not None for _ in range(3)] == [True, True, False]
 
 
-def test_who_stops_does_not_become_ready_again(manager: ServiceManager) -> None:
+def test_a_program_that_stops_does_not_become_ready_again(manager: ServiceManager) -> None:
     notifier = Notifier(manager.environment())
     notifier.stopping("SIGTERM")
     notifier.turned(words)
@@ -82,7 +82,7 @@ def test_a_watchdog_for_another_process_is_none(
 
 
 @pytest.mark.parametrize("address", ["", "relative", "vsock:2:1234"])
-def test_nobody_asked(address: str) -> None:
+def test_without_an_address_nothing_is_sent(address: str) -> None:
     notifier = Notifier({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "1"})
     notifier.starting("x")
     notifier.turned(lambda: pytest.fail("words that nobody reads"))

@@ -1,4 +1,4 @@
-"""The units start what there is, with options it takes, and systemd understands every line of them."""
+"""The units start existing commands with valid options, and systemd understands every line of them."""
 
 import os
 import re
@@ -129,14 +129,14 @@ def test_the_examples_fit_the_units_and_each_other() -> None:
 
 
 @pytest.mark.parametrize("unit", UNITS)
-def test_its_keys_are_known_to_systemd_247(unit: str) -> None:
+def test_the_keys_of_a_unit_are_known_to_systemd_247(unit: str) -> None:
     assert NEWER & keys_of(unit).keys() == set()
     assert keys_of("restart-steps.conf").keys() >= NEWER
     assert seconds(keys_of(unit)["RestartSec"][0]) >= 10, "no other delay is known there"
 
 
 @pytest.mark.parametrize("unit", UNITS)
-def test_how_it_starts_again_and_ends(unit: str) -> None:
+def test_how_a_unit_starts_again_and_ends(unit: str) -> None:
     keys = keys_of(unit)
     assert (keys["Type"], keys["Restart"], keys["KillMode"]) == (
         ["notify"],

@@ -1,4 +1,4 @@
-"""A build names its version and, in a checkout, the commit; git is not run."""
+"""The name of a build has its version and, in a checkout, the commit; git is not run."""
 
 import subprocess
 from pathlib import Path
@@ -46,7 +46,7 @@ def test_a_checkout_that_cannot_be_read_has_only_its_version(checkout: Path, hea
     assert build_name(checkout) == __version__
 
 
-def test_a_folder_in_somebody_elses_repository_has_only_the_version(tmp_path: Path) -> None:
+def test_a_folder_in_another_repository_has_only_the_version(tmp_path: Path) -> None:
     (tmp_path / ".git").mkdir()
     (tmp_path / ".git" / "HEAD").write_text(COMMIT)
     assert build_name(tmp_path) == __version__

@@ -65,7 +65,7 @@ class AuditedWorld(World):
 
     def _boot(self) -> Any:
         if self.learnt:
-            self.ledger.limits["torch"] = LEARNT
+            self.ledger.append(LEARNT)
         return super()._boot()
 
     def _score(self, answer: AnswerToScore) -> Evidence:

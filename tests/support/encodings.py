@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from echo2d.core.base.canonical import digest_of
 from echo2d.core.base.ids import ChunkId, Digest, Epoch, PublishSeq, RunId, Version
 from echo2d.core.weights.encoder import FormBuilder, RootWriter, Segment
-from echo2d.core.weights.encoding import FRAME_BYTES_MIN, FormFacts, encode_record
+from echo2d.core.weights.form import FRAME_BYTES_MIN, FormFacts, encode_record
 from echo2d.core.weights.kept_deltas import FormKind
 from echo2d.core.weights.manifest import FileEntry, Manifest, chunk_layout
 from echo2d.core.weights.signed_index import Root

@@ -478,10 +478,10 @@ def _ran(books: Books) -> Iterator[Moment]:
 
 
 def steps_run_once(books: Books) -> None:
-    """No step of the environment ran again after it was acknowledged; one that ran again before was told again."""
+    """No step of the environment ran again after it was acknowledged; one that ran again before was logged so."""
     told = {
         tuple(map(int, each))
-        for each in re.findall(r"told again group=(\d+) sample=(\d+) turn=(\d+)", books.log)
+        for each in re.findall(r"turn repeated group=(\d+) sample=(\d+) turn=(\d+)", books.log)
     }
     moments = sorted([*_told(books.story), *_ran(books)], key=lambda moment: moment.at_s)
     episodes: dict[At, Episode] = defaultdict(Episode)

@@ -48,7 +48,7 @@ from echo2d.core.protocol.control_messages import (
     Welcome,
 )
 from echo2d.core.weights.encoder import RootWriter
-from echo2d.core.weights.encoding import FRAME_BYTES_MIN, FormFacts
+from echo2d.core.weights.form import FRAME_BYTES_MIN, FormFacts
 from echo2d.core.weights.signed_index import FormTotals, Root
 from echo2d.net.control.server import Sessions
 from echo2d.net.security.auth import Denied, peer_id_of, sign_root, write_token_file

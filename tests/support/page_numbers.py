@@ -26,7 +26,7 @@ HALF = 0.5 + 1e-6  # of the last digit: what rounding may take away
 class PageNumbers:
     """Numbers of a page that one run of a command gives.
 
-    page: the name of its file, anywhere below docs/. command: as it stands there. text: what the page says, with
+    page: the end of its path, below docs/. command: as it stands there. text: what the page says, with
     braces around the numbers. reads: a path for each of them. more: further arguments, if the page says in words what
     else was run; a repeated option counts where it stands last. changed: what of the scenario is replaced by what, if
     a changed copy was run.

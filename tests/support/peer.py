@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from echo2d.config.worker import WorkerConfig
 from echo2d.core.base.ids import Digest, PeerId
-from echo2d.core.weights.encoding import FormFacts
+from echo2d.core.weights.form import FormFacts
 from echo2d.engines.base import Engine
 from echo2d.engines.fake import FakeEngine
 from echo2d.net.control.client import Identity, enrol

@@ -1,6 +1,6 @@
 """A server with SGLang's HTTP on a real socket, its shapes and its traps, and the fake engine's policy behind it.
 
-What it can be told to do wrong is what SGLang was seen or read to do (docs/guide/sglang.md). Its prefix cache is real
+What it can be told to do wrong is what SGLang was seen or read to do (docs/design/sglang.md). Its prefix cache is real
 in one respect: who reuses KV of other weights gets logprobs that no version gives.
 """
 

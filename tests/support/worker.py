@@ -16,7 +16,7 @@ from echo2d.core.base.ids import (
 from echo2d.core.protocol.control_messages import LeaseGranted, VersionKey
 from echo2d.core.protocol.sampling import WHOLE
 from echo2d.core.protocol.trajectory import pack_tokens
-from echo2d.core.weights.encoding import FRAME_BYTES_MIN, FormFacts
+from echo2d.core.weights.form import FRAME_BYTES_MIN, FormFacts
 from echo2d.core.weights.signed_index import FormTotals, Root, running_digest
 from echo2d.core.worker.events import (
     ApplyForm,

@@ -1,4 +1,4 @@
-"""Unit tests need no torch, no socket and no process: one that does fails, and belongs in tests/shells."""
+"""Unit tests need no torch, no socket and no process: a test that does fails, and belongs in tests/shells."""
 
 import sys
 from collections.abc import Iterator

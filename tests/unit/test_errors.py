@@ -1,4 +1,4 @@
-"""Whose fault an error of a system call is, and what the sentence about it says."""
+"""The fault class of a system call's error, and the sentence about it."""
 
 import errno
 import os

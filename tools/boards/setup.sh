@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Prometheus and promtool, from Debian's package, unpacked into .cache/boards and never installed. The last line names
-# the folder that holds them. Exit code 3: they cannot be had here, and the last line says why.
+# Unpacks Prometheus and promtool from Debian's package into .cache/boards, without installing it. The last line of the
+# output names their folder. Exit code 3: they are not available here, and the last line says why.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 folder=$PWD/.cache/boards

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# SkyPilot, kubernetes-validate with its schemas, and shellcheck in an environment of their own in .cache/clusters, kept
-# between runs; as root also Debian's Slurm, whose test is skipped elsewhere. The last line is the folder of programs.
+# Installs SkyPilot, kubernetes-validate with its schemas, and shellcheck in an environment of their own in
+# .cache/clusters, which is kept between runs; as root also Debian's Slurm, without which its test is skipped. The last
+# line of the output is the folder of the programs.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 python=${PYTHON:-python3} folder=$PWD/.cache/clusters

@@ -1,10 +1,10 @@
-"""A program for an environment of `verifiers`: its unmodified training client plays episodes.
+"""Plays episodes with the unmodified training client of `verifiers`, in an environment of its own.
 
 python tools/envs/verifiers_client.py GATEWAY_URL MODEL_DIR EPISODES TURNS
 
-GATEWAY_SECRET is in its environment. It prints one JSON line for each episode: whether each prompt
-extended the one before it, and the tokens, mask and logprobs of the episode's trace. These are what
-a trainer that listens to `verifiers` would train on.
+The environment variable GATEWAY_SECRET has the secret. For each episode the program prints one JSON line:
+whether each prompt extended the one before it, and the tokens, mask and logprobs of the episode's trace,
+on which a trainer that uses `verifiers` would train.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ SAID = ("What is 1 + 1?", "and 11?", "<|im_end|> is a word", "</tool_response>")
 
 
 async def main(url: str, model: str, episodes: str, turns: str) -> None:
-    # Qwen3's template drops reasoning, so that without thinking alone every turn can be extended.
+    # Qwen3's template drops reasoning, so only without thinking does each prompt extend the one before it.
     config = TrainClientConfig(
         base_url=f"{url}/v1",
         api_key_var="GATEWAY_SECRET",
@@ -47,7 +47,7 @@ async def play(client: TrainClient, number: int, turns: int) -> dict[str, Any]:
     extended: list[bool] = []
     before: list[int] = []
     for turn in range(turns):
-        # Every second episode answers by the results of tools.
+        # In every second episode the model gets results of tools instead of messages of a user.
         role = {"role": "tool", "tool_call_id": "c"} if turn and number % 2 else {"role": "user"}
         messages.append({**role, "content": f"{number}: {SAID[(number + turn) % len(SAID)]}"})
         body = {"model": "policy", "messages": messages}

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds the image `echo2d` of this checkout with buildah, on a Debian that debian.sh puts together.
+# Builds the image `echo2d` of this checkout with buildah, on a Debian that debian.sh makes.
 # Needs root, buildah and debootstrap (apt-get install buildah debootstrap).
 #
 #   tools/image/build.sh [EXTRA]     EXTRA as in the Containerfile, such as [torch]

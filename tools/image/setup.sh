@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What the tests of the image and of a booted box need, as root on Debian: buildah, debootstrap, systemd-nspawn.
-# Where something cannot be had, the test that needs it says so.
+# Installs the programs for the tests of the image and of a booted box, as root on Debian: buildah, debootstrap,
+# systemd-nspawn. If a program is not available, the test that needs it says so.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 [[ $(id -u) == 0 ]] && command -v apt-get >/dev/null || exit 0
@@ -8,7 +8,7 @@ get() { DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommen
 if ! { command -v buildah && command -v debootstrap; } >/dev/null; then
   { apt-get update -qq && get buildah debootstrap; } || echo "no buildah and debootstrap: no image is built"
 fi
-# Unpacked and not installed: what the package runs at its installation sets up the machine.
+# The package is unpacked and not installed, because its installation would change the setup of this machine.
 get_nspawn() {
   local folder=$PWD/.cache/systemd
   mkdir -p "$folder" &&

@@ -1,16 +1,16 @@
-"""What the page costs with many workers: its first paint, and the coordinator's event loop.
+"""Measures what the page costs with many workers: its first paint, and the coordinator's event loop.
 
     PYTHONPATH=$(bash tools/page/setup.sh | tail -1) python -m tools.page.measure [--workers 500] [--picture F]
 
 A real coordinator has scripted workers (`tools/lab/echo2d_lab/bench/coordinator/shown_fleet.py`).
 
-first paint: a real browser opens the page LOADS times; from the start of the navigation until
-everything is drawn. Then it stays open, and its questions are counted.
+first paint: a real browser opens the page LOADS times; the time is that from the start of the navigation
+until everything is drawn. Then the page stays open, and its requests are counted.
 
-loop: the kernel counts the CPU of the coordinator's first thread, on which its loop runs, while PAGES
-pages ask as that one does, and while none does, in turns. The status that they share is made
-anew so often that it takes PAGE_SHARE_MAX of the loop's time, however many there are; the rest is divided
-by PAGES.
+loop: the kernel counts the CPU time of the coordinator's first thread, on which its loop runs, by turns
+while PAGES pages send requests like that one, and while no page does. The status that the pages share is
+made at such a rate that it takes PAGE_SHARE_MAX of the loop's time for any number of pages; the rest is
+divided by PAGES.
 """
 
 import argparse
@@ -37,8 +37,8 @@ PAGES = 200
 TURNS = 5
 TURN_S = 20.0
 POLL_S = 2.0
-RATE = 5.0  # trajectories/s of all workers, so that little else happens
-WARM_S = 30.0  # until the first steps are trained
+RATE = 5.0  # trajectories/s of all workers: low, so that the page's share shows
+WARM_S = 30.0  # seconds until the first steps are trained
 
 
 @contextmanager
@@ -66,7 +66,7 @@ def fleet(workers: int) -> Iterator[dict[str, Any]]:
 
 
 def first_paint(url: str, secret: str, picture: Path | None) -> tuple[list[float], float]:
-    """Milliseconds of each load, and questions a minute of a page that stays open."""
+    """Milliseconds of each load, and requests per minute of a page that stays open."""
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": 1400, "height": 1000}, color_scheme="dark")
@@ -92,7 +92,7 @@ def loop_cpu_s(pid: int) -> float:
 
 
 async def ask(http: aiohttp.ClientSession, url: str, delay_s: float, end: float) -> None:
-    """What one page asks. Curves and scores are asked for with a new step only."""
+    """Send the requests of one page. Curves and scores are requested only after a new step."""
     await asyncio.sleep(delay_s)
     seen, plan, step, steps = 0, "", -1, 0
     while time.monotonic() < end:

@@ -1,8 +1,8 @@
-"""A picture of the page of a run that is going on, by a real browser.
+"""Takes a picture of the page of a running run, with a real browser.
 
     PYTHONPATH=$(bash tools/page/setup.sh | tail -1) python -m tools.page.picture RUN_DIR FILE.png [--step 55]
 
-RUN_DIR is the coordinator's run directory on this host. It waits until train step `--step` is committed.
+RUN_DIR is the coordinator's run directory on this host. The program waits until train step `--step` is committed.
 """
 
 import argparse
@@ -18,7 +18,7 @@ START_S = 60.0
 
 
 def found(path: Path) -> str:
-    """The text of a file that the run's start writes."""
+    """The text of a file that the run writes when it starts."""
     ends = time.monotonic() + START_S
     while not path.exists() and time.monotonic() < ends:
         time.sleep(POLL_MS / 1000)

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# A real browser for the page's tests: Debian's chromium, and playwright in .cache/browser, kept between runs.
-# Its last line is the folder that PYTHONPATH needs.
+# Installs a real browser for the page's tests: Debian's chromium, and playwright in .cache/browser, which is kept
+# between runs. The last line of the output is a folder for PYTHONPATH.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 python=${PYTHON:-.venv/bin/python} version=1.65.2 folder=.cache/browser
 if [[ $(cat "$folder/version" 2>/dev/null) != "$version" ]]; then
     rm -rf "$folder"
-    # It drives the browser of the system, and downloads none.
+    # playwright uses the browser of the system, and downloads none.
     "$python" -m pip install --quiet --disable-pip-version-check --target "$folder" "playwright==$version" >&2
     echo "$version" >"$folder/version"
 fi

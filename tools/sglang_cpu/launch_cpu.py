@@ -1,8 +1,8 @@
-"""Starts SGLang's server on a CPU. A script, not a module: the server's children run its first lines again.
+"""Starts SGLang's server on a CPU. It is a script, not a module: the server's children run its first lines again.
 
-PyPI's torchvision is the CUDA build, whose operators do not load here; SGLang only needs to know their names.
-With --enable-deterministic-inference, SGLang asks for GPU kernels that make its numbers independent of the batch. Here
-it goes without them, so that its draws from seeds can be tested.
+PyPI's torchvision is the CUDA build, whose operators do not load here; SGLang only needs their names. With
+--enable-deterministic-inference, SGLang requires GPU kernels that make its numbers independent of the batch. Here it
+runs without them, so that its draws from seeds can be tested.
 """
 
 import runpy

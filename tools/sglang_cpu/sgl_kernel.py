@@ -1,6 +1,6 @@
-"""Stand-in for SGLang's package of CPU operations, which PyPI lacks: the two that its server needs here.
+"""A stand-in for SGLang's package of CPU operations, which PyPI lacks, with the two operations that the server needs.
 
-Without AMX all layers take SGLang's own pure-torch path. Nothing of the server itself is replaced.
+Without AMX all layers use SGLang's own pure-torch code. No part of the server itself is replaced.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ _operators.define("murmur_hash32_cpu(Tensor seed, Tensor positions, Tensor colum
 
 
 def _murmur_hash32(seed: torch.Tensor, positions: torch.Tensor, columns: torch.Tensor) -> Any:
-    """SGLang's own Triton kernel, in Triton's interpreter."""
+    """Run SGLang's own Triton kernel in Triton's interpreter."""
     from sglang.kernels.ops.sampling.murmur_hash import (  # type: ignore[import-not-found]
         murmur_hash32_kernel,
     )

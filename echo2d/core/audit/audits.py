@@ -1,21 +1,22 @@
-"""The audit of a run: which answers are scored again, what waits for it, and who is convicted.
+"""The audit of a run: which answers are scored again, which groups wait for that, and which workers are convicted.
 
     answer accepted --drawn--> waits for an auditor --> scored --> judged --> group goes on
           |                                                          |-> flagged: given back
           +-- of a new or flagged worker: its group waits            +-> worker convicted
 
 An auditor is the run's own process on the learner host, or a worker that the operator trusts; it
-holds the weights and computes what `evidence` describes. Limits are learnt from trusted workers. As
-long as they are being learnt, nobody else gets leases. If no worker is trusted at all, a share is
-scored, nothing waits, nobody is convicted, and the operator is told who looks like a liar.
+holds the weights and computes what `evidence` describes. Limits are learnt from trusted workers, and
+until then no other worker gets leases. If the operator trusts no worker, a share of the answers is
+scored, nothing waits, no worker is convicted, and the operator sees which workers look like liars.
 An answer that has waited for `wait_s` is given to another worker, if there is one.
-Answers are judged by limits of their own class. Where workers may refit in place, answers in which
-one version follows another are one: their KV caches may mix versions, so no clean prefill gives
-their logprobs. Until its limits are learnt, only what no engine can have written is flagged. Workers
-that compute with quantized weights are another one, and get no leases before its limits are learnt.
+Answers are judged by the limits of their class. Where workers may refit in place, answers in which
+one version follows another are a class: their KV caches may mix versions, so no clean prefill gives
+their logprobs. Until the limits of this class are learnt, an answer is flagged only if no engine can
+have written it. Workers that compute with quantized weights have a class of their own, and get no
+leases before its limits are learnt.
 Kept true: no answer that waits is part of a batch; a trusted worker is never convicted.
-Not here: who scores, and when (`scorers`), what waits (`waiting_samples`), the statistics (`case`),
-what becomes of groups (`rollouts/groups`) and of a convicted worker (`coordinator/state`).
+Not here: which auditor scores when (`scorers`), what waits (`waiting_samples`), the statistics
+(`case`), what happens to groups (`work/training/groups`) and to a convicted worker (`coordinator/state`).
 """
 
 import math
@@ -48,14 +49,14 @@ from echo2d.core.protocol.seeds import sample_seeds
 from echo2d.core.protocol.trajectory import AuthoredSpan, TrajectoryRecord, TrajectoryScore
 from echo2d.core.rules.audit import AnswerClass
 
-# Evidence that waits for limits; beyond, answers count as not scored.
+# Scored answers that wait for limits; further ones count as not scored.
 UNJUDGED_MAX = 4096
 # Samples of a new or flagged worker that are leased or wait for their verdict.
 TRIAL_MAX = 32
 BEFORE = "convicted before the coordinator was started"
 PLAIN, MIXED = AnswerClass(), AnswerClass(mixed=True)
-# The class of a worker that has not said hello since a restart. It has no limits, so its answers are
-# not judged before the worker says hello.
+# The quantization of a worker that has not said hello since a restart. Its class has no limits, so
+# its answers are judged only after the worker has said hello.
 _UNKNOWN = "?"
 WorkerStanding = Literal["", "trusted", "new", "clear", "flagged", "convicted", "suspected"]
 
@@ -63,8 +64,8 @@ WorkerStanding = Literal["", "trusted", "new", "clear", "flagged", "convicted", 
 class Audits:
     """See the module docstring. `now` is monotonic seconds.
 
-    learnt: limits from before a restart. convicted, trusted: workers that are known from before, by
-    the access table.
+    learnt: limits from before a restart. convicted, trusted: workers that the access table lists as
+    such at the start.
     """
 
     def __init__(
@@ -88,9 +89,9 @@ class Audits:
         for worker in convicted:
             self.cases.of(worker).verdict = BEFORE
         self._trusted_before = trusted
-        # Of trusted workers' classes only, so that no worker can fill it with made-up ones.
+        # Only classes of trusted workers are kept, so that no worker can fill this with made-up ones.
         self._baselines: dict[AnswerClass, Baseline] = {}
-        # By the classes' names, until an answer of the class comes.
+        # By the name of their class: limits of the classes that have no baseline yet.
         self._learnt_before = {
             each.engine_class: HonestLimits(each.k, each.misses, each.tolerance)
             for each in learnt
@@ -100,9 +101,9 @@ class Audits:
         self.scorers = Scorers(rules, members=members, versions=versions, lost=self._skip)
         self.waiting = WaitingSamples(rules.audit.wait_s)
         self._unjudged: list[AuditItem] = []
-        # Answers of trusted workers that are queued for the limits.
+        # Answers of trusted workers that are queued to learn limits from.
         self._learning: Counter[AnswerClass] = Counter()
-        # Answers of workers that wait for their verdict.
+        # How many answers of each worker wait for their verdict.
         self._on_trial: Counter[PeerId] = Counter()
         self._convicted: list[PeerId] = []
         self.skipped = 0
@@ -120,12 +121,12 @@ class Audits:
         return self._rules.in_place
 
     def learns(self, quantization: str = "") -> bool:
-        """Whether limits of such workers are still being learnt from trusted ones."""
+        """Whether the limits of workers with this quantization are still being learnt."""
         found = (self._limits(AnswerClass(quantization, mixed)) for mixed in (False, True))
         return self._rules.trusts and not any(found)
 
     def need_not_wait(self, worker: PeerId) -> bool:
-        """Whether this worker's answers go on without a verdict."""
+        """Whether this worker's answers are used without a verdict."""
         if self._trusts(worker) or not self._judges:
             return True
         case = self.cases.get(worker)
@@ -137,13 +138,13 @@ class Audits:
         return case is not None and bool(case.verdict) and not self._trusts(worker)
 
     def standing(self, worker: PeerId) -> WorkerStanding:
-        """A word for the status."""
+        """How far this worker is trusted, in a word for the status."""
         if self._trusts(worker):
             return "trusted"
         case = self.cases.get(worker)
         if self._judges:
             return "new" if case is None else case.standing
-        # Without limits, five flagged answers make a worker look like a liar.
+        # Without limits no worker is convicted; one with 5 flagged answers is shown as a suspect.
         return "suspected" if case is not None and case.flagged >= 5 else ""
 
     # --- what happens
@@ -161,9 +162,9 @@ class Audits:
         sampling: Sampling = WHOLE,
         now: float,
     ) -> None:
-        """A sample is whole: an answer, or an episode. prompt: int32. sampling: as it was drawn.
+        """A whole sample was accepted: an answer, or an episode. prompt: int32. sampling: how it was drawn.
 
-        Each author answers for its spans alone; what an environment gave is nobody's.
+        Each author is judged by its own spans only; tokens that an environment gave have no author.
         """
         for author in dict.fromkeys(span.author for span in record.spans):
             case = self.cases.of(author)
@@ -179,7 +180,7 @@ class Audits:
                 )  # fmt: skip
 
     def scored_by_learner(self, scored: Iterable[tuple[TrajectoryRecord, TrajectoryScore]]) -> None:
-        """What the learner's own forward pass found: nobody is convicted by it, but a worker whose
+        """The learner's own forward pass gave these scores. They convict no worker, but one whose
         logprobs are far from the learner's is audited like a flagged one.
         """
         for trajectory, score in scored:
@@ -194,7 +195,7 @@ class Audits:
         self.scorers.joined(peer)
         learns = self.learns(peer.quantization)
         peer.service.held_back = learns and peer.kind == "worker" and not peer.trusted
-        # What it wrote before a restart waited because nobody knew what worker it is.
+        # Its answers from before a restart were held until the worker's quantization was known.
         theirs = [item for item in self._unjudged if item.worker == peer.peer]
         self._unjudged = [item for item in self._unjudged if item.worker != peer.peer]
         actions: list[AuditAction] = []
@@ -209,12 +210,12 @@ class Audits:
         return actions
 
     def pardoned(self, worker: PeerId) -> None:
-        """A person lets it in again, as a new worker."""
+        """A person pardoned this worker: it starts again as a new one."""
         self._drop_work(worker)
         self.cases.forget(worker)
 
     def found(self, peer: Peer, message: AnswersScored, *, now: float) -> list[AuditAction]:
-        """An auditor answers an order. PeerFault: the answer does not fit the order."""
+        """An auditor answered an order. PeerFault: the answer does not fit the order."""
         actions: list[AuditAction] = []
         for part, found in zip(self.scorers.answered(peer, message), message.found, strict=False):
             item = part.item
@@ -228,7 +229,7 @@ class Audits:
         return actions
 
     def failed(self, peer: Peer, message: ScoringFailed) -> list[AuditAction]:
-        """An auditor cannot do what was ordered: its answers wait for another try."""
+        """An auditor failed at its order: the answers in the order wait for another try."""
         if not self.scorers.failed(peer, message.order, self._statistics.now):
             return []
         return [self._statistics.fault("audit", f"{peer.name}: {message.reason}")]
@@ -250,7 +251,7 @@ class Audits:
         return min((at for at in times if at is not None), default=None)
 
     def take_convicted(self) -> list[PeerId]:
-        """Who was convicted since the last call."""
+        """The workers that were convicted since the last call."""
         convicted, self._convicted = self._convicted, []
         return convicted
 
@@ -267,8 +268,8 @@ class Audits:
     def _drawn(
         self, author: PeerId, case: Case, group: GroupId, sample: int, kind: AnswerClass
     ) -> tuple[bool, bool, bool]:
-        """Whether an answer of this author is drawn by its share, whether it is audited, and whether
-        its group waits for that.
+        """Whether an answer of this author is drawn by the audited share, whether it is audited, and
+        whether its group waits for the verdict.
         """
         if self._teaches(author, kind):
             return False, self._still_to_learn(kind) > 0, False
@@ -289,7 +290,7 @@ class Audits:
         return self._baselines[kind]
 
     def _limits(self, kind: AnswerClass) -> HonestLimits | None:
-        """None: not learnt yet."""
+        """The limits of this class; None: not learnt yet."""
         baseline = self._baselines.get(kind)
         if baseline is None:
             return self._learnt_before.get(self._rules.name_of(kind))
@@ -301,12 +302,12 @@ class Audits:
         return known and self._rules.trusts and self._trusts(author) and self._limits(kind) is None
 
     def _still_to_learn(self, kind: AnswerClass) -> int:
-        """Answers of trusted workers that limits still lack, besides those that are queued."""
+        """How many more answers of trusted workers the limits need, beyond those that are queued."""
         there = len(self._of(kind).trusted)
         return BASELINE_TRAJECTORIES - there - self._learning[kind]
 
     def _draw(self, author: PeerId, group: GroupId, sample: int) -> float:
-        """A number in [0, 1) that nobody outside can know."""
+        """A number in [0, 1) that no worker can predict."""
         text = b"audit %s %d %d" % (author.encode(), group, sample)
         digest = blake3(text, key=self._run.seed_key).digest(8)
         return int.from_bytes(digest, "big") / 2.0**64
@@ -341,26 +342,26 @@ class Audits:
             self.scorers.put(AnswerPart(item, span.key, answer, now))
 
     def _skip(self, part: AnswerPart) -> None:
-        """Nobody will score this part, so its item has no verdict."""
+        """No auditor will score this part, so its item gets no verdict."""
         self.skipped += 1
         item = part.item
         if item.over:
             return
-        self._over(item)
+        self._end_item(item)
         self.waiting.settle(item.waiting, item.worker, good=False)
         if item.waiting is None and self._judges and not self._trusts(item.worker):
-            # It owes an audit: its next answer waits for one.
+            # The worker owes an audit: the group of its next answer waits for one.
             case = self.cases.of(item.worker)
             case.left = max(case.left, 1)
             self._bound(item.worker)
 
     def _drop_work(self, worker: PeerId) -> None:
-        """Nothing that this worker wrote is scored any more."""
+        """Stop scoring what this worker wrote."""
         for part in self.scorers.forget(worker):
             if not part.item.over:
-                self._over(part.item)
+                self._end_item(part.item)
 
-    def _over(self, item: AuditItem) -> None:
+    def _end_item(self, item: AuditItem) -> None:
         """An item is scored, or given up."""
         item.over = True
         self._learning[item.kind] -= item.teaches
@@ -379,7 +380,7 @@ class Audits:
             self._members.changed.add(worker)
 
     def _slots_allowed(self, worker: PeerId) -> int | None:
-        """None: all that it has. The more of its answers were audited, the more slots it may use."""
+        """How many slots this worker may use, more with each audited answer. None: all that it has."""
         if self._trusts(worker) or not self._judges:
             return None
         if not self.need_not_wait(worker):
@@ -391,21 +392,21 @@ class Audits:
     # --- inside: verdicts
 
     def _take_in(self, item: AuditItem, now: float) -> list[AuditAction]:
-        """All of an item is scored."""
+        """Every part of this item is scored: judge it, or learn limits from it."""
         assert item.found is not None
         if not self._rules.logprobs:
             item.found = replace(item.found, k=0.0)
         if item.over:
             return []
-        self._over(item)
+        self._end_item(item)
         if self._trusts(item.worker):
             self.waiting.settle(item.waiting, item.worker, good=True)
         if item.teaches and self._limits(item.kind) is None:
-            return [*self._told(item, (), ""), *self._learn(item.found, now, item.kind)]
+            return [*self._report(item, (), ""), *self._learn(item.found, now, item.kind)]
         return self._judge_or_keep(item, now)
 
     def _judge_or_keep(self, item: AuditItem, now: float) -> list[AuditAction]:
-        """It is judged once limits of its class are learnt."""
+        """Judge this item, or keep it until the limits of its class are learnt."""
         if self.learns(item.kind.quantization):
             if len(self._unjudged) < UNJUDGED_MAX:
                 self._unjudged.append(item)
@@ -443,15 +444,15 @@ class Audits:
         assert item.found is not None
         limits = self._limits(item.kind)
         if limits is None and self._judges:
-            # Those of the other class are learnt.
+            # Only limits of other classes are learnt.
             limits = GROSS
         if limits is None:
             reasons = self.cases.suspect(item.worker, item.found, GROSS)
-            return self._told(item, reasons, "")
+            return self._report(item, reasons, "")
         reasons, verdict = self.cases.judge(item.worker, item.found, limits, drawn=item.drawn)
         self.waiting.measure(item.waiting, now)
         self.waiting.settle(item.waiting, item.worker, good=not reasons and not verdict)
-        actions = self._told(item, reasons, verdict)
+        actions = self._report(item, reasons, verdict)
         self._bound(item.worker)
         if verdict and self._trusts(item.worker):
             text = f"{self._name(item.worker)} is trusted, but its answers are not right: {verdict}"
@@ -464,7 +465,7 @@ class Audits:
             return [*actions, fault, Convict(item.worker, verdict)]
         return actions
 
-    def _told(self, item: AuditItem, reasons: tuple[str, ...], verdict: str) -> list[AuditAction]:
+    def _report(self, item: AuditItem, reasons: tuple[str, ...], verdict: str) -> list[AuditAction]:
         assert item.found is not None
         name = self._name(item.worker)
         return [
@@ -492,8 +493,9 @@ class Audits:
 def _mixes(record: TrajectoryRecord, author: PeerId) -> bool:
     """Whether this author went on under another version than it had begun with.
 
-    Where it takes over from another worker it computes the KV caches itself, so that mixes nothing.
-    But behind a turn of its own its engine may still have the prefix, whoever wrote in between.
+    A worker that takes over from another one computes the KV caches itself, so they mix nothing. But
+    after an earlier turn of its own its engine may still hold the prefix, even if another worker
+    wrote in between.
     """
     if record.given:
         return len({span.key for span in record.spans if span.author == author}) > 1

@@ -1,11 +1,12 @@
-"""What honest engines of one class look like, learnt from workers that the operator trusts.
+"""Limits on what honest engines of one class give, learnt from workers that the operator trusts.
 
     trusted trajectories --> BASELINE_TRAJECTORIES of them --> limits: flags from now on
 
-A trajectory is flagged if its K is beyond MARGIN times the largest of the trusted ones, or if so many
-missed seeds have a chance below RARE at MISSES_MARGIN times the share that trusted ones missed. The
-tolerance is the narrowest within which these agree. Short answers have more room: of few tokens a
-mean is far off by chance. Without a whole baseline nothing is flagged, and nobody is convicted.
+A trajectory is flagged if its K is above MARGIN times the largest K of the trusted ones. It is also
+flagged if its number of missed seeds has a chance below RARE, where each token misses with
+MISSES_MARGIN times the share that the trusted ones missed. The tolerance is the narrowest within
+which the trusted ones agree. Short answers have more room, because a mean over few tokens is far off
+by chance. Before the baseline is whole nothing is flagged, and no worker is convicted.
 """
 
 import math
@@ -17,32 +18,32 @@ from echo2d.core.protocol.evidence import TOLERANCES, Evidence
 BASELINE_TRAJECTORIES = 200
 MARGIN = 3.0
 MISSES_MARGIN = 1.5
-# Without replay: an honest answer is that much likelier under another temperature once in a thousand
-# times at most, for e^ratio is 1 on average.
+# Without replay: at most one honest answer in a thousand is this much likelier under another
+# temperature, because e^ratio is 1 on average.
 RATIO_MAX = math.log(1000)
 # A class whose trusted workers agree exactly still needs room: another honest worker may compute in
-# bfloat16, which docs/reference/security.md has the figures of.
+# bfloat16 (figures: docs/reference/security.md).
 K_MIN = 0.08
 MISSES_MIN = 1e-4
-# The limit on K is for long answers. One of n tokens may differ by as much in all as one of n +
-# SHORT_TOKENS at that limit.
+# The limit on K is that of long answers. An answer of n tokens may differ as much in total as one of
+# n + SHORT_TOKENS tokens whose K is at the limit.
 SHORT_TOKENS = 4
 RARE = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class HonestLimits:
-    """k: of a long answer at most. misses: share of tokens that may miss in the long run, within
-    TOLERANCES[tolerance].
-    """
+    """What an honest engine of one class gives at most."""
 
+    # K of a long answer.
     k: float
+    # Share of tokens that miss in the long run, within TOLERANCES[tolerance].
     misses: float
     tolerance: int
 
     @property
     def exact(self) -> bool:
-        """Whether trusted workers computed as the auditor does. Another precision may lie outside."""
+        """Whether trusted workers computed as the auditor does. Another precision may exceed these limits."""
         return self.k == K_MIN and not self.tolerance
 
     def missed(self, found: Evidence) -> int:
@@ -60,20 +61,20 @@ class HonestLimits:
 
 @dataclass(slots=True)
 class Baseline:
-    """Of one engine class; see the module docstring."""
+    """The baseline of one class; see the module docstring."""
 
     trusted: list[Evidence] = field(default_factory=list)
     limits: HonestLimits | None = None
 
     @property
     def learnt(self) -> float:
-        """The share of the BASELINE_TRAJECTORIES that is there; 1.0: limits are learnt."""
+        """The share of the BASELINE_TRAJECTORIES that has arrived; 1.0: limits are learnt."""
         if self.limits is not None:
             return 1.0
         return len(self.trusted) / BASELINE_TRAJECTORIES
 
     def add(self, found: Evidence) -> None:
-        """A trajectory of a trusted worker; after the last one that is needed nothing changes."""
+        """Add a trajectory of a trusted worker; once limits are learnt, it changes nothing."""
         if self.limits is None:
             self.trusted.append(found)
             if len(self.trusted) >= BASELINE_TRAJECTORIES:
@@ -81,15 +82,15 @@ class Baseline:
                 self.trusted = []
 
 
-# Beyond these no engine is honest, whatever it computes in: for runs that trust nobody.
+# Limits for runs without a trusted worker: no honest engine exceeds them in any precision.
 GROSS = HonestLimits(k=1.0, misses=0.1, tolerance=len(TOLERANCES) - 1)
 
 
 def limits_of(trusted: Sequence[Evidence]) -> HonestLimits:
-    """The limits that these trajectories give; at least two.
+    """The limits that these trajectories, at least two, give.
 
-    One broken answer of a trusted worker must not make the audit blind, so nothing beyond GROSS is
-    allowed.
+    No limit is above GROSS, so that one broken answer of a trusted worker does not make the audit
+    blind.
     """
     tokens = sum(each.tokens for each in trusted)
     missed = [
@@ -99,7 +100,7 @@ def limits_of(trusted: Sequence[Evidence]) -> HonestLimits:
     # A tolerance is too narrow if trusted workers miss more than 0.2 % of the tokens.
     agreed = (at for at, misses in enumerate(missed) if misses <= 0.002 * tokens)
     tolerance = next(agreed, GROSS.tolerance)
-    # Two more than there were, because few tokens say little about rare misses.
+    # Two misses are added, because few tokens say little about rare misses.
     share = (missed[tolerance] + 2) / tokens
     return HonestLimits(
         min(GROSS.k, max(K_MIN, MARGIN * max(map(_long_k, trusted)))),
@@ -109,14 +110,14 @@ def limits_of(trusted: Sequence[Evidence]) -> HonestLimits:
 
 
 def _long_k(found: Evidence) -> float:
-    """What a long answer may show where this one shows its K."""
+    """The K to compare with the limit for long answers: that of a short answer counts less."""
     return found.k * found.tokens / (found.tokens + SHORT_TOKENS)
 
 
 def chance_of(misses: int, tokens: int, share: float) -> float:
-    """The chance of at least so many misses, if each token misses by itself with this chance.
+    """The chance of at least this many misses, if each token misses independently with the chance `share`, in (0, 1).
 
-    1 if they are no more than expected. share: in (0, 1). The upper tail of a binomial distribution.
+    It is the upper tail of a binomial distribution, and 1 if there are no more misses than expected.
     """
     if misses <= tokens * share:
         return 1.0

@@ -1,13 +1,13 @@
-"""The case of each worker: what was audited of it, and what follows.
+"""The case of each worker: which of its trajectories were audited, and what follows from that.
 
     new --NEWCOMER audited, none flagged--> clear --a trajectory is flagged--> flagged
                                               ^----CLEARED audited in a row-------|
     any --a test convicts--> convicted (until a person pardons it)
 
-Every trajectory of a new or flagged worker is audited, and none is trained on before its verdict. A
-clear worker has a share of its trajectories audited, and cannot foresee which. Workers are told apart
-by their keys, so a new key is a new worker.
-Not here: the tests (`sequential`), what is flagged (`baseline`), and who does the auditing.
+Every trajectory of a new or flagged worker is audited, and none is trained on before its verdict. Of
+a clear worker a share of the trajectories is audited, and it cannot predict which. A worker is known
+by its key, so a new key is a new worker.
+Not here: the tests (`sequential`), what is flagged (`baseline`), and which auditor scores (`scorers`).
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ from echo2d.core.base.ids import PeerId
 from echo2d.core.protocol.evidence import Evidence
 from echo2d.core.rules.audit import AuditRules
 
-CLEARED = 100  # audited trajectories in a row without a flag, after one
+CLEARED = 100  # audited trajectories without a flag in a row that clear a flagged worker
 CASES_MAX = 10_000  # as many as a run enrols
 
 TrustStanding = Literal["new", "clear", "flagged", "convicted"]
@@ -29,15 +29,17 @@ TrustStanding = Literal["new", "clear", "flagged", "convicted"]
 
 @dataclass(slots=True)
 class Case:
-    """delivered, audited, flagged: trajectories. doubted: by the learner. left: to be audited without a flag before the
-    worker is clear. verdict: why it was convicted; empty: it was not.
-    """
+    """The case of one worker."""
 
+    # Trajectories to be audited without a flag before the worker is clear.
     left: int
+    # The learner doubts its logprobs.
     doubted: bool = False
+    # Trajectories.
     delivered: int = 0
     audited: int = 0
     flagged: int = 0
+    # Why the worker was convicted; empty: it was not.
     verdict: str = ""
     flags: FlagTest = field(default_factory=FlagTest)
     seeds: SeedTest = field(default_factory=SeedTest)
@@ -63,7 +65,7 @@ class Cases:
         return iter(self._cases.items())
 
     def get(self, worker: PeerId) -> Case | None:
-        """None: nothing of this worker was ever delivered or audited."""
+        """The case of this worker; None: nothing of it was ever delivered or audited."""
         return self._cases.get(worker)
 
     def of(self, worker: PeerId) -> Case:
@@ -78,12 +80,12 @@ class Cases:
         self._cases.pop(worker, None)
 
     def doubt(self, worker: PeerId) -> None:
-        """Somebody else doubts this worker: it is audited like a flagged one."""
+        """The learner doubts this worker: audit it like a flagged one."""
         case = self.of(worker)
         case.left, case.doubted = CLEARED, True
 
     def suspect(self, worker: PeerId, found: Evidence, limits: HonestLimits) -> tuple[str, ...]:
-        """Take in what an audit found, and convict nobody. Returns why the answer is flagged."""
+        """Take in what an audit found, and convict no worker. Returns why the answer is flagged."""
         case = self.of(worker)
         reasons = limits.flags(found)
         case.audited += 1
@@ -96,8 +98,9 @@ class Cases:
         """Take in what an audit found.
 
         Returns why the answer is flagged, and why the worker is convicted now; both may be empty.
-        limits: of its engine class. drawn: by the worker's share; a flag counts always, but an
-        answer without one only if it was drawn, so that honest phases on trial excuse no lies.
+        limits: of the answer's class. drawn: whether the answer was drawn by the audited share. A
+        flag always counts. An answer without a flag counts only if it was drawn, so that honest
+        answers while on trial do not make up for lies.
         """
         case = self.of(worker)
         case.audited += 1

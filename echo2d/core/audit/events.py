@@ -9,7 +9,7 @@ from echo2d.core.protocol.evidence import Evidence
 
 @dataclass(frozen=True, slots=True)
 class LimitsLearnt:
-    """What honest engines of this class look like; see `baseline.HonestLimits`."""
+    """The limits of this class were learnt; see `baseline.HonestLimits`."""
 
     engine_class: str
     k: float
@@ -19,10 +19,7 @@ class LimitsLearnt:
 
 @dataclass(frozen=True, slots=True)
 class AuditTold:
-    """For the audit log: what one worker wrote of one sample, and what an audit found.
-
-    reasons: why it is flagged. verdict: why the worker is convicted; empty: it is not.
-    """
+    """An entry of the audit log: what an audit found about one worker's part of one sample."""
 
     worker: PeerId
     name: str
@@ -30,7 +27,9 @@ class AuditTold:
     sample: int
     versions: tuple[int, ...]
     found: Evidence
+    # Why the part is flagged; empty: it is not.
     reasons: tuple[str, ...]
+    # Why the worker is convicted; empty: it is not.
     verdict: str
 
 

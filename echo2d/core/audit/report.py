@@ -1,4 +1,4 @@
-"""What the audit log of a run says about each worker, summed up for a person."""
+"""Sum up for a person what the audit log of a run says about each worker."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -6,28 +6,30 @@ from typing import Any
 
 from echo2d.core.base.ids import PeerId
 
-# The last flagged answers that a report shows.
+# A report shows this many of a worker's last flagged answers.
 SHOWN_MAX = 10
 
 
 @dataclass(slots=True)
 class WorkerReport:
-    """One worker. k, z: means over its audited answers. misses: tokens that do not lie where their
-    seed points, within the narrowest tolerance. convicted: why; empty: it is not. at_s: of the conviction (Unix time).
-    evidence: its last flagged answers, as the log has them.
-    """
+    """What the log says about one worker."""
 
     worker: PeerId
     name: str = ""
     audited: int = 0
     flagged: int = 0
     tokens: int = 0
+    # Tokens that are not where their seed points, within the narrowest tolerance.
     misses: int = 0
+    # Means over its audited answers.
     k: float = 0.0
     z: float = 0.0
+    # Why the worker was convicted; empty: it was not.
     convicted: str = ""
+    # When it was convicted (Unix time).
     at_s: float | None = None
     flags: dict[str, int] = field(default_factory=dict)
+    # Its last flagged answers, as the log has them.
     evidence: list[Mapping[str, Any]] = field(default_factory=list)
 
     def add(self, line: Mapping[str, Any]) -> None:

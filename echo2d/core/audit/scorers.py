@@ -1,12 +1,12 @@
-"""Who scores answers, and what each of them is told: orders, one at a time.
+"""The scorers: which processes score answers, and the orders that each of them gets, one at a time.
 
     waits in the queue --order--> is being scored --AnswersScored--> back to the audit
         ^                                 |
         +--the scorer fails, is late or gone--+--tried too often, or the version has no copy--> lost
 
 A scorer is the run's own auditor, which loads any version that has a copy on the learner host, or a
-trusted worker whose engine can score what it serves. An order is as large as the scorer does in
-ORDER_S, by its measured speed.
+trusted worker whose engine can score what it serves. An order holds as many tokens as the scorer
+scores in ORDER_S, by its measured speed.
 Not here: which answers wait (`audits`) and their order (`scoring_queue`).
 """
 
@@ -26,11 +26,11 @@ from echo2d.errors import PeerFault
 
 # An order that takes longer goes to another scorer.
 ORDER_S_MAX = 120.0
-# What an order should take. TOKEN_S is believed of a scorer that was never measured.
+# Seconds that an order should take, and seconds per token of a scorer that was never measured.
 ORDER_S = 10.0
 TOKEN_S = 0.01
 SCORERS_MAX = 1024
-# A scorer that failed gets no order for so long.
+# A scorer that failed gets no order for this long.
 SCORER_REST_S = 5.0
 # Snapshot copies that are kept because answers may name their versions.
 COPIES_MAX = 6
@@ -38,17 +38,18 @@ COPIES_MAX = 6
 
 @dataclass(frozen=True, slots=True)
 class ScoringOrder:
-    """What a scorer is scoring. until: then another one gets it."""
+    """What a scorer is scoring."""
 
     order: int
     parts: list[AnswerPart]
+    # At this time the order goes to another scorer.
     until: float
 
 
 class Scorers:
     """See the module docstring. `now` is monotonic seconds.
 
-    lost: called with each part that nobody will score.
+    lost: called with each part that no scorer will score.
     """
 
     def __init__(
@@ -66,10 +67,11 @@ class Scorers:
         self._peers: set[PeerId] = set()
         self._orders: dict[PeerId, ScoringOrder] = {}
         self._loaded: dict[PeerId, VersionKey] = {}
-        # Orders that were given up and not answered yet; until when a scorer rests after a failure;
-        # and seconds per token.
+        # Orders that were given up and not answered yet.
         self._overdue: dict[PeerId, int] = {}
+        # Until when a scorer that failed gets no order.
         self._rests: dict[PeerId, float] = {}
+        # Measured seconds per token.
         self._token_s: dict[PeerId, float] = {}
         self._next_order = 0
         self.scored = 0
@@ -83,13 +85,13 @@ class Scorers:
     # --- what happens
 
     def joined(self, peer: Peer) -> None:
-        """A peer said hello: it has no order any more."""
+        """A peer said hello: its earlier order goes back to the queue."""
         self.gone(peer.peer)
         if peer.kind == "auditor" or (peer.trusted and peer.scores and not peer.quantization):
             self._peers.add(peer.peer)
 
     def gone(self, peer: PeerId) -> None:
-        """A peer's session ended, or is another one now."""
+        """A peer's session ended, or another one replaced it."""
         self._loaded.pop(peer, None)
         self._peers.discard(peer)
         self._overdue.pop(peer, None)
@@ -97,15 +99,15 @@ class Scorers:
             self._put_back(order)
 
     def put(self, part: AnswerPart) -> None:
-        """Let it wait for a scorer."""
+        """Let this part wait for a scorer."""
         self._lose(self._queue.put(part))
 
     def forget(self, worker: PeerId) -> list[AnswerPart]:
-        """Nothing of this worker that still waits needs to be scored; returns it."""
+        """Remove what waits of this worker's answers; returns the removed parts."""
         return self._queue.forget(worker)
 
     def answered(self, peer: Peer, message: AnswersScored) -> list[AnswerPart]:
-        """The parts that the answer is about, in its order; none: the order is another's by now.
+        """The parts that this message scores, in its order; none: another scorer has the order by now.
 
         PeerFault: this peer may not score, or the answer does not fit the order.
         """
@@ -121,7 +123,9 @@ class Scorers:
         return order.parts
 
     def failed(self, peer: Peer, order: int, now: float) -> bool:
-        """Its answers wait for another try. Whether it had this order. PeerFault: as above."""
+        """A scorer failed: the parts of its order wait for another try. Returns whether it had this
+        order. PeerFault: this peer may not score.
+        """
         taken = self._take(peer, order)
         if taken is None:
             return False
@@ -134,7 +138,7 @@ class Scorers:
         """Give up orders that take too long."""
         for peer, order in list(self._orders.items()):
             if now >= order.until:
-                # It gets no other one before it has answered this one, or comes back.
+                # The scorer gets another order only once it has answered this one or said hello.
                 del self._orders[peer]
                 self._overdue[peer] = order.order
                 self._put_back(order)
@@ -182,7 +186,7 @@ class Scorers:
         return None if newest is None else key_of(newest)
 
     def _needed(self) -> set[str]:
-        """The paths of the snapshot copies that auditors still need, and may need: what workers
+        """The paths of the snapshot copies that auditors need or may need: answers that workers
         write now may name any version within the staleness bound.
         """
         window = self._versions.copies()[: min(COPIES_MAX, self._rules.staleness_max + 2)]
@@ -214,7 +218,9 @@ class Scorers:
         )
 
     def _take(self, peer: Peer, number: int) -> ScoringOrder | None:
-        """PeerFault: this peer may not score. None: the order is another one's by now."""
+        """Take this order from the peer. None: another scorer has it by now. PeerFault: this peer may
+        not score.
+        """
         if peer.kind != "auditor" and not peer.trusted:
             raise PeerFault("only auditors score answers")
         if self._overdue.get(peer.peer) == number:
@@ -234,7 +240,7 @@ class Scorers:
             self._lost(part)
 
     def _measure(self, peer: PeerId, order: ScoringOrder, scoring_s: float) -> None:
-        """How long a token takes here, so that orders take ORDER_S."""
+        """Measure the seconds that this scorer takes for a token, so that orders take ORDER_S."""
         tokens = sum(part.tokens for part in order.parts)
         before = self._token_s.get(peer, TOKEN_S)
         self._token_s[peer] = before + 0.5 * (max(0.0, scoring_s) / tokens - before)

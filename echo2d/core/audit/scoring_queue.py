@@ -4,11 +4,11 @@
                 |                                     |
                 +--lose: its version has no copy      +--put again, if the auditor went away
 
-An auditor has one resident copy of the model, so loading a version is what costs. An order takes
-answers of one version: what is urgent first, and what is loaded before anything else. The newest
-version is loaded for answers that are not urgent once one has waited for SCORING_PATIENCE_S; an older one at
-once, because its copy will go. Every FAIR_TURN-th order is for what is not urgent, so that workers on
-trial cannot keep all others from being audited.
+An auditor holds one version at a time, and loading another one is expensive. So an order takes
+answers of one version: of one with urgent answers first, and of the loaded one before the others. The
+newest version is loaded for answers that are not urgent once one has waited for SCORING_PATIENCE_S; an
+older one at once, because its copy will be deleted. Every FAIR_TURN-th order prefers answers that are
+not urgent, so that workers on trial cannot keep all others from being audited.
 Kept true: at most SCORED_VERSIONS_MAX versions and BYTES_MAX bytes wait.
 Not here: whose answers are audited (`audits`), and where a version's copy is (`cluster/versions`).
 """
@@ -23,38 +23,39 @@ from echo2d.core.protocol.control_messages import AnswerToScore, VersionKey
 from echo2d.core.protocol.evidence import Evidence
 from echo2d.core.rules.audit import AnswerClass
 
-# Their copies stay on the learner host's disk while something waits for them.
+# The copies of these versions stay on the learner host's disk while answers wait for them.
 SCORED_VERSIONS_MAX = 6
 BYTES_MAX = 128 << 20
-# One order: a second or a few of an auditor's work, and well below the limit of a message.
+# Limits of one order: some seconds of an auditor's work, and well below the limit of a message.
 ANSWERS_MAX = 64
 ORDER_BYTES_MAX = 512 << 10
 SCORING_PATIENCE_S = 10.0
 FAIR_TURN = 4
-# Orders that an answer may be part of; after that something is wrong with it.
+# An answer may be part of this many orders; after that something is wrong with it.
 TRIES_MAX = 3
 
 
 @dataclass(slots=True)
 class AuditItem:
-    """What one worker wrote of one sample.
-
-    left: parts that are not scored yet. found: of the others, together. waiting: the sample, if its
-    group waits for the verdict. drawn: by its share, not because its worker is on trial. teaches:
-    limits are learnt from it. kind: whose limits it is judged by.
-    over: it is scored or given up.
-    """
+    """What one worker wrote of one sample."""
 
     worker: PeerId
     group: GroupId
     sample: int
     versions: tuple[int, ...]
+    # The sample, if its group waits for the verdict.
     waiting: WaitingSample | None
+    # Parts that are not scored yet.
     left: int
+    # What the scored parts gave together.
     found: Evidence | None = None
+    # It is audited because it was drawn, not because its worker is on trial.
     drawn: bool = False
+    # Limits are learnt from it.
     teaches: bool = False
+    # It is judged by the limits of this class.
     kind: AnswerClass = field(default_factory=AnswerClass)
+    # It is scored or given up.
     over: bool = False
 
     @property
@@ -64,11 +65,12 @@ class AuditItem:
 
 @dataclass(slots=True)
 class AnswerPart:
-    """The tokens of an item that one version wrote. since: when it began to wait."""
+    """The tokens of an item that one version wrote."""
 
     item: AuditItem
     key: VersionKey
     answer: AnswerToScore
+    # When it began to wait.
     since: float
     tries: int = 0
 
@@ -78,7 +80,7 @@ class AnswerPart:
 
     @property
     def tokens(self) -> int:
-        """That one forward pass takes."""
+        """The tokens of one forward pass."""
         return (len(self.answer.prompt) + len(self.answer.tokens)) // 4
 
 
@@ -98,7 +100,7 @@ class ScoringQueue:
         return self._parts.keys()
 
     def put(self, part: AnswerPart) -> list[AnswerPart]:
-        """Let it wait. Returns the parts that there is no room for any more."""
+        """Let this part wait. Returns the parts for which there is no room any more."""
         if self._bytes + part.bytes > BYTES_MAX or part.tries >= TRIES_MAX:
             return [part]
         self._parts.setdefault(part.key, []).append(part)
@@ -109,13 +111,13 @@ class ScoringQueue:
         return self.lose(min(self._parts, key=lambda key: (self._urgent[key] > 0, key)))
 
     def lose(self, key: VersionKey) -> list[AnswerPart]:
-        """Nobody can score this version's answers any more; returns them."""
+        """No auditor can score this version's answers any more: remove and return them."""
         lost = self._parts.get(key, [])
         self._keep(key, [])
         return lost
 
     def forget(self, worker: PeerId) -> list[AnswerPart]:
-        """Nothing that this worker wrote needs to be scored any more; returns it."""
+        """This worker's answers need not be scored any more: remove and return them."""
         theirs = [
             part for parts in self._parts.values() for part in parts if part.item.worker == worker
         ]
@@ -135,7 +137,7 @@ class ScoringQueue:
         """The parts of the next order, all of one version; none: nothing is due.
 
         scorable: the versions that the auditor can load. loaded: the one that it has loaded.
-        tokens_max: of the order, but for its first part.
+        tokens_max: the limit of an order; only its first part may exceed it.
         """
         fair = self._turns % FAIR_TURN == FAIR_TURN - 1
         due = [
@@ -158,11 +160,11 @@ class ScoringQueue:
 
     @staticmethod
     def _due_at(key: VersionKey, parts: list[AnswerPart], newest: VersionKey | None) -> float:
-        # The first one of a version has waited longest, but for those that were put again.
+        # The first part of a version has waited longest, except for parts that were put again.
         return parts[0].since + (SCORING_PATIENCE_S if key == newest else 0.0)
 
     def _keep(self, key: VersionKey, kept: list[AnswerPart]) -> None:
-        """These are left of a version's parts."""
+        """Replace a version's parts by these, which are left of them."""
         before = self._parts.pop(key, [])
         self._bytes += sum(part.bytes for part in kept) - sum(part.bytes for part in before)
         del self._urgent[key]
@@ -173,7 +175,7 @@ class ScoringQueue:
     def _cut(self, key: VersionKey, tokens_max: int, *, fair: bool) -> list[AnswerPart]:
         """Take out as many parts as an order holds, the urgent ones first; at least one.
 
-        A part that was in an order which failed is tried alone: another part may have failed it.
+        A part of an order that failed is tried alone: another part may have made it fail.
         """
         waiting = sorted(
             self._parts[key], key=lambda part: ((not part.item.urgent) ^ fair, part.tries)

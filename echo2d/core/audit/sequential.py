@@ -1,12 +1,12 @@
-"""Tests that look at one worker's trajectories one after another, and never forget to doubt.
+"""Sequential tests: they look at one worker's trajectories one after another, for as long as it works.
 
 Each is a CUSUM of log-likelihood ratios (Page, "Continuous inspection schemes", Biometrika 1954):
 the sum rises with what a liar would send, falls with what an honest worker sends, and starts again
 at 0, so a worker that begins to lie late is found as fast as one that always lied. The worker is
 convicted when the sum reaches log(1 / ALPHA). By Lorden's inequality (Annals of Statistics 1971) an
-honest worker is audited 1 / ALPHA times on average before that happens, at least.
+honest worker is audited at least 1 / ALPHA times on average before that happens.
 
-Not here: what is flagged (`baseline`), and who is audited when (`case`).
+Not here: what is flagged (`baseline`), and when a worker is audited (`case`).
 """
 
 import math
@@ -16,14 +16,15 @@ from echo2d.core.protocol.evidence import Evidence
 
 ALPHA = 1e-6
 THRESHOLD = -math.log(ALPHA)
-# Share of flagged trajectories: of an honest worker at most, and of one that is worth convicting.
+# Shares of flagged trajectories: the largest of an honest worker, and that of a liar worth convicting.
 FLAGS_HONEST = 0.005
 FLAGS_LIAR = 0.1
-# A liar that is worth convicting misses so many times as many seeds as the limit allows.
+# A liar worth convicting misses this many times as many seeds as the limit allows.
 MISSES_LIAR = 4.0
-# One trajectory counts as no more than this, so that no single one convicts.
+# One trajectory adds at most this to a sum, so that no single one convicts.
 TRAJECTORY_MAX = 4.0
-# Audited answers whose ratios are added up before they count: twice what a worker on trial holds.
+# The ratios of this many audited answers are added up before they count: twice as many answers as a
+# worker on trial holds.
 BLOCK = 64
 
 _FLAGGED = math.log(FLAGS_LIAR / FLAGS_HONEST)
@@ -52,15 +53,16 @@ class SeedTest:
     """Whether too many of a worker's tokens are not those of their seeds.
 
     The ratio is that of two binomial distributions: MISSES_LIAR times as many misses as the limit
-    allows, and as many. misses, tokens: of all that was audited.
+    allows, and exactly as many.
     """
 
     sum: float = 0.0
+    # Of all answers that were audited.
     misses: int = 0
     tokens: int = 0
 
     def add(self, misses: int, tokens: int, honest: float) -> None:
-        """honest: the share of tokens that an honest worker misses at most; below 1 / MISSES_LIAR."""
+        """honest: the largest share of tokens that an honest worker misses; below 1 / MISSES_LIAR."""
         self.misses += misses
         self.tokens += tokens
         liar = MISSES_LIAR * honest
@@ -78,9 +80,9 @@ class TemperTest:
     """Whether a worker's tokens are drawn too cold or too hot, or not at all.
 
     The ratios are those of `Evidence.cold` and `hot`, exact for any model and any length: e^ratio is
-    1 on average over what an honest worker draws. But of what runs at the same time short answers
-    come first, and they differ from long ones. So BLOCK answers are added up before the sum is
-    looked at: that is more than run at a time, and what came early and late evens out.
+    1 on average over what an honest worker draws. But of the answers that run at the same time the
+    short ones arrive first, and they differ from long ones. So the ratios of BLOCK answers, more than
+    run at a time, are added up before the sum is looked at: early and late answers even out.
     """
 
     cold: float = 0.0
@@ -100,5 +102,5 @@ class TemperTest:
 
     @property
     def convicts(self) -> bool:
-        # Two tests share the error.
+        # The two tests share the error: each may be wrong with ALPHA / 2.
         return max(self.cold, self.hot) >= THRESHOLD + math.log(2)

@@ -3,9 +3,9 @@
     begin --> waits --every author is judged good--> good: its group may go on
                  |--one is not, or wait_s passed---> bad: another worker gets the sample
 
-A sample that somebody continued has several authors, and each is judged. What is decided is handed
+A sample that another worker continued has several authors, and each is judged. Decisions are handed
 out by `take_decided` only, because a group must not go on in the middle of a turn.
-Not here: who has to wait, and how an author is judged (`audits`).
+Not here: which samples wait, and how an author is judged (`audits`).
 """
 
 from collections.abc import Iterable, Iterator
@@ -17,34 +17,30 @@ from echo2d.core.base.ids import GroupId, PeerId
 
 @dataclass(slots=True)
 class WaitingSample:
-    """A kept sample whose group waits. authors: who wrote it and is still to be judged. decided: its
-    verdict is on the way.
-    """
+    """A kept sample whose group waits."""
 
     group: GroupId
     sample: int
     since: float
+    # The workers that wrote it and are still to be judged.
     authors: set[PeerId] = field(default_factory=set)
+    # The verdict is known, and not yet taken.
     decided: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class SampleVerdict:
-    """What to do with a sample that waited. good: it may be trained on; otherwise give it back, to
-    somebody else than those who are `blamed`.
-    """
+    """What to do with a sample that waited."""
 
     group: GroupId
     sample: int
+    # It may be trained on; otherwise a worker that is not `blamed` makes it again.
     good: bool
     blamed: frozenset[PeerId] = frozenset()
 
 
 class WaitingSamples:
-    """See the module docstring. `now` is monotonic seconds.
-
-    delay_s: how long a verdict takes, a moving average; None: there was none.
-    """
+    """See the module docstring. `now` is monotonic seconds."""
 
     def __init__(self, wait_s: float) -> None:
         self._wait_s = wait_s
@@ -53,6 +49,7 @@ class WaitingSamples:
         self._looks: list[tuple[float, int, WaitingSample]] = []
         self._looks_made = 0
         self._decided: list[SampleVerdict] = []
+        # How long a verdict takes, a moving average; None: there was no verdict yet.
         self.delay_s: float | None = None
 
     def __len__(self) -> int:
@@ -70,7 +67,7 @@ class WaitingSamples:
         return self._looks[0][0] if self._looks else None
 
     def begin(self, author: PeerId, group: GroupId, number: int, now: float) -> WaitingSample:
-        """One more author of this sample is to be judged."""
+        """Wait for the verdict about one more author of this sample."""
         samples = self._groups.setdefault(group, {})
         if number not in samples:
             samples[number] = WaitingSample(group, number, now)
@@ -79,19 +76,19 @@ class WaitingSamples:
         return samples[number]
 
     def look_later(self, sample: WaitingSample, now: float) -> None:
-        """Look after `wait_s` whether it still waits."""
+        """Look at this sample again after `wait_s`."""
         self._looks_made += 1
         heappush(self._looks, (now + self._wait_s, self._looks_made, sample))
 
     def overdue(self, now: float) -> Iterator[WaitingSample]:
-        """The samples that have waited for long enough; each is yielded once."""
+        """The samples that have waited for `wait_s`; each is yielded once."""
         while self._looks and self._looks[0][0] <= now:
             sample = heappop(self._looks)[2]
             if self._waits(sample):
                 yield sample
 
     def settle(self, sample: WaitingSample | None, author: PeerId, *, good: bool) -> None:
-        """A sample has a verdict about this author, or will not get one."""
+        """A sample got a verdict about this author, or will not get one."""
         if sample is None or not self._waits(sample):
             return
         if not good:
@@ -107,7 +104,7 @@ class WaitingSamples:
         self._decide(sample, verdict)
 
     def measure(self, sample: WaitingSample | None, now: float) -> None:
-        """A verdict is there: how long did it take?"""
+        """A verdict was given: measure how long it took."""
         if sample is not None and self._waits(sample):
             before = now - sample.since if self.delay_s is None else self.delay_s
             # An old delay keeps 1/e of its weight after 64 verdicts.
@@ -120,7 +117,7 @@ class WaitingSamples:
             del self._groups[group]
 
     def forget(self, group: GroupId) -> None:
-        """The group is gone: nothing of it waits."""
+        """The group has ended: none of its samples waits any more."""
         self._groups.pop(group, None)
 
     def take_decided(self) -> list[SampleVerdict]:
@@ -137,12 +134,12 @@ class WaitingSamples:
         return decided
 
     def _decide(self, sample: WaitingSample, verdict: SampleVerdict) -> None:
-        # It is taken out of what waits only with its verdict: its group must not go on before.
+        # The sample waits until its verdict is taken: its group must not go on before.
         sample.decided = True
         self._decided.append(verdict)
 
     def _waits(self, sample: WaitingSample) -> bool:
-        """False: it is decided, its group is gone, or another worker got the sample meanwhile."""
+        """Not if it is decided, its group has ended, or another worker got the sample meanwhile."""
         if sample.decided:
             return False
         return self._groups.get(sample.group, {}).get(sample.sample) is sample

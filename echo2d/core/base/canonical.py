@@ -2,7 +2,7 @@
 accepted.
 
 Built on the records of `codec`. Wrong bytes are an `IntegrityFault` here, not a `PeerFault`,
-because a digest or a signature had promised them.
+because a digest or a signature vouched for them.
 """
 
 from collections.abc import Callable

@@ -13,12 +13,13 @@ may be:
 Everything else is a `PeerFault` that names the field: an unknown tag, a wrong type, too few fields,
 a negative or huge integer, a message that is too long.
 
-A message may grow from one release to the next: a codec ignores what stands behind the fields that it
-knows, and a field that has a default may be missing at the end. So do records in a message. What is
-stored, signed or hashed (`unpacker`, `plain_reader`) has exactly its fields, unless it may `grow`.
+A message may grow from one release to the next: a codec ignores what follows the fields that it
+knows, and fields that have a default may be missing at the end. The same holds for records in a
+message. What is stored, signed or hashed (`unpacker`, `plain_reader`) has exactly its fields, unless
+it may `grow`.
 
-Bytes come from strangers, so what they cost is bounded before they are looked at: a limit of bytes
-for each tag, at most VALUES_MAX values however they are nested, no maps and no extensions.
+Strangers send these bytes, so the cost of decoding is bounded before they are decoded: a limit of
+bytes for each tag, at most VALUES_MAX values however they are nested, no maps and no extensions.
 """
 
 import dataclasses
@@ -35,14 +36,14 @@ from echo2d.errors import PeerFault
 
 # One control message. A lease with 32k prompt tokens takes 128 KiB, a result 8 bytes a token.
 MESSAGE_BYTES_MAX = 4 << 20
-# One of any kind that carries no tokens, no frames and no long lists.
+# One control message that carries no tokens, no frames and no long lists.
 SMALL_BYTES_MAX = 64 << 10
 TEXT_CHARS_MAX = 4096  # reasons and names, which people read
-# Of one list in a message: twice the longest one, versions revoked. Bounds the objects a message
-# makes.
+# Items of one list in a message: twice the longest honest list, which names revoked versions. The
+# limit bounds the number of objects that a message makes.
 ITEMS_MAX = 8192
-# Of one message, lists included: twice the spans of the longest honest report. Unpacking so many
-# takes 10 ms at most, and checking them 30 ms (tests/unit/property/protocol/test_costly_messages.py).
+# Values of one message, lists included: twice the spans of the longest honest report. Unpacking this
+# many takes 10 ms at most, and checking them 30 ms (tests/unit/property/protocol/test_costly_messages.py).
 VALUES_MAX = 1 << 16
 TAG_CHARS_MAX = 31  # so that a tag follows the head of the message as one short string
 INT_MAX = (1 << 63) - 1
@@ -204,8 +205,8 @@ def _defaults(cls: Any) -> int:
 
 
 def _getter(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
-    """A function from a record to the tuple of its fields. `attrgetter` makes tuples only from two
-    fields on.
+    """A function from a record to the tuple of its fields. `attrgetter` returns a tuple only for two
+    or more fields.
     """
     if len(names) > 1:
         return operator.attrgetter(*names)
@@ -260,7 +261,7 @@ def values_counter(values_max: int) -> Callable[[list[Any]], list[Any]]:
 def _tag_of(data: bytes | memoryview) -> str:
     """Read the tag of a message without unpacking it. PeerFault: it has none."""
     head = bytes(data[: TAG_CHARS_MAX + 4])
-    # A list is one byte up to 15 items, else three; a string of up to 31 bytes has one byte before.
+    # The head of a list takes one byte up to 15 items, else three; that of a string of up to 31 bytes takes one.
     at = 1 if head[:1] and 0x91 <= head[0] <= 0x9F else 3
     if at == 3 and head[:1] != b"\xdc":
         raise PeerFault("malformed message: expected a tag first")
@@ -324,8 +325,8 @@ def pack(record: object) -> bytes:
 
 
 def plain_reader(cls: type) -> Callable[[Sequence[Any]], Any]:
-    """Make a function from plain fields, with lists for tuples and nested records, to a record;
-    PeerFault if wrong.
+    """Make a function from plain fields, with lists for tuples and nested records, to a record. It
+    raises a PeerFault if they are wrong.
     """
     check = _record(cls, grows=False)
     return lambda values: check(list(values))
@@ -336,7 +337,7 @@ def unpacker(
 ) -> Callable[[bytes | memoryview], Any]:
     """Make the inverse of `pack` for records of `cls`; it raises a PeerFault on anything else.
 
-    grows: it is a message, see the module docstring.
+    grows: the record may grow as a message may, see the module docstring.
     """
     check = _record(cls, grows=grows)
     return lambda data: check(_unpack(data, bytes_max=bytes_max, items_max=bytes_max))

@@ -1,18 +1,17 @@
 """Find the earliest of many deadlines, most of which keep moving later: a heap with lazy updates.
 
-It keeps true: a heap entry is never later than its key's deadline. When an entry reaches the top
-and its deadline has moved later, it is pushed again at the new time. So a deadline that moves later
-costs nothing until then; one that begins or moves earlier must be announced with `set`. Not here:
-what the deadlines mean.
+Kept true: a heap entry is never later than its key's deadline. When an entry reaches the top and its
+deadline has moved later, it is pushed again at the new time. So a deadline that moves later costs
+nothing until then; one that begins or moves earlier must be announced with `set`.
+Not here: what the deadlines mean.
 """
 
 import heapq
 from collections.abc import Callable, Hashable, Iterable
 from typing import Generic, TypeVar
 
-STALE_ENTRIES = (
-    64  # outdated heap entries allowed beyond the number of current ones, before a sweep
-)
+# Outdated heap entries that are allowed beyond the number of current ones, before a sweep.
+STALE_ENTRIES = 64
 
 Key = TypeVar("Key", bound=Hashable)
 

@@ -1,7 +1,7 @@
-"""Declares a field of the status once: what it means, and under which metric it can be scraped.
+"""Declare a field of the status once: what it means, and under which metric it can be scraped.
 
-`/metrics`, docs/reference/metrics.md and docs/reference/status.md are made of these declarations. Not here: the fields
-(`core/status/schema.py`).
+`/metrics`, docs/reference/metrics.md and docs/reference/status.md are made from these declarations. Not here: the
+fields (`core/status/schema.py`).
 """
 
 import dataclasses
@@ -18,10 +18,10 @@ def described(
     label: str = "",
     rows: Mapping[str, str] | None = None,
 ) -> Any:
-    """A field. meaning: also the help text of the metric.
+    """A field with its meaning, which is also the help text of its metric.
 
-    metric: its name in Prometheus, without `_total`; empty: it has none. counter: it only grows. label: of a mapping's
-    keys. rows: of records, by label the field that tells them apart.
+    metric: the field's name in Prometheus, without `_total`; empty: it has none. counter: it only grows. label: the
+    metric label for the keys of a mapping. rows: for records, by label the field that identifies a record.
     """
     metadata = {"meaning": meaning, "metric": metric, "counter": counter, "label": label}
     return dataclasses.field(default=default, metadata={**metadata, "rows": dict(rows or {})})

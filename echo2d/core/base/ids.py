@@ -30,7 +30,7 @@ FRAME_INDEX_BITS = 20
 FRAME_INDEX_MAX = (1 << FRAME_INDEX_BITS) - 1
 SEGMENTS_MAX = 1 << 12  # with segments of 64 MiB: forms of up to 256 GiB
 LABEL_DIGEST_CHARS = 12
-# Lease and plan ids begin with a tag of the process that made them, above 32 bits of numbers.
+# The bits of a lease or plan id above these 32 are a tag of the process that made it.
 TAG_SHIFT = 32
 
 

@@ -24,8 +24,8 @@ def end_token_ids(
 
     Those in generation_config.json, where chat models name all of them; else those in config.json.
     """
-    told = () if generation is None else _ids(generation.get("eos_token_id"))
-    return told or next(
+    named = () if generation is None else _ids(generation.get("eos_token_id"))
+    return named or next(
         filter(None, (_ids(part.get("eos_token_id")) for part in _parts(config))), ()
     )
 
@@ -42,6 +42,6 @@ def _parts(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def _ids(found: object) -> tuple[int, ...]:
-    """One id, a list of ids, or null."""
+    """The ids, ascending. found: one id, a list of ids, or null."""
     listed = found if isinstance(found, list) else [found]
     return tuple(sorted({each for each in listed if type(each) is int and each >= 0}))

@@ -17,7 +17,7 @@ from echo2d.core.weights.signed_index import Root
 
 
 class Announcer:
-    """Peers without a session are left out: they are told everything when they say hello."""
+    """Makes messages for peers with a session; other peers get everything when they say hello."""
 
     def __init__(self, members: Membership, plan_secret: bytes) -> None:
         self._members, self._plan_secret = members, plan_secret
@@ -27,7 +27,7 @@ class Announcer:
         return edge_secret(self._plan_secret, one, other)
 
     def order(self, transmission: Transmission, *, aside: bool) -> list[BroadcastAction]:
-        """Order the seed to encode this form. aside: it is a catch-up, and comes second."""
+        """Order the seed to encode this form. aside: it is a catch-up, to be encoded after the spreading form."""
         transmission.encode_at = None
         seed = self._members.seed
         if seed is None or seed.session is None:
@@ -41,7 +41,7 @@ class Announcer:
     def place(
         self, transmission: Transmission, peer: Peer, *, renewed: bool
     ) -> list[BroadcastAction]:
-        """Send a peer the newest root, and its edges; nothing before there is a root."""
+        """Send a peer the newest root and its edges; nothing if there is no root yet."""
         if transmission.newest_root is None:
             return []
         return [

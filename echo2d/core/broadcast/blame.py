@@ -1,7 +1,7 @@
-"""Decides which of two peers is at fault when an edge breaks or a frame is bad; it becomes a leaf.
+"""Decides which of two peers is at fault when an edge breaks or a frame is bad, and makes it a leaf.
 
 A leaf receives and passes nothing on, so that its fault harms no other peer. The seed is never at
-fault. Only reports about a neighbour in the plan count; others are misreports, which end in quarantine.
+fault. Only reports about a neighbour in the plan count; others are misreports, which lead to quarantine.
 Not here: who is quarantined (`cluster.quarantine`), and how a plan is repaired (`transmission`).
 """
 
@@ -59,7 +59,7 @@ class Blame:
     ) -> list[BroadcastAction]:
         """One of the two peers is at fault and becomes a leaf for good.
 
-        transmission: the one with the frame's form; None: it has ended.
+        transmission: that of the frame's form; None: it has ended.
         """
         note = self._statistics.fault(
             "frame", f"{peer.name} accuses {self._name(message.accused)}: {message.frame}"

@@ -1,9 +1,9 @@
 """Runs the catch-ups: forms for peers that cannot use the spreading one.
 
-    begins with its first taker --> the seed encodes it, aside --> continues while newer versions
-                                                                   spread --> ends without takers
+    begins with its first taker --> the seed encodes it after the spreading form --> continues while
+        newer versions spread --> ends when no peer takes it
 
-A peer stops taking a catch-up when it has verified the version or is lost, and takes another form
+A peer stops taking a catch-up when it has verified the version or is lost. It takes another form
 when
   - the catch-up is of an older version, and the peer failed to apply it or is quarantined;
   - the catch-up is of an older version, and the disk has no room for its snapshot copies;
@@ -50,7 +50,7 @@ class CatchUps:
         )
         self._announcer = announcer
         self._policy = CatchUpPolicy(versions, self._begin)
-        # Catch-ups that the seed has not been ordered to encode yet.
+        # New catch-ups that the seed has not been ordered to encode yet.
         self._begun: list[tuple[Transmission, DeltaRoute]] = []
 
     def __iter__(self) -> Iterator[Transmission]:
@@ -82,7 +82,7 @@ class CatchUps:
     ) -> list[BroadcastAction]:
         """Give the peer the form that suits it, its newest root, and a place in its plan.
 
-        If it took another form before, it leaves that one's plan.
+        If it took another form before, it leaves the plan of that form.
         """
         before = self._policy.takes(peer.peer) or main
         assigned = self._policy.assign(peer, main)
@@ -104,11 +104,11 @@ class CatchUps:
         return [action for peer in self._members.receivers() for action in self.settle(peer, main)]
 
     def verified(self, peer: Peer, main: Transmission | None) -> list[BroadcastAction]:
-        """The peer has verified a version, and may be able to use another form now."""
+        """The peer has verified a version, and perhaps can use another form now."""
         return [] if self._policy.is_settled(peer, main) else self.settle(peer, main)
 
     def deltas_kept(self, deltas: Sequence[KeptDelta]) -> None:
-        """The seed has kept these deltas, and can compose others of them."""
+        """The seed has kept these deltas, and can compose other deltas from them."""
         self._policy.deltas = (
             tuple(deltas[:DELTAS_KEPT_MAX]) if self._rules.dissemination.delta else ()
         )
@@ -134,7 +134,7 @@ class CatchUps:
         self._policy.give_up(transmission)
 
     def cannot_be_delta(self, record: VersionPublished) -> None:
-        """A delta of this version could not be encoded: no other one of it is begun."""
+        """A delta of this version could not be encoded: begin no other delta of it."""
         self._policy.cannot_be_delta(record)
 
     def promote(self, record: VersionPublished) -> Transmission | None:
@@ -146,7 +146,7 @@ class CatchUps:
     def free(self, main: Transmission | None, needed: Collection[str]) -> list[BroadcastAction]:
         """Give up catch-ups of older versions that are stuck, too old, or too large for the disk.
 
-        needed: the paths of the snapshot copies that others need.
+        needed: the paths of the snapshot copies that are needed for other purposes.
         """
         return [*self._free_stuck(main), *self._free_outdated(main), *self._free_disk(needed)]
 
@@ -177,7 +177,7 @@ class CatchUps:
     # --- inside
 
     def _begin(self, record: VersionPublished, route: DeltaRoute) -> Transmission:
-        """Begin a catch-up. It is never waited for, so it does not matter when it began."""
+        """Begin a catch-up. Nothing waits for it, so it does not matter when it began."""
         transmission = Transmission.start(
             record, self._rules, self._announcer.secret, now=0.0, base=route.base, via=route.via
         )
@@ -185,9 +185,9 @@ class CatchUps:
         return transmission
 
     def _leave(self, transmission: Transmission, peer: Peer) -> list[BroadcastAction]:
-        """The peer no longer takes this form: the plan closes the gap, and it forgets the form.
+        """The peer no longer takes this form: the plan closes the gap, and the peer forgets the form.
 
-        If it has verified the version it stays, because it has the whole form and passes it on.
+        A peer that has verified the version stays, because it has the whole form and passes it on.
         """
         if not transmission.has_place(peer.peer) or peer.peer in transmission.verified:
             return []
@@ -218,7 +218,7 @@ class CatchUps:
     def _free_disk(self, needed: Collection[str]) -> list[BroadcastAction]:
         """Give up the oldest catch-ups until the copies fit on the disk.
 
-        A catch-up whose copies are all needed by others stays: giving it up would free nothing.
+        A catch-up stays if all its copies are needed anyway: giving it up would free nothing.
         """
         notes: list[BroadcastAction] = []
         for transmission in sorted(self, key=lambda each: each.record.publish_seq):

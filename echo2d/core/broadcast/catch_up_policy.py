@@ -1,20 +1,20 @@
 """Decides which form of a version each peer takes while the spreading one is a delta.
 
-    the peer passes on only, has the delta's base, or has the version --> the spreading form
+    the peer only passes on, has the delta's base, or has the version --> the spreading form
     it has a version whose copy is kept --------------> a delta from that version        }
     it has a version from which kept deltas lead on --> these deltas, composed into one  } catch-ups
     it has anything else, or nothing -----------------> the full form                    }
 
 A catch-up is a form like any other: it is signed segment by segment, verified frame by frame, and
 passed on by the peers that take it. It continues while newer versions spread, so that a slow
-newcomer gets a whole version in the end, and takes deltas from there. There are at most FULLS_MAX
-and DELTAS_MAX catch-ups at a time; a peer that none of them suits waits until one ends. Peers that
-have the version help with its full form: they encode it again from their own snapshot, which spares
-the seed.
+newcomer gets a whole version in the end, and takes deltas from then on. There are at most FULLS_MAX
+full catch-ups and DELTAS_MAX deltas at a time; a peer that none of them suits waits until one ends.
+Peers that have the version help with its full form: they encode it again from their own snapshot,
+which relieves the seed.
 
 Also here: the base of the next delta (`choose_base`), and the form that takes the fewest bytes
 (`choose_route`).
-Not here: what peers are told (`catch_up`), and what a form is (`transmission`).
+Not here: what is sent to peers (`catch_up`), and what a form is (`transmission`).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -28,10 +28,10 @@ from echo2d.core.cluster.peer import Peer
 from echo2d.core.cluster.versions import PublishedVersions, key_of
 from echo2d.core.weights.kept_deltas import KeptDelta, chain_bytes, shortest_chain
 
-# Each full form costs the seed an encoding and at most one copy of its uplink. Newcomers of one
+# Each full form costs the seed an encoding, and its uplink at most one copy. Newcomers of one
 # version share it.
 FULLS_MAX = 2
-# A full form that is so many publishes old is given up when other peers wait (I6).
+# A full form that is this many publishes old is given up when other peers wait (I6).
 FULL_LAG_MAX = 8
 # Each delta costs an encoding, and hardly any bytes.
 DELTAS_MAX = 2
@@ -41,14 +41,12 @@ HELPERS_MAX = 2
 
 @dataclass(frozen=True, slots=True)
 class DeltaRoute:
-    """How a version is sent: as a delta from `base`, or in full.
+    """How a version is sent: as a delta from `base`, or in full."""
 
-    via: if the delta is composed of kept ones, the digests of the snapshots between.
-    bytes_max: what it takes on the wire at most, as far as that is known.
-    """
-
+    # The most bytes that it takes on the wire, as far as that is known.
     bytes_max: int
     base: VersionPublished | None = None
+    # If the delta is composed of kept ones, the digests of the snapshots between.
     via: tuple[Digest, ...] | None = None
 
     def __str__(self) -> str:
@@ -72,7 +70,7 @@ def choose_route(
 
     full_bytes: the size of the full form. A delta from a kept copy is never larger than the two
     other routes: it does not contain changes that were undone meanwhile, and no chunk takes more
-    than it would by itself.
+    bytes than in the full form.
     """
     full = DeltaRoute(full_bytes)
     if stands is None or stands.digest == record.digest:
@@ -93,7 +91,7 @@ def choose_base(
 ) -> VersionPublished | None:
     """The newest kept version that at least half of the workers have verified; None: send in full.
 
-    Without workers it is the newest copy, because most workers that come back have it.
+    Without workers it is the newest copy, because most workers that return have it.
     """
     for record in copies:
         if 2 * sum(peer.engine.stands == key_of(record) for peer in workers) >= len(workers):
@@ -112,9 +110,9 @@ class CatchUpPolicy:
         self._waiting: dict[PeerId, None] = {}
         # The size of the last full form, as a share of its snapshot.
         self._full_share = 1.0
-        # The deltas that the seed has kept and can compose others of.
+        # The deltas that the seed has kept and from which it can compose others.
         self.deltas: tuple[KeptDelta, ...] = ()
-        # The newest publish of which a delta could not be made.
+        # The newest publish for which no delta could be made.
         self._in_full_only = PublishSeq(-1)
 
     def __iter__(self) -> Iterator[Transmission]:
@@ -186,7 +184,7 @@ class CatchUpPolicy:
         self._helps.pop(peer, None)
 
     def end(self, transmission: Transmission) -> None:
-        """It is over."""
+        """End this catch-up: no peer takes it or helps with it any more."""
         del self._transmissions[transmission.form]
         self._takes = {
             peer: form for peer, form in self._takes.items() if form != transmission.form
@@ -216,7 +214,7 @@ class CatchUpPolicy:
             self._waiting[peer] = None
 
     def cannot_be_delta(self, record: VersionPublished) -> None:
-        """A delta of this version could not be encoded: none of it or of an older one is begun."""
+        """A delta of this version could not be encoded: begin none of this or an older version."""
         self._in_full_only = max(self._in_full_only, record.publish_seq)
 
     def full_took(self, wire_bytes: int, full_bytes: int) -> None:
@@ -261,7 +259,7 @@ class CatchUpPolicy:
     def _choose(self, peer: Peer, main: Transmission) -> Transmission | None:
         """The catch-up for this peer; None: it waits.
 
-        One that runs already costs nothing more, otherwise the route with the fewest bytes is
+        A catch-up that runs already costs nothing more; otherwise the route with the fewest bytes is
         taken.
         """
         deltas = [transmission for transmission in self if transmission.base is not None]
@@ -288,7 +286,7 @@ class CatchUpPolicy:
         )
         if present is None and len(fulls) < FULLS_MAX:
             return self._make(main.record, route)
-        # A full form of an older version is no help: a peer that knows of this version refuses it.
+        # A full form of an older version does not help: a peer that knows this version refuses it.
         return present
 
     def check(self) -> None:

@@ -25,12 +25,12 @@ from echo2d.core.rules.run import RunRules
 from echo2d.core.topology.plan import Plan
 from echo2d.core.topology.uplink_rates import PeerRate, Rates
 
-# A smaller version fits into the kernel's buffers, so its transfer measures those.
+# A smaller version fits into the kernel's buffers, so its transfer would measure these.
 MEASURED_BYTES_MIN = 16 << 20
 
 
 class PlanUpdates:
-    """See the module docstring. `now` is monotonic seconds. tag: the first bits of plan ids."""
+    """See the module docstring. `now` is monotonic seconds. tag: the upper bits of plan ids."""
 
     def __init__(
         self,
@@ -46,11 +46,11 @@ class PlanUpdates:
         self._statistics = statistics
         self._rates = Rates(rates)
         self._next_plan = tag << TAG_SHIFT
-        # The plan of the version before.
+        # The plan of the version that spread before.
         self._last_plan: Plan | None = None
 
     def joined(self, peer: Peer) -> None:
-        """A peer joined: set its rates to what is known of it."""
+        """A peer joined: set its uplink to the rate that was measured before."""
         peer.reach.uplink = self._rates.uplink(peer.peer)
 
     def measured(
@@ -71,7 +71,7 @@ class PlanUpdates:
     ) -> list[BroadcastAction]:
         """Make a plan for the spreading version, by the rates measured so far.
 
-        waited_s: since its publish.
+        waited_s: seconds since its publish.
         """
         actions = self._judge(seed)
         edges = transmission.make_plan(
@@ -97,7 +97,7 @@ class PlanUpdates:
         self, transmission: Transmission, takers: Sequence[Peer], *, waited_s: float
     ) -> list[BroadcastAction]:
         """Replace a plan that was a guess, if another one is much better by the rates measured so
-        far. waited_s: from the publish until the version began to spread.
+        far. waited_s: seconds from the publish until the version began to spread.
 
         After a change of plan, links carry only what is still missing, so nothing is measured then.
         """

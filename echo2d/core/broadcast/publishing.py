@@ -48,12 +48,14 @@ from echo2d.core.topology.uplink_rates import PeerRate
 from echo2d.core.weights.signed_index import Root
 from echo2d.errors import PeerFault
 
-# Failures of one full form, in encoding it or in keeping its frames: workers would wait for ever.
+# A full form is given up after this many failures to encode it or to keep its frames: workers would
+# wait for ever.
 ENCODE_FAILURES_MAX = 3
-# By then someone may have freed space on a full disk.
+# By then a person may have freed space on a full disk.
 ENCODE_RETRY_S = 5.0
-# A worker that failed to apply a version, on a full disk perhaps, tries again after APPLY_RETRY_S.
-# The delay doubles up to APPLY_RETRY_S_MAX. Until the next version nothing else makes it retry.
+# A worker that failed to apply a version, perhaps because its disk is full, tries again after
+# APPLY_RETRY_S. The delay doubles up to APPLY_RETRY_S_MAX. Until the next version nothing else makes
+# it retry.
 APPLY_RETRY_S = 10.0
 APPLY_RETRY_S_MAX = 160.0
 
@@ -96,7 +98,7 @@ class Publishing:
         # The seed keeps these older forms until the new form is whole.
         self._old_forms: dict[FormId, None] = {}
         self._apply_at: float | None = None
-        # The size of the last delta: the next one is expected to be alike.
+        # The size of the last delta: the next one is expected to be as large.
         self._delta_bytes: int | None = None
         self._catch_ups = CatchUps(
             rules,
@@ -147,7 +149,7 @@ class Publishing:
         self._waiting = record
 
     def revoked(self, keys: Collection[VersionKey]) -> None:
-        """Stop spreading these versions. The seed forgets their form when the next one is whole."""
+        """Stop spreading these versions. The seed forgets their forms when the next form is whole."""
         if self._waiting is not None and key_of(self._waiting) in keys:
             self._waiting = None
         if self.spreading is not None and key_of(self.spreading.record) in keys:
@@ -155,10 +157,10 @@ class Publishing:
         self._catch_ups.revoked(keys)
 
     def never_right(self, form: FormId) -> VersionPublished | None:
-        """The version that goes out in this form, if nobody can ever have held what was published.
+        """The version that is sent in this form, if no peer can ever have held the published bytes.
 
-        None: it was read right before (so its copy has been damaged since), a worker holds it, or
-        this is the first attempt (the disk may have read wrongly once).
+        None: the seed has read it correctly before (so its copy has been damaged since), a worker
+        holds it, or this is the first attempt (the disk may have made one reading error).
         """
         transmission = self._current(form)
         if transmission is None or transmission is not self.spreading:
@@ -171,7 +173,7 @@ class Publishing:
         return None if first or held or transmission.totals else transmission.record
 
     def goes_on_without(self, record: VersionPublished) -> bool:
-        """Whether there will be another publish.
+        """Whether the run reaches another publish without this version.
 
         Either one waits already, or what workers serve is fresh enough for all steps up to the next
         publish.
@@ -182,13 +184,13 @@ class Publishing:
         return self._waiting is not None or record.version + every <= newest + bound + 1
 
     def served(self, peer: Peer, *, now: float) -> None:
-        """The peer's engines have begun to serve `peer.serving`."""
+        """The peer's engines have begun to serve `peer.engine.serving`."""
         record = self._versions.live(peer.engine.serving)
         if record is not None:
             self._timings.served(peer.peer, record.publish_seq, now=now)
 
     def came_s(self, peer: Peer, *, now: float) -> float | None:
-        """Seconds since the version that the peer serves began to spread; None: it has ended."""
+        """Seconds since the version that the peer serves began to spread; None: it spreads no more."""
         for transmission in (self.spreading, self._catch_ups.takes(peer.peer)):
             if transmission is not None and key_of(transmission.record) == peer.engine.serving:
                 return now - transmission.began_at
@@ -250,7 +252,7 @@ class Publishing:
     def joined(self, peer: Peer, *, renewed: bool, now: float) -> list[BroadcastAction]:
         """A peer said hello: the seed gets its orders, other peers the newest root and their edges.
 
-        renewed: its daemon has started anew, or its address has changed.
+        renewed: its daemon was restarted, or its address has changed.
         """
         if peer.kind == "auditor":
             return []
@@ -265,7 +267,7 @@ class Publishing:
         return self._catch_ups.settle(peer, self.spreading, renewed=renewed)
 
     def lost(self, peer: Peer) -> list[BroadcastAction]:
-        """A peer is suspected or has left: the plans close the gap."""
+        """A peer is suspected or has left: other peers take over its children."""
         self._timings.lost(peer.peer)
         self._catch_ups.lost(peer.peer)
         return [
@@ -356,7 +358,7 @@ class Publishing:
     ) -> list[BroadcastAction]:
         """The worker becomes a leaf and tries again later; no version waits for it.
 
-        A worker that cannot apply a version may be unable to pass it on, too.
+        A worker that cannot apply a version may also be unable to pass it on.
         """
         note = self._statistics.fault("apply", f"{peer.name}: {message.reason}")
         transmission = self._current(message.form)
@@ -434,7 +436,7 @@ class Publishing:
     def _start_again(self, record: VersionPublished, form: FormChosen, now: float) -> Transmission:
         """Spread a version in the form that an earlier process chose.
 
-        That process may have signed segments of the form, and a form may have one content only.
+        That process may have signed segments of the form, and a form may only have one content.
         """
         older = self._versions.copies() if self._rules.dissemination.delta else []
         base = next((each for each in older if each.digest == form.base), None)
@@ -450,12 +452,12 @@ class Publishing:
     def _failed(self, transmission: Transmission, reason: str, now: float) -> list[BroadcastAction]:
         """The seed could not encode this form, or lost its frames.
 
-        It tries again, then a delta is replaced by the full form, then the version is given up. If
-        the run cannot go on without the version, the run stops.
+        First the seed tries again, then the full form replaces a delta, then the version is given up.
+        If the run cannot go on without the version, the run stops.
         """
         transmission.encode_failures += 1
         version = transmission.record.version
-        # A delta fails at most twice: the full form arrives sooner than a third attempt.
+        # A delta is given up after two failures: the full form arrives sooner than a third attempt.
         if transmission.encode_failures < (ENCODE_FAILURES_MAX if transmission.base is None else 2):
             transmission.encode_at = now + ENCODE_RETRY_S
             return [self._statistics.fault("encode", f"version {version}: {reason}")]
@@ -508,7 +510,7 @@ class Publishing:
         return self._announcer.forget(transmission, self._members)
 
     def _current(self, form: FormId) -> Transmission | None:
-        """The transmission with this form; None: it has ended, so the message came late."""
+        """The transmission with this form; None: it has ended, so the message is late."""
         return next(
             (transmission for transmission in self._transmissions() if transmission.form == form),
             None,
@@ -544,15 +546,15 @@ class Publishing:
     def _apply_again(self) -> list[BroadcastAction]:
         """Send the root and the edges again to the workers that failed to apply: they try again."""
         self._apply_at = None
-        told: list[BroadcastAction] = []
+        actions: list[BroadcastAction] = []
         for transmission in self._transmissions():
             for peer in [
                 peer
                 for peer in self._takers(transmission)
                 if peer.peer in transmission.failed.keys() - transmission.verified
             ]:
-                told += self._announcer.place(transmission, peer, renewed=False)
-        return told
+                actions += self._announcer.place(transmission, peer, renewed=False)
+        return actions
 
     def _order(self, transmission: Transmission) -> list[BroadcastAction]:
         return self._announcer.order(transmission, aside=transmission is not self.spreading)
@@ -564,9 +566,9 @@ class Publishing:
             dict.fromkeys(form for form in seed.engine.forms if form not in current)
         )
         actions: list[BroadcastAction] = []
-        # The seed makes frames first for the order that it hears last: the spreading version.
+        # The seed first makes frames for the order that it receives last: that of the spreading version.
         for transmission in reversed(transmissions):
-            # An order may not have reached the seed; give it again unless the form is whole there.
+            # The order may not have reached the seed: give it again unless the form is whole there.
             whole = transmission.totals is not None and transmission.form in seed.engine.forms
             actions += [] if whole else self._order(transmission)
             if whole and transmission is self.spreading:
@@ -587,7 +589,7 @@ class Publishing:
     def _announce(
         self, transmission: Transmission, seed: Peer, roots: list[Root]
     ) -> list[BroadcastAction]:
-        """Send new roots to every peer that takes this form; the first one comes with a plan."""
+        """Send new roots to every peer that takes this form; with the first one, a plan is made."""
         actions: list[BroadcastAction] = []
         if roots and transmission.plan is None and transmission is not self.spreading:
             self._catch_ups.has_first_root(transmission)
@@ -621,7 +623,7 @@ class Publishing:
         return actions
 
     def _expect(self, transmission: Transmission) -> None:
-        """The version should arrive as its new plan predicts. Nothing is expected of a guess."""
+        """Expect the version to arrive as its new plan predicts, unless the plan is a guess."""
         plan = transmission.plan
         if plan is not None and not plan.is_guess:
             seq, now = transmission.record.publish_seq, self._statistics.now

@@ -1,10 +1,10 @@
 """Decides when the spreading version has spread, so that the next one may start.
 
-It has spread when it is whole at the seed and awaits no worker any more. Once one worker has
-verified it, it also ends PATIENCE times the predicted time and FIXED_S after it was whole at the
-seed, so that slow workers do not delay the next version (I6). A worker is awaited until it has
-verified the version or failed to apply it; one that is not alive, not active, quarantined, or on
-another form is never awaited.
+It has spread when it is whole at the seed and no worker is awaited any more. Once one worker has
+verified it, its time also ends PATIENCE times the predicted time plus FIXED_S after it was whole at
+the seed, so that slow workers do not delay the next version (I6). A worker is awaited until it has
+verified the version or failed to apply it. A worker is never awaited if it is not alive, not active,
+quarantined, or takes another form.
 Not here: what happens at the end (`publishing`).
 """
 
@@ -24,7 +24,7 @@ class SpreadEnd:
 
     def __init__(self, members: Membership, catch_ups: CatchUps) -> None:
         self._members, self._catch_ups = members, catch_ups
-        # A worker that was awaited when last asked: it is asked first.
+        # The awaited worker that was found last; it is looked at first.
         self._awaited: Peer | None = None
 
     def reached(self, transmission: Transmission, *, now: float) -> bool:
@@ -34,14 +34,14 @@ class SpreadEnd:
         return bool(transmission.verified) and now >= self.latest(transmission)
 
     def latest(self, transmission: Transmission) -> float:
-        """When this version has had enough time, if a worker has verified it."""
+        """The time at which this version has had enough time, if a worker has verified it."""
         predicted_s = 0.0 if transmission.plan is None else transmission.plan.predicted_s
         return transmission.whole_at + FIXED_S + PATIENCE * predicted_s
 
     def awaits_anyone(self, transmission: Transmission) -> bool:
-        """Whether some worker is still to verify this version or to fail at it.
+        """Whether a worker must still verify this version or fail at it.
 
-        Every event asks, so the worker that was found last is looked at first.
+        This is called at every event, so the worker that was found last is looked at first.
         """
         if self._awaited is None or not self._awaits(transmission, self._awaited):
             self._awaited = next(

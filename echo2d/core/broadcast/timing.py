@@ -3,9 +3,9 @@
 Both count the workers that were active at the publish, until the last of them has verified
 (T_verify) or serves (T_bcast) the version or a newer one. A worker that is lost or quarantined
 meanwhile does not count. A worker that serves nothing at the publish does not count either, unless
-no worker serves anything. After PENDING_MAX newer publishes missing workers are no longer waited
-for, and the measurement ends with the others. T_bcast is also measured for MOST of the workers,
-because a few late ones of many do not make the learner wait.
+no worker serves anything. After PENDING_MAX newer publishes the measurement ends without the workers
+that are still missing. T_bcast is also measured for nine tenths of the workers, because a few late workers
+among many do not make the learner wait.
 Not here: what is sent to which peer.
 """
 
@@ -21,28 +21,26 @@ PENDING_MAX = 8
 
 @dataclass(slots=True)
 class _Pending:
-    """The clock of one publish: the workers that are awaited, and when the others arrived.
-
-    cold: no worker served anything when it began. expected_s: until all workers hold the version,
-    by its plan; None: it had none.
-    """
+    """The clock of one publish: the workers that are awaited, and when the others arrived."""
 
     awaited: set[PeerId]
+    # No worker served anything when the clock began.
     cold: bool
+    # Seconds until all workers hold the version, by its plan; None: no plan predicts them.
     expected_s: float | None = None
     arrived_at: dict[PeerId, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class _Ended:
-    """Seconds until the last of these workers, and until MOST of them, had the version.
-
-    expected_s: as of `_Pending`.
-    """
+    """The clock of a publish that has ended."""
 
     workers: tuple[PeerId, ...]
+    # Seconds until the last of these workers had the version.
     last_s: float
+    # Seconds until nine tenths of them had it.
     most_s: float
+    # These two as in `_Pending`.
     cold: bool
     expected_s: float | None
 
@@ -58,9 +56,9 @@ class BroadcastTimings:
     def started(
         self, seq: PublishSeq, workers: set[PeerId], *, cold: bool = False, now: float
     ) -> None:
-        """A publish was accepted, and these workers are to get it.
+        """A publish was accepted, and these workers should get it.
 
-        cold: none serves anything yet.
+        cold: none of them serves anything yet.
         """
         if workers:
             self._verify[seq] = (now, _Pending(set(workers), cold))
@@ -68,37 +66,37 @@ class BroadcastTimings:
         for clocks in (self._verify, self._bcast):
             for _, pending in list(clocks.values())[:-PENDING_MAX]:
                 pending.awaited.clear()
-        self._have_verified(_take_done(self._verify))
-        self._have_served(_take_done(self._bcast))
+        self._count_verified(_take_done(self._verify))
+        self._count_served(_take_done(self._bcast))
 
     def age_s(self, seq: PublishSeq, *, now: float) -> float:
         """Seconds since this publish; 0 if no worker is awaited."""
         return now - self._bcast[seq][0] if seq in self._bcast else 0.0
 
     def planned(self, seq: PublishSeq, predicted_s: float, *, now: float) -> None:
-        """By the plan of this version, all workers hold it so many seconds from now."""
+        """By the plan of this version, all workers hold it `predicted_s` from now."""
         if seq in self._bcast:
             started_at, pending = self._bcast[seq]
             pending.expected_s = now - started_at + predicted_s
 
     def verified(self, peer: PeerId, seq: PublishSeq, *, now: float) -> None:
-        self._have_verified(_arrived(self._verify, peer, seq, now))
+        self._count_verified(_take_arrival(self._verify, peer, seq, now))
 
     def served(self, peer: PeerId, seq: PublishSeq, *, now: float) -> None:
-        self._have_served(_arrived(self._bcast, peer, seq, now))
+        self._count_served(_take_arrival(self._bcast, peer, seq, now))
 
     def lost(self, peer: PeerId) -> None:
-        """A worker is gone or quarantined: it is no longer waited for."""
+        """A worker is gone or quarantined: do not wait for it any longer."""
         for clocks in (self._verify, self._bcast):
             for _, pending in clocks.values():
                 pending.awaited.discard(peer)
-        self._have_verified(_take_done(self._verify))
-        self._have_served(_take_done(self._bcast))
+        self._count_verified(_take_done(self._verify))
+        self._count_served(_take_done(self._bcast))
 
-    def _have_verified(self, ended: list[_Ended]) -> None:
+    def _count_verified(self, ended: list[_Ended]) -> None:
         self._statistics.t_verify_s.extend(each.last_s for each in ended)
 
-    def _have_served(self, ended: list[_Ended]) -> None:
+    def _count_served(self, ended: list[_Ended]) -> None:
         for each in ended:
             self._statistics.broadcast(
                 each.last_s,
@@ -114,7 +112,7 @@ class BroadcastTimings:
             assert all(pending.awaited for _, pending in clocks.values())
 
 
-def _arrived(
+def _take_arrival(
     clocks: dict[PublishSeq, tuple[float, _Pending]], peer: PeerId, seq: PublishSeq, now: float
 ) -> list[_Ended]:
     for started, (_, pending) in clocks.items():

@@ -31,13 +31,13 @@ from echo2d.core.topology.planner import foretold_s, is_much_better, plan_again
 from echo2d.core.topology.repair import join, repair
 from echo2d.core.topology.shapes import AUTO, plan_shape
 from echo2d.core.weights.encoder import RootWriter
-from echo2d.core.weights.encoding import FormFacts, frame_bytes_for
+from echo2d.core.weights.form import FormFacts, frame_bytes_for
 from echo2d.core.weights.signed_index import PAGE_SEGMENTS_MAX, FormTotals, Root
 from echo2d.errors import PeerFault
 
 # Repairs of one plan because of peers at fault; after that it stays until the next version.
 REPAIRS_MAX = 256
-# After so many seconds of transfer, the rates of peers that nothing was known of are known.
+# After this many seconds of transfer, the rates of unknown peers have been measured.
 LEARN_S = 3.0
 # A new plan is sent to TOLD_MAX peers every TELL_S, so that leases wait for milliseconds only.
 # Sending it to 1,000 peers takes 0.6 s.
@@ -60,43 +60,41 @@ def peer_facts(peer: Peer) -> PeerFacts:
 
 @dataclass(slots=True)
 class Transmission:
-    """See the module docstring.
-
-    base: the version that a delta is made from. via: if the delta is composed of kept ones, the
-    snapshots between.
-    expected_bytes: the size on the wire; an estimate until the form is whole.
-    whole_at: when the form was whole at the seed; before that, when the transmission began.
-    learn_at: when the plan is reconsidered; None: no frame has arrived yet, inf: never again.
-    untold: the peers that the plan has still to be sent to, parents first. verified: a set in the
-    order of arrival.
-    failed: by peer, how often the form arrived and could not be applied.
-    received: by peer, payload bytes, and frames that came twice. encode_at: when the seed is
-    ordered again.
-    neighbours_then: the neighbours of each peer at the time when it was found at fault for bad
-    frames.
-    """
+    """See the module docstring."""
 
     record: VersionPublished
+    # The version from which a delta is made; None: the form is full.
     base: VersionPublished | None
+    # The size on the wire; an estimate until the form is whole.
     expected_bytes: int
     facts: FormFacts
     writer: RootWriter
     secret: Secret
     began_at: float
+    # When the form was whole at the seed; before that, when the transmission began.
     whole_at: float
     plan: Plan | None = None
+    # When the plan is reconsidered; None: no frame has arrived yet, inf: never again.
     learn_at: float | None = None
+    # The peers to which the plan must still be sent, parents first.
     untold: dict[PeerId, None] = field(default_factory=dict)
     newest_root: Root | None = None
+    # Known once the form is whole at the seed.
     totals: FormTotals | None = None
+    # A set, in the order of arrival.
     verified: dict[PeerId, None] = field(default_factory=dict)
+    # By peer, how often the form arrived and could not be applied.
     failed: dict[PeerId, int] = field(default_factory=dict)
+    # By peer, payload bytes, and frames that arrived twice.
     received: dict[PeerId, tuple[int, int]] = field(default_factory=dict)
     seed_sent_bytes: int = 0
     encode_failures: int = 0
+    # When the seed is ordered again.
     encode_at: float | None = None
     repairs: int = 0
+    # If the delta is composed of kept ones, the snapshots between.
     via: tuple[Digest, ...] | None = None
+    # The neighbours of each peer at the time when it was found at fault for bad frames.
     neighbours_then: dict[PeerId, set[PeerId]] = field(default_factory=dict)
 
     @staticmethod
@@ -111,13 +109,13 @@ class Transmission:
         frame_bytes: int | None = None,
         via: tuple[Digest, ...] | None = None,
     ) -> "Transmission":
-        """delta_bytes: the expected size of a delta.
+        """Begin the transmission of a version: a delta from `base`, or the full form.
 
-        frame_bytes: None: chosen by the expected size.
+        delta_bytes: the expected size of a delta. frame_bytes: None: chosen by the expected size.
         """
         expected = record.full_bytes
         if base is not None:
-            # Before a delta has been made, one is expected to have 5 % of the snapshot's bytes.
+            # Before a delta has been made, it is expected to have 5 % of the snapshot's size.
             expected = int(expected * 0.05) if delta_bytes is None else delta_bytes
         facts = FormFacts(
             rules.run_id,
@@ -168,7 +166,7 @@ class Transmission:
         )
 
     def segment_encoded(self, message: SegmentEncoded) -> list[Root]:
-        """The seed has finished a segment; returns new roots.
+        """The seed has finished a segment. Returns new roots.
 
         PeerFault: the segment is neither the next one nor a repeated one.
         """
@@ -182,10 +180,10 @@ class Transmission:
         ):
             raise PeerFault(f"segment {message.segment} of form {message.form} is out of order")
         self.writer.add(message.digest)
-        return self._rooted(self.writer.take())
+        return self._note_roots(self.writer.take())
 
     def form_encoded(self, message: FormEncoded) -> list[Root]:
-        """The form is whole at the seed; returns the last root.
+        """The form is whole at the seed. Returns the last root.
 
         PeerFault: it is of another snapshot than the published one, or lacks segments.
         """
@@ -197,7 +195,7 @@ class Transmission:
             raise PeerFault(f"form {message.form} ends after {message.segments} segments")
         self.totals = FormTotals(message.wire_bytes, message.full_bytes, message.snapshot)
         self.expected_bytes = max(1, message.wire_bytes)
-        return self._rooted(self.writer.take(self.totals))
+        return self._note_roots(self.writer.take(self.totals))
 
     def page(self, start: SegmentId) -> SegmentPage:
         """The digests of the segments from `start` on, at most PAGE_SEGMENTS_MAX."""
@@ -205,13 +203,13 @@ class Transmission:
             self.form, start, tuple(self.writer.segments[start : start + PAGE_SEGMENTS_MAX])
         )
 
-    def _rooted(self, roots: list[Root]) -> list[Root]:
+    def _note_roots(self, roots: list[Root]) -> list[Root]:
         if roots:
             self.newest_root = roots[-1]
         return roots
 
     def has_verified(self, peer: PeerId) -> None:
-        """The peer has verified this version. Beyond PEERS_MAX the oldest entry is forgotten."""
+        """Note that the peer has verified this version. Beyond PEERS_MAX the oldest entry is forgotten."""
         self.verified.pop(peer, None)
         self.verified[peer] = None
         keep_newest(self.verified, PEERS_MAX)
@@ -230,8 +228,8 @@ class Transmission:
     ) -> dict[PeerId, PlanEdges]:
         """Make a new plan for these peers.
 
-        It keeps the trees of the last plan if they still suit. within_s: the seed is to send as few
-        copies as take no longer; None: its bytes cost nothing.
+        It keeps the trees of the last plan if they still suit. within_s: the seed sends the fewest
+        copies with which the transfer takes no longer than this; None: its bytes cost nothing.
         """
         return self._follow(self._new_plan(plan_id, rules, seed, peers, last, within_s))
 
@@ -259,7 +257,7 @@ class Transmission:
         )
 
     def moved(self, now: float) -> None:
-        """A peer has reported frames: a plan by guessed rates is reconsidered LEARN_S later."""
+        """A peer has reported frames: a plan from guessed rates is reconsidered LEARN_S later."""
         if self.learn_at is None and self.plan is not None:
             guessed = self.plan.is_guess and self.plan.depends_on_rates
             self.learn_at = now + LEARN_S if guessed else math.inf
@@ -293,14 +291,14 @@ class Transmission:
         return self.tell()
 
     def tell(self) -> dict[PeerId, PlanEdges]:
-        """The edges of the next TOLD_MAX peers that have not been sent the plan."""
+        """The edges of the next TOLD_MAX peers to which the plan has not been sent."""
         return self._edges(list(self.untold)[:TOLD_MAX])
 
     def admit(self, peer: Peer, *, renewed: bool) -> dict[PeerId, PlanEdges]:
         """A newcomer becomes a leaf, and fetches from peers that have verified the version.
 
-        A peer that is in the plan gets its edges again, or a new place if its daemon has started
-        anew (renewed).
+        A peer that is in the plan already gets its edges again, or a new place if its daemon was
+        restarted (renewed).
         """
         if self.plan is None or peer.peer == self.plan.root:
             return {} if self.plan is None else self._edges([peer.peer])
@@ -325,7 +323,7 @@ class Transmission:
         return self._edges(changed_peers(before, self.plan))
 
     def make_leaf(self, peer: PeerId, *, for_good: bool = False) -> dict[PeerId, PlanEdges]:
-        """A peer that does not pass frames on well gets a new place, without children.
+        """Give a peer that does not pass frames on well a new place, without children.
 
         for_good: it may have no children later either, because its frames were bad.
         """
@@ -354,7 +352,7 @@ class Transmission:
     def neighbours(self, peer: PeerId) -> set[PeerId]:
         """The peers that share an edge with this one; none if it has no place in the plan.
 
-        It cannot know whether others are at fault.
+        A peer cannot know of faults between other peers.
         """
         if self.plan is None or not self.has_place(peer):
             return set()

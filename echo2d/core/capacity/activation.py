@@ -4,17 +4,16 @@
                              +--- lost, or leaving ---> replaced at once
 
 A review, once a publish period, compares what a step costs with the active workers and with the cheapest pool
-(`pools`). If another set has been cheaper by SAVING in ACTIVATION_PATIENCE reviews in a row, it takes the place of the
-present one; so noise moves no worker. Where the learner waits longer than predicted, pools are priced anew
-(`target_raise`).
+(`pools`). If another set has been cheaper by SAVING in ACTIVATION_PATIENCE reviews in a row, it replaces the present
+one; so noise moves no worker. If the learner waits longer than predicted, pools are priced again (`target_raise`).
 
-After a change come cool_down_s without another, and an activated worker stays for hold_s. A worker
-whose own work has not shown its rate (`guessed`) replaces nobody: it works beside the others first.
+No change follows another within cool_down_s, and an activated worker stays active for hold_s. A worker whose rate is
+still a guess (`guessed`) replaces no other worker: it works beside them first.
 
-Before the cheapest pool has been reached for the first time, and after a review that found too few workers for it,
-they are activated as soon as they are here. The same holds after a loss, until mu_pool is back where it was;
-a loss does not raise the goal beyond that, because one high estimate would otherwise be
-followed whenever somebody is lost. Without `by_cost` (an ablation) the order given replaces rho.
+Until the cheapest pool is reached for the first time, and after a review that found too few workers for it, workers
+are activated as soon as they are here. The same holds after a loss, until mu_pool is back where it was. A loss does
+not raise the goal beyond that, because otherwise each loss would make the run follow an estimate that may be too high
+by chance. Without `by_cost` (an ablation) workers are taken in the given order instead of by rho.
 Not here: what workers make and cost (`measurements`, `worker_cost`), and when to review (`coordinator`).
 """
 
@@ -26,59 +25,59 @@ from echo2d.core.capacity.pools import Pools
 from echo2d.core.capacity.target_raise import TargetRaise
 from echo2d.core.capacity.worker_cost import COST_SLACK, WorkerOffer, choose, in_order
 
-# Reviews in a row that must find the same.
+# This many reviews in a row must find the same.
 ACTIVATION_PATIENCE = 3
-# Of a step's price: a smaller saving does not pay for the warm-up of other workers.
+# A smaller saving, as a share of a step's price, does not pay for the warm-up of other workers.
 SAVING = 0.03
-# Of the cheapest pool's throughput: measurements have moved a little since it was priced.
+# This share of the cheapest pool's throughput is enough: measurements have moved a little since it was priced.
 ENOUGH = 0.98
-NOT_MEASURED = "what the learner needs is not measured yet: all work"
-TOO_LITTLE = "too few work"
-_LOST = "one was lost, or is about to be"
-IF_TRUE = "cheaper, if they make what is expected of them"
+NOT_MEASURED = "what the learner needs is not measured yet: all workers work"
+TOO_LITTLE = "too few workers work"
+_LOST = "a worker was lost, or announced that it leaves"
+IF_TRUE = "cheaper, if these workers make what is expected of them"
 
 
 @dataclass(frozen=True, slots=True)
 class ActivationRules:
-    """Times in seconds. review_s: between two reviews. cool_down_s: without a change after one.
+    """When reviews and changes may happen, and whether prices count."""
 
-    hold_s: that an activated worker stays active at least.
-    """
-
+    # Seconds between two reviews.
     review_s: float
+    # Seconds without a change after a change.
     cool_down_s: float = 0.0
+    # An activated worker stays active for at least this many seconds.
     hold_s: float = 0.0
     by_cost: bool = True
 
     @property
     def trial_s(self) -> float:
-        """For so long a worker stays active whose own work has shown nothing."""
+        """A worker whose rate is still a guess stays active for at least this many seconds."""
         # A worker on trial stays for at least eight reviews.
         return max(self.hold_s, 8 * self.review_s)
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The names of workers to activate and deactivate. why: for logs; empty if nothing changes."""
+    """The names of workers to activate and deactivate."""
 
     activate: tuple[str, ...] = ()
     deactivate: tuple[str, ...] = ()
+    # The reason, for logs; empty if nothing changes.
     why: str = ""
 
 
 @dataclass(slots=True)
 class Activation:
-    """See the module docstring. `now` is monotonic seconds.
+    """See the module docstring. `now` is monotonic seconds."""
 
-    active: the active workers, with the time of their activation. changes: those that reviews made.
-    """
-
+    # The active workers, with the time of their activation.
     active: dict[str, float] = field(default_factory=dict)
+    # How many changes reviews have made.
     changes: int = 0
     raised: TargetRaise = field(default_factory=TargetRaise)
     # Reviews in a row that found another set cheaper.
     _cheaper: int = 0
-    # Reviews in a row in which all that are here worked, and more would be cheaper.
+    # Reviews in a row in which all workers that are here were active, and more would be cheaper.
     _short: int = 0
     # Activate without waiting for a review, until the goal is met.
     _urgent: bool = True
@@ -137,7 +136,7 @@ class Activation:
         return decision
 
     def waits_until(self) -> float:
-        """When to call `decide` next, unless a worker is lost; -inf: when the next one comes."""
+        """When to call `decide` next, unless a worker is lost; -inf: as soon as another worker is here."""
         return -math.inf if self._urgent else self._review_at
 
     # --- inside
@@ -170,13 +169,13 @@ class Activation:
         goal: float,
         leaving: tuple[str, ...] = (),
     ) -> Decision:
-        """Activate as many more as are needed, and deactivate the lost ones that are still here."""
+        """Activate as many more workers as are needed, and deactivate the leaving ones that are still here."""
         gap = goal - self._pool(here)
         idle = [offer for name, offer in here.items() if name not in self.active]
         chosen = choose(idle, gap)
         more = chosen.offers if rules.by_cost else tuple(in_order(idle, gap))
         if not chosen.enough:
-            # All of them, also workers of which nothing is known: `choose` leaves those out.
+            # Take all of them, also those of unknown rate, which `choose` leaves out.
             more = tuple(idle)
         why = NOT_MEASURED if gap == math.inf else _LOST if self._wanted < math.inf else TOO_LITTLE
         changed = bool(more or leaving)
@@ -188,7 +187,7 @@ class Activation:
         short = len(self.active) == len(here) and self._pool(here) < pools.best.mu * (1 - SAVING)
         self._short = self._short + 1 if short else 0
         if self._short >= ACTIVATION_PATIENCE:
-            self._short, self._urgent = 0, True  # whoever comes works at once
+            self._short, self._urgent = 0, True  # a worker that comes is activated at once
             return Decision()
         cheaper = self._change(rules, here, pools, now)
         self._cheaper = self._cheaper + 1 if cheaper is not None else 0
@@ -206,23 +205,23 @@ class Activation:
     ) -> Decision | None:
         """A change to a cheaper set of workers with measured rates.
 
-        If only guessed rates make a set cheaper in which others go, some of its guessed workers are activated beside
-        these, so that their work shows their rates.
+        If a set that replaces workers is cheaper only by guessed rates, some of its guessed workers are activated
+        beside the present ones, so that their work shows their rates.
         """
         shown = {name: offer for name, offer in here.items() if not offer.guessed}
-        change = self._to(rules, here, shown, pools, now)
+        change = self._change_to(rules, here, shown, pools, now)
         if change is not None or len(shown) == len(here):
             return change
-        hoped = self._to(rules, here, here, pools, now) or Decision()
+        hoped = self._change_to(rules, here, here, pools, now) or Decision()
         if not hoped.deactivate:
             return hoped if hoped.activate else None
-        come = [name for name in hoped.activate if here[name].guessed]
-        # One tenth as many as are active work on trial at a time, until their own work shows their
-        # rates.
-        tried = tuple(come[: max(1, int(0.1 * len(self.active)))])
+        guessed = [name for name in hoped.activate if here[name].guessed]
+        # At a time, a tenth as many as are active, and at least one, work beside the others until their
+        # own work shows their rates.
+        tried = tuple(guessed[: max(1, int(0.1 * len(self.active)))])
         return Decision(tried, (), IF_TRUE) if tried else None
 
-    def _to(
+    def _change_to(
         self,
         rules: ActivationRules,
         here: dict[str, WorkerOffer],
@@ -243,19 +242,19 @@ class Activation:
         cost, present = self._usd(here, wanted, pools), self._usd(here, self.active, pools)
         if cost >= (1 - SAVING) * present:
             return None
-        come = tuple(name for name in here if name in wanted and name not in self.active)
-        go = tuple(name for name in self.active if name not in wanted)
-        return Decision(come, go, f"{1 - cost / present:.0%} cheaper a step: {pools.why()}")
+        more = tuple(name for name in here if name in wanted and name not in self.active)
+        fewer = tuple(name for name in self.active if name not in wanted)
+        return Decision(more, fewer, f"{1 - cost / present:.0%} cheaper a step: {pools.why()}")
 
     def _kept(self, offer: WorkerOffer) -> WorkerOffer:
-        """For a choice, an active worker costs a little less: among workers alike nobody takes another's place."""
+        """This offer for a choice: an active worker costs a little less, so that it is not replaced by an equal one."""
         if offer.name not in self.active:
             return offer
         # An active worker stays unless another one is more than 5 % cheaper.
         return replace(offer, usd_per_h=0.95 * offer.usd_per_h)
 
     def _usd(self, here: dict[str, WorkerOffer], names: Collection[str], pools: Pools) -> float:
-        """What a step costs with these."""
+        """What a step costs with these workers."""
         mu = sum([here[name].mu for name in names])
         return pools.usd_per_step(mu, sum([here[name].usd_per_h for name in names]))
 

@@ -5,7 +5,7 @@
     dissemination   the active workers would be enough if versions arrived and loaded in no time
     rollout         the active workers are too few, or too slow
 
-Where generation and broadcasts both take longer than S allows, the longer one counts. This module
+If generation and broadcasts both take longer than S allows, the longer one counts. This module
 reads estimates and counts, and decides nothing.
 """
 
@@ -15,7 +15,7 @@ from typing import Literal, get_args
 from echo2d.core.base.described import described
 from echo2d.core.capacity.model import Demand, Verdict, mu_min
 
-# The newest train steps, of which the bubble is taken.
+# The bubble is measured over this many newest train steps.
 BUBBLE_STEPS = 16
 # A bubble up to this share of the learner's time counts as none.
 BUSY = 0.02
@@ -26,21 +26,23 @@ BOTTLENECK_KINDS: tuple[BottleneckKind, ...] = get_args(BottleneckKind)
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """bubble: as measured; None before the second step. active, standby: numbers of workers.
+    """The figures from which the bottleneck is named."""
 
-    mu_pool: trajectories/s of the active ones. rewards: the share of the waiting in which groups
-    that lacked only rewards would have filled the batch. unscored: such groups now. missing: groups
-    that the batch lacks now. verdict: about all workers that are here, as the capacity card has it.
-    """
-
+    # As measured; None before the second step.
     bubble: float | None
     demand: Demand | None
+    # Trajectories/s of the active workers.
     mu_pool: float
+    # Numbers of workers.
     active: int
     standby: int
+    # The share of the waiting in which groups that lacked only rewards would have filled the batch.
     rewards: float
+    # Groups that lack only rewards now.
     unscored: int
+    # Groups that the batch lacks now.
     missing: int
+    # About all workers that are here, as on the capacity card.
     verdict: Verdict
 
 
@@ -62,7 +64,7 @@ def _kind(now: Situation) -> BottleneckKind:
         return "unknown"
     if now.bubble <= BUSY:
         return "learner"
-    # More than half of the time that the learner waits.
+    # The learner waits for rewards for most of its waiting time.
     if now.rewards > 0.5:
         return "reward"
     if now.demand is None:
@@ -137,7 +139,7 @@ def _pool(now: Situation) -> str:
 
 
 def _times(now: Situation) -> str:
-    """How many times as many workers the learner needs at least, if that is what it lacks first."""
+    """How many times as many workers the learner needs at least, if it needs at least twice as many."""
     demand = now.demand
     if demand is None or now.mu_pool <= 0:
         return ""

@@ -1,5 +1,5 @@
-"""Plans capacity: from the measurements and the workers to what pools cost, what is short, and a decision of
-`activation`.
+"""Plans capacity: computes from measurements and workers what pools cost, how much throughput is short, and which
+workers to activate.
 
     measurements --+--> demand: mu_min         (`model`)        --+--> pools: the cheapest (`pools`) --+--> activate,
                    |                                              |                                    |    deactivate
@@ -7,8 +7,9 @@
 
 mu counts trajectories that are trained on: each worker's is reduced by the share that the run
 throws away (too old, filtered, failed). The coordinator's activation loop, the simulation of a
-fleet and `plan` price pools alike. Until T_train and T_bcast are measured or assumed, no worker is known
-to be too much, so all work. Not here: how workers are told, and prices by name (`prices`).
+fleet and `plan` price pools in the same way. Until T_train and T_bcast are measured or assumed, all
+workers work, because none is known to be superfluous.
+Not here: what is sent to workers, and prices by name (`prices`).
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -35,10 +36,10 @@ from echo2d.core.capacity.worker_cost import WorkerOffer, bandwidth_usd_per_h, b
 from echo2d.core.rules.prices import Price
 from echo2d.core.rules.run import RunRules
 
-# Times what the learner takes, R / T: more is never asked for.
+# At most this many times what the learner takes, R / T, is asked for.
 NEED_MAX = 5.0
-# The part of the slack that a broadcast may take, so that one that takes twice as long as predicted
-# still costs nothing.
+# A broadcast may take this part of the slack, so that one that takes twice as long as predicted still
+# costs nothing.
 SLACK_SHARE = 0.5
 
 
@@ -57,59 +58,60 @@ class Assumptions:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A worker that is here and serves a version.
-
-    mu: trajectories/s that it makes, including those that are thrown away. copies_sent: how often
-    it sends a version to other workers. leaving: it announced that it leaves. guessed: see
-    `WorkerOffer`.
-    """
+    """A worker that is here and serves a version."""
 
     name: str
+    # Trajectories/s that it makes, including those that are thrown away.
     mu: float
     price: Price
+    # How often it sends a version to other workers.
     copies_sent: float = 0.0
+    # It announced that it leaves.
     leaving: bool = False
+    # Whether mu is still a guess.
     guessed: bool = False
     slots: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapacityBalance:
-    """What is needed and what there is, in trajectories/s.
+    """What is needed and what there is, in trajectories/s."""
 
-    mu_pool: of the active workers. mu_available: of all that are here. mu_target: of the cheapest pool. feasible:
-    whether all workers together keep the learner busy, and if not, why_not. why: why the cheapest pool is that.
-    """
-
+    # Of the active workers.
     mu_pool: float
     mu_min: float | None
+    # Of the cheapest pool.
     mu_target: float | None
+    # Of all workers that are here.
     mu_available: float
     bubble_predicted: float | None
+    # Whether all workers together keep the learner busy.
     feasible: bool | None
+    # Why they do not; empty if they do.
     why_not: str
+    # Why the cheapest pool is the cheapest.
     why: str
     verdict: Verdict
 
 
 @dataclass(slots=True)
 class CapacityPlanner:
-    """See the module docstring. `now` is monotonic seconds; kappa is the present one.
-
-    said: assumed until it is measured. pools: of the last review. sliced: whoever owns this plays one pool after the
-    other (`play`), so that nothing else waits for long. order_seed: decides, with names, in which order workers are
-    taken where their price does not.
-    """
+    """See the module docstring. `now` is monotonic seconds; kappa is the present one."""
 
     rules: RunRules
     measurements: Measurements
+    # What is assumed until it is measured.
     said: Assumptions = field(default_factory=Assumptions)
     activation: Activation = field(default_factory=Activation)
+    # The owner calls `play` for one pool after the other, so that nothing else waits for long.
     sliced: bool = False
+    # With the names, it decides in which order workers are taken if their price does not.
     order_seed: int = 0
+    # The pools of the last review.
     pools: Pools | None = None
+    # The pools that are being priced.
     _next: Pools | None = None
-    # The lengths of which `_tail` is the factor from a sample's time to its group's.
+    # A group takes `_tail` times as long as a sample, with these lengths.
     _lengths: tuple[float, ...] = ()
     _tail: float = 1.0
 
@@ -145,7 +147,7 @@ class CapacityPlanner:
         )
 
     def publish_every(self) -> int:
-        """kappa: the one that the rules name; with "auto" what follows from measurements, 1 until they are there."""
+        """kappa as the rules name it; with "auto" it follows from measurements, and is 1 until there are some."""
         if self.rules.publish_every != "auto":
             return self.rules.publish_every
         demand = self.demand(1)
@@ -159,7 +161,7 @@ class CapacityPlanner:
         demand = self.demand(kappa)
         if demand is None:
             return 0.0
-        # Plans that are guesses are never late, but what they took counts.
+        # A plan that was a guess is never late, but the time that it took counts.
         took_s = list(self.measurements.t_bcast.samples)[-LATE_MAX:]
         if max(took_s, default=demand.t_bcast_s) > slack_s(demand):
             return 0.0
@@ -167,9 +169,9 @@ class CapacityPlanner:
         return spread_s(demand, waited_s + late_s)
 
     def offers(self, candidates: Iterable[Candidate], period_s: float | None) -> list[WorkerOffer]:
-        """The candidates as offers, in the order that counts without `by_cost`.
+        """The candidates as offers, in the order in which they are taken without `by_cost`.
 
-        period_s: between two publishes; None: traffic is taken to cost nothing.
+        period_s: between two publishes; None: traffic is assumed to cost nothing.
         """
         wire, yields = self.measurements.wire_bytes.estimate, self.measurements.yields
         publishes_per_h, wire_bytes = (
@@ -208,7 +210,7 @@ class CapacityPlanner:
         )
 
     def price(self, candidates: Iterable[Candidate], kappa: int) -> None:
-        """Price the pools of those that stay."""
+        """Price the pools of the workers that stay."""
         demand = self.demand(kappa)
         staying = [each for each in candidates if not each.leaving]
         if demand is None or not staying or self._next is not None:
@@ -218,7 +220,9 @@ class CapacityPlanner:
             pass
 
     def play(self) -> bool:
-        """Whether there is more to play before the pools that are being priced take the place of the others."""
+        """Play one of the pools that are being priced; with the last one they become `pools`. Returns whether more are
+        left.
+        """
         if self._next is None or self._next.play():
             return self._next is not None
         self.pools, self._next = self._next, None
@@ -232,9 +236,9 @@ class CapacityPlanner:
     def shortfall(self, candidates: Iterable[Candidate], kappa: int) -> float | None:
         """Trajectories/s by which all workers here, active or not, miss the cheapest pool.
 
-        Negative: they make more. None: it is not known. Boxes are rented for it, and workers influence it
-        by what they report (durations, failures). So nothing is short once they make NEED_MAX times R / T, which only
-        the learner reports.
+        Negative: they make more. None: it is not known. Boxes are rented by this figure, and workers influence it by
+        what they report (durations, failures). So nothing is short once they make NEED_MAX times R / T, which only the
+        learner reports.
         """
         demand = self.demand(kappa)
         if demand is None or self.pools is None:
@@ -247,7 +251,7 @@ class CapacityPlanner:
     def balance(
         self, offers: Sequence[WorkerOffer], active: Collection[str], kappa: int
     ) -> CapacityBalance:
-        """Of the workers that are here, each with all of its mu, as decisions count it."""
+        """The balance of the workers that are here, each with all of its mu, as in decisions."""
         demand, pools = self.demand(kappa), self.pools
         mu_pool = sum(offer.mu for offer in offers if offer.name in active)
         available = sum(offer.mu for offer in offers)
@@ -268,9 +272,9 @@ class CapacityPlanner:
     # --- inside
 
     def _priced(self, demand: Demand, offers: Sequence[WorkerOffer]) -> Pools:
-        """Pools of these workers, and of more like the dearest of them.
+        """Pools of these workers, and of further ones like the most expensive of them.
 
-        Whose own work has shown nothing yet counts for no more than one that has shown most.
+        A worker whose rate is still a guess counts for no more than the fastest one that was measured.
         """
         if shown := [each.mu for each in offers if not each.guessed]:
             offers = [
@@ -306,9 +310,9 @@ class CapacityPlanner:
 
 
 def spread_s(demand: Demand, other_s: float) -> float:
-    """Seconds that a version may spread, by prediction, such that its T_bcast costs nothing.
+    """The longest predicted time to spread a version with which its T_bcast costs nothing.
 
-    other_s: the rest of T_bcast: waiting, encoding, the refit, and what predictions were wrong by.
+    other_s: the rest of T_bcast: waiting, encoding, the refit, and the error of predictions.
     0: there is no time to spare.
     """
     return max(0.0, SLACK_SHARE * slack_s(demand) - other_s)
@@ -330,12 +334,12 @@ def _offer(each: Candidate, publishes_per_h: float, wire_bytes: float, used: flo
 
 
 def more_like_the_last(ranked: Sequence[WorkerOffer], most: float) -> list[WorkerOffer]:
-    """Workers that might be had besides these, up to so many trajectories/s in all: like the dearest."""
+    """Imagined further workers like the last of these, the most expensive one, up to `most` trajectories/s in all."""
     lacks = most - sum(each.mu for each in ranked)
     if not ranked or lacks <= 0:
         return []
     last = ranked[-1]
-    # At most 64 more workers are asked about: would they be worth their price?
+    # At most 64 imagined workers are priced beside those that are here.
     count = min(64, int(lacks / last.mu) + 1)
     return [replace(last, name=f"{last.name} {number}") for number in range(count)]
 

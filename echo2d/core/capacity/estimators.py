@@ -3,7 +3,7 @@
     T_train       `Smoothed`     a train step, net of waiting
     T_bcast       `Tail`         the 95th percentile, because the learner waits for late workers
     g             `RecentMean`   a trajectory, from its lease to its acceptance
-    lengths       `Lengths`      of samples, over the usual one of their workers, group after group
+    lengths       `Lengths`      of samples, over the usual length at their worker, group after group
     refit pause   `Smoothed`
     recompute     `Smoothed`     KV caches that a refit dropped, computed again
     mu_i          `WorkerRate`   accepted fresh trajectories/s of a worker with all slots leased
@@ -11,10 +11,10 @@
     yield         `Yields`       of a worker's trajectories, those that were worth training on
     bytes         `Smoothed`     on the wire, of a version
 
-A `Smoothed` bounds every sample to OUTLIER usual deviations, so that a single outlier hardly moves
-it. AGREEING samples in a row that are all that far off on one side are a change, and it follows
-them at once. A `Tail` depends on the order of samples, not on their size. mu_i counts leased
-slot-seconds, so a worker that admission keeps waiting does not look slow.
+A `Smoothed` bounds every sample to three usual deviations, so that a single outlier hardly moves
+it. If AGREEING samples in a row are all that far off on the same side, they are a change, and it
+follows them at once. A `Tail` depends on the order of samples, not on their size. mu_i counts leased
+slot-seconds, so a worker that waits because of admission does not look slow.
 
 Not here: who reports the samples (`measurements`), and what follows from the figures. Prices are
 not measured; the operator states them.
@@ -28,8 +28,8 @@ from statistics import fmean, median, pstdev
 
 _MEMORY = 8  # a new sample moves a `Smoothed` by one eighth of its distance
 AGREEING = 4  # far-off samples in a row that are a change, and no outliers
-PRIOR_TRAJECTORIES = 4.0  # a newcomer's prior weighs as much as so many trajectories of its own
-LENGTHS_ANEW = 64  # samples, after which the lengths in use are those of the newest
+PRIOR_TRAJECTORIES = 4.0  # a newcomer's prior weighs as much as this many trajectories of its own
+LENGTHS_ANEW = 64  # samples after which the newest lengths replace those in use
 
 
 def quantile(values: Iterable[float], share: float) -> float | None:
@@ -40,25 +40,21 @@ def quantile(values: Iterable[float], share: float) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """An estimated value.
-
-    sd: its standard error; infinite while there is one sample only. samples: how many samples, or
-    trajectories, it comes from.
-    """
+    """An estimated value."""
 
     value: float
+    # The standard error; infinite while there is one sample only.
     sd: float
+    # How many samples, or trajectories, the value is made from.
     samples: float
 
 
 @dataclass(slots=True)
 class Smoothed:
-    """A moving average that outliers hardly move.
-
-    deviation: the usual distance of a sample from the average.
-    """
+    """A moving average that outliers hardly move."""
 
     value: float | None = None
+    # The usual distance of a sample from the average.
     deviation: float = 0.0
     samples: int = 0
     _newest: deque[float] = field(default_factory=lambda: deque(maxlen=AGREEING))
@@ -66,8 +62,8 @@ class Smoothed:
     def add(self, sample: float) -> None:
         """Count a finite sample.
 
-        The median of the newest AGREEING samples is the value, while there are no more than these,
-        and again when all of these are far off on the same side.
+        The value is the median of the newest AGREEING samples while there are no more than these, and
+        again when all of these are far off on the same side.
         """
         assert math.isfinite(sample)
         self.samples += 1
@@ -105,7 +101,7 @@ class Smoothed:
 class Tail:
     """The 95th percentile of the newest samples; its distance from the 80th serves as the sd."""
 
-    # The 95th percentile of 32 is the second largest.
+    # The 95th percentile of 32 samples is the second largest.
     samples: deque[float] = field(default_factory=lambda: deque(maxlen=32))
 
     def add(self, sample: float) -> None:
@@ -126,7 +122,7 @@ class Tail:
 class RecentMean:
     """The mean of the newest samples."""
 
-    # With a long tail (sigma = 1) the mean of 128 is off by an eighth.
+    # With a long tail (sigma = 1) the mean of 128 samples is off by an eighth.
     samples: deque[float] = field(default_factory=lambda: deque(maxlen=128))
 
     def add(self, sample: float) -> None:
@@ -145,12 +141,10 @@ class RecentMean:
 
 @dataclass(slots=True)
 class Lengths:
-    """The lengths of the newest samples, group after group.
+    """The lengths of the newest samples, group after group."""
 
-    newest: stays the same for LENGTHS_ANEW samples, so that what follows from it need not be reckoned again; empty
-    until enough are known.
-    """
-
+    # These stay the same for LENGTHS_ANEW samples, so that what follows from them need not be computed again; empty
+    # until enough are known.
     newest: tuple[float, ...] = ()
     samples: int = 0
     _samples: deque[float] = field(default_factory=lambda: deque(maxlen=1024))
@@ -162,13 +156,13 @@ class Lengths:
         return pstdev(logs) if logs else None
 
     def add(self, group: Iterable[float]) -> None:
-        """The samples of one group have ended, or were left out when they had become so long."""
+        """The samples of one group ended with these lengths, or had them when the group went on without them."""
         before, known = self.samples // LENGTHS_ANEW, len(self._samples)
         for length in group:
             assert 0 <= length < math.inf
             self._samples.append(length)
             self.samples += 1
-        # Before 128 lengths are known, the assumed ones hold.
+        # Before 128 samples are known, the assumed lengths hold.
         if self.samples // LENGTHS_ANEW > before and known >= 128 and any(self._samples):
             self.newest = tuple(self._samples)
 
@@ -182,7 +176,7 @@ class Share:
     samples: int = 0
 
     def add(self, kept: int, thrown: int, *, memory: float = 4096.0) -> None:
-        """Count new trajectories; older ones are forgotten, `memory` of them to a factor of e."""
+        """Count new trajectories; after `memory` of them, older ones keep 1/e of their weight."""
         assert kept >= 0 <= thrown
         keep = math.exp(-(kept + thrown) / memory)
         self.made = self.made * keep + kept + thrown
@@ -197,15 +191,14 @@ class Share:
 
 @dataclass(slots=True)
 class WorkerRate:
-    """mu_i of one worker.
+    """mu_i of one worker."""
 
-    prior: trajectories/s expected beforehand, with all slots leased. memory_s: leased seconds after
-    which work has lost all but 1/e of its weight. made, leased_s: the remembered work.
-    """
-
+    # Trajectories/s expected before any work, with all slots leased.
     prior: float
     group_size: int
+    # Work keeps 1/e of its weight after this many leased seconds.
     memory_s: float
+    # The remembered work, in trajectories and seconds.
     made: float = 0.0
     leased_s: float = 0.0  # with all slots leased; with half of them, half as much
     samples: float = 0.0
@@ -215,13 +208,13 @@ class WorkerRate:
         assert self.memory_s > 0 < self.group_size
 
     def add(self, accepted: float, leased_s: float) -> None:
-        """Count trajectories that were accepted within so many leased seconds.
+        """Count trajectories that were accepted within this many leased seconds.
 
         A second in which half of the slots were leased counts as half a second.
         """
         assert accepted >= 0 <= leased_s
         keep = math.exp(-leased_s / self.memory_s)
-        # A rate of a thousand times the prior is an error of a clock.
+        # A rate of 1,000 times the prior is an error of a clock.
         self.made = self.made * keep + min(accepted, 1e3 * self.prior * leased_s)
         self.leased_s = self.leased_s * keep + leased_s
         self.samples += accepted
@@ -234,12 +227,12 @@ class WorkerRate:
 
     @property
     def value(self) -> float:
-        """Trajectories/s: the remembered work and the prior, which fades as work comes in."""
+        """Trajectories/s, from the remembered work and the prior, which counts for less with more work."""
         return (self.made + PRIOR_TRAJECTORIES) / (self.leased_s + PRIOR_TRAJECTORIES / self.prior)
 
     @property
     def estimate(self) -> Estimate:
         """The value with its uncertainty."""
-        # Results come by the group, so n of them vary like n / group_size independent ones.
+        # Results arrive in groups, so n of them vary like n / group_size independent ones.
         independent = max(1.0, (self.made + PRIOR_TRAJECTORIES) / self.group_size)
         return Estimate(self.value, self.value / math.sqrt(independent), self.samples)

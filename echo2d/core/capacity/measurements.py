@@ -1,10 +1,10 @@
 """Measures a run: the learner's steps, its broadcasts, and how much each worker makes (mu_i).
 
-mu_i is the trajectories accepted from a worker per second with all its slots leased. Time in which
-its engines stand still for a version, or compute KV caches again after it, does not count; the mean
-of the first over the active workers, weighted by mu_i, and the usual length of the second are what a
-version costs the pool. A newcomer's prior is what the operator stated,
-or else what other workers make with a slot.
+mu_i is the number of trajectories accepted from a worker per second with all its slots leased. The
+time in which its engines stand still for a version does not count, nor does the time in which they
+compute KV caches again after it. A version costs the pool the mean of the first over the active
+workers, weighted by mu_i, and the usual length of the second. A newcomer's prior is what the operator
+stated, or else what other workers make with a slot.
 
 Answers become longer or shorter while a model learns. So the rate of a worker that stands by
 follows the rates of those that work: `_drift` is the running product of the changes of their sum, and a change that is
@@ -34,14 +34,15 @@ from echo2d.core.capacity.estimators import (
 )
 from echo2d.core.capacity.yields import Yields
 
-# Pauses remembered of a worker: more than fall into one trajectory.
+# Pauses that are remembered for a worker: more than there are within one trajectory.
 STILLS_MAX = 16
 _WORKERS_MAX = 2048  # as many as there are peers
-# After so many trajectories a worker's rate shows how answers change, and no longer its prior.
+# After this many trajectories a worker's rate shows how answers change, and no longer its prior.
 EXPERIENCED = 4 * PRIOR_TRAJECTORIES
-# Nor before it has worked for so many periods on end: those are chosen that look fast, and then look slower by chance.
+# The rate shows it only after this many periods of work in a row: the workers that look fast are chosen, and then look
+# slower by chance.
 STEADY = 6
-# Broadcasts of which is remembered how late they were.
+# It is remembered how late this many broadcasts were.
 LATE_MAX = 8
 # A rate that moves by a larger factor between two calls of `settle` does not show changed answers.
 DRIFT_MAX = 2.0
@@ -49,24 +50,26 @@ DRIFT_MAX = 2.0
 
 @dataclass(slots=True)
 class _Work:
-    """One worker's work since its rate was last settled.
-
-    holds: samples that it has held since `at`. accepted, slot_s: trajectories and leased
-    slot-seconds. still_s: how long it stood still for the newest version that it serves. stills:
-    its pauses, as (begin, end). drift: `_drift` when the rate was settled. expected: trajectories
-    that it would have made so far at its prior rate. settled: calls of `settle` in a row before which it worked.
-    """
+    """One worker's work since its rate was last settled."""
 
     slots: int
     at: float
+    # Samples that it has held since `at`.
     holds: int = 0
+    # How long it stood still for the newest version that it serves.
     still_s: float | None = None
+    # Trajectories.
     accepted: float = 0.0
+    # Leased slot-seconds.
     slot_s: float = 0.0
+    # Its pauses, as (begin, end).
     stills: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=STILLS_MAX))
     rate: WorkerRate | None = None
+    # `_drift` when the rate was settled.
     drift: float = 1.0
+    # Trajectories that it would have made so far at its prior rate.
     expected: float = 0.0
+    # Calls of `settle` in a row before which it worked.
     settled: int = STEADY
 
     def until(self, now: float) -> None:
@@ -93,9 +96,8 @@ class Measurements:
     group_size: int
     t_train: Smoothed = field(default_factory=Smoothed)
     t_bcast: Tail = field(default_factory=Tail)
-    t_gen: RecentMean = field(
-        default_factory=RecentMean
-    )  # a trajectory, from its lease to its acceptance
+    # A trajectory, from its lease to its acceptance.
+    t_gen: RecentMean = field(default_factory=RecentMean)
     lengths: Lengths = field(default_factory=Lengths)
     pause: Smoothed = field(default_factory=Smoothed)  # a refit
     recompute: Smoothed = field(default_factory=Smoothed)  # KV caches, after a refit
@@ -126,7 +128,7 @@ class Measurements:
     ) -> float | None:
         """A result was accepted of which the worker wrote this share; returns its length, see `length`.
 
-        since: when it was first leased; None: another worker ended it, or it is not known any more, as after a
+        since: when it was first leased; None: another worker ended it, or the time is no longer known, as after a
         restart.
         """
         work = self._work.get(worker)
@@ -140,7 +142,7 @@ class Measurements:
         return None if work.rate is None else took_s * work.rate.value / max(1, work.slots)
 
     def length(self, worker: PeerId, since: float, *, now: float) -> float | None:
-        """How long the worker has taken for a sample so far, over what one usually takes there; None: not known."""
+        """The time that the worker has taken for a sample so far, over the usual one there; None: not known."""
         work = self._work.get(worker)
         if work is None or work.rate is None:
             return None
@@ -148,13 +150,13 @@ class Measurements:
         return took_s * work.rate.value / max(1, work.slots)
 
     def stood_still(self, worker: PeerId, seconds: float, *, now: float) -> None:
-        """The worker's engines have just stood still for so many seconds, to take a version."""
+        """The worker's engines have just stood still for this many seconds, to take a version."""
         self.forgive(worker, seconds, now=now)
         if worker in self._work:
             self._work[worker].still_s = seconds
 
     def version_served(self, workers: Iterable[PeerId]) -> float | None:
-        """A version is served by all workers that had to.
+        """All workers that had to serve a version serve it.
 
         Returns the mean seconds for which these workers stood still for it, weighted by mu_i; None
         if no worker reported any.
@@ -173,7 +175,7 @@ class Measurements:
         return still_s
 
     def forgive(self, worker: PeerId, seconds: float, *, now: float) -> None:
-        """The last seconds do not count against the worker, since it could not have worked."""
+        """The last `seconds` do not count against the worker, because it could not work."""
         work = self._work.get(worker)
         if work is not None:
             work.until(now)
@@ -196,8 +198,8 @@ class Measurements:
         """
         self.settled += 1
         t_gen = self.t_gen.estimate
-        # A worker's rate remembers three publish periods of leased time, but no less than
-        # MEMORY_S_MIN: short periods hold only a handful of trajectories each.
+        # A worker's rate remembers three publish periods of leased time, but no less than a
+        # minute: short periods hold only a handful of trajectories each.
         memory_s = max(60.0, 3.0 * max(period_s, 0.0 if t_gen is None else t_gen.value))
         for work in self._work.values():
             work.until(now)
@@ -207,7 +209,7 @@ class Measurements:
                 worked.append(work)
             else:
                 work.settled = 0
-        # Before any worker has a rate, all of them together tell what a slot makes.
+        # Before any worker has a rate, all of them together show what a slot makes.
         if self._slot_makes is None:
             self._slot_makes = _together(worked)
         for worker, work in self._work.items():
@@ -234,7 +236,7 @@ class Measurements:
         return None if work is None or work.rate is None else self._now(work)
 
     def slots(self, worker: PeerId) -> int:
-        """The slots that its rate is of."""
+        """The number of slots to which the worker's rate refers."""
         return self._work[worker].slots if worker in self._work else 0
 
     def mu(self, worker: PeerId, slots: int, said: float | None) -> float:
@@ -248,7 +250,7 @@ class Measurements:
         return work.rate.value * self._drift / work.drift
 
     def guessed(self, worker: PeerId) -> bool:
-        """Whether the worker's own work has not shown yet how much it makes."""
+        """Whether this worker's rate is still a guess."""
         work = self._work.get(worker)
         if work is None or work.rate is None:
             return True
@@ -259,8 +261,8 @@ class Measurements:
     def _settle(self, work: _Work, memory_s: float) -> tuple[float, float] | None:
         """Bring the rate of a worker that has worked up to date.
 
-        Returns it, before and after; None if the worker is too new for that to show how
-        the answers have changed.
+        Returns the rate before and after; None if the worker is too new to show how the answers have
+        changed.
         """
         if work.rate is None:
             return None
@@ -286,7 +288,7 @@ class Measurements:
         )
 
     def _of_a_slot(self, slots: int) -> float | None:
-        """Trajectories/s that so many slots make, judging by other workers; None: not known."""
+        """Trajectories/s that this many slots make, judged by other workers; None: not known."""
         return self._slot_makes * slots if self._slot_makes is not None and slots else None
 
     def check(self) -> None:

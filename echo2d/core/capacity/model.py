@@ -20,8 +20,8 @@ Where no throughput is enough, it finds the smallest changes of the settings tha
 
 docs/design/capacity.md derives the formulas, with an example and their limits.
 
-Not here: what is measured (`estimators`), what a step takes where answers have tails (`pipeline`), what pools cost
-(`pools`), which workers work (`activation`), what a broadcast takes
+Not here: what is measured (`estimators`), how long a step takes if the lengths of answers have a long tail
+(`pipeline`), what pools cost (`pools`), which workers work (`activation`), how long a broadcast takes
 (`topology/cost_model`).
 """
 
@@ -48,10 +48,11 @@ class Demand:
     gamma: float = GAMMA
     still_share: float = 1.0
     recompute_s: float = 0.0
-    # For `pipeline`: lengths of samples over the usual one, group after group; how many times as long as for the others
-    # a group waits for its last samples (0: until it is too old); the share of the groups whose rewards are all equal.
+    # These three are for `pipeline`. Lengths of samples over the usual one, group after group.
     lengths: tuple[float, ...] = ()
+    # A group waits for its last samples this many times as long as the others took; 0: until it is too old.
     group_patience: float = 0.0
+    # The share of the groups whose rewards are all equal.
     flat: float = 0.0
 
     def __post_init__(self) -> None:
@@ -71,8 +72,8 @@ class Demand:
     def lost_s(self) -> float:
         """H: seconds for each publish in which workers make nothing new.
 
-        In background mode a skipped version costs nothing. In exclusive mode, where one version
-        follows the other without a break, workers stand still for all of B.
+        In background mode a skipped version costs nothing. In exclusive mode, if versions are
+        skipped, one follows the other without a break, and workers stand still for all of B.
         """
         if self.mode == "exclusive":
             still_s = self.t_bcast_s * (1.0 if self.skips else self.still_share)
@@ -104,26 +105,26 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change that makes a demand feasible; `text` names it: "S = 5" or "T_bcast = 30 s". todo: what
-    an operator writes into the config for it; empty: no key does it.
-    """
+    """A change that makes a demand feasible."""
 
+    # Its name, such as "S = 5" or "T_bcast = 30 s".
     text: str
+    # The demand with this change.
     demand: Demand
+    # What an operator writes into the config for it; empty: no key does it.
     todo: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a demand can be met, and if not, why.
+    """Whether a demand can be met, and if not, why."""
 
-    mu_min, target: trajectories/s; None if no throughput is enough. reasons: why it cannot be met,
-    one sentence each; empty if it can. changes: what would help, each one by itself.
-    """
-
+    # Trajectories/s; None if no throughput is enough.
     mu_min: float | None
     target: float | None
+    # Why the demand cannot be met, one sentence each; empty if it can.
     reasons: tuple[str, ...]
+    # Each of these changes alone would help.
     changes: tuple[Change, ...]
 
     @property
@@ -145,14 +146,14 @@ def share_of_bcast(still_s: float | None, t_bcast_s: float) -> float:
 
 
 def slack_s(demand: Demand) -> float:
-    """The longest T_bcast that makes no throughput too small that would be enough without it.
+    """The longest T_bcast that costs nothing: with it, no more throughput is needed than without.
 
     0 in exclusive mode, because workers stand still for every second of a broadcast.
     """
     making_s = demand.period_s - demand.pause_s - demand.recompute_s
     if demand.mode == "exclusive" or making_s <= 0:
         return 0.0
-    # What the workers must have at least, R kappa / making_s, makes a batch in this time.
+    # Workers with the least throughput that is enough, R kappa / making_s, make a batch in this time.
     batch_s = making_s / demand.publish_every
     spare_s = demand.grace_s - demand.t_gen_s - demand.recompute_s - batch_s
     return max(0.0, min(demand.period_s, spare_s))
@@ -169,15 +170,16 @@ def mu_min(demand: Demand) -> float | None:
 def publish_every_auto(demand: Demand) -> int:
     """The kappa to publish at: the smallest that needs hardly more throughput than the best one.
 
-    A larger kappa costs fewer refits, but its data is older: g and T_bcast must fit into what S
-    leaves. No version is skipped, if any kappa allows that. The demand's own kappa does not matter.
+    With a larger kappa there are fewer refits, but the data is older: g and T_bcast must fit into the
+    time that S leaves. No version is skipped, if any kappa allows that. The demand's own kappa does
+    not matter.
     """
     tried = [replace(demand, publish_every=kappa) for kappa in range(1, demand.staleness_max + 2)]
     whole = [each for each in tried if each.period_s > each.t_bcast_s] or tried[-1:]
     needs = [(needed, each.publish_every) for each in whole if (needed := mu_min(each)) is not None]
     if not needs:
         return whole[0].publish_every
-    # A larger kappa must need 5 % less throughput.
+    # A larger kappa is taken only if it needs 5 % less throughput.
     enough = min(needs)[0] * 1.05
     return min(kappa for needed, kappa in needs if needed <= enough)
 
@@ -193,7 +195,7 @@ def period_s(demand: Demand, mu_pool: float) -> float:
         return math.inf
     batch_s = demand.trajectories_per_step / mu_pool
     late_s = max(0.0, demand.delivery_s + batch_s - demand.grace_s)
-    # The wait for freshness comes once a period, so this many lie between a publish and its batch.
+    # The learner waits for fresh data once a period, so it waits this often between a publish and its batch.
     waits = (demand.staleness_max + 1) // demand.publish_every
     return max(demand.publish_every * batch_s + demand.lost_s, demand.period_s + late_s / waits)
 
@@ -204,7 +206,7 @@ def step_s(demand: Demand, mu_pool: float) -> float:
 
 
 def judge(demand: Demand, mu_available: float = math.inf) -> Verdict:
-    """Whether workers with this throughput in all meet gamma * mu_min; if not, what to change."""
+    """Whether workers with this total throughput meet gamma * mu_min; if not, what to change."""
     needed = mu_min(demand)
     reasons = tuple(_reasons(demand, mu_available))
     changes = tuple(_changes(demand, mu_available)) if reasons else ()
@@ -226,7 +228,7 @@ def _reasons(demand: Demand, mu_available: float) -> Iterator[str]:
         )
     if demand.grace_s <= demand.delivery_s:
         yield (
-            f"data would be too old: it comes {demand.delivery_s:,.1f} s after a publish at the "
+            f"data would be too old: it arrives {demand.delivery_s:,.1f} s after a publish at the "
             f"earliest, and is needed S + 1 - kappa = {bound + 1 - kappa} train steps "
             f"({demand.grace_s:,.1f} s) after it"
         )

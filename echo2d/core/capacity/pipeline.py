@@ -1,15 +1,16 @@
-"""Plays some train steps of a run in a few milliseconds: how long one takes with these workers.
+"""Plays some train steps of a run in a few milliseconds, to find how long a step takes with these workers.
 
-The formulas of `model` are about a liquid. Here samples have lengths, groups wait for their last one, and the gates of
-staleness decide what begins. So the answer is right where groups have long tails, where S leaves hardly any time, and
-where the learner and its workers take turns (S = 0).
+The formulas of `model` treat trajectories as a liquid. Here samples have lengths, groups wait for their last sample,
+and the gates of staleness decide what begins. So the answer is right where groups have long tails, where S leaves
+hardly any time, and where the learner and its workers take turns (S = 0).
 
     a free slot --gate 1--> a sample --its length--> kept --the whole group, or patience--> buffered --G--> a batch
                                                                                                   |
     a version --B, a pause, C--> served <--every kappa steps-- published <--committed-- the learner, T
 
-Everything is as in a run (`work/training`), but all workers serve a version at once, none is lost, and no sample moves
-to another worker. Time is virtual and lengths are in a fixed order, so equal demands give equal answers.
+Everything is as in a run (`work/training`), except that all workers begin to serve a version at the same time, none is
+lost, and no sample moves to another worker. Time is virtual and lengths are in a fixed order, so equal demands give
+equal answers.
 Not here: which workers there are, and what they cost (`pools`).
 """
 
@@ -26,12 +27,12 @@ from blake3 import blake3
 from echo2d.core.capacity.model import Demand
 from echo2d.core.rules.run import MISSING_SHARE
 
-# Steps and trajectories that count, at least: the longest answers of each step decide.
+# At least this many steps and trajectories count, because the longest answers of each step decide.
 STEPS_MIN, TRAJECTORIES_MIN = 12, 4000
-# Of a log-normal distribution.
+# Lengths that are taken from a log-normal distribution.
 LENGTHS = 1 << 12
-# Trajectories of a play, about: with more, a part of the slots plays for that part of R. So many times as many end a
-# play that seems to stand still.
+# A play has about PLAYED_MAX trajectories: for a larger run, a part of the slots plays for the same part of R. A play
+# that seems to stand still ends after PLAYED_TIMES_MAX times as many.
 PLAYED_MAX, PLAYED_TIMES_MAX = 6_000, 20
 
 
@@ -39,7 +40,7 @@ PLAYED_MAX, PLAYED_TIMES_MAX = 6_000, 20
 def lengths_of(sigma: float, group_size: int = 1, prompt_share: float = 0.0) -> tuple[float, ...]:
     """Lengths of samples over their mean, log-normal, group after group.
 
-    prompt_share: of the variance, what samples of a group have in common.
+    prompt_share: the share of the variance that the samples of a group have in common.
     """
     shuffled = sorted(range(LENGTHS), key=lambda number: blake3(b"%d" % number).digest(8))
     levels = [NormalDist().inv_cdf((number + 0.5) / LENGTHS) for number in shuffled]
@@ -61,7 +62,7 @@ def kept_min(group_size: int) -> int:
 
 @lru_cache(maxsize=64)
 def group_times(lengths: tuple[float, ...], group_size: int, patience: float) -> float:
-    """How many times as long as a sample its whole group takes, on average, if all its samples begin at once."""
+    """The mean time of a whole group over that of a sample, if all samples of a group begin at once."""
     needed, total, count = kept_min(group_size), 0.0, 0
     for first in range(0, len(lengths) - group_size + 1, group_size):
         group = sorted(lengths[first : first + group_size])
@@ -73,16 +74,16 @@ def group_times(lengths: tuple[float, ...], group_size: int, patience: float) ->
 
 @dataclass(slots=True, eq=False)
 class _Group:
-    """begun: seconds. to_lease, kept: samples. slots: by sample, the slot that writes it. due: when it has waited for
-    long enough.
-    """
+    """A group that is being made."""
 
-    begun: float
+    begun: float  # seconds
     version: int
-    to_lease: int
-    kept: int = 0
+    to_lease: int  # samples
+    kept: int = 0  # samples
+    # When its patience ends.
     due: float | None = None
     open: bool = True
+    # By sample: the slot that writes it.
     slots: dict[int, float] = field(default_factory=dict)
 
 
@@ -92,7 +93,7 @@ class Pipeline:
     def __init__(self, demand: Demand, slots: Sequence[float]) -> None:
         self._demand = demand
         per_step, kappa = demand.trajectories_per_step, demand.publish_every
-        # After 2 * (S + 1) steps the buffer is as full as it stays.
+        # Steps that do not count: after 2 (S + 1) steps the buffer is as full as it stays.
         self._warm = 2 * (demand.staleness_max + 1)
         steps = max(STEPS_MIN, math.ceil(TRAJECTORIES_MIN / per_step), 4 * kappa)
         self._counts = steps + -steps % kappa  # whole publish periods
@@ -104,9 +105,10 @@ class Pipeline:
         self._most = PLAYED_TIMES_MAX * PLAYED_MAX
         self._size, self._kept_min = demand.group_size, kept_min(demand.group_size)
         self._lengths, self._at = demand.lengths or (1.0,), 0
-        # The fastest first. Samples by the second in which they end, had there been no pause since; pauses since.
+        # The free slots, the fastest first; and the seconds of all pauses so far.
         self._free, self._paused_s = list(slots), 0.0
         heapify(self._free)
+        # A sample ends at its time here plus `_paused_s`.
         self._samples: list[tuple[float, int, _Group, int]] = []
         self._acts: list[tuple[float, int, str, int]] = []
         self._waiting: list[tuple[float, int, _Group]] = []
@@ -115,17 +117,18 @@ class Pipeline:
         self._buffer: deque[_Group] = deque()
         self._begins: _Group | None = None
         self._flat = 0.0
-        # n, c, and the versions: published last, that waits, that spreads, that is served.
+        # n, the step whose batch is filled next, and c, the last step that was committed.
         self._step, self._committed = 1, 0
+        # The version published last, the one that spreads next, whether one spreads, and the one that is served.
         self._published, self._next, self._spreading, self._serves = 0, 0, False, -1
         self._trains = self._rests = False
 
     def step_s(self) -> float:
-        """Seconds between two commits, waiting included; infinite if they never come."""
+        """Seconds between two commits, waiting included; infinite if there are none."""
         self._spread()
         while self._committed < self._warm + self._counts:
-            self._samples_end()
-            if not self._happens() or self.played > self._most:
+            self._end_samples()
+            if not self._do_next() or self.played > self._most:
                 return math.inf
             self._go_on()
             self._lease()
@@ -133,8 +136,10 @@ class Pipeline:
 
     # --- what happens next
 
-    def _samples_end(self) -> None:
-        """All that end before anything else happens. Written out, for this is what a play does all the time."""
+    def _end_samples(self) -> None:
+        """End the samples that end before anything else happens. The loop is written out, because plays spend their
+        time here.
+        """
         samples, waiting, acts = self._samples, self._waiting, self._acts
         size, patience, kept_min = self._size, self._demand.group_patience, self._kept_min
         while samples and self.played <= self._most:
@@ -150,18 +155,18 @@ class Pipeline:
             heappush(self._free, slot)
             group.kept += 1
             if group.kept == size:
-                self._whole(group)
+                self._buffer_group(group)
                 self._go_on()
             elif patience and group.due is None and group.kept >= kept_min:
                 group.due = group.begun + patience * (self._now - group.begun)
-                heappush(waiting, (group.due, self._number(), group))
+                heappush(waiting, (group.due, self._next_number(), group))
             self._lease()
 
-    def _happens(self) -> bool:
-        """What comes next and is no sample's end; False if there is nothing."""
+    def _do_next(self) -> bool:
+        """Do what comes next and is not the end of a sample; False if there is nothing."""
         if self._waiting and (not self._acts or self._waiting[0][0] <= self._acts[0][0]):
             self._now, _, group = heappop(self._waiting)
-            self._waited(group)
+            self._end_patience(group)
         elif self._acts:
             self._now, _, what, version = heappop(self._acts)
             self._act(what, version)
@@ -170,21 +175,21 @@ class Pipeline:
         return True
 
     def _go_on(self) -> None:
-        """Batches that can be filled are, and the learner trains on."""
+        """Fill the batches that can be filled, and let the learner train."""
         while self._fill():
             pass
         if not self._trains and self._step > self._committed + 1:
             self._trains = True
-            self._later(self._demand.t_train_s, "trained")
+            self._schedule(self._demand.t_train_s, "trained")
 
-    def _waited(self, group: _Group) -> None:
+    def _end_patience(self, group: _Group) -> None:
         if not group.open:
             return
         if group.to_lease:  # it waits for a slot, not for an answer
             longer_s = max(1.0, self._now - group.begun)
-            heappush(self._waiting, (self._now + longer_s, self._number(), group))
+            heappush(self._waiting, (self._now + longer_s, self._next_number(), group))
         else:
-            self._whole(group)
+            self._buffer_group(group)
 
     def _act(self, what: str, version: int) -> None:
         demand = self._demand
@@ -199,8 +204,8 @@ class Pipeline:
             still_s = self._still_s
             self._rests = True
             self._paused_s += still_s + demand.recompute_s
-            self._later(still_s, "served", version)
-            self._later(still_s + demand.recompute_s, "rested")
+            self._schedule(still_s, "served", version)
+            self._schedule(still_s + demand.recompute_s, "rested")
         elif what == "served":
             self._serves, self._spreading = version, False
             self._spread()
@@ -217,12 +222,12 @@ class Pipeline:
     def _spread(self) -> None:
         if not self._spreading and self._next > self._serves:
             self._spreading = True
-            self._later(self._demand.t_bcast_s - self._still_s, "verified", self._next)
+            self._schedule(self._demand.t_bcast_s - self._still_s, "verified", self._next)
 
     # --- groups and batches
 
-    def _whole(self, group: _Group) -> None:
-        """All its samples are kept, or it goes on without the others."""
+    def _buffer_group(self, group: _Group) -> None:
+        """Buffer a group whose samples are all kept, or that goes on without the others."""
         self._close(group)
         self._flat += self._demand.flat
         if self._flat >= 1.0:
@@ -245,7 +250,7 @@ class Pipeline:
             return False
         last = self._step - 1 - self._demand.staleness_max
         for group in [each for each in self._open if each.due is not None and each.version <= last]:
-            self._whole(group)
+            self._buffer_group(group)
         taken = sorted(self._buffer, key=lambda group: group.version)
         self._step += 1
         oldest = self._step - 1 - self._demand.staleness_max
@@ -273,10 +278,10 @@ class Pipeline:
             self.played += 1
             heappush(self._samples, (due, self.played, group, group.to_lease))
 
-    def _later(self, seconds: float, what: str, version: int = 0) -> None:
-        heappush(self._acts, (self._now + max(0.0, seconds), self._number(), what, version))
+    def _schedule(self, seconds: float, what: str, version: int = 0) -> None:
+        heappush(self._acts, (self._now + max(0.0, seconds), self._next_number(), what, version))
 
-    def _number(self) -> int:
+    def _next_number(self) -> int:
         self.played += 1
         return self.played
 

@@ -2,10 +2,10 @@
 
     usd a step(pool) = (usd/h of the learner + usd/h of the pool) * seconds a step(pool) / 3600
 
-Pools are the first n workers by rho. A small one makes the learner wait, which costs what the learner costs; a large
-one costs more than the waiting that it ends. So neither "no bubble" nor mu_min is the aim: where S leaves hardly any
-time, half of mu_min may be cheapest. `pipeline` plays some pools; for the others the seconds are interpolated over mu.
-A learner without a price is taken to cost LEARNER_USD_PER_H.
+A pool is the first n workers by rho. With a small pool the learner waits, and a waiting learner still costs its price;
+a large pool costs more than the waiting that it saves. So neither "no bubble" nor mu_min is the aim: where S leaves
+hardly any time, half of mu_min may be cheapest. `pipeline` plays some pools; for the others the seconds are
+interpolated over mu. A learner without a price is assumed to cost LEARNER_USD_PER_H.
 Not here: which set of workers makes the throughput (`worker_cost`), and when the set changes (`activation`).
 """
 
@@ -20,29 +20,29 @@ from echo2d.core.capacity.model import Demand
 from echo2d.core.capacity.pipeline import Pipeline, group_times
 from echo2d.core.capacity.worker_cost import COST_SLACK, WorkerOffer
 
-# Of a learner of which nobody said what it costs: a host with a few rented GPUs.
+# The price of a learner for which none is stated: that of a host with a few rented GPUs.
 LEARNER_USD_PER_H = 10.0
-# Between two pools that are played at first, in throughput; then the cheapest ones are, so many at most.
+# The pools that are played first grow by PLAYED_TIMES; then up to PLAYED_MORE near the cheapest one are played.
 PLAYED_TIMES, PLAYED_MORE = 1.25, 6
-# Of two pools that cost the same to so much, the smaller one is better.
+# If two pools differ in cost by no more than this share, the smaller one is better.
 SAME = 0.002
-# The pools that are named beside the cheapest have so many times its throughput, or so much less.
+# The pools that are named beside the cheapest make this many times as much, and as much divided by this.
 BESIDE = 1.1
 
 
 @dataclass(frozen=True, slots=True)
 class PricedPool:
-    """The first so many workers: trajectories/s, usd/h, seconds and usd a step."""
+    """The pool of the first `workers` workers."""
 
     workers: int
-    mu: float
+    mu: float  # trajectories/s
     usd_per_h: float
     step_s: float
     usd_per_step: float
 
 
 class StepTimes:
-    """Seconds a step over mu, as played for some pools of these workers."""
+    """Seconds a step as a function of mu, played for some pools of these workers."""
 
     def __init__(self, demand: Demand, ranked: Sequence[WorkerOffer]) -> None:
         self.demand, self._ranked = demand, ranked
@@ -52,11 +52,11 @@ class StepTimes:
         self._curve: list[tuple[float, float]] = []
 
     def step_s(self, mu: float) -> float:
-        """Seconds between two commits with workers that make so much together; infinite with none."""
+        """Seconds between two commits with workers that make this much together; infinite with none."""
         return self.steps_s([mu])[0]
 
     def steps_s(self, makes: Sequence[float]) -> list[float]:
-        """The same for several pools, which make more and more."""
+        """The same for several pools, in ascending order of what they make."""
         found, place, curve = [], 0, self._curve
         for mu in makes:
             if mu <= 0 or not curve:
@@ -69,14 +69,14 @@ class StepTimes:
                 seconds = curve[-1][1]
             else:
                 high_mu, high_s = curve[place]
-                # It was never played with less than the least: a step takes longer by as much.
+                # Below the smallest pool that was played, half the throughput makes a step twice as long.
                 low_mu, low_s = curve[place - 1] if place else (high_mu - 1.0, high_s + 1.0)
                 seconds = low_s + (high_s - low_s) * (at - low_mu) / (high_mu - low_mu)
             found.append(math.exp(seconds))
         return found
 
     def play(self, workers: int) -> bool:
-        """Play the pool of the first so many workers; False if it has been played."""
+        """Play the pool of the first `workers` workers; False if it has been played."""
         if workers in self._played:
             return False
         self._played.add(workers)
@@ -87,32 +87,34 @@ class StepTimes:
         return True
 
     def play_near(self, workers: int) -> int:
-        """Play this pool; if it has been, the one in the middle of the wider gap beside it. Returns which."""
+        """Play this pool or, if it has been played, the one in the middle of the wider gap beside it. Returns which."""
         if not workers or self.play(workers):
             return workers
         lower = max((each for each in self._played if each < workers), default=workers)
         upper = min((each for each in self._played if each > workers), default=workers)
         gaps = (workers - lower) / workers, (upper - workers) / upper
         middle = (workers + lower) // 2 if gaps[0] >= gaps[1] else (workers + upper + 1) // 2
-        # Two pools that differ by less than 2 % of their workers decide nothing.
+        # In a gap of at most 2 % of the workers, no pool is played.
         if max(gaps) > 0.02:
             self.play(middle)
         return middle
 
     def first(self, mu: float) -> int:
-        """How many workers make so much; all, if they do not."""
+        """How many workers make this much together; all, if they make less."""
         return min(bisect_left(self._mu, mu * (1 - COST_SLACK), lo=1), len(self._ranked))
 
     def holds_for(self, demand: Demand, ranked: Sequence[WorkerOffer]) -> bool:
         """Whether a new curve would hardly differ."""
         mine, other = self._signature(self.demand, self._ranked), self._signature(demand, ranked)
-        # A curve holds for demands that differ from its own by at most 10 %.
+        # A curve holds for demands whose figures differ from its own by at most 10 %.
         return all(
             abs(a - b) <= 0.1 * max(abs(a), abs(b)) for a, b in zip(mine, other, strict=True)
         )
 
     def _signature(self, demand: Demand, ranked: Sequence[WorkerOffer]) -> tuple[float, ...]:
-        """What decides a curve, in train steps: of the workers that make what the learner takes, R / T."""
+        """The figures that decide a curve, with times in train steps. Of the workers, those count that together make
+        what the learner takes, R / T.
+        """
         mu, slot_s, slots = 0.0, 0.0, 0
         for each in ranked:
             if mu * demand.t_train_s > demand.trajectories_per_step:
@@ -127,7 +129,7 @@ class StepTimes:
             demand.recompute_s,
             length * slot_s / max(1, slots),
         )
-        # What is small beside a train step may change by more.
+        # A time that is short beside a train step may change by more.
         return (
             demand.publish_every,
             tail,
@@ -138,9 +140,8 @@ class StepTimes:
 class Pools:
     """See the module docstring. ranked: the workers in the order in which they are taken.
 
-    times: of a demand and workers that hardly differ; None: pools are played, by `play`; then there is a best one.
-    slower: what workers seem to make is
-    divided by this (`target_raise`).
+    times: step times for a demand and workers that hardly differ; None: `play` plays pools, and finds the best one.
+    slower: the estimated throughput of workers is divided by this (`target_raise`).
     """
 
     def __init__(
@@ -161,24 +162,24 @@ class Pools:
         self.best = self.of(0) if times is None else self._cheapest()
 
     def play(self) -> bool:
-        """Play a pool, which takes some 10 ms; False: no more of them have to be played."""
+        """Play a pool, which takes some 10 ms; False: all pools that are needed have been played."""
         played = next(self._left, None) is not None
         if not played:
             self.best = self._cheapest()
         return played
 
     def played(self) -> Self:
-        """All at once."""
+        """Play all pools that are needed, at once."""
         while self.play():
             pass
         return self
 
     def step_s(self, mu: float) -> float:
-        """Seconds between two commits with workers of which so much counts."""
+        """Seconds between two commits with workers of this estimated throughput."""
         return self.times.step_s(mu / self._slower)
 
     def usd_per_step(self, mu: float, usd_per_h: float) -> float:
-        """usd_per_h: of these workers. Infinite without any."""
+        """The price of a step with workers of this throughput and price; infinite without any."""
         return (self._learner + usd_per_h) * self.step_s(mu) / 3600.0
 
     def bubble(self, mu: float) -> float:
@@ -186,12 +187,12 @@ class Pools:
         return max(0.0, 1.0 - self.demand.t_train_s / self.step_s(mu))
 
     def of(self, workers: int) -> PricedPool:
-        """The first so many workers."""
+        """The pool of the first `workers` workers."""
         mu, usd_per_h = self._mu[workers], self._usd_per_h[workers]
         return PricedPool(workers, mu, usd_per_h, self.step_s(mu), self.usd_per_step(mu, usd_per_h))
 
     def why(self) -> str:
-        """Why the cheapest pool is that: its price a step, and those of the pools beside it."""
+        """Why the cheapest pool is the cheapest: its price per step, and those of the pools beside it."""
         best, most = self.best, len(self._mu) - 1
         if not best.workers:
             return ""
@@ -207,7 +208,7 @@ class Pools:
     # --- inside
 
     def _plays(self) -> Iterator[int]:
-        """Some pools, coarsely; then the cheapest ones, until no other one seems cheaper."""
+        """Play pools, first in wide steps, then near the cheapest one; yields after each."""
         # Pools that make less than a fifth of what the learner takes at most (R / T) are not played.
         least = 0.2 * self.demand.trajectories_per_step / self.demand.t_train_s
         number, cheapest, most = self.times.first(least), math.inf, len(self._mu) - 1

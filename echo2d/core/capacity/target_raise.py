@@ -1,13 +1,13 @@
-"""Corrects the price of pools where the learner waits longer than they were predicted to make it wait.
+"""Corrects the prices of pools when the learner waits longer than predicted.
 
-    the bubble of the last RAISE_PERIODS publish periods, on average, is above the predicted one by EXCESS_MAX
-        --> workers count for less: `factor` grows as if the missing share were throughput
-    with the larger pool the bubble has not become smaller
-        --> back to the factor before, and not again for VAIN_PERIODS
-    CALM_PERIODS in a row below the predicted bubble, or below CALM_BUBBLE
-        --> the factor falls by RAISE_STEP, to 1 at last
+    the mean bubble of the last RAISE_PERIODS publish periods exceeds the predicted one by EXCESS_MAX
+        --> workers count for less: `factor` grows as if the missing share of time were missing throughput
+    with the larger pool the bubble is not smaller
+        --> the factor becomes what it was before, and is not raised again for VAIN_PERIODS
+    CALM_PERIODS in a row the bubble is below the predicted one, or below CALM_BUBBLE
+        --> the factor falls by RAISE_STEP, down to 1
 
-A mean sees a bubble that comes in bursts. Not here: whether more workers are worth their price (`pools`).
+The mean also shows a bubble that comes in bursts. Not here: whether more workers are worth their price (`pools`).
 """
 
 from collections import deque
@@ -18,24 +18,26 @@ EXCESS_MAX, CALM_BUBBLE = 0.02, 0.002
 # Publish periods.
 RAISE_PERIODS, CALM_PERIODS, VAIN_PERIODS = 6, 8, 48
 RAISE_STEP, RAISE_MAX = 0.02, 2.0
-# A raise was in vain if the bubble fell by less than this share of what it was to fall by.
+# A raise was in vain if the bubble fell by less than this share of the excess that it was to end.
 FELL_MIN = 0.3
 
 
 @dataclass(slots=True)
 class TargetRaise:
-    """factor: what a pool seems to make, over what counts of it."""
+    """See the module docstring."""
 
+    # The estimated throughput of a pool, over the throughput for which it counts.
     factor: float = 1.0
+    # The factor before the last raise.
     _before: float = 1.0
-    # The bubble that the last raise was to end, and the one that was predicted.
+    # The mean bubble before the last raise, and the excess that the raise was to end; None: it has been judged.
     _tried: tuple[float, float] | None = None
     _newest: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=RAISE_PERIODS))
     _calm: int = 0
     _pause: int = 0
 
     def look(self, bubble: float, predicted: float) -> bool:
-        """A period is over; returns whether the factor is another one now. Both are shares of the period."""
+        """A publish period is over. Returns whether the factor has changed. bubble, predicted: shares of the period."""
         factor = self.factor
         self._pause = max(0, self._pause - 1)
         self._calm = self._calm + 1 if bubble <= max(predicted, CALM_BUBBLE) else 0
@@ -47,14 +49,14 @@ class TargetRaise:
         return self.factor != factor
 
     def changed(self) -> None:
-        """Other workers are active now: what was seen before says nothing of them."""
+        """Other workers are active now: forget the bubbles of the former ones."""
         self._newest.clear()
 
     # --- inside
 
     def _judge(self) -> None:
         waited = sum([each[0] for each in self._newest]) / RAISE_PERIODS
-        foreseen = sum([each[1] for each in self._newest]) / RAISE_PERIODS
+        predicted = sum([each[1] for each in self._newest]) / RAISE_PERIODS
         if self._tried is not None:
             before, to_end = self._tried
             self._tried = None
@@ -62,7 +64,7 @@ class TargetRaise:
                 self.factor, self._pause = self._before, VAIN_PERIODS
                 self._newest.clear()
                 return
-        excess = waited - foreseen
+        excess = waited - predicted
         if excess > EXCESS_MAX and not self._pause:
             # A learner that waits for a tenth of its time needs a ninth more.
             raised = min(RAISE_MAX, self.factor / (1.0 - min(0.5, excess)))

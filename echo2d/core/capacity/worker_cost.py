@@ -4,12 +4,11 @@
     c      usd/h            the worker's price, plus the bandwidth of versions it receives and sends
     rho    usd/trajectory   c / (3600 * mu)
 
-A worker that is away is not billed, so how often it is there is no part of its price. The offers with the least total
-c are wanted whose mu add up to the target. Taking
-them by rho, cheapest first, is optimal if workers could be divided (the LP bound). The greedy set
-of whole workers is then trimmed. It costs at most one worker more than the bound. Up to EXACT_MAX
-offers, dynamic programming finds the best set. It keeps those sets of the first i offers that no
-other set beats in both mu and c, and that may still become cheaper than the greedy set.
+A worker that is away is not billed, so its price does not depend on how often it is present. Wanted are the offers
+with the least total c whose mu add up to the target. If workers could be divided, taking them by rho, lowest first,
+would be optimal (the LP bound). The greedy set of whole workers is then trimmed. It costs at most one worker more
+than the bound. Up to EXACT_MAX offers, dynamic programming finds the best set. It keeps those sets of the first i
+offers that no other set beats in both mu and c, and that may still become cheaper than the greedy set.
 
 docs/design/capacity.md has the reasons and an example.
 """
@@ -20,25 +19,26 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 EXACT_MAX = 40  # offers; above it the trimmed greedy set is the answer
-# Sets kept at a time. Real prices need far fewer. More would take seconds, and come up only where
-# all sets cost about the same; sets of nearly equal mu then count as one.
+# Sets kept at a time. Real prices need far fewer. More would take seconds, and occur only where all
+# sets cost about the same; sets of nearly equal mu then count as one.
 FRONTIER_MAX = 4096
 COST_SLACK = 1e-9  # a share of the target, because sums of floats are inexact
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerOffer:
-    """A worker that can be had.
-
-    mu: trajectories/s while it is present. usd_per_h: price with bandwidth. guessed: its own work has not shown mu yet.
-    slots: samples that it generates at once. waste: of what it makes, the share that is thrown away.
-    """
+    """A worker that can be had."""
 
     name: str
+    # Trajectories/s while it is present.
     mu: float
+    # Its price, bandwidth included.
     usd_per_h: float
+    # Whether mu is still a guess.
     guessed: bool = False
+    # Samples that it generates at once.
     slots: int = 1
+    # The share of what it makes that is thrown away.
     waste: float = 0.0
 
     @property
@@ -54,15 +54,14 @@ class WorkerOffer:
 
 @dataclass(frozen=True, slots=True)
 class WorkerSet:
-    """A set of workers.
-
-    enough: it meets the target. exact: no set that does is cheaper. bound_usd_per_h: the LP bound,
-    below which no set can be, not even one with fractions of workers.
-    """
+    """A set of workers."""
 
     offers: tuple[WorkerOffer, ...]
+    # It meets the target.
     enough: bool
+    # No cheaper set meets the target.
     exact: bool
+    # The LP bound: no set costs less, not even one with fractions of workers.
     bound_usd_per_h: float
 
     @property
@@ -90,7 +89,7 @@ def bandwidth_usd_per_h(
 def choose(offers: Sequence[WorkerOffer], target: float) -> WorkerSet:
     """The cheapest offers that make `target` trajectories/s together.
 
-    If all offers together make less, the answer is all that make anything.
+    If all offers together make less, the answer is all offers that make anything.
     """
     ranked = by_rho(offers)
     if target <= 0:
@@ -127,7 +126,7 @@ def in_order(offers: Sequence[WorkerOffer], target: float) -> Iterator[WorkerOff
 def _trimmed(
     taken: list[WorkerOffer], ranked: Sequence[WorkerOffer], target: float
 ) -> list[WorkerOffer]:
-    """A cheaper set: replace the last worker by the cheapest one that closes the gap, drop spares.
+    """A cheaper set: replace the last worker by the cheapest one that closes the gap, and drop spare ones.
 
     `taken` meets the target and needs its last worker for that.
     """
@@ -136,7 +135,7 @@ def _trimmed(
     closing = [offer for offer in ranked if offer.name not in chosen and offer.mu >= gap]
     taken = [*taken[:-1], min(closing, key=lambda offer: (offer.usd_per_h, -offer.mu))]
     spare = sum([offer.mu for offer in taken]) - target * (1 - COST_SLACK)
-    # Drop workers that are not needed any more, the dearest first.
+    # Drop workers that are not needed any more, the most expensive first.
     for offer in sorted(taken, key=lambda offer: -offer.usd_per_h):
         if offer.mu <= spare:
             taken.remove(offer)
@@ -146,12 +145,10 @@ def _trimmed(
 
 @dataclass(frozen=True, slots=True)
 class _Fractions:
-    """The LP bound: offers in the order of rho, of which the last may be taken in part.
-
-    mu, usd: entry n is the sum over the first n offers.
-    """
+    """The LP bound: offers in the order of rho, of which the last may be taken in part."""
 
     offers: Sequence[WorkerOffer]
+    # Entry n of these two is the sum over the first n offers.
     mu: tuple[float, ...]
     usd: tuple[float, ...]
 
@@ -163,7 +160,7 @@ class _Fractions:
         )
 
     def usd_per_h(self, first: int, mu: float) -> float:
-        """The least cost of so much mu, with offers from `first` on; infinite if they make less."""
+        """The least cost of this much mu, with offers from `first` on; infinite if they make less."""
         last = bisect_left(self.mu, self.mu[first] + mu * (1 - COST_SLACK), lo=first)
         if last >= len(self.mu):
             return float("inf")

@@ -2,12 +2,12 @@
 
 A worker's *yield* is trained / judged, counted over the trajectories that were accepted from it and
 then judged: trained on, or thrown away because all rewards of their group are the same (or because
-the learner refused it). What became too old, or shared a group with a failure, counts for nobody.
-So a worker that sends short garbage has a high mu_i and a low yield, and their product is what it
-adds to the run.
+the learner refused it). A trajectory that became too old, or shared a group with a failure, is not
+counted. So a worker that sends short garbage has a high mu_i and a low yield, and their product is
+what it adds to the run.
 
-Until a worker has a record, PRIOR judged trajectories at the pool's share stand for it. Old records
-fade. Not here: who is activated for it (`demand`).
+A worker's record begins with PRIOR judged trajectories at the pool's share. Old records fade. Not
+here: which workers are activated by their yield (`demand`).
 """
 
 import math
@@ -19,21 +19,23 @@ from echo2d.core.base.bounded_dict import keep_newest
 from echo2d.core.base.ids import PeerId
 from echo2d.core.capacity.estimators import Share
 
-PRIOR = 50.0  # trajectories at the pool's share, before a worker's own record counts as much
-YIELD_MEMORY = 512.0  # judged trajectories after which a worker's record has lost all but 1/e
-YIELD_WORKERS_MAX = 2048  # whose record is kept: as many as there are peers
+# After this many judged trajectories a worker's own record counts as much as the pool's share.
+PRIOR = 50.0
+YIELD_MEMORY = 512.0  # judged trajectories after which an old record keeps 1/e of its weight
+YIELD_WORKERS_MAX = 2048  # workers whose record is kept: the limit of peers
 
 
 @dataclass(slots=True)
 class _Record:
     """The trajectories of one worker; older ones fade.
 
-    trained: so many were trained on. expected: so many would have been at the pool's share of that
-    time. The pool's share changes while the model learns, and a worker that stands by makes nothing
-    that could correct an old record; so only the quotient of the two counts.
+    The pool's share changes while the model learns, and a worker that stands by makes nothing that
+    could correct an old record; so only the quotient of the two numbers counts.
     """
 
+    # How many were trained on.
     trained: float = 0.0
+    # How many would have been trained on at the pool's share of that time.
     expected: float = 0.0
 
 
@@ -41,12 +43,12 @@ class _Record:
 class Yields:
     """See the module docstring."""
 
-    pool: Share = field(default_factory=Share)  # of all workers, thrown away
-    _used: float = 0.99  # of all workers, trained on
+    pool: Share = field(default_factory=Share)  # of all workers' trajectories: thrown away
+    _used: float = 0.99  # share of all workers' trajectories: trained on
     _records: dict[PeerId, _Record] = field(default_factory=dict)
 
     def judged(self, workers: Iterable[PeerId], *, trained: bool) -> None:
-        """Trajectories were trained on, or thrown away. workers: who made each."""
+        """Trajectories were trained on, or thrown away. workers: the worker of each."""
         for worker, count in Counter(workers).items():
             record = self._records.pop(worker, None) or _Record()
             keep = math.exp(-count / YIELD_MEMORY)

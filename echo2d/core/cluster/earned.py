@@ -1,8 +1,8 @@
 """What each worker has earned in the run, across restarts: trajectories, and bytes passed on.
 
 A count changes with the record that makes a result or a commit durable, and both are in one transaction.
-Bytes are written with the next such record: a crash forgets those after it, and nobody counts those
-that a worker passes on while the coordinator is away.
+Bytes are written with the next such record: later bytes are lost in a crash, and bytes that a worker
+passes on while the coordinator is away are not counted.
 """
 
 from collections import Counter, defaultdict
@@ -17,31 +17,34 @@ from echo2d.core.cluster.events import Persist
 
 @dataclass(frozen=True, slots=True)
 class WorkerEarned:
-    """accepted, trained: trajectories whose last token it wrote. sent_bytes: of versions, as it says."""
+    """What one worker has earned."""
 
     worker: PeerId
+    # Trajectories whose last token it wrote.
     accepted: int = 0
     trained: int = 0
+    # Bytes of versions, as it reports them.
     sent_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class EarnedKept:
-    """They replace what was known of these workers."""
+    """What these workers have earned; it replaces older records of them."""
 
     workers: tuple[WorkerEarned, ...]
 
 
 class Earned:
-    """See the module docstring. due: call `to_keep` at the end of this event."""
+    """See the module docstring."""
 
     def __init__(self, kept: Iterable[WorkerEarned] = ()) -> None:
         # Accepted, trained, sent_bytes.
         self._of = defaultdict[PeerId, list[int]](partial(list, (0, 0, 0)))
         for each in kept:
             self._of[each.worker] = [each.accepted, each.trained, each.sent_bytes]
-        # A set in order.
+        # The workers whose record has changed: a set, in order.
         self._changed: dict[PeerId, None] = {}
+        # Call `to_keep` at the end of this event.
         self.due = False
 
     def of(self, worker: PeerId) -> WorkerEarned:
@@ -52,7 +55,7 @@ class Earned:
         self._changed[worker], self.due = None, True
 
     def trained(self, workers: Iterable[PeerId]) -> None:
-        """workers: who wrote each trajectory of a batch."""
+        """A batch was trained on. workers: the author of each trajectory."""
         for worker, count in Counter(workers).items():
             self._of[worker][1] += count
             self._changed[worker], self.due = None, True
@@ -63,9 +66,9 @@ class Earned:
             self._changed[worker] = None
 
     def to_keep(self) -> Persist[EarnedKept]:
-        """What has changed since the last call."""
+        """The records that have changed since the last call."""
         kept = tuple(map(self.of, self._changed))
         self._changed, self.due = {}, False
-        # The workers that began to earn last are counted; twice as many as may be enrolled at once.
+        # Twice as many workers are kept as may be enrolled at once: those that began to earn last.
         keep_newest(self._of, 20_000)
         return Persist(EarnedKept(kept))

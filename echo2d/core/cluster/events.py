@@ -25,23 +25,22 @@ RecordT_co = TypeVar("RecordT_co", covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class PeerConnected:
-    """A peer with a valid credential opened a session and said hello.
-
-    trusted: its token is one that the operator trusts. cordoned: an operator has taken it out of
-    service. token: the name of its access token; empty: one of the run's own processes.
-    """
+    """A peer with a valid credential opened a session and said hello."""
 
     session: SessionId
     peer: PeerId
     hello: Hello
+    # Its token is one that the operator trusts.
     trusted: bool = False
+    # An operator has taken it out of service.
     cordoned: bool = False
+    # The name of its access token; empty: it is one of the run's own processes.
     token: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class PeerSaid:
-    """A message after the hello."""
+    """A peer sent a message after its hello."""
 
     session: SessionId
     message: ToCoordinator
@@ -49,7 +48,7 @@ class PeerSaid:
 
 @dataclass(frozen=True, slots=True)
 class PeerDisconnected:
-    """The session is gone: closed, reset, timed out or broke the protocol."""
+    """The session has ended: it was closed or reset, timed out, or broke the protocol."""
 
     session: SessionId
     reason: str
@@ -64,7 +63,7 @@ class PeerRevoked:
 
 @dataclass(frozen=True, slots=True)
 class PeerPardoned:
-    """A person lets a convicted worker in again."""
+    """A person pardoned a convicted worker, which may join again."""
 
     peer: PeerId
 
@@ -164,7 +163,7 @@ class DialBack:
 
 @dataclass(frozen=True, slots=True)
 class SyncVersion:
-    """Make a snapshot copy survive a power failure, some time. path: as in PublishAsked."""
+    """Sync a snapshot copy to disk, at some time, so that it survives a power failure. path: as in PublishAsked."""
 
     path: str
     digest: Digest
@@ -186,10 +185,11 @@ class StopRun:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A fact for logs and `status`. kind: a short word. text: one line. group: what it is about."""
+    """A fact for logs and `status`."""
 
-    kind: str
-    text: str
+    kind: str  # a short word
+    text: str  # one line
+    # The group that the fact is about.
     group: GroupId | None = None
 
 

@@ -1,7 +1,7 @@
-"""How the learner spends its time: training, waiting, and waiting for what.
+"""How the learner spends its time: training, waiting, and what it waits for.
 
-    commit --waits--> batch asked --starves--> batch there --trains--> commit
-                                     `-- part of that lacks nothing but rewards
+    commit --waits--> batch asked for --starves--> batch ready --trains--> commit
+                                         `-- for a part of that the batch lacks only rewards
 
 Not here: what the run does about it (`capacity`).
 """
@@ -9,9 +9,9 @@ Not here: what the run does about it (`capacity`).
 from collections import deque
 from typing import NamedTuple
 
-# Measurements kept of each kind: more steps than any p95 here needs.
+# Measurements that are kept of each kind: more steps than any p95 here needs.
 RECENT_MAX = 256
-# The pace of a run is that of so many steps.
+# The pace of a run is the mean over this many steps.
 PACE_STEPS = 16
 
 
@@ -41,7 +41,7 @@ class LearnerTime:
         self._lacks_rewards = False
 
     def trained(self, t_train_s: float, *, now: float) -> None:
-        """It commits a step that it trained for so long."""
+        """The learner commits a step that it trained for `t_train_s`."""
         if self._committed_at is not None:
             waited_s = max(0.0, now - self._committed_at - t_train_s)
             self.trained_s += t_train_s
@@ -50,11 +50,11 @@ class LearnerTime:
         self._committed_at, self._at_commit = now, (self.starved_s, self.unscored_s)
 
     def session_opened(self) -> None:
-        """The time before does not count as waiting."""
+        """A session has begun: the time before does not count as waiting."""
         self._committed_at = None
 
     def waits(self, *, waits: bool, lacks_rewards: bool = False, now: float) -> None:
-        """From now on it waits for its next batch, or not. lacks_rewards: the batch lacks nothing else."""
+        """From now on the learner waits for its next batch, or not. lacks_rewards: the batch lacks only rewards."""
         self._starve(now)
         self._starves_since, self._lacks_rewards = now if waits else None, lacks_rewards
 

@@ -7,10 +7,10 @@
                              +--> gone <----- PEER_GONE_S of silence ---+
                          goodbye, revoked
 
-A peer without a session is not alive; it becomes suspected only when its silence has lasted. A peer
+A peer without a session is not alive; it becomes suspected only after 3 heartbeats of silence. A peer
 that passed on bad frames is quarantined for a while (`quarantine`): it receives, and passes nothing
-on. Of two live sessions of one peer id the newer one wins. The FLIPS_MAX-th change within
-FLIP_WINDOW_S refuses both, because two daemons are using one key.
+on. Of two live sessions of one peer id the newer one wins. At the FLIPS_MAX-th change within
+FLIP_WINDOW_S both are refused, because two daemons are using one key.
 Kept true: every live session belongs to exactly one peer.
 Not here: leases, plans, versions.
 """
@@ -32,31 +32,32 @@ from echo2d.core.protocol.control_messages import (
 )
 from echo2d.core.protocol.peer_handshake import SECRET_BYTES
 
-# After so many missed heartbeats a peer is suspected: one may be lost by accident, three are not.
+# After this many missed heartbeats a peer is suspected: one may be lost by accident, three are not.
 HEARTBEATS_MISSED_MAX = 3
-# A peer that is silent for so long is gone. Its leases have gone elsewhere long before.
+# A peer that is silent for this long is gone. Other workers have taken over its leases long before.
 PEER_GONE_S = 60.0
-# A fleet of 2,000 workers and what else is there. When there are more, peers that are gone are
+# Room for a fleet of 2,000 workers and the other peers. When there are more, peers that are gone are
 # forgotten.
 PEERS_MAX = 2048
-# As long as a host's name may be.
+# A host's name may have this length.
 PEER_NAME_CHARS_MAX = 64
-# Of the name of a quantization.
+# The name of a quantization may have this length.
 QUANTIZATION_CHARS_MAX = 32
 # Slots of one worker; more is a mistake in its configuration.
 SLOTS_MAX = 4096
 # Forms that one hello may name; a peer keeps the frames of four.
 FORMS_MAX = 64
 
-# What a convicted worker is told.
+# The reason that is sent to a convicted worker.
 CONVICTED = "an audit found that this worker's answers are not the model's; ask the run's operator"
 
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A peer joined. renewed: its daemon has started anew, or its address has changed."""
+    """A peer joined."""
 
     peer: Peer
+    # Its daemon was restarted, or its address has changed.
     renewed: bool
 
 
@@ -109,12 +110,12 @@ class Membership:
     def connected(
         self, event: PeerConnected, *, now: float
     ) -> tuple[Joined | None, list[ClusterAction]]:
-        """A hello came: the session joins, or the actions refuse it.
+        """A hello arrived: the session joins, or the actions refuse it.
 
         The caller sends the Welcome.
         """
         hello, session = event.hello, event.session
-        # The control link has named both builds by now; a run without one does not mix them.
+        # The control link has exchanged both builds by now; without a control link no run mixes builds.
         if not hello.build.speaks_with(OURS):
             text = not_understood(hello.kind, hello.build, OURS)
             return None, _refuse(session, "build", text, permanent=False)
@@ -132,7 +133,7 @@ class Membership:
             return None, _refuse(session, "run", text, permanent=True)
         if hello.kind == "seed" and hello.listen is None:
             return None, _refuse(
-                session, "protocol", "a seed says where it listens", permanent=True
+                session, "protocol", "a seed must say where it listens", permanent=True
             )
         if hello.kind == "seed" and self.seed is not None and self.seed.peer != event.peer:
             return None, _refuse(session, "busy", "the run has a seed already", permanent=False)
@@ -141,9 +142,9 @@ class Membership:
         return self._join(event, now)
 
     def heard(self, session: SessionId, *, now: float) -> tuple[Peer | None, bool]:
-        """A message came.
+        """A message arrived.
 
-        Returns its peer and whether that was suspected; None: no live session.
+        Returns its peer, and whether the peer was suspected; None: the session is not live.
         """
         peer = self.of_session(session)
         if peer is None:
@@ -158,7 +159,7 @@ class Membership:
     def disconnected(self, session: SessionId) -> None:
         """The session ended.
 
-        The peer may come back, and is suspected when its silence has lasted.
+        The peer may come back, and is suspected only after some silence.
         """
         peer = self._sessions.pop(session, None)
         if peer is not None:
@@ -197,7 +198,7 @@ class Membership:
         return at_fault
 
     def misreported(self, peer: Peer, *, now: float) -> None:
-        """The peer said what no honest program does; a stream of it ends in quarantine."""
+        """The peer sent a report that no honest program sends; a stream of such reports ends in quarantine."""
         if not peer.service.misreports and peer.kind != "seed":
             peer.service.misreports = self._misreports.misreported(
                 peer.peer, peer.engine.accepted, now=now
@@ -205,7 +206,7 @@ class Membership:
             self.changed.add(peer.peer)
 
     def deadlines(self, *, now: float) -> tuple[list[Peer], list[ClusterAction]]:
-        """Returns the newly suspected peers, and actions that close sessions of peers now gone."""
+        """Returns the newly suspected peers, and actions that close the sessions of peers that are gone now."""
         due_at = self.wake_at()
         if due_at is None or now < due_at:
             return [], []
@@ -233,7 +234,7 @@ class Membership:
     # --- inside
 
     def _silent_at(self, key: PeerId) -> float | None:
-        """When the peer's silence changes its state."""
+        """The time at which the peer's silence changes its state."""
         peer = self._peers.get(key)
         if peer is None or peer.state == "gone":
             return None
@@ -260,7 +261,7 @@ class Membership:
         hello = event.hello
         peer = old or Peer(event.peer, hello.name, hello.kind, hello.boot_id, 0, event.session, now)
         peer.reach.quarantined = event.peer in self._quarantine
-        # It may have been forgotten meanwhile.
+        # The peer may have been forgotten while it was quarantined.
         peer.service.misreports = peer.service.misreports or int(event.peer in self._misreports)
         _take_hello(peer, event.hello, p2p=self._p2p)
         peer.trusted, peer.service.cordoned, peer.token = event.trusted, event.cordoned, event.token
@@ -288,7 +289,7 @@ class Membership:
         return [CloseSession(session)]
 
     def _make_room(self) -> bool:
-        """Forget the peer that is gone for longest. False: no room is left, and no peer is gone."""
+        """Forget the peer that has been gone for longest. False: no room is left, and no peer is gone."""
         if len(self._peers) < PEERS_MAX:
             return True
         gone = [peer for peer in self if peer.state == "gone"]
@@ -341,7 +342,7 @@ def _take_hello(peer: Peer, hello: Hello, *, p2p: bool) -> None:
     peer.scores = hello.scores
     peer.build = replace(hello.build, name=hello.build.shown)
     peer.quantization = printable(hello.quantization, QUANTIZATION_CHARS_MAX)
-    # USD per hour of one worker; more is a mistake.
+    # A price above 1e6 USD per hour is a mistake.
     peer.usd_per_h = (
         None if hello.usd_per_h is None or not 0 <= hello.usd_per_h <= 1e6 else hello.usd_per_h
     )

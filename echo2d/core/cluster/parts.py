@@ -1,4 +1,4 @@
-"""What every part of the coordinator reads: its rules, who is here, what was published, and what was measured."""
+"""What every part of the coordinator reads: the rules, the peers, the published versions, and the measurements."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from echo2d.core.rules.run import RunRules
 
 @dataclass(frozen=True, slots=True)
 class RunParts:
-    """Of one run. Every holder may count in `statistics`; only their owners write the others."""
+    """The parts of one run. Every holder may count in `statistics`; the others are written only by their owners."""
 
     rules: RunRules
     members: Membership

@@ -1,10 +1,10 @@
-"""What the coordinator knows of one peer: who it is, what its engines do, how it is reached, whether it may work.
+"""What the coordinator knows about one peer: its identity, its engines, how it is reached, whether it may work.
 
-part       what                                 who writes it
-(itself)   who it is, and its session           `membership`, from hellos and silences
+part       what                                 written by
+(itself)   its identity and its session         `membership`, from hellos and silences
 engine     the versions that it serves          its refits and heartbeats
 reach      addresses and uplinks                `reachability`, `topology/uplink_rates`, `quarantine`
-service    whether leases go to it              activation, the operator, the audit, and what became of its leases
+service    whether leases go to it              activation, the operator, the audit, and the ends of its leases
 """
 
 from collections import deque
@@ -18,15 +18,15 @@ from echo2d.core.protocol.control_messages import Address, PeerKind, RefitDone, 
 
 # Versions of which a worker may still be sending tokens; in practice two or three.
 ACKNOWLEDGED_MAX = 64
-# So many changes of session of one peer id within FLIP_WINDOW_S are two daemons with one key.
+# This many changes of session of one peer id within FLIP_WINDOW_S show that two daemons use one key.
 FLIPS_MAX = 3
 FLIP_WINDOW_S = 60.0
 # A worker that failed a lease gets no other one for WORKER_REST_S, doubling with each failure in a row.
 WORKER_REST_S = 1.0
-# So much of a failure does an accepted result make up for.
+# An accepted result makes up for this much of a failure.
 FORGIVES = 1 / 32
 REST_S_MAX = 30.0
-FAILURES_MAX = 6.0  # after so many a rest is REST_S_MAX
+FAILURES_MAX = 6.0  # after this many, a rest lasts REST_S_MAX
 
 PeerState = Literal["joined", "suspected", "gone"]
 
@@ -41,7 +41,7 @@ class PeerEngine:
     acknowledged: dict[VersionKey, None] = field(default_factory=dict)
     # The verified version in the current slot, which deltas can build on.
     stands: VersionKey | None = None
-    # Encodings of which it holds frames.
+    # Forms of which it holds frames.
     forms: frozenset[FormId] = frozenset()
     # Samples in its engines, as its last heartbeat said.
     running: int = 0
@@ -58,7 +58,7 @@ class PeerEngine:
     disk_free: int | None = None
 
     def serves(self, key: VersionKey | None) -> None:
-        """They serve this version now; None: nothing."""
+        """The engines serve this version now; None: nothing."""
         self.serving = key
         if key is not None:
             self.acknowledged[key] = None
@@ -132,7 +132,7 @@ class PeerService:
         self.rest_until = max(self.rest_until, now + max(at_least_s, rest_s))
 
     def left_alone(self, samples: int) -> bool:
-        """It left these samples alone; `rest` has counted one of them. Returns whether that is no accident."""
+        """The worker left these samples alone; `rest` has counted one of them. Returns whether that is no accident."""
         self.failures = min(FAILURES_MAX, self.failures + samples - 1)
         return self.failures > 2.0
 
@@ -174,12 +174,12 @@ class Peer:
 
     @property
     def alive(self) -> bool:
-        """It has a session, and was heard lately."""
+        """It has a session, and is not suspected."""
         return self.state == "joined" and self.session is not None
 
     @property
     def address(self) -> Address | None:
-        """Where other peers are told to dial it. The seed is trusted to listen where it says."""
+        """The address at which other peers dial it. The seed is trusted to listen where it says."""
         return self.reach.listen if self.reach.reachable or self.kind == "seed" else None
 
     def succeeded(self) -> None:

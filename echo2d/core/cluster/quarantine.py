@@ -1,16 +1,16 @@
-"""Quarantine: decides which peers pass bad frames on, and which report what no honest program does.
+"""Quarantine: decides which peers pass bad frames on, and which send reports that no honest program sends.
 
-    trusted --(peers of ACCUSERS_MIN owners, or the seed, got a bad frame from it)--> only receives
+    trusted --(peers of two owners, or the seed, got a bad frame from it)--> only receives
     trusted --(MISREPORTS_MAX in MISREPORTS_S, and MISREPORTS_SHARE of its results)--> does no work
     quarantined --(QUARANTINE_S, doubling each time)--> trusted
 
 When a bad frame came over an edge, one of its two ends is at fault: the accused, unless the accuser
 has accused more than ALONE_MAX peers that no other peer accuses. The accusations of such an accuser
 do not count.
-A misreport is a result or progress that cannot be, one about a lease of another worker or of nobody, and
-an accusation of a peer with which it shares no edge. An honest program has a few when messages cross.
+A misreport is an impossible result or progress, one about a lease that another worker has or that does not exist, and
+an accusation of a peer with which the accuser shares no edge. An honest program sends a few when messages cross.
 Kept true: a peer that passes on what it was given is never quarantined, unless two other owners lie
-about it, or two boxes of its own. What others say leads to no quarantine for misreports.
+about it, or two boxes of its own owner. A peer is quarantined for misreports only by what it sends itself.
 Not here: which peers share an edge, and what happens to a quarantined one (`broadcast`, `work`).
 """
 
@@ -20,28 +20,27 @@ from dataclasses import dataclass
 from echo2d.core.base.bounded_dict import keep_newest
 from echo2d.core.base.ids import PeerId
 
-# Peers that only one accuser accuses, before it is not believed any more.
+# An accuser is not believed any more if it is the only accuser of more peers than this.
 ALONE_MAX = 2
-# The first quarantine, in which a broken cable may be replaced; it doubles up to QUARANTINE_S_MAX.
+# Seconds of a peer's first quarantine, in which a broken cable may be replaced; they double up to QUARANTINE_S_MAX.
 QUARANTINE_S = 600.0
 QUARANTINE_S_MAX = 86400.0
-# As many as a run has peers; the peer that was accused longest ago is forgotten.
+# Accused peers that are remembered: the limit of peers. The peer that was accused longest ago is forgotten.
 ACCUSED_MAX = 2048
-# Accusers of one peer: its neighbours in a plan.
+# Accusers of one peer that are remembered: they are its neighbours in a plan.
 ACCUSERS_MAX = 64
-# Misreports in so many different seconds are a stream, if they are this share of what came of the worker meanwhile: a
-# broken engine may spoil one answer in a hundred, and a version that is revoked all that its workers say for a second.
+# Misreports in MISREPORTS_MAX different seconds are a stream if they are MISREPORTS_SHARE of the worker's reports in
+# that time: a broken engine may spoil one answer in a hundred, and a revoked version spoils all reports of its workers
+# for a second.
 MISREPORTS_MAX, MISREPORTS_S, MISREPORTS_SHARE = 16, 600.0, 0.125
 
 
 class QuarantineTerms:
-    """Keeps which peers are quarantined, and until when. Each time a peer is, it takes twice as long.
-
-    ends_at: when the first one ends; None: nobody is quarantined.
-    """
+    """Keeps which peers are quarantined, and until when. Each quarantine of a peer lasts twice as long as the last."""
 
     def __init__(self) -> None:
-        self.ends_at: float | None = None  # read at every event
+        # When the first quarantine ends; None: no peer is quarantined. It is read at every event.
+        self.ends_at: float | None = None
         self._until: dict[PeerId, float] = {}
         self._times: dict[PeerId, int] = {}
 
@@ -49,7 +48,7 @@ class QuarantineTerms:
         return peer in self._until
 
     def release(self, *, now: float) -> None:
-        """Peers whose quarantine is over are trusted again."""
+        """Trust the peers whose quarantine is over again."""
         self._until = {peer: until for peer, until in self._until.items() if now < until}
         self.ends_at = min(self._until.values(), default=None)
 
@@ -69,11 +68,11 @@ class QuarantineTerms:
 
 
 class Quarantine(QuarantineTerms):
-    """Of peers that pass bad frames on. `now` is monotonic seconds."""
+    """The quarantine of peers that pass bad frames on. `now` is monotonic seconds."""
 
     def __init__(self) -> None:
         super().__init__()
-        # The accusers of each accused peer, and whose they are.
+        # The accusers of each accused peer, and their owners.
         self._accusers: dict[PeerId, dict[PeerId, str]] = {}
 
     def accuse(
@@ -81,8 +80,8 @@ class Quarantine(QuarantineTerms):
     ) -> PeerId:
         """Take note of an accusation; returns which of the two is at fault.
 
-        owner: whose the accuser is: several of one owner count once. Empty: its own. is_seed: the accuser is the seed,
-        which is always believed.
+        owner: the owner of the accuser; several accusers of one owner count once. Empty: the accuser counts by itself.
+        is_seed: the accuser is the seed, which is always believed.
         """
         accusers = self._accusers.pop(accused, {})
         self._accusers[accused] = accusers
@@ -100,7 +99,7 @@ class Quarantine(QuarantineTerms):
         return accused
 
     def _is_alone(self, accuser: PeerId) -> bool:
-        """Whether it is the only accuser of too many peers."""
+        """Whether this accuser is the only one of too many peers."""
         return sum(accusers.keys() == {accuser} for accusers in self._accusers.values()) > ALONE_MAX
 
     def check(self) -> None:
@@ -111,25 +110,31 @@ class Quarantine(QuarantineTerms):
 
 @dataclass(slots=True)
 class _Misreports:
-    """since, last: when the first and the last of them came. accepted: results of the worker by the first. seconds:
-    different ones in which any came."""
+    """The misreports of one worker."""
 
+    # When the first one arrived.
     since: float
+    # Accepted results of the worker by then.
     accepted: int
     count: int = 0
+    # Different seconds in which misreports arrived.
     seconds: int = 0
+    # When the last one arrived that began a new second.
     last: float = -math.inf
 
 
 class Misreports(QuarantineTerms):
-    """Of workers that report what no honest program does. `now` is monotonic seconds."""
+    """The quarantine of workers that send reports that no honest program sends. `now` is monotonic seconds."""
 
     def __init__(self) -> None:
         super().__init__()
         self._of: dict[PeerId, _Misreports] = {}
 
     def misreported(self, worker: PeerId, accepted: int, *, now: float) -> int:
-        """Take note of one. accepted: results of the worker so far. Returns how many made a stream; 0: they do not."""
+        """Take note of a misreport. accepted: results of the worker so far.
+
+        Returns how many misreports make a stream; 0: they are no stream.
+        """
         found = self._of.pop(worker, None)
         if found is None or now - found.since > MISREPORTS_S:
             found = _Misreports(now, accepted)
@@ -138,8 +143,8 @@ class Misreports(QuarantineTerms):
         found.count += 1
         if now - found.last >= 1.0:
             found.last, found.seconds = now, found.seconds + 1
-        said = found.count + accepted - found.accepted
-        if found.seconds < MISREPORTS_MAX or found.count < MISREPORTS_SHARE * said:
+        reports = found.count + accepted - found.accepted
+        if found.seconds < MISREPORTS_MAX or found.count < MISREPORTS_SHARE * reports:
             return 0
         self.close_in(worker, now)
         del self._of[worker]

@@ -8,7 +8,7 @@
 Plans contain the addresses of reachable peers only; all others dial their parents and children. No
 version waits for an answer: a peer that is unknown when a plan is made counts as unreachable. The
 seed is trusted and not dialled back. Only one dial to a peer runs at a time, however often it says
-hello, and the peer is told every result.
+hello, and every result is sent to the peer.
 Not here: which address a peer may announce.
 """
 
@@ -20,7 +20,7 @@ from echo2d.core.cluster.peer import Peer
 from echo2d.core.protocol.control_messages import DialledBack
 from echo2d.core.protocol.peer_handshake import SECRET_BYTES
 
-# For connecting and two messages: a few round trips, with a packet lost.
+# Seconds for a connection and two messages: a few round trips, with a packet lost.
 DIAL_BACK_S = 5.0
 # A port that was opened or closed is noticed within this time.
 DIAL_BACK_EVERY_S = 120.0
@@ -42,7 +42,7 @@ class Reachability:
             return []
         if peer.reach.listen is None or len(peer.reach.dial_back_secret) != SECRET_BYTES:
             peer.reach.dial_back_at = None
-            return self._found(peer, NO_ADDRESS)
+            return self._record_result(peer, NO_ADDRESS)
         begun_at = peer.reach.dialled_back_at
         self._dial_at(peer, now if begun_at is None else max(now, begun_at + DIAL_BACK_S))
         return self.deadlines(now=now)
@@ -53,7 +53,7 @@ class Reachability:
         if peer is None or peer.reach.listen is None:
             return []
         self._dial_at(peer, now + DIAL_BACK_EVERY_S)
-        return self._found(peer, event.fault)
+        return self._record_result(peer, event.fault)
 
     def deadlines(self, *, now: float) -> list[ClusterAction]:
         """Dial the next DIALS_MAX peers that are due."""
@@ -88,18 +88,18 @@ class Reachability:
         peer.reach.dial_back_at = at
         self._due.set(peer.peer)
 
-    def _found(self, peer: Peer, fault: str) -> list[ClusterAction]:
+    def _record_result(self, peer: Peer, fault: str) -> list[ClusterAction]:
         assert peer.session is not None
         before, peer.reach.reachable = peer.reach.reachable, not fault
-        told: list[ClusterAction] = [Send(peer.session, DialledBack(fault))]
+        answer: list[ClusterAction] = [Send(peer.session, DialledBack(fault))]
         if before is peer.reach.reachable:
-            return told
+            return answer
         return [
             Note(
                 "dial_back",
                 f"{peer.name} can be dialled" if peer.reach.reachable else f"{peer.name}: {fault}",
             ),
-            *told,
+            *answer,
         ]
 
     def check(self) -> None:

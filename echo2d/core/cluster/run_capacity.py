@@ -1,4 +1,4 @@
-"""What a run's rules make of its measurements: how often it publishes, and how long a version may spread.
+"""What follows from a run's rules and measurements: how often it publishes, and how long a version may spread.
 
 Not here: the formulas (`capacity/model`), and which workers are active (`coordinator/activation_loop`).
 """
@@ -9,16 +9,16 @@ from echo2d.core.rules.run import RunRules
 
 
 def publish_every(rules: RunRules, statistics: Statistics) -> int:
-    """kappa: the one that the rules name, or the one that follows from the measurements."""
+    """kappa as the rules name it, or as it follows from the measurements."""
     return CapacityPlanner(rules, statistics.measurements).publish_every()
 
 
 def spread_s(rules: RunRules, statistics: Statistics, waited_s: float) -> float | None:
-    """Seconds that a version may spread; None: the seed's bytes cost nothing, so nobody asks.
+    """Seconds that a version may spread; None: the seed's bytes cost nothing, so the time does not matter.
 
-    Only a run that pays for what its seed sends asks: it then sends as few copies as there is time
-    for. 0 where there is no time to spare, and until the run has measured T_train, T_bcast and the time
-    of a trajectory. waited_s: since the publish.
+    In a run that pays for what its seed sends, the seed sends the fewest copies that arrive in this
+    time. 0: there is no time to spare, or the run has not measured T_train, T_bcast and the time of a
+    trajectory yet. waited_s: seconds since the publish.
     """
     measurements = statistics.measurements
     if not rules.seed_usd_per_gb_up:

@@ -1,6 +1,6 @@
-"""What the coordinator has counted and measured since it started; of it, only `earned` is durable.
+"""What the coordinator has counted and measured since it started; only `earned` is durable.
 
-`status` and the dashboard show it. Nothing is decided here.
+`status` and the dashboard show these figures. Nothing is decided here.
 """
 
 from collections import Counter, deque
@@ -17,9 +17,9 @@ from echo2d.core.cluster.step_history import RunTotals, StepHistory
 from echo2d.core.cluster.worker_quality import WorkerQualities
 from echo2d.core.protocol.trajectory import StepFigures, StoredGroup, TrajectoryRecord
 
-# The newest different faults; older ones are in the log.
+# The newest different faults that are kept; older ones are in the log.
 FAULTS_SHOWN_MAX = 32
-# One line for a person.
+# A fault is one line for a person.
 FAULT_CHARS_MAX = 300
 
 
@@ -28,27 +28,27 @@ def printable(text: str, chars_max: int) -> str:
     return "".join(char if char.isprintable() else " " for char in text[:chars_max])
 
 
-# --- what versions weigh, and what the seed has sent of them
+# --- the sizes of versions, and what the seed has sent of them
 
 # Versions whose bytes and seed_copies are kept.
 VERSIONS_MEASURED_MAX = 64
 
 
 class SentVersions:
-    """Bytes since the coordinator started; by version, of the newest ones."""
+    """Bytes of versions since the coordinator started; figures by version are kept of the newest ones."""
 
     def __init__(self) -> None:
         # Sums over all versions: bytes as encoded, and bytes of the snapshots.
         self.wire_bytes = self.full_bytes = 0
-        # By version: as encoded, and in full.
+        # By version: bytes as encoded, and bytes of the snapshot.
         self.by_version: dict[int, tuple[int, int]] = {}
         # By version: bytes that the seed sent per byte of it. The newest measured is last.
         self.seed_copies: dict[int, float] = {}
-        # Of any encoding.
+        # Bytes that the seed sent, of any form.
         self.seed_bytes = 0
 
     def encoded(self, version: int, wire_bytes: int, full_bytes: int) -> None:
-        """The encoding of a version that spreads is whole at the seed."""
+        """The form of a version that spreads is whole at the seed."""
         self.wire_bytes += wire_bytes
         self.full_bytes += full_bytes
         self.by_version.pop(version, None)
@@ -65,14 +65,14 @@ class SentVersions:
         assert max(len(self.seed_copies), len(self.by_version)) <= VERSIONS_MEASURED_MAX
 
 
-# --- all that is counted
+# --- everything that is counted
 
 
 @dataclass(slots=True)
 class FaultSeen:
-    """One fault, and how often it was seen. at: the last time, in monotonic seconds."""
+    """When and how often one fault was seen."""
 
-    at: float
+    at: float  # the last time, in monotonic seconds
     times: int
 
 
@@ -92,38 +92,42 @@ class Statistics:
         dropped: int = 0,
         earned: Earned | None = None,
     ) -> None:
-        """trained, dropped: trajectories of the run before this start. earned: of the run, by worker."""
+        """trained, dropped: trajectories of the run before this start. earned: that of the run's workers."""
         # The time of the event that is being handled.
         self.now = now
         self._trained_before, self._dropped_before = trained, dropped
-        # What decisions are made from.
+        # The measurements from which decisions are made.
         self.measurements = measurements or Measurements(1)
         self.earned = earned or Earned()
-        # How the learner spends its time, and what versions weigh.
+        # How the learner spends its time, and the sizes of versions.
         self.learner, self.sent = LearnerTime(), SentVersions()
         # What workers' answers were worth, by worker.
         self.qualities = WorkerQualities()
         # For the curves of the run.
         self.step_history = StepHistory()
-        # Newest durations: of train steps; until the last worker had verified a version, and served it; of refits,
-        # and of KV caches computed again; for which workers stood still for a version.
+        # The newest durations of train steps.
         self.t_train_s: deque[float] = deque(maxlen=RECENT_MAX)
+        # The newest T_verify and T_bcast: until the last worker had verified a version, and served it.
         self.t_verify_s: deque[float] = deque(maxlen=RECENT_MAX)
         self.t_bcast_s: deque[float] = deque(maxlen=RECENT_MAX)
         self.refit_pause_s: deque[float] = deque(maxlen=RECENT_MAX)
+        # The newest times in which KV caches were computed again.
         self.recompute_s: deque[float] = deque(maxlen=RECENT_MAX)
+        # The newest times for which workers stood still for a version.
         self.still_s: deque[float] = deque(maxlen=RECENT_MAX)
         # By task, how long its environment took for a step.
         self.tool_s: dict[str, deque[float]] = {}
-        # Step and mean reward; of these steps, the share of groups whose rewards were all the same.
+        # Step and mean reward.
         self.batch_rewards: deque[tuple[int, float]] = deque(maxlen=RECENT_MAX)
+        # For these steps, the share of groups whose rewards were all the same.
         self.flat_groups: deque[float] = deque(maxlen=RECENT_MAX)
-        # By kind and text, the newest last; and how many there were of each kind.
+        # By kind and text, the newest last.
         self.faults: dict[tuple[str, str], FaultSeen] = {}
+        # By kind.
         self.fault_counts: Counter[str] = Counter()
         # Trained trajectories by their staleness.
         self.staleness: Counter[int] = Counter()
-        # By the reason why they, or their groups, were dropped.
+        # Groups, answers and tokens, by the reason why they, or their groups, were dropped.
         self.dropped_groups: Counter[str] = Counter()
         self.dropped_answers: Counter[str] = Counter()
         self.dropped_tokens: Counter[str] = Counter()
@@ -153,7 +157,7 @@ class Statistics:
 
     @property
     def run_dropped(self) -> int:
-        """Trajectories that were given up since the run began, by the last commit before a restart."""
+        """Trajectories that were given up since the run began; those before a restart as of its last commit."""
         return self._dropped_before + self.trajectories_dropped
 
     def trained(
@@ -187,7 +191,7 @@ class Statistics:
         self.step_history.trained(step, records, t_train_s, totals, t_bcast_s, figures)
 
     def judged(self, trajectories: Iterable[TrajectoryRecord], *, trained: bool) -> None:
-        """Whole groups were trained on, or thrown away because they were not worth it."""
+        """Whole groups were trained on, or thrown away because they were not worth training on."""
         workers = [each.spans[-1].author for each in trajectories]
         self.measurements.yields.judged(workers, trained=trained)
         if trained:
@@ -210,8 +214,8 @@ class Statistics:
     ) -> None:
         """These workers serve a version, `t_bcast_s` after its publish.
 
-        cold: it is their first one. most_s: when most of them served it. expected_s: when they were
-        to hold it, by its plan.
+        cold: it is their first one. most_s: seconds until most of them served it. expected_s: seconds
+        until they should hold it, by its plan.
         """
         self.t_bcast_s.append(t_bcast_s)
         self.broadcasts += 1
@@ -224,33 +228,33 @@ class Statistics:
             self.still_s.append(still_s)
 
     def paused(self, seconds: float) -> None:
-        """A refit paused generation for so long."""
+        """A refit paused generation for this many seconds."""
         self.refit_pause_s.append(seconds)
         self.measurements.pause.add(seconds)
 
     def recomputed(self, tokens: int, seconds: float | None) -> None:
-        """After a refit, KV caches of so many tokens are computed again; None: in unknown time."""
+        """After a refit, KV caches of this many tokens are computed again. seconds: None if not known."""
         self.tokens_recomputed += tokens
         if seconds is not None:
             self.recompute_s.append(seconds)
             self.measurements.recompute.add(seconds)
 
     def environment_took(self, task: str, seconds: float) -> None:
-        """The environment of this task has answered a turn after so long."""
+        """The environment of this task has answered a turn after this many seconds."""
         self.tool_s.setdefault(task, deque(maxlen=RECENT_MAX)).append(seconds)
 
     def handed_over(self, tokens: int) -> None:
-        """A lease continues from this many tokens; 0: it starts anew."""
+        """A lease continues from this many tokens; 0: it starts again."""
         self.partials_handed_over += tokens > 0
         self.tokens_handed_over += tokens
 
     def dropped(self, reason: str, trajectories: int, lengths: Sequence[int]) -> None:
-        """A group was dropped. lengths: in tokens, of its answers, finished or not."""
+        """A group was dropped. lengths: the tokens of each of its answers, finished or not."""
         self.dropped_groups[reason] += 1
         self.wasted(reason, trajectories, lengths)
 
     def wasted(self, reason: str, trajectories: int, lengths: Sequence[int]) -> None:
-        """Answers, whole groups or not, will not be trained on. lengths: as in `dropped`."""
+        """Answers, in whole groups or not, will not be trained on. lengths: as in `dropped`."""
         self.trajectories_dropped += trajectories
         self.measurements.discards.add(0, trajectories)
         self.dropped_answers[reason] += len(lengths)

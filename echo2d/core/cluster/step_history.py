@@ -1,4 +1,4 @@
-"""What each train step was like, in one record a step: the curves of the dashboard are made of them.
+"""One record for each train step; the curves of the dashboard are made from these records.
 
 The newest RECENT_STEPS_MAX are kept. The process around the core writes them to a log, because they are
 not durable here.
@@ -10,51 +10,52 @@ from dataclasses import asdict, dataclass, field
 
 from echo2d.core.protocol.trajectory import GroupRecord, StepFigures
 
-# Steps that can be committed before the process has asked for their summaries: a few.
+# A few steps may be committed before the process has asked for their summaries.
 RECENT_STEPS_MAX = 256
-# Lines of a curve that a reader can tell apart: parts of the reward, and tags, by the order of their names.
+# Lines of a curve that a reader can tell apart: parts of the reward, and tags, in the order of their names.
 CURVE_LINES_MAX = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSummary:
-    """One train step. Durations are in seconds; None: not known.
-
-    reward, staleness: means over its trajectories. tokens: that were trained on. Since the commit
-    before: wait_s, for which the learner did not train; tokens_per_s, of accepted answers; dropped,
-    trajectories that were thrown away; t_bcast_s, of the newest broadcast that ended.
-
-    parts: means of the reward's parts, named "task/part" in a step of several tasks. reward_by_tag:
-    mean rewards of the prompts with a tag, such as "level=3". Both have the first CURVE_LINES_MAX names. The
-    other fields are those of StepFigures.
-    """
+    """One train step. Durations are in seconds; None: not known."""
 
     step: int
+    # Means over its trajectories.
     reward: float | None
     staleness: float | None
     trajectories: int
+    # Tokens that were trained on.
     tokens: int
     t_train_s: float
+    # The next four are about the time since the commit before. For how long the learner did not train.
     wait_s: float | None
+    # Tokens of accepted answers.
     tokens_per_s: float | None
+    # Trajectories that were thrown away.
     dropped: int
+    # Of the newest broadcast that ended.
     t_bcast_s: float | None
+    # The next four are those of StepFigures.
     entropy: float | None = None
     kl_rollout: float | None = None
     kl_base: float | None = None
     grad_norm: float | None = None
+    # Means of the reward's parts, named "task/part" in a step of several tasks. Like `reward_by_tag`, it has the first
+    # CURVE_LINES_MAX names.
     parts: Mapping[str, float] = field(default_factory=dict)
+    # Mean rewards of the prompts with a tag, such as "level=3".
     reward_by_tag: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class RunTotals:
-    """Counters of the run at one moment. broadcasts: that have ended."""
+    """Counters of the run at one moment."""
 
     at: float
     tokens_accepted: int
     dropped: int
-    broadcasts: int
+    broadcasts: int  # that have ended
 
 
 class StepHistory:
@@ -65,7 +66,7 @@ class StepHistory:
         self._before: RunTotals | None = None
 
     def session_opened(self) -> None:
-        """The time since the last commit says nothing about the next one."""
+        """A session has begun: the time since the last commit says nothing about the next step."""
         self._before = None
 
     def trained(
@@ -77,7 +78,7 @@ class StepHistory:
         t_bcast_s: float | None,
         figures: StepFigures | None = None,
     ) -> None:
-        """Batch `step` is committed. t_bcast_s: of the newest broadcast of all."""
+        """Batch `step` is committed. t_bcast_s: of the newest broadcast, however long ago it ended."""
         before, self._before = self._before, totals
         period_s = None if before is None else totals.at - before.at
         accepted = None if before is None else totals.tokens_accepted - before.tokens_accepted
@@ -118,7 +119,7 @@ class StepHistory:
         )
 
     def of(self, step: int) -> StepSummary | None:
-        """The summary of a step; of the newest one, where a step was trained twice."""
+        """The summary of a step; the newer one, if the step was trained twice."""
         return next((each for each in reversed(self._steps) if each.step == step), None)
 
     def check(self) -> None:

@@ -57,7 +57,7 @@ class PublishedVersions:
     """See the module docstring.
 
     published: in the order of publish_seq, without revoked ones. lost: the paths of copies that are
-    gone. keep_every: of the versions in each span of so many, the first one's copy stays; 0: none.
+    gone. keep_every: of each span of this many versions, the copy of the first one stays; 0: none.
     """
 
     def __init__(
@@ -69,26 +69,26 @@ class PublishedVersions:
         keep_every: int = 0,
     ) -> None:
         self._keep_every = keep_every
-        # By their spans of `keep_every`, the versions whose copies stay as results of the run.
+        # By span of `keep_every` versions, the version whose copy stays as a result of the run.
         self._results: dict[int, VersionPublished] = {}
-        # Spans whose result had to go: no later version takes its place.
+        # Spans whose result was deleted for lack of room: no later version takes its place.
         self._given_up: set[int] = set()
         # What `copies` returns; None: it has changed.
         self._found_copies: list[VersionPublished] | None = None
-        # The versions that are not revoked, and the snapshot copies in the run directory by their
-        # path; both in the order of publish_seq.
+        # The versions that are not revoked, in the order of publish_seq.
         self._live: dict[VersionKey, VersionPublished] = {}
         # How many were revoked or forgotten so far: while it stays the same, what was live is live.
         self.ended = 0
+        # The snapshot copies in the run directory by their path, in the order of publish_seq.
         self._copies: dict[str, VersionPublished] = {}
-        # Copies that an audit needs are kept, too.
+        # Copies that an audit needs; they are kept, too.
         self.pinned: Collection[str] = ()
-        # So are those with the best score, and those that are being evaluated.
+        # The versions with the best score, and those that are being evaluated; their copies are kept, too.
         self.scored: frozenset[VersionKey] = frozenset()
         self.publish_seq = publish_seq
-        # What `surplus` decided from last; None: something has changed since.
+        # The state from which `surplus` decided last; None: something has changed since.
         self._settled: object = None
-        # Paths of results that are to survive a power failure.
+        # Paths of results that have been synced, so that they survive a power failure.
         self._synced: frozenset[str] = frozenset()
         for record in published:
             self._take(record, has_copy=record.path not in lost)
@@ -199,9 +199,9 @@ class PublishedVersions:
     def surplus(
         self, needed: Collection[str], *, bases: int, bytes_max: int
     ) -> list[DeleteVersion | SyncVersion | Note]:
-        """Delete all snapshot copies but the newest version's, the `needed` ones, and those that have
-        room: what audits need, the best versions, the newest `bases`, and the results, newest first.
-        The best versions and the results are synced once.
+        """Delete all snapshot copies but the newest version's, the `needed` ones, and those for which
+        there is room: what audits need, the best versions, the newest `bases`, and the results, newest
+        first. The best versions and the results are synced once.
 
         There is room as long as the next version and its upload still fit into bytes_max.
         """
@@ -226,13 +226,13 @@ class PublishedVersions:
             self._given_up.add(span)
         self._found_copies = None
         self._forget()
-        reason = "run.disk_bytes_max has no room for it"
-        notes = [Note("kept", f"version {each.version} goes: {reason}") for _, each in dropped]
+        reason = "run.disk_bytes_max has no room for its copy"
+        notes = [Note("kept", f"version {one.version} is deleted: {reason}") for _, one in dropped]
         deleted = (DeleteVersion(path) for path in surplus)
         return [*deleted, *self._sync_results(), *notes]
 
     def _sync_results(self) -> list[SyncVersion]:
-        """Results that are not synced yet; they count as synced from now on."""
+        """Sync the results that have not been synced yet; they count as synced from now on."""
         best = [record for record in self.copies() if key_of(record) in self.scored]
         results = {record.path: record.digest for record in (*best, *self._results.values())}
         new = [path for path in results if path not in self._synced]
@@ -278,8 +278,8 @@ class PublishedVersions:
         self._settled = self._found_copies = None
 
     def _taken(self, paths: Collection[str]) -> int:
-        """The bytes of these copies, and of the newest version's, the next one's, and its upload, all
-        three of the newest one's size.
+        """The bytes of these copies, and of three more: the newest version's, the next one's, and that
+        one's upload, each counted with the size of the newest version.
         """
         kept = {path: self._copies[path].full_bytes for path in paths if path in self._copies}
         newest = self.newest

@@ -1,9 +1,9 @@
-"""What each worker's answers are worth: reward, length, and reward against others on the same prompts.
+"""What each worker's answers are worth: reward, length, and reward compared with others on the same prompts.
 
-Counted are the trajectories of whole, scored groups, whatever becomes of the group. Older ones fade.
-The learner adds how far its own forward pass lies from what the worker reported, of the trajectories
-that it trained. For people who look for a worker that is not like the others; nothing is decided by
-it.
+The trajectories of whole, scored groups count, whatever happens to the group later. Older ones fade.
+The learner adds how far its own forward pass is from what the worker reported, for the trajectories
+that it trained on. A person can see here which worker differs from the others; nothing is decided by
+these figures.
 """
 
 from collections import Counter
@@ -14,29 +14,30 @@ from echo2d.core.base.bounded_dict import keep_newest
 from echo2d.core.base.ids import PeerId
 from echo2d.core.protocol.trajectory import TrajectoryRecord, TrajectoryScore
 
-QUALITY_MEMORY = 512  # trajectories after which an old one has lost all but 1/e
+QUALITY_MEMORY = 512  # trajectories after which an old one keeps 1/e of its weight
 QUALITY_WORKERS_MAX = 2048
-# One trajectory counts as no further off than this, in the mean of z: where the model is nearly
-# certain of every token, the rounding of an honest engine can make z as large as it likes.
+# In the mean of z, one trajectory counts as no further off than this: where the model is nearly
+# certain of every token, the rounding of an honest engine can make z arbitrarily large.
 LEARNER_Z_MAX = 10.0
 
 
 @dataclass(slots=True)
 class WorkerQuality:
-    """Means over a worker's trajectories. above: its reward minus the mean reward of other workers'
-    samples of the same prompt; None: it never shared a prompt. trained: of its trajectories, so many
-    were trained on. learner_k, learner_z: of the `learned` trajectories that the learner scored
-    (`TrajectoryScore`); None: it scored none.
-    """
+    """Numbers of a worker's trajectories, and means over them."""
 
     scored: int = 0
+    # Means over the `scored` trajectories.
     reward: float = 0.0
     tokens: float = 0.0
     compared: int = 0
+    # Mean over the `compared` ones: the reward minus the mean reward of other workers' samples of the
+    # same prompt; None: the worker never shared a prompt.
     above: float | None = None
     learned: int = 0
+    # Means over the `learned` ones, which the learner scored (`TrajectoryScore`); None: it scored none.
     learner_k: float | None = None
     learner_z: float | None = None
+    # How many were trained on.
     trained: int = 0
 
 
@@ -50,7 +51,7 @@ class WorkerQualities:
         return self._of.get(worker)
 
     def trained(self, workers: Iterable[PeerId]) -> None:
-        """A batch is committed. workers: who made each of its trajectories."""
+        """A batch is committed. workers: the worker of each of its trajectories."""
         for worker, count in Counter(workers).items():
             found = self._of.get(worker)
             if found is not None:

@@ -4,16 +4,16 @@
                                                 +--> review --> active, standby
     members: joined, serving, prices -----------+
 
-A review takes place once a publish period, and at once when a worker joins, begins to serve, is
-lost, is cordoned or announces that it leaves; of a storm of changes, the first is reviewed at once and the rest
-together SOON_S later. With activation "all" every worker is active, and the reviews only measure.
-With "auto" the planner (`capacity/demand.py`) chooses. A standby worker gets no leases, finishes
-what it holds, and still receives versions and passes them on.
+A review takes place once per publish period, and at once when a worker joins, begins to serve, is
+lost, is cordoned or announces that it leaves. When many changes come together, the first is
+reviewed at once and the others together SOON_S later. With activation "all" every worker is active,
+and the reviews only measure. With "auto" the planner (`capacity/demand.py`) chooses. A standby
+worker gets no leases, finishes what it holds, and still receives versions and passes them on.
 
 A worker that serves no version yet is not a candidate, and counts as active until it serves one. A
-worker whose control link broke is lost only when it is suspected; but a disconnected worker is
-never chosen as a replacement. Invariant: under "auto", a worker that serves a version is active
-exactly if the planner took it. Not here: leases, and renting more workers.
+worker whose control link broke counts as lost only once it is suspected, but a disconnected worker
+is never chosen as a replacement. Invariant: under "auto", a worker that serves a version is active
+exactly if the planner chose it. Not here: leases, and renting more workers.
 """
 
 import math
@@ -37,17 +37,17 @@ from echo2d.core.status.schema import EstimatesStatus, EstimateStatus, Provision
 from echo2d.core.work.training.groups import Groups
 from echo2d.core.work.training.staleness import Staleness
 
-# Between two periodic reviews; no real run has a shorter publish period.
+# Two periodic reviews are at least this far apart; no real run has a shorter publish period.
 REVIEW_S_MIN = 1.0
-# Between two reviews that changes cause; each of them reads all workers.
+# Two reviews that changes cause are at least this far apart, because each reads all workers.
 SOON_S = 0.1
-# In one log line; the rest is counted.
+# One log line names at most this many workers and counts the others.
 _NAMES_MAX = 8
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerValue:
-    """What a worker makes, and for what price; see `WorkerStatus`."""
+    """A worker's throughput and its price; the fields are those of `WorkerStatus`."""
 
     price: Price
     mu: float | None
@@ -69,7 +69,7 @@ class ActivationLoop:
     _useless: set[PeerId] = field(default_factory=set)
     _reviewed_at: float = math.inf
     _review_at: float = -math.inf
-    # A worker came or was lost, which may be reviewed from _changes_at on.
+    # A worker came or was lost; the review of that may take place from _changes_at on.
     _changed: bool = True
     _changes_at: float = -math.inf
     # When the next pool may be played.
@@ -83,14 +83,14 @@ class ActivationLoop:
     # --- events
 
     def changed(self) -> None:
-        """A worker came, began to serve, was lost, or announced that it leaves."""
+        """Ask for a review: a worker came, began to serve, was lost, or announced that it leaves."""
         self._changed = True
 
     def refitted(self, peer: Peer, done: RefitDone, *, now: float) -> float:
-        """The worker's engines stood still to load a version, and compute KV caches again.
+        """Note how long the worker's engines stood still to load a version and to recompute KV caches.
 
-        Neither can have taken longer than the time since they loaded the version before. Returns the seconds
-        that do not count against it.
+        Neither can have taken longer than the time since they loaded the version before. Returns
+        the seconds that do not count against the worker.
         """
         measurements = self.parts.statistics.measurements
         most_s = math.inf if peer.engine.refitted_at is None else now - peer.engine.refitted_at
@@ -226,9 +226,9 @@ class ActivationLoop:
                 )
 
     def _copies(self) -> dict[PeerId, float]:
-        """How often each peer sends the version that spreads, by the plan.
+        """How many copies of the spreading version each peer sends, by the plan.
 
-        Empty where no worker pays for what it sends.
+        Empty if no worker pays for what it sends.
         """
         transmission = self.publishing.spreading
         metered = any(each.price.usd_per_gb_up for each in self.parts.rules.prices)
@@ -264,9 +264,9 @@ class ActivationLoop:
         self.parts.statistics.measurements.settle(period_s, said, now=now)
 
     def _forgive(self, now: float) -> None:
-        """Take the time in which this process stood still off the workers' leased time.
+        """Subtract the time in which this process stood still from the workers' leased time.
 
-        Nobody got leases then, so each worker had work for one more trajectory at most.
+        No worker got leases then, so each had work for at most one more trajectory.
         """
         t_gen = self.parts.statistics.measurements.t_gen.estimate
         late_s = now - self._review_at - (0.0 if t_gen is None else t_gen.value)
@@ -275,7 +275,7 @@ class ActivationLoop:
             self.parts.statistics.measurements.forgive(peer.peer, late_s, now=now)
 
     def _is_useless(self, peer: Peer, now: float) -> bool:
-        """The worker fails its leases, or serves a version that is too old for any batch."""
+        """Whether the worker fails its leases, or serves a version that is too old for any batch."""
         too_old = (
             peer.engine.serving is not None and peer.engine.serving.version < self.staleness.oldest
         )
@@ -314,8 +314,8 @@ class ActivationLoop:
 
 
 def _believed(seconds: float, usual: Estimate | None) -> float:
-    # Times the usual refit pause, or the usual time to compute KV caches again, that is believed:
-    # the time a worker claims to have lost makes its measured rate higher.
+    # At most 3 times the usual refit pause (or the usual time to recompute KV caches) is believed,
+    # because a worker that claims to have lost more time gets a higher measured rate.
     return min(seconds, 3.0 * usual.value if usual is not None else 0.0)
 
 
@@ -333,7 +333,7 @@ def _estimates(measurements: Measurements) -> EstimatesStatus:
 
 
 def _estimate(found: Estimate | None) -> EstimateStatus | None:
-    # JSON has no infinity, which is the uncertainty of a guess.
+    # A guess has an infinite uncertainty, which JSON cannot express: it becomes None.
     if found is None:
         return None
     return EstimateStatus(

@@ -16,27 +16,29 @@ from echo2d.core.status.schema import (
     WorkerStatus,
 )
 
-# The first version spreads in full, and later ones may: so many broadcasts are measured before the
-# run is told that they take too long.
+# The alert about slow broadcasts comes only after this many: the first version spreads in full, and
+# later ones may.
 BROADCASTS_MIN = 16
-# Of so many parts of answers, no larger share may go without being scored.
+# Once this many parts of answers came to the audit, at most this share of them may be left unscored.
 AUDITS_MIN = 100
 SKIPPED_SHARE_MAX = 0.1
-# Nats between the learner's logprobs and a worker's, mean; staleness and rounding make hundredths.
+# The mean difference, in nats, between the learner's logprobs and a worker's. Staleness and rounding
+# make hundredths.
 LEARNER_K_MAX = 1.0
-# A worker is named at which a sample takes so many times as long as usual, or that delivers so many times less than
-# others on average and offers so many times more slots than it may use.
+# A worker counts as slow if a sample takes this many times as long as usual there, or if it delivers
+# this many times less than the others on average and offers this many times more slots than it may use.
 SLOWER_MIN = 8.0
 NAMES_MAX = 3
-# In so many train steps, one after the other, hardly any group had different rewards.
+# The alert comes after this many train steps in a row in which at least this share of the groups had
+# equal rewards.
 FLAT_STEPS = 8
 FLAT_SHARE_MIN = 0.9
-# What a program said is told for so long.
+# A fault that a program reported is shown for this many seconds.
 TOLD_S = 120.0
 
 
 def alerts(status: Status) -> Iterator[Alert]:
-    """Those of the run, then those of workers."""
+    """The alerts about the run, then those about workers."""
     yield from _of_the_run(status)
     yield from _of_workers(status)
 
@@ -93,7 +95,7 @@ def _finished(status: Status) -> Alert:
 
 def _silence_max_s(status: Status) -> float:
     if status.learner.software or not status.learner.heard:
-        # A learner tells every few seconds that it lives (`client.ALIVE_EVERY_S`).
+        # Our learner sends a sign of life every few seconds (`client.ALIVE_EVERY_S`).
         return 20.0
     # A learner that does not tell that it lives calls at the end of each train step.
     return max(120.0, 5.0 * max(status.t_train_s, default=0.0))
@@ -152,7 +154,7 @@ def _of_the_audit(audit: AuditStatus, workers: Iterable[WorkerStatus]) -> Iterat
     if not audit.trusts:
         yield Alert(
             "nobody_trusted",
-            "the audit convicts nobody, because no worker is trusted: create a token for a box of "
+            "the audit convicts no worker, because none is trusted: create a token for a box of "
             "yours, and name it in audit.trusted",
         )
     trusted = any(worker.alive and worker.standing == "trusted" for worker in workers)
@@ -211,11 +213,11 @@ def _of_workers(status: Status) -> Iterator[Alert]:
 
 
 def worker_alerts(worker: WorkerStatus, status: Status) -> list[str]:
-    """Sentences for the worker's owner that say what is wrong with it; they leave out its name."""
+    """Sentences that tell the worker's owner what is wrong with it, without its name."""
     if _left_as_announced(worker) or worker.state == "gone":
         return []
     if _silent(worker, status):
-        return [f"not heard from for {worker.silent_s:.0f} s: {_consequence(worker)}"]
+        return [f"silent for {worker.silent_s:.0f} s: {_consequence(worker)}"]
     found = [*_of_one(worker, status), *_of_its_disk(worker, largest_version_bytes(status))]
     return [alert.sentence.removeprefix(f"{worker.name} ") for alert in found]
 
@@ -226,7 +228,7 @@ def _left_as_announced(worker: WorkerStatus) -> bool:
 
 
 def _silent(worker: WorkerStatus, status: Status) -> bool:
-    # A worker that misses two heartbeats is mentioned; after one more it is suspected.
+    # A worker that misses two heartbeats is mentioned; after a third it is suspected.
     return not worker.alive or worker.silent_s > 2 * status.heartbeat_s
 
 
@@ -250,7 +252,7 @@ def _convicted(worker: WorkerStatus) -> Alert:
 def _set_aside(worker: WorkerStatus) -> Alert:
     return Alert(
         "worker_set_aside",
-        f"{worker.name} is set aside: the rewards of all its answers fail, and those of expected answers come: "
+        f"{worker.name} is set aside: the rewards of all its answers fail, while those of expected answers do not: "
         f"{worker.set_aside}; mend the reward, or look at that box, and type `echo2d worker uncordon {worker.name}`",
         worker.name,
         worker.id,
@@ -260,9 +262,9 @@ def _set_aside(worker: WorkerStatus) -> Alert:
 def _misreports(peer: PeerStatus) -> Alert:
     return Alert(
         "worker_misreports",
-        f"{peer.name} is quarantined and does no work: {peer.misreports} of its reports are none that an honest worker "
-        "sends (impossible results, leases or accusations that are made up); its engine is broken, or it lies: "
-        f"`echo2d token revoke {peer.token}` ends its access, and that of all that use its token",
+        f"{peer.name} is quarantined and does no work: an honest worker never sends {peer.misreports} of its reports "
+        "(impossible results, invented leases or accusations); its engine is broken, or it lies: "
+        f"`echo2d token revoke {peer.token}` ends its access, and that of every peer with the same token",
         peer.name,
         peer.id,
     )
@@ -308,7 +310,7 @@ def _of_one(worker: WorkerStatus, status: Status) -> Iterator[Alert]:
 
 
 def _why_stale(worker: WorkerStatus, status: Status) -> str:
-    """What it told of versions lately; empty: nothing, so it is slow."""
+    """What the worker lately reported about versions; empty: nothing, so it is slow."""
     told = [
         each.text.partition(": ")[2]
         for each in status.faults
@@ -320,7 +322,7 @@ def _why_stale(worker: WorkerStatus, status: Status) -> str:
 
 
 def _slowness(worker: WorkerStatus, status: Status) -> str:
-    """Empty: a sample takes about as long there as usual, or delivers about as much as others, or nothing is known."""
+    """What makes this worker slow; empty: it is not, or nothing is known."""
     if worker.tokens_per_s is None:
         return ""
     rate = worker.tokens_per_s
@@ -355,7 +357,7 @@ def _of_its_disk(worker: WorkerStatus, version_bytes: int) -> Iterator[Alert]:
 
 
 def largest_version_bytes(status: Status) -> int:
-    """Of the last versions, uncompressed; 0: none is encoded yet."""
+    """The uncompressed size of the largest of the last versions; 0: none is encoded yet."""
     return max((each.full_bytes for each in status.version_bytes.values()), default=0)
 
 

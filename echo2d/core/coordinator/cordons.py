@@ -5,10 +5,10 @@
         +----- drain ---------+--> draining --holds nothing--> told to end --> gone, and cordoned
 
 A cordoned worker gets no new leases, finishes those that it holds, and still receives versions and
-passes them on. It stays cordoned until `uncordon`, also when it comes back or the coordinator is
-started again: the access table keeps that. A drain is forgotten with the coordinator, or when the
-worker's daemon starts anew, so that a box whose service manager starts it again stays idle instead
-of being ended for ever.
+passes them on. It stays cordoned until `uncordon`, also when it comes back or the coordinator
+restarts: the access table keeps that. A drain ends when the coordinator or the worker's daemon
+restarts. So a box whose service manager restarts the daemon stays idle, instead of being ended over
+and over.
 Not here: which workers replace it (`activation_loop`), and what the worker does when it is told to end.
 """
 
@@ -32,10 +32,10 @@ class Cordons:
         self._draining: set[PeerId] = set()
 
     def ordered(self, event: WorkerOrdered) -> list[CoordinatorAction]:
-        """Take an order about one worker. A repeated order gets the same answer."""
+        """Perform an operator's order about one worker. A repeated order gets the same answer."""
         peer = self._members.get(event.peer)
         if peer is None or peer.kind not in ("worker", "relay"):
-            # It is cordoned when it comes.
+            # The access table has the order, so the worker is cordoned when it connects.
             return [Reply(event.request, 200, {"id": event.peer, "connected": False, "leased": 0})]
         before = (peer.service.cordoned, peer.service.draining)
         drains = event.order == "drain"
@@ -60,13 +60,13 @@ class Cordons:
             if peer is None or not peer.service.draining or peer.state == "gone":
                 self._draining.discard(key)
             elif peer.session is not None and not self._scheduler.load(key):
-                # If the link breaks before it hears this, it is told again at its next hello.
+                # If the link breaks before this arrives, it is sent again after the next hello.
                 self._draining.discard(key)
                 actions.append(Send(peer.session, Drain("the operator drains this worker")))
         return actions
 
     def joined(self, peer: Peer) -> None:
-        """A peer said hello. One that is still draining did not hear of it, or is not done."""
+        """A peer said hello. If it is still draining, it must be told to end (again)."""
         if peer.service.draining:
             self._draining.add(peer.peer)
 

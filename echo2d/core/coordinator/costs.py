@@ -2,16 +2,16 @@
 
     hello --> here, at usd/h --> gone
                 |    |             |
-                |    +-- heartbeat: bytes received and sent since its program started; what is more
-                |        than it said before is paid for
+                |    +-- heartbeat: bytes received and sent since its program started; what exceeds
+                |        its last report is paid for
                 +-- a new hello, perhaps at another price
 
-A worker counts from its hello until it has left or is suspected, whether it works, stands by or is
-cordoned. Its next hello reports what it moved after its last heartbeat, unless its program ended.
-A peer may report more than it moved, as its owner may state any price; no more than RATE_MAX is
-believed. A relay peer's traffic is counted, and costs nothing here. What the seed sends is in
-`Status.seed_usd_total`. Rented boxes are paid for from before they join until after they have left;
-their bill is in the renter's book.
+A worker costs money from its hello until it has left or is suspected, whether it works, stands by
+or is cordoned. Its next hello reports what it moved after its last heartbeat, unless its program
+ended. A peer may report more than it moved, as its owner may state any price; at most RATE_MAX is
+believed. A relay peer's traffic is counted, but costs nothing here. What the seed sends is in
+`Status.seed_usd_total`. A rented box is paid for from before it joins until after it has left; that
+bill is in the renter's book.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from echo2d.core.cluster.membership import PEERS_MAX
 from echo2d.core.rules.prices import FREE, Price
 from echo2d.core.status.schema import CostsStatus
 
-# Bytes/s that a peer may say it has moved, each way: 100 Gbit/s.
+# At most this many bytes/s in each direction are believed: 100 Gbit/s.
 RATE_MAX = 12.5e9
 
 
@@ -39,17 +39,15 @@ NO_TRAFFIC = Traffic()
 
 @dataclass(slots=True)
 class Bill:
-    """What one peer has cost. usd: without its time after `since`. usd_per_h: from then on; 0: it is
-    gone. traffic: since the coordinator started. told: since its program of this boot_id started, as
-    it said last, at told_at.
-    """
+    """What one peer has cost."""
 
-    usd: float = 0.0
-    usd_per_h: float = 0.0
+    usd: float = 0.0  # without the time after `since`
+    usd_per_h: float = 0.0  # since `since`; 0: the peer is gone
     since: float = 0.0
     price: Price = FREE
-    traffic: Traffic = NO_TRAFFIC
+    traffic: Traffic = NO_TRAFFIC  # since the coordinator started
     boot_id: str = ""
+    # What the program with this boot_id has moved since it started, as reported last, at told_at.
     told: Traffic = NO_TRAFFIC
     told_at: float = 0.0
 
@@ -66,7 +64,7 @@ class Costs:
     def __init__(self, committed: int) -> None:
         self._committed = committed
         self._bills: dict[PeerId, Bill] = {}
-        # Of workers that were forgotten.
+        # What forgotten workers have cost.
         self._forgotten_usd = 0.0
 
     def here(self, peer: PeerId, price: Price, *, now: float) -> None:
@@ -81,8 +79,10 @@ class Costs:
             keep_newest(self._bills, PEERS_MAX)
 
     def began(self, peer: PeerId, boot_id: str, told: Traffic, *, now: float) -> int:
-        """A peer said hello. What it moved before its first hello to this coordinator is not counted, and
-        nothing is of a peer that was never `here`. Returns what `moved` does.
+        """A peer said hello. Returns what `moved` does.
+
+        What it moved before its first hello to this coordinator is not counted, nor is anything of
+        a peer that was never `here`.
         """
         bill = self._bills.get(peer)
         if bill is not None and bill.boot_id == boot_id:
@@ -92,7 +92,10 @@ class Costs:
         return 0
 
     def moved(self, peer: PeerId, told: Traffic, *, now: float) -> int:
-        """A heartbeat. told: since its program started. Returns the bytes sent that are new."""
+        """Count a heartbeat's traffic, and return how many bytes were sent since the last report.
+
+        told: traffic since the peer's program started.
+        """
         bill = self._bills.get(peer)
         if bill is None or told == bill.told:
             return 0

@@ -51,29 +51,29 @@ from echo2d.core.work.events import (
 
 @dataclass(frozen=True, slots=True)
 class SessionAsked:
-    """POST /v1/learner/session. learner: the caller's identity, the same after its restarts; empty: it
-    has none. take_over: end another learner's session. steps: the step after which it ends; 0: it
-    does not say."""
+    """POST /v1/learner/session."""
 
     request: RequestId
     resume_step: int
+    # The caller's identity, the same after its restarts; empty: it has none.
     learner: str = ""
-    take_over: bool = False
+    take_over: bool = False  # whether to end another learner's session
+    # The step after which the learner ends; 0: it did not say.
     steps: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class AliveTold:
-    """POST /v1/learner/alive: the learner's process lives. software: its version of echo2d."""
+    """POST /v1/learner/alive: the learner's process lives."""
 
     request: RequestId
     epoch: Epoch
-    software: str = ""
+    software: str = ""  # the learner's version of echo2d
 
 
 @dataclass(frozen=True, slots=True)
 class EpochAsked:
-    """An upload of a version is about to begin: is its epoch in force?"""
+    """An upload of a version is about to begin: is its epoch the current one?"""
 
     request: RequestId
     epoch: Epoch
@@ -93,19 +93,16 @@ class BatchAsked:
 
 @dataclass(frozen=True, slots=True)
 class CommitAsked:
-    """POST /v1/batches/{step}/commit.
-
-    scores: of trajectories in the batch, as many as the learner likes; others are ignored. figures:
-    for the curves.
-    """
+    """POST /v1/batches/{step}/commit."""
 
     request: RequestId
     epoch: Epoch
     step: int
     batch_digest: Digest
     t_train_s: float
+    # Scores of any trajectories of the batch; scores of other trajectories are ignored.
     scores: tuple[TrajectoryScore, ...] = ()
-    figures: StepFigures | None = None
+    figures: StepFigures | None = None  # for the curves
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,26 +129,22 @@ WorkerOrder = Literal["cordon", "uncordon", "drain"]
 
 @dataclass(frozen=True, slots=True)
 class WorkerOrdered:
-    """POST /v1/workers/{peer}/cordon, uncordon or drain; the access table has it already.
-
-    hand_over: a drain gives what the worker holds to others at once.
-    """
+    """POST /v1/workers/{peer}/cordon, uncordon or drain. The access table has the order already."""
 
     request: RequestId
     peer: PeerId
     order: WorkerOrder
+    # Whether a drain gives the worker's leases to others at once.
     hand_over: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationsAsked:
-    """GET or POST /v1/evaluations: which there are with a higher number than `after`.
-
-    epoch, version: of a POST, which has this version evaluated; None: of a GET.
-    """
+    """GET or POST /v1/evaluations: those with a higher number than `after`."""
 
     request: RequestId
     after: int
+    # A POST has this version evaluated; None: the request is a GET.
     epoch: Epoch | None = None
     version: Version | None = None
 
@@ -208,18 +201,17 @@ CoordinatorEvent = (
 
 @dataclass(frozen=True, slots=True)
 class EpochOpened:
-    """learner: the identity of the one that has the run from now on; empty: it has none. steps: the
-    step after which it ends; 0: it does not say."""
+    """A learner session began."""
 
     epoch: Epoch
     resume_step: int
-    learner: str = ""
-    steps: int = 0
+    learner: str = ""  # the identity of the learner; empty: it has none
+    steps: int = 0  # the step after which the learner ends; 0: it did not say
 
 
 @dataclass(frozen=True, slots=True)
 class TotalsKept:
-    """Trajectories that the run has trained and dropped since it began."""
+    """How many trajectories the run has trained and dropped since it began."""
 
     trained: int
     dropped: int
@@ -235,7 +227,7 @@ class CheckpointKept:
 
 @dataclass(frozen=True, slots=True)
 class RunFactsKept:
-    """What the run is about, by name, as `runtime/coordinator/run_facts.py` compares it."""
+    """The run's facts, by name; `runtime/coordinator/run_facts.py` compares them."""
 
     facts: tuple[tuple[str, str], ...]
 
@@ -257,31 +249,27 @@ CoordinatorRecord = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovered(RecoveredRollouts):
-    """Everything durable of a run, as the ledger had it at the start.
-
-    published: by publish_seq, without revoked versions. rates: the one measured longest ago comes
-    first. form: the one chosen last. limits: of every class that was audited. lost: paths of
-    published versions whose copies are gone. convicted, trusted: workers, as the access table has
-    them. learner: the identity of the one that opened `epoch`, steps: the step after which it ends.
-    trained, dropped: trajectories, by the last commit. earned: the worker that earned something last
-    comes last. facts: what the run is about, by name.
-    """
+    """Everything durable of a run, as the ledger had it at the start."""
 
     publish_seq: PublishSeq
-    published: tuple[VersionPublished, ...]
-    rates: tuple[PeerRate, ...] = ()
-    form: FormChosen | None = None
-    limits: tuple[LimitsLearnt, ...] = ()
+    published: tuple[VersionPublished, ...]  # in the order of publish_seq, without revoked versions
+    rates: tuple[PeerRate, ...] = ()  # the one measured longest ago comes first
+    form: FormChosen | None = None  # the one chosen last
+    limits: tuple[LimitsLearnt, ...] = ()  # one for every audited class
     evaluated: tuple[Evaluated, ...] = ()
+    # Paths of published versions whose copies are gone.
     lost: frozenset[str] = frozenset()
+    # The convicted and the trusted workers, as the access table has them.
     convicted: frozenset[PeerId] = frozenset()
     trusted: frozenset[PeerId] = frozenset()
-    learner: str = ""
-    steps: int = 0
+    learner: str = ""  # the identity of the learner that opened `epoch`
+    steps: int = 0  # the step after which that learner ends
+    # How many trajectories were trained and dropped up to the last commit.
     trained: int = 0
     dropped: int = 0
+    # The worker that earned something last comes last.
     earned: tuple[WorkerEarned, ...] = ()
-    facts: tuple[tuple[str, str], ...] = ()
+    facts: tuple[tuple[str, str], ...] = ()  # as in `RunFactsKept`
 
     @staticmethod
     def nothing() -> "Recovered":
@@ -304,14 +292,12 @@ class Recovered(RecoveredRollouts):
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Answer a waiting request.
-
-    status: an HTTP status. body: a JSON object, or the bytes of a batch, whose digest is `digest` and
-    whose groups are at most `staleness_max` train steps old.
-    """
+    """Answer a waiting request."""
 
     request: RequestId
-    status: int
+    status: int  # an HTTP status
+    # A JSON object, or the bytes of a batch, whose digest is `digest` and whose groups are at most
+    # `staleness_max` train steps old.
     body: dict[str, Any] | bytes
     digest: Digest | None = None
     staleness_max: int | None = None

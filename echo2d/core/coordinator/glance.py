@@ -1,8 +1,8 @@
 """Looks at a run in a fraction of a millisecond: the facts of the dashboard that change all the time.
 
-A whole `Status` of some hundred workers takes too long to make every two seconds. What is here does
-not depend on the number of workers, apart from how far each of them is with the version that spreads
-(`SpreadView`), which is two look-ups a peer.
+Making a whole `Status` of some hundred workers every two seconds would take too long. The time that
+a glance takes does not depend on the number of workers, apart from how far each of them is with the
+spreading version (`SpreadView`), which takes two look-ups per peer.
 """
 
 from dataclasses import dataclass
@@ -16,17 +16,14 @@ from echo2d.core.work.leases import TRAINING
 
 @dataclass(frozen=True, slots=True)
 class SpreadView:
-    """How far the peers of a plan are, in the order of `TreeView.peers`.
-
-    plan: names the plan and its generation. wire_bytes: estimated until the form is whole. state:
-    "v": has verified the version, "x": failed to apply it, ".": neither.
-    """
+    """How far the peers of a plan are, in the order of `TreeView.peers`."""
 
     version: int
-    plan: str
-    wire_bytes: int
+    plan: str  # names the plan and its generation
+    wire_bytes: int  # estimated until the form is whole
     whole: bool
     received: tuple[int, ...]
+    # One character per peer: "v" has verified the version, "x" failed to apply it, "." neither.
     state: str
 
 
@@ -50,19 +47,18 @@ class Glance:
 
 @dataclass(frozen=True, slots=True)
 class TreeView:
-    """One tree of a plan. peers: the root first. parents: of every peer but the root, as a place in
-    `peers`. weights: the share of the frames that each tree of the plan carries, this one is
-    `stripe`. uplinks: of the peers, in bytes/s.
-    """
+    """One tree of a plan."""
 
     plan: str
     shape: str
     predicted_s: float
     stripe: int
+    # The share of the frames that each tree of the plan carries; this tree is number `stripe`.
     weights: tuple[float, ...]
-    peers: tuple[PeerId, ...]
+    peers: tuple[PeerId, ...]  # the root first
+    # The parent of every peer but the root, as an index into `peers`.
     parents: tuple[int, ...]
-    uplinks: tuple[float | None, ...]
+    uplinks: tuple[float | None, ...]  # bytes/s of the peers
 
 
 def make_glance(parts: CoordinatorParts) -> Glance:
@@ -84,7 +80,7 @@ def make_glance(parts: CoordinatorParts) -> Glance:
 
 
 def make_tree(spreading: Transmission, stripe: int) -> TreeView | None:
-    """The tree of this stripe, of the first one if the plan has fewer; None: there is no plan yet."""
+    """The tree of this stripe, or of the first if the plan has fewer; None: there is no plan yet."""
     plan = spreading.plan
     if plan is None:
         return None

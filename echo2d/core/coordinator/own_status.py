@@ -1,7 +1,7 @@
-"""What the owner of a token may know of the run: its own boxes, and how far the run is.
+"""What the owner of a token may know about the run: its own boxes, and how far the run is.
 
-Nothing of other boxes is in it, and nothing of what audits found besides a conviction: an owner who
-saw each flagged answer could learn how to lie.
+It shows nothing about other boxes, and nothing that audits found but a conviction: an owner who saw
+each flagged answer could learn how to lie.
 """
 
 from collections.abc import Collection, Iterable
@@ -27,8 +27,10 @@ def own_status(
     convicted: Collection[PeerId],
     earned: EarnedStatus,
 ) -> OwnStatus:
-    """enrolled: the peers of the token. convicted: peers that an audit convicted, of any token. earned: by
-    those that are enrolled.
+    """Make the status for the owner of one token.
+
+    enrolled: the peers of the token. convicted: peers of any token that an audit convicted. earned:
+    what the enrolled peers earned.
     """
     mine, broadcast = frozenset(enrolled), status.broadcast
     progress = {peer.id: peer for peer in broadcast.peers} if broadcast else {}

@@ -1,6 +1,6 @@
 """The alerts about what only the coordinator's process knows: its disk, its tokens, its config.
 
-It reads a `Status` and decides nothing, as `alerts` does.
+Like `alerts`, it reads a `Status` and decides nothing.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,18 +17,19 @@ from echo2d.core.status.schema import (
     TokenExpiry,
 )
 
-# The ledger and the logs of a run need this much at least.
+# The ledger and the logs of a run need at least this many bytes.
 FREE_MIN = 1 << 30
-# A version is published while the one before still spreads, and is uploaded before that.
+# The disk needs room for this many versions: one spreads, the next is published, and a third is
+# uploaded.
 VERSIONS_ROOM = 3
 DAY_S = 86400.0
-# Builds that have a sentence of their own, and names in it.
+# At most this many builds get a sentence of their own, with at most this many names.
 BUILDS_MAX = 3
 _NAMES_MAX = 3
 
 
 def process_alerts(status: Status, process: ProcessStatus) -> Iterator[Alert]:
-    """Those of the run, then those of peers."""
+    """The alerts about the run, then those about peers."""
     for words in process.run.changes:
         yield Alert(
             "run_changed",
@@ -66,8 +67,8 @@ def _of_tokens(expiring: Sequence[TokenExpiry]) -> Iterator[Alert]:
     boxes = [each for each in expiring if each.role == "worker"]
     callers = [each for each in expiring if each.role != "worker"]
     for found, then in (
-        (boxes, "new boxes cannot enrol with it after that, those that are here stay"),
-        (callers, "who calls with it is refused after that"),
+        (boxes, "new boxes cannot enrol with it after that, enrolled boxes stay"),
+        (callers, "calls with it are refused after that"),
     ):
         if found:
             remedy = "`echo2d token change --expires` gives it more time"
@@ -109,7 +110,7 @@ def _refused(refused: RefusedPeerStatus) -> Alert:
 
 
 def _of_other_builds(peers: Sequence[OtherBuildStatus], total: int, ours: Build) -> Iterator[Alert]:
-    """Names the peers that are refused because of their build. total: of them, named or not."""
+    """Name the peers that are refused because of their build. total: how many there are."""
     by_build: dict[tuple[str, int], list[str]] = {}
     ids: dict[str, str] = {}
     for peer in peers:

@@ -49,7 +49,7 @@ from echo2d.core.work.training.group_table import BetweenTurns
 from echo2d.core.work.training.groups import Groups
 from echo2d.core.work.training.reward_watch import FailingRewards
 
-# What was measured says nothing about now.
+# With these alerts, the measurements say nothing about the present bottleneck.
 NO_BOTTLENECK: Mapping[AlertKind, str] = {
     "run_finished": "none: the run is finished",
     "learner_silent": "not known: the learner is silent",
@@ -113,7 +113,7 @@ def make_status(parts: CoordinatorParts, *, now: float) -> Status:
 
 
 def _counted(statistics: Statistics, rules: RunRules, now: float) -> dict[str, Any]:
-    """The fields that are counted and measured."""
+    """The fields that come from counters and measurements."""
     usd_per_byte = rules.seed_usd_per_gb_up / 1e9
     return {
         "bubble_ratio": statistics.learner.bubble_ratio,
@@ -171,7 +171,7 @@ def _version(record: VersionPublished | None) -> VersionStatus | None:
 
 
 def _of_peer(peer: Peer, traffic: Traffic, now: float) -> dict[str, Any]:
-    """The fields that workers and relays have."""
+    """The fields that both workers and relays have."""
     return {
         "id": peer.peer,
         "name": peer.name,
@@ -235,7 +235,7 @@ class _Workers:
         serving, newest = self._versions.live(peer.engine.serving), self._versions.newest
         value = self._activation_loop.of(peer)
         case = None if self._audits is None else self._audits.cases.get(peer.peer)
-        # A worker may have no scored trajectory.
+        # A worker without a scored trajectory has no quality yet.
         quality = self._statistics.qualities.of(peer.peer) or WorkerQuality()
         bill = self._costs.of(peer.peer)
         return WorkerStatus(

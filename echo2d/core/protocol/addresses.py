@@ -1,7 +1,6 @@
-"""Decides which address of a peer others may be told to dial: only its own, as the network shows
-it.
+"""Decides at which address other peers may dial a peer: only at its own, as the network shows it.
 
-A peer that could name any address would make the whole run connect there: to a cloud's metadata
+A peer that could name any address could make the whole run connect to it: to a cloud's metadata
 service, a router, a victim. Host names are not accepted, so nothing is looked up. Not here: whether
 the address answers.
 """
@@ -27,7 +26,7 @@ def is_dialable(address: Address) -> bool:
 def dialable(
     said: Address | None, source: str | None, allowed: Sequence[IpNetwork] = ()
 ) -> Address | None:
-    """Where a peer that says it listens at `said` may be dialled; None: nowhere.
+    """The address at which other peers may dial a peer that says it listens at `said`; None: nowhere.
 
     source: the address from which its control link comes. `said` must be this address (on this
     host: any loopback address) or in a network that the operator allowed. If the peer listens on

@@ -5,7 +5,7 @@
     context      without a stop token, where prompt and answer fill the model's context. Leases allow
                  no more tokens than fit, so a worker calls this "length"
     stop_string  with the token that completes one of the lease's stop strings. The coordinator has no
-                 text: whether it is so, the task's process finds out before it scores the answer
+                 text, so the task's process checks this before it scores the answer
 
 The stop tokens are those of the lease alone. The coordinator puts the model's own end tokens into
 each lease, and an engine adds none.
@@ -17,20 +17,20 @@ from typing import NamedTuple
 
 from echo2d.core.protocol.control_messages import Finish
 
-# How an answer ends that is not cut off.
+# An answer that ends like this is not cut off.
 WHOLE_ENDS = ("stop", "stop_string")
 # Tokens of the model's context that leases leave free: SGLang cannot fill the last ones.
 CONTEXT_SPARE = 8
 
 
 class OutputLimit(NamedTuple):
-    """The most tokens that an answer may have, and how one ends that has so many."""
+    """The most tokens that an answer may have, and how an answer of this length ends."""
 
     tokens: int
     finish: Finish
 
 
-# Asked for every lease and every result, mostly of few lengths.
+# This is called for every lease and every result, mostly with the same few arguments.
 @lru_cache(maxsize=4096)
 def output_limit(
     max_new_tokens: int, *, prompt_tokens: int, context_max: int | None
@@ -55,9 +55,8 @@ def end_fault(
 ) -> str:
     """Return what is wrong with the end of an answer, or "" if an engine can have ended it so.
 
-    stop_strings: whether the lease has any.
-
-    tokens: of the answer, at least one, but for the first `before`, none of which is a stop token.
+    tokens: those of the answer after its first `before`, at least one; none of the first `before` is
+    a stop token. stop_strings: whether the lease has any.
     """
     if not set(stop_token_ids).isdisjoint(tokens[:-1]):
         return "tokens after a stop token"

@@ -1,6 +1,6 @@
-"""Builds and their protocol numbers: which two programs understand each other, and what to say if not.
+"""Builds and their protocol numbers: which programs understand each other, and what to say if not.
 
-Every end of a link says first which build it is, and our learner with every call: the newest
+Each end of a link first says which build it is, and our learner says it with every call: the newest
 protocol number that it speaks, the oldest one that it still understands, and a name for people. Two
 builds understand each other if each speaks a number that the other still understands.
 
@@ -10,12 +10,12 @@ After a release this may change without a new `oldest`, so that builds of two re
 - A message, or a record in one, gets new fields at its end, each with a default that means what an
   older build meant. Older builds ignore them (`core/base/codec.py`).
 - A new kind of message, or a new word of a `Literal`, is sent only to a build that speaks the number
-  with which it came.
+  with which it was introduced.
 
-Each raises the protocol number. Anything else raises `oldest`, too: then builds that are older are
-refused by name. What never changes, so that any two builds can name each other: the first fields of a
-Hello (`hello_head`), those of a Refused, and how a peer enrols. docs/guide/upgrade.md says what this means
-for an operator.
+Each of these raises the protocol number. Any other change raises `oldest`, too: then older builds are
+refused by name. The first fields of a Hello (`hello_head`), those of a Refused, and the way a peer
+enrols never change, so that any two builds can name each other. docs/guide/upgrade.md says what this
+means for an operator.
 """
 
 import re
@@ -29,8 +29,8 @@ from echo2d.core.base.codec import INT_MAX
 # The control link.
 PROTOCOL_VERSION = 15
 PROTOCOL_OLDEST = 15
-# The peer link. Peers meet only where the coordinator understands both, so this `oldest` is raised
-# together with that of the control link.
+# The peer link. Two peers connect only if the coordinator understands both, so this `oldest` is
+# raised together with that of the control link.
 LINK_PROTOCOL_VERSION = 5
 LINK_PROTOCOL_OLDEST = 5
 # The HTTP API of learners, with the format of batches.
@@ -40,7 +40,7 @@ LEARNER_API_OLDEST = 4
 BUILD_HEADER = "X-Echo2d-Build"
 # The longest name of a build: a version, and a commit.
 BUILD_CHARS_MAX = 48
-# In so many bytes the head of a Hello ends: a run's id and two names, all of a bounded length.
+# The head of a Hello is at most this long: a run's id and two names, all of a bounded length.
 HEAD_BYTES_MAX = 1024
 _HEAD_FIELDS = 4
 _DIGITS = re.compile("[0-9]{1,9}")
@@ -60,7 +60,7 @@ class Build:
 
     @property
     def shown(self) -> str:
-        """The name as far as it may stand in a log, a status and a terminal."""
+        """The name, cut and cleaned so that a log, a status and a terminal can show it."""
         cut = self.name[:BUILD_CHARS_MAX]
         return "".join(char if char in _ALLOWED else "?" for char in cut)
 
@@ -73,7 +73,7 @@ OURS_ON_PEER_LINKS = Build(LINK_PROTOCOL_VERSION, LINK_PROTOCOL_OLDEST)
 
 @dataclass(frozen=True, slots=True)
 class HelloHead:
-    """The beginning of a Hello of any build: what it is, and what the peer calls itself."""
+    """The beginning of a Hello of any build: its build, its kind and the peer's name."""
 
     build: Build
     kind: str
@@ -81,7 +81,7 @@ class HelloHead:
 
 
 def hello_head(data: bytes) -> HelloHead | None:
-    """Read the beginning of a Hello without its other fields. None: these bytes begin no Hello.
+    """Read the beginning of a Hello without its other fields. None: the bytes are no Hello.
 
     A Hello of any release is the msgpack array ["Hello", [protocol, oldest, build], run_id, kind,
     name, ...], and more may follow anywhere but between these.
@@ -121,7 +121,7 @@ def to_header(build: Build) -> str:
 
 
 def from_header(value: str) -> Build | None:
-    """The inverse. None: it is no such value."""
+    """The inverse of `to_header`. None: the value is not valid."""
     match value[:HEAD_BYTES_MAX].split(" ", 2):
         case [protocol, oldest, name] if _DIGITS.fullmatch(protocol) and _DIGITS.fullmatch(oldest):
             return Build(int(protocol), int(oldest), name)
@@ -142,9 +142,7 @@ def not_understood(who: str, theirs: Build, ours: Build, protocol: str = "contro
 
 
 def to_install(build: Build, *, on_a_box: bool) -> str:
-    """The coordinator's build as something that a person can install: a release has a name, a build of
-    a checkout only its commit.
-    """
+    """What a person must install to get this build: a release has a name, a checkout only its commit."""
     release, plus, commit = build.shown.partition("+g")
     if release and not plus:
         return f"echo2d {release}"

@@ -1,10 +1,10 @@
-"""Columns: named numbers beside each token of an answer, such as the experts that a layer chose for it.
+"""Columns: named numbers beside each token of an answer, such as the experts that a layer chose.
 
-An engine may write them, and a run takes those that it names. They travel with the tokens, through
-the hand-over of an unfinished answer and the ledger, and the learner gets them as arrays. Everything
-between carries them and interprets nothing. A column is whole or absent: a trajectory has it if each
-engine that wrote some of its tokens wrote it, with the same element and shape. Given tokens, which no
-engine wrote, have zeros there. Not here: what a column means, and who needs it.
+An engine may write columns, and a run keeps those that it names. They travel with the tokens, through
+the hand-over of an unfinished answer and the ledger, and the learner gets them as arrays. All code in
+between carries them without interpreting them. A column is whole or absent: a trajectory has it if
+each engine that wrote some of its tokens wrote the column, with the same element and shape. Given
+tokens, which no engine wrote, have zeros there. Not here: what a column means, and what needs it.
 """
 
 import math
@@ -18,27 +18,27 @@ from numpy.typing import NDArray
 Element = Literal["u8", "u16", "u32", "f16", "f32"]
 ELEMENT_BYTES: dict[Element, int] = {"u8": 1, "u16": 2, "u32": 4, "f16": 2, "f32": 4}
 
-COLUMNS_MAX = 8  # of one trajectory; a check compares each with each
+COLUMNS_MAX = 8  # of one trajectory; `columns_fault` compares each with each
 COLUMN_NAME = re.compile("[a-z][a-z0-9_]{0,31}")
 COLUMN_AXES_MAX = 4  # layers, experts, and two to spare
-# Of all columns together: the 8 experts of 94 layers take 752 bytes as u8, those of 61 layers 976 as u16.
+# For all columns together: the 8 experts of 94 layers take 752 bytes as u8, those of 61 layers 976 as
+# u16.
 COLUMN_BYTES_PER_TOKEN_MAX = 1024
-# Tokens, logprobs and columns of one answer. With its spans it fits into a control message of 4 MiB.
-# At 384 bytes a token, as 8 experts of 48 layers have, it holds 8,024 tokens.
+# Tokens, logprobs and columns of one answer take at most this much, so that with its spans the answer
+# fits into a control message of 4 MiB. At 384 bytes a token (8 experts of 48 layers) that is 8,024
+# tokens.
 ANSWER_BYTES_MAX = 3 << 20
 TOKEN_BYTES = 8  # int32, and the logprob as float32
 
 
 class Column(NamedTuple):
-    """One column of consecutive tokens.
-
-    shape: of one token's numbers; () is a single number. data: those of the first token, then of the
-    next, little-endian and row by row.
-    """
+    """One column of consecutive tokens."""
 
     name: str
     element: Element
+    # The shape of one token's numbers; () is a single number.
     shape: tuple[int, ...]
+    # The numbers of the first token, then of the next, little-endian and row by row.
     data: bytes
 
     @property
@@ -47,7 +47,7 @@ class Column(NamedTuple):
 
     @property
     def array(self) -> NDArray[Any]:
-        """The numbers [tokens, *shape], read-only, of a column in which `columns_fault` finds nothing."""
+        """The numbers [tokens, *shape], read-only. Only for a column without a `columns_fault`."""
         dtype = f"<{self.element[0]}{ELEMENT_BYTES[self.element]}"
         return np.frombuffer(self.data, dtype=dtype).reshape(-1, *self.shape)
 
@@ -58,7 +58,7 @@ Columns = tuple[Column, ...]
 def columns_fault(columns: Columns, tokens: int) -> str:
     """Return what is wrong with the columns of this many tokens, or "" if nothing is.
 
-    They come from strangers: nothing is computed from a number before its limit is checked.
+    Columns come from strangers, so each number is checked against its limit before it is used.
     """
     if len(columns) > COLUMNS_MAX:
         return f"columns: expected at most {COLUMNS_MAX}, found {len(columns)}; write fewer"
@@ -95,7 +95,7 @@ def columns_bytes(columns: Columns) -> int:
 
 
 def wanted_columns(columns: Columns, names: Collection[str]) -> Columns:
-    """The columns that the run names. Others would fill the coordinator's memory and the batches."""
+    """The columns that the run names; others would fill the coordinator's memory and the batches."""
     return tuple([each for each in columns if each.name in names])
 
 
@@ -108,14 +108,14 @@ def cut_columns(columns: Columns, start: int, end: int) -> Columns:
 
 
 def blank_columns(like: Columns, tokens: int) -> Columns:
-    """The same columns of this many given tokens."""
+    """The same columns for this many given tokens, with zeros."""
     return tuple([each._replace(data=bytes(tokens * each.token_bytes)) for each in like])
 
 
 def join_columns(parts: Sequence[tuple[int, Columns]]) -> Columns:
-    """The columns of consecutive parts: those that each part has in the same shape.
+    """Join the columns of consecutive parts: those that every part has in the same shape.
 
-    parts: the tokens of each, and its columns. A column with which the answer would be larger than
+    parts: how many tokens each has, and its columns. A column that would make the answer larger than
     ANSWER_BYTES_MAX is left out.
     """
     parts = [part for part in parts if part[0]]

@@ -1,8 +1,9 @@
 """The control link: every message between the coordinator and a peer.
 
-The docstrings here are the protocol text. Each peer opens one WebSocket to the coordinator, and
-each message is one binary frame (`codec.Codec`, at most 4 MiB). The first message is the peer's
-`Hello`; the coordinator answers with `Welcome` or `Refused` before anything else.
+The docstrings and the comments beside the fields are the protocol text. Each peer opens one WebSocket
+to the coordinator, and each message is one binary frame (`codec.Codec`, at most 4 MiB). The first
+message is the peer's `Hello`; the coordinator answers with `Welcome` or `Refused` before anything
+else.
 
     peer -> coordinator                                     coordinator -> peer
     Hello                                                   Welcome | Refused
@@ -56,7 +57,7 @@ RefusalReason = Literal[
     "protocol", "build", "run", "credential", "revoked", "convicted", "superseded", "flapping",
     "busy",
 ]  # fmt: skip
-# By which engine's rule a seed decides a token; "none": engines draw as they like.
+# The engine by whose rule a seed decides a token; "none": each engine draws by its own rule.
 SeedReplay = Literal["torch", "sglang", "none"]
 
 
@@ -123,49 +124,41 @@ class LinkSample:
 
 @dataclass(frozen=True, slots=True)
 class StripeEdge:
-    """This peer's place in the tree of one stripe: its parent (None at the root) and children.
-
-    spare: above 0, the root binds to this stripe what no ordinary one takes, at most this share of
-    the form's bytes. weight: above 0, the root gives it that part of the bytes as long as its relays
-    keep up; 0: what they can pass on.
-    """
+    """This peer's place in the tree of one stripe: its parent (None at the root) and children."""
 
     stripe: StripeId
     parent: PeerId | None
     children: tuple[PeerId, ...]
+    # Above 0: the root binds to this stripe what no ordinary stripe takes, at most this share of the
+    # form's bytes.
     spare: float = 0.0
+    # Above 0: the root gives the stripe this part of the bytes as long as its relays keep up; 0: it
+    # gives what they can pass on.
     weight: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class EdgePeer:
-    """Another peer with which this one exchanges frames, and how they connect.
-
-    dial: this peer connects to `address`; otherwise it waits for the other to connect. secret:
-    known to these two peers only.
-    """
+    """Another peer with which this one exchanges frames, and how they connect."""
 
     peer: PeerId
     address: Address | None
+    # Whether this peer connects to `address`; otherwise it waits for the other to connect.
     dial: bool
-    secret: bytes
+    secret: bytes  # known to these two peers only
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerToScore:
-    """Consecutive tokens of one answer that one worker wrote with one version.
+    """Consecutive tokens of one answer that one worker wrote with one version."""
 
-    prompt: everything before them. written: so many of its tokens the sample's versions wrote; its
-    seed goes on behind them. logprobs: as the worker reported them. seed: the sample's; None: it is
-    not replayed. sampling: as the answer was drawn.
-    """
-
-    prompt: bytes
+    prompt: bytes  # everything before these tokens
     tokens: bytes
-    logprobs: bytes
+    logprobs: bytes  # as the worker reported them
+    # How many of the prompt's tokens the sample's versions wrote; its seed continues after them.
     written: int
-    seed: int | None
-    sampling: Sampling = WHOLE
+    seed: int | None  # the sample's; None: it is not replayed
+    sampling: Sampling = WHOLE  # as the answer was drawn
 
 
 # --- peer -> coordinator --------------------------------------------------------------------------
@@ -173,54 +166,51 @@ class AnswerToScore:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """The first message of a connection. Its first fields, to `name`, never change (`builds`).
+    """The first message of a connection. Its first fields, to `name`, never change (`builds`)."""
 
-    build: of the peer's program. boot_id: changes with every start of the daemon. slots: samples
-    that all its engines together run at once (0 for relay peers). listen: where other peers can
-    connect to it; None: nowhere. serving: the version that all its engines serve; None: they serve
-    nothing, or different versions. holding: the versions that are verified in its slots; the one
-    that deltas can be made from comes last. leases: the attempts that it still works on. forms: the
-    forms of which it has every frame on disk. served: the versions that wrote tokens for `leases` and that all its
-    engines served. receive_only: it passes nothing on. uplink_limit: most bytes/s that it sends to
-    other peers, whatever a plan says. usd_per_h: its price as its owner states it; a price in the
-    run's config wins. dial_back_secret: the peer that answers at `listen` must prove that it knows
-    this. scores: its engine can score answers that others wrote. quantization: what its engines
-    quantize weights to, such as "int8"; empty: they do not. received_bytes, sent_bytes: as in Heartbeat.
-    """
-
-    build: Build
+    build: Build  # of the peer's program
     run_id: RunId | None
     kind: PeerKind
     name: str
-    boot_id: str
+    boot_id: str  # changes with every start of the daemon
+    # Samples that all its engines together run at once (0 for relay peers).
     slots: int
+    # The address at which other peers can connect to it; None: nowhere.
     listen: Address | None
+    # The version that all its engines serve; None: they serve nothing, or different versions.
     serving: VersionKey | None
+    # The versions that are verified in its slots; the one that deltas can be made from comes last.
     holding: tuple[VersionKey, ...]
-    leases: tuple[HeldLease, ...]
+    leases: tuple[HeldLease, ...]  # the attempts that it still works on
+    # The forms of which it has every frame on disk.
     forms: tuple[FormId, ...]
+    # The versions that wrote tokens for `leases` and that all its engines served.
     served: tuple[VersionKey, ...] = ()
-    receive_only: bool = False
+    receive_only: bool = False  # whether it passes nothing on
+    # The most bytes/s that it sends to other peers, whatever a plan says.
     uplink_limit: int | None = None
+    # The peer that answers at `listen` must prove that it knows this.
     dial_back_secret: bytes = b""
+    # Its price as its owner states it; a price in the run's config takes precedence.
     usd_per_h: float | None = None
+    # Whether its engine can score answers that others wrote.
     scores: bool = False
+    # The format to which its engines quantize weights, such as "int8"; empty: they do not.
     quantization: str = ""
+    # As in Heartbeat.
     received_bytes: int = 0
     sent_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """The peer is alive.
+    """The peer is alive."""
 
-    running: samples that are in its engines now. disk_free: bytes that new versions may take on its
-    disk, with those that older versions give up for them; None: not said. received_bytes, sent_bytes:
-    payload of versions over all peer links since its program started; 0: nothing, or not said.
-    """
-
-    running: int
+    running: int  # samples that are in its engines now
+    # Bytes that new versions may take on its disk, with those that older versions give up for them;
+    # None: not said.
     disk_free: int | None = None
+    # Payload of versions over all peer links since its program started; 0: nothing, or not said.
     received_bytes: int = 0
     sent_bytes: int = 0
 
@@ -244,41 +234,35 @@ class Leaving:
 
 @dataclass(frozen=True, slots=True)
 class SegmentEncoded:
-    """Seed only: this segment of the form is on its disk. digest: of the segment's table."""
+    """Seed only: this segment of the form is on its disk."""
 
     form: FormId
     segment: SegmentId
-    digest: Digest
+    digest: Digest  # of the segment's table
 
 
 @dataclass(frozen=True, slots=True)
 class FormEncoded:
-    """Seed only: all segments of the form are on its disk.
-
-    wire_bytes: payload and tables of this form. full_bytes: of the full form. encode_s: seconds
-    that encoding took.
-    """
+    """Seed only: all segments of the form are on its disk."""
 
     form: FormId
     snapshot: Digest
     segments: int
-    wire_bytes: int
-    full_bytes: int
-    encode_s: float
+    wire_bytes: int  # payload and tables of this form
+    full_bytes: int  # of the full form
+    encode_s: float  # seconds that encoding took
 
 
 @dataclass(frozen=True, slots=True)
 class EncodeFailed:
-    """Seed only: the seed cannot make this form.
-
-    lacks_base: because the seed does not have the version that the form is a delta from. differs:
-    because the version's files are not what was published, which the seed finds when it has read
-    them all.
-    """
+    """Seed only: the seed cannot make this form."""
 
     form: FormId
     reason: str
+    # Whether the reason is that the seed does not have the version that the form is a delta from.
     lacks_base: bool = False
+    # Whether the reason is that the version's files are not those that were published, which the
+    # seed finds when it has read them all.
     differs: bool = False
 
 
@@ -307,7 +291,7 @@ class SegmentsWanted:
 class EdgeBroken:
     """The link to a parent or child in this plan is lost or stalled.
 
-    The peer has tried to restore it before it sends this.
+    The peer sends this after it tried to restore the link.
     """
 
     plan: PlanId
@@ -327,18 +311,16 @@ class FrameAccused:
 
 @dataclass(frozen=True, slots=True)
 class TransferReport:
-    """Progress of a form while its frames arrive, about once a second.
-
-    payload_bytes: verified so far. links: what arrived over each link since the last report.
-    busy_s: since the last report, for so long its uplink had something to send.
-    duplicates: payload frames that arrived although the peer had them already.
-    """
+    """Progress of a form while its frames arrive, about once a second."""
 
     form: FormId
-    payload_bytes: int
+    payload_bytes: int  # verified so far
+    # What arrived over each link since the last report.
     links: tuple[LinkSample, ...]
     sent_bytes: int
+    # How many seconds its uplink had something to send since the last report.
     busy_s: float = 0.0
+    # Payload frames that arrived although the peer had them already.
     duplicates: int = 0
 
 
@@ -356,46 +338,44 @@ class VersionVerified:
 
 @dataclass(frozen=True, slots=True)
 class ApplyFailed:
-    """The form arrived but could not become a snapshot here (disk full, ...). The old version
-    stays.
-
-    lacks_base: because the worker lacks chunks that the form is a delta from; another form of the
-    version would do.
-    """
+    """The form arrived but could not become a snapshot here (disk full, ...). The old version stays."""
 
     form: FormId
     reason: str
+    # Whether the reason is that the worker lacks chunks that the form is a delta from; another form
+    # of the version would do.
     lacks_base: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class RefitDone:
-    """Every engine of this worker now serves this version.
-
-    pause_s: the longest time in which one of its engines generated nothing. memory_ok: the weights
-    were read back from the engines' memory and equal the snapshot's; None: not checked. held_s: for
-    how long the engines were held until now, since the version's first root or the refit before it;
-    0: they were not held. recomputed_tokens: prompt and output of the running samples whose KV
-    caches were dropped, of all engines together. recompute_s: the longest time that one of its
-    engines spends on computing them again, besides pause_s; None: it does not know.
-    """
+    """Every engine of this worker now serves this version."""
 
     version: Version
     digest: Digest
+    # The longest time in which one of its engines generated nothing.
     pause_s: float
+    # Whether the weights, read back from the engines' memory, equal the snapshot's; None: this was
+    # not checked.
     memory_ok: bool | None
+    # How long the engines were held until now, since the version's first root or the refit before
+    # it; 0: they were not held.
     held_s: float = 0.0
+    # Prompt and output of the running samples whose KV caches were dropped, of all engines
+    # together.
     recomputed_tokens: int = 0
+    # The longest time that one of its engines spends on recomputing them, besides pause_s; None: not
+    # known.
     recompute_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RefitFailed:
-    """The refit failed. serving: what the engines serve now; None: nothing."""
+    """The refit failed."""
 
     version: Version
     digest: Digest
-    serving: VersionKey | None
+    serving: VersionKey | None  # what the engines serve now; None: nothing
     reason: str
 
 
@@ -405,8 +385,8 @@ class LeaseProgress:
 
     A worker sends it at least every PROGRESS_S while the engine generates. It holds the tokens of
     each sample since the last message (after a Welcome: since the sample's first token), as far as
-    the versions that wrote them are confirmed (see SampleFinished). If the lease ends before a
-    sample does, another worker continues from these tokens.
+    the versions that wrote them are confirmed (see SampleFinished). If the lease ends before one of
+    its samples, another worker continues from these tokens.
     """
 
     lease: LeaseId
@@ -416,7 +396,7 @@ class LeaseProgress:
 
 @dataclass(frozen=True, slots=True)
 class SampleFinished:
-    """The whole output of one sample under this lease attempt. Repeated until it is answered.
+    """The whole output of one sample under this lease attempt. It is repeated until it is answered.
 
     Every version in its spans is confirmed: all engines of the worker served it, and an earlier
     RefitDone or Hello.served said so. The answer is a SampleAnswered.
@@ -443,20 +423,17 @@ class LeaseFailed:
 
 @dataclass(frozen=True, slots=True)
 class AnswersScored:
-    """Answers a ScoreAnswers: what was found about each answer, in the same order.
-
-    scoring_s, loading_s: seconds that scoring, and loading the version, took.
-    """
+    """Answers a ScoreAnswers: the evidence about each answer, in the same order."""
 
     order: int
     found: tuple[Evidence, ...]
-    scoring_s: float
-    loading_s: float
+    scoring_s: float  # seconds that scoring took
+    loading_s: float  # seconds that loading the version took
 
 
 @dataclass(frozen=True, slots=True)
 class ScoringFailed:
-    """Answers a ScoreAnswers that cannot be done: the version is not here, or does not fit."""
+    """Answers a ScoreAnswers that is impossible here: the version is not here, or does not fit."""
 
     order: int
     reason: str
@@ -467,64 +444,55 @@ class ScoringFailed:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """The connection is accepted.
-
-    keep, cancel: which of Hello.leases to continue and which to stop. publish_seq: of the newest
-    version ever published. exclusive: the engines generate nothing while a version that they do not
-    serve yet is on its way. build: of the coordinator's program.
-    """
+    """The connection is accepted."""
 
     peer: PeerId
     run_id: RunId
     epoch: Epoch
-    publish_seq: PublishSeq
+    publish_seq: PublishSeq  # of the newest version ever published
     heartbeat_s: float
-    keep: tuple[HeldLease, ...]
-    cancel: tuple[HeldLease, ...]
+    keep: tuple[HeldLease, ...]  # the leases of the Hello to continue
+    cancel: tuple[HeldLease, ...]  # the leases of the Hello to stop
+    # The engines generate nothing while a version that they do not serve yet is on its way.
     exclusive: bool = False
-    build: Build = OURS
+    build: Build = OURS  # of the coordinator's program
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The connection is refused and closes.
-
-    permanent: retrying with this credential is useless. retry_s: otherwise, the peer may come again
-    after so many seconds; 0: as its own back-off says. These four fields never change (`builds`).
-    """
+    """The connection is refused and closes. The four fields never change (`builds`)."""
 
     reason: RefusalReason
     detail: str
-    permanent: bool
+    permanent: bool  # whether retrying with this credential is useless
+    # If not permanent: the peer may connect again after this many seconds; 0: after its own back-off.
     retry_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class DialledBack:
-    """The coordinator tried to connect to Hello.listen. fault: why it failed; empty: it worked."""
+    """The coordinator has tried to connect to Hello.listen."""
 
-    fault: str
+    fault: str  # why it failed; empty: it worked
 
 
 @dataclass(frozen=True, slots=True)
 class EncodeVersion:
-    """To the seed: encode the snapshot in directory `path` as this form.
-
-    path: relative to the run directory. facts: the form's encoded `FormFacts`; kind, version and
-    frame_bytes repeat parts of it. base_path: for a delta form, the directory of the base's
-    snapshot. via: for a composed delta, the snapshots between the base and this one. aside: only a
-    few peers need the form; other forms do not wait for it.
-    """
+    """To the seed: encode the snapshot in directory `path` as this form."""
 
     form: FormId
     kind: FormKind
     version: Version
     digest: Digest
-    path: str
+    path: str  # relative to the run directory
     frame_bytes: int
+    # The form's encoded `FormFacts`; kind, version and frame_bytes repeat parts of them.
     facts: bytes
+    # For a delta form, the directory of the base's snapshot.
     base_path: str | None
+    # Whether only a few peers need the form, so that other forms do not wait for it.
     aside: bool = False
+    # For a composed delta, the snapshots between the base and this one.
     via: tuple[Digest, ...] = ()
 
 
@@ -537,13 +505,10 @@ class ForgetForm:
 
 @dataclass(frozen=True, slots=True)
 class SignedRoot:
-    """A form's root. root: the bytes of a `weights/signed_index.Root`.
+    """A form's root."""
 
-    signature: Ed25519 over these bytes, by the run's key.
-    """
-
-    root: bytes
-    signature: bytes
+    root: bytes  # the bytes of a `weights/signed_index.Root`
+    signature: bytes  # Ed25519 over these bytes, by the run's key
 
 
 @dataclass(frozen=True, slots=True)
@@ -562,9 +527,7 @@ class SegmentPage:
 class PlanEdges:
     """This peer's part of a plan: its place in each stripe, and the peers to which it connects.
 
-    It replaces the part of an earlier generation; edges that did not change continue undisturbed.
-    sources: the peers among these that hold the whole form; this newcomer fetches what it missed
-    from them.
+    It replaces the part of an earlier generation. Edges that did not change continue undisturbed.
     """
 
     form: FormId
@@ -572,6 +535,7 @@ class PlanEdges:
     generation: Generation
     stripes: tuple[StripeEdge, ...]
     peers: tuple[EdgePeer, ...]
+    # Those of the peers that hold the whole form; this newcomer fetches what it missed from them.
     sources: tuple[PeerId, ...] = ()
 
 
@@ -585,35 +549,33 @@ class VersionsRevoked:
 
 @dataclass(frozen=True, slots=True)
 class LeaseGranted:
-    """One generation call: samples of one prompt.
-
-    samples: their indices within the group. written: so many tokens at the end of the prompt are
-    output of an earlier attempt; max_new_tokens is already reduced by them, and the result is only
-    what comes after them. oldest: the oldest version that may write a token. silence_s: without a
-    LeaseProgress or SampleFinished for this long, the lease goes to another worker. report_s: how
-    often to report progress; shorter when a client reads the tokens as they come. rng_seeds: one
-    for each sample (see `seeds`); empty: the engine chooses. hold_s: above 0, version `oldest` alone
-    may write a token, and the worker waits so long at most with loading a newer one, also for the answers to its
-    results: another turn may follow. stop_strings:
-    an answer ends with the token that completes one of them in its text. earlier: tokens that
-    the sample's versions wrote in earlier turns, most of them in the prompt; its seed goes on behind them.
-    """
+    """One generation call: samples of one prompt."""
 
     lease: LeaseId
     attempt: int
     group: GroupId
     prompt: bytes
-    samples: tuple[int, ...]
+    samples: tuple[int, ...]  # their indices within the group
     max_new_tokens: int
     sampling: Sampling
     stop_token_ids: tuple[int, ...]
-    oldest: Version
+    oldest: Version  # the oldest version that may write a token
+    # Without a LeaseProgress or SampleFinished for this long, the lease goes to another worker.
     silence_s: float
+    # How often to report progress; shorter when a client reads the tokens as they come.
     report_s: float = PROGRESS_S
+    # One seed for each sample (see `seeds`); empty: the engine chooses.
     rng_seeds: tuple[int, ...] = ()
+    # This many tokens at the end of the prompt are output of an earlier attempt. max_new_tokens is
+    # already reduced by them, and the result has only what comes after them.
     written: int = 0
+    # Above 0: only version `oldest` may write a token. The worker delays loading a newer version by
+    # at most this many seconds, also until its results are answered, because another turn may follow.
     hold_s: float = 0.0
+    # An answer ends with the token that completes one of these in its text.
     stop_strings: tuple[str, ...] = ()
+    # How many tokens the sample's versions wrote in earlier turns, most of them in the prompt; its
+    # seed continues after them.
     earlier: int = 0
 
 
@@ -627,14 +589,12 @@ class LeaseCancelled:
 
 @dataclass(frozen=True, slots=True)
 class SampleAnswered:
-    """The answer to a SampleFinished, which need not be sent again.
-
-    accepted: the sample is durable, also if it was an identical repeat; otherwise it was refused.
-    """
+    """The answer to a SampleFinished, which need not be sent again."""
 
     lease: LeaseId
     attempt: int
     sample: int
+    # Whether the sample is durable, also if it was an identical repeat; otherwise it was refused.
     accepted: bool
     reason: str
 
@@ -648,15 +608,13 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class ScoreAnswers:
-    """To an auditor: score these answers under this version, with one prefill each.
-
-    path: of the version's copy, relative to the run directory; a worker scores with the version
-    that it serves.
-    """
+    """To an auditor: score these answers under this version, with one prefill each."""
 
     order: int
     version: Version
     digest: Digest
+    # The version's copy, relative to the run directory; a worker scores with the version that it
+    # serves.
     path: str
     replay: SeedReplay
     answers: tuple[AnswerToScore, ...]
@@ -703,7 +661,7 @@ TO_COORDINATOR = Codec(
         "AnswersScored": AnswersScored,
         "ScoringFailed": ScoringFailed,
     },
-    # They carry tokens, or one entry for each lease, peer, segment or version.
+    # These carry tokens, or one entry for each lease, peer, segment or version.
     large=(
         "Hello",
         "DeltasKept",

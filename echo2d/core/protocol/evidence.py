@@ -1,4 +1,4 @@
-"""What one forward pass says about the tokens that one worker wrote.
+"""What one forward pass shows about the tokens that one worker wrote.
 
     K       mean |log p - q|: p as the auditor computes it under the version that the span names, q
             as the worker reported it. Made-up tokens with made-up logprobs, another version and
@@ -7,10 +7,11 @@
             N(0, 1) if the tokens were drawn from p, whatever q says. Chosen tokens show in it.
     cold    log likelihood ratio of drawing from p^COLD instead of p (rescaled to a distribution):
             positive if likely tokens come too often. hot: the same with HOT, for unlikely ones.
-    misses  tokens that do not lie where their seed points, within each of TOLERANCES. Another draw
+    misses  how many tokens are not where their seed points, within each of TOLERANCES. Another draw
             shows in it.
 
-Not here: the forward pass and the replay (an engine's `score`), and what follows from it (`audit/case`).
+Not here: the forward pass and the replay (an engine's `score`), and what follows from the evidence
+(`audit/case`).
 """
 
 import math
@@ -21,8 +22,8 @@ from numpy.typing import NDArray
 
 TokenNumbers = NDArray[np.float64]
 
-# Multiples of what an engine's replay allows (`distances`): how precisely honest engines agree depends
-# on the model and on what they compute in.
+# Multiples of the distance that an engine's replay allows: how precisely honest engines agree depends
+# on the model and on the precision that they compute in.
 TOLERANCES = (1.0, 2.5, 5.0)
 
 # Exponents of the distributions that liars are compared with: temperatures of 2/3 and 3/2.
@@ -31,18 +32,16 @@ COLD, HOT = 1.5, 2 / 3
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """About `tokens` tokens of one trajectory and one author; see the module docstring.
-
-    excess, variance: the sums whose quotient is Z. misses: one number for each of TOLERANCES, never
-    rising; None: the seed was not replayed.
-    """
+    """The evidence about `tokens` tokens of one trajectory and one author; see the module docstring."""
 
     tokens: int
     k: float
+    # The sums whose quotient is Z.
     excess: float
     variance: float
     cold: float
     hot: float
+    # One count for each of TOLERANCES, each at most the one before; None: the seed was not replayed.
     misses: tuple[int, ...] | None
 
     @property
@@ -51,13 +50,13 @@ class Evidence:
 
     @property
     def missed(self) -> int | None:
-        """Misses within the narrowest tolerance."""
+        """How many tokens miss the narrowest tolerance."""
         return None if self.misses is None else self.misses[0]
 
     def plus(self, other: "Evidence") -> "Evidence":
         """The evidence of two pieces of one trajectory.
 
-        A piece without replay leaves the whole without misses.
+        If one piece was not replayed, the whole has no misses.
         """
         tokens = self.tokens + other.tokens
         return Evidence(
@@ -84,11 +83,11 @@ def evidence(
     hots: TokenNumbers,
     distances: TokenNumbers | None,
 ) -> Evidence:
-    """Sum up what is known of each token; all arrays are [n], n >= 1, float64 but `missed`.
+    """Sum up what is known about each token; all arrays are float64 [n], n >= 1.
 
-    logprobs: log p. claimed: q. surprises, entropies, variances: of the distribution that is drawn
-    from. colds, hots: each token's part of the ratios. distances: how far each token is from where its
-    seed points, in tolerances of its engine; None: without replay.
+    logprobs: log p. claimed: q. surprises, entropies, variances: those of the distribution that is
+    drawn from. colds, hots: each token's part of the ratios. distances: how far each token is from
+    where its seed points, in tolerances of its engine; None: the seed was not replayed.
     """
     return Evidence(
         tokens=len(logprobs),

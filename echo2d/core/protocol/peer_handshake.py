@@ -31,8 +31,8 @@ from echo2d.errors import PeerFault
 
 SECRET_BYTES = 32  # of an edge; the key length of blake3
 NONCE_BYTES = 32
-# The coordinator gives this name when it dials a peer to see whether the peer's port is reachable.
-# It never opens a link.
+# The coordinator uses this name when it dials a peer to see whether the peer's port is reachable. It
+# never opens a link.
 DIAL_BACK = PeerId("dial-back")
 
 
@@ -61,17 +61,17 @@ class Handshake:
             nonce,
             dialled,
         )
-        # Who the other end claims to be, and the proof that it must send to be believed.
+        # The peer that the other end claims to be, and the proof that it must send for that.
         self._peer: PeerId | None = None
         self._proof = b""
 
     def start(self) -> LinkHello:
-        """What the dialling end sends first."""
+        """The first message of the dialling end."""
         assert self._dialled is not None
         return self._hello(self._dialled)
 
     def answer(self, hello: LinkHello, packed: bytes) -> tuple[LinkHello | Proof, ...]:
-        """What to send in answer to this hello, whose packed bytes are `packed`.
+        """The answer to this hello, whose packed bytes are `packed`.
 
         Raises PeerFault if no link with its sender is expected.
         """
@@ -108,7 +108,7 @@ class Handshake:
             f"not {hello.oldest} to {hello.protocol}",
         )
         require(hello.run_id == self._run_id, "a peer of the same run")
-        require(hello.receiver == self._me, "to be the peer that is looked for")
+        require(hello.receiver == self._me, "a hello for this peer")
         require(self._dialled in (None, hello.sender), "the peer that was dialled")
         require(len(hello.nonce) == NONCE_BYTES, f"a nonce of {NONCE_BYTES} bytes")
         secret = self._secrets.get(hello.sender)

@@ -1,7 +1,7 @@
 """The peer link: one end of a connection between two peers, without I/O: bytes in, events out.
 
-A link makes sure that what arrives is well-formed, comes from the expected peer, on an open stream,
-in order and within the limits. Anything else is a `PeerFault` and the end of the link. Not here:
+A link makes sure that what arrives is well-formed, comes from the expected peer, belongs to an open
+stream, is in order and keeps the limits. Anything else is a `PeerFault` and ends the link. Not here:
 the wire format (`peer_messages`), sockets and time limits (`net/peer/links`), which frames to send
 or to ask for (`relay`), and whether a frame is the right one (its receiver hashes it).
 
@@ -17,24 +17,25 @@ or to ask for (`relay`), and whether a frame is the right one (its receiver hash
 
     any state: end(), LinkEnded in or PeerFault -> ENDED
 
-Streams carry frames of one form in one direction. The receiver of the frames opens them: a stripe
-with StreamOpened, a repair stream with the first FramesWanted for a form. It numbers them in turn:
-the end with the smaller peer id 1, 3, 5 ..., the other 2, 4, 6 ..., starting over after STREAM_MAX.
-The frames of a stripe have sequence numbers without holes from `from_sequence` on; those of a
-repair stream have 0. Either end ends a stream, and each says StreamEnded once:
+A stream carries frames of one form in one direction. The receiver of the frames opens it: a stripe
+with StreamOpened, a repair stream with the first FramesWanted for a form. Each end numbers the
+streams that it opens in order: the end with the smaller peer id 1, 3, 5 ..., the other 2, 4, 6 ...,
+starting over after STREAM_MAX. The frames of a stripe have sequence numbers without holes from
+`from_sequence` on; those of a repair stream have 0. Either end may end a stream, and each says
+StreamEnded once:
 
     OPEN -- StreamEnded out --> ENDING -- StreamEnded in --> gone     (frames until then: dropped)
     OPEN -- StreamEnded in: event, StreamEnded out --> gone
 
 Bytes are received straight into a buffer for the one frame or message that is arriving. There is no
-other buffer, and it is made only after the header was found to be in order. On an open link it has
-some room behind: what comes together with the last bytes, above all the next header, takes no other
-read and is copied. A completed payload belongs to the taker of the event. The link never writes to
-that buffer again, so read-only views of it may wait in send queues; dropping the last one frees it.
-The taker limits how many payloads are kept by not reading further.
+other buffer, and it is made only after the header was checked. On an open link the buffer has some
+extra room: bytes that arrive together with the last ones, above all the next header, need no second
+read and are copied. A completed payload belongs to the receiver of the event. The link never writes
+to that buffer again, so read-only views of it may wait in send queues; dropping the last view frees
+it. The receiver limits how many payloads are kept by not reading further.
 
-A link may be sealed from its first byte on (`seal`). Then all payloads are received into one buffer, and
-what is handed over is the payload that was decrypted from it.
+A link may be sealed from its first byte on (`seal`). Then all payloads are received into one buffer,
+and each event has the payload that was decrypted from it.
 """
 
 import enum
@@ -76,13 +77,13 @@ from echo2d.core.protocol.peer_messages import (
     require,
     stream_after,
 )
-from echo2d.core.weights.encoding import FRAME_BYTES_MAX
+from echo2d.core.weights.form import FRAME_BYTES_MAX
 from echo2d.errors import PeerFault
 
-# Streams opened by one end: the stripes of two versions, and repair.
+# One end may have at most this many streams open: the stripes of two versions, and repair.
 STREAMS_MAX = 256
-# Bytes read behind a frame: more than a paced link of 100 Mbit/s brings in one burst, but at most a
-# quarter (AHEAD_SHARE) of the frame, because the room is kept as long as the frame.
+# The extra room after a frame: more than a paced link of 100 Mbit/s brings in one burst, but at most
+# a quarter (AHEAD_SHARE) of the frame, because the room is kept as long as the frame.
 AHEAD_BYTES_MAX = 64 << 10
 AHEAD_SHARE = 4
 
@@ -108,18 +109,18 @@ class UnitSeal(Protocol):
         """The encrypted payload and its tag."""
 
     def open(self, header: bytes, sealed: memoryview) -> bytes:
-        """The payload. PeerFault: header, payload or tag is not what was sealed."""
+        """The decrypted payload. PeerFault: header, payload or tag is not what was sealed."""
 
 
 @dataclass(slots=True)
 class _Stream:
     form: FormId
     sequence: int | None  # of the next frame; None: repair, not numbered
-    ending: bool = False  # this end has said StreamEnded, the other has not yet
+    ending: bool = False  # whether this end has sent StreamEnded and the other end has not yet
 
 
 class PeerLink:
-    """One end. Methods that say something return bytes, to be written in the order of the calls.
+    """One end of a link. Methods that send return bytes, to be written in the order of the calls.
 
     `secrets`, `nonce` and `dialled` are as in `Handshake`.
     """
@@ -138,36 +139,35 @@ class PeerLink:
         )
         self._me = me
         self._seal: UnitSeal | None = None
-        self._tag_bytes = 0  # behind each payload
-        # Where sealed payloads arrive, one after the other.
+        self._tag_bytes = 0  # after each payload
+        # Sealed payloads arrive here, one after the other.
         self._sealed = memoryview(bytearray())
         self._state = _State.HELLO
-        self._asked: dict[StreamId, _Stream] = {}  # opened here: frames come in
-        self._serving: dict[StreamId, _Stream] = {}  # opened there: frames go out
+        self._asked: dict[StreamId, _Stream] = {}  # opened by this end: frames come in
+        self._serving: dict[StreamId, _Stream] = {}  # opened by the other end: frames go out
         self._next_mine = self._next_theirs = 0
         self._replies = bytearray()
-        self._header = memoryview(
-            bytearray(HEADER_BYTES)
-        )  # with room behind it once the link is open
-        self._arriving: Header | None = None  # whose payload is being received; None: a header is
-        self._target = self._header  # where it goes, with the room behind it
-        self._wanted, self._here = (
-            HEADER_BYTES,
-            0,
-        )  # bytes: of what is being received; of that in the target already
-        self._behind = self._header[:0]  # received behind something whole, and not looked at yet
+        # The buffer for headers; it has extra room once the link is open.
+        self._header = memoryview(bytearray(HEADER_BYTES))
+        # The header whose payload is being received; None: a header is being received.
+        self._arriving: Header | None = None
+        self._target = self._header  # the buffer that is being filled, with its extra room
+        # The size of what is being received, and how many bytes of it have arrived.
+        self._wanted, self._here = HEADER_BYTES, 0
+        # Bytes that arrived after a whole header or payload and are not processed yet.
+        self._behind = self._header[:0]
 
     @property
     def ended(self) -> bool:
-        """Nothing may be received or said any more."""
+        """Whether the link has ended: nothing may be received or sent any more."""
         return self._state is _State.ENDED
 
     def seal(self, seal: UnitSeal) -> None:
-        """Seal everything. Before anything was said or received."""
+        """Seal all payloads. Call it before anything is sent or received."""
         self._seal, self._tag_bytes = seal, TAG_BYTES
 
     def start(self) -> bytes:
-        """The first bytes from the end that dialled."""
+        """The first bytes of the end that dialled."""
         return self._unit(self._handshake.start())
 
     def _unit(self, message: LinkMessage) -> bytes:
@@ -181,22 +181,22 @@ class PeerLink:
     # receiving
 
     def get_buffer(self) -> memoryview:
-        """The buffer for the next bytes; never empty. Ask for it when no more events come."""
+        """The buffer for the next bytes; never empty. Call it once there are no more events."""
         return self._target[self._here :]
 
     @property
     def missing(self) -> int:
-        """Bytes that are missing of the header or payload that is arriving.
+        """How many bytes of the arriving header or payload are missing.
 
-        Never 0 when no more events come.
+        Never 0 once there are no more events.
         """
         return self._wanted - self._here
 
     def bytes_received(self, count: int) -> LinkEvent | None:
         """Takes the first `count` bytes of `get_buffer()` and returns one event.
 
-        There may be more events: ask for them with count 0, and then write `take_replies()`.
-        PeerFault ends the link.
+        There may be more events: call it with count 0 until it returns None, and then write
+        `take_replies()`. PeerFault ends the link.
         """
         assert not self.ended
         here = self._here + count
@@ -231,17 +231,17 @@ class PeerLink:
     def _end(self) -> None:
         self._state = _State.ENDED
         self._behind = self._header[:0]
-        self._expect_header()  # TLS asks for a buffer once more
+        self._expect_header()  # TLS still asks for one more buffer
 
     def take_replies(self) -> bytes:
-        """Answers to the bytes received. Write them before anything that is said later."""
+        """Answers to the bytes received. Write them before anything that is sent later."""
         replies, self._replies = bytes(self._replies), bytearray()
         return replies
 
     def _header_complete(self) -> LinkEvent | None:
         header = parse_header(self._header)
         if header.type == FRAME:
-            self._check_place(header)  # none is in place before the link is open
+            self._check_place(header)  # fails before the link is open
         elif header.type not in _ALLOWED[self._state]:
             raise PeerFault(f"message type {header.type} is not expected now")
         elif self._state is not _State.OPEN:
@@ -333,7 +333,7 @@ class PeerLink:
         self._next_mine, self._next_theirs = (1, 2) if self._me < peer else (2, 1)
         return LinkOpened(peer)
 
-    # streams opened by the other end: frames go out
+    # streams that the other end opened: frames go out
 
     def _accept(self, number: StreamId, stream: _Stream) -> None:
         require(
@@ -370,9 +370,9 @@ class PeerLink:
     def send_frame(
         self, stream: StreamId, frame: FrameId, sequence: int, payload: memoryview | None
     ) -> tuple[bytes | memoryview, ...]:
-        """The buffers to write. Only where `serves(stream)`, in sequence (0 for repair).
+        """The buffers to write. Call it only if `serves(stream)`, in sequence (0 for repair).
 
-        payload: None sends the header only.
+        payload: None sends only the header.
         """
         assert self.serves(stream)
         served = self._serving[stream]
@@ -387,13 +387,13 @@ class PeerLink:
             return header, self._seal.seal(header, payload or b"")
         return (header,) if payload is None else (header, payload)
 
-    # what both ends say on an open link
+    # what both ends send on an open link
 
     def tell(self, message: RelayMessage) -> bytes:
-        """The bytes of a message; none if its stream has ended meanwhile.
+        """The bytes of a message; empty if its stream has ended meanwhile.
 
-        StreamOpened, and the first FramesWanted of a repair stream, open the stream whose number is
-        next. PeerFault: the other end leaves too many ended streams unconfirmed.
+        StreamOpened, and the first FramesWanted of a repair stream, open the stream with the next
+        number. PeerFault: the other end leaves too many ended streams unconfirmed.
         """
         match message:
             case StreamOpened(number, form, from_sequence=sequence):
@@ -423,7 +423,7 @@ class PeerLink:
         self._next_mine = stream_after(self._next_mine)
 
     def end(self, reason: str) -> bytes:
-        """Ends the link, also after a PeerFault."""
+        """Ends the link, also after a PeerFault, and returns the bytes to write."""
         self._end()
         return self._unit(LinkEnded(reason[:PEER_REASON_CHARS_MAX]))
 

@@ -2,24 +2,24 @@
 
 `peer_link` has the rest of the protocol.
 
-On the wire there are units of one header, HEADER_BYTES little-endian, and `length` payload bytes:
+Each unit on the wire is a header (HEADER_BYTES, little-endian) and `length` payload bytes:
 
     type u8 | flags u8 | stream u16 | frame u32 | sequence u32 | length u32
 
     type 1 Hello   2 Proof   3 LinkEnded   4 StreamOpened   5 StreamEnded   6 FramesHeld
          7 FramesWanted   8 FramesCancelled   9 a frame   10 FramesPassed
 
-A frame (type FRAME; a segment's table is one) is sent raw, at most FRAME_BYTES_MAX. Flag
-WITHOUT_PAYLOAD, and only it, makes the length 0: on a stripe because the receiver has said that it
+A frame (type FRAME; a segment's table is one, too) is sent raw, at most FRAME_BYTES_MAX. Its length
+is 0 exactly if it has the flag WITHOUT_PAYLOAD: on a stripe because the receiver has said that it
 holds this frame, on a repair stream because the sender does not hold it.
 
-Every other type is one message, a record of this module as `codec.pack` writes it: a msgpack array
-of its fields in order, which may grow as `builds` says: 1 to PEER_MESSAGE_BYTES_MAX bytes, and at most
-HANDSHAKE_BYTES_MAX before the link is open. The other header fields are 0. Messages are in the past tense, because
-each is, unchanged, an event of the end that receives it.
+Every other type is one message, a record of this module as `codec.pack` writes it: a msgpack array of
+its fields in order, which may grow as `builds` says. It has 1 to PEER_MESSAGE_BYTES_MAX bytes, and at
+most HANDSHAKE_BYTES_MAX before the link is open. The other header fields are 0. The names of messages
+are in the past tense, because each message is also an event of the end that receives it.
 
-On a sealed link the payload, also one of 0 bytes, is encrypted, and a tag of TAG_BYTES follows it, which
-`length` does not count. The tag covers the header, too.
+On a sealed link each payload, even one of 0 bytes, is encrypted, and a tag of TAG_BYTES follows it,
+which `length` does not count. The tag covers the header, too.
 """
 
 import re
@@ -39,21 +39,22 @@ from echo2d.core.base.ids import (
     RunId,
     StripeId,
 )
-from echo2d.core.weights.encoding import FRAME_BYTES_MAX
+from echo2d.core.weights.form import FRAME_BYTES_MAX
 from echo2d.errors import PeerFault
 
 HEADER_BYTES = 16
-TAG_BYTES = 16  # behind the payload of a sealed unit
+TAG_BYTES = 16  # after the payload of a sealed unit
 PEER_MESSAGE_BYTES_MAX = 64 << 10  # room for FRAMES_MAX runs of one frame
-HANDSHAKE_BYTES_MAX = 1 << 10  # what a stranger may make us keep
-FRAMES_MAX = 4096  # that one message names, also by runs; a longer list becomes several messages
+HANDSHAKE_BYTES_MAX = 1 << 10  # the most bytes that a stranger may make us keep
+# One message names at most this many frames, also by runs; a longer list becomes several messages.
+FRAMES_MAX = 4096
 PEER_REASON_CHARS_MAX = 200  # a reason is one line for a person
 WORD_MAX = (1 << 32) - 1
 
 FRAME = 9
 WITHOUT_PAYLOAD = 1
 
-StreamId = int  # 1 to STREAM_MAX; who may use which is written in `link`
+StreamId = int  # 1 to STREAM_MAX; `peer_link` says which end uses which numbers
 STREAM_MAX = (1 << 16) - 1
 
 _HEADER = struct.Struct("<BBHIII")
@@ -76,17 +77,14 @@ class Header(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LinkHello:
-    """The sender, and the peer that it wants to reach. nonce: NONCE_BYTES never used before.
+    """The sender, and the peer that it wants to reach."""
 
-    protocol, oldest: of the peer link, as in a `Build`.
-    """
-
-    protocol: int
+    protocol: int  # of the peer link, as in a `Build`
     run_id: RunId
     sender: PeerId
     receiver: PeerId
-    nonce: bytes
-    oldest: int
+    nonce: bytes  # NONCE_BYTES never used before
+    oldest: int  # of the peer link, as in a `Build`
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +96,7 @@ class Proof:
 
 @dataclass(frozen=True, slots=True)
 class LinkEnded:
-    """Nothing more comes; the connection closes."""
+    """The sender sends nothing more; the connection closes."""
 
     reason: str
 
@@ -117,7 +115,7 @@ class StreamOpened:
 
 @dataclass(frozen=True, slots=True)
 class StreamEnded:
-    """No more frames on this stream. The reason is empty in the answer to the other end's."""
+    """No more frames on this stream. In the answer to the other end's, the reason is empty."""
 
     stream: StreamId
     reason: str
@@ -133,16 +131,16 @@ class FrameRun:
 
 @dataclass(frozen=True, slots=True)
 class FramesHeld:
-    """The sender holds these frames, verified, besides those that it told before.
+    """The sender holds these frames, verified, besides those that it named before.
 
-    No runs: it has dropped the form, and what it told before holds no more.
+    No runs: it has dropped the form, and no longer holds what it named before.
     """
 
     form: FormId
     runs: tuple[FrameRun, ...]
 
     def frames(self) -> tuple[FrameId, ...]:
-        """At most FRAMES_MAX."""
+        """The frames of all runs: at most FRAMES_MAX."""
         return tuple(FrameId(run.first + i) for run in self.runs for i in range(run.count))
 
 
@@ -157,7 +155,7 @@ class FramesWanted:
 
 @dataclass(frozen=True, slots=True)
 class FramesCancelled:
-    """The sender does not need these frames any more, for which it asked before."""
+    """The sender no longer needs these frames, which it asked for before."""
 
     form: FormId
     frames: tuple[FrameId, ...]
@@ -165,17 +163,15 @@ class FramesCancelled:
 
 @dataclass(frozen=True, slots=True)
 class FramesPassed:
-    """The sender, a child with children, has passed on the frames before this sequence number.
-
-    waiting: frames that came to it, or to a peer below it, and are not passed on yet.
-    """
+    """The sender, a child with children, has passed on the frames before this sequence number."""
 
     stream: StreamId
     sequence: int
+    # How many frames came to the sender, or to a peer below it, and are not passed on yet.
     waiting: int
 
 
-# What is said on an open link until its end.
+# The messages of an open link, until it ends.
 RelayMessage = (
     StreamOpened | StreamEnded | FramesHeld | FramesWanted | FramesCancelled | FramesPassed
 )
@@ -187,20 +183,20 @@ LinkMessage = LinkHello | Proof | LinkEnded | RelayMessage
 
 @dataclass(frozen=True, slots=True)
 class LinkOpened:
-    """The other end is `peer`, proved."""
+    """The other end has proved that it is `peer`."""
 
     peer: PeerId
 
 
 @dataclass(frozen=True, slots=True)
 class FrameReceived:
-    """A whole frame, not verified. payload: read-only; None for WITHOUT_PAYLOAD."""
+    """A whole frame, not verified."""
 
     stream: StreamId
     form: FormId
     frame: FrameId
     sequence: int
-    payload: memoryview | None
+    payload: memoryview | None  # read-only; None for WITHOUT_PAYLOAD
 
 
 LinkEvent = LinkOpened | FrameReceived | RelayMessage | LinkEnded
@@ -270,13 +266,13 @@ def decode(type_: int, payload: memoryview) -> LinkMessage:
 
 
 def frames_held(form: FormId, frames: Sequence[FrameId]) -> Iterator[FramesHeld]:
-    """The messages that say that these frames are held; consecutive frames cost least."""
+    """The messages that say that these frames are held; consecutive frames take the fewest bytes."""
     for start in range(0, len(frames), FRAMES_MAX):
         yield FramesHeld(form, runs_of(frames[start : start + FRAMES_MAX]))
 
 
 def runs_of(frames: Sequence[FrameId]) -> tuple[FrameRun, ...]:
-    """The frames in order, neighbours joined."""
+    """The frames in order, with consecutive ones joined to runs."""
     runs: list[FrameRun] = []
     for frame in frames:
         if runs and frame == runs[-1].first + runs[-1].count:
@@ -292,7 +288,7 @@ def stream_after(number: StreamId) -> StreamId:
 
 
 def require(holds: bool, what: str) -> None:  # noqa: FBT001 - reads as a sentence
-    """PeerFault unless it holds."""
+    """Raise PeerFault with `what` unless it holds."""
     if not holds:
         raise PeerFault(f"expected {what}")
 

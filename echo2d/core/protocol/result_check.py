@@ -1,6 +1,6 @@
-"""Checks the output that a worker sends, before anything believes it (I2, I7).
+"""Checks the output that a worker sends, before it is used (I2, I7).
 
-    tokens    1 to its limit of them, each with 0 <= id < vocab_size
+    tokens    at least 1 and at most the limit, each with 0 <= id < vocab_size
     logprobs  one per token, between LOGPROB_MIN and LOGPROB_MAX
     end       as an engine ends an answer (`answer_end`), and as the message says
     spans     cover [0, len) without gaps; their versions never decrease, and each is published, not
@@ -29,8 +29,8 @@ from echo2d.core.protocol.trajectory import NOTHING, Partial, unpack_logprobs, u
 from echo2d.errors import PeerFault
 
 LOGPROB_MAX = 1e-4  # a logprob of 0 may be rounded up
-# exp(-50) is 2e-22: no engine ever draws a token as unlikely as that. An invented logprob could give
-# a token any weight in training.
+# exp(-50) is 2e-22: no engine ever draws a token as unlikely as that. Without this limit an invented
+# logprob could give a token any weight in training.
 LOGPROB_MIN = -50.0
 
 # Whether a version is published, not revoked, and acknowledged by this worker.
@@ -49,7 +49,7 @@ def result_fault(
 ) -> str:
     """Return what is wrong with a result, or "" if nothing is.
 
-    limit: of the whole answer. base: the partial that it continues.
+    limit: that of the whole answer. base: the partial that the result continues.
     """
     fault = content_fault(result.tokens, result.logprobs, vocab_size, limit.tokens - base.length)
     if fault:
@@ -72,7 +72,7 @@ def delta_fault(
     """Return what is wrong with the positions and versions of output that follows `before`, or ""
     if nothing is.
 
-    room: most tokens of both together.
+    room: the most tokens that both may have together.
     """
     start, count = len(before.tokens) // 4, len(delta.tokens) // 4
     if len(delta.tokens) != len(delta.logprobs) or len(delta.tokens) % 4:
@@ -85,7 +85,7 @@ def delta_fault(
 
 
 def partial_fault(partial: Partial, *, vocab_size: int, stop_token_ids: Collection[int]) -> str:
-    """Return what is wrong with the tokens of a partial that another worker is to continue, or ""
+    """Return what is wrong with the tokens of a partial that another worker should continue, or ""
     if nothing is.
 
     Their positions and versions were checked before. A partial cannot be continued after a stop
@@ -104,7 +104,7 @@ def content_fault(packed_tokens: bytes, packed_logprobs: bytes, vocab_size: int,
         return str(fault)
     if not 0 < len(tokens) <= room:
         return f"{len(tokens)} tokens; 1 to {room} are allowed"
-    # Seen as unsigned, negative ids are the largest.
+    # As unsigned numbers, negative ids are the largest.
     if int(tokens.view(np.uint32).max()) >= vocab_size:
         return f"token ids beyond the vocabulary of {vocab_size}"
     if len(logprobs) != len(tokens):

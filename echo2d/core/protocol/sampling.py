@@ -1,4 +1,4 @@
-"""How the tokens of an answer are drawn, as leases, orders to auditors and batches say it."""
+"""How the tokens of an answer are drawn: a part of leases, of orders to auditors and of batches."""
 
 import math
 from dataclasses import dataclass
@@ -10,18 +10,18 @@ TEMPERATURE_MAX = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Which distribution a token is drawn from.
+    """The distribution that a token is drawn from.
 
-    temperature: divides the logits; 0: the likeliest token is taken. The others cut the
-    distribution at that temperature, each by itself; what all of them keep is drawn from, and the
-    likeliest token always stays. top_p: keeps the likeliest tokens that together reach this
-    probability. top_k: keeps so many of the likeliest; 0: all. min_p: keeps the tokens that are at
-    least so likely, as a share of the likeliest one's probability.
+    top_p, top_k and min_p each cut the distribution at the temperature. The token is drawn from what
+    all three keep; the likeliest token always stays.
     """
 
+    # Divides the logits; 0: the likeliest token is taken.
     temperature: float = 1.0
+    # Keeps the likeliest tokens that together reach this probability.
     top_p: float = 1.0
-    top_k: int = 0
+    top_k: int = 0  # keeps this many of the likeliest tokens; 0: all
+    # Keeps the tokens with at least this share of the likeliest token's probability.
     min_p: float = 0.0
 
     @property
@@ -31,7 +31,7 @@ class Sampling:
 
     @property
     def fault(self) -> str:
-        """What no engine can do; empty if engines can draw like this."""
+        """What makes it impossible to draw like this; empty: nothing."""
         heat = self.temperature
         if not (heat == 0 or TEMPERATURE_MIN <= heat < math.inf):
             return f"temperature must be 0 or at least {TEMPERATURE_MIN}"

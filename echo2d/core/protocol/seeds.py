@@ -1,10 +1,10 @@
 """The random numbers that decide which tokens a sample gets.
 
-The coordinator chooses one seed per sample: a keyed hash, so that nobody can tell it before the
-lease is granted. It is the same for every attempt, after a handover and after a restart. Answer
-token i, counted from the answer's first token whatever lease it falls into, is drawn by
-`uniforms(seed, i)` alone. So a prompt has one right answer under given weights, and whoever has
-seed and weights can check it.
+The coordinator chooses one seed per sample: a keyed hash, so that no worker can predict it before the
+lease is granted. The seed is the same for every attempt, after a handover and after a restart.
+Answer token i, counted from the answer's first token whatever lease it falls into, is drawn by
+`uniforms(seed, i)` alone. So a prompt has one right answer under given weights, and anyone with the
+seed and the weights can check it.
 """
 
 from collections.abc import Iterable
@@ -27,7 +27,7 @@ _S30, _S27, _S31, _S11 = (np.uint64(bits) for bits in (30, 27, 31, 11))
 
 
 def seed_key(run_key: bytes) -> bytes:
-    """The key of a run's seeds, from the run's private key (`bytes`), which it does not tell."""
+    """The key of a run's seeds, derived from the run's private key, which it does not reveal."""
     return blake3(run_key, derive_key_context="echo2d 2026-11 seeds of samples").digest(
         SEED_KEY_BYTES
     )
@@ -43,14 +43,14 @@ def sample_seeds(key: bytes, group: GroupId, samples: Iterable[int]) -> tuple[in
 
 
 def episode_seed(key: bytes, group: GroupId, sample: int) -> int:
-    """The seed of a sample's environment: SEED_BITS bits, of which the sample's own seed tells nothing."""
+    """The seed of a sample's environment: SEED_BITS bits, which the sample's own seed does not reveal."""
     digest = blake3(b"episode %d %d" % (group, sample), key=key).digest(8)
     return int.from_bytes(digest, "little") >> (64 - SEED_BITS)
 
 
 def uniforms(seeds: ArrayLike, positions: ArrayLike) -> NDArray[np.float64]:
     """Numbers in [0, 1), one for each seed and position: both [n], or one of them a number."""
-    # Arrays wrap around at 2^64, as they must here; numbers would warn.
+    # Arrays wrap around at 2^64 silently, as this needs; scalars would warn.
     begun = _mixed(np.atleast_1d(np.asarray(seeds, dtype=np.uint64)))
     steps = (np.atleast_1d(np.asarray(positions, dtype=np.uint64)) + np.uint64(1)) * _STEP
     numbers: NDArray[np.float64] = (_mixed(begun + steps) >> _S11) * np.float64(2.0**-53)
@@ -58,7 +58,7 @@ def uniforms(seeds: ArrayLike, positions: ArrayLike) -> NDArray[np.float64]:
 
 
 class Uniforms:
-    """The numbers of one seed in turn, from a position on."""
+    """Draws the numbers of one seed in order, from a position on."""
 
     __slots__ = ("_block", "_next", "_seed")
 

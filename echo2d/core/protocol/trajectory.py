@@ -1,5 +1,4 @@
-"""Trajectories, groups and batches as values, and the byte format in which they are hashed and
-served.
+"""Trajectories, groups and batches as values, and the byte format in which they are hashed and served.
 
 A batch body is `pack_batch(BatchBody)`: a byte that names its format, then msgpack. Its digest is
 blake3-256 of all these bytes. The learner fetches them with `GET /v1/batches/{n}` and commits to
@@ -23,12 +22,12 @@ from echo2d.core.protocol.control_messages import Finish, VersionKey, VersionSpa
 from echo2d.core.protocol.sampling import WHOLE, Sampling
 from echo2d.errors import PeerFault
 
-# The first byte of a batch. 1, without that byte, knew neither how answers ended nor their authors;
-# 2 had no groups without some of their samples; 3 did not say how they were drawn; 4 had no branches;
-# 5 had neither columns nor attachments.
+# The first byte of a batch. Format 1, without that byte, had neither the ends of answers nor their
+# authors; 2 had no groups with left-out samples; 3 had no sampling; 4 had no branches; 5 had neither
+# columns nor attachments.
 BATCH_FORMAT = 6
 _BATCH_HEAD = bytes([BATCH_FORMAT])
-GROUP_BYTES_MAX = 256 << 20  # a quarter of a batch: more than any group of sane size
+GROUP_BYTES_MAX = 256 << 20  # a quarter of a batch: more than any reasonable group
 
 Tokens = NDArray[np.int32]
 Logprobs = NDArray[np.float32]
@@ -53,12 +52,12 @@ class AuthoredSpan(NamedTuple):
 
 
 def authored(spans: Iterable[VersionSpan], author: PeerId) -> tuple[AuthoredSpan, ...]:
-    """These spans of a worker's message, with its name."""
+    """The spans of a worker's message, with that worker as their author."""
     return tuple([AuthoredSpan(*span, author) for span in spans])
 
 
 def version_spans(spans: Iterable[AuthoredSpan]) -> tuple[VersionSpan, ...]:
-    """Which version wrote what, whoever used it: neighbours of one version merge."""
+    """Which version wrote which tokens, without the authors: adjacent spans of one version merge."""
     joined: list[VersionSpan] = []
     for span in spans:
         start = span.start
@@ -82,27 +81,25 @@ def _tokens_in(given: tuple[GivenTokens, ...]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class RewardPart:
-    """A named number that a reward was made of."""
+    """A named number that a reward was computed from."""
 
     name: str
     value: float
 
 
 class Attachment(NamedTuple):
-    """Bytes that belong to a prompt, such as a picture: known by their digest, and kept once beside all
-    records that name them. name: of its place in the prompt.
+    """Bytes that belong to a prompt, such as a picture. They are identified by their digest, and kept
+    only once for all records that name them.
     """
 
-    name: str
+    name: str  # the name of its place in the prompt
     digest: Digest
     size: int
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a prompt comes from: the name of its task, the key of its row there, and what is attached
-    to that row.
-    """
+    """The origin of a prompt: the name of its task, the key of its row there, and the attachments."""
 
     task: str = ""
     row: str = ""
@@ -122,25 +119,21 @@ class PromptTag:
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryRecord:
-    """One whole sample.
-
-    tokens: the output, int32. logprobs: float32. spans: who wrote which of the tokens; they cover
-    all of them but `given`. reward: NaN until it is scored. turns: how often a policy wrote.
-    branches: as in Partial. columns: of all tokens, see `columns`.
-    """
+    """One whole sample."""
 
     sample: int
-    tokens: bytes
-    logprobs: bytes
+    tokens: bytes  # the output, int32
+    logprobs: bytes  # float32
+    # Which version and worker wrote which tokens; they cover all tokens but the given ones.
     spans: tuple[AuthoredSpan, ...]
     finish: Finish
-    reward: float = math.nan
+    reward: float = math.nan  # NaN until it is scored
     reward_parts: tuple[RewardPart, ...] = ()
     given: tuple[GivenTokens, ...] = ()
-    turns: int = 1
+    turns: int = 1  # how many times a policy wrote
     source: Source = NO_SOURCE
-    branches: tuple[int, ...] = ()
-    columns: Columns = ()
+    branches: tuple[int, ...] = ()  # as in Partial
+    columns: Columns = ()  # of all tokens; see the module `columns`
 
     @property
     def length(self) -> int:
@@ -153,11 +146,11 @@ class TrajectoryRecord:
         return length - _tokens_in(self.given) if self.given else length
 
     def written_before(self, place: int) -> int:
-        """How many of its first `place` tokens a version wrote; `place` is not within given ones."""
+        """How many of its first `place` tokens a version wrote; `place` is not inside given tokens."""
         return place - _tokens_in(tuple([each for each in self.given if each.end <= place]))
 
     def branch_start(self, place: int) -> int:
-        """Where the branch of this token begins."""
+        """Where the branch that contains this token begins."""
         return max([start for start in self.branches if start <= place], default=0)
 
     @property
@@ -176,7 +169,7 @@ class TrajectoryRecord:
         return self.spans[-1].version
 
     def scored(self, reward: float, parts: tuple[RewardPart, ...] = ()) -> "TrajectoryRecord":
-        # `replace` would take ten times as long, for every sample of a run.
+        # `replace` would take ten times as long, and this runs for every sample.
         return TrajectoryRecord(
             self.sample,
             self.tokens,
@@ -195,50 +188,47 @@ class TrajectoryRecord:
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryScore:
-    """What the learner's forward pass says about one trajectory that it trained.
+    """What the learner's forward pass shows about one trajectory that it trained on.
 
-    sample: its number in the group. p: a token's probability by the learner, at the run's
-    temperature. q: the logprob that its worker reported.
-
-    k: the mean of |log p - q| over the tokens in the loss, in nats, at least 0. z: the sum of
-    (surprise - entropy) over the square root of the sum of the surprises' variances; a token's
-    surprise is -log p, the entropy is its mean. About N(0, 1) for tokens that were drawn from p.
+    p: a token's probability by the learner, at the run's temperature. q: the logprob that the worker
+    reported.
     """
 
     group: int
-    sample: int
+    sample: int  # its number in the group
+    # The mean of |log p - q| over the tokens in the loss, in nats, at least 0.
     k: float
+    # The sum of (surprise - entropy), divided by the square root of the sum of the surprises'
+    # variances. A token's surprise is -log p, and the entropy is its mean. About N(0, 1) for tokens
+    # that were drawn from p.
     z: float
 
 
 @dataclass(frozen=True, slots=True)
 class StepFigures:
-    """What the learner measured in a train step; None: it did not.
+    """What the learner measured in a train step; None: not measured.
 
-    Means over the trained tokens, in nats: entropy, of the distributions that they were drawn from;
-    kl_rollout, of KL(rollout || learner); kl_base, of KL(learner || base). grad_norm: before the clip.
+    entropy, kl_rollout and kl_base are means over the trained tokens, in nats.
     """
 
-    entropy: float | None = None
-    kl_rollout: float | None = None
-    kl_base: float | None = None
-    grad_norm: float | None = None
+    entropy: float | None = None  # of the distributions that the tokens were drawn from
+    kl_rollout: float | None = None  # KL(rollout || learner)
+    kl_base: float | None = None  # KL(learner || base)
+    grad_norm: float | None = None  # before clipping
 
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """The first output tokens of an unfinished sample, packed as in TrajectoryRecord.
-
-    branches: where an agent began a context anew: the tokens from there on follow the prompt, and nothing
-    between the two. Each branch begins with given tokens.
-    columns: of all tokens. A later attempt may lose them, so they do not tell two partials apart.
-    """
+    """The first output tokens of an unfinished sample, packed as in TrajectoryRecord."""
 
     tokens: bytes = b""
     logprobs: bytes = b""
     spans: tuple[AuthoredSpan, ...] = ()
     given: tuple[GivenTokens, ...] = ()
+    # Where an agent began a new context: the tokens from there on follow the prompt directly. Each
+    # branch begins with given tokens.
     branches: tuple[int, ...] = ()
+    # The columns of all tokens. A later attempt may lose them, so comparisons ignore them.
     columns: Columns = field(default=(), compare=False)
 
     @property
@@ -253,7 +243,7 @@ class Partial:
 
     @property
     def turn_start(self) -> int:
-        """Where the turn begins that goes on: behind the last given token."""
+        """Where the current turn begins: after the last given token."""
         return self.given[-1].end if self.given else 0
 
     @property
@@ -263,7 +253,7 @@ class Partial:
 
     @property
     def branch(self) -> bytes:
-        """The tokens that follow the prompt in what an engine reads: those of the newest branch."""
+        """The tokens that an engine reads after the prompt: those of the newest branch."""
         return self.tokens[4 * self.branch_start :] if self.branches else self.tokens
 
     @property
@@ -273,11 +263,11 @@ class Partial:
 
     @property
     def version_last(self) -> Version:
-        """The newest version so far; what follows must be of it or a newer one."""
+        """The newest version so far; later tokens must come from it or a newer one."""
         return self.spans[-1].version if self.spans else Version(0)
 
     def shares(self) -> dict[PeerId, float]:
-        """By author, the share of the tokens that are its own."""
+        """For each author, the share of the written tokens that it wrote."""
         shares: dict[PeerId, float] = {}
         for span in self.spans:
             own = (span.end - span.start) / self.written
@@ -295,7 +285,7 @@ class Partial:
     ) -> "Partial":
         """This partial followed by more tokens.
 
-        shift: is added to the positions of `spans`. Neighbours of one version and author merge.
+        shift: is added to the positions of `spans`. Adjacent spans of one version and author merge.
         """
         joined = list(self.spans)
         for span in spans:
@@ -304,14 +294,14 @@ class Partial:
                 start = joined.pop().start
             joined.append(AuthoredSpan(start, span.end + shift, *span[2:]))
         if columns or self.columns:
-            # Only an engine can lack a column, not what was given before it began.
+            # Only tokens of an engine can lack a column. Given tokens before the first ones get zeros.
             before = self.columns if self.spans else blank_columns(columns, self.length)
             columns = join_columns([(self.length, before), (len(tokens) // 4, columns)])
         tokens, logprobs = self.tokens + tokens, self.logprobs + logprobs
         return Partial(tokens, logprobs, tuple(joined), self.given, self.branches, columns)
 
     def with_given(self, tokens: bytes, *, anew: bool = False) -> "Partial":
-        """This partial followed by tokens that an environment gave. anew: they begin a branch."""
+        """This partial followed by tokens that an environment gave. anew: whether they begin a branch."""
         if not tokens:
             return self
         count = len(tokens) // 4
@@ -341,18 +331,16 @@ NOTHING = Partial()
 
 @dataclass(frozen=True, slots=True)
 class GroupRecord:
-    """The trajectories of one prompt. A group reaches the learner whole or as it declares (I5).
-
-    left_out: samples without a trajectory, because nobody could compute their reward, or because more
-    were drawn than are trained on. sampling: as all its tokens were drawn. tags: of the prompt.
-    """
+    """The trajectories of one prompt. A group reaches the learner whole or as it declares (I5)."""
 
     group: GroupId
     prompt: bytes
     trajectories: tuple[TrajectoryRecord, ...]
+    # Samples without a trajectory, because their reward could not be computed, or because more were
+    # drawn than are trained on.
     left_out: tuple[int, ...] = ()
-    sampling: Sampling = WHOLE
-    tags: tuple[PromptTag, ...] = ()
+    sampling: Sampling = WHOLE  # how all its tokens were drawn
+    tags: tuple[PromptTag, ...] = ()  # of the prompt
 
     @property
     def version_min(self) -> Version:
@@ -381,13 +369,10 @@ class StoredGroup:
 
 @dataclass(frozen=True, slots=True)
 class BatchBody:
-    """The groups of one train step, in the order they were admitted.
-
-    trajectories: how many they have, all together.
-    """
+    """The groups of one train step, in the order in which they were admitted."""
 
     step: int
-    trajectories: int
+    trajectories: int  # how many all groups have together
     groups: tuple[GroupRecord, ...]
 
     @staticmethod
@@ -400,7 +385,7 @@ _unpack_batch = unpacker(BatchBody, bytes_max=1 << 30)
 
 
 def unpack_batch(body: bytes) -> BatchBody:
-    """PeerFault: it is no batch, or has another format."""
+    """The inverse of `pack_batch`. PeerFault: the body is no batch, or has another format."""
     if body[:1] != _BATCH_HEAD:
         raise PeerFault(
             f"this is no batch of format {BATCH_FORMAT}; it begins with {body[:1]!r}: "
@@ -421,12 +406,12 @@ def pack_batch(batch: BatchBody) -> bytes:
 
 
 def pack_group(group: GroupRecord) -> bytes:
-    """A group as it stands in a batch body."""
+    """The bytes of a group in a batch body."""
     return pack(group)
 
 
 def join_batch(step: int, trajectories: int, groups: Sequence[bytes]) -> bytes:
-    """`pack_batch` of groups that are packed already, with so many trajectories."""
+    """`pack_batch` for groups that are packed already and have this many trajectories together."""
     packer = msgpack.Packer(autoreset=False)
     packer.pack_array_header(len(fields(BatchBody)))
     packer.pack(step)

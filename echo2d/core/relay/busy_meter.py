@@ -1,21 +1,21 @@
-"""What a sender measures while frames move: for how long its uplink had something to send."""
+"""Measures how long a sender's uplink had something to send."""
 
 from dataclasses import dataclass
 
 
 @dataclass(slots=True)
 class BusyMeter:
-    """For how long a peer had frames given to its links that they had not sent.
+    """How many seconds a peer's links had frames that they had not sent yet.
 
-    Links are given no more than the uplink takes, so in this time the uplink, or whatever is slower
-    on the way, was the limit.
+    Links are given no more than the uplink takes, so in this time the uplink, or something slower on
+    the way, was the limit.
     """
 
     seconds: float = 0.0
     since: float | None = None
 
     def note(self, now: float, *, busy: bool) -> None:
-        """From now on it is busy, or not."""
+        """Note that from now on the uplink is busy, or not."""
         if self.since is not None:
             self.seconds += now - self.since
         self.since = now if busy else None

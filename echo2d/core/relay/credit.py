@@ -1,63 +1,61 @@
 """The credit of one stripe: how many frames the root binds ahead of the stripe's relay.
 
-A relay reports how far it has passed its stripe on, and how many frames wait there. What is bound and
-not yet passed on is the stripe's *backlog*. The root binds the next frame to the stripe whose backlog
-is passed on first, as long as the backlog is below the stripe's credit:
+A relay reports how far it has passed its stripe on, and how many frames wait there. The frames that
+are bound and not yet passed on are the stripe's *backlog*. The root binds the next frame to the
+stripe whose backlog will be passed on first, as long as that backlog is below the stripe's credit:
 
     a report of 0 waiting, and the credit was used up       credit + 1
-    never below WAITING + 1 waiting since the last change   credit - 1, once in as many reports
+    never below WAITING + 1 waiting since the last change   credit - 1, once per `credit` reports
 
-So a relay that runs dry gets more, however long the way to it is, twice as many in a round trip; and a
-queue that stands at a relay goes. A relay always has something to pass on when the next frame comes,
-and never more than a moment's work: whatever its uplink turns out to be, it delays nobody by more.
+So a relay that runs dry gets more, however far away it is: its credit doubles in a round trip. A
+standing queue at a relay shrinks. A relay always has something to pass on when the next frame comes,
+and never more than a moment's work, so even a slow uplink delays other peers by no more than that.
 
 Not here: the reports (`stripes.StripeState.tell_passed`), and the choice (`stripes.FormState`).
 """
 
 from collections import deque
 
-# At first: one frame is passed on, one is under way, and one waits.
+# The first credit: one frame is passed on, one is under way, and one waits.
 CREDIT_FRAMES = 3
-# In a large swarm, where reports come through many peers, and rates made the plan.
+# The first credit in a large swarm, where reports come through many peers and the plan is made from
+# rates.
 LARGE_CREDIT_FRAMES = 64
-# Of 64 KiB: what 2 Gbit/s carry in a quarter of a second. No report makes a credit larger.
+# A credit never grows beyond this: frames of 64 KiB that 2 Gbit/s carry in a quarter of a second.
 CREDIT_FRAMES_MAX = 1024
-# So many waiting frames bridge a late arrival.
+# This many waiting frames bridge a late arrival.
 WAITING = 2
-# When nothing has moved for this long, and for so many usual gaps, a frame is bound beyond the credit.
-# So nobody below a healthy relay takes its parent for stalled because another peer stands still.
+# When nothing has moved for this long, and for this many usual gaps, a frame is bound beyond the
+# credit. So when one peer stands still, no peer below a healthy relay takes its parent for stalled.
 TRICKLE_S, TRICKLE_GAPS = 0.3, 2.0
-# Reports over which a rate is taken.
+# A rate is measured over this many reports.
 RATE_REPORTS = 8
 
 
 class Credit:
-    """The root keeps one for each stripe, and counts in the stripe's sequence numbers.
-
-    passed: everything before it has been passed on. frames: the credit.
-    """
+    """The root keeps one for each stripe, and counts in the stripe's sequence numbers."""
 
     __slots__ = ("_least", "_moved_at", "_reports", "_seen", "_used_up", "frames", "passed")
 
     def __init__(self, passed: int = 0, frames: int = CREDIT_FRAMES) -> None:
-        self.passed, self.frames = passed, frames
-        # The last frame bound or passed on.
+        self.passed, self.frames = passed, frames  # the credit
+        # When the last frame was bound or passed on.
         self._moved_at = 0.0
         # Whether the credit has held a frame back since it last changed.
         self._used_up = False
-        # The fewest waiting frames, and the reports, since then.
+        # The fewest waiting frames, and the number of reports, since that change.
         self._least, self._seen = CREDIT_FRAMES_MAX, 0
-        # The last reports, (seconds, sequence number), and when a relay without backlog was given a frame.
+        # (seconds, sequence number) of the last reports, and of frames bound while there was no backlog.
         self._reports = deque[tuple[float, int]](maxlen=RATE_REPORTS)
 
     def bound(self, end: int, now: float) -> None:
-        """Frames before `end` are bound to the stripe."""
+        """Note that the frames before `end` are bound to the stripe."""
         self._moved_at = now
         if not self._reports or self._reports[-1][1] == end - 1:
             self._reports.append((now, end - 1))
 
     def passed_on(self, sequence: int, waiting: int, now: float) -> None:
-        """The relays report that everything before this number was passed on, and what waits."""
+        """Note a report: everything before this number was passed on, and this many frames wait."""
         if sequence <= self.passed:
             return
         self.passed, self._moved_at = sequence, now
@@ -75,14 +73,14 @@ class Credit:
 
     @property
     def rate(self) -> float:
-        """Frames a second that are passed on; 0: not known yet."""
+        """How many frames a second are passed on; 0: not known yet."""
         if len(self._reports) < 2:
             return 0.0
         (began, first), (ended, last) = self._reports[0], self._reports[-1]
         return (last - first) / (ended - began) if ended > began else 0.0
 
     def allows(self, end: int, now: float) -> bool:
-        """Whether another frame may be bound to a stripe that ends here."""
+        """Whether another frame may be bound to a stripe of which the frames before `end` are bound."""
         if end - self.passed < self.frames:
             return True
         self._used_up = True
@@ -90,6 +88,8 @@ class Credit:
         return now >= self._moved_at + max(TRICKLE_S, TRICKLE_GAPS * gap_s)
 
     def backlog_s(self, end: int) -> float:
-        """Seconds until the relay has passed on what is bound; of unknown relays all are as fast."""
+        """Seconds until the relay has passed on the backlog. A relay without a rate counts as passing on
+        one frame a second.
+        """
         waiting = end - self.passed
         return waiting / self.rate if self.rate else float(waiting)

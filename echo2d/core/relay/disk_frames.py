@@ -1,4 +1,4 @@
-"""What the disk says of one form at one peer: frames found, frames lost, the end of the search.
+"""What the disk shows about one form at one peer: frames found, frames lost, the end of the search.
 
     found --> no peer needs to send it              lost --> asked for again; children wait for it
     lost at the root of a plan, and not back within CHILD_GONE_S --> FrameGone
@@ -24,7 +24,7 @@ from echo2d.core.relay.frame_repair import cancel
 from echo2d.core.relay.streams import Links, follow_all, say_have
 from echo2d.core.relay.stripes import FormState
 
-# A frame lost at the root is back by then if any peer has it: time to ask three in turn.
+# A frame lost at the root is back by then if any peer has it: there is time to ask three in turn.
 CHILD_GONE_S = 15.0
 
 Finding = TableHeld | FramesFound | FramesLost | FormSearched | FormComplete
@@ -33,7 +33,7 @@ Finding = TableHeld | FramesFound | FramesLost | FormSearched | FormComplete
 def take(
     state: FormState, links: Links, finding: Finding, now: float, out: list[RelayAction]
 ) -> None:
-    """Applies a finding to the form's frames and streams. The caller asks for what is missing."""
+    """Applies a finding to the form's frames and streams. The caller then asks for missing frames."""
     match finding:
         case TableHeld(segment=segment, sizes=sizes):
             cancel(state, frame_id(segment, 0), None, out)
@@ -49,7 +49,7 @@ def take(
 
 
 def searched(state: FormState, links: Links, now: float, out: list[RelayAction]) -> None:
-    """The search is over: missing frames may be asked for."""
+    """Notes that the search has ended: missing frames may be asked for."""
     if not state.searched:
         state.searched = True
         state.fetched_at = now
@@ -57,7 +57,7 @@ def searched(state: FormState, links: Links, now: float, out: list[RelayAction])
 
 
 def give_up_gone(state: FormState, now: float, out: list[RelayAction]) -> None:
-    """At the root, emits FrameGone once for frames that do not come back."""
+    """At the root, emits one FrameGone when lost frames do not come back."""
     if state.is_root and state.transfer.lost and now >= state.gone_at:
         state.gone_at = math.inf
         out.append(FrameGone(state.form, min(state.transfer.lost)))
@@ -66,7 +66,7 @@ def give_up_gone(state: FormState, now: float, out: list[RelayAction]) -> None:
 def _found(
     state: FormState, links: Links, frames: Iterable[FrameId], out: list[RelayAction]
 ) -> None:
-    """Holds these, and tells parents that send already, so that they leave them out."""
+    """Holds these frames, and tells the parents that are sending already, so that they leave them out."""
     fresh = [frame for frame in frames if state.transfer.hold(frame)]
     parents = {stripe.parent for stripe in state.stripes.values() if stripe.stream is not None}
     for link in [links[peer] for peer in links if peer in parents]:
@@ -74,7 +74,7 @@ def _found(
 
 
 def _lost(state: FormState, frames: Iterable[FrameId], now: float) -> None:
-    """Notes the loss. Parents get time anew, because they had sent these frames."""
+    """Notes the loss, and restarts the parents' time limits, because they had sent these frames."""
     for frame in frames:
         state.transfer.lose(frame)
     state.gone_at = now + CHILD_GONE_S

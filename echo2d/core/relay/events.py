@@ -2,20 +2,20 @@
 
 No payload, socket or disk is here: the runtime owns the links (`net/peer`), the disk
 (`store/frames`) and hashing. It reports a frame after verifying it. The frame is then held: on
-disk, or in memory on its way there, where the runtime can read it; frames lost in between are
+disk, or in memory on its way there, where the runtime can read it. Frames lost in between are
 reported (FramesLost), or their form is given up. The runtime performs the actions of one turn in
 order.
 
 Streams. A stream is named by (peer, stream number). The end that opens it chooses the number: the
-end with the smaller peer id takes 1, 3, 5 ..., the other 2, 4, 6 ..., and both begin anew on each
-link. Frames travel to the end that opened. A *stripe stream* (StreamOpened) carries one stripe in
+end with the smaller peer id takes 1, 3, 5 ..., the other 2, 4, 6 ..., and both start over on each
+link. Frames travel to the end that opened the stream. A *stripe stream* (StreamOpened) carries one stripe in
 sequence; a *repair stream* (FramesWanted, one per form and direction) carries single frames. A
 stream ends with StreamEnded from either end, or silently with its link: LinkDown comes after the
 last event of the link's streams.
 
 Flow control. Relay gives a link at most LINK_FRAMES_MAX unsent frames, then waits for PeerReady.
 The runtime reports PeerReady when it was given frames and its send buffer has room again (at once,
-if the buffer never filled). After PeerReady none of the frames given so far counts any more.
+if the buffer never filled). After PeerReady no frame given so far counts as unsent.
 """
 
 from dataclasses import dataclass
@@ -32,9 +32,9 @@ DONE = "done"
 
 @dataclass(frozen=True, slots=True)
 class PlanReceived:
-    """A plan, or a newer generation of one: it replaces this peer's edges, unchanged streams go on.
+    """A plan, or a newer generation of one. It replaces this peer's edges; unchanged streams go on.
 
-    Plans come in the order in which they were made. Their numbers do not show that order, because
+    Plans arrive in the order in which they were made. Their numbers do not show that order, because
     each coordinator process begins at a number of its own.
     """
 
@@ -71,7 +71,7 @@ class TableHeld:
 
 @dataclass(frozen=True, slots=True)
 class FormComplete:
-    """The signed totals are known: the form has exactly so many segments."""
+    """The signed totals are known: the form has exactly this many segments."""
 
     form: FormId
     segments: int
@@ -91,14 +91,14 @@ class FramesFound:
 
 @dataclass(frozen=True, slots=True)
 class FormSearched:
-    """All that was here of the form was reported: the relay may ask for the rest now."""
+    """Everything of the form that was here is reported: the relay may now ask for the rest."""
 
     form: FormId
 
 
 @dataclass(frozen=True, slots=True)
 class FramesLost:
-    """These frames were held, and are damaged on disk: they have to come again."""
+    """These frames were held, but are damaged on disk: they must come again."""
 
     form: FormId
     frames: tuple[FrameId, ...]
@@ -108,8 +108,6 @@ class FramesLost:
 class FrameVerified:
     """A frame of a stripe stream is verified and held.
 
-    header_only: it came without payload, because it was held.
-
     Events of one stream come in the order in which its frames came.
     """
 
@@ -118,7 +116,7 @@ class FrameVerified:
     form: FormId
     frame: FrameId
     sequence: int
-    header_only: bool
+    header_only: bool  # whether it came without payload, because it was held already
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,9 +149,10 @@ class RepairRefused:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """The peer says this.
+    """The peer sent this message.
 
-    Also StreamEnded for a stream that this end had to end, because it lost a frame of it.
+    The runtime also makes a Heard with StreamEnded when this end had to end a stream because it
+    lost one of its frames.
     """
 
     peer: PeerId
@@ -169,14 +168,14 @@ class PeerReady:
 
 @dataclass(frozen=True, slots=True)
 class FormForgotten:
-    """The form's frames may be deleted: it has no streams and no plan from now on."""
+    """The form's frames may be deleted: from now on it has no streams and no plan."""
 
     form: FormId
 
 
 @dataclass(frozen=True, slots=True)
 class RelayDeadlinePassed:
-    """The time that `wake_at()` names has come."""
+    """The time that `wake_at()` returned has come."""
 
 
 RelayEvent = (
@@ -201,14 +200,14 @@ class ExpectPeer:
 
 @dataclass(frozen=True, slots=True)
 class ForgetPeer:
-    """No plan has an edge to this peer any more: close its link, and do not let it in again."""
+    """No plan has an edge to this peer any more: close its link, and do not accept it again."""
 
     peer: PeerId
 
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """Say this to the peer, after everything that was sent before on its stream."""
+    """Send this message to the peer, after everything that was sent before on its stream."""
 
     peer: PeerId
     message: RelayMessage
@@ -216,17 +215,15 @@ class Tell:
 
 @dataclass(frozen=True, slots=True)
 class SendFrame:
-    """Send a frame on a stripe stream, or with sequence 0 on a repair stream.
-
-    header_only: without payload; on a stripe because the peer holds it, on a repair stream because
-    we do not.
-    """
+    """Send a frame on a stripe stream, or with sequence 0 on a repair stream."""
 
     peer: PeerId
     stream: int
     form: FormId
     frame: FrameId
     sequence: int
+    # Whether to send no payload: on a stripe because the peer holds the frame, on a repair stream
+    # because this peer does not.
     header_only: bool
 
 
@@ -251,14 +248,14 @@ class Accuse:
 
 @dataclass(frozen=True, slots=True)
 class FormArrived:
-    """Every frame of every segment of this form is held here. Once per form."""
+    """Every frame of every segment of this form is held here. It comes once per form."""
 
     form: FormId
 
 
 @dataclass(frozen=True, slots=True)
 class FrameGone:
-    """The root of the form's plan lost this frame and cannot get it back: the form stops."""
+    """The root of the form's plan lost this frame and cannot get it back: the form is given up."""
 
     form: FormId
     frame: FrameId

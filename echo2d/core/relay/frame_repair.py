@@ -1,10 +1,11 @@
-"""Repair: asks other peers for single frames that are missing here, and answers what they ask for.
+"""Repair: asks other peers for single frames that are missing here, and answers their requests.
 
-A peer fetches what its stripes do not bring: while a stripe is broken, when all have ended, at a
-root that does not hold everything, frames that were lost here, and the first table of a form that
-it searches its disk for. It asks peers that said they hold a frame. If there are none it asks the
-parents of its working stripes, or at the root the children that were sent the frame. A newcomer
-with sources, which hold everything, takes no stripe before it has fetched from these all it misses.
+A peer fetches what its stripes do not bring: all missing frames while a stripe is broken, when all
+stripes have ended, or at a root that does not hold everything; frames that were lost here; and the
+first table of a form for which it searches its disk. It asks peers that said they hold a frame. If
+there are none, it asks the parents of its working stripes, or at the root the children that were sent
+the frame. A newcomer with sources, which hold everything, first fetches from these all that it
+misses, and then follows its stripes.
 
 A frame may come twice, because a stripe may bring what was asked for. Not here: finding out that a
 stripe is broken (`relay`).
@@ -19,20 +20,21 @@ from echo2d.core.relay.events import RelayAction, SendFrame, Tell
 from echo2d.core.relay.stripes import FIRST_TABLE, STRIPED_FORMS_MAX, FormState, LinkState
 from echo2d.errors import PeerFault
 
-# Asked of one peer at a time: covers the round trip, and is soon given back when it dies.
+# One peer is asked for at most this many frames at a time: enough to cover the round trip, and few
+# enough to be asked of others soon when the peer dies.
 WANT_FRAMES_MAX = 16
-# What one peer may ask of us at a time. This program never asks for more.
+# One peer may ask us for at most this many at a time. This program never asks for more.
 WANTED_FRAMES_MAX = 4 * WANT_FRAMES_MAX
-# Frames of one form that a peer may say it holds: 256 GiB in frames of 256 KiB.
+# A peer may say that it holds at most this many frames of one form: 256 GiB in frames of 256 KiB.
 HELD_FRAMES_MAX = 1 << 20
-# In the end game a peer asks the root for so many at a time, the newest first: relays bring the
-# oldest first.
+# In the end game a peer asks the root for at most this many at a time, the newest first, because
+# relays bring the oldest first.
 END_FRAMES_MAX = 8
-# Missing frames looked at in one turn.
+# One turn looks at this many missing frames.
 SCAN_FRAMES_MAX = 4096
-# A frame is asked of another peer after this long: 16 frames of 256 KiB at 8 Mbit/s take as much.
+# After this long, another peer is asked for a frame: 16 frames of 256 KiB take as long at 8 Mbit/s.
 REPAIR_S = 5.0
-# Others take over a part from a peer that sent nothing for this long: above most round trips.
+# Other peers take over frames from a peer that sent nothing for this long: above most round trips.
 FRAME_LATE_S = 0.2
 # A peer that did not have a frame, or was late, is not asked for this long.
 SOURCE_QUIET_S = 1.0
@@ -54,7 +56,7 @@ def needs_repair(state: FormState) -> bool:
 def ask_for_missing(
     state: FormState, links: dict[PeerId, LinkState], now: float, out: list[RelayAction]
 ) -> None:
-    """Asks for missing frames, each of the peer with the fewest to send, up to the limits."""
+    """Asks for missing frames up to the limits, each from the peer that has the fewest to send."""
     able = [
         peer
         for peer in state.peers
@@ -93,9 +95,10 @@ def ask_for_missing(
 def _steal(
     state: FormState, links: list[LinkState], now: float, out: list[RelayAction]
 ) -> dict[PeerId, list[FrameId]]:
-    """The end game: an idle peer takes over half of what the most loaded late peer would send last.
+    """The end game: an idle peer takes over the last half of the frames that the most loaded late peer
+    owes.
 
-    Frames that the late peer has sent already come twice, and are counted as duplicates.
+    Frames that the late peer has sent already come twice and count as duplicates.
     """
     transfer, stolen = state.transfer, dict[PeerId, list[FrameId]]()
     for idle in [link for link in links if not transfer.asked_of(link.peer)]:
@@ -130,7 +133,7 @@ def _to_be_asked(state: FormState) -> Iterator[FrameId]:
 def give_back_overdue(
     state: FormState, links: dict[PeerId, LinkState], now: float, out: list[RelayAction]
 ) -> None:
-    """Takes back frames that were asked for and did not come in time."""
+    """Takes back requests for frames that did not come in time."""
     late: dict[PeerId, list[FrameId]] = {}
     for frame, peer in state.transfer.overdue(now):
         state.transfer.give_back(frame, peer)
@@ -141,9 +144,9 @@ def give_back_overdue(
 
 
 def cancel(state: FormState, frame: FrameId, sender: PeerId | None, out: list[RelayAction]) -> None:
-    """Tells another peer, which was asked for this frame, that it need not send it any more.
+    """Tells the peer that was asked for this frame that it need not send it any more.
 
-    sender: the peer that sent the frame as a repair.
+    sender: the peer that sent the frame as a repair; it needs no message.
     """
     asked = state.transfer.asked_from(frame)
     if asked is not None and asked != sender:
@@ -151,7 +154,7 @@ def cancel(state: FormState, frame: FrameId, sender: PeerId | None, out: list[Re
 
 
 def note_held(link: LinkState, held: FramesHeld) -> None:
-    """Notes what the peer says it holds. PeerFault: more than HELD_FRAMES_MAX of a form."""
+    """Notes which frames the peer says it holds. PeerFault: more than HELD_FRAMES_MAX of a form."""
     form, frames = held.form, held.frames()
     if not frames:
         link.has.pop(form, None)
@@ -172,10 +175,10 @@ def note_wanted(link: LinkState, wanted: FramesWanted) -> None:
 
 
 def answer_want(link: LinkState, forms: dict[FormId, FormState], out: list[RelayAction]) -> bool:
-    """Gives the link the next frame that its peer asked for, or a refusal. False: not one of them now.
+    """Gives the link the next frame that its peer asked for, or a refusal. False: none can be given now.
 
-    A first table that is on its way here is given when it has come, because the peer that asks for
-    it has not begun yet.
+    A first table that is still on its way here waits until it has come, because the peer that asks
+    for it cannot begin without it.
     """
     for place, (stream, form, frame) in enumerate(link.wants):
         state = forms.get(form)
@@ -209,12 +212,12 @@ def _choose(
 
 
 def _is_known(link: LinkState, frame: FrameId, state: FormState) -> bool:
-    """Whether the peer has the frame, as far as it or the coordinator said."""
+    """Whether the peer has the frame, according to the peer or the coordinator."""
     return link.peer in state.sources or frame in link.has.get(state.form, ())
 
 
 def _given(state: FormState, frame: FrameId) -> set[PeerId]:
-    """At the root, the children that were sent a frame which is lost here, or wait for it."""
+    """At the root, the children that were sent a frame that is lost here, or wait for it."""
     if not state.is_root or frame not in state.transfer.lost:
         return set()
     return {

@@ -1,4 +1,4 @@
-"""Tracks which frames of one form a peer knows, holds, has asked for and misses.
+"""Tracks which frames of one form a peer knows, holds, has asked for and lacks.
 
 A frame is *known* once its segment's table is held, or if it is itself the table of one of the
 form's segments. Every held frame is known. Every operation on a single frame takes constant time,
@@ -22,27 +22,18 @@ from echo2d.core.base.ids import (
 
 
 class _Segment:
-    """The frames of one segment by index; index 0 is the table.
-
-    sizes: payload bytes, 0 for the table. held: 1 for each frame that is held.
-    """
+    """The frames of one segment by index; index 0 is the table."""
 
     __slots__ = ("held", "sizes")
 
     def __init__(self, sizes: Sequence[int]) -> None:
-        self.sizes = (0, *sizes)
-        self.held = bytearray(len(self.sizes))
+        self.sizes = (0, *sizes)  # payload bytes, 0 for the table
+        self.held = bytearray(len(self.sizes))  # 1 for each frame that is held
         self.held[0] = 1
 
 
 class FrameSet:
-    """The frames of one form at one peer.
-
-    arrivals: every frame that was ever held, in the order of its first arrival; it only grows.
-    lost: frames that were held once and must come again. total: the form's number of segments, None
-    until it is known. known_bytes, held_bytes: payload of known and of held frames. duplicates: how
-    many payload frames came although they were held.
-    """
+    """The frames of one form at one peer."""
 
     __slots__ = (
         "_asked",
@@ -58,15 +49,19 @@ class FrameSet:
 
     def __init__(self) -> None:
         self._segments: dict[int, _Segment] = {}
-        # Known payload frames that are not held: kept as a count, so that reading it is cheap.
+        # How many known payload frames are not held.
         self._missing = 0
-        # The peer that was asked for each frame, and its deadline in monotonic seconds.
+        # For each frame, the peer that was asked for it, and the deadline in monotonic seconds.
         self._asked: dict[FrameId, tuple[PeerId, float]] = {}
+        # Frames that were held once and must come again.
         self.lost: set[FrameId] = set()
+        # How many segments the form has; None until it is known.
         self.total: int | None = None
+        # Every frame that was ever held, in the order of its first arrival; it only grows.
         self.arrivals: list[FrameId] = []
-        self.known_bytes = 0
-        self.held_bytes = 0
+        self.known_bytes = 0  # payload of the known frames
+        self.held_bytes = 0  # payload of the held frames
+        # How many payload frames came although they were held already.
         self.duplicates = 0
 
     @property
@@ -85,7 +80,7 @@ class FrameSet:
         return len(self._asked)
 
     def learn(self, segment: SegmentId, sizes: Sequence[int]) -> bool:
-        """The segment's table is held now, so its frames are known. False if it was held before."""
+        """Note that the segment's table is held, so its frames are known. False if it was held before."""
         if segment in self._segments:
             return False
         assert self.total is None or segment < self.total
@@ -98,12 +93,12 @@ class FrameSet:
         return True
 
     def finish(self, segments: int) -> None:
-        """The form has exactly this many segments."""
+        """Note that the form has exactly this many segments."""
         assert all(segment < segments for segment in self._segments)
         self.total = segments
 
     def hold(self, frame: FrameId) -> bool:
-        """The frame is verified and held now. False if it was held before.
+        """Note that the frame is verified and held. False if it was held before.
 
         The frame must be known. A table is held from `learn` on.
         """
@@ -126,7 +121,7 @@ class FrameSet:
         return True
 
     def lose(self, frame: FrameId) -> None:
-        """A payload frame is not held any more; without effect if it was not held or not known."""
+        """Note that a payload frame is no longer held; no effect if it was not held or not known."""
         if self.holds(frame):
             self._segments[frame >> FRAME_INDEX_BITS].held[frame & FRAME_INDEX_MAX] = 0
             self._missing += 1
@@ -171,16 +166,16 @@ class FrameSet:
         return (frame for frame in sorted(self.lost) if frame not in self._asked)
 
     def ask(self, frame: FrameId, peer: PeerId, until: float) -> None:
-        """The peer was asked for this frame and should send it by `until`."""
+        """Note that the peer was asked for this frame and should send it by `until`."""
         assert frame not in self._asked
         self._asked[frame] = (peer, until)
 
     def extend(self, peer: PeerId, until: float) -> None:
-        """The peer is sending, so its deadline for all frames asked of it becomes `until`."""
+        """The peer is sending, so `until` becomes its deadline for all frames that it was asked for."""
         self._asked.update(dict.fromkeys(self.asked_of(peer), (peer, until)))
 
     def give_back(self, frame: FrameId, peer: PeerId) -> bool:
-        """The peer will not send the frame, so another one may be asked.
+        """Note that the peer will not send the frame, so another one may be asked.
 
         False if this peer was not asked for it.
         """

@@ -1,11 +1,11 @@
 """Chooses the frame that a peer sends next: one writer for all of its links.
 
-At most UNSENT_FRAMES frames are given to links and not yet sent. So an uplink has no queue, and each
-frame is chosen when it can leave. Frames that a link does not take for SLOW_S, and for SLOW_TIMES as long
-as usual, do not count: that link is slow, not the uplink, and it must hold up no other (I6); it gets no
-more until it has taken them.
+At most UNSENT_FRAMES frames are given to links and not yet sent. So the uplink has no queue, and each
+frame is chosen when it can leave. Frames that a link has not sent for SLOW_S, and for SLOW_TIMES times
+as long as usual, do not count: that link is slow, not the uplink, and it must not hold up others (I6).
+It gets no more until it has sent them.
 
-What is sent next, first come, first served within each line:
+The order of sending, first come, first served within each line:
 
     1. frames of stripes that relays pass on; at the root one is bound if none waits
     2. single frames that a peer asked for
@@ -22,30 +22,30 @@ from echo2d.core.relay.frame_repair import answer_want
 from echo2d.core.relay.stripes import ChildStream, FormState, LinkState, StripeState
 
 Forms = dict[FormId, FormState]
-# Given to all links together and not yet sent: one is being sent while the next one is chosen.
+# All links together have at most this many unsent frames: one is being sent while the next is chosen.
 UNSENT_FRAMES = 2
-# A link that has not taken a frame for so long is slow. bbr sends next to nothing for 0.2 s now and then,
+# A link that has not sent a frame for this long is slow. bbr sometimes sends next to nothing for 0.2 s,
 # and a link that repairs a loss may stand still as long: the others must not wait for that.
 SLOW_S, SLOW_TIMES = 0.05, 4.0
 
 
 class Outlet:
-    """See the module docstring. forms: the relay's own. busy: what is measured of the uplink."""
+    """See the module docstring. forms: the relay's own. busy: the meter of the uplink."""
 
     def __init__(self, forms: Forms, busy: BusyMeter) -> None:
         self._forms, self._meter = forms, busy
-        # Links with unsent frames, and since when; the longest first. The slow ones are not busy.
+        # Links with unsent frames, and since when, the longest first. Slow links are not in `_busy`.
         self._busy: dict[LinkState, float] = {}
         self._slow: dict[LinkState, float] = {}
-        # Seconds from giving a frame until its link had sent it; None: not known yet.
+        # The usual time from giving a frame to a link until it is sent, in seconds; None: not known yet.
         self._usual_s: float | None = None
         # Links whose peers asked for single frames.
         self._asking: dict[LinkState, None] = {}
-        # Streams that may have a frame to send: of ordinary stripes, and of spare ones.
+        # Streams that may have a frame to send: those of ordinary stripes, and those of spare ones.
         self._lines = deque[ChildStream](), deque[ChildStream]()
 
     def put(self, child: ChildStream) -> None:
-        """This stream may have a frame to send."""
+        """Queue this stream, if it has a frame to send."""
         if not child.queued and child.ready:
             child.queued = True
             self._lines[child.stripe.spare > 0].append(child)
@@ -55,27 +55,27 @@ class Outlet:
             self.put(child)
 
     def wanted(self, link: LinkState) -> None:
-        """The peer asked for single frames."""
+        """Note that the peer asked for single frames."""
         self._asking[link] = None
 
     def sent(self, link: LinkState, now: float) -> None:
-        """The link has sent what it was given."""
+        """Note that the link has sent what it was given."""
         link.unsent, link.slow = 0, False
         since = (self._slow if link in self._slow else self._busy).pop(link, None)
         if since is not None:
             usual_s = now - since if self._usual_s is None else self._usual_s
-            # The last time makes a fifth of the usual one.
+            # The last time counts for a fifth of the new average.
             self._usual_s = usual_s + 0.2 * (now - since - usual_s)
         for child in link.child_streams:
             self.put(child)
 
     def lost(self, link: LinkState) -> None:
-        """The link is down."""
+        """Forget the link: it is down."""
         for links in (self._asking, self._busy, self._slow):
             links.pop(link, None)
 
     def frees_at(self) -> float | None:
-        """When a link counts as slow, so that others get its turn; None: none has to."""
+        """When the next busy link counts as slow, so that others get its turn; None: no link is busy."""
         return next((since + self._slow_s for since in self._busy.values()), None)
 
     @property
@@ -125,7 +125,9 @@ class Outlet:
         self._busy.setdefault(link, now)
 
     def _next(self, line: deque[ChildStream]) -> ChildStream | None:
-        """The first stream that can send; others come back when their link has room or a frame comes."""
+        """The first stream that can send. Others are queued again when their link has room or a frame
+        comes.
+        """
         while line:
             child = line.popleft()
             child.queued = False
@@ -134,7 +136,7 @@ class Outlet:
         return None
 
     def _bound(self, now: float, out: list[RelayAction], *, spare: bool) -> ChildStream | None:
-        """At the root: bind a frame, and return a stream that sends it."""
+        """At the root: bind a frame, and return a stream that can send it."""
         for state in self._roots():
             stripe = state.bind(now, out, spare=spare)
             if stripe is not None:

@@ -12,12 +12,12 @@ stripe at a peer that is not the root:
     ended     --(all stripes ended, nothing for LINK_S, frames missing)--> ended: report, repair
     broken    --(a stream opens, a frame comes)--> not broken
 
-When part of a form may already be here, the relay neither follows nor repairs it before its
-FormSearched, so that nothing that is here comes over a link. A frame that was held and lost is
-asked for at once, and children wait for it. A peer cannot make the relay do what cannot be
-undone: PeerFault is raised before anything changes.
+If part of a form may already be on this machine, the relay neither follows nor repairs it before its
+FormSearched, so that nothing that is already here comes over a link. A frame that was held and lost
+is asked for at once, and children wait for it. A PeerFault is raised before anything changes, so
+that a peer cannot leave the relay in a broken state.
 
-Not here: payload, hashing and disk (the runtime, see `events`), findings of the disk
+Not here: payload, hashing and disk (the runtime, see `events`), what the disk shows
 (`disk_frames`), plans (`topology/plan`), opening and judging streams (`streams`), sequences
 (`stripes`), single frames (`frame_repair`).
 """
@@ -104,9 +104,9 @@ from echo2d.core.relay.stripes import (
 )
 from echo2d.errors import PeerFault
 
-# Streams that one peer may ask for before the plan that allows them is here.
+# One peer may ask for at most this many streams before the plan that allows them is here.
 ASKS_MAX = 64
-# The search of a form is given up when its first table takes longer. Below LINK_S.
+# The search for a form is given up when its first table takes longer than this. Below LINK_S.
 SEARCH_S = 4.0
 # Streams are checked this often while something is arriving.
 WATCH_S = 0.5
@@ -118,10 +118,8 @@ class Relay:
     def __init__(
         self, me: PeerId, *, unsearched: Collection[FormId] = (), has_base: bool = False
     ) -> None:
-        """Such forms are not asked for before their FormSearched.
-
-        unsearched: forms of which something may be on disk. has_base: chunks of any form may be in
-        a base model or an older version.
+        """unsearched: forms of which something may be on disk. has_base: chunks of any form may be in
+        a base model or an older version. Such forms are not asked for before their FormSearched.
         """
         self.me = me
         self._unsearched = set(unsearched)
@@ -141,17 +139,17 @@ class Relay:
         return min(times, default=None)
 
     def search(self, form: FormId) -> None:
-        """Chunks of this form may be here: ask only for its first table before FormSearched."""
+        """Ask only for the form's first table before FormSearched, because its chunks may be here."""
         if form not in self._forms:
             self._by_table.add(form)
 
     def transfer(self, form: FormId) -> FrameSet | None:
-        """What is held of a form. Read only."""
+        """The frames of a form. Read only."""
         state = self._forms.get(form)
         return None if state is None else state.transfer
 
     def handle(self, event: RelayEvent, *, now: float) -> list[RelayAction]:
-        """The actions. PeerFault: the event's peer broke the protocol, and nothing has changed."""
+        """Returns the actions. PeerFault: the event's peer broke the protocol, and nothing has changed."""
         out = self._out = []
         match event:
             case FrameVerified():
@@ -206,7 +204,7 @@ class Relay:
             ask_for_missing(state, self._links, now, self._out)
 
     def _note_arrival(self, state: FormState, now: float) -> None:
-        """Emits FormArrived the first time that everything is held."""
+        """Emits FormArrived once everything is held."""
         if state.transfer.complete and not state.arrived:
             state.arrived = True
             close_repairs(self._links, state.form, DONE, self._out)
@@ -220,7 +218,7 @@ class Relay:
             child.stripe.moved(now, self._out)
 
     def _serve_again(self, state: FormState) -> None:
-        """Frames that were lost may be back."""
+        """Queues all streams again, because lost frames may be back."""
         for stripe in state.stripes.values():
             self._outlet.put_all(stripe)
 
@@ -241,9 +239,8 @@ class Relay:
         ask_for_missing(state, self._links, now, self._out)
 
     def _state_of(self, form: FormId) -> FormState:
-        """The state of a form.
-
-        Makes it if there is none, and forgets the oldest if there are too many.
+        """The state of a form. It is made if there is none; the oldest form is forgotten if there are
+        too many.
         """
         if form not in self._forms:
             if len(self._forms) >= STRIPED_FORMS_MAX:
@@ -402,7 +399,7 @@ class Relay:
                 stripe.child_streams[link.peer].close("asked for again", self._out)
             child = ChildStream(stripe, link, asked.stream, asked.from_sequence)
             self._outlet.put(child)
-            # Nothing is left to send where the stripe has ended before the child came.
+            # If the stripe has ended before the child came, nothing may be left to send.
             child.close_if_done(self._out)
         elif _may_come(state, asked) and len(link.asks) < ASKS_MAX:
             link.asks[asked.form, asked.stripe] = asked
@@ -474,10 +471,7 @@ class Relay:
     def _on_not_sent(
         self, state: FormState | None, link: LinkState, frame: FrameId, now: float
     ) -> None:
-        """This peer does not send a frame it was asked for.
-
-        Drops it as a source, asks another peer.
-        """
+        """The peer did not send a frame that it was asked for: drops it as a source and asks another."""
         link.quiet_until = now + SOURCE_QUIET_S
         if state is not None and link.peer in state.sources:
             self._drop_sources(state, {link.peer}, now)
@@ -559,7 +553,7 @@ class Relay:
 def _may_come(state: FormState | None, asked: StreamOpened) -> bool:
     """Whether the plan that allows this stream may still be on its way.
 
-    Two plans do not show which one is newer, so another plan counts, too.
+    Two plans do not show which of them is newer, so any other plan may be the newer one.
     """
     return state is None or state.plan != asked.plan or asked.generation > state.generation
 

@@ -1,4 +1,4 @@
-"""The streams of one peer: opens them, judges whether a parent is at fault, closes them.
+"""Opens the streams of one peer, judges whether a parent is at fault, and closes them.
 
 Not here: what streams carry (`stripes`, `frame_repair`), and reporting a fault (`relay`).
 """
@@ -23,7 +23,7 @@ Links = dict[PeerId, LinkState]
 
 
 def follow(links: Links, stripe: StripeState, now: float, out: list[RelayAction]) -> None:
-    """Opens the stream from the parent, if there is a link and none is open."""
+    """Opens the stream from the parent, if there is a link and no stream is open yet."""
     state = stripe.state
     if (
         stripe.parent not in links
@@ -48,14 +48,14 @@ def follow(links: Links, stripe: StripeState, now: float, out: list[RelayAction]
 
 
 def follow_all(links: Links, state: FormState, now: float, out: list[RelayAction]) -> None:
-    """Takes the stripes from now on. Until now no parent could be late."""
+    """Follows all stripes from now on. The parents' time limits begin now."""
     for stripe in state.stripes.values():
         stripe.last_at = now
         follow(links, stripe, now, out)
 
 
 def tell(link: LinkState, state: FormState, out: list[RelayAction]) -> None:
-    """Tells the peer of all frames held here of which it does not know yet."""
+    """Tells the peer which frames are held here, except those that it knows of already."""
     arrivals, lost = state.transfer.arrivals, state.transfer.lost
     news = [frame for frame in arrivals[link.told.get(state.form, 0) :] if frame not in lost]
     say_have(link, state, news, out)
@@ -70,7 +70,7 @@ def say_have(
 
 
 def check_frame(stripe: StripeState, event: FrameVerified) -> None:
-    """PeerFault: no honest parent sends this frame now."""
+    """Raises PeerFault if no honest parent would send this frame now."""
     frame, following = event.frame, len(stripe.log)
     if event.sequence > following:
         raise PeerFault(f"frame number {event.sequence} of a stripe where {following} is next")
@@ -89,8 +89,8 @@ def what_is_wrong(links: Links, stripe: StripeState, now: float) -> str | None:
     """Why the parent of this stripe should be reported now; None: it should not.
 
     A stripe that is known to be broken is not judged again. A parent that sends on another stream
-    works: if only this stripe stands still, the fault is further up. A parent that ended the stripe
-    and does not send missing frames as repair, once all stripes have ended, never had them.
+    works: if only this stripe stands still, the fault is further up. If a parent ended the stripe,
+    all stripes have ended, and it does not send the missing frames as repair, it never had them.
     """
     if stripe.parent is None or not stripe.state.searched or stripe.state.fetches:
         return None

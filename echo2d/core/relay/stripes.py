@@ -5,11 +5,11 @@ held here, or it was lost and will come again. Each child has its own cursor int
 a slow child never holds up another (I6). At the root of a plan frames are placed late: a frame is
 bound to a stripe when it can be sent at once.
 
-A child with children tells how far it has passed a stripe on: as far as its median child was given
-the stripe, or says so itself. The root binds each frame to the stripe whose relays will have passed
-it on first (`credit`), and to a *spare* stripe, on which it serves every peer itself, only what no
-relay can take. So a slow relay gets few frames, not late ones, and nobody has to know how slow it is.
-Not here: which of the frames that wait is sent next (`outlet`).
+A child that has children reports how far it has passed a stripe on: as far as its median child was
+given the stripe, or reported itself. The root binds each frame to the stripe whose relays will pass
+it on first (`credit`). To a *spare* stripe, on which it serves every peer itself, it binds only what
+no relay can take. So a slow relay gets fewer frames instead of late ones, and its speed need not be
+known. Not here: which of the waiting frames is sent next (`outlet`).
 """
 
 import math
@@ -40,13 +40,14 @@ from echo2d.core.relay.frame_set import FrameSet
 from echo2d.errors import PeerFault
 
 FIRST_TABLE = frame_id(SegmentId(0), 0)
-# At the seed one form spreads, older ones drain, and three are for peers that lack its base.
+# A peer keeps at most this many forms: at the seed one form spreads, older ones drain, and three are
+# for peers that lack its base.
 STRIPED_FORMS_MAX = 8
-# Frames given to one link and not yet sent: one is being sent while the next one is chosen.
+# One link has at most this many unsent frames: one is being sent while the next one is chosen.
 LINK_FRAMES_MAX = 2
-# The time between frames that is expected of a new stream. Start-up takes long in a chain.
+# The expected time between the first frames of a new stream: a chain takes long to start.
 GAP_START_S = 10.0
-# Per frame: the expected gap is about the longest of the last ten.
+# The expected gap shrinks by this factor per frame, so it is about the longest of the last ten.
 GAP_DECAY = 0.8
 
 
@@ -56,16 +57,7 @@ def table_of(frame: FrameId) -> FrameId:
 
 
 class LinkState:
-    """An open link: its room, the streams on it, and what the other end has said.
-
-    unsent: frames that were given to the link and may not be sent yet. slow: they have waited for
-    long, and it gets no more before they are sent. child_streams: stripes that the peer takes from
-    us. incoming: stripe streams that we opened. repairs: our repair stream per form. wants:
-    (stream, form, frame) that the peer asked for on repair streams. has: frames that the peer said
-    it holds. told: how many of a form's arrivals the peer knows of. asks: streams that it asked for
-    before the plan came here. heard_at: when it last sent a frame. quiet_until: until then it is
-    not asked for repairs.
-    """
+    """An open link: its room, the streams on it, and what the other end has said."""
 
     __slots__ = (
         "_next_stream",
@@ -85,17 +77,22 @@ class LinkState:
 
     def __init__(self, me: PeerId, peer: PeerId) -> None:
         self.peer = peer
+        # How many frames were given to the link and may not be sent yet.
         self.unsent = 0
+        # Whether these have waited too long; the link gets no more before they are sent.
         self.slow = False
-        self.child_streams: list[ChildStream] = []
-        self.incoming: dict[int, StripeState] = {}
-        self.repairs: dict[FormId, int] = {}
+        self.child_streams: list[ChildStream] = []  # stripes that the peer takes from us
+        self.incoming: dict[int, StripeState] = {}  # stripe streams that we opened
+        self.repairs: dict[FormId, int] = {}  # our repair stream per form
+        # (stream, form, frame) that the peer asked for on repair streams.
         self.wants: deque[tuple[int, FormId, FrameId]] = deque()
-        self.has: dict[FormId, set[FrameId]] = {}
+        self.has: dict[FormId, set[FrameId]] = {}  # frames that the peer said it holds
+        # How many of each form's arrivals the peer was told of.
         self.told: dict[FormId, int] = {}
+        # Streams that the peer asked for before the plan came here.
         self.asks: dict[tuple[FormId, StripeId], StreamOpened] = {}
-        self.heard_at = 0.0
-        self.quiet_until = 0.0
+        self.heard_at = 0.0  # when the peer last sent a frame
+        self.quiet_until = 0.0  # until then the peer is not asked for repairs
         self._next_stream = 1 if me < peer else 2
 
     @property
@@ -115,12 +112,7 @@ class LinkState:
 
 
 class ChildStream:
-    """One child's stream of one stripe.
-
-    cursor: the sequence number that it gets next. has: frames that it holds already. passed: how
-    far it says to have passed the stripe on; None: it says nothing. waiting: frames that it, or
-    a peer below it, has yet to pass on. queued: it waits in the outlet.
-    """
+    """One child's stream of one stripe."""
 
     __slots__ = (
         "cursor",
@@ -139,11 +131,13 @@ class ChildStream:
         self.link = link
         self.stream = stream
         self.first = first
-        self.cursor = first
+        self.cursor = first  # the sequence number that the child gets next
+        # How far the child reports to have passed the stripe on; None: it reports nothing.
         self.passed: int | None = None
+        # How many frames the child, or a peer below it, has yet to pass on.
         self.waiting = 0
-        self.queued = False
-        self.has = link.has.setdefault(stripe.state.form, set())
+        self.queued = False  # whether the stream waits in the outlet
+        self.has = link.has.setdefault(stripe.state.form, set())  # frames that it holds already
         stripe.child_streams[link.peer] = self
         stripe.served = True
         link.child_streams.append(self)
@@ -163,11 +157,11 @@ class ChildStream:
 
     @property
     def reached(self) -> int:
-        """The sequence number that the stripe has reached by way of this child."""
+        """The sequence number that the stripe has reached through this child."""
         return self.cursor if self.passed is None else self.passed
 
     def passed_on(self, sequence: int, waiting: int) -> None:
-        """The child says how far it has passed it on, and what waits there.
+        """Note how far the child has passed the stripe on, and how many frames wait there.
 
         PeerFault: it did not get that much.
         """
@@ -176,13 +170,13 @@ class ChildStream:
                 f"frame number {sequence} of a stripe passed on, where {self.cursor} is next"
             )
         if self.passed is None:
-            # Until now it counted as a peer without children, to whom everything was passed on.
+            # Until now the child counted as a peer without children, which has nothing to pass on.
             self.stripe.credit = Credit(sequence, self.stripe.credit.frames)
         self.passed = max(sequence, self.passed or 0)
         self.waiting = waiting
 
     def send(self, now: float, out: list[RelayAction]) -> None:
-        """Gives the frame at the cursor to the link. Only where the link has room."""
+        """Gives the frame at the cursor to the link. Call it only if the link has room."""
         stripe, link, sequence = self.stripe, self.link, self.cursor
         frame = stripe.log[sequence]
         header_only = frame in self.has
@@ -212,16 +206,7 @@ class ChildStream:
 
 
 class StripeState:
-    """This peer's place in one stripe's tree.
-
-    log: the sequence so far. logged: the frames in the log. stream: the open stream from the
-    parent. ended: the log is complete. broken: the stream is gone or stalled, and the coordinator
-    was told. last_at: when the stripe last moved on. gap_s: the time within which the next frame is
-    expected. spare: above 0, the root binds to this stripe what no other takes, at most this share
-    of the bytes. weight: above 0, its part of the bytes. credit, bound_bytes: at the root. served:
-    a child has come. told: the sequence number up to which we told the parent that we passed the
-    stripe on; None: we told nothing.
-    """
+    """This peer's place in one stripe's tree."""
 
     __slots__ = (
         "bound_bytes",
@@ -247,20 +232,27 @@ class StripeState:
     def __init__(self, state: "FormState", edge: StripeEdge) -> None:
         self.state = state
         self.number = edge.stripe
+        # spare above 0: the root binds to this stripe what no other takes, at most this share of the
+        # bytes. weight above 0: the stripe's part of the bytes.
         self.spare, self.weight = edge.spare, edge.weight
         self.parent = edge.parent
         self.children = frozenset(edge.children)
-        self.log: list[FrameId] = []
-        self.logged: set[FrameId] = set()
+        self.log: list[FrameId] = []  # the sequence so far
+        self.logged: set[FrameId] = set()  # the frames in the log
         self.child_streams: dict[PeerId, ChildStream] = {}
-        self.stream: int | None = None
-        self.ended = False
+        self.stream: int | None = None  # the open stream from the parent
+        self.ended = False  # whether the log is complete
+        # Whether the stream is gone or stalled, and the coordinator was told.
         self.broken = False
-        self.last_at = 0.0
+        self.last_at = 0.0  # when the stripe last moved on
+        # The time within which the next frame is expected.
         self.gap_s = GAP_START_S if edge.parent is not None else 0.0
+        # Only the root uses `credit` and `bound_bytes`.
         self.credit = Credit(frames=CREDIT_FRAMES if edge.weight == 0 else LARGE_CREDIT_FRAMES)
-        self.served = False
+        self.served = False  # whether a child has come
         self.bound_bytes = 0
+        # The sequence number up to which we told the parent that we passed the stripe on; None: we
+        # have told nothing.
         self.told: int | None = None
 
     @property
@@ -282,16 +274,17 @@ class StripeState:
 
     @property
     def order(self) -> tuple[float, int, StripeId]:
-        """At the root: of all stripes that take a frame, the one with the least takes it."""
+        """At the root: the sort key by which the next frame goes to the first stripe."""
         end = len(self.log)
         behind = self.bound_bytes / self.weight if self.weight else self.credit.backlog_s(end)
         return behind, end, self.number
 
     @property
     def passed(self) -> int:
-        """How far it was passed on here: to the median child, and by all that pass it on further.
+        """How far the stripe was passed on here: given to the median child, and passed on by every child
+        that passes it on further.
 
-        Without a child, the whole log; but nothing while the first child has yet to come.
+        The whole log if the stripe has no children; nothing while the first child has not come yet.
         """
         cursors = sorted(child.reached for child in self.child_streams.values())
         if not cursors:
@@ -301,14 +294,14 @@ class StripeState:
 
     @property
     def _waiting(self) -> int:
-        """Frames that are yet to be given to the median child here, or at the worst child's place."""
+        """How many frames wait: for the median child here, or at the child with the most waiting."""
         children = self.child_streams.values()
         cursors = sorted(child.cursor for child in children) or [len(self.log)]
         given = min(cursors[len(cursors) // 2], len(self.log))
         return max([len(self.log) - given, *(child.waiting for child in children)])
 
     def moved(self, now: float, out: list[RelayAction]) -> None:
-        """A child was given more, or says that it has passed more on."""
+        """Note that a child was given more, or reports that it has passed more on."""
         if self.parent is None:
             below = max((child.waiting for child in self.child_streams.values()), default=0)
             self.credit.passed_on(self.passed, below, now)
@@ -316,18 +309,18 @@ class StripeState:
             self.tell_passed(out)
 
     def tell_passed(self, out: list[RelayAction], *, at_once: bool = False) -> None:
-        """Tells the parent how far it was passed on, if that helps: with one stripe it does not."""
+        """Tells the parent how far the stripe was passed on; with a single stripe that has no use."""
         if self.parent is None or self.stream is None or len(self.state.stripes) == 1:
             return
         passed = min(self.passed, len(self.log))
         if at_once or (self.told is not None and passed > self.told):
             self.told = passed
-            # A child that came from elsewhere may know more of the stripe than we do.
+            # A child that came from another parent may have more of the stripe than we have.
             waiting = min(self._waiting, len(self.log) - passed)
             out.append(Tell(self.parent, FramesPassed(self.stream, passed, waiting)))
 
     def progress(self, now: float) -> None:
-        """A frame came from the parent, or was bound at the root."""
+        """Note that a frame came from the parent, or was bound at the root."""
         self.gap_s = max(now - self.last_at, self.gap_s * GAP_DECAY)
         self.last_at = now
         self.broken = False
@@ -340,7 +333,7 @@ class StripeState:
             self.tell_passed(out)
 
     def end(self, out: list[RelayAction]) -> None:
-        """No more frames come. Children that have all of it are told now, the others later."""
+        """Note that no more frames come. Children that have the whole stripe are told now, others later."""
         self.ended = True
         self.stream = None
         self.broken = False
@@ -349,16 +342,7 @@ class StripeState:
 
 
 class FormState:
-    """One form as it passes through this peer.
-
-    plan: None until one comes. is_root: this peer places the frames in the sequences.
-    bound: how many of the arrivals are placed. arrived: FormArrived was emitted.
-    searched: all that was here before is known, so frames may be asked for. by_table: the search
-    needs the first table, which may be asked for; it is given up at search_until.
-    gone_at: when lost frames count as gone for good. sources: peers that hold everything, as the
-    coordinator says. denied: sources that sent nothing under this plan. fetched_at: when a source
-    last sent a frame, or was first asked.
-    """
+    """One form as it passes through this peer."""
 
     __slots__ = (
         "arrived",
@@ -381,7 +365,9 @@ class FormState:
 
     def __init__(self, form: FormId, *, searched: bool = True, by_table: bool = False) -> None:
         self.form = form
+        # Whether everything that was here before is known, so that frames may be asked for.
         self.searched = searched
+        # Whether the search needs the first table, which may be asked for; it ends at search_until.
         self.by_table = by_table
         self.search_until = math.inf
         self.transfer = FrameSet()
@@ -389,13 +375,15 @@ class FormState:
         self.generation = Generation(0)
         self.stripes: dict[StripeId, StripeState] = {}
         self.peers: dict[PeerId, EdgePeer] = {}
+        # Peers that hold the whole form, according to the coordinator.
         self.sources: set[PeerId] = set()
-        self.denied: set[PeerId] = set()
+        self.denied: set[PeerId] = set()  # sources that sent nothing under this plan
+        # When a source last sent a frame, or was first asked.
         self.fetched_at = 0.0
-        self.is_root = False
-        self.bound = 0
-        self.arrived = False
-        self.gone_at = math.inf
+        self.is_root = False  # whether this peer binds the frames to stripes
+        self.bound = 0  # how many of the arrivals are bound
+        self.arrived = False  # whether FormArrived was emitted
+        self.gone_at = math.inf  # when lost frames count as gone for good
 
     @property
     def ended(self) -> bool:
@@ -403,7 +391,7 @@ class FormState:
 
     @property
     def fetches(self) -> bool:
-        """Whether sources bring what is missing; stripes are followed after that."""
+        """Whether sources still bring what is missing; stripes are followed after that."""
         return bool(self.sources) and not self.transfer.complete
 
     @property
@@ -419,7 +407,7 @@ class FormState:
     def in_end_game(self) -> bool:
         """Whether the root has bound everything, and what is missing here waits at relays.
 
-        Only where the root may send to everybody.
+        Only with a spare stripe, on which the root may send to every peer.
         """
         return (
             self.has_spare
@@ -432,7 +420,8 @@ class FormState:
     ) -> StripeState | None:
         """At the root: binds the next frame and returns its stripe; None: no stripe takes it now.
 
-        spare: to the spare stripe; else to the one with the shortest backlog within its credit.
+        spare: it binds to the spare stripe; otherwise to the stripe with the shortest backlog that has
+        credit.
         """
         if not self._skip_tables():
             return None
@@ -441,13 +430,13 @@ class FormState:
         ready = [stripe for stripe in stripes if stripe.takes_next and able(stripe, now)]
         if not ready:
             return None
-        # Stripes whose relays report come first; of the spare stripes the star comes last.
+        # Stripes whose relays report come first; so of the spare stripes the star comes last.
         stripe = min(ready, key=lambda one: (not one.is_relayed, *one.order))
         self._bind_next(stripe, now, out)
         return stripe
 
     def _has_credit(self, stripe: StripeState, now: float) -> bool:
-        # A stripe alone gets all that its links take.
+        # A single stripe gets all that its links take.
         return not stripe.spare and (len(self.stripes) == 1 or stripe.has_credit(now))
 
     def _may_spare(self, stripe: StripeState, now: float) -> bool:

@@ -1,14 +1,15 @@
 """Decides when boxes are rented and given back, within the budget.
 
-    shortfall --lasts patience_s, the budget has room--> start the cheapest boxes that make it
-    box       --of no use, or over the budget--> doomed: its worker gets no new leases (`leaving`),
-                finishes what it holds within drain_s, and is stopped until it is gone (`boxes`)
+    shortfall --lasts patience_s, the budget has room--> start the cheapest boxes that make it up
+    box       --of no use, or over the budget--> marked for return: its worker gets no new leases
+                (`leaving`), finishes what it holds within drain_s, and is stopped until it is gone
+                (`boxes`)
 
-A box whose start did not end well is doomed as well, because it may exist. Nothing is started at a
-provider before its list was read in this process, nor while the last list failed or misses a box
-that should exist. Boxes that are starting count as if they worked already. A kind of box that fails
-to start or never serves is left alone for a backoff that doubles. A box whose life ends is drained
-before, so that it is stopped in time.
+A box whose start command failed is also marked for return, because it may exist. Nothing is started
+at a provider before its list was read in this process, nor while the last list failed or lacks a box
+that should exist. Boxes that are starting count as if they worked already. If a kind of box fails to
+start or never serves, no more of that kind are started for a time that doubles. A box is drained
+before its life ends, so that it is stopped in time.
 
 Invariant: the budget is never exceeded, whatever happens to this process, because each start sets
 aside what its box costs until it ends by itself (`budget.life_s`). `now` is the run's rent clock
@@ -36,17 +37,18 @@ from echo2d.core.renting.report import renting_status
 from echo2d.core.renting.selection import choose_boxes
 from echo2d.core.status.schema import RentingStatus
 
-# Of a box's life, the part in which it only finishes what it holds, at most.
+# At most this share of a box's life is spent on finishing what its worker holds.
 DRAIN_SHARE_MAX = 0.25
 
 
 @dataclass(slots=True)
 class _Trouble:
-    """reason: of the last failure, in the provider's own words; empty: it said nothing."""
+    """The failures of one kind of box."""
 
     times: int = 0
+    # The reason of the last failure, in the provider's own words; empty: it gave none.
     reason: str = ""
-    until: float = -math.inf
+    until: float = -math.inf  # no box of this kind is started before
 
 
 class Autoscaler:
@@ -80,12 +82,12 @@ class Autoscaler:
 
     @property
     def over(self) -> bool:
-        """Nothing is rented, and the list of every provider was read."""
+        """Whether nothing is rented, and the list of every provider was read."""
         return not self._rented.boxes and all(side.sighted for side in self._rented.sides.values())
 
     @property
     def leaving(self) -> Mapping[Label, str]:
-        """The doomed boxes, with reasons: their workers must get no new leases."""
+        """The boxes marked for return, with reasons: their workers must get no new leases."""
         return {label: box.doomed for label, box in self._rented.boxes.items() if box.doomed}
 
     @property
@@ -113,10 +115,10 @@ class Autoscaler:
                 self._rented.sides[provider].reason = reason
             case _:
                 assert_never(event)
-        doomed = [*self._of_no_use(now), *self._too_dear(now)]
+        returned = [*self._return_useless(now), *self._return_expensive(now)]
         return [
             *actions,
-            *doomed,
+            *returned,
             *self._rented.stops(now),
             *self._rented.lists(now),
             *self._starts(now),
@@ -141,11 +143,11 @@ class Autoscaler:
         box.made = box.made or ok
         if ok:
             return []
-        box.doomed = box.doomed or "its start did not end well"
+        box.doomed = box.doomed or "its start command failed"
         return [self._failed(box, now, reason)]
 
     def _failed(self, box: RentedBox, now: float, reason: str = "") -> RentNote:
-        """Leave boxes of this kind alone for a while."""
+        """Note a failure: no more boxes of this kind are started for a while."""
         trouble = self._trouble.setdefault(self._kind(box), _Trouble())
         # A kind of box that failed is left alone; the time doubles from failure to failure, up to a
         # limit.
@@ -158,7 +160,7 @@ class Autoscaler:
 
     # --- which boxes are given back
 
-    def _of_no_use(self, now: float) -> list[RentAction]:
+    def _return_useless(self, now: float) -> list[RentAction]:
         notes: list[RentAction] = []
         need = self._need
         spare_mu = -math.inf if need.shortfall_mu is None else need.margin_mu - need.shortfall_mu
@@ -169,13 +171,13 @@ class Autoscaler:
             if box.doomed or not (why := self._why_not(box, now, spare=spare_mu >= self._mu(box))):
                 continue
             spare_mu -= self._mu(box) if box.serves else 0.0
-            note = self._doom(box, why, now)
+            note = self._mark(box, why, now)
             failed = _never_served(box) and now >= box.served_at + self._rules.join_s
             notes.append(self._failed(box, now) if failed else note)
         return notes
 
-    def _doom(self, box: RentedBox, why: str, now: float) -> RentNote:
-        """Give the box back once its worker has finished: within drain_s, and within its life."""
+    def _mark(self, box: RentedBox, why: str, now: float) -> RentNote:
+        """Mark the box for return: it is stopped once its worker has finished, within drain_s and its life."""
         box.doomed = why
         box.stop_by = min(now + self._rules.drain_s, box.rental.sent_at + box.rental.life_s)
         more = (
@@ -183,10 +185,10 @@ class Autoscaler:
             if box.holds and box.stop_by > now
             else ""
         )
-        return RentNote("doomed", f"{box.rental.label}: {why}{more}")
+        return RentNote("returning", f"{box.rental.label}: {why}{more}")
 
     def _why_not(self, box: RentedBox, now: float, *, spare: bool) -> str:
-        """Why to give the box back; empty: it may stay. spare: the others are enough."""
+        """Why to give the box back; empty: it may stay. spare: the other boxes are enough."""
         rules, need, rental = self._rules, self._need, box.rental
         if rules.closing:
             return "the run gives everything back"
@@ -198,31 +200,32 @@ class Autoscaler:
             return f"its worker has not served for {now - box.served_at:.0f} s"
         idle_s = need.serving.get(rental.label, 0.0)
         if idle_s >= rules.idle_s and (spare or not need.wanted):
-            return f"nothing was asked of it for {idle_s:.0f} s"
+            return f"it had no work for {idle_s:.0f} s"
         return ""
 
-    def _too_dear(self, now: float) -> list[RentAction]:
-        """The budget was lowered, or a provider made boxes that were not ordered: doom the dearest.
+    def _return_expensive(self, now: float) -> list[RentAction]:
+        """If running boxes exceed the budget, mark the most expensive ones for return.
 
-        Boxes that are doomed already count first.
+        They exceed it if it was lowered, or if a provider made boxes that were not ordered. Boxes that
+        are marked already count first.
         """
         budget, notes = self._rules.budget, list[RentAction]()
         over_usd = self._rented.committed_usd(now) - budget.usd_total * (1 + BUDGET_SLACK)
         over_rate = self._rented.usd_per_h - budget.usd_per_h * (1 + BUDGET_SLACK)
-        to_doom = sorted(
+        candidates = sorted(
             self._rented.boxes.values(), key=lambda box: (not box.doomed, -self._rho(box))
         )
-        for box in to_doom:
+        for box in candidates:
             if over_usd <= 0 and over_rate <= 0:
                 break
             over_rate -= box.rental.rate
             over_usd -= box.rental.committed_usd(now) - box.rental.cost_usd(now)
             if not box.doomed:
-                notes.append(self._doom(box, "the budget does not have that much", now))
+                notes.append(self._mark(box, "it exceeds the budget", now))
         return notes
 
     def _rho(self, box: RentedBox) -> float:
-        """Proportional to usd per trajectory."""
+        """A number proportional to the box's usd per trajectory."""
         mu = self._kind(box).mu
         return box.rental.usd_per_h / mu if mu > 0 else math.inf
 
@@ -240,14 +243,14 @@ class Autoscaler:
         room = self._rules.budget.usd_per_h - self._rented.usd_per_h
         wanted = choose_boxes(missing, self._free(now), room, gb_per_h=self._need.gb_per_h)
         if not wanted.enough:
-            self._why = "the usd/h left, and what can be had, are not enough" + self._failures(now)
+            self._why = "the usd/h left, or the offered boxes, are not enough" + self._failures(now)
         why = "nothing can be measured without a worker"
         if self._need.shortfall_mu is not None:
             why = f"{missing * HOUR_S:.4g} trajectories/h are missing"
         return [action for offer in wanted.offers for action in self._start(offer, why, now)]
 
     def _failures(self, now: float) -> str:
-        """Which offers are left alone because they failed, in the providers' own words."""
+        """Which offers are not started at present because they failed, in the providers' own words."""
         return "".join(
             f"; {offer.provider}/{offer.name} failed {trouble.times} times, at last: {trouble.reason}"
             for offer, trouble in self._trouble.items()
@@ -255,14 +258,14 @@ class Autoscaler:
         )
 
     def _missing_mu(self) -> float:
-        """The part of the shortfall that starting boxes will not make, in trajectories/s."""
+        """The part of the shortfall that the starting boxes will not make up, in trajectories/s."""
         need = self._need
         coming = [box for box in self._rented.boxes.values() if not box.doomed and not box.serves]
         if self._rules.closing or not need.wanted:
             return 0.0
         # Without a worker nothing can be measured, so one box is started to measure with.
         if need.shortfall_mu is None:
-            # Trajectories/s that any box makes.
+            # Every box makes more trajectories/s than this, so one box is enough.
             return 1e-12 if not coming and not need.workers else 0.0
         return need.shortfall_mu - sum(self._kind(box).mu for box in coming)
 
@@ -276,7 +279,7 @@ class Autoscaler:
         }
 
     def _may_start(self, provider: str) -> bool:
-        """The provider's lists can be believed."""
+        """Whether the provider's lists can be believed."""
         return self._rented.sides[provider].sighted and not self._rented.doubts(provider)
 
     def _start(self, offer: RentOffer, why: str, now: float) -> list[RentAction]:
@@ -291,14 +294,14 @@ class Autoscaler:
             longest_s=rules.life_s,
         )
         if life is None or rented.full:
-            self._why = "what is left of the budget pays for no box"
+            self._why = "the rest of the budget does not pay for a box"
             return []
         return rented.start(offer, life, now, why)
 
     # --- inside
 
     def _mu(self, box: RentedBox) -> float:
-        """Trajectories/s of the box, as measured or else as offered."""
+        """The box's trajectories/s: measured, or until then those of the offer."""
         return self._need.mu.get(box.rental.label, self._kind(box).mu)
 
     def _kind(self, box: RentedBox) -> RentOffer:

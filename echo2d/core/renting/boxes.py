@@ -2,7 +2,7 @@
 
     row kept --start sent--> starting --a list shows it--> seen
                                 |                            |
-                                +---- doomed: stop is sent until no list shows it ----> gone
+                                +---- marked for return: stop is sent until no list shows it ---> gone
                                                              gone --a list shows it--> seen
 
 What a command reports about itself is not believed. A list that does not show a box is believed if
@@ -10,12 +10,12 @@ What a command reports about itself is not believed. A list that does not show a
 - it began when no command for that box could still be running, and
 - a second list, begun settle_s later, does not show it either, and its worker does not serve, and
 - the provider's lists are trustworthy. Lists that have never shown a started box are doubted until
-  the box must have ended by itself, or the run closes; otherwise boxes would be started for ever.
+  the box must have ended by itself, or the run closes; otherwise boxes would be started without end.
 
-A box under a label of this run that is unknown, or was believed gone, is doomed at once, and counts
-against the budget. Two ids under one label are two boxes. A doomed box is stopped when its worker
-holds nothing any more, or its time to finish is over. docs/guide/renting.md explains why. Not here: which
-boxes are useful (`autoscaler`), and what they cost (`budget`).
+A box under a label of this run that is unknown, or was believed gone, is marked for return at once,
+and counts against the budget. Two ids under one label are two boxes. A box marked for return is
+stopped when its worker holds nothing any more, or its time to finish is over. docs/guide/renting.md
+explains why. Not here: which boxes are useful (`autoscaler`), and what they cost (`budget`).
 """
 
 import math
@@ -35,73 +35,66 @@ from echo2d.core.renting.events import (
     Stop,
 )
 
-# Rentals of one run, which are all kept; after that no more boxes are started.
+# A run starts at most this many boxes, because the rows of all of them are kept.
 RENTALS_MAX = 20_000
-# Commands of one provider that run at a time: each is a process, and most clouds limit calls.
+# At most this many commands of one provider run at a time: each is a process, and most clouds limit
+# calls.
 COMMANDS_MAX = 8
-# A command has certainly ended so long after its timeout.
+# A command has certainly ended this long after its timeout.
 KILL_S = 10.0
 STOP_AGAIN_S_MAX = 120.0
-# Between two stops while no list can be read.
+# The time between two stops while no list can be believed.
 BLIND_S = 600.0
 
 
 @dataclass(slots=True)
 class RentedBox:
-    """A box that may exist; times are of the rent clock.
-
-    busy_until: a command for it may run until then; infinite: one is running.
-    served_at: its worker served last, or was first expected to serve.
-    ids: the provider's own. absent_from: the first list without the box came then.
-    shown: a list that began after its last command had ended shows it.
-    seen_at: when it was last known to exist.
-    made: as far as is known its start did not fail, or its worker has served.
-    doubted: it was made, but lists do not show it, so the lists are doubted.
-    doomed: the reason why it is stopped; empty: it may stay.
-    holds: its worker has leases, or would get some; it may finish them until stop_by.
-    """
+    """A box that may exist; times are of the rent clock."""
 
     rental: Rental
+    # A command for it may run until then; infinite: one is running.
     busy_until: float
+    # When its worker served last, or could first have served.
     served_at: float
-    ids: tuple[str, ...] = ()
-    absent_from: float | None = None
+    ids: tuple[str, ...] = ()  # the provider's own
+    absent_from: float | None = None  # when the first list without the box came
     serves: bool = False
+    # Whether a list that began after its last command had ended shows it.
     shown: bool = False
+    # Why it is marked for return; empty: it may stay.
     doomed: str = ""
     stops: int = 0
     stop_at: float = -math.inf
-    seen_at: float = -math.inf
+    seen_at: float = -math.inf  # when it was last known to exist
+    # Whether it should exist: its start is not known to have failed, or its worker has served.
     made: bool = False
+    # Whether it was made but lists do not show it, so that the lists are doubted.
     doubted: bool = False
+    # Whether its worker has leases, or would get some; it may finish them until stop_by.
     holds: bool = False
     stop_by: float = -math.inf
 
     def billed_to(self, now: float) -> float:
-        """The end of what is billed. A box not seen after `until` has ended by itself by then."""
+        """When billing ends. A box that was not seen after `until` has ended by itself by then."""
         return now if self.seen_at > self.rental.until else min(now, self.rental.until)
 
 
 @dataclass(slots=True)
 class Side:
-    """The state of one provider.
-
-    sighted: its last list could be read. proven: a list has shown what was started. listing: a list
-    command runs. under_way: start and stop commands that run. reason: why the last list could not be read.
-    """
+    """The state of one provider."""
 
     terms: Terms
     offers: tuple[RentOffer, ...]
-    sighted: bool = False
-    proven: bool = False
-    listing: bool = False
+    sighted: bool = False  # whether its last list could be read
+    proven: bool = False  # whether a list has shown a box that was started
+    listing: bool = False  # whether a list command runs
     list_at: float = -math.inf
-    under_way: int = 0
-    reason: str = ""
+    under_way: int = 0  # how many start and stop commands run
+    reason: str = ""  # why the last list could not be read
 
 
 class RentedBoxes:
-    """See the module docstring. boxes: those that may exist. gone: all others of the run."""
+    """See the module docstring."""
 
     def __init__(
         self,
@@ -122,8 +115,8 @@ class RentedBoxes:
         kept = tuple(kept)
         for provider in {rental.provider for rental in kept if rental.seen} & self.sides.keys():
             self.sides[provider].proven = True
-        self.boxes: dict[Label, RentedBox] = {}
-        self.gone: dict[Label, Rental] = {}
+        self.boxes: dict[Label, RentedBox] = {}  # those that may exist
+        self.gone: dict[Label, Rental] = {}  # all others of the run
         self.gone_usd = 0.0
         self._number = 0
         for rental in kept:
@@ -190,7 +183,7 @@ class RentedBoxes:
         return [Keep(rental), Start(rental, why)]
 
     def stops(self, now: float) -> list[RentAction]:
-        """The stops that are due: a doomed box is stopped again until it is gone."""
+        """The stops that are due: a box marked for return is stopped again until it is gone."""
         stops: list[RentAction] = []
         for box in self.boxes.values():
             side = self.sides.get(box.rental.provider)
@@ -211,7 +204,7 @@ class RentedBoxes:
         self.sides[box.rental.provider].under_way += 1
 
     def ended(self, label: Label, now: float) -> RentedBox:
-        """The command that ran for this box has ended."""
+        """Note that the command for this box has ended, and return the box."""
         box = self.boxes[label]
         assert box.busy_until == math.inf
         box.busy_until = now
@@ -244,7 +237,7 @@ class RentedBoxes:
     def listed(
         self, provider: str, began_at: float, instances: Sequence[Instance] | None, now: float
     ) -> list[RentAction]:
-        """A list command has ended. began_at: when it began. instances: None if it failed."""
+        """Handle the end of a list command, which began at `began_at`. instances: None if it failed."""
         side = self.sides[provider]
         side.listing, side.sighted = False, instances is not None
         side.list_at = now + side.terms.list_every_s
@@ -272,11 +265,11 @@ class RentedBoxes:
     ) -> list[RentAction]:
         actions = [] if label in self.boxes else self._unexpected(side, label, now)
         box = self.boxes[label]
-        # The provider was renamed in the configuration: the box belongs to the one that lists it.
+        # The provider was renamed in the config: the box belongs to the provider that lists it.
         if box.rental.provider not in self.sides:
             box.rental = replace(box.rental, provider=side.terms.provider)
             actions.append(Keep(box.rental))
-        # Two providers share one account, so each lists the other's boxes, too.
+        # Two providers that share one account list each other's boxes, too.
         if box.rental.provider != side.terms.provider:
             return actions
         side.proven, box.doubted = True, False
@@ -292,9 +285,9 @@ class RentedBoxes:
         return actions
 
     def _unexpected(self, side: Side, label: Label, now: float) -> list[RentAction]:
-        """A list shows a box that is unknown or was believed gone: doom it, and count its cost.
+        """A list shows a box that is unknown or was believed gone: mark it for return, count its cost.
 
-        The price of an unknown box is taken to be the provider's highest.
+        An unknown box is assumed to have the provider's highest price.
         """
         self._number = max(self._number, self._rules.number_of(label))
         rental = self.gone.pop(label, None)
@@ -306,17 +299,17 @@ class RentedBoxes:
             rental = Rental(
                 label, terms.provider, "", usd_per_h, terms.billed_by_s, now, 0.0, terms.grace_s
             )
-            why = "nobody knows it"
+            why = "this run has not started it"
         else:
             self.gone_usd -= rental.cost_usd(now)
-            rental, why = replace(rental, gone_at=None), "it was gone, and is there again"
+            rental, why = replace(rental, gone_at=None), "it was gone, and exists again"
         self.boxes[label] = RentedBox(rental, now, now, doomed=why)
         return [Keep(rental), RentNote("unexpected", f"{label}: {why}")]
 
     def _not_shown(
         self, box: RentedBox, side: Side, began_at: float, now: float
     ) -> list[RentAction]:
-        # The list may be older than a command, or wrong: a worker that serves proves the box.
+        # The list may be older than the last command. It is wrong if the box's worker serves.
         if began_at < box.busy_until or box.serves:
             return []
         box.shown = False
@@ -325,14 +318,14 @@ class RentedBoxes:
             box.absent_from = now
         if began_at < box.absent_from + side.terms.settle_s:
             return []
-        # A box that was made and never shown may mean that the list is wrong, not that it is gone.
+        # If a box was made but never shown, the list may be wrong, and the box need not be gone.
         label, unproven = box.rental.label, box.made and not box.rental.seen
         if unproven and not side.proven and now < box.rental.until and not self._rules.closing:
             known, box.doubted = box.doubted, True
             return (
                 []
                 if known
-                else [RentNote("list_doubted", f"{label} was made, but lists show nothing")]
+                else [RentNote("list_doubted", f"{label} was made, but lists do not show it")]
             )
         side.proven = side.proven and not unproven
         del self.boxes[label]
@@ -341,7 +334,7 @@ class RentedBoxes:
         note = RentNote(
             "gone",
             f"{label}: it cost {gone.cost_usd(now):.2f} usd; "
-            f"{box.doomed or 'nobody here stopped it'}",
+            f"{box.doomed or 'this run has not stopped it'}",
         )
         return [Keep(gone), Retire(label), note]
 

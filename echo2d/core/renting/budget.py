@@ -1,12 +1,12 @@
 """Computes what each rented box has cost and may still cost, and how long the next one may live.
 
     label      the box's name, at its provider as well; never used twice
-    sent_at    its start command was sent; it is paid for from then on, whatever became of that
-    life_s     the coordinator stops the box so long after `sent_at`; the box itself must end so
-               long after it began
-    grace_s    what its start and its end may take besides
+    sent_at    when its start command was sent; it is paid for from then on, even if the start failed
+    life_s     the coordinator stops the box this long after `sent_at`; the box must end by itself
+               this long after it began
+    grace_s    how long its start and its end may take in addition
     until      sent_at + life_s + grace_s: it has ended by then, even without a coordinator
-    gone_at    a list showed that it is gone
+    gone_at    when a list showed that it is gone
 
 Times are seconds of the run's rent clock, which only grows (`rent_time`). A box costs its price
 from `sent_at` to `gone_at`, and a started unit of `billed_by_s` counts in full. While it may exist,
@@ -14,10 +14,10 @@ its whole price to `until` is set aside. Invariant: when a box is started, `comm
 and set aside) stays below the budget's total, and nothing later makes it grow, unless a box
 outlives `until`.
 
-A new box may spend its share of the free usd/h out of the money that is left, so that the money
-lasts equally long for all boxes that may still be started. Example: 10 usd in all, 2 usd/h, boxes
-of 0.5 usd/h. The first one gets 0.5/2 of 10 usd = 2.5 usd, which is 5 h; the next three get the
-same (0.5/1.5 of 7.5 usd, ...), and then all is set aside. Each life is shortened by up to
+A new box gets a part of the money that is left: its share of the free usd/h. So the money lasts
+equally long for all boxes that may still be started. Example: 10 usd in all, 2 usd/h, boxes of 0.5
+usd/h. The first one gets 0.5/2 of 10 usd = 2.5 usd, which is 5 h; the next three get the same
+(0.5/1.5 of 7.5 usd, ...), and then all money is set aside. Each life is shortened by up to
 LIFE_SPREAD, so that boxes that were started together do not end together.
 """
 
@@ -28,9 +28,9 @@ from typing import NewType
 Label = NewType("Label", str)
 
 HOUR_S = 3600.0
-# The largest part of its possible life by which a box's life is shortened.
+# A box's life is shortened by at most this share.
 LIFE_SPREAD = 0.25
-# A clock may be corrected by so much while the machine restarts.
+# A clock may be corrected by this much while the machine restarts.
 CLOCK_STEP_S = 60.0
 # Relative rounding error of sums of floats.
 BUDGET_SLACK = 1e-9
@@ -38,27 +38,24 @@ BUDGET_SLACK = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """usd_total: for the whole run, across restarts."""
+    """The most that rented boxes may cost."""
 
     usd_per_h: float
-    usd_total: float
+    usd_total: float  # for the whole run, across restarts
 
 
 @dataclass(frozen=True, slots=True)
 class RentOffer:
-    """A kind of box that a provider has.
-
-    trajectories_per_h: of one box, until it is measured. count_max: boxes at a time. usd_per_gb:
-    for 10^9 bytes received and passed on; it counts in the choice but not in the budget, because
-    traffic is not metered here.
-    """
+    """A kind of box that a provider has."""
 
     provider: str
     name: str
     usd_per_h: float
-    trajectories_per_h: float
-    count_max: int
+    trajectories_per_h: float  # of one box, until it is measured
+    count_max: int  # boxes at a time
     availability: float = 1.0
+    # The price of receiving and passing on 10^9 bytes. It counts in the choice of boxes but not in the
+    # budget, because traffic is not metered here.
     usd_per_gb: float = 0.0
 
     @property
@@ -69,29 +66,22 @@ class RentOffer:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What one provider promises.
-
-    command_s: the longest time that a command takes. list_every_s: between two lists.
-    settle_s: lists show the effect of a start or stop no later than this after it ended. No running
-    box is missing from lists for that long, nor again before a list that was read has named it.
-    billed_by_s: the unit of billing. grace_s: see the module docstring.
-    """
+    """The promises and the limits of one provider."""
 
     provider: str
-    command_s: float
+    command_s: float  # the longest time that a command takes
+    # Lists show the effect of a start or stop at most this long after the command ended. A running box
+    # is never missing from lists for this long, and a list that was read names it before it is missing
+    # again.
     settle_s: float
-    list_every_s: float
-    billed_by_s: float
-    grace_s: float
+    list_every_s: float  # between two lists
+    billed_by_s: float  # the unit of billing
+    grace_s: float  # see the module docstring
 
 
 @dataclass(frozen=True, slots=True)
 class Rental:
-    """One box, as the row that is kept of it.
-
-    copies: the most boxes that one list has shown under this label; 1 is right. seen: a list has
-    shown it.
-    """
+    """One box: the row that the run's book keeps."""
 
     label: Label
     provider: str
@@ -101,16 +91,17 @@ class Rental:
     sent_at: float
     life_s: float
     grace_s: float
+    # The most boxes that one list has shown under this label; it should be 1.
     copies: int = 1
     gone_at: float | None = None
-    seen: bool = False
+    seen: bool = False  # whether a list has shown it
 
     @property
     def until(self) -> float:
         return self.sent_at + self.life_s + self.grace_s
 
     def cost_usd(self, at: float) -> float:
-        """From `sent_at` to this moment, or to `gone_at` if that is known."""
+        """What it costs from `sent_at` to this moment, or to `gone_at` if that is known."""
         end = at if self.gone_at is None else self.gone_at
         return _cost_usd(
             self.usd_per_h * self.copies, max(0.0, end - self.sent_at), self.billed_by_s
@@ -122,7 +113,7 @@ class Rental:
 
     @property
     def rate(self) -> float:
-        """usd/h now."""
+        """The present usd/h."""
         return self.usd_per_h * self.copies if self.gone_at is None else 0.0
 
 
@@ -143,7 +134,7 @@ def life_s(
 ) -> float | None:
     """The life of a new box, the `number`-th of the run; None: the budget has no room for it.
 
-    committed_usd, usd_per_h: of all boxes before it. A life below LIFE_S_MIN counts as no room.
+    committed_usd, usd_per_h: those of all boxes before it. A life below ten minutes counts as no room.
     """
     room = budget.usd_per_h - usd_per_h
     left_usd = budget.usd_total - committed_usd
@@ -152,7 +143,7 @@ def life_s(
     paid_s = left_usd / max(room, offer.usd_per_h) * HOUR_S
     paid_s = math.floor(paid_s / terms.billed_by_s) * terms.billed_by_s
     life = min(longest_s, paid_s - terms.grace_s)
-    # The fractional parts of its multiples are spread evenly over 0 to 1.
+    # The factor is the golden ratio - 1: the fractional parts of its multiples spread evenly over 0 to 1.
     life -= life * LIFE_SPREAD * (number * 0.6180339887498949 % 1.0)
     # A shorter life is not worth the download of a version.
     return life if life >= min(600.0, longest_s * (1 - LIFE_SPREAD)) else None
@@ -160,22 +151,19 @@ def life_s(
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What a machine's clocks say.
+    """What a machine's clocks show at one moment."""
 
-    boot: names its present run. since_boot_s: counts sleep, and cannot be set. unix_s: can be set.
-    """
-
-    boot: str
-    since_boot_s: float
-    unix_s: float
+    boot: str  # identifies the machine's present boot
+    since_boot_s: float  # counts sleep, and cannot be set
+    unix_s: float  # can be set
 
 
 def rent_time(at: float, before: Moment, after: Moment, *, horizon: float) -> float:
-    """The rent clock after the one moment, if it was `at` at the other; it errs on the late side.
+    """The rent clock at the moment `after`, if it was `at` at the moment `before`. It errs late.
 
-    The clock that cannot be set counts in full. If the clock that can be set has gone further, a
-    virtual machine may have stood still: that counts as well, but only up to `horizon`, when all
-    boxes have ended. If it was set back while the machine was off, the result is `horizon`.
+    The clock that cannot be set counts in full. If the clock that can be set has advanced further, a
+    virtual machine may have stood still: that time counts, too, but only up to `horizon`, when all
+    boxes have ended. If that clock was set back while the machine was off, the result is `horizon`.
     """
     same = before.boot == after.boot
     sure_s = max(0.0, after.since_boot_s - before.since_boot_s) if same else after.since_boot_s

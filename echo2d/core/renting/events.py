@@ -12,21 +12,16 @@ from echo2d.core.renting.budget import Budget, Label, Rental, RentOffer
 
 @dataclass(frozen=True, slots=True)
 class RentRules:
-    """prefix: of all labels of this run. life_s: the longest life of a box.
+    """The operator's rules for renting."""
 
-    idle_s: a box without work for so long is given back. join_s: so is a box whose worker has not
-    served for so long. drain_s: that its worker then has to finish what it holds. patience_s: that
-    a shortfall must last before it counts. closing: start nothing, and stop everything.
-    """
-
-    prefix: str
+    prefix: str  # the beginning of all labels of this run
     budget: Budget
-    life_s: float
-    idle_s: float
-    join_s: float
-    patience_s: float
-    drain_s: float = 0.0
-    closing: bool = False
+    life_s: float  # the longest life of a box
+    idle_s: float  # a box that had no work for this long is given back
+    join_s: float  # a box whose worker has not served for this long is given back
+    patience_s: float  # a shortfall counts when it has lasted this long
+    drain_s: float = 0.0  # the worker of a box marked for return may finish its work for this long
+    closing: bool = False  # start nothing, and stop everything
 
     def label(self, offer: RentOffer, number: int) -> Label:
         return Label(f"{self.prefix}{offer.provider}-{offer.name}-{number}")
@@ -40,10 +35,10 @@ class RentRules:
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """One line of a provider's list. id: the provider's name for the box."""
+    """One line of a provider's list."""
 
     label: Label
-    id: str
+    id: str  # the provider's name for the box
 
 
 # --- events
@@ -51,35 +46,31 @@ class Instance:
 
 @dataclass(frozen=True, slots=True)
 class NeedMeasured:
-    """What the run needs; it comes at least every few seconds.
+    """What the run needs; it comes at least every few seconds."""
 
-    shortfall_mu: trajectories/s that all workers here lack of the target; None: not known yet.
-    wanted: a learner takes what is made.
-    workers: how many are here that generate, or would if they got leases.
-    serving: the rented ones among them, with the seconds since they held a lease or began to serve.
-    holding: the rented boxes whose worker has leases, or would get some.
-    mu: trajectories/s of rented boxes, as measured.
-    margin_mu: the part of the target that is there for noise; less than that is not rented for.
-    gb_per_h: what each worker receives of versions.
-    """
-
+    # Trajectories/s by which all workers here miss the target; None: not known yet.
     shortfall_mu: float | None
-    wanted: bool
+    wanted: bool  # whether a learner takes the trajectories
+    # How many workers are here that generate, or would if they got leases.
     workers: int
+    # The rented boxes among them, with the seconds since they held a lease or began to serve.
     serving: Mapping[Label, float] = field(default_factory=dict)
+    # The rented boxes whose worker has leases, or would get some.
     holding: frozenset[Label] = frozenset()
+    # Measured trajectories/s of rented boxes.
     mu: Mapping[Label, float] = field(default_factory=dict)
+    # The part of the target that covers noise; a shortfall below it starts no box.
     margin_mu: float = 0.0
-    gb_per_h: float = 0.0
+    gb_per_h: float = 0.0  # 10^9 bytes of versions that each worker receives in an hour
 
 
 @dataclass(frozen=True, slots=True)
 class StartEnded:
-    """reason: why it failed, in the provider's own words."""
+    """A start command ended."""
 
     label: Label
     ok: bool
-    reason: str = ""
+    reason: str = ""  # why it failed, in the provider's own words
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +81,12 @@ class StopEnded:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A list command ended. began_at: when it was started. instances: None if it failed. reason: why, in
-    the provider's own words.
-    """
+    """A list command ended."""
 
     provider: str
-    began_at: float
-    instances: tuple[Instance, ...] | None
-    reason: str = ""
+    began_at: float  # when it was started
+    instances: tuple[Instance, ...] | None  # None if it failed
+    reason: str = ""  # why it failed, in the provider's own words
 
 
 RentEvent = NeedMeasured | StartEnded | StopEnded | Listed
@@ -133,7 +122,7 @@ class List:
 
 @dataclass(frozen=True, slots=True)
 class Retire:
-    """Delete the box's credential: its worker may not join any more."""
+    """Delete the box's credential, so that its worker cannot join any more."""
 
     label: Label
 

@@ -15,7 +15,7 @@ STATES = ("starting", "seen", "serving", "leaving", "stopping")
 
 
 def renting_status(rented: RentedBoxes, budget: Budget, *, why: str, now: float) -> RentingStatus:
-    """why: the reason that not more boxes are started; empty: no more are needed."""
+    """Make the status. why: the reason why no more boxes are started; empty: no more are needed."""
     spent_usd, committed_usd = rented.spent_usd(now), rented.committed_usd(now)
     boxes = tuple(_box(box, now) for box in rented.boxes.values())
     count = Counter(box.state for box in boxes)
@@ -42,19 +42,19 @@ def _alerts(rented: RentedBoxes, why: str) -> Iterator[Alert]:
         if not side.sighted and side.list_at > -math.inf:
             yield Alert(
                 "renting_blind",
-                f"renting: what {name} has cannot be listed, so nothing is started there: {side.reason}",
+                f"renting: the boxes of {name} cannot be listed, so nothing is started there: {side.reason}",
             )
         if rented.doubts(name):
             yield Alert(
                 "renting_doubts",
-                f"renting: {name} does not list what was started there, "
-                "so nothing more is: see its account",
+                f"renting: {name} does not list a box that was started there, "
+                "so no more are started: see its account",
             )
     strangers = sorted({box.rental.provider for box in rented.boxes.values()} - rented.sides.keys())
     for name in strangers:
         yield Alert(
             "renting_stranger",
-            f"renting: boxes of {name} may be there, which is no [[provider]]: nothing stops them",
+            f"renting: boxes of {name} may exist, but it is no [[provider]] any more: nothing stops them",
         )
 
 

@@ -1,8 +1,7 @@
-"""Chooses which boxes to rent: the cheapest set that makes what is missing
+"""Chooses which boxes to rent: the cheapest set that makes up the missing throughput
 (`capacity/worker_cost`), within the usd/h that are free.
 
-Where that set costs too much, boxes are taken in the order of usd per trajectory, as long as they
-fit.
+If that set costs too much, boxes are taken in the order of usd per trajectory, as long as they fit.
 """
 
 import math
@@ -15,19 +14,19 @@ from echo2d.core.renting.budget import BUDGET_SLACK, HOUR_S, RentOffer
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The offers in the order in which to start them. enough: they make what is missing."""
+    """The offers in the order in which to start them."""
 
     offers: tuple[RentOffer, ...]
-    enough: bool
+    enough: bool  # whether they make up what is missing
 
 
 def choose_boxes(
     missing_mu: float, free: Mapping[RentOffer, int], usd_per_h: float, *, gb_per_h: float = 0.0
 ) -> Wanted:
-    """missing_mu: trajectories/s. free: how many boxes of each offer may be started.
+    """Choose boxes that make `missing_mu` trajectories/s.
 
-    usd_per_h: that they may cost together. gb_per_h: what each receives of versions, and passes on
-    once.
+    free: how many boxes of each offer may be started. usd_per_h: what they may cost together.
+    gb_per_h: 10^9 bytes of versions that each receives in an hour, and passes on once.
     """
     assert missing_mu > 0
     boxes = {
@@ -51,7 +50,7 @@ def _as_offer(name: str, offer: RentOffer, gb_per_h: float) -> WorkerOffer:
 
 
 def _most(offer: RentOffer, count: int, missing_mu: float, usd_per_h: float) -> int:
-    """The most boxes of one kind that can be had, are of use, and can be paid for."""
+    """The most boxes of one kind that are available, useful and affordable."""
     if offer.mu <= 0:
         return 0
     return max(

@@ -1,4 +1,4 @@
-"""How workers are audited: the [audit] table, and what else the core needs to know of it."""
+"""How workers are audited: the [audit] table, and what else the core needs to know about audits."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
@@ -8,11 +8,11 @@ from echo2d.core.rules.table import Table, key
 
 
 class AnswerClass(NamedTuple):
-    """Answers that limits are learnt from together. quantization: as their worker's Hello says.
-    mixed: their KV caches may mix versions.
-    """
+    """Answers that share limits, which are learnt from them together."""
 
+    # As the Hello of their worker says.
     quantization: str = ""
+    # Their KV caches may mix versions.
     mixed: bool = False
 
 
@@ -25,7 +25,7 @@ class AuditTable(Table):
         False,
     )
     trusted: tuple[str, ...] = key(
-        "tokens whose workers are trusted: what honest engines look like is learnt from them", ()
+        "tokens whose workers are trusted: limits for all workers are learnt from their answers", ()
     )
     share: float = key(
         "share of the answers of a worker in good standing that is scored",
@@ -34,7 +34,7 @@ class AuditTable(Table):
         high=1.0,
     )
     newcomer: int = key(
-        "so many answers of a new worker are scored before any of them is trained on",
+        "this many answers of a new worker are scored before any of them is trained on",
         20,
         low=0,
         high=1000,
@@ -46,7 +46,7 @@ class AuditTable(Table):
         high=3600.0,
     )
     seeds: SeedReplay = key(
-        "how all engines of this run draw: torch; sglang with --enable-deterministic-inference; "
+        "how all engines of this run draw tokens: torch; sglang with --enable-deterministic-inference; "
         "none: not by the coordinator's seeds",
         "torch",
     )
@@ -68,7 +68,7 @@ class AuditTable(Table):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditRules(AuditTable):
-    """The [audit] of a run in which it is on."""
+    """The [audit] table of a run whose audit is enabled."""
 
     # How answers are drawn and scored, in words.
     scored_as: str = ""
@@ -79,7 +79,7 @@ class AuditRules(AuditTable):
         return bool(self.trusted)
 
     def name_of(self, kind: AnswerClass) -> str:
-        """What limits are learnt for, in words; another class has other limits."""
+        """The class and all else that limits depend on, in words: limits with another name do not apply."""
         facts = (
             self.seeds,
             "" if self.logprobs else "logprobs off",

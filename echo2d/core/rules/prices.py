@@ -16,7 +16,7 @@ USD_MAX = 1e6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PriceTable(Table):
-    """One [[price]]. The first one whose pattern fits a worker's name is that worker's price."""
+    """One [[price]]. The first one whose pattern matches a worker's name is that worker's price."""
 
     TABLE: ClassVar[str] = "price"
 
@@ -38,11 +38,12 @@ class PriceTable(Table):
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """trajectories_per_h: expected until it is measured."""
+    """What one worker costs."""
 
     usd_per_h: float = 0.0
     usd_per_gb_down: float = 0.0
     usd_per_gb_up: float = 0.0
+    # Expected of the worker until it is measured.
     trajectories_per_h: float | None = None
 
     @property
@@ -55,14 +56,14 @@ FREE = Price()
 
 @dataclass(frozen=True, slots=True)
 class NamedPrice:
-    """Of the workers whose names match: `spot-*`."""
+    """The price of the workers whose names match a pattern, such as `spot-*`."""
 
     workers: str
     price: Price
 
 
 def price_of(named: Sequence[NamedPrice], name: str, said_usd_per_h: float | None) -> Price:
-    """The first that matches; else what the worker said."""
+    """The first price that matches this name; else the one that the worker reported."""
     found = next((each.price for each in named if fnmatchcase(name, each.workers)), None)
     if found is not None:
         return found

@@ -1,4 +1,4 @@
-"""What the operator chose for a run: the tables that the core decides by, and `RunRules`, which holds them all."""
+"""What the operator chose for a run: the tables by which the core decides, and `RunRules`, which holds them all."""
 
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
@@ -12,11 +12,11 @@ from echo2d.core.rules.table import Table, key
 from echo2d.core.rules.tasks import EvalRules, GatewayRules, TaskRules
 from echo2d.registry import SHAPES
 
-# Data older than this is off-policy training by another name, and the buffers grow with it.
+# The largest S: on older data training is off-policy in all but name, and the buffers grow with S.
 STALENESS_MAX = 64
 # A batch body of 1 GiB holds this many trajectories of 8k tokens.
 TRAJECTORIES_PER_STEP_MAX = 16384
-# At most this share of a group's answers may be missing when its patience ends, or one.
+# At most this share of a group's answers, or one, may be missing when its patience ends.
 MISSING_SHARE = 1 / 8
 # Provisioned throughput over needed throughput. The margin covers noise in T_train and mu; it is the paper's default.
 GAMMA = 1.1
@@ -51,12 +51,12 @@ class PolicyTable(Table):
     )
     filter_zero_variance: bool = key("replace groups whose rewards are all equal", True)
     move_stragglers: bool = key(
-        "answers that their group waits for go on at faster workers, with their tokens", True
+        "move the answers that a group waits for to faster workers, with their tokens", True
     )
-    # Times as long as the other answers of a group took.
     group_patience: float = key(
-        "a group that lacks an eighth of its answers or one is trained without them once it has waited so many times"
-        " as long as the others took, or the last batch that can take it is filled; 0: until it is too old",
+        "a group that lacks an eighth of its answers, or one, is trained without them once it has waited this many"
+        " times as long as the others took, or when the last batch that can take it is filled; 0: it waits until it"
+        " is too old",
         3.0,
         low=0.0,
         high=1000.0,
@@ -68,7 +68,7 @@ class PolicyTable(Table):
     )
     quantized_workers: bool = key(
         "let workers in whose engines compute with quantized weights; trust one of each kind if"
-        " [audit] is on (docs/design/audit.md)",
+        " [audit] is on (docs/guide/audit.md)",
         False,
     )
     order: Literal["oldest", "priority"] = key(
@@ -122,7 +122,7 @@ class ActivationTable(Table):
         "with auto, take the cheapest workers first; false: ignore prices (to compare)", True
     )
     gamma: float = key(
-        "boxes are rented once the workers here make less than the target over this",
+        "boxes are rented when the workers here make less than the target divided by this",
         GAMMA,
         low=1.0,
         high=10.0,
@@ -137,7 +137,7 @@ class ActivationTable(Table):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRules(PolicyTable):
-    """The [policy] of a run, and all else that its operator chose and the core decides by."""
+    """The [policy] of a run, and everything else that the operator chose and the core needs."""
 
     run_id: RunId
     tasks: tuple[TaskRules, ...]
@@ -152,15 +152,17 @@ class RunRules(PolicyTable):
     gateway: GatewayRules | None = None
     audit: AuditRules | None = None
     prices: tuple[NamedPrice, ...] = ()
-    # link.usd_per_gb_up. Above 0, the seed sends as few copies of a version as there is time for.
+    # link.usd_per_gb_up. Above 0, the seed sends the fewest copies of a version that still arrive in time.
     seed_usd_per_gb_up: float = 0.0
-    # run.disk_bytes_max and run.keep_every: of snapshot copies, and which of them stay.
+    # run.disk_bytes_max: the most bytes of snapshot copies.
     disk_bytes_max: int = 1 << 62
+    # run.keep_every: which snapshot copies stay.
     keep_every: int = 0
-    # A worker is given up after this silence, and says something this often.
+    # A worker is given up after this silence.
     lease_silence_s: float = 15.0
+    # A worker sends something at least this often.
     heartbeat_s: float = 2.0
-    # What the seeds of samples are made with; told to nobody.
+    # The secret key from which the seeds of samples are made; it never leaves the coordinator.
     seed_key: bytes = field(default=bytes(SEED_KEY_BYTES), repr=False)
 
     @property
@@ -179,7 +181,7 @@ class RunRules(PolicyTable):
 
     @property
     def window(self) -> int:
-        """The samples that may be under way: those of S + 1 steps (docs/design/staleness.md)."""
+        """How many samples may be under way: those of S + 1 steps (docs/design/staleness.md)."""
         return self.groups_per_step * self.drawn_max * (self.staleness_max + 1)
 
     def task(self, name: str) -> TaskRules | None:
@@ -189,7 +191,7 @@ class RunRules(PolicyTable):
     def limit(
         self, task: TaskRules, prompt: bytes, turn_start: int = 0, branch_start: int = 0
     ) -> OutputLimit:
-        """The limit of all that may follow this prompt (int32) by the end of a turn.
+        """The limit on the tokens that may follow this prompt (int32) up to the end of a turn.
 
         turn_start: tokens of earlier turns, given ones included. branch_start: those of them that are not in
         the model's context.

@@ -1,7 +1,7 @@
 """Tables of keys: frozen dataclasses that check themselves.
 
 Each key is declared in one place with its type, default, unit, limits and meaning. The files of the coordinator and of
-a worker, scenarios, `--print-config` and what the core decides by are made of these declarations. A wrong value is an
+a worker, scenarios, `--print-config` and the rules of the core are made from these declarations. A wrong value is an
 OperatorFault that names `table.key`, what was expected and what was found.
 Not here: reading and printing them (`config.tables`).
 """
@@ -29,8 +29,8 @@ def key(
     """One key of a table. A key without a default is required.
 
     limits: `low` and `high` (inclusive), `above` (exclusive). choices: the values that a key of
-    type `str` may have; for a registry's names, which a `Literal` cannot list. or_else: what stands
-    for a required key that is left out, where the table's reader fills it in.
+    type `str` may have; for a registry's names, which a `Literal` cannot list. or_else: the value of
+    a required key that is left out, in words, where the table's reader fills it in.
     """
     metadata = {"doc": doc, "or_else": or_else, **limits}
     if choices is not None:
@@ -106,10 +106,10 @@ def _in_range(value: Any, limits: Mapping[str, Any]) -> bool:
 
 
 def same_key(table: "type[Table]", name: str, **changes: Any) -> Any:
-    """The key of another table, with its default, limits and meaning. changes: what is otherwise here, as of `key`."""
+    """The key of another table, with its default, limits and meaning. changes: arguments of `key` that differ here."""
     declared = table.__dataclass_fields__[name]
-    told = {**declared.metadata, "default": declared.default, **changes}
-    return key(told.pop("doc"), **told)
+    arguments = {**declared.metadata, "default": declared.default, **changes}
+    return key(arguments.pop("doc"), **arguments)
 
 
 _types: dict[Any, dict[str, Any]] = {}
@@ -142,5 +142,5 @@ class Table:
             raise OperatorFault(f"{self.TABLE}.{item.name}: expected {expected}; found {value!r}")
 
     def values(self) -> dict[str, Any]:
-        """By name, for a table that has these keys and more."""
+        """The values by name, to make a table that has these keys and more."""
         return {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}

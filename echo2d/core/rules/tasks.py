@@ -12,7 +12,7 @@ from echo2d.core.protocol.sampling import WHOLE, Sampling
 
 @dataclass(frozen=True, slots=True)
 class GatewayRules:
-    """How many slots calls of the gateway may hold, and for how long they wait for one."""
+    """Which share of the slots calls of the gateway may hold, and how long a call waits for a slot."""
 
     share: float
     wait_s: float
@@ -20,8 +20,8 @@ class GatewayRules:
 
 @dataclass(frozen=True, slots=True)
 class RowFilter:
-    """A row is retired after `retire_after` groups in a row with equal rewards, and asked again `retest_after` versions
-    later.
+    """A row is retired after `retire_after` groups in a row with equal rewards, and asked again after `retest_after`
+    versions.
     """
 
     retire_after: int
@@ -37,10 +37,10 @@ class Informative:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeRules:
-    """How far an episode of an environment goes."""
+    """How long an episode of an environment may become."""
 
     turns_max: int
-    # task.episode_tokens: written and given, behind the prompt.
+    # task.episode_tokens: tokens after the prompt, written and given ones.
     tokens_max: int
     # Agents outside play it: a sample waits for an agent's first call before it has a lease.
     outside: bool = False
@@ -54,7 +54,7 @@ class TaskRules:
     # Its share of the groups of a step is this over the sum of all weights.
     weight: Fraction = Fraction(1)
     sampling: Sampling = WHOLE
-    # Of an answer; of each turn, if there are episodes.
+    # Tokens of an answer; of each turn, if there are episodes.
     max_new_tokens: int = field(kw_only=True)
     # The task's and the model's end tokens.
     stop_token_ids: tuple[int, ...] = ()
@@ -62,7 +62,7 @@ class TaskRules:
     stop_strings: tuple[str, ...] = ()
     # None: every row is asked.
     row_filter: RowFilter | Informative | None = None
-    # Twice as many samples are drawn as a group has, and those that contrast most are kept.
+    # A group draws twice as many samples as it keeps, and keeps those that contrast most.
     pairs: bool = False
     # None: samples are single answers.
     episode: EpisodeRules | None = None
@@ -70,7 +70,7 @@ class TaskRules:
 
 @dataclass(frozen=True, slots=True)
 class EvalRules:
-    """Held-out questions on which versions are scored, with the name of its task."""
+    """Held-out questions on which versions are scored; its name is that of its task."""
 
     task: TaskRules
     every: int

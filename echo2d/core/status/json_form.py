@@ -1,8 +1,8 @@
 """The JSON of `GET /v1/status`: made from a `Status`, and read back into one.
 
 A dataclass becomes an object with a key for each field, a mapping's keys become text, and a tuple
-becomes a list. The fields of `Status.process` lie beside those of `Status`, and `renting` is left
-out where nothing is rented.
+becomes a list. The fields of `Status.process` become keys beside those of `Status`, and `renting` is
+left out if nothing is rented.
 
 Readers and writers are built once from the annotations of `schema`.
 """
@@ -34,16 +34,17 @@ def status_json(status: Status) -> dict[str, Any]:
 
 
 def read_status(facts: Mapping[str, Any]) -> Status:
-    """The inverse of `status_json`; keys that it does not know are skipped, and a key whose field has
-    a default may be missing, because a coordinator of an older build does not have it. PeerFault:
-    another key is missing, or a key holds something else."""
+    """The inverse of `status_json`. Unknown keys are skipped, and a key whose field has a default may
+    be missing, because a coordinator of an older build does not send it. PeerFault: another key is
+    missing, or a value has the wrong type.
+    """
     process = facts if "run_id" in facts else None
     found: Status = _STATUS({**facts, "process": process}, "")
     return found
 
 
 def read_own_status(facts: Mapping[str, Any]) -> OwnStatus:
-    """What `GET /v1/status/own` answers. PeerFault: a key is missing, or holds something else."""
+    """Read what `GET /v1/status/own` answers. PeerFault: a key is missing, or has the wrong type."""
     found: OwnStatus = _OWN_STATUS(facts, "")
     return found
 
@@ -57,7 +58,7 @@ _SCALARS = {int, float, str, bool, type(None)}
 
 
 def plain(value: Any) -> Any:
-    """A value of the schema as JSON has it."""
+    """The JSON form of a value of the schema."""
     kind = type(value)
     if kind in _SCALARS:
         return value
@@ -102,7 +103,7 @@ _READERS: dict[Any, _Read] = {
     float: _number,
     bool: _scalar(bool, "true or false"),
     str: _scalar(str, "text"),
-    # A newer coordinator may have other kinds.
+    # A newer coordinator may have kinds that are unknown here.
     AlertKind: _scalar(str, "text"),
 }
 
@@ -166,7 +167,7 @@ def _record(cls: type) -> _Read:
             raise _wrong(path, "an object", value)
         found = {}
         for name, reader in readers.items():
-            # The fields of the process lie beside those of the status itself.
+            # The keys of the process are beside those of the status itself.
             place = name if cls is ProcessStatus else f"{path}{inside}{name}"
             if name in value:
                 found[name] = reader(value[name], place)

@@ -5,8 +5,8 @@ The coordinator's machine builds a `Status` (`core/coordinator/status.py`), rent
 Alerts, metrics, renting, the plan and the terminal views read these types; JSON is derived from
 them in `json_form.py`.
 
-Each field says what it means, and under which name it can be scraped. Units: durations in seconds, uplinks in bytes/s,
-`mu` in trajectories/s, digests in hex. None means "not known yet" or "there is none".
+Each field declares its meaning, and the name under which it can be scraped. Units: durations in seconds, uplinks in
+bytes/s, `mu` in trajectories/s, digests in hex. None means "not known yet" or "there is none".
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from echo2d.core.base.described import described
 from echo2d.core.capacity.bottleneck import Bottleneck
 from echo2d.core.rules.run import DisseminationMode
 
-# One screen: what 500 silent workers have to say, a few of them say.
+# One screen: of 500 similar sentences, the first few are enough.
 SENTENCES_MAX = 24
 
 # Each has a row in docs/guide/operating.md.
@@ -62,7 +62,7 @@ AlertKind = Literal[
     "worker_cannot_apply",
 ]
 ALERT_KINDS: tuple[AlertKind, ...] = get_args(AlertKind)
-# They say how things are, for as long as they are so: nobody need be woken for them.
+# These describe a state and need no action at once: they should wake no person.
 NOTICES: frozenset[AlertKind] = frozenset({"run_finished", "run_changed"})
 
 
@@ -71,9 +71,9 @@ class Alert:
     """What is wrong."""
 
     kind: AlertKind = described("one of ALERT_KINDS; a newer coordinator may have others")
-    sentence: str = described("for a person")
-    subject: str = described("the worker that it is about; empty: the run", default="")
-    # A peer may call itself like another.
+    sentence: str = described("what is wrong, in words for a person")
+    subject: str = described("the worker's name; empty: it is about the run", default="")
+    # Needed because two peers may give themselves the same name.
     peer: str = described("the id of that worker", default="")
 
 
@@ -82,7 +82,7 @@ class VersionStatus:
     """One published version."""
 
     version: int = described("its number: the train steps in it")
-    digest: str = described("of the snapshot, in hex")
+    digest: str = described("the snapshot's digest, in hex")
     publish_seq: int = described("its place in the order of all publishes of the run")
 
 
@@ -94,85 +94,87 @@ class PeerStatus:
     """A worker or a relay peer."""
 
     id: str = described("its id, which its key proves")
-    name: str = described("as it calls itself")
+    name: str = described("the name that it gives itself")
     kind: str = described("worker or relay")
     state: str = described("joined, suspected or gone")
     alive: bool = described("whether it is connected, or was a moment ago")
-    silent_s: float = described("Since it was last heard", "echo2d_worker_silent_seconds")
+    silent_s: float = described("Seconds since its last message", "echo2d_worker_silent_seconds")
     uplink: float | None = described("measured bytes/s; null: not yet")
-    quarantined: bool = described("it passed on bad frames, so it only receives")
+    quarantined: bool = described("whether it passed on bad frames, so that it now only receives")
     misreports: int = described(
-        "reports that no honest program sends; above 0, it is quarantined and does no work",
+        "how many of its reports no honest program sends; above 0, it is quarantined and does no work",
         default=0,
     )
     token: str = described("the token with which it enrolled", default="")
-    cordoned: bool = described("an operator has taken it out of service", default=False)
-    draining: bool = described("it is to end once it holds nothing", default=False)
+    cordoned: bool = described("whether an operator has taken it out of service", default=False)
+    draining: bool = described("whether it must end once it holds nothing", default=False)
     reachable: bool | None = described("whether other peers can dial it; null: not tested yet")
-    build: str = described("of its program")
-    protocol: int = described("of its control link")
+    build: str = described("the build of its program")
+    protocol: int = described("the protocol of its control link")
     received_bytes: int = described(
-        "of versions, since the coordinator started, as it says", default=0
+        "version bytes that it reports to have received since the coordinator started", default=0
     )
-    sent_bytes: int = described("likewise, passed on to others", default=0)
+    sent_bytes: int = described("version bytes that it reports to have passed on", default=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStatus(PeerStatus):
     """A worker: what it runs, what it serves, what it makes and what it costs."""
 
-    slots: int = described("Samples its engines run at once", "echo2d_worker_slots")
+    slots: int = described("Samples that its engines can run at once", "echo2d_worker_slots")
     usable: int = described(
-        "Of its slots, those it may use, because of what it delivers", "echo2d_worker_slots_usable"
+        "How many of its slots it may use, by what it delivers", "echo2d_worker_slots_usable"
     )
     tokens_per_s: float | None = described(
-        "Tokens it delivered lately while it held something", "echo2d_worker_tokens_per_second"
+        "Tokens/s delivered lately while it held samples", "echo2d_worker_tokens_per_second"
     )
     slower: float | None = described(
         "how many times as long as usual a sample takes there; null: it delivered nothing, or"
         " nothing is known"
     )
     running: int = described(
-        "Samples now in its engines, as its last heartbeat said", "echo2d_worker_running_samples"
+        "Samples in its engines, by its last heartbeat", "echo2d_worker_running_samples"
     )
-    leases: int = described("leases that it holds")
+    leases: int = described("how many leases it holds")
     leases_end_s: float | None = described(
-        "seconds until the first of them goes to another worker, if this one stays silent"
+        "seconds until the first of them goes to another worker if this one stays silent"
     )
-    leased: int = described("Samples it holds", "echo2d_worker_leased_samples")
+    leased: int = described("Samples that it holds", "echo2d_worker_leased_samples")
     serving: VersionStatus | None = described("the version in its engines; null: none")
     lag: int | None = described(
         "Newest published version minus the one served", "echo2d_worker_lag_versions"
     )
     accepted: int = described("Its accepted results", "echo2d_worker_accepted", counter=True)
     refit_pause_s: float | None = described(
-        "seconds in which its engines generated nothing for the last refit"
+        "seconds for which its engines generated nothing during the last refit"
     )
     recomputed_tokens: int | None = described("tokens whose KV caches that refit dropped")
-    recompute_s: float | None = described("seconds in which these were computed again")
-    memory_ok: bool | None = described("whether the snapshot fitted into memory; null: not said")
-    active: bool = described(
-        "1 while it gets leases; 0: it stands by, leaves, or is away", "echo2d_worker_active"
+    recompute_s: float | None = described("seconds that recomputing these took")
+    memory_ok: bool | None = described(
+        "whether the weights in its engines equal the snapshot's; null: not checked"
     )
-    leaving: bool = described("it announced that it leaves")
+    active: bool = described(
+        "1 while it gets leases; 0 while it stands by, leaves, or is away", "echo2d_worker_active"
+    )
+    leaving: bool = described("whether it announced that it leaves")
     mu: float | None = described(
-        "Its throughput while its slots are leased; the expected one until it is measured",
+        "Its throughput while its slots are leased; an expectation until it is measured",
         "echo2d_worker_trajectories_per_second",
     )
     mu_sd: float | None = described("standard error of mu; null: mu is an expectation")
     usd_per_h: float = described("its price")
     usd_per_gb_down: float = described("usd per 10^9 bytes that it receives")
     usd_per_gb_up: float = described("usd per 10^9 bytes that it sends")
-    rho: float | None = described("usd per trajectory")
-    cost_usd: float = described("usd since the coordinator started", default=0.0)
-    reward: float | None = described("Reward of its trajectories", "echo2d_worker_reward_mean")
+    rho: float | None = described("usd for each of its trajectories")
+    cost_usd: float = described("what it cost in usd since the coordinator started", default=0.0)
+    reward: float | None = described("Mean reward of its trajectories", "echo2d_worker_reward_mean")
     reward_above: float | None = described(
-        "Its reward minus that of other workers on the same prompts",
+        "Its mean reward minus that of other workers on the same prompts",
         "echo2d_worker_reward_above_others",
     )
-    answer_tokens: float | None = described("Tokens of its answers", "echo2d_worker_answer_tokens")
+    answer_tokens: float | None = described("Mean answer tokens", "echo2d_worker_answer_tokens")
     used: float = described(
-        "Of its trajectories that were trained on or not worth it, those that were trained on",
+        "Share trained on of its trajectories that were trained on or not worth training on",
         "echo2d_worker_trained_share",
     )
     trained: int = described(
@@ -184,23 +186,23 @@ class WorkerStatus(PeerStatus):
     flagged: int = described(
         "Its audited answers that are not the model's", "echo2d_worker_flagged", counter=True
     )
-    standing: str = described("what the audit thinks of it; empty: nothing")
+    standing: str = described("how the audit classes it; empty: not at all")
     verdict: str = described("why it is convicted; empty: it is not")
     learner_k: float | None = described(
-        "Nats between its logprobs and the learner's, per token of its trained answers",
+        "Mean difference in nats per token between its logprobs and the learner's, for its trained answers",
         "echo2d_worker_learner_k",
     )
     learner_z: float | None = described(
-        "Mean Z of its trained answers by the learner; about 0 for tokens drawn from its model",
+        "Mean Z of its trained answers by the learner; about 0 if their tokens were drawn from the model",
         "echo2d_worker_learner_z",
     )
     disk_free_bytes: int | None = described(
-        "What new versions may take on its disk; no sample: it does not say",
+        "Bytes that new versions may take on its disk; no sample: it did not report any",
         "echo2d_worker_disk_free_bytes",
         default=None,
     )
     set_aside: str = described(
-        "why it gets no leases, though no operator said so: the rewards of its answers fail",
+        "why it gets no leases without an operator's order: the rewards of its answers fail",
         default="",
     )
 
@@ -210,33 +212,33 @@ class WorkerStatus(PeerStatus):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormStatus:
-    """One encoding of a version."""
+    """One form of a version."""
 
     version: int = described("the version that it encodes")
     form: str = described("its id, in hex")
-    base_version: int | None = described("the version that it differs from; null: none")
+    base_version: int | None = described("the version that it is a delta from; null: it is full")
     whole: bool = described("whether it is completely encoded")
-    wire_bytes: int | None = described("bytes as encoded; null: it is not whole")
+    wire_bytes: int | None = described("bytes of the form; null: it is not complete")
     full_bytes: int = described("bytes of the snapshot")
-    shape: str | None = described("of its plan")
-    predicted_s: float | None = described("seconds that its plan predicts")
+    shape: str | None = described("the shape of its plan")
+    predicted_s: float | None = described("how many seconds its plan predicts")
 
 
 @dataclass(frozen=True, slots=True)
 class ProgressStatus:
-    """How far one peer has come with an encoding."""
+    """How far one peer has come with a form."""
 
-    id: str = described("of the peer")
-    name: str = described("as it calls itself")
-    payload_bytes: int = described("bytes that it has")
-    duplicates: int = described("frames that it received twice")
-    verified: bool = described("it has all of them, and they are right")
-    failed: bool = described("it could not use them")
+    id: str = described("the peer's id")
+    name: str = described("the name that it gives itself")
+    payload_bytes: int = described("how many bytes it has")
+    duplicates: int = described("how many frames it received twice")
+    verified: bool = described("whether it has all bytes and they are right")
+    failed: bool = described("whether it failed to apply them")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BroadcastStatus(FormStatus):
-    """The encoding that spreads now."""
+    """The form that spreads now."""
 
     waiting_version: int | None = described("the newer version that spreads after it")
     peers: tuple[ProgressStatus, ...] = described("the peers that get it")
@@ -246,8 +248,8 @@ class BroadcastStatus(FormStatus):
 class VersionBytes:
     """The size of a version."""
 
-    wire_bytes: int = described("as encoded")
-    full_bytes: int = described("as the snapshot that it was made from")
+    wire_bytes: int = described("bytes of its form")
+    full_bytes: int = described("bytes of the snapshot that it was made from")
 
 
 # --- what is needed and what is there
@@ -259,21 +261,21 @@ class EstimateStatus:
 
     value: float = described("the estimate")
     sd: float | None = described("its standard error; null: too few samples")
-    samples: int = described("how many it is made of")
+    samples: int = described("how many samples it is computed from")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EstimatesStatus:
-    """What the run has measured of itself."""
+    """What the run has measured about itself."""
 
-    t_train_s: EstimateStatus | None = described("a train step, net of waiting")
-    t_bcast_s: EstimateStatus | None = described("from a publish until the last worker serves it")
-    t_gen_s: EstimateStatus | None = described("a trajectory, lease to result")
-    refit_pause_s: EstimateStatus | None = described("in which a refit lets nothing be generated")
-    recompute_s: EstimateStatus | None = described("in which KV caches are computed again")
-    still_s: EstimateStatus | None = described("in which workers stop for a version")
-    wire_bytes: EstimateStatus | None = described("of an encoded version")
-    discarded: EstimateStatus | None = described("the share of trajectories thrown away")
+    t_train_s: EstimateStatus | None = described("seconds of a train step, net of waiting")
+    t_bcast_s: EstimateStatus | None = described("seconds from publish until all workers serve it")
+    t_gen_s: EstimateStatus | None = described("seconds of a trajectory, from lease to result")
+    refit_pause_s: EstimateStatus | None = described("seconds for which a refit stops generation")
+    recompute_s: EstimateStatus | None = described("seconds in which KV caches are recomputed")
+    still_s: EstimateStatus | None = described("seconds for which workers stop for a version")
+    wire_bytes: EstimateStatus | None = described("bytes of an encoded version")
+    discarded: EstimateStatus | None = described("the share of trajectories that are discarded")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,29 +287,29 @@ class ProvisionStatus:
     mu_pool: float = described(
         "Trajectories per second of the active workers, as measured", "echo2d_mu_pool"
     )
-    # `echo2d_mu_min` says infinity where no number is enough.
+    # If no throughput is enough, this is null and `echo2d_mu_min` is infinite.
     mu_min: float | None = described("trajectories/s with which the learner never waits")
     mu_target: float | None = described("trajectories/s of the cheapest pool")
     mu_available: float = described("trajectories/s of all workers that are here")
-    bubble_predicted: float | None = described("the share of its time for which the learner waits")
+    bubble_predicted: float | None = described("the share of time that the learner will wait")
     feasible: bool | None = described("whether all workers together keep the learner busy")
-    why_not: str = described("if not, what would")
+    why_not: str = described("if not, what would keep it busy")
     changes: int = described(
-        "Changes of the active workers that no event forced",
+        "Changes of the set of active workers that no event forced",
         "echo2d_activation_changes",
         counter=True,
     )
-    why: str = described("what the cheapest pool costs a step, and what those beside it would")
+    why: str = described("what the cheapest pool and its neighbours cost per step")
     gamma: float = described("activation.gamma")
     gen_sigma: float | None = described(
         "the spread of the logarithms of samples' lengths; null: not measured yet"
     )
     mode: DisseminationMode = described("dissemination.mode")
-    estimates: EstimatesStatus = described("what the run has measured of itself")
+    estimates: EstimatesStatus = described("what the run has measured about itself")
     shortfall: float | None = described(
-        "trajectories/s that all workers here lack of the target; negative: what they have beyond it"
+        "trajectories/s by which all workers here miss the target; negative: by which they exceed it"
     )
-    bubble: float | None = described("the learner's share of waiting, of the last steps")
+    bubble: float | None = described("the share of the last steps that the learner waited")
     bottleneck: Bottleneck = described("what the run waits for now")
 
 
@@ -316,32 +318,30 @@ class ProvisionStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerStatus:
-    """The learner whose session is in force."""
+    """The learner with the current session."""
 
     name: str = described("its identity", default="")
-    software: str = described(
-        "its version of echo2d; empty: it does not say that it lives", default=""
-    )
-    heard: bool = described("it was, since the coordinator started", default=False)
+    software: str = described("its version of echo2d; empty: it sends no signs of life", default="")
+    heard: bool = described("whether it sent anything since the coordinator started", default=False)
     silent_s: float = described(
-        "seconds since it was heard last, or since that start; 0 while it waits for a batch",
+        "seconds since its last message, or since that start; 0 while it waits for a batch",
         default=0.0,
     )
     steps: int | None = described(
-        "the step after which it ends; null: it does not say", default=None
+        "the step after which it ends; null: it did not say", default=None
     )
     eta_s: float | None = described(
-        "seconds until then, at the pace of the newest steps", default=None
+        "seconds until that step, at the pace of the newest steps", default=None
     )
 
 
 @dataclass(frozen=True, slots=True)
 class TotalsStatus:
-    """Of the whole run. After a restart `dropped` goes on from the last commit before it."""
+    """Counts of the whole run. After a restart `dropped` continues from the last commit before it."""
 
-    trained: int = described("trajectories trained on", default=0)
-    dropped: int = described("trajectories dropped", default=0)
-    published: int = described("versions", default=0)
+    trained: int = described("how many trajectories were trained on", default=0)
+    dropped: int = described("how many trajectories were dropped", default=0)
+    published: int = described("how many versions were published", default=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,12 +349,12 @@ class NamedTask:
     """A task by its name."""
 
     name: str = described("its name")
-    kind: str = described("of our tasks, or the place of the operator's class")
+    kind: str = described("the name of one of our tasks, or where the operator's class is")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFacts:
-    """What the run is about."""
+    """What the run consists of."""
 
     name: str = described("run.name", default="")
     model: str = described("the base model's directory; empty: none is named", default="")
@@ -362,25 +362,25 @@ class RunFacts:
     software: str = described("the coordinator's version of echo2d", default="")
     started_at: float = described("when the coordinator started, in Unix time", default=0.0)
     changes: tuple[str, ...] = described(
-        "sentences about what is otherwise than at the start before", default=()
+        "sentences about what has changed since the previous start", default=()
     )
 
 
 @dataclass(frozen=True, slots=True)
 class DiskStatus:
-    """Where the run's directory lies."""
+    """The disk with the run's directory."""
 
-    free_bytes: int = described("free there")
+    free_bytes: int = described("free bytes on this disk")
     bytes_max: int = described("run.disk_bytes_max")
 
 
 @dataclass(frozen=True, slots=True)
 class TokenExpiry:
-    """A token that expires within a week, or has within the last one."""
+    """A token that expires within a week, or expired within the last one."""
 
     name: str = described("its name")
     role: str = described("its role")
-    left_s: float = described("seconds until it expires; negative: since it has")
+    left_s: float = described("seconds until it expires; negative: seconds since it expired")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -388,7 +388,7 @@ class CostsStatus:
     """What the workers cost by their prices."""
 
     workers_usd_per_h: float = described(
-        "Price of all workers that are here, without traffic",
+        "Price per hour of all workers that are here, without traffic",
         "echo2d_workers_usd_per_hour",
         default=0.0,
     )
@@ -398,9 +398,9 @@ class CostsStatus:
         counter=True,
         default=0.0,
     )
-    steps: int = described("committed since then", default=0)
+    steps: int = described("steps committed since the coordinator started", default=0)
     usd_per_step: float | None = described(
-        "The same per committed step", "echo2d_usd_per_step", default=None
+        "What workers cost per committed step", "echo2d_usd_per_step", default=None
     )
 
 
@@ -411,13 +411,13 @@ class CostsStatus:
 class GroupsStatus:
     """Groups that are in no batch yet."""
 
-    buffered: int = described("complete")
-    in_flight: int = described("with samples that are not there yet")
+    buffered: int = described("complete groups")
+    in_flight: int = described("groups with samples that have not come yet")
     queued: int = described(
         "groups that are buffered, in flight, or in batches from the open step on"
     )
-    leases: int = described("Leases that run", "echo2d_leases")
-    tokens_under_way: int = described("tokens in them so far")
+    leases: int = described("Open leases", "echo2d_leases")
+    tokens_under_way: int = described("tokens that these have produced so far")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -425,14 +425,14 @@ class GatewayStatus:
     """Calls of the OpenAI-compatible endpoint."""
 
     calls: int = described("calls that are open")
-    waiting: int = described("their samples that wait for a slot")
-    running: int = described("their samples that are written now")
+    waiting: int = described("samples of these that wait for a slot")
+    running: int = described("samples of these that are being written")
     ended: Mapping[str, int] = described(
-        "Calls that ended, by how", "echo2d_gateway_calls", counter=True, label="outcome"
+        "Calls that ended, by outcome", "echo2d_gateway_calls", counter=True, label="outcome"
     )
-    tokens: int = described("Tokens told to callers", "echo2d_gateway_tokens", counter=True)
+    tokens: int = described("Tokens sent to callers", "echo2d_gateway_tokens", counter=True)
     handed_over: int = described(
-        "Samples of calls that went on at another worker",
+        "Samples of calls that were continued by another worker",
         "echo2d_gateway_handed_over",
         counter=True,
     )
@@ -443,28 +443,28 @@ class AuditStatus:
     """The audit."""
 
     auditors: int = described("Auditors that are connected", "echo2d_audit_auditors")
-    trusts: bool = described("some workers are trusted")
+    trusts: bool = described("whether some workers are trusted")
     learnt: float = described(
-        "of the answers of trusted workers that limits are made of, the share that is scored"
+        "how much of the trusted workers' answers that the limits need is scored, as a share"
     )
-    k_max: float | None = described("limit of K in nats; null: not learnt yet")
+    k_max: float | None = described("the limit of K in nats; null: not learnt yet")
     misses_max: float | None = described("limit of the share of tokens that seeds do not explain")
     learnt_mixed: float | None = described(
-        "as learnt, of answers whose KV caches may mix versions; null: no worker may refit in place"
+        "like `learnt`, for answers whose KV caches may mix versions; null: no worker may refit in place"
     )
-    k_max_mixed: float | None = described("their limit of K")
+    k_max_mixed: float | None = described("the limit of K for such answers")
     held_back: tuple[str, ...] = described(
         "quantizations whose workers get no leases, because their limits are not learnt"
     )
     pending: int = described("Parts of answers that wait for an auditor", "echo2d_audit_pending")
     waiting: int = described("Samples whose groups wait for a verdict", "echo2d_audit_waiting")
     scored: int = described("Parts of answers scored", "echo2d_audit_scored", counter=True)
-    skipped: int = described("Parts of answers given up", "echo2d_audit_skipped", counter=True)
+    skipped: int = described("Parts of answers never scored", "echo2d_audit_skipped", counter=True)
     delay_s: float | None = described(
-        "How long a group waits for a verdict, mean", "echo2d_audit_delay_seconds"
+        "Mean time that a group waits for a verdict", "echo2d_audit_delay_seconds"
     )
-    scoring_s: float = described("seconds for which auditors scored so far")
-    loading_s: float = described("seconds for which auditors loaded versions so far")
+    scoring_s: float = described("seconds that auditors have spent on scoring")
+    loading_s: float = described("seconds that auditors have spent on loading versions")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -472,7 +472,7 @@ class EpisodesStatus:
     """Samples of an environment that no worker writes now."""
 
     offered: int = described(
-        "Its samples that no agent outside has begun", "echo2d_task_offered_samples"
+        "Its samples that no external agent has begun", "echo2d_task_offered_samples"
     )
     parked: int = described(
         "Its samples that wait for its environment", "echo2d_task_parked_samples"
@@ -480,22 +480,22 @@ class EpisodesStatus:
     waiting: int = described(
         "Its samples that wait for a worker to write their next turn", "echo2d_task_waiting_turns"
     )
-    tool_s_median: float | None = described("seconds that the environment took for a step, median")
-    tool_s_p90: float | None = described("and of the 90th percentile")
+    tool_s_median: float | None = described("median seconds of the environment per step")
+    tool_s_p90: float | None = described("90th percentile of these seconds")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailingStatus:
     """A task whose rewards fail."""
 
-    failures: int = described("since the last success")
-    ever: bool = described("whether a reward has come before")
-    reason: str = described("of the last failure")
-    stops_in_s: float | None = described("seconds until the run stops; null: it goes on")
+    failures: int = described("how many rewards failed since the last success")
+    ever: bool = described("whether a reward was ever computed")
+    reason: str = described("the reason of the last failure")
+    stops_in_s: float | None = described("seconds until the run stops; null: it continues")
     retry_s: float | None = described(
-        "seconds until the next try, while the task gets no leases; null: it gets some"
+        "seconds until the next try, while the task gets no leases; null: it gets leases"
     )
-    share: float = described("of the latest answers, those that failed", default=1.0)
+    share: float = described("the share of the latest answers whose rewards failed", default=1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -503,14 +503,14 @@ class TaskStatus:
     """One task."""
 
     name: str = described("its name")
-    weight: float = described("its groups of a step, over those of all tasks")
+    weight: float = described("its share of the groups of a step")
     in_flight: int = described("Its groups that are not complete", "echo2d_task_groups_in_flight")
     retired: int = described("Its rows that are retired", "echo2d_task_retired_rows")
     passed: int = described(
         "Its prompts that were passed over", "echo2d_task_passed_prompts", counter=True
     )
     episodes: EpisodesStatus | None = described("null: it is no environment")
-    failing: FailingStatus | None = described("null: its rewards come", default=None)
+    failing: FailingStatus | None = described("null: its rewards do not fail", default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -519,18 +519,18 @@ class EvaluationStatus:
 
     name: str = described("its name")
     version: int | None = described("Version that was scored last", "echo2d_eval_version")
-    rows: int = described("questions that the score is about")
-    of: int = described("questions that there are")
-    samples: int = described("answers to each question")
+    rows: int = described("how many questions the score is about")
+    of: int = described("how many questions there are")
+    samples: int = described("how many answers each question gets")
     mean: float | None = described("Its mean reward on held-out questions", "echo2d_eval_score")
     se: float | None = described("Standard error of that score", "echo2d_eval_score_error")
     truncated: float | None = described(
         "Share of its answers that were cut off", "echo2d_eval_truncated"
     )
-    tokens: float | None = described("Tokens of one of its answers", "echo2d_eval_answer_tokens")
+    tokens: float | None = described("Mean tokens of its answers", "echo2d_eval_answer_tokens")
     open_version: int | None = described("the version that is scored now")
-    open_answers: int = described("its answers so far")
-    open_of: int = described("its answers in all")
+    open_answers: int = described("how many answers of that version are there")
+    open_of: int = described("how many answers of that version there will be")
 
 
 @dataclass(frozen=True, slots=True)
@@ -545,15 +545,15 @@ class TrajectoryCounts:
 
 @dataclass(frozen=True, slots=True)
 class HandedOverCounts:
-    """Partial samples that went on at another worker."""
+    """Partial samples that another worker continued."""
 
-    partials: int = described("such samples")
-    tokens: int = described("their tokens")
+    partials: int = described("how many there were")
+    tokens: int = described("how many tokens they had")
 
 
 @dataclass(frozen=True, slots=True)
 class FaultStatus:
-    """A fault, however often it was noted."""
+    """A fault, and how often it was noted."""
 
     kind: str = described("a short word")
     text: str = described("what happened")
@@ -566,23 +566,23 @@ class FaultStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoxStatus:
-    """A rented box that may be there."""
+    """A rented box that may exist."""
 
     label: str = described("its name at the provider")
     provider: str = described("provider.name")
     offer: str = described("provider.offer.name")
-    ids: tuple[str, ...] = described("the provider's ids of it")
-    state: str = described("where it is in its life")
-    why: str = described("why it is given back")
-    usd_per_h: float = described("what it is charged at")
+    ids: tuple[str, ...] = described("the provider's ids for it")
+    state: str = described("one of the states of `renting.states`")
+    why: str = described("why it is given back; empty: it stays")
+    usd_per_h: float = described("its price in usd/h")
     age_s: float = described("seconds since its start command")
     life_left_s: float = described("seconds until it ends by itself")
     cost_usd: float = described("usd so far")
     worker: str = described("the name of its worker; empty: none has joined", default="")
     idle_s: float | None = described(
-        "seconds since that last had a lease; null: it does not serve", default=None
+        "seconds since its worker last had a lease; null: it does not serve", default=None
     )
-    accepted: int = described("its accepted trajectories", default=0)
+    accepted: int = described("how many of its trajectories were accepted", default=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -590,24 +590,24 @@ class RentingStatus:
     """The rented boxes and the budget."""
 
     usd_per_h: float = described(
-        "Price of all rented boxes that may be there", "echo2d_rented_usd_per_hour"
+        "Price per hour of all rented boxes that may exist", "echo2d_rented_usd_per_hour"
     )
     usd_per_h_max: float = described("rent.usd_per_h")
     spent_usd: float = described(
-        "Spent on rented boxes in the whole run, by its book", "echo2d_rented_spent_usd"
+        "What rented boxes cost in the whole run, by the renter's book", "echo2d_rented_spent_usd"
     )
     set_aside_usd: float = described(
         "What boxes may still cost until they end by themselves", "echo2d_rented_set_aside_usd"
     )
     committed_usd: float = described("spent and set aside")
     left_usd: float = described(
-        "Of the budget, neither spent nor set aside", "echo2d_rented_left_usd"
+        "The part of the budget that is neither spent nor set aside", "echo2d_rented_left_usd"
     )
     usd_total_max: float = described("rent.usd_total")
-    why: str = described("why none is started, though more boxes are needed")
+    why: str = described("why no box is started, although more are needed")
     blind: tuple[str, ...] = described("providers whose list could not be read")
     states: Mapping[str, int] = described(
-        "Rented boxes that may be there, by state", "echo2d_rented_boxes", label="state"
+        "Rented boxes that may exist, by state", "echo2d_rented_boxes", label="state"
     )
     boxes: tuple[BoxStatus, ...] = described("each of them")
     alerts: tuple[Alert, ...] = described("what is wrong with renting", default=())
@@ -621,10 +621,10 @@ class RefusedPeerStatus:
     """A peer that broke the protocol too often."""
 
     id: str = described("its id")
-    name: str = described("as it calls itself")
+    name: str = described("the name that it gives itself")
     refused_s: float = described("seconds for which it is still refused")
-    token: str = described("with which it enrolled; empty: not known", default="")
-    token_peers: int = described("how many enrolled with that; 0: not known", default=0)
+    token: str = described("the token with which it enrolled; empty: not known", default="")
+    token_peers: int = described("how many peers enrolled with that token; 0: not known", default=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -632,9 +632,9 @@ class OtherBuildStatus:
     """A peer that is refused because its build and the coordinator's do not understand each other."""
 
     id: str = described("its id")
-    name: str = described("as it calls itself")
-    build: str = described("of its program")
-    protocol: int = described("of its control link")
+    name: str = described("the name that it gives itself")
+    build: str = described("the build of its program")
+    protocol: int = described("the protocol of its control link")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -643,23 +643,23 @@ class ProcessStatus:
 
     run_id: str = described("the run's id")
     peer_faults: int = described(
-        "Sessions closed for what their peer sent", "echo2d_peer_faults", counter=True
+        "Sessions closed because of what their peer sent", "echo2d_peer_faults", counter=True
     )
     learner_silent_s: float | None = described(
-        "Since the learner was last heard; 0 while a call of it waits; no sample: never",
+        "Seconds since the learner's last message; 0 while one of its calls waits; no sample: never",
         "echo2d_learner_silent_seconds",
     )
-    run: RunFacts = described("what the run is about", default=RunFacts())
+    run: RunFacts = described("what the run consists of", default=RunFacts())
     disk: DiskStatus | None = described("null until it is measured", default=None)
     expiring_tokens: tuple[TokenExpiry, ...] = described("tokens that expire soon", default=())
     renting: RentingStatus | None = described("left out where nothing is rented", default=None)
     refused_peers: tuple[RefusedPeerStatus, ...] = described(
         "peers that broke the protocol too often", default=()
     )
-    build: str = described("of the coordinator's program", default="")
-    protocol: int = described("of the coordinator's control links", default=0)
+    build: str = described("the build of the coordinator's program", default="")
+    protocol: int = described("the protocol of the coordinator's control links", default=0)
     other_builds: tuple[OtherBuildStatus, ...] = described(
-        "the newest peers that are refused for their build", default=()
+        "the newest peers that are refused because of their build", default=()
     )
     other_builds_total: int = described(
         "Peers that are refused because of their build", "echo2d_other_build_peers", default=0
@@ -668,14 +668,14 @@ class ProcessStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """A run at one moment. Counters begin anew when the coordinator does, `totals` do not.
+    """A run at one moment. Counters start over when the coordinator restarts, `totals` do not.
 
     Lists of durations and the bubble are of the newest steps and versions, at most RECENT_MAX
     (`cluster/statistics.py`).
     """
 
-    epoch: int = described("Learner session in force; 0: none yet", "echo2d_epoch")
-    learner: LearnerStatus = described("whose session that is", default=LearnerStatus())
+    epoch: int = described("Current learner session; 0: none yet", "echo2d_epoch")
+    learner: LearnerStatus = described("the learner with that session", default=LearnerStatus())
     totals: TotalsStatus = described("counts of the whole run", default=TotalsStatus())
     open_step: int = described("Lowest train step whose batch is not full", "echo2d_open_step")
     committed_step: int = described(
@@ -685,31 +685,31 @@ class Status:
         "Last train step that is durable at the learner", "echo2d_checkpoint_step"
     )
     staleness_max: int = described("S, in train steps", "echo2d_staleness_max")
-    publish_every: int = described("kappa in force, in train steps", "echo2d_publish_every")
+    publish_every: int = described("Current kappa, in train steps", "echo2d_publish_every")
     trajectories_per_step: int = described("policy.trajectories_per_step")
     group_size: int = described("policy.group_size")
     heartbeat_s: float = described("seconds between two signs of life of a worker")
-    dissemination_bound: bool = described("versions are published faster than they spread")
+    dissemination_bound: bool = described("whether versions are published faster than they spread")
     newest_version: VersionStatus | None = described("the newest version that was published")
     groups: GroupsStatus = described("groups that are in no batch yet")
     broadcast: BroadcastStatus | None = described("the version that spreads now")
-    catch_ups: tuple[FormStatus, ...] = described("encodings that single workers fetch")
+    catch_ups: tuple[FormStatus, ...] = described("forms that only single workers fetch")
     workers: tuple[WorkerStatus, ...] = described(
         "the workers", rows={"worker": "id", "name": "name"}
     )
     provision: ProvisionStatus = described("what is needed, and what is there")
     costs: CostsStatus = described("what the workers cost", default=CostsStatus())
     relays: tuple[PeerStatus, ...] = described("the relay peers")
-    seed_alive: bool = described("1 while the seed can be spoken to", "echo2d_seed_alive")
+    seed_alive: bool = described("1 while the seed is connected", "echo2d_seed_alive")
     seed_uplink: float | None = described("measured bytes/s of the seed")
-    seed_build: str | None = described("of the seed's program")
+    seed_build: str | None = described("the build of the seed's program")
     gateway: GatewayStatus = described("calls of the OpenAI-compatible endpoint")
-    audit: AuditStatus | None = described("null: it is off")
+    audit: AuditStatus | None = described("null: the audit is off")
     tasks: tuple[TaskStatus, ...] = described("the tasks", rows={"task": "name"})
     evaluations: tuple[EvaluationStatus, ...] = described("each [[eval]]", rows={"name": "name"})
-    bubble_ratio: float | None = described("the learner's share of waiting")
+    bubble_ratio: float | None = described("the share of time for which the learner waited")
     learner_train_s: float = described(
-        "Time the learner trained", "echo2d_learner_train_seconds", counter=True
+        "Time that the learner trained", "echo2d_learner_train_seconds", counter=True
     )
     learner_wait_s: float = described(
         "Time between its commits in which the learner did not train; its share is the bubble",
@@ -720,13 +720,13 @@ class Status:
         "Publishes accepted", "echo2d_versions_published", counter=True
     )
     staleness: Mapping[int, int] = described("trained trajectories by staleness")
-    trajectories: TrajectoryCounts = described("since the coordinator started")
+    trajectories: TrajectoryCounts = described("trajectories since the coordinator started")
     tokens_accepted: int = described(
         "Tokens of accepted results", "echo2d_tokens_accepted", counter=True
     )
-    handed_over: HandedOverCounts = described("what went on at another worker")
+    handed_over: HandedOverCounts = described("samples that another worker continued")
     tokens_recomputed: int = described(
-        "Prompts and outputs whose KV caches refits dropped, of all workers",
+        "Tokens of prompts and outputs whose KV caches refits dropped, at all workers",
         "echo2d_tokens_recomputed",
         counter=True,
     )
@@ -749,17 +749,17 @@ class Status:
     )
     rewards: tuple[tuple[int, float], ...] = described("pairs of step and mean reward")
     flat_groups: tuple[float, ...] = described(
-        "of each of these steps, the share of groups whose rewards were all the same", default=()
+        "for each of these steps, the share of groups with equal rewards", default=()
     )
     t_train_s: tuple[float, ...] = described(
-        "Train steps, net of waiting", "echo2d_recent_train_step_seconds"
+        "Time of a train step, net of waiting", "echo2d_recent_train_step_seconds"
     )
     t_verify_s: tuple[float, ...] = described(
-        "Publish accepted until the last worker has verified the version",
+        "Time from an accepted publish until the last worker has verified the version",
         "echo2d_recent_t_verify_seconds",
     )
     t_bcast_s: tuple[float, ...] = described(
-        "Publish accepted until the last worker serves the version",
+        "Time from an accepted publish until the last worker serves the version",
         "echo2d_recent_t_bcast_seconds",
     )
     refit_pause_s: tuple[float, ...] = described(
@@ -767,7 +767,7 @@ class Status:
         "echo2d_recent_refit_pause_seconds",
     )
     recompute_s: tuple[float, ...] = described(
-        "Time in which an engine computed KV caches again after a refit",
+        "Time in which an engine recomputed KV caches after a refit",
         "echo2d_recent_recompute_seconds",
     )
     still_s: tuple[float, ...] = described(
@@ -775,7 +775,7 @@ class Status:
         "echo2d_recent_still_seconds",
     )
     seed_copies: Mapping[int, float] = described(
-        "by version, bytes that the seed sent per byte of it"
+        "by version, how many bytes the seed sent per byte of the version"
     )
     seed_usd_per_gb_up: float = described("link.usd_per_gb_up")
     seed_usd: Mapping[int, float] = described("by version, what the seed's bytes cost")
@@ -785,7 +785,7 @@ class Status:
         counter=True,
     )
     seed_usd_total: float = described(
-        "What these cost, by link.usd_per_gb_up", "echo2d_seed_usd", counter=True
+        "Price of the bytes that the seed sent", "echo2d_seed_usd", counter=True
     )
     wire_bytes: int = described(
         "Bytes of all encoded versions, each counted once", "echo2d_wire_bytes", counter=True
@@ -799,7 +799,7 @@ class Status:
     )
     faults: tuple[FaultStatus, ...] = described("the newest of them")
     alerts: tuple[Alert, ...] = described(
-        "what is wrong, with the run before single workers", default=()
+        "what is wrong: alerts about the run first, then about single workers", default=()
     )
     process: ProcessStatus | None = described("null in simulations", default=None)
 
@@ -818,7 +818,7 @@ class Status:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnPeerStatus:
-    """One of the owner's boxes; fields of the same name mean what they mean in `WorkerStatus`."""
+    """One of the owner's boxes; fields without a meaning here have that of `WorkerStatus`."""
 
     id: str
     name: str
@@ -830,10 +830,10 @@ class OwnPeerStatus:
     quarantined: bool
     cordoned: bool
     draining: bool
-    convicted: bool = described("the audit has convicted it")
+    convicted: bool = described("whether the audit has convicted it")
     uplink: float | None
-    payload_bytes: int = described("bytes that it has of the version that spreads")
-    verified: bool = described("it has all of it")
+    payload_bytes: int = described("how many bytes it has of the version that spreads")
+    verified: bool = described("whether it has all of that version, verified")
     active: bool = False
     leaving: bool = False
     serving: VersionStatus | None = None
@@ -855,9 +855,9 @@ class OwnPeerStatus:
 class EarnedStatus:
     """What boxes have earned since the run began."""
 
-    accepted_trajectories: int = described("accepted", default=0)
-    trained_trajectories: int = described("trained on", default=0)
-    sent_bytes: int = described("of versions that they passed on, as they say", default=0)
+    accepted_trajectories: int = described("trajectories that were accepted", default=0)
+    trained_trajectories: int = described("trajectories that were trained on", default=0)
+    sent_bytes: int = described("bytes of versions that they report to have passed on", default=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -871,6 +871,6 @@ class OwnStatus:
     spreading_version: int | None = described("the version that spreads now")
     spreading_bytes: int | None = described("its bytes; null: not encoded yet")
     peers: tuple[OwnPeerStatus, ...] = described("the boxes")
-    absent: tuple[str, ...] = described("ids of those not heard of since the coordinator started")
-    convicted: tuple[str, ...] = described("ids of those that are convicted, absent ones too")
-    earned: EarnedStatus = described("by all of them, absent ones too", default=EarnedStatus())
+    absent: tuple[str, ...] = described("ids of boxes not seen since the coordinator started")
+    convicted: tuple[str, ...] = described("ids of convicted boxes, absent ones too")
+    earned: EarnedStatus = described("what all boxes earned, absent too", default=EarnedStatus())

@@ -1,14 +1,14 @@
-"""Predicts how long a plan of any shape takes, and how long every plan must take at least.
+"""Predicts how long a plan of any shape takes, and the least time that any plan must take.
 
 B bytes spread in frames of f bytes. Every peer sends its copies over its uplink and receives B over
-its downlink, all at the same time. The slowest of these counts, plus the usual start-up of a
-frame: at every hop of its tree, one frame for each child of the sender, and the latency.
+its downlink, all at the same time. The slowest of these counts. The usual start-up of a frame is
+added: at every hop of its tree, one frame for each child of the sender, and the latency.
 
     T =   max( max_p copies_p * B / u_p,  max_p B / d_p )
         + sum_tree weight * max_path sum_hops( children * f / u + latency )
 
-A rate that was not measured counts as the median of the others, and an uplink never as more than
-its owner allows. Where no downlink was measured, no downlink is an obstacle.
+A rate that was not measured counts as the median of the others, and an uplink as at most what its
+owner allows. If no downlink was measured, no downlink limits the plan.
 
 Not here: slow start, loss, encoding and applying. See docs/design/planning.md for the bound.
 """
@@ -20,13 +20,13 @@ from statistics import median
 from echo2d.core.base.ids import PeerId
 from echo2d.core.topology.plan import Job, PeerFacts, Stripe, Tree, copies
 
-# Used where nothing was measured: 100 Mbit/s, and a round trip of 80 ms between two peers.
+# These are used if nothing was measured: 100 Mbit/s, and a round trip of 80 ms between two peers.
 RATE_GUESS = 12.5e6  # bytes/s
 LATENCY_GUESS_S = 0.02  # one way to the middle of the network
 
 
 def fill_in(peers: Sequence[PeerFacts]) -> tuple[PeerFacts, ...]:
-    """The same peers, with the median of the others where something was not measured.
+    """The same peers, in which the median of the others takes the place of unmeasured facts.
 
     peers[0] is the root.
     """
@@ -36,12 +36,12 @@ def fill_in(peers: Sequence[PeerFacts]) -> tuple[PeerFacts, ...]:
         for facts in peers
         if not facts.receive_only
     ]
-    # A downlink of this rate holds up no plan, so an unmeasured one never looks like an obstacle.
+    # A downlink of this rate limits no plan, so an unmeasured one never does.
     enough = min(uplinks[0], sum(uplinks) / max(1, len(peers) - 1)) if peers and uplinks else 0.0
     downlink = _usual([facts.downlink for facts in peers[1:]], max(RATE_GUESS, uplink, enough))
     latency_s = _usual([facts.latency_s for facts in peers], LATENCY_GUESS_S)
     return tuple(
-        # `replace` would take several times as long, for every peer of a run.
+        # `replace` would take several times as long, and this is done for every peer of a run.
         PeerFacts(
             facts.peer,
             min(uplink if facts.uplink is None else facts.uplink, facts.uplink_limit or math.inf),
@@ -89,7 +89,7 @@ def rate_max(seed: PeerFacts, peers: Sequence[PeerFacts]) -> float:
 
 
 def bound_s(job: Job, seed: PeerFacts, peers: Sequence[PeerFacts]) -> float:
-    """T* = max(B/u_s, B/min d_i, N*B/(u_s + sum u_i)): no way to spread B bytes is faster.
+    """The least time, in seconds: T* = max(B/u_s, B/min d_i, N*B/(u_s + sum u_i)).
 
     Mundinger, Weber and Weiss 2008; Kumar and Ross 2006. The facts must be filled in.
     """

@@ -1,4 +1,4 @@
-"""Derive from a plan what each peer is told: its parents and children, and which peers it dials."""
+"""Derives each peer's part of a plan: its parents and children, and which peers it dials."""
 
 from collections.abc import Callable
 
@@ -20,9 +20,7 @@ def changed_peers(old: Plan, new: Plan) -> set[PeerId]:
 
 
 def edges_for(plan: Plan, peer: PeerId, secret: Callable[[PeerId, PeerId], bytes]) -> PlanEdges:
-    """Return what this peer is told of the plan. secret: called with the two ids of an edge in
-    ascending order.
-    """
+    """This peer's part of the plan. secret: called with the two ids of an edge in ascending order."""
     facts = plan.facts()
     others = dict.fromkeys(
         other for pair in _supply(plan) if peer in pair for other in pair if other != peer
@@ -56,8 +54,8 @@ def _edge_peer(
 
 
 def _dialler(one: PeerFacts, other: PeerFacts, plan: Plan) -> PeerId:
-    """Which of two peers dials: the child if possible. If each is a parent of the other, the
-    smaller id dials.
+    """Which of two peers dials: the child if possible. If each is a parent of the other, the peer
+    with the smaller id dials.
     """
     if one.address is None or other.address is None:
         return one.peer if one.address is None else other.peer
@@ -68,5 +66,5 @@ def _dialler(one: PeerFacts, other: PeerFacts, plan: Plan) -> PeerId:
 
 
 def edge_secret(plan_secret: bytes, one: PeerId, other: PeerId) -> bytes:
-    """The secret of one edge: 32 bytes that only a holder of the plan's secret can derive."""
+    """The secret of one edge: 32 bytes that can be derived only with the plan's secret."""
     return blake3(f"{one} {other}".encode(), key=plan_secret).digest()

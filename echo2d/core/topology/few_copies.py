@@ -1,9 +1,9 @@
 """Finds the plan in which the seed sends the fewest copies, among those that are fast enough.
 
-Every copy costs money where the seed's uplink is metered, and a version that arrives sooner than
-the learner needs it earns nothing. `plan_within` tries one copy, and if that is too slow, looks for
-the smallest bound that is not. Where no plan is fast enough, the fastest one is taken, whatever it
-costs.
+If the seed's uplink is metered, every copy costs money, and a version that arrives sooner than the
+learner needs it earns nothing. `plan_within` tries one copy, and if that is too slow, looks for the
+smallest bound on copies that is fast enough. If no plan is fast enough, the fastest one is taken,
+whatever it costs.
 
 Not here: how long a version may take (`capacity/model`, `capacity/demand`), and the trees
 (`planner`).
@@ -16,7 +16,8 @@ from echo2d.core.base.ids import PlanId
 from echo2d.core.topology.plan import SMALL_SWARM, Job, PeerFacts, Plan
 from echo2d.core.topology.planner import NEAR, foretold_s, plan_at_most, plan_auto
 
-# Steps of the bound on copies. In a large swarm whole peers are placed below the seed.
+# The steps in which the bound on copies is searched. In a large swarm whole peers are placed below
+# the seed.
 COPIES_STEP = 0.25
 
 
@@ -28,9 +29,9 @@ def seed_copies(plan: Plan) -> float:
 def plan_within(
     plan_id: PlanId, job: Job, seed: PeerFacts, peers: Sequence[PeerFacts], within_s: float
 ) -> Plan:
-    """The plan with the fewest copies of the seed that should take at most `within_s`.
+    """The plan with the fewest copies by the seed that is predicted to take at most `within_s`.
 
-    If there is none, it is the fastest plan, as `plan_auto` makes it.
+    If there is none, the fastest plan, as `plan_auto` makes it.
     """
 
     def fits(copies_max: float) -> Plan | None:
@@ -44,7 +45,7 @@ def plan_within(
     if fastest.predicted_s > within_s:
         return fastest
     step = COPIES_STEP if len(peers) <= SMALL_SWARM else 1.0
-    # Bisect: `low` steps above one copy are too few, `high` are enough, as `found` shows.
+    # Bisect: `low` steps above one copy are too few, and `high` are enough: `found` is such a plan.
     found, low, high = fastest, 0, math.ceil(max(1.0, seed_copies(fastest) - 1.0) / step)
     while high - low > 1:
         middle = (low + high) // 2
@@ -57,10 +58,10 @@ def plan_within(
 
 
 def is_worth_keeping(last: Plan, plan: Plan, within_s: float) -> bool:
-    """Whether the trees of `last` send no more copies than `plan` does, and are fast enough.
+    """Whether the trees of `last` send about as few copies as `plan`, and are fast enough.
 
-    Where `plan` is not fast enough either, they need only be about as fast, but the seed may help
-    out as much: rates only predict.
+    If `plan` is not fast enough either, they need only be about as fast. But then the seed's spare
+    share must be at least as large, because rates only predict.
     """
     takes_s = foretold_s(last, plan)
     if takes_s is None or takes_s > max(within_s, NEAR * plan.predicted_s):

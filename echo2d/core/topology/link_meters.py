@@ -1,6 +1,6 @@
-"""What a receiver measures of a link while frames move: how fast they came.
+"""Measures, at a receiver, how fast frames come over a link.
 
-The coordinator makes the sender's rate of it (`uplink_rates`). What the sender measures is in
+The coordinator computes the sender's rate from it (`uplink_rates`). What the sender measures is in
 `relay/busy_meter`.
 """
 
@@ -11,14 +11,14 @@ IDLE_S = 1.0  # a longer gap between frames means that the sender had nothing to
 
 @dataclass(slots=True)
 class LinkMeter:
-    """Payload that came over one link and the seconds that it took, without idle time.
+    """The payload that came over one link, and the seconds that it took, without idle time.
 
     The time is the sum of the gaps between frames that are shorter than IDLE_S.
     """
 
     payload_bytes: int = 0
     seconds: float = 0.0
-    last_at: float | None = None  # of the last frame
+    last_at: float | None = None  # when the last frame came
 
     def count(self, payload_bytes: int, now: float) -> None:
         """A frame arrived. The first one after an idle time does not count."""

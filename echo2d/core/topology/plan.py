@@ -1,11 +1,11 @@
-"""Define plans: the weighted trees over which a form spreads from its root to all peers.
+"""Defines plans: the weighted trees over which a form spreads from its root to all peers.
 
 A plan is immutable; a repair makes the next generation. It holds trees, not frames, and weights that
-only predict. It keeps true: two peers of which neither can be dialled never share an edge, and a receive-only peer
-has no children.
+only predict. Invariants: two peers of which neither can be dialled never share an edge, and a
+receive-only peer has no children.
 
 Not here: making plans (`planner`), predicting their time (`cost_model`), repairing them (`repair`),
-what each peer is told (`edges`), measuring rates (`uplink_rates`), dealing frames to stripes
+each peer's part of a plan (`edges`), measuring rates (`uplink_rates`), binding frames to stripes
 (`relay/stripes`).
 """
 
@@ -20,35 +20,34 @@ from echo2d.core.protocol.control_messages import Address
 STAR = "star"
 RELAY = "relay"
 
-# Peers; above it a stripe for each would mean too many links.
+# A swarm of more peers gets no stripe for each peer: that would need too many links.
 SMALL_SWARM = 40
-# Of one plan.
+# One plan has at most this many stripes.
 STRIPES_MAX = 64
 
 
 @dataclass(frozen=True, slots=True)
 class PeerFacts:
-    """What is known of a peer. Rates are in bytes/s; None: not measured.
-
-    address: None if it cannot be dialled. receive_only: it passes nothing on. latency_s: half its
-    RTT to the seed, as if one way to the middle of the network; the latency between two peers is
-    the sum of theirs. uplink_limit: the most that its owner allows; None: unlimited.
-    """
+    """What is known about a peer. Rates are in bytes/s; None: not measured."""
 
     peer: PeerId
     uplink: float | None
     downlink: float | None
-    address: Address | None
-    receive_only: bool = False
+    address: Address | None  # None if it cannot be dialled
+    receive_only: bool = False  # whether it passes nothing on
+    # Half its round trip to the seed, as if this were the way to the middle of the network: the latency
+    # between two peers is the sum of their two.
     latency_s: float | None = None
+    # The most that its owner allows; None: unlimited.
     uplink_limit: float | None = None
 
 
 @dataclass(frozen=True)
 class Tree:
-    """A tree over all peers. parents: of every peer except the root. Immutable."""
+    """A tree over all peers."""
 
     root: PeerId
+    # The parent of every peer except the root. Immutable.
     parents: Mapping[PeerId, PeerId]
 
     @cached_property
@@ -63,14 +62,14 @@ class Tree:
         return self.below.get(peer, ())
 
     def downwards(self) -> list[PeerId]:
-        """The root and all peers reachable from it, parents before children."""
+        """The root and all peers that are reachable from it, parents before children."""
         order, below = [self.root], self.below
         for peer in order:
             order += below.get(peer, ())
         return order
 
     def depths(self) -> dict[PeerId, int]:
-        """Hops from the root, for reachable peers."""
+        """The hops from the root to each reachable peer."""
         depths = {self.root: 0}
         for peer in self.downwards()[1:]:
             depths[peer] = depths[self.parents[peer]] + 1
@@ -79,14 +78,13 @@ class Tree:
 
 @dataclass(frozen=True, slots=True)
 class Stripe:
-    """A tree along which frames travel.
+    """A tree along which frames travel."""
 
-    weight: the share of the frames that should go this way at the rates that are known; all of a
-    plan add up to 1. spare: above 0, it carries what no ordinary stripe takes, at most this share.
-    """
-
+    # The share of the frames that should go this way at the known rates; the weights of a plan add up
+    # to 1.
     weight: float
     tree: Tree
+    # Above 0: the stripe carries what no ordinary stripe takes, at most this share of the bytes.
     spare: float = 0.0
 
 
@@ -101,23 +99,20 @@ class Job:
 
 @dataclass(frozen=True)
 class Plan:
-    """A plan; peers[0] is the root. predicted_s: T_verify by the cost model. bound_s: no plan can
-    be faster.
-
-    shape: what the planner calls these trees, for the status: "star", "chain" or "relay".
-    joined: peers that joined, or got a new place, since the plan was made. sources: for a newcomer,
-    the peers with the whole form from which it fetches frames.
-    """
+    """A plan; peers[0] is the root."""
 
     plan_id: PlanId
     generation: Generation
     job: Job
+    # The planner's name for these trees, for the status: "star", "chain" or "relay".
     shape: str
     peers: tuple[PeerFacts, ...]
     stripes: tuple[Stripe, ...]
-    predicted_s: float
-    bound_s: float
+    predicted_s: float  # T_verify by the cost model
+    bound_s: float  # no plan can be faster
+    # For each newcomer, the peers with the whole form from which it fetches frames.
     sources: Mapping[PeerId, tuple[PeerId, ...]] = field(default_factory=dict)
+    # Peers that joined, or got a new place, since the plan was made.
     joined: frozenset[PeerId] = frozenset()
 
     @property
@@ -138,9 +133,7 @@ class Plan:
 
     @cached_property
     def shares(self) -> Mapping[tuple[PeerId, PeerId], float]:
-        """The share of the form that travels over each edge, by (parent, child); not to be
-        modified.
-        """
+        """The share of the form that travels over each edge (parent, child); not to be modified."""
         shares: dict[tuple[PeerId, PeerId], float] = {}
         for stripe in self.stripes:
             for child, parent in stripe.tree.parents.items():
@@ -148,7 +141,7 @@ class Plan:
         return shares
 
     def copies(self) -> dict[PeerId, float]:
-        """How many times the whole form each peer sends; those that send nothing are left out."""
+        """How many copies of the form each peer sends; peers that send nothing are left out."""
         return copies(self.stripes)
 
     @property
@@ -165,9 +158,7 @@ class Plan:
         )
 
     def check(self) -> None:
-        """Assert that each stripe reaches every peer once, without a cycle, over edges that can be
-        dialled.
-        """
+        """Assert that each stripe reaches every peer once, without a cycle, over edges that can be dialled."""
         facts = self.facts()
         assert len(facts) == len(self.peers)
         assert self.joined <= facts.keys()
@@ -192,7 +183,7 @@ class Plan:
 
 
 def copies(stripes: tuple[Stripe, ...]) -> dict[PeerId, float]:
-    """How many times the whole form each peer sends; those that send nothing are left out."""
+    """How many copies of the form each peer sends; peers that send nothing are left out."""
     sent: dict[PeerId, float] = {}
     for stripe in stripes:
         for parent, children in stripe.tree.below.items():

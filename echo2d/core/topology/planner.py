@@ -1,18 +1,18 @@
 """Makes plans: stars, chains, and relay trees.
 
-Up to SMALL_SWARM peers need no rates. Every peer that can send is the *relay* of a stripe: it gets the
-frames of its stripe from the seed and passes them on to all others. A *spare* stripe takes what no
-relay can, straight from the seed to everybody. While the version spreads the seed gives each stripe
-what its relay can pass on (`relay/credit`).
+For up to SMALL_SWARM peers no rates are needed. Every peer that can send is the *relay* of a stripe:
+it gets the frames of its stripe from the seed and passes them on to all others. A *spare* stripe takes
+what no relay can, straight from the seed to every peer. While the version spreads, the seed gives each
+stripe what its relay can pass on (`relay/credit`).
 
 In a larger swarm a stripe has a few *carriers*. The seed sends to the first carrier, carriers pass
-frames on among themselves, and all other peers are leaves below them, shared out in proportion to
-uplink. No peer carries two stripes. Uplink that the seed has to spare goes to more carriers of each
-stripe. The planner searches how many peers carry (the fastest ones, since slow ones delay the last
-frame) and in how many stripes. It estimates all candidates, builds the best few, and judges those by
-`cost_model`.
+frames on among themselves, and all other peers are leaves below them, distributed in proportion to
+uplink. No peer carries two stripes. If the seed has uplink to spare, it sends to more carriers of each
+stripe. The planner searches how many peers carry (the fastest ones, because slow ones delay the last
+frame) and in how many stripes. It estimates all candidates, builds the best few, and compares those
+by `cost_model`.
 
-docs/design/credits.md has the first kind, docs/design/planning.md the second.
+docs/design/credits.md explains the first kind, docs/design/planning.md the second.
 """
 
 import heapq
@@ -49,17 +49,18 @@ from echo2d.core.topology.plan import (
 from echo2d.core.topology.repair import with_leaf
 from echo2d.core.topology.uplink_rates import UPLINK_MIN
 
-# Candidates that are built and judged: the estimate ranks the best of all among the first few, and
-# the coordinator has other things to do than to plan.
+# At most this many candidates are built and compared: the estimate ranks the best of all among the
+# first few, and planning must not keep the coordinator from its other work.
 BUILT_MAX = 3
-SWARM_STRIPES_MAX = 16  # in a larger swarm: every peer has as many parents
+SWARM_STRIPES_MAX = 16  # in a larger swarm, where every peer has one parent per stripe
 # A rate within this factor of the one that a plan was made for counts as the same, so that its
 # trees stay and its links stay warm.
 NEAR = 1.1
 SAME_JOB = 1.25  # likewise for the bytes to spread; a delta is much smaller than the full form
 
 
-# plan_star and plan_auto ignore `chains`: all planners of `registry.SHAPES` are called alike.
+# plan_star and plan_auto ignore `chains`; they have it because all planners of `registry.SHAPES` are
+# called alike.
 
 
 def plan_star(
@@ -76,9 +77,9 @@ def plan_star(
 def plan_chains(
     plan_id: PlanId, job: Job, seed: PeerFacts, peers: Sequence[PeerFacts], chains: int
 ) -> Plan:
-    """Equal stripes, each a chain over the fast peers in another rotation.
+    """Equal stripes, each a chain over the fast peers, each time rotated further.
 
-    Slow peers, and undialable ones that fit nowhere in a chain, become leaves.
+    Slow peers, and undialable ones that do not fit into a chain, become leaves.
     """
     assert 1 <= chains <= STRIPES_MAX
     known = fill_in((seed, *peers))[1:]
@@ -107,11 +108,11 @@ def plan_auto(
     peers: Sequence[PeerFacts],
     chains: int = 1,  # noqa: ARG001
 ) -> Plan:
-    """The plan that should finish first."""
+    """The plan with the shortest predicted time."""
     if len(peers) <= SMALL_SWARM:
         known = fill_in((seed, *peers))
         stripes = _everybody_relays(known, 1.0)
-        # A star has no relays, whoever comes later.
+        # A star has no relays, whichever peers join later.
         shape = STAR if len(stripes) == 1 else RELAY
         return _plan(plan_id, job, shape, (seed, *peers), stripes, known)
     return min(_candidates(plan_id, job, seed, peers), key=_cost)
@@ -120,14 +121,14 @@ def plan_auto(
 def plan_at_most(
     plan_id: PlanId, job: Job, seed: PeerFacts, peers: Sequence[PeerFacts], copies_max: float
 ) -> Plan | None:
-    """The fastest plan in which the seed sends at most so many copies; None if none was found.
+    """The fastest plan in which the seed sends at most this many copies; None if none was found.
 
-    It is no star, not even where the seed serves every peer: a peer that joins later goes below
-    another peer, and costs the seed nothing more.
+    Its shape is never "star", not even if the seed serves every peer: a peer that joins later goes
+    below another peer, so that the seed sends nothing more.
     """
     if len(peers) <= SMALL_SWARM:
         known = fill_in((seed, *peers))
-        # A spare frame costs a copy for every peer, where a relayed one costs one.
+        # A spare frame costs the seed one copy per peer, a relayed frame costs one copy in all.
         others = len(peers) - 1
         spare = min(1.0, (copies_max - 1) / others) if others > 0 else 1.0
         stripes = _everybody_relays(known, spare)
@@ -142,9 +143,9 @@ def plan_again(
 ) -> Plan | None:
     """The last plan's trees for a new job; None if they do not suit any more.
 
-    They suit if the plan depends on rates (others are made anew at no cost), was never repaired, its
-    peers are the same, and rates and bytes are nearly the same. The plan keeps the rates that it was
-    made for, so that many small changes are noticed once they add up.
+    They suit if the plan depends on rates (making other plans again costs nothing), was never repaired,
+    its peers are the same, and rates and bytes are nearly the same. The plan keeps the rates that it
+    was made for, so that many small changes are noticed once they add up.
     """
     now = {facts.peer: facts for facts in (seed, *peers)}
     if not last.depends_on_rates or last.generation or last.root != seed.peer:
@@ -167,14 +168,14 @@ def plan_again(
 
 
 def is_much_better(plan: Plan, last: Plan) -> bool:
-    """Whether `plan` should need much less time than the trees of `last` at the same rates."""
+    """Whether `plan` is predicted to need much less time than the trees of `last` at the same rates."""
     before_s = foretold_s(last, plan)
-    # A plan is worth breaking the current one off if it needs less than 70 % of the time.
+    # Only a plan that needs less than 0.7 of the time is worth interrupting the spreading one.
     return before_s is not None and plan.predicted_s < 0.7 * before_s
 
 
 def foretold_s(last: Plan, plan: Plan) -> float | None:
-    """What the trees of `last` should take at the rates of `plan`; None: its peers are others."""
+    """The time predicted for the trees of `last` at the rates of `plan`; None: their peers differ."""
     if last.facts().keys() != plan.facts().keys():
         return None
     return _plan(plan.plan_id, plan.job, last.shape, plan.peers, last.stripes).predicted_s
@@ -213,10 +214,10 @@ def _candidates(
 def _bounded(
     plan_id: PlanId, job: Job, seed: PeerFacts, peers: Sequence[PeerFacts], copies_max: float
 ) -> Iterator[Plan]:
-    """The candidates in which the seed sends at most so many copies.
+    """The candidates in which the seed sends at most this many copies.
 
-    A peer that cannot be dialled may find no place but below the seed, so that a plan exceeds the
-    bound. So plans in which only dialable peers carry are candidates, too: these take every peer.
+    A peer that cannot be dialled may find a place only below the seed, so that a plan exceeds the
+    bound. So plans in which only dialable peers carry are candidates, too: these peers take any child.
     """
     known = fill_in((seed, *peers))
     most = copies_max * (1 + 1e-9)
@@ -231,9 +232,9 @@ def _bounded(
 
 
 def _cost(plan: Plan) -> float:
-    """The predicted time, with a penalty: a doubling of the stripes must pay for itself."""
+    """The predicted time, with a penalty for more stripes."""
     doublings = math.log2(len(plan.stripes))
-    # Each doubling of the stripes must save 2 %: fewer links are easier to keep warm.
+    # Each doubling of the stripes must save 2 % of the time: fewer links are easier to keep warm.
     return float(plan.predicted_s * 1.02**doublings)
 
 
@@ -270,7 +271,7 @@ def _rank(facts: PeerFacts) -> int:
 def _alternate(peers: Sequence[PeerFacts]) -> tuple[list[PeerFacts], list[PeerFacts]]:
     """An order for a chain, and the peers that do not fit into it.
 
-    In no rotation of the order are two neighbours both undialable, since neither could dial.
+    No rotation of the order has two undialable neighbours, because neither could dial the other.
     """
     open_, closed = (
         [p for p in peers if p.address is not None],
@@ -298,14 +299,15 @@ def _chain(seed: PeerFacts, order: Sequence[PeerFacts]) -> dict[PeerId, PeerId]:
 
 
 def _everybody_relays(known: Sequence[PeerFacts], spare: float) -> tuple[Stripe, ...]:
-    """A stripe for each relay, and the spare ones; a star where nobody can relay.
+    """A stripe for each relay, and the spare stripes; a star if no peer can relay.
 
-    spare: the share of the bytes that the spare stripes take at most, all together; 1: no limit.
+    spare: the share of the bytes that all spare stripes together take at most; 1: no limit.
 
-    A relay behind NAT reaches others like it through a third peer that can be dialled. Which third has
-    uplink for that shows only while the version spreads, so such a relay has a stripe through each of
-    a few, and a spare one in which the seed serves them. Where most of the uplink is behind NAT, those
-    who can be dialled are left to serve it, and reach each other through it.
+    A relay behind NAT reaches other peers behind NAT through a third peer that can be dialled. Which
+    third peer has uplink for that shows only while the version spreads. So such a relay has a stripe
+    through each of a few third peers, and a spare one in which the seed serves those peers. If most of
+    the uplink is behind NAT, dialable peers only serve the peers behind NAT, and reach each other
+    through them.
     """
     seed, *peers = known
     star = _star(seed, peers)
@@ -315,8 +317,7 @@ def _everybody_relays(known: Sequence[PeerFacts], spare: float) -> tuple[Stripe,
     opened = [facts for facts in relays if facts not in closed]
     # The star and a spare stripe for each relay behind NAT are made in any case.
     room = (STRIPES_MAX - 1 - len(closed)) // max(1, len(relays))
-    # In a small one, the thirds of a relay that cannot be dialled. More stripes would hold more
-    # frames up.
+    # A relay that cannot be dialled has at most three third peers: more stripes would delay more frames.
     trees = _through(seed, closed, opened, peers, behind, min(3, room))
     if sum(map(uplink, closed)) > sum(map(uplink, opened)):
         others = [facts for facts in peers if facts not in behind]
@@ -325,7 +326,7 @@ def _everybody_relays(known: Sequence[PeerFacts], spare: float) -> tuple[Stripe,
         trees += [_below(seed, facts.peer, peers) for facts in opened]
     if not trees:
         return (Stripe(1.0, star),)
-    # Each spare stripe can take its whole share, so they divide what is allowed.
+    # Each spare stripe may take its whole share, so the allowed share is divided among them.
     spare = spare if spare == 1 else spare / (1 + len(closed))
     weights, direct = _shares(known, trees, spare)
     stripes = [Stripe(weight, tree) for weight, tree in zip(weights, trees, strict=True)]
@@ -344,9 +345,9 @@ def _through(
     apart: Sequence[PeerFacts],
     most: int,
 ) -> list[Tree]:
-    """For each relay up to `most` trees, each with another third that serves the peers `apart`."""
+    """For each relay up to `most` trees, each with another third peer that serves the peers `apart`."""
     return [
-        # Each relay begins with another third, so that all of them are used alike.
+        # Each relay begins with another third peer, so that all of them are used equally.
         _below(seed, relay.peer, peers, apart, thirds[(number + turn) % len(thirds)].peer)
         for number, relay in enumerate(relays)
         for turn in range(min(most, len(thirds)))
@@ -360,7 +361,7 @@ def _below(
     apart: Sequence[PeerFacts] = (),
     third: PeerId | None = None,
 ) -> Tree:
-    """Everybody below the relay, but the peers `apart` below a third."""
+    """The tree with all peers below the relay, but the peers `apart` below the third peer."""
     parents = {facts.peer: relay for facts in peers}
     if third is not None:
         parents |= {facts.peer: third for facts in apart}
@@ -370,12 +371,12 @@ def _below(
 def _shares(
     known: Sequence[PeerFacts], trees: Sequence[Tree], spare: float
 ) -> tuple[list[float], float]:
-    """By the rates that are known, the shares of these stripes and of the star. They add up to 1."""
+    """The shares of these stripes and of the star by the known rates. They add up to 1."""
     root = known[0].peer
-    # No rate is 0, so that no sum of them is.
+    # No rate may be 0, so that no sum of rates is 0.
     able = {facts.peer: max(UPLINK_MIN, uplink(facts)) for facts in known}
     firsts = [tree.children(root)[0] for tree in trees]
-    # Only a first relay and its third have children.
+    # Only a first relay and its third peer have children.
     thirds = [
         next((one for one in tree.below if one not in (root, first)), None)
         for tree, first in zip(trees, firsts, strict=True)
@@ -416,18 +417,15 @@ class _Choice:
 
 @dataclass(frozen=True, slots=True)
 class _Swarm:
-    """The peers of one job, with facts filled in.
-
-    ranked: the peers that may carry, fastest first. reach: entry n is the uplink of the first n of
-    them together, in bytes/s. copies_max: of the form, that the seed should send; None: as many as
-    its uplink allows.
-    """
+    """The peers of one job, with facts filled in."""
 
     job: Job
     seed: PeerFacts
     peers: tuple[PeerFacts, ...]
-    ranked: tuple[PeerFacts, ...]
+    ranked: tuple[PeerFacts, ...]  # the peers that may carry, fastest first
+    # Entry n is the uplink of the first n of `ranked` together, in bytes/s.
     reach: tuple[float, ...]
+    # The most copies of the form that the seed should send; None: as many as its uplink allows.
     copies_max: float | None = None
 
     @staticmethod
@@ -451,7 +449,7 @@ class _Swarm:
     def choices(self) -> Iterator[_Choice]:
         """All candidates to estimate; none if no peer may carry or there is only one peer."""
         able = len(self.ranked)
-        # At most 40 numbers of carriers are tried.
+        # About 40 different numbers of carriers are tried.
         step = max(1, able // 40)
         for carriers in (*range(1, able, step), able) if able and len(self.peers) > 1 else ():
             for stripes in {1, 2, 3, 4, 6, 8, 12, 16, carriers}:
@@ -461,8 +459,8 @@ class _Swarm:
     def estimate(self, choice: _Choice) -> tuple[float, int, int]:
         """A sort key: estimated seconds, then fewer stripes, then fewer carriers.
 
-        A frame takes (N - 1) f / U at every level of its tree, where the carriers of the stripe
-        have the uplink U together.
+        A frame takes (N - 1) f / U at every level of its tree, where U is the uplink of all carriers of
+        the stripe together.
         """
         others, frame = max(1, len(self.peers) - 1), self.job.frame_bytes
         reach = self.reach[choice.carriers]
@@ -482,7 +480,7 @@ class _Swarm:
         trees = [self._tree(carriers, share) for carriers in self._crews(choice)]
         rates = self._rates(trees)
         total = sum(rates)
-        # No stripe gets anything, because the carriers' uplinks are nothing next to the seed's.
+        # No stripe gets anything if the carriers' uplinks are negligible beside the seed's.
         if not total:
             return (Stripe(1.0, _star(self.seed, self.peers)),)
         return tuple(
@@ -490,7 +488,7 @@ class _Swarm:
         )
 
     def _direct(self, able: float, relayed: float, sent: float) -> float:
-        """Bytes/s that the seed sends to every peer itself: what it is able to, within copies_max.
+        """Bytes/s that the seed sends to every peer itself: at most `able`, and within copies_max.
 
         relayed: bytes/s of all other stripes, for which the seed sends `sent` bytes/s.
         """
@@ -500,7 +498,7 @@ class _Swarm:
         return min(able, max(0.0, self.copies_max * relayed - sent) / (count - self.copies_max))
 
     def _crews(self, choice: _Choice) -> list[list[PeerFacts]]:
-        """Divide the carriers, in their order, into a crew of about equal uplink per stripe."""
+        """Divide the carriers, in their order, into one crew per stripe, of about equal uplink."""
         share = self.reach[choice.carriers] / choice.stripes
         crews: list[list[PeerFacts]] = [[]]
         sent = 0.0
@@ -541,8 +539,8 @@ class _Swarm:
     def _rates(self, trees: Sequence[Tree]) -> list[float]:
         """Bytes/s of each stripe: what its carriers can send, as far as the seed can feed them.
 
-        Stripes to which the seed sends the fewest copies are fed first; where its uplink runs out,
-        all stripes with as many copies are cut by the same factor.
+        Stripes to which the seed sends the fewest copies are fed first. When its uplink runs out, all
+        stripes with the same number of copies are cut by the same factor.
         """
         facts = {one.peer: one for one in self.peers}
         able = [_carried(tree, facts) for tree in trees]
@@ -572,9 +570,8 @@ def _stepped(facts: PeerFacts) -> float:
 
 
 def _ranked(peers: Sequence[PeerFacts]) -> tuple[PeerFacts, ...]:
-    """Fastest first, but dialable and undialable peers in turn.
-
-    A crew with one of each can serve all peers.
+    """Fastest first, but dialable and undialable peers in turn, because a crew with one of each can
+    serve all peers.
     """
     turn: Counter[bool] = Counter()
     keyed = []
@@ -594,7 +591,7 @@ def _carried(tree: Tree, facts: dict[PeerId, PeerFacts]) -> float:
 
 
 def _quotas(uplinks: Sequence[float], children: int) -> list[int]:
-    """How many children each carrier gets, so that the busiest carrier is as idle as possible."""
+    """How many children each carrier gets, so that the busiest carrier is as little busy as possible."""
     total = sum(uplinks)
     quotas = [int(children * rate / total) for rate in uplinks]
     waiting = [
@@ -611,10 +608,10 @@ def _quotas(uplinks: Sequence[float], children: int) -> list[int]:
 
 
 class _Places:
-    """Hands out the places of one tree.
+    """Assigns the places of one tree.
 
-    A peer goes below the first carrier that has a place left and that it can be linked with; if
-    there is none, below the seed.
+    A peer goes below the first carrier that has a place left and can be linked with it, or if there is
+    none, below the seed.
     """
 
     def __init__(self, seed: PeerFacts, carriers: Sequence[tuple[int, PeerFacts]]) -> None:

@@ -1,6 +1,6 @@
 """Makes the next generation of a plan after a peer has left or joined.
 
-Only the edges around that peer change, so that all other streams go on.
+Only the edges around that peer change, so that all other streams continue.
 
 Not here: when to repair (the coordinator), and plans from scratch (`planner`).
 """
@@ -12,14 +12,15 @@ from echo2d.core.base.ids import Generation, PeerId
 from echo2d.core.topology.cost_model import fill_in, uplink
 from echo2d.core.topology.plan import STAR, PeerFacts, Plan, Stripe, Tree, linkable
 
-# A newcomer fetches from up to this many peers, which fill a downlink of eight times their uplink.
+# A newcomer fetches from at most this many peers: together they fill a downlink of eight times their
+# uplink.
 SOURCES_MAX = 8
 
 
 def repair(plan: Plan, lost: PeerId) -> Plan:
     """The next generation without the peer `lost`, which must not be the root.
 
-    In each stripe one child takes its place; its other children go where uplink is spare.
+    In each stripe one child takes its place; its other children go below peers with spare uplink.
     """
     assert lost != plan.root
     left = _Spare(plan, lost)
@@ -41,7 +42,7 @@ def repair(plan: Plan, lost: PeerId) -> Plan:
 
 
 def join(plan: Plan, newcomer: PeerFacts, holders: Collection[PeerId] = ()) -> Plan:
-    """The next generation with this peer as a leaf below the peers with the most uplink to spare.
+    """The next generation with this peer as a leaf below the peers with the most spare uplink.
 
     holders: the peers that hold the whole form. If their spare uplinks together reach the plan's
     rate, the newcomer also fetches from them directly (`Plan.sources`).
@@ -69,7 +70,7 @@ def with_leaf(plan: Plan, newcomer: PeerFacts, holders: Collection[PeerId] = ())
 
 
 class _Spare:
-    """How much more each peer could send; every place that is given away adds to its sender's load.
+    """Tracks how much more each peer could send; each place that is assigned adds to its sender's load.
 
     changing: the peer that leaves or joins, which must not get children. holders: the peers that
     hold the whole form.
@@ -87,7 +88,7 @@ class _Spare:
             if peer not in (changing, plan.root) and uplink(one)
         }
         self._holders = self._able.intersection(holders)
-        # Where the holders together are slower than the plan, the stripes serve a newcomer faster.
+        # If all holders together are slower than the plan, the stripes serve a newcomer faster.
         if sum(map(self._spare, self._holders)) < plan.job.wire_bytes / max(plan.predicted_s, 1e-9):
             self._holders = set()
 
@@ -110,7 +111,7 @@ class _Spare:
         """The stripe's tree without the lost peer, whose children find new parents."""
         tree = stripe.tree
         parents = {child: parent for child, parent in tree.parents.items() if child != lost}
-        # The first one takes the place. Peers that joined late come last, as in `_place`.
+        # The first orphan takes the lost peer's place. Peers that joined late come last, as in `_place`.
         orphans = sorted(
             tree.children(lost),
             key=lambda one: (
@@ -141,10 +142,10 @@ class _Spare:
     def _place(
         self, parents: dict[PeerId, PeerId], stripe: Stripe, peer: PeerId, able: set[PeerId]
     ) -> None:
-        """Put the peer below the candidate that is done soonest with one more child.
+        """Put the peer below the candidate that would finish first with one more child.
 
-        The candidates are the holders; without any, all able peers, but not in a star; else the
-        root. Peers that joined this plan late come last: they have the most uplink to spare because
+        The candidates are the able holders. Without any, they are all able peers, but in a star only
+        the root. Peers that joined this plan late come last: they have the most spare uplink because
         they are far behind, or were made leaves for a fault.
         """
         able = {
@@ -163,13 +164,13 @@ class _Spare:
         self._load[parent] = self._load.get(parent, 0.0) + stripe.weight
 
     def _busy(self, peer: PeerId, more: float) -> float:
-        """Forms still to send per byte/s of uplink, with `more` forms added."""
+        """Forms that the peer must still send per byte/s of its uplink, with `more` forms added."""
         rate = uplink(self._facts[peer])
         return (self._load.get(peer, 0.0) + more) / rate if rate else float("inf")
 
 
 def _left_to_send(plan: Plan, holders: Collection[PeerId]) -> dict[PeerId, float]:
-    """How many times the whole form each peer still has to send; holders need nothing more."""
+    """How many copies of the form each peer must still send; holders need nothing more."""
     edges = [
         (parent, each.weight)
         for each in plan.stripes

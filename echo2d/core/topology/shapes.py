@@ -17,8 +17,8 @@ class Planner(Protocol):
     """Plans one broadcast of `job` from the seed to all peers.
 
     The seed can be dialled. chains: the operator's `dissemination.chains`, 1 to STRIPES_MAX; most
-    shapes ignore it. The plan has generation 0 and passes `Plan.check`. Its own `shape` is shown in
-    the status; it may differ from the name under which the planner is registered.
+    shapes ignore it. The plan has generation 0 and passes `Plan.check`. The status shows the plan's
+    `shape`, which may differ from the name under which the planner is registered.
     """
 
     def __call__(
@@ -43,8 +43,8 @@ def plan_shape(
 ) -> Plan:
     """A plan of this shape, a name in `registry.SHAPES`.
 
-    within_s: with the shape "auto", the seed is to send as few copies as take no longer than this;
-    None: its bytes cost nothing. Other shapes are what the operator chose.
+    within_s: with the shape "auto", the seed sends the fewest copies with which the version takes at
+    most this long; None: its bytes cost nothing. Other shapes ignore it.
     """
     if shape == AUTO and within_s is not None:
         return plan_within(plan_id, job, seed, peers, within_s)

@@ -1,18 +1,19 @@
 """Estimates each peer's uplink in bytes/s, from what its receivers got and how long it was busy.
 
-While a version spreads, receivers report how many bytes came over each link, in how much time of
-transfer, and senders for how long their uplink had something to send. A version gives one sample for
-every peer that passed something on:
+While a version spreads, receivers report how many bytes came over each link and in how many seconds of
+transfer, and senders report for how many seconds their uplink had something to send. A version gives
+one sample for every peer that passed something on:
 
     busy for HELD_UP of the time and for BUSY_S   bytes / busy seconds: the rate
     else                                          bytes / seconds of transfer: a lower bound
 
-A rate that was measured before is averaged with the new one. Rates are used to foretell how long a
+A rate that was measured before is averaged with the new one. Rates are used to predict how long a
 version takes, to price it, and to plan for large swarms. Nothing else depends on them: credits find
 out what a relay can pass on (`relay/credit`).
 
-A peer's word counts for little. A sender cannot say less busy time than HELD_UP of what its receivers
-saw. Of several receivers the median counts, and none got more than the form.
+A single peer's report has little influence. A sender's busy time counts only if it is at least HELD_UP
+of its receivers' transfer time. Of several receivers the median counts, and no receiver is believed
+to have got more than the form.
 Not here: how the two ends measure (`link_meters`).
 """
 
@@ -25,35 +26,35 @@ from echo2d.core.base.bounded_dict import keep_newest
 from echo2d.core.base.ids import PeerId
 from echo2d.core.topology.plan import Plan
 
-# A sender that was busy for less than this part of its receivers' seconds of transfer was not the limit.
+# If a sender was busy for less than this share of its receivers' transfer time, its uplink was not the
+# limit.
 HELD_UP = 0.5
-# A shorter sample shows start-up and buffers.
+# A sample of a shorter busy time shows only start-up and buffers.
 BUSY_S = 0.5
-# A shorter transfer is a burst out of buffers.
+# A shorter transfer is only a burst out of buffers.
 SAMPLE_S_MIN = 0.05
-# A rate within this factor of the usual one counts as the usual one: plans for alike peers are simple.
+# A rate within this factor of the usual one counts as the usual one, because plans for equal peers are
+# simple.
 ALIKE = 1.15
 # One version changes a rate by at most this factor.
 JUMP_MAX = 4.0
-# Bytes/s. No real link is slower, and a receiver's report must not make the planner divide by zero.
+# No real link has fewer bytes/s, and a receiver's report must not make the planner divide by zero.
 UPLINK_MIN = 1.0
-# Peers with a rate, connected or not; the one whose last sample is oldest is evicted.
+# At most this many peers have a rate, connected or not; the one with the oldest sample is evicted.
 _PEERS_MAX = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class PeerRate:
-    """What the ledger keeps of a peer.
-
-    held_up: its uplink was the limit; if False, the rate is only a lower bound.
-    """
+    """The rate of one peer, as the ledger keeps it."""
 
     peer: PeerId
     bytes_per_s: float
+    # Whether its uplink was the limit; if not, the rate is only a lower bound.
     held_up: bool
 
     def then(self, newer: "PeerRate") -> "PeerRate":
-        """After another version."""
+        """The peer's rate after another version gave the sample `newer`."""
         if not newer.held_up:
             return PeerRate(self.peer, max(self.bytes_per_s, newer.bytes_per_s), self.held_up)
         if not self.held_up:
@@ -71,7 +72,7 @@ class _Link:
 
 
 class Rates:
-    """The uplinks of all measured peers, and what was reported of the version that spreads.
+    """The uplinks of all measured peers, and the reports about the version that spreads.
 
     kept: the rates that an earlier process measured.
     """
@@ -84,12 +85,12 @@ class Rates:
         self._bound()
 
     def uplink(self, peer: PeerId) -> float | None:
-        """Bytes/s that the peer can send at least; None: not measured."""
+        """The bytes/s that the peer can send at least; None: not measured."""
         known = self._uplinks.get(peer)
         return None if known is None else known.bytes_per_s
 
     def to_plan_with(self, peers: Collection[PeerId]) -> dict[PeerId, float]:
-        """The rates in bytes/s to plan with, for those of these peers that were measured."""
+        """The rates in bytes/s to plan with, for the measured ones of these peers."""
         return {peer: self._planned(self._uplinks[peer]) for peer in peers if peer in self._uplinks}
 
     def _planned(self, one: PeerRate) -> float:
@@ -97,7 +98,7 @@ class Rates:
         return self._usual if self._usual / ALIKE <= rate <= self._usual * ALIKE else rate
 
     def begin(self, plan: Plan | None) -> None:
-        """A version begins to spread by this plan. Reports of other links than its own do not count."""
+        """A version begins to spread by this plan. Reports about links outside the plan do not count."""
         self._plan, self._links, self._busy_s = plan, {}, {}
 
     def received(
@@ -137,7 +138,7 @@ class Rates:
         if not links or self._plan is None:
             return None
         got = [link.payload_bytes for link in links]
-        # A relay sends all its children the same; the root sends each relay what that can pass on.
+        # A relay sends all its children the same, but the root sends each relay what it can pass on.
         sent = sum(got) if sender == self._plan.root else median_low(got) * len(got)
         transfer_s = median([link.seconds for link in links])
         busy_s = self._busy_s.get(sender, 0.0)

@@ -1,5 +1,5 @@
-"""Encode and decode one chunk exactly: `decode_chunk(encode_chunk(new, base), base) == new`, bit
-for bit.
+"""Encodes and decodes one chunk exactly: `decode_chunk(encode_chunk(new, base), base) == new`, bit for
+bit.
 
     mode     payload                                    used if
     same     nothing: the chunk equals its base         no word changed
@@ -13,9 +13,9 @@ Any bytes of any length round-trip; a base of another length is not used. Chunks
 and most of the work releases the GIL, so threads help. Payloads carry no mode or lengths: these are
 in the segment table. `decode_chunk` raises `IntegrityFault` on wrong input.
 
-Mode split is tried where the compiled loops serve (`echo2d.native`): in numpy it would take ten
-times as long as the rest of encoding. A split chunk cannot be composed with others (`delta_chain`),
-so `encode_twice` also returns what can.
+Mode split is tried only with the compiled loops (`echo2d.native`): in numpy it would take ten times
+as long as the rest of encoding. A split chunk cannot be composed with others (`delta_chain`), so
+`encode_twice` also returns an encoding that can.
 """
 
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ from echo2d.core.weights.delta_words import (
 )
 from echo2d.errors import IntegrityFault
 
-# The least that mode full takes, as a share of the chunk's bytes: one of its two planes is not
+# Mode full takes at least this share of the chunk's bytes, because one of its two planes is not
 # compressed.
 FULL_SHARE_MIN = 0.5
 
@@ -61,8 +61,7 @@ class EncodedChunk:
 
 
 def encode_chunk(new: Buffer, base: Buffer | None = None) -> EncodedChunk:
-    """Return the smallest encoding of `new`. base: the same chunk of the base version, if there is
-    one.
+    """Return the smallest encoding of `new`. base: the same chunk of the base version; None: no base.
 
     Allocates at most about four times the chunk.
     """
@@ -70,8 +69,8 @@ def encode_chunk(new: Buffer, base: Buffer | None = None) -> EncodedChunk:
 
 
 def encode_twice(new: Buffer, base: Buffer | None = None) -> tuple[EncodedChunk, EncodedChunk]:
-    """Return the smallest encoding, and the smallest that can be composed with others; they are
-    the same unless the first one is split.
+    """Return the smallest encoding, and the smallest that can be composed with others. They are the
+    same unless the first one is split.
     """
     delta, split = (
         (None, b"") if base is None or len(base) != len(new) else _deltas(new, base, split=True)
@@ -83,8 +82,8 @@ def encode_twice(new: Buffer, base: Buffer | None = None) -> tuple[EncodedChunk,
 
 
 def _smallest(new: Buffer, delta: EncodedChunk | None) -> EncodedChunk:
-    """Return the delta, or the chunk by itself if that is smaller."""
-    # Then mode full cannot be smaller, and is not tried.
+    """Return the delta, or the chunk encoded without a base if that is smaller."""
+    # A delta this small is smaller than mode full can be, which is then not tried.
     if delta is not None and len(delta.payload) <= FULL_SHARE_MIN * len(new):
         return delta
     full = EncodedChunk(ChunkMode.FULL, encode_full(new))
@@ -100,9 +99,7 @@ def encode_delta(new: Buffer, base: Buffer) -> EncodedChunk | None:
 
 
 def _deltas(new: Buffer, base: Buffer, *, split: bool) -> tuple[EncodedChunk | None, bytes]:
-    """Return what `encode_delta` does, and the payload of mode split if that is wanted and
-    tried.
-    """
+    """Return the result of `encode_delta`, and the payload of mode split if that is wanted and tried."""
     loops = native.loops()
     if loops is None:
         changes = find_changes(new, base)
@@ -133,8 +130,8 @@ def decode_chunk(
 ) -> Buffer:
     """Return the chunk's `raw_len` bytes, which may be `payload` or `base` itself.
 
-    overwrite: decode a delta in the memory of the base, which must be writable and is undefined
-    after a fault. Allocates at most about four times raw_len, whatever the payload claims.
+    overwrite: decode a delta in the memory of the base, which must be writable and is undefined after
+    a fault. Allocates at most about four times raw_len, whatever the payload claims.
     """
     match mode:
         case ChunkMode.SAME:

@@ -1,9 +1,9 @@
-"""Compose consecutive deltas into one: from a -> b and b -> c make a -> c, without the bytes of a.
+"""Composes consecutive deltas into one: a -> b and b -> c become a -> c, without the bytes of a.
 
 Differences add up modulo 2**16, so decoding a chain of deltas onto zeros gives the sum that it adds
 to any base. If a chunk of the chain needs no base, decoding from there on gives the chunk's bytes.
-The places of a split chunk depend on its base's bytes, so it is no part of a chain; deltas are kept
-without such chunks (`delta.encode_twice`).
+The places of a split chunk depend on its base's bytes, so it cannot be part of a chain; deltas are
+kept without such chunks (`delta.encode_twice`).
 
 Not here: which deltas are kept, and which of them lead to a version (`kept_deltas`).
 """
@@ -20,11 +20,11 @@ from echo2d.core.weights.delta import (
     encode_chunk,
     encode_delta,
 )
-from echo2d.core.weights.encoding import NO_BASE, SELF_CONTAINED, ChunkRecord
+from echo2d.core.weights.form import NO_BASE, SELF_CONTAINED, ChunkRecord
 
 
 def compose_chunks(chain: Sequence[EncodedChunk], raw_len: int) -> EncodedChunk | None:
-    """Return one encoding with the effect of all in the chain; its base is the first one's base.
+    """Return one encoding with the effect of the whole chain; its base is that of the first encoding.
 
     None: the sum is a delta that is not smaller than the chunk. IntegrityFault: an encoding is
     wrong. Allocates at most about six times the chunk.
@@ -52,8 +52,8 @@ def compose_chunks(chain: Sequence[EncodedChunk], raw_len: int) -> EncodedChunk 
 
 
 def _encode_sum(words: Buffer) -> EncodedChunk | None:
-    """Encode a sum of differences as a delta. An odd last byte is always sent, because the base's
-    byte is unknown.
+    """Encode a sum of differences as a delta. An odd last byte is always sent, because that of the base
+    is unknown.
     """
     zeros = bytearray(len(words))
     if len(words) % 2:
@@ -68,11 +68,11 @@ def compose_record(
     raw_len: int,
     new: Callable[[], Buffer],
 ) -> tuple[ChunkRecord, bytes]:
-    """Like `encoding.encode_record`, from the chunk's records and payloads in kept deltas, oldest
+    """Like `form.encode_record`, but from the chunk's records and payloads in kept deltas, oldest
     first.
 
-    new: reads the chunk that the last of them makes; called only if the chunk by itself may be
-    smaller.
+    new: reads the chunk that the last delta makes. It is called only if the chunk encoded without a
+    base may be smaller.
     """
     last = chain[-1][0]
     best = compose_chunks(

@@ -1,4 +1,4 @@
-"""Encode a chunk without a base: compress the exponents of its bf16 words, copy the rest.
+"""Encodes a chunk without a base: compresses the exponents of its bf16 words, copies the rest.
 
     u32 h | zstd frame of the high plane, h bytes | low plane | odd last byte
 

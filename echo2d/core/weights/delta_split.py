@@ -1,8 +1,8 @@
-"""Encode a sparse chunk with its changes split into classes by the magnitude of the base words.
+"""Encodes a sparse chunk with its changes split into classes by the magnitude of the base words.
 
-A step of training moves a small weight to a neighbouring bf16 value far more often than a large
-one. Both sides know the base, so a gap counts only unchanged words of the class of its word, and
-within a class changes come as if by chance: Rice codes suit that, and need no tables. Layout:
+A train step moves a small weight to a neighbouring bf16 value far more often than a large one. Both
+sides know the base, so a gap counts only unchanged words of the class of its word. Within a class
+changes are distributed as if at random: Rice codes suit that, and need no tables. Layout:
 
     u32 changes of each of the 16 classes | u32 escapes | parameters | signs | low bits | unary
     | odd last byte
@@ -12,19 +12,19 @@ within a class changes come as if by chance: Rice codes suit that, and need no t
     order         changes are sorted by class; within a class they are in the order of their words
     gaps          of each change: the unchanged words of its class between the one before and it
     signs         a bit for each change: 1 if the difference (new - base as a signed number) is < 0
-    escapes       the changes by more than 1; for each the changes between the one before and it,
-                  then for each its |difference| - 2
+    escapes       the changes by more than 1: first, for each, the changes between the escape before
+                  and it; then, for each, its |difference| - 2
     parameters    four bits k for each 128 numbers of the gaps, then of the two lists of escapes
     low bits      the k lowest bits of each number; each 128 numbers begin with a new byte
-    unary         for each number n so many zeros as n >> k says, and a one
+    unary         for each number n: n >> k zeros, and a one
 
-Bits fill a byte from the lowest on. Nothing is compressed further, so nothing can unpack to more
-than is there. The lengths of parameters, signs and low bits follow from the numbers of changes and
-escapes, which are bounded by the chunk; unary is what is left, and bounded too.
+Bits fill a byte from the lowest on. Nothing is compressed further, so no payload can unpack to more
+than its size. The lengths of parameters, signs and low bits follow from the numbers of changes and
+escapes, which are bounded by the chunk; unary is the rest, and bounded too.
 
-The classes are those of the base: without it a split chunk means nothing, not even as a part of a
-chain of deltas (`delta_chain`). Only the compiled loops encode; the numpy code here decodes without them.
-Wrong payloads are an `IntegrityFault`.
+The classes are those of the base: without it a split chunk cannot be decoded, not even as a part of a
+chain of deltas (`delta_chain`). Only the compiled loops encode; the numpy code here decodes without
+them. Wrong payloads are an `IntegrityFault`.
 """
 
 from collections.abc import Iterator
@@ -54,18 +54,17 @@ _RICE_MAX = 15  # the largest parameter
 
 
 class _Classified(NamedTuple):
-    """A block of words by their classes. order: their indices, sorted by class; starts: where each
-    class starts among them, and the end of the last; seen: words of each class before the block.
-    """
+    """A block of words, sorted by their classes."""
 
-    order: NDArray[np.int64]
-    starts: NDArray[np.int64]
-    seen: NDArray[np.int64]
+    order: NDArray[np.int64]  # the words' indices, sorted by class
+    starts: NDArray[np.int64]  # where each class starts in `order`, and the end of the last
+    seen: NDArray[np.int64]  # how many words of each class come before the block
 
 
 def decode_split(payload: Buffer, base: Buffer, *, overwrite: bool = False) -> memoryview:
-    """Return the chunk, as long as its base. overwrite: decode in the base's memory. Allocates at
-    most about three times the chunk.
+    """Return the chunk, which is as long as its base. overwrite: decode in the base's memory.
+
+    Allocates at most about three times the chunk.
     """
     view, odd = memoryview(payload), len(base) % 2
     require(len(view) >= _HEAD_BYTES + odd, "a split chunk ends before its columns")
@@ -84,12 +83,12 @@ def decode_split(payload: Buffer, base: Buffer, *, overwrite: bool = False) -> m
 def _apply(words: Words, counts: NDArray[np.int64], gaps: RiceNumbers, differences: Words) -> None:
     """Add the differences to the words that the gaps lead to."""
     ends = np.cumsum(counts)
-    nexts = ends - counts  # of each class, the next change
+    nexts = ends - counts  # the next change of each class
     after = np.zeros(CLASSES, np.int64)
     for block, found in _classified(words):
         sizes = np.diff(found.starts)
         for each in np.flatnonzero((nexts < ends) & (sizes > 0)).tolist():
-            # No more changes than words of the class in this block can be in it.
+            # The block has at most as many changes of the class as it has words of the class.
             first = int(nexts[each])
             most = min(int(ends[each]), first + int(sizes[each]))
             ranks = np.cumsum(gaps[first:most] + np.int64(1)) + (int(after[each]) - 1)
@@ -115,7 +114,7 @@ def _classified(words: Words) -> Iterator[tuple[slice, _Classified]]:
 
 
 def _gaps(ranks: NDArray[np.int64], start: int = 0) -> RiceNumbers:
-    """How many come before each, since the one before it or since `start`."""
+    """How many places are between each rank and the one before it, or `start` for the first."""
     gaps: RiceNumbers = (np.diff(ranks, prepend=start - 1) - 1).astype(np.int32)
     return gaps
 
@@ -145,7 +144,7 @@ def _read(columns: memoryview, counts: NDArray[np.int64], words: int) -> tuple[R
     require(len(unary) <= (sum(lengths) + zeros_max + 7) // 8, "a split chunk has too many gaps")
     zeros = _read_unary(unary, sum(lengths))
     lists = []
-    # The largest |difference| of an escape is 2 more than this.
+    # The last of these limits is the largest |difference| - 2 of an escape.
     for length, largest, k, low in zip(
         lengths, (words, count, (1 << 15) - 2), parameters, low_bytes, strict=True
     ):
@@ -179,7 +178,7 @@ def _low_lengths(parameters: Bytes, count: int) -> NDArray[np.int64]:
 
 
 def _numbers(zeros: RiceNumbers, parameters: Bytes, low: memoryview, largest: int) -> RiceNumbers:
-    """Put the numbers together again. IntegrityFault: one is larger than the largest."""
+    """Put the numbers together again. IntegrityFault: one is larger than `largest`."""
     numbers, source = np.empty(zeros.size, np.int32), np.frombuffer(low, np.uint8)
     lengths = _low_lengths(parameters, zeros.size)
     for at, (k, end) in enumerate(
@@ -198,7 +197,7 @@ def _numbers(zeros: RiceNumbers, parameters: Bytes, low: memoryview, largest: in
 
 
 def _read_unary(stream: memoryview, count: int) -> RiceNumbers:
-    """The zeros before each of `count` ones, of which the last byte has the last."""
+    """How many zeros come before each of `count` ones; the last one is in the last byte."""
     packed = np.frombuffer(stream, np.uint8)
     require(not packed.size or int(packed[-1]) != 0, "a split chunk has numbers left over")
     zeros, filled, after = np.empty(count, np.int32), 0, 0

@@ -1,4 +1,4 @@
-"""Encode a chunk as differences to its base: 16-bit little-endian words, new - base modulo 2**16.
+"""Encodes a chunk as differences to its base: 16-bit little-endian words, new - base modulo 2**16.
 
 Training moves nearly every bf16 weight that it changes to a neighbouring value, which is a
 difference of -1 or 1 between the words. As integers, words of any bit pattern (NaN, -0.0, other
@@ -8,17 +8,17 @@ types) come back exactly. Two layouts:
     dense    u32 lengths of three columns |       codes | small | large | odd last byte
 
     gaps     sparse only, a byte per changed word: the number of unchanged words before it;
-             255 means 255 and continue in the next byte
+             255 means 255, continued in the next byte
     codes    two bits per word, lowest first: 0, 1, 2 mean -1, 0, 1; 3 means: see `small`
     small    a byte per code 3: z = 2 * d if the difference d >= 0, else -2 * d - 1;
              255 means: see `large`
     large    u16 z per 255 in `small`
 
-Columns are zstd frames; an empty column is empty. The length of each column follows from the one
-before it, that of the gaps is bounded by the chunk, so no length in a payload is trusted. Wrong
+Columns are zstd frames; an empty column has no bytes. The length of each column follows from the one
+before it, and that of the gaps is bounded by the chunk, so no length in a payload is trusted. Wrong
 payloads are an `IntegrityFault`.
 
-The compiled loops (`echo2d.native`) serve where there are any; the numpy code here gives the same
+The compiled loops (`echo2d.native`) are used if there are any; the numpy code here gives the same
 bytes and refuses the same payloads.
 """
 
@@ -39,18 +39,16 @@ Positions = NDArray[np.int64]
 
 
 class Changes(NamedTuple):
-    """The words of a chunk that differ from its base. places: their indices, ascending;
-    differences: new - base.
-    """
+    """The words of a chunk that differ from its base."""
 
-    places: Positions
-    differences: Words
+    places: Positions  # the indices of the words, ascending
+    differences: Words  # new - base
 
 
 _LENGTH_BYTES = 4
 # Words are processed in blocks, so that intermediate arrays stay in a core's cache.
 _BLOCK_WORDS = 1 << 16
-_GOES_ON = 255  # in a column of bytes: the value continues elsewhere
+_GOES_ON = 255  # in a column of bytes: the value is continued elsewhere
 _ESCAPED = 3  # code of a difference that is not -1, 0 or 1
 # The four codes of every possible byte, as four bytes.
 _UNPACKED = np.array(
@@ -59,8 +57,8 @@ _UNPACKED = np.array(
 
 
 def sparse_max(words: int) -> int:
-    """The most changed words of a sparse chunk. Beyond that, gaps take more bytes than the codes of
-    all words.
+    """The most changed words of a sparse chunk. With more, the gaps would take more bytes than the
+    codes of all words.
     """
     return words * 3 // 20
 
@@ -71,7 +69,7 @@ def find_changes(new: Buffer, base: Buffer) -> Changes | None:
     whole = mine.size // 4 * 4
     last = mine[whole:] - theirs[whole:]
     found, count = list[Changes](), 0
-    # The block size is in units of four words.
+    # A block has 1 << 16 units of four words.
     for block in blocks_of(whole // 4, 1 << 16):
         found.append(_changes_in_fours(mine[:whole].view("<u8"), theirs[:whole].view("<u8"), block))
         count += found[-1].places.size
@@ -106,8 +104,9 @@ def _dense_columns(new: Buffer, base: Buffer) -> Sequence[bytes]:
 
 
 def decode_sparse(payload: Buffer, base: Buffer, *, overwrite: bool = False) -> memoryview:
-    """Return the chunk, as long as its base. overwrite: decode in the base's memory. Allocates at
-    most about three times the chunk.
+    """Return the chunk, which is as long as its base. overwrite: decode in the base's memory.
+
+    Allocates at most about three times the chunk.
     """
     (frame, *columns), last = _columns(payload, 4, len(base))
     new, words = begin(base, last, overwrite=overwrite)
@@ -129,8 +128,9 @@ def decode_sparse(payload: Buffer, base: Buffer, *, overwrite: bool = False) -> 
 
 
 def decode_dense(payload: Buffer, base: Buffer, *, overwrite: bool = False) -> memoryview:
-    """Return the chunk, as long as its base. overwrite: decode in the base's memory. Allocates at
-    most about four times the chunk.
+    """Return the chunk, which is as long as its base. overwrite: decode in the base's memory.
+
+    Allocates at most about four times the chunk.
     """
     columns, last = _columns(payload, 3, len(base))
     new, words = begin(base, last, overwrite=overwrite)
@@ -162,12 +162,12 @@ def words_of(chunk: Buffer) -> Words:
 
 
 def blocks_of(length: int, block: int) -> Iterator[slice]:
-    """Yield slices that cover so many items."""
+    """Yield slices of at most `block` items that cover `length` items."""
     return (slice(start, min(start + block, length)) for start in range(0, length, block))
 
 
 def begin(base: Buffer, last: Buffer, *, overwrite: bool) -> tuple[Bytes, Words]:
-    """Return the base, or a copy of it, with the new odd last byte; and a view of its words."""
+    """Return the base or a copy of it, with the new odd last byte, and a view of its words."""
     there = np.frombuffer(base, dtype=np.uint8)
     new = there if overwrite else there.copy()
     new[len(base) - len(last) :] = np.frombuffer(last, dtype=np.uint8)
@@ -175,7 +175,7 @@ def begin(base: Buffer, last: Buffer, *, overwrite: bool) -> tuple[Bytes, Words]
 
 
 def accept(complaint: str | None) -> None:
-    """Raise what the compiled loops have to say about a payload."""
+    """Raise IntegrityFault if the compiled loops complain about a payload."""
     if complaint is not None:
         raise IntegrityFault(complaint)
 
@@ -272,7 +272,7 @@ def _decoded(frames: Sequence[memoryview], count: int) -> Iterator[tuple[slice, 
 def _unpacked_columns(
     frames: Sequence[memoryview], count: int, loops: native.Loops
 ) -> tuple[bytes, bytes, bytes]:
-    """Return the columns codes, small and large of so many words."""
+    """Return the columns codes, small and large of `count` words."""
     codes = decompress(frames[0], -(-count // 4))
     small = decompress(frames[1], loops.count_escaped(codes, count))
     return codes, small, decompress(frames[2], 2 * small.count(_GOES_ON))

@@ -1,7 +1,7 @@
-"""Build a form on the sender's side: chunks become segments (`FormBuilder`), segments become roots
+"""Builds a form on the sender's side: chunks become segments (`FormBuilder`), segments become roots
 (`RootWriter`).
 
-Of a segment that has been handed out only the result digests of its chunks are kept.
+Once a segment has been handed out, only the result digests of its chunks are kept.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from echo2d.core.base.canonical import Buffer, digest_of
 from echo2d.core.base.codec import pack
 from echo2d.core.base.ids import DIGEST_BYTES, Digest, SegmentId
-from echo2d.core.weights.encoding import (
+from echo2d.core.weights.form import (
     RECORD_TABLE_BYTES,
     SEGMENT_BYTES_MAX,
     SEGMENT_BYTES_MIN,
@@ -25,9 +25,8 @@ from echo2d.core.weights.encoding import (
 from echo2d.core.weights.manifest import FileEntry, Manifest
 from echo2d.core.weights.signed_index import ROOT_SEGMENTS_MAX, FormTotals, Root, running_digest
 
-_TABLE_HEAD_BYTES = (
-    128  # an upper bound for the format name, numbers and lengths; about 60 are used
-)
+# An upper bound for the format name, numbers and lengths of a table; about 60 are used.
+_TABLE_HEAD_BYTES = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +46,11 @@ class Segment:
 
 
 class FormBuilder:
-    """Collect the chunks of a form, in order, into segments.
+    """Collects the chunks of a form, in order, into segments.
 
     A segment closes before the next chunk once it has SEGMENT_BYTES_MIN bytes and SEGMENT_GROWTH of
-    all bytes before it, or if it would get more than SEGMENT_BYTES_MAX. segment_bytes: instead of the
-    last one, lower for tests only.
+    all bytes before it, or if it would get more than SEGMENT_BYTES_MAX. segment_bytes: replaces
+    SEGMENT_BYTES_MAX; lower only in tests.
     """
 
     def __init__(
@@ -73,9 +72,7 @@ class FormBuilder:
         self._open_table_bytes = _TABLE_HEAD_BYTES + len(pack(self._files))  # an upper bound
 
     def add(self, record: ChunkRecord, payload: bytes) -> Segment | None:
-        """Add the next chunk. Returns the segment before it, if the chunk did not fit into that
-        one.
-        """
+        """Add the next chunk. Returns the segment before it, if the chunk did not fit into that."""
         assert record.chunk == len(self._results)
         assert record.wire_bytes == len(payload)
         frames = self._frame_digests(payload)
@@ -94,11 +91,11 @@ class FormBuilder:
 
     @property
     def is_open(self) -> bool:
-        """Whether there are chunks that are in no segment yet."""
+        """Whether some chunks are in no finished segment yet."""
         return bool(self._open)
 
     def cut(self) -> Segment:
-        """Close the open segment before it has enough bytes; another chunk must follow."""
+        """Close the open segment although it has too few bytes; another chunk must follow."""
         return self._close()
 
     def finish(self) -> Segment:
@@ -116,9 +113,7 @@ class FormBuilder:
         return FormTotals(self._wire_bytes, manifest.full_bytes, manifest.digest)
 
     def check(self) -> None:
-        """Assert all invariants: the open segment is within its limits and holds the newest chunks
-        in order.
-        """
+        """Assert that the open segment keeps its limits and holds the newest chunks in order."""
         chunks = [record.chunk for record, _, _ in self._open]
         assert chunks == list(range(len(self._results)))[len(self._results) - len(chunks) :]
         assert sum(len(payload) for _, payload, _ in self._open) == self._open_wire_bytes
@@ -128,7 +123,7 @@ class FormBuilder:
         assert self._open_table_bytes <= TABLE_BYTES_MAX
 
     def _enough(self) -> float:
-        """With so many bytes the open segment is closed."""
+        """The bytes with which the open segment is closed."""
         return max(SEGMENT_BYTES_MIN, self._wire_bytes * SEGMENT_GROWTH)
 
     def _frame_digests(self, payload: Buffer) -> list[Digest]:
@@ -148,7 +143,7 @@ class FormBuilder:
 
 
 class RootWriter:
-    """Turn the digests of finished segments into roots to be signed."""
+    """Turns the digests of finished segments into roots to be signed."""
 
     def __init__(self, facts: FormFacts) -> None:
         self._facts = facts
@@ -164,8 +159,8 @@ class RootWriter:
         self._segments.append(table_digest)
 
     def take(self, totals: FormTotals | None = None) -> list[Root]:
-        """Make roots for the segments added since the last call. With `totals` the last of them
-        completes the form.
+        """Make roots for the segments added since the last call. With `totals` the last root completes
+        the form.
         """
         roots = []
         while self._rooted < len(self._segments):
@@ -176,7 +171,7 @@ class RootWriter:
         return roots
 
     def check(self) -> None:
-        """All invariants."""
+        """Assert that only known segments are in roots."""
         assert self._rooted <= len(self._segments)
 
     def _root(self, end: int, totals: FormTotals | None) -> Root:

@@ -9,12 +9,12 @@ from typing import Literal
 
 from echo2d.core.base.ids import Digest
 
-# A "delta" is made from a copy of the base, a "composed" form from kept deltas that lead from the
+# A "delta" is made from a copy of the base, and a "composed" form from kept deltas that lead from the
 # base to the version.
 FormKind = Literal["full", "delta", "composed"]
 
-# At half a percent of a version each. Over more versions than that, most of the weights have
-# changed.
+# At most this many deltas are kept, each of about half a percent of a version. Over more versions, most
+# of the weights have changed.
 DELTAS_KEPT_MAX = 32
 
 
@@ -30,7 +30,7 @@ class KeptDelta:
 def shortest_chain(
     deltas: Iterable[KeptDelta], base: Digest, made: Digest
 ) -> tuple[KeptDelta, ...] | None:
-    """Return the chain of fewest bytes from one snapshot to the other, or None."""
+    """Return the chain with the fewest bytes from one snapshot to the other, or None."""
     found: dict[Digest, tuple[KeptDelta, ...]] = {base: ()}
     known = list(deltas)
     # Bellman-Ford: after n rounds all chains of up to n deltas are found.
@@ -44,5 +44,5 @@ def shortest_chain(
 
 
 def chain_bytes(chain: Iterable[KeptDelta]) -> int:
-    """The most that a delta composed of these can take, without tables."""
+    """The most bytes that a delta composed of these can take, without tables."""
     return sum(delta.wire_bytes for delta in chain)

@@ -1,5 +1,5 @@
-"""Describe a snapshot: its files, their chunks, and the digest of each chunk. All forms of a
-version share it.
+"""Describes a snapshot: its files, their chunks, and the digest of each chunk. All forms of a version
+share it.
 
     files, sorted by path; each part is cut into chunks of at most CHUNK_BYTES
       x.safetensors   | header [0, 8+N) | data section |
@@ -8,7 +8,7 @@ version share it.
 
 The *snapshot digest* is the blake3-256 of the manifest's canonical encoding, and so covers file
 names, sizes and all bytes. Wrong files or bytes are an `IntegrityFault`. Not here: forms and frames
-(`encoding`), reading files (`store.snapshots`).
+(`form`), reading files (`store.snapshots`).
 """
 
 import re
@@ -26,8 +26,8 @@ CHUNK_BYTES = 8 << 20
 # The largest public models have about 200 shards. The list of files must fit into one table.
 SNAPSHOT_FILES_MAX = 1024
 PATH_PART_CHARS_MAX = 128  # half of what file systems allow: room for suffixes of temporary files
-# A segment of 64 MiB closes above 56 MiB, and at most SMALL_SEGMENTS_MAX come before the first of
-# them. So any form of such a snapshot fits into SEGMENTS_MAX.
+# A full segment has between 56 and 64 MiB, and at most SMALL_SEGMENTS_MAX smaller ones come before the
+# first of these. So any form of a snapshot of SNAPSHOT_BYTES_MAX fits into SEGMENTS_MAX.
 SMALL_SEGMENTS_MAX = 64
 SNAPSHOT_BYTES_MAX = (SEGMENTS_MAX - SMALL_SEGMENTS_MAX) * (56 << 20)
 # The header and the data section of each file may end in a short chunk.
@@ -38,7 +38,7 @@ _MANIFEST_BYTES_MAX = CHUNKS_MAX * DIGEST_BYTES + SNAPSHOT_FILES_MAX * (
 _SUFFIXES = (".safetensors", ".json", ".txt", ".model", ".jinja")
 # The names that Hugging Face PEFT uses.
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = ("adapter_config.json", "adapter_model.safetensors")
-BASE_PIN = "base.json"  # says which base model an adapter belongs to
+BASE_PIN = "base.json"  # names the base model that an adapter belongs to
 MODEL_FILES = ("config.json", "tokenizer.json")  # required in every model that is not an adapter
 ADAPTER_FILES = (ADAPTER_CONFIG, ADAPTER_WEIGHTS, BASE_PIN)
 
@@ -48,13 +48,11 @@ _FORMAT: Literal["echo2d-manifest-1"] = "echo2d-manifest-1"
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """One file. path: relative, "/" between parts. header_bytes: 8 + N for safetensors, 0 for all
-    others.
-    """
+    """One file."""
 
-    path: str
+    path: str  # relative, "/" between parts
     size: int
-    header_bytes: int
+    header_bytes: int  # 8 + N for safetensors, 0 for all others
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +69,7 @@ def is_safetensors(path: str) -> bool:
 
 
 def check_path(path: str) -> None:
-    """Check a file name: plain parts, at most one folder deep, data files only (never code or
-    pickles).
-    """
+    """Check a file name: plain parts, at most one folder deep, only data files (no code, no pickles)."""
     parts = path.split("/")
     plain = all(len(part) <= PATH_PART_CHARS_MAX and _PATH_PART.fullmatch(part) for part in parts)
     if len(parts) > 2 or not plain:
@@ -95,9 +91,7 @@ def _check_size(file: FileEntry) -> None:
 
 
 def check_files(files: Sequence[FileEntry]) -> None:
-    """Check that names are allowed, sorted and unique, that no file is also a folder, and that
-    sizes are in range.
-    """
+    """Check that names are allowed, sorted and unique, no file is also a folder, sizes are in range."""
     if len(files) > SNAPSHOT_FILES_MAX:
         raise IntegrityFault(f"{len(files)} files; at most {SNAPSHOT_FILES_MAX} are allowed")
     for file in files:
@@ -179,7 +173,7 @@ class Manifest:
 
 
 def split_digests(joined: bytes) -> tuple[Digest, ...]:
-    """Split concatenated digests. IntegrityFault: there is a remainder."""
+    """Split concatenated digests. IntegrityFault: the last one is incomplete."""
     if len(joined) % DIGEST_BYTES:
         raise IntegrityFault("a list of digests has the wrong length")
     return tuple(

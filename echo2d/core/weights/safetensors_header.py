@@ -1,4 +1,4 @@
-"""Check the header of a safetensors file before any of it is used.
+"""Checks the header of a safetensors file before any of it is used.
 
 A file is `u64 N | N bytes of JSON | data`. The JSON object maps tensor names to dtype, shape and
 data_offsets, and `__metadata__` to texts. The tensors must cover the data section without holes or
@@ -12,10 +12,10 @@ from typing import Any, NoReturn
 from echo2d.errors import IntegrityFault
 
 LENGTH_BYTES = 8
-# JSON for 100,000 tensors in one file; the largest public models have 40,000 in all files.
+# Room for 100,000 tensors in one file; the largest public models have 40,000 in all files.
 HEADER_BYTES_MAX = 16 << 20
-# Real tensors have at most 5. Together with DIM_MAX it bounds the numbers that a header can make us
-# multiply.
+# Real tensors have at most 5 dimensions. Together with the limit of a dimension this bounds the numbers that a header
+# can make us multiply.
 TENSOR_DIMS_MAX = 16
 DTYPE_BITS = {
     **dict.fromkeys(("F4",), 4),
@@ -29,7 +29,7 @@ DTYPE_BITS = {
 
 
 def header_bytes(prefix: bytes, file_size: int) -> int:
-    """Return 8 + N. prefix: the first 8 bytes of the file, or all if it is shorter."""
+    """Return 8 + N. prefix: the first 8 bytes of the file, or the whole file if it is shorter."""
     if len(prefix) < LENGTH_BYTES:
         raise IntegrityFault("too short for a safetensors header")
     declared = int.from_bytes(prefix[:LENGTH_BYTES], "little")

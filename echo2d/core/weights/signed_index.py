@@ -1,4 +1,4 @@
-"""Define roots: signed summaries that name a form's segments while it is still being encoded.
+"""Defines roots: signed summaries that name a form's segments while it is still being encoded.
 
     root 1   segments 0..1   running digest over 0..1
     root 2   segments 2..2   running digest over 0..2
@@ -16,12 +16,12 @@ from typing import Literal
 from echo2d.core.base.canonical import canonical_unpacker, digest_of
 from echo2d.core.base.codec import pack
 from echo2d.core.base.ids import DIGEST_BYTES, SEGMENTS_MAX, Digest, FormId, SegmentId
-from echo2d.core.weights.encoding import FormFacts
+from echo2d.core.weights.form import FormFacts
 from echo2d.errors import IntegrityFault
 
 ROOT_BYTES_MAX = 1024  # roots go over the control link to every peer
 ROOT_SEGMENTS_MAX = 16  # digests that fit into ROOT_BYTES_MAX beside the longest facts and totals
-PAGE_SEGMENTS_MAX = 1024  # 34 KiB a page; four pages list the largest form
+PAGE_SEGMENTS_MAX = 1024  # 34 KiB per page; four pages list the largest form
 
 
 def running_digest(segments: Sequence[Digest]) -> Digest:
@@ -31,13 +31,11 @@ def running_digest(segments: Sequence[Digest]) -> Digest:
 
 @dataclass(frozen=True, slots=True)
 class FormTotals:
-    """Totals of a complete form. wire_bytes: frames and tables; full_bytes: files; snapshot: the
-    manifest's digest.
-    """
+    """Totals of a complete form."""
 
-    wire_bytes: int
-    full_bytes: int
-    snapshot: Digest
+    wire_bytes: int  # bytes of all frames and tables
+    full_bytes: int  # bytes of the files
+    snapshot: Digest  # the manifest's digest
 
     def __post_init__(self) -> None:
         if len(self.snapshot) != DIGEST_BYTES:
@@ -46,14 +44,13 @@ class FormTotals:
 
 @dataclass(frozen=True, slots=True)
 class Root:
-    """A root. segments: digests of [first_segment, segment_count), new since the last root;
-    running: over [0, segment_count).
-    """
+    """A root; see the module docstring."""
 
     facts: FormFacts
     first_segment: SegmentId
+    # The digests of the segments [first_segment, segment_count), which are new since the last root.
     segments: tuple[Digest, ...]
-    running: Digest
+    running: Digest  # the running digest over the segments [0, segment_count)
     totals: FormTotals | None
 
     def __post_init__(self) -> None:
@@ -79,15 +76,13 @@ class Root:
 
     @staticmethod
     def decode(data: bytes) -> "Root":
-        """Decode `signing_bytes()` after their signature has been verified. IntegrityFault on other
-        bytes.
-        """
+        """Decode `signing_bytes()` whose signature was verified. IntegrityFault: other bytes."""
         return _unpack(data).root
 
 
 @dataclass(frozen=True, slots=True)
 class _SignedRecord:
-    """The format name separates this signature from signatures over other things."""
+    """What is signed. The format name distinguishes this signature from signatures over other things."""
 
     format: Literal["echo2d-root-1"]
     root: Root

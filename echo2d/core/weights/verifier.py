@@ -1,12 +1,11 @@
-"""Verify what a receiver learns about one form, from signed roots, unsigned pages and segment
-tables.
+"""Verifies what a receiver learns about one form from signed roots, unsigned pages and segment tables.
 
     unknown segment --root (signed)--------------------------> signed digest --table--> frames known
           \\--page (claimed)--running digest of a root fits--->/
 
 Each fact is checked when it arrives. An `IntegrityFault` leaves the index as it was, except that
-false pages are dropped. The index knows length and digest of every frame of a known segment, and at
-the end the manifest. Not here: signatures and the publish_seq rule, which the caller checks; which
+false pages are dropped. The index knows the length and digest of every frame of a known segment, and
+at the end the manifest. Not here: signatures and the publish_seq rule, which the caller checks; which
 frames are on disk (`relay/frame_set`); the bytes of frames.
 """
 
@@ -15,7 +14,7 @@ from collections.abc import Sequence
 from echo2d.core.base.canonical import digest_of, require
 from echo2d.core.base.ids import ChunkId, Digest, FrameId, SegmentId, index_of, is_table, segment_of
 from echo2d.core.weights.delta import ChunkMode
-from echo2d.core.weights.encoding import (
+from echo2d.core.weights.form import (
     FormFacts,
     FrameSpan,
     SegmentTable,
@@ -42,8 +41,8 @@ class FormIndex:
     # --- what comes in
 
     def accept_root(self, root: Root) -> None:
-        """Add a root whose signature was verified. Old and repeated roots are allowed,
-        contradicting ones are not.
+        """Add a root whose signature was verified. Old and repeated roots are allowed, but no
+        contradicting ones.
         """
         require(root.facts == self.facts, "a root contradicts the form's facts")
         named = dict(
@@ -68,7 +67,7 @@ class FormIndex:
         self._settle(newer, self._signed | named, self._claimed)
 
     def accept_page(self, start: SegmentId, digests: Sequence[Digest]) -> None:
-        """Add unsigned digests of segments start, start + 1, ...
+        """Add unsigned digests of the segments start, start + 1, ...
 
         They are trusted once no segment is missing and the running digest of the newest root fits.
         """
@@ -112,12 +111,12 @@ class FormIndex:
 
     @property
     def totals(self) -> FormTotals | None:
-        """Known once the form's last root has arrived."""
+        """The form's totals; None until its last root has arrived."""
         return self._newest.totals
 
     def missing_segment(self) -> SegmentId | None:
-        """The first segment whose digest must be requested in pages; None if all up to the newest
-        root are known.
+        """The first segment whose digest must be requested in pages; None: all up to the newest root
+        are known.
         """
         known = self._signed.keys() | self._claimed.keys()
         return next(
@@ -142,7 +141,7 @@ class FormIndex:
         return self._tables.get(segment)
 
     def spans(self, segment: SegmentId) -> tuple[FrameSpan, ...]:
-        """All payload frames of a segment in order; empty until its table has arrived, or if it has
+        """All payload frames of a segment in order; empty until its table has arrived, or if there are
         none.
         """
         return self._spans.get(segment, ())
@@ -160,15 +159,13 @@ class FormIndex:
         return spans[index - 1] if 0 < index <= len(spans) else None
 
     def chunk(self, chunk: ChunkId) -> Chunk | None:
-        """The place of the chunk's bytes in the files; known once the first segment's table has
-        arrived.
+        """The place of the chunk's bytes in the files; None until the first segment's table has arrived,
+        or if there is no such chunk.
         """
         return self._layout[chunk] if chunk < len(self._layout) else None
 
     def chunk_spans(self, chunk: ChunkId) -> tuple[FrameSpan, ...]:
-        """The frames of an encoded chunk in order; empty for a chunk that is unknown or has no
-        payload.
-        """
+        """The frames of an encoded chunk in order; empty if the chunk is unknown or has no payload."""
         segment = self._segment_of_chunk.get(chunk)
         return (
             ()
@@ -204,8 +201,8 @@ class FormIndex:
     def _settle(
         self, newest: Root, signed: dict[SegmentId, Digest], claimed: dict[SegmentId, Digest]
     ) -> bool:
-        """Adopt the new state. Once no segment is missing, the running digest decides about the
-        claimed digests.
+        """Adopt the new state. Once no segment is missing, the running digest decides whether the
+        claimed digests are right.
 
         False: they were wrong, and have been dropped.
         """

@@ -1,17 +1,19 @@
-"""What each worker delivers, and how many samples it may therefore hold.
+"""Measures what each worker delivers, and decides how many samples it may therefore hold.
 
-    new tokens, reported or in a result --> tokens/s while it holds something --> its share of the pool's
+    new tokens, reported or in a result --> tokens/s while it holds samples --> its share of the pool's
                                                                                        |
         allowed = window x share, of the slots that it offers <------------------------+
 
 The window is the number of samples that may be under way (docs/design/staleness.md). By Little's law a worker that
-holds its share of it ends them before they are too old, and one that holds more does not. So slots are an offer, and
-tokens decide. While the window has room, a worker that is about as fast as usual may hold more and more.
+holds its share of the window finishes its samples before they are too old, and a worker that holds more does not. So
+the slots are only an offer, and the delivered tokens decide. While the window has room, a worker that is about as fast
+as usual may hold more and more.
 
-A newcomer begins with one group, or with its fair share of the window while nobody has delivered anything; newcomers
-of one token share that. It grows whenever it is loaded and delivers, and shrinks when it is loaded and does not. A
-worker whose share is less than one sample keeps one on trial, but all such workers of a token no more than a group.
-Not here: which worker gets a sample (`ranking`), what a slow one has to give back (`scheduler`).
+A newcomer begins with one group, or while no worker has delivered anything, with its fair share of the window;
+newcomers of one token share that. The number grows when the worker is loaded and delivers, and shrinks when it is
+loaded and does not. A worker whose share is less than one sample keeps one on trial, but all such workers of a token
+together keep at most a group.
+Not here: which worker gets a sample (`ranking`), what a slow worker must give back (`scheduler`).
 """
 
 import math
@@ -24,54 +26,51 @@ from echo2d.core.cluster.membership import SLOTS_MAX
 from echo2d.core.protocol.control_messages import PROGRESS_S
 from echo2d.core.work.events import WorkerDelivery
 
-# A sample takes so many times as long as usual at a slow worker.
+# A worker is slow if a sample takes this many times as long there as usual.
 SLOW_TIMES = 3.0
-# A worker that is as fast as usual may hold so many times as many samples as it holds.
+# A worker that is as fast as usual may hold this many times as many samples as it holds now.
 GROWTH = 1.5
-# Seconds of work after which what was delivered has lost all but 1/e of its weight.
+# After this many seconds of work, delivered tokens have lost all but 1/e of their weight.
 MEMORY_S = 5.0 * PROGRESS_S
-# A worker that has held samples for so long and delivered nothing is no newcomer any more.
+# A worker that has held samples for this long and delivered nothing is no longer a newcomer.
 TRIAL_S = 4.0 * PROGRESS_S
-# What somebody delivers is known after so many seconds of work: reports come every PROGRESS_S.
+# A worker's rate is known after this many seconds of work: reports come every PROGRESS_S.
 _KNOWN_S = 2.0 * PROGRESS_S
+# Seconds between two records of what workers may hold.
 KEEP_S = 30.0
-# Ranks of speed, a factor of two each: 0 is usual, more is slower.
+# Ranks of speed, each a factor of two: 0 is usual, more is slower.
 RANK_MIN, RANK_MAX = -2, 6
-RANK_SLOW = 2  # from here on a worker comes after all others, whatever version it serves
+RANK_SLOW = 2  # from this rank on a worker comes after all others, whatever version it serves
 
 
-# The samples that a worker may hold, and its rank.
+# How many samples a worker may hold, and its rank.
 Bounds = tuple[int, int]
 UNBOUND: Bounds = (SLOTS_MAX, 0)
 
 
 @dataclass(slots=True)
 class _Worker:
-    """tokens delivered, seconds in which samples were held, and sample-seconds; `fresh` ones since the last review.
+    """The work of one worker. Older work weighs less, see MEMORY_S."""
 
-    token: the name of the access token that it joined with. slots: as it offers them; 0: it is not here.
-    allowed: the samples that it may hold. capacity: tokens/s when it last had enough to do. tried_s: for how long it
-    has held something in all. delivered: whether it ever wrote a token.
-    """
-
-    tokens: float = 0.0
-    busy_s: float = 0.0
-    held_s: float = 0.0
-    fresh_tokens: int = 0
-    holds: int = 0
-    at: float = 0.0
+    tokens: float = 0.0  # delivered up to the last review
+    busy_s: float = 0.0  # seconds in which it held samples
+    held_s: float = 0.0  # sample-seconds
+    fresh_tokens: int = 0  # delivered since the last review
+    holds: int = 0  # how many samples it holds
+    at: float = 0.0  # the time up to which the seconds are counted
+    # The name of the access token that it joined with.
     token: str = ""
-    slots: int = 0
-    allowed: int = 0
-    capacity: float = 0.0
+    slots: int = 0  # the slots that it offers; 0: it is not here
+    allowed: int = 0  # how many samples it may hold
+    capacity: float = 0.0  # tokens/s when it last had enough to do
     rank: int = 0
-    tried_s: float = 0.0
-    delivered: bool = False
+    tried_s: float = 0.0  # how long it has held samples in all
+    delivered: bool = False  # whether it ever wrote a token
     wrote_at: float = 0.0
     idle_since: float = 0.0
 
     def until(self, now: float) -> None:
-        """`holds` was constant since `at`."""
+        """Count the time since `at`, in which `holds` was constant."""
         if self.holds and now > self.at:
             keep = math.exp((self.at - now) / MEMORY_S)
             spent_s = MEMORY_S * (1.0 - keep)
@@ -87,16 +86,16 @@ class _Worker:
 
     @property
     def rate(self) -> float:
-        """tokens/s while it holds something."""
+        """Tokens/s while it holds samples."""
         return self.tokens / self.busy_s if self.busy_s else 0.0
 
     @property
     def speed(self) -> float:
-        """tokens/s of one sample."""
+        """Tokens/s of one sample."""
         return self.tokens / self.held_s if self.held_s else 0.0
 
     def weight(self, now: float) -> float:
-        """Its tokens, which count less and less while others write and it does not."""
+        """Its tokens, which count less the longer it has not written."""
         return self.tokens * math.exp((self.wrote_at - now) / MEMORY_S)
 
     @property
@@ -109,7 +108,7 @@ class _Worker:
 
     @property
     def rate_if_loaded(self) -> float:
-        """tokens/s when it holds half of what it may, or more; no sample gets faster by that."""
+        """Tokens/s when it holds at least half of what it may; this makes no single sample faster."""
         most = min(self.allowed, self.slots)
         if 2.0 * self.load >= most:
             return self.load * self.speed
@@ -117,27 +116,27 @@ class _Worker:
 
     @property
     def load(self) -> float:
-        """The samples that it holds now, or held lately on average."""
+        """How many samples it holds now, or held lately on average if that is more."""
         return max(self.holds, self.held_s / self.busy_s if self.busy_s else 0.0)
 
 
 class Deliveries:
     """See the module docstring. `now` is monotonic seconds.
 
-    window: samples that may be under way. group: samples that a worker may hold to begin with.
+    window: how many samples may be under way. group: how many a worker may hold at first.
     """
 
     def __init__(
         self, window: int, group: int, kept: Iterable[WorkerDelivery] = (), *, now: float = 0.0
     ) -> None:
-        # The first newcomer of a token may hold eight samples, however small the groups are.
+        # A newcomer may hold at least 8 samples, however small the groups are.
         self._window, self._group = window, max(8, group)
         self._workers: dict[PeerId, _Worker] = {}
         # When `review` is due.
         self.review_at = now
-        # tokens/s of one sample at the worker that wrote the median token.
+        # Tokens/s of one sample at the worker that wrote the median token.
         self._usual = 0.0
-        # Tokens of an answer, on average.
+        # The mean length of an answer in tokens.
         self._answer = 0.0
         self._kept: dict[PeerId, WorkerDelivery] = {}
         self._keep_at = now + KEEP_S
@@ -145,59 +144,59 @@ class Deliveries:
             self._remember(each, now)
 
     def bounds(self, worker: PeerId) -> Bounds:
-        """How many samples it may hold, also of those that it does not offer, and how slow it is: 0 is usual,
-        1 takes twice as long for a sample.
+        """How many samples it may hold, even beyond the slots that it offers, and its rank: 0 is usual, 1
+        takes twice as long for a sample.
         """
         work = self._workers.get(worker)
         return (self._group, 0) if work is None else (work.allowed, work.rank)
 
     def rate(self, worker: PeerId) -> float | None:
-        """The tokens/s that it has delivered lately while it held something; None: it or the others are not known."""
+        """The tokens/s that it delivered lately while it held samples; None: its rate or the usual one is unknown."""
         work = self._workers.get(worker)
         return work.rate if work is not None and work.is_known and self._usual else None
 
     def slower(self, worker: PeerId) -> float | None:
-        """How many times as long as usual a sample takes there; None: it delivers nothing, or nothing is known."""
+        """How many times as long as usual a sample takes there; None: it delivers nothing, or is not known."""
         work = self._workers.get(worker)
         known = work is not None and work.is_known and work.speed and self._usual
         return self._usual / work.speed if work is not None and known else None
 
     @property
     def answer_s(self) -> float:
-        """Seconds of an answer, on average, at a worker that is as fast as usual; 0: not known."""
+        """Mean seconds of an answer at a worker that is as fast as usual; 0: not known."""
         return self._answer / self._usual if self._usual else 0.0
 
     def is_slow(self, worker: PeerId) -> bool:
-        """Whether a sample takes SLOW_TIMES times as long there as usual, or longer."""
+        """Whether a sample takes at least SLOW_TIMES times as long there as usual."""
         work = self._workers.get(worker)
         return work is not None and work.is_known and SLOW_TIMES * work.speed < self._usual
 
     def slow(self) -> list[PeerId]:
-        """The slow workers that hold something, the slowest first."""
+        """The slow workers that hold samples, the slowest first."""
         found = [each for each, work in self._workers.items() if work.holds and self.is_slow(each)]
         return sorted(found, key=lambda each: self._workers[each].speed)
 
     def speed(self, worker: PeerId) -> float:
-        """tokens/s of one sample there; of a worker that is not known, the usual ones."""
+        """Tokens/s of one sample there; the usual speed if the worker's is not known."""
         work = self._workers.get(worker)
         return work.speed if work is not None and work.is_known else self._usual
 
     def gain_s(self, worker: PeerId, elsewhere: float, written: int, idle_s: float) -> float:
-        """How many seconds a sample gains if it goes on elsewhere.
+        """How many seconds earlier a sample ends if it is continued elsewhere.
 
-        elsewhere: tokens/s of one sample there. written: its tokens so far. idle_s: since the last one.
+        elsewhere: tokens/s of one sample there. written: its tokens so far. idle_s: seconds since the last token.
         """
         speed = self._workers[worker].speed
         if idle_s >= TRIAL_S or not speed:
             return math.inf
-        # How much longer the long answers are is not known: in proportion to what they are by now.
+        # The answer's final length is not known: at least a quarter of mean plus written tokens is assumed to be left.
         left = max(self._answer - written, (self._answer + written) / 4)
         return left / speed - left / elsewhere
 
     # --- what happens
 
     def holds(self, worker: PeerId, token: str, slots: int, samples: int, *, now: float) -> Bounds:
-        """It holds this many samples from now on. Call this at every change. Returns its bounds."""
+        """Note that it holds this many samples from now on; call this at every change. Returns its bounds."""
         work = self._workers.get(worker)
         if work is None:
             work = self._workers[worker] = _Worker(at=now)
@@ -212,7 +211,7 @@ class Deliveries:
         return work.allowed, work.rank
 
     def wrote(self, worker: PeerId, tokens: int, *, answer: int = 0) -> None:
-        """It has delivered this many new tokens. answer: the tokens of an answer that has ended with them."""
+        """Note that it delivered this many new tokens. answer: the length of an answer that ended with them."""
         if answer:
             # The mean is that of the newest 128 answers.
             self._answer += (answer - self._answer) * (1 / 128 if self._answer else 1.0)
@@ -221,7 +220,7 @@ class Deliveries:
             work.fresh_tokens += tokens
 
     def stood_still(self, worker: PeerId, seconds: float) -> None:
-        """The worker's engines have just stood still for so many seconds, to take a version."""
+        """Note that the worker's engines just stood still for this many seconds, to load a version."""
         work = self._workers.get(worker)
         keep = math.exp(-seconds / MEMORY_S)
         still_s = MEMORY_S * (1.0 - keep)
@@ -231,14 +230,14 @@ class Deliveries:
             work.held_s = max(0.0, work.held_s - work.holds * still_s) / keep
 
     def left_alone(self, worker: PeerId) -> None:
-        """It left a sample alone for as long as an answer takes: what it wrote before says nothing any more."""
+        """Forget its rate: it wrote nothing of a sample for as long as an answer takes."""
         work = self._workers.get(worker)
         if work is not None:
             work.tokens = work.busy_s = work.held_s = work.capacity = 0.0
             work.allowed, work.rank = 1, RANK_SLOW
 
     def review(self, *, now: float) -> set[PeerId]:
-        """Every PROGRESS_S, what each may hold; returns the workers for which that has changed."""
+        """Decide what each worker may hold, every PROGRESS_S. Returns the workers for which that changed."""
         self.review_at = now + PROGRESS_S
         self._forget()
         before = {each: (work.allowed, work.rank) for each, work in self._workers.items()}
@@ -258,8 +257,8 @@ class Deliveries:
         capacity = sum([work.capacity for work in known if work.slots])
         for work in known:
             self._judge(work, capacity)
-            # A slow worker that has held nothing for two minutes gets one sample, which tells
-            # whether it is still slow.
+            # A slow worker that has held nothing for two minutes gets one sample, which shows whether it
+            # is still slow.
             if work.rank >= RANK_SLOW and not work.holds and now >= work.idle_since + 120.0:
                 work.rank, work.allowed = RANK_SLOW - 1, max(1, work.allowed)
         self._admit_newcomers(capacity)
@@ -271,7 +270,7 @@ class Deliveries:
         }
 
     def to_keep(self, *, now: float) -> tuple[WorkerDelivery, ...]:
-        """What a restart should know: every KEEP_S, of the workers that may hold another number now."""
+        """What a restart should know, every KEEP_S: the workers that may hold another number than before."""
         if now < self._keep_at:
             return ()
         self._keep_at = now + KEEP_S
@@ -287,7 +286,7 @@ class Deliveries:
     # --- inside
 
     def _remember(self, kept: WorkerDelivery, now: float) -> None:
-        """What was known before a restart weighs as much as a few seconds of work."""
+        """Take over what was known before a restart; it weighs as much as a few seconds of work."""
         tokens = kept.tokens_per_s * _KNOWN_S
         self._workers[kept.worker] = _Worker(
             tokens,
@@ -302,7 +301,7 @@ class Deliveries:
         self._kept[kept.worker] = kept
 
     def _judge(self, work: _Worker, capacity: float) -> None:
-        """What a worker may hold whose rate is known. capacity: tokens/s of all who are here."""
+        """Decide what a worker with a known rate may hold. capacity: tokens/s of all workers that are here."""
         if not self._usual:
             return
         slower = math.log2(self._usual / work.speed) if work.speed else RANK_MAX
@@ -313,9 +312,9 @@ class Deliveries:
             work.allowed = math.ceil(min(SLOTS_MAX, most))
 
     def _admit_newcomers(self, capacity: float) -> None:
-        """Newcomers of one token share its part of the window, a group each while there is any left.
+        """Newcomers of one token share its part of the window, a group each while some is left.
 
-        capacity: as in `_judge`; 0: nobody has delivered anything yet.
+        capacity: as in `_judge`; 0: no worker has delivered anything yet.
         """
         new: dict[str, list[_Worker]] = defaultdict(list)
         for work in self._workers.values():
@@ -325,7 +324,7 @@ class Deliveries:
             return
         here = [work for work in self._workers.values() if work.slots]
         if len(here) == 1:
-            here[0].allowed = SLOTS_MAX  # there is nobody to do without it
+            here[0].allowed = SLOTS_MAX  # it is the only worker
             return
         tokens = len({work.token for work in here})
         part = max(self._window, self._group * len(here)) // tokens
@@ -340,7 +339,7 @@ class Deliveries:
                 left -= work.allowed
 
     def _keep_on_trial(self) -> None:
-        """Those whose share is less than a sample, but not all of a token's."""
+        """Let workers whose share is less than a sample hold one, but at most a group of them per token."""
         idle: dict[str, list[_Worker]] = defaultdict(list)
         for work in self._workers.values():
             if work.is_known and work.allowed < 1:
@@ -350,7 +349,7 @@ class Deliveries:
                 work.allowed = 1
 
     def _forget(self) -> None:
-        """The oldest of those that hold nothing."""
+        """Forget the oldest workers that hold nothing, above _WORKERS_MAX."""
         idle = [each for each, work in self._workers.items() if not work.holds]
         # The work of as many workers is remembered as there are peers.
         for each in idle[: max(0, len(self._workers) - 2048)]:
@@ -361,9 +360,9 @@ class Deliveries:
 
 
 def usual_speed(delivered: Iterable[tuple[float, float]]) -> float:
-    """Of pairs of speed and tokens: the speed at which the median token was written; 0: there is none.
+    """The speed at which the median token was written; 0: there are none. delivered: pairs of speed and tokens.
 
-    Who writes few tokens has no say, however many samples it holds.
+    A worker that writes few tokens has little influence, however many samples it holds.
     """
     known = sorted([each for each in delivered if each[1]])
     half = sum([tokens for _, tokens in known]) / 2.0

@@ -1,4 +1,4 @@
-"""What a sample of an environment has of its episode, and what the environment is told of each turn.
+"""What a sample of an environment has of its episode, and what the environment gets of each turn.
 
     leased --result--> parked --StepEnvironment--> the environment
                           |                              |
@@ -7,8 +7,8 @@
                        waiting, with all tokens so far --leased--> ...
 
 A parked sample has no lease and no slot.
-Kept true: given tokens have no span.
-Not here: where samples wait (each kind of work has its own book), leases (`scheduler`).
+Invariant: given tokens have no span.
+Not here: where samples wait (each kind of work keeps its own), leases (`scheduler`).
 """
 
 from dataclasses import dataclass
@@ -26,29 +26,26 @@ from echo2d.core.work.results import Written
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """What a sample of an environment has from its earlier turns.
+    """What a sample of an environment has from its earlier turns."""
 
-    turns: how many are over. partial: their tokens, and those that the environment gave behind each. state:
-    what the environment needs to go on in another process; None: it cannot. since: when the sample was leased first.
-    """
-
-    turns: int
+    turns: int  # how many turns have ended
+    # The tokens of these turns, each followed by the tokens that the environment gave.
     partial: Partial
+    # What the environment needs to continue in another process; None: it cannot.
     state: bytes | None
-    since: float
+    since: float  # when the sample was leased first
 
 
 @dataclass(frozen=True, slots=True)
 class Parked:
-    """A turn that the environment is being asked about. since: when the sample was leased first.
-    served: the version of its worker when the turn ended. asked_at: since when the environment has been asked.
-    """
+    """A turn for which the environment's answer is awaited."""
 
     turn: TurnKept
-    since: float
+    since: float  # when the sample was leased first
     worker: PeerId
+    # The version that the worker served when the turn ended.
     served: VersionKey | None
-    asked_at: float
+    asked_at: float  # when the environment was asked
 
     def answered(self, given: bytes, state: bytes | None, *, anew: bool = False) -> Episode:
         """The episode after the environment's answer: these tokens (int32), and its state."""
@@ -66,7 +63,7 @@ def has_room(
     *,
     anew: bool = False,
 ) -> bool:
-    """Whether another turn may follow this one, with these tokens so far and these given ones (int32)."""
+    """Whether another turn may follow this one, after the tokens so far and these given ones (int32)."""
     assert task.episode is not None
     length = partial.length + len(given) // 4
     limit = rules.limit(task, prompt, length, partial.length if anew else partial.branch_start)
@@ -75,24 +72,20 @@ def has_room(
 
 @dataclass(frozen=True, slots=True)
 class ParkedEpisode:
-    """A parked sample, and what its environment hears of it.
-
-    before: the episode up to the parked turn; None: it is the first one. name: of the task or the evaluation. cursor,
-    prompt: of the sample's group. begun: how often the sample was begun before. seed_group: the group that the
-    episode's seed is made of.
-    """
+    """A parked sample, with what its environment gets to know."""
 
     parked: Parked
+    # The episode before the parked turn; None: it is the first turn.
     before: Episode | None
     task: TaskRules
-    name: str
-    cursor: int
-    prompt: bytes
-    seed_group: GroupId
-    begun: int = 0
+    name: str  # of the task or the evaluation
+    cursor: int  # of the sample's group
+    prompt: bytes  # of the sample's group
+    seed_group: GroupId  # the group from which the episode's seed is derived
+    begun: int = 0  # how many times the sample was begun before
 
     def is_answered_by(self, event: EnvironmentStepped | EpisodeEnded) -> bool:
-        """Whether this answer of the environment is about the parked turn, and not about an earlier one."""
+        """Whether this answer of the environment is about the parked turn, not about an earlier one."""
         return (self.begun, self.parked.turn.turn) == (event.begun, event.turn)
 
     def has_room(self, rules: RunRules, event: EnvironmentStepped) -> bool:
@@ -105,7 +98,7 @@ class ParkedEpisode:
         return self.parked.answered(event.tokens, event.state, anew=event.anew)
 
     def step(self, rules: RunRules, *, again: bool = False) -> StepEnvironment:
-        """Tell the environment of the parked turn. again: it may have been told before."""
+        """The order that tells the environment about the parked turn. again: it may know it already."""
         turn = self.parked.turn
         return StepEnvironment(
             turn.group,
@@ -134,7 +127,7 @@ def end_turn(
     since: float,
     now: float,
 ) -> Parked:
-    """A result has ended a turn. before: the episode up to it. since: as in `Parked`."""
+    """Make the parked turn that a result has ended. before: the episode before it. since: as in `Parked`."""
     number = 1 if before is None else before.turns + 1
     turn = TurnKept(
         group,

@@ -22,15 +22,13 @@ from echo2d.core.protocol.trajectory import (
 
 @dataclass(frozen=True, slots=True)
 class PromptDrawn:
-    """Prompt number `cursor` of the task `source.task` (answers DrawPrompt).
-
-    contents: of the source's attachments. The shell keeps them, and the core never sees them.
-    """
+    """Prompt number `cursor` of the task `source.task` (answers DrawPrompt)."""
 
     cursor: int
     tokens: bytes
     source: Source = NO_SOURCE
     tags: tuple[PromptTag, ...] = ()
+    # The contents of the source's attachments. The shell keeps them, and the core never sees them.
     contents: tuple[bytes, ...] = ()
 
 
@@ -55,8 +53,8 @@ class PromptsEnded:
 class SampleScored:
     """The reward of one trajectory (answers ScoreSample); None: it failed for `reason`.
 
-    A reward with a reason is 0 because nobody could say what the answer is worth, or because the run
-    gives 0 where the task's code failed. failed: whether it did.
+    A reward with a reason is 0 because the answer could not be scored, or because the run gives 0 when
+    the task's code fails.
     """
 
     group: GroupId
@@ -64,54 +62,50 @@ class SampleScored:
     reward: float | None
     reason: str
     parts: tuple[RewardPart, ...] = ()
-    failed: bool = False
+    failed: bool = False  # whether the task's code failed
 
 
 @dataclass(frozen=True, slots=True)
 class RewardsProbed:
-    """What the first expected answers of a task are worth (answers ProbeRewards).
-
-    failed, succeeded: of how many prompts the reward failed, or came. reason: of the last failure.
-    """
+    """The rewards of the first expected answers of a task were computed (answers ProbeRewards)."""
 
     task: str
-    failed: int
-    succeeded: int
-    reason: str
+    failed: int  # for how many prompts the reward failed
+    succeeded: int  # for how many prompts it did not
+    reason: str  # of the last failure
 
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentStepped:
-    """The environment's answer to a turn: the next turn's tokens, int32. The episode goes on.
-
-    begun, turn: as in the `StepEnvironment` that this answers. state: what the environment needs to go
-    on in another process; None: it cannot. anew: they follow the prompt, not the turns before: they begin a branch.
-    """
+    """The environment's answer to a turn: tokens (int32) before the next turn. The episode continues."""
 
     group: GroupId
     sample: int
+    # As in the `StepEnvironment` that this answers.
     begun: int
     turn: int
     tokens: bytes
+    # What the environment needs to continue in another process; None: it cannot.
     state: bytes | None = None
+    # Whether the tokens follow the prompt instead of the turns before, and so begin a branch.
     anew: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeEnded:
-    """The environment ended an episode, or failed. reward, reason, parts, failed: as in SampleScored.
-
-    begun, turn: as in the `StepEnvironment` that this answers. again: the agent that played it is gone:
-    the sample begins anew, as long as that has not happened too often.
-    """
+    """The environment ended an episode, or failed."""
 
     group: GroupId
     sample: int
+    # As in the `StepEnvironment` that this answers.
     begun: int
     turn: int
+    # As in SampleScored.
     reward: float | None
     reason: str = ""
     parts: tuple[RewardPart, ...] = ()
+    # Whether the agent that played it is gone: then the sample starts over, unless that has happened too
+    # often.
     again: bool = False
     failed: bool = False
 
@@ -121,14 +115,12 @@ class EpisodeEnded:
 
 @dataclass(frozen=True, slots=True)
 class TaskBegun:
-    """The run has this task from now on.
-
-    data, texts: digests of the task's data, and of the files that turn its text into tokens; empty
-    where there are none.
-    """
+    """The run has this task from now on."""
 
     task: str
+    # The digest of the task's data; empty: there are none.
     data: bytes
+    # The digest of the files that turn its text into tokens; empty: there are none.
     texts: bytes
 
 
@@ -136,31 +128,28 @@ class TaskBegun:
 class PromptTaken:
     """The prompt at this cursor of the task `source.task` became this group.
 
-    The task's next prompt is that of cursor + 1. sampling: as its answers are drawn.
+    The task's next prompt is that of cursor + 1.
     """
 
     group: GroupId
     cursor: int
     prompt: bytes
     source: Source = NO_SOURCE
-    sampling: Sampling = WHOLE
+    sampling: Sampling = WHOLE  # how its answers are drawn
     tags: tuple[PromptTag, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseGiven:
-    """An attempt that was granted.
-
-    served: the version that its worker served then. base: the tokens that its only sample had
-    before, mostly NOTHING.
-    """
+    """An attempt of a lease was granted."""
 
     group: GroupId
     lease: LeaseId
     attempt: int
     worker: PeerId
     samples: tuple[int, ...]
-    served: VersionKey
+    served: VersionKey  # the version that the worker served then
+    # The tokens that its only sample had before; mostly NOTHING.
     base: Partial = NOTHING
 
     @property
@@ -169,64 +158,57 @@ class LeaseGiven:
 
     @property
     def oldest(self) -> Version:
-        """No token of its trajectories is of an older version than this."""
+        """The oldest version that may have written a token of its trajectories."""
         begun = self.base.version_min
         return self.served.version if begun is None else min(begun, self.served.version)
 
 
 @dataclass(frozen=True, slots=True)
 class SampleKept:
-    """An accepted result, not yet scored (its reward is NaN until SampleRewarded).
-
-    trajectory: whole, with the tokens that the attempt continued. fingerprint: of the worker's
-    message, by which repeats are recognised.
-    """
+    """An accepted result, not yet scored (its reward is NaN until SampleRewarded)."""
 
     group: GroupId
     lease: LeaseId
     attempt: int
+    # The whole trajectory, with the tokens from which the attempt continued.
     trajectory: TrajectoryRecord
+    # The fingerprint of the worker's message, by which repeats are recognised.
     fingerprint: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
 class TurnKept:
-    """An accepted result that ends a turn of an episode; the environment is to answer it.
-
-    turn: from 1 on; 0: an episode of an agent outside has its first call, and nothing is written yet.
-    partial: the whole episode so far. fingerprint: as in SampleKept.
-    """
+    """An accepted result that ends a turn of an episode; the environment must answer it."""
 
     group: GroupId
     sample: int
+    # From 1 on; 0: an external agent's episode has its first call, and nothing is written yet.
     turn: int
     lease: LeaseId
     attempt: int
-    partial: Partial
+    partial: Partial  # the whole episode so far
     finish: Finish
-    fingerprint: bytes = b""
+    fingerprint: bytes = b""  # as in SampleKept
 
     @property
     def worker(self) -> PeerId:
-        """The worker that ended this turn. Empty: it is turn 0."""
+        """The worker that ended this turn; empty: it is turn 0."""
         return self.partial.spans[-1].author if self.partial.spans else PeerId("")
 
 
 def unwritten(group: GroupId, sample: int) -> TurnKept:
-    """Turn 0 of an episode that an agent outside begins."""
+    """Turn 0 of an episode that an external agent begins."""
     return TurnKept(group, sample, 0, LeaseId(0), 0, NOTHING, "stop")
 
 
 @dataclass(frozen=True, slots=True)
 class TurnAnswered:
-    """The environment has answered this turn, and is never asked for it again.
-
-    tokens, state, anew: as in EnvironmentStepped.
-    """
+    """The environment has answered this turn, and is never asked for it again."""
 
     group: GroupId
     sample: int
     turn: int
+    # As in EnvironmentStepped.
     tokens: bytes
     state: bytes | None = None
     anew: bool = False
@@ -234,7 +216,7 @@ class TurnAnswered:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeForgotten:
-    """The turns of this sample do not count any more: it begins anew."""
+    """The turns of this sample no longer count: it starts over."""
 
     group: GroupId
     sample: int
@@ -242,14 +224,12 @@ class EpisodeForgotten:
 
 @dataclass(frozen=True, slots=True)
 class RecoveredTurn:
-    """The last turn of an episode that has not ended.
-
-    answered: None: the environment did not, or it is not known. state_before: that of the turn before.
-    """
+    """The last turn of an episode that has not ended."""
 
     kept: TurnKept
+    # The environment's answer; None: there is none, or it is not known.
     answered: TurnAnswered | None = None
-    state_before: bytes | None = None
+    state_before: bytes | None = None  # the environment's state after the turn before
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +242,7 @@ class SampleRewarded:
 
 @dataclass(frozen=True, slots=True)
 class SampleReturned:
-    """A kept sample is forgotten, because its worker may have lied: another one writes it."""
+    """A kept sample is forgotten because its worker may have lied: another worker writes it."""
 
     group: GroupId
     sample: int
@@ -270,7 +250,7 @@ class SampleReturned:
 
 @dataclass(frozen=True, slots=True)
 class SampleLeftOut:
-    """The reward of a kept sample failed, so its group goes on without that sample."""
+    """The reward of a kept sample failed, so its group continues without that sample."""
 
     group: GroupId
     sample: int
@@ -278,29 +258,25 @@ class SampleLeftOut:
 
 @dataclass(frozen=True, slots=True)
 class RowJudged:
-    """What is known about a row from its groups.
-
-    groups: how many were judged; 0: the row is forgotten. equal: of the last ones in a row, those whose
-    rewards were all the same. volatility: standard deviation of a group's rewards, newer groups
-    weighing more. version: the newest one that wrote for the last of them.
-    """
+    """What is known about a row from its groups."""
 
     source: Source
+    # How many groups were judged; 0: the row is forgotten.
     groups: int
+    # How many of the last groups in a row had only equal rewards.
     equal: int
+    # The standard deviation of a group's rewards; newer groups weigh more.
     volatility: float
-    version: Version
+    version: Version  # the newest version that wrote for the last group
 
 
 @dataclass(frozen=True, slots=True)
 class GroupDropped:
-    """The group was dropped for good with everything it had: too old, filtered, failed, refused.
-
-    again: its prompt is not to blame, and will become another group.
-    """
+    """The group was dropped for good, with all its samples: too old, filtered, failed, refused."""
 
     group: GroupId
     reason: str
+    # Whether its prompt is not at fault, and becomes another group.
     again: bool = False
 
 
@@ -329,17 +305,17 @@ class BatchCommitted:
 
 @dataclass(frozen=True, slots=True)
 class WorkerDelivery:
-    """What a worker may hold, and why (`deliveries`): tokens/s that it delivers, and of one sample."""
+    """How many samples a worker may hold, and why (`deliveries`)."""
 
     worker: PeerId
     allowed: int
-    tokens_per_s: float
-    speed: float
+    tokens_per_s: float  # that the worker delivers
+    speed: float  # tokens/s of one sample
 
 
 @dataclass(frozen=True, slots=True)
 class DeliveriesMeasured:
-    """They replace what was known of these workers."""
+    """New measurements, which replace those that were known of these workers."""
 
     workers: tuple[WorkerDelivery, ...]
 
@@ -365,7 +341,7 @@ RolloutRecord = (
 
 @dataclass(frozen=True, slots=True)
 class AcceptedResult:
-    """A result that was accepted. Its repeats have the same fingerprint."""
+    """An accepted result. Its repeats have the same fingerprint."""
 
     key: HeldLease
     sample: int
@@ -374,7 +350,7 @@ class AcceptedResult:
 
 @dataclass(frozen=True, slots=True)
 class TaskProgress:
-    """A task that the run has had: the number of its next prompt, and the digests of `TaskBegun`."""
+    """A task of the run so far: the number of its next prompt, and the digests of `TaskBegun`."""
 
     task: str
     next_cursor: int
@@ -384,7 +360,7 @@ class TaskProgress:
 
 @dataclass(frozen=True, slots=True)
 class PromptGivenBack:
-    """The prompt at this cursor has no group: its last one was dropped for no fault of the prompt."""
+    """The prompt at this cursor has no group: its last group was dropped without the prompt's fault."""
 
     task: str
     cursor: int
@@ -392,11 +368,7 @@ class PromptGivenBack:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveredRollouts:
-    """The groups and batches that the ledger gives back after a restart.
-
-    given, answered: those of stored groups, in the order in which they were granted and accepted.
-    turns: the last one of each episode that has not ended.
-    """
+    """The groups and batches that the ledger gives back after a restart."""
 
     epoch: Epoch
     resume_step: int
@@ -405,8 +377,10 @@ class RecoveredRollouts:
     frozen: tuple[BatchFrozen, ...]  # by step; only steps > checkpoint
     committed: tuple[BatchCommitted, ...]  # by step; only steps > checkpoint, newest epoch wins
     checkpoint: int
-    given: tuple[LeaseGiven, ...] = ()
+    given: tuple[LeaseGiven, ...] = ()  # the leases of stored groups, in the order of their grants
+    # The last turn of each episode that has not ended.
     turns: tuple[RecoveredTurn, ...] = ()
+    # The accepted results of stored groups, in the order of their acceptance.
     answered: tuple[AcceptedResult, ...] = ()
     tasks: tuple[TaskProgress, ...] = ()
     rows: tuple[RowJudged, ...] = ()
@@ -443,7 +417,7 @@ class ScoreSample:
 
 @dataclass(frozen=True, slots=True)
 class ProbeRewards:
-    """Score answers that no worker wrote, to the task's first prompts: the expected ones, or empty ones."""
+    """Score answers to the task's first prompts that no worker wrote: the expected ones, or empty ones."""
 
     task: str
     prompts: int
@@ -451,38 +425,33 @@ class ProbeRewards:
 
 @dataclass(frozen=True, slots=True)
 class StepEnvironment:
-    """Tell the environment how a turn of an episode ended.
-
-    cursor, task: of the group's prompt. begun: how often the sample was begun before. rng_seed: of
-    the episode. output: all that follows the prompt; the last turn is the tokens from its `turn_start` on.
-    state: as the environment left it after the turn before; None: it has none, or this is the first turn.
-    again: the environment may have been told of this turn before. turn: 0: an agent outside may begin this episode.
-    """
+    """Tell the environment how a turn of an episode ended."""
 
     group: GroupId
     sample: int
-    begun: int
-    turn: int
-    cursor: int
-    rng_seed: int
+    begun: int  # how many times the sample was begun before
+    turn: int  # 0: an external agent may begin this episode
+    cursor: int  # of the group's prompt
+    rng_seed: int  # of the episode
     prompt: bytes
+    # All tokens after the prompt; the last turn begins at their `turn_start`.
     output: Partial
     finish: Finish
+    # The environment's state after the turn before; None: it has none, or this is the first turn.
     state: bytes | None = None
     task: str = ""
+    # Whether the environment may know this turn already.
     again: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ForgetEpisode:
-    """The environment need not keep this sample's episode any longer.
-
-    ended: the end that its agent outside has told is durable. False: nobody wants the episode any more.
-    """
+    """The environment need no longer keep this sample's episode."""
 
     group: GroupId
     sample: int
     task: str = ""
+    # Whether the end that its external agent reported is durable; if not, the episode was given up.
     ended: bool = False
 
 

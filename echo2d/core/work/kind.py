@@ -1,13 +1,13 @@
-"""What a kind of work tells the scheduler, and what the scheduler tells it.
+"""The interface between the scheduler and a kind of work.
 
-The scheduler owns every lease and its life. A kind of work owns the samples: which of them wait, what a worker's
-answer is worth, and where a sample goes whose lease is over. Each kind is one class with the hooks below, given to
-`LeaseScheduler.add` once; nothing else knows how many kinds there are.
+The scheduler owns every lease and its life. A kind of work owns the samples: which of them wait, how a worker's
+answer is judged, and where a sample goes after its lease has ended. Each kind is one class with the hooks below, given
+once to `LeaseScheduler.add`; no other code knows how many kinds there are.
 
     pending --the scheduler finds a worker--> grant --> progressed ... finished, or lost
 
-Groups of samples have numbers, and a number says which kind it is of: those of a kind begin at its `number` shifted
-by KIND_SHIFT. So a lease, a reward and an environment's answer find their kind without a table.
+Groups of samples have numbers, and the number shows the kind: the numbers of a kind begin at its `number` shifted by
+KIND_SHIFT. So a lease, a reward and an environment's answer find their kind without a table.
 Not here: leases (`leases`), workers (`scheduler`).
 """
 
@@ -32,38 +32,36 @@ from echo2d.core.work.events import (
 )
 from echo2d.core.work.leases import Lease
 
-# Each kind has actions of its own, and the scheduler hands them through.
+# Each kind has its own actions, which the scheduler passes on.
 Actions = Sequence[Any]
 
-# Why a lease is over before all its samples are answered. failed: its worker gave it back. silent: its worker was, or
-# made no token. late: it ends sooner elsewhere. forgotten: its worker came back without it. left: its worker is gone.
-# drained: its worker is taken out of service. late and drained say nothing against the samples.
+# Why a lease ended before all its samples were answered. failed: its worker gave it back. silent: its worker was
+# silent, or made no token. late: it ends sooner elsewhere. forgotten: its worker came back without it. left: its worker
+# is gone. drained: its worker is taken out of service. With late and drained the samples are not at fault.
 Cause = Literal["failed", "silent", "late", "forgotten", "left", "drained"]
 
 
 @dataclass(frozen=True, slots=True)
 class PendingSamples:
-    """Samples of one prompt that wait for slots. As many of them are placed as there are slots.
-
-    oldest: workers that serve this version or a newer one may write them; newest: but none that is
-    newer than this.
-    preferred: a single sample goes to this worker if it has a free slot. there_alone: and to no other one.
-    suits: whether a worker may get a single sample; None: every worker may.
-    """
+    """Samples of one prompt that wait for slots. As many of them are placed as there are free slots."""
 
     samples: Sequence[int]
+    # Workers that serve this version or a newer one may write them.
     oldest: Version
+    # A single sample goes to this worker if it has a free slot.
     preferred: PeerId | None = None
+    # Whether a worker may get a single sample; None: every worker may.
     suits: Callable[[PeerId], bool] | None = None
+    # Workers that serve a newer version than this may not write them; None: no limit.
     newest: Version | None = None
-    there_alone: bool = False
+    there_alone: bool = False  # whether only the preferred worker may get it
 
 
 Pending = TypeVar("Pending", bound=PendingSamples)
 
 
 class KindOfWork(ABC, Generic[Pending]):
-    """One kind of work. Its `number` is its own; `now` is monotonic seconds."""
+    """One kind of work. No other kind has its `number`; `now` is monotonic seconds."""
 
     number: int
 
@@ -75,9 +73,9 @@ class KindOfWork(ABC, Generic[Pending]):
 
     @abstractmethod
     def pending(self, *, now: float) -> Iterator[Pending]:
-        """What waits, in the order in which it is to be placed.
+        """The waiting samples, in the order in which they should be placed.
 
-        When the iterator goes on, the samples before have been granted, or cannot be placed now.
+        When the iterator continues, the samples before have been granted or cannot be placed now.
         """
 
     @abstractmethod
@@ -100,26 +98,26 @@ class KindOfWork(ABC, Generic[Pending]):
     ) -> Actions | None:
         """Judge a result and answer it.
 
-        lease: the one that it came under; None: that does not run any more, if it ever did. Returns None if the
-        result is of no sample of this kind.
+        lease: the lease that the result belongs to; None: it does not run (any more). Returns None if the sample is
+        not of this kind.
         """
 
     @abstractmethod
     def lost(self, lease: Lease, cause: Cause, reason: str, *, now: float) -> Actions:
-        """A lease is over, and its open samples belong to no worker. reason: for people."""
+        """A lease has ended, and no worker holds its open samples any more. reason: for people."""
 
     def blames(self, lease: Lease, cause: Cause) -> bool:
         """Whether a worker that failed this lease, or was silent, rests for a while."""
         return True
 
     def revive(self, peer: Peer, key: HeldLease, *, now: float) -> bool:
-        """A worker has come back with a lease that does not run: whether it runs again."""
+        """A worker has come back with a lease that does not run. Returns whether it runs again."""
         return False
 
     # --- time
 
     def deadlines(self, *, now: float) -> Actions:
-        """What waits for too long apart from leases."""
+        """End what has waited too long, apart from leases."""
         return []
 
     def wake_at(self) -> float | None:
@@ -153,11 +151,11 @@ class TaskWork(KindOfWork[Pending]):
 
     @abstractmethod
     def scored(self, event: SampleScored) -> Actions:
-        """A reward has come, or failed."""
+        """A reward was computed, or failed."""
 
     @abstractmethod
     def parked_episode(self, group: GroupId, sample: int) -> ParkedEpisode | None:
-        """The parked sample that the environment is asked about; None: it is not parked."""
+        """The parked sample that waits for the environment; None: it is not parked."""
 
     @abstractmethod
     def go_on(self, asked: ParkedEpisode, event: EnvironmentStepped, *, now: float) -> Actions:
@@ -170,7 +168,7 @@ class TaskWork(KindOfWork[Pending]):
         """The environment has ended an episode, or failed. cut_off: there was no room for another turn."""
 
     def environment_stepped(self, event: EnvironmentStepped, *, now: float) -> Actions:
-        """The environment has answered a turn: the next one waits, if there is room for one."""
+        """The environment has answered a turn: the next turn waits, if there is room for one."""
         asked = self.parked_episode(event.group, event.sample)
         if asked is None or not asked.is_answered_by(event):
             return []

@@ -1,11 +1,11 @@
-"""The leases of all kinds of work that run now: which worker holds which samples, and when each lease expires.
+"""The running leases of all kinds of work: which worker holds which samples, and when each lease expires.
 
     granted --progress, results--> granted ... --> ended: every sample answered, given back,
                                                           silent, stuck, or cancelled
 
-A lease that ended with open samples may run again as the next attempt. Lease ids begin with a tag
-of this process, so that leases from before a restart can continue. A lease is of the kind of work that its group's
-number says. What a worker reports of unfinished samples is gathered with its lease, in memory only.
+A lease that ended with open samples may run again as the next attempt. Lease ids begin with a tag of this process, so
+that leases from before a restart can continue. The number of its group shows the kind of work that a lease belongs to.
+The reported output of unfinished samples is kept with the lease, in memory only.
 Not here: which worker gets a lease and what happens when one ends (`scheduler`), and which output is believed
 (each kind of work).
 """
@@ -32,45 +32,42 @@ from echo2d.core.protocol.control_messages import (
 from echo2d.core.protocol.trajectory import NOTHING, Partial
 from echo2d.core.work.events import LeaseGiven, TurnKept
 
-# A lease that makes no token for so long is stuck (I6). Workers give up after 120 s by themselves.
+# A lease that makes no token for this long is stuck (I6). Workers themselves give up after 120 s.
 STUCK_S = 180.0
-# A group's number, from this bit on, is the number of its kind of work (`kind`). A group id has 63 bits on the wire.
+# The bits of a group's number from this one on are the number of its kind of work (`kind`). A group id has 63 bits on
+# the wire.
 KIND_SHIFT = 60
-# The kind of what the learner trains on: the slots that other kinds hold are not there for it.
+# The kind of work whose samples the learner trains on. Slots that other kinds hold do not count for it.
 TRAINING = 0
-# Of unfinished samples: 32 million tokens without columns, as 1,000 workers may have.
+# The output of unfinished samples takes at most this much: 32 million tokens without columns, enough for 1,000 workers.
 GATHERED_BYTES_MAX = 256 << 20
 
 
 @dataclass(slots=True)
 class Lease:
-    """One running attempt, as it was `given`.
-
-    samples: those still open. room: the most tokens that each may have beyond the base. since: when the
-    attempt began or was resumed; one that goes on from
-    tokens, when the first of its attempts began. begun: when this one did. wrote_at: when it last
-    made a token. longest: the most
-    tokens that were reported of a sample beyond the base.
-    outputs: what open samples have so far beyond the base; None: not known any more.
-    """
+    """One running attempt, as it was `given`."""
 
     key: HeldLease
     given: LeaseGiven
-    samples: set[int]
+    samples: set[int]  # the samples that are still open
+    # The most tokens that each sample may have beyond the base.
     room: int
+    # When the attempt began or was resumed. If it continues from tokens: when the first attempt began.
     since: float
-    begun: float
-    wrote_at: float
+    begun: float  # when this attempt began
+    wrote_at: float  # when it last made a token
     silent_at: float
     stuck_at: float
     kind: int  # the number of its kind of work
+    # The output of open samples so far, beyond the base; None: no longer known.
     outputs: dict[int, Partial | None] = field(default_factory=dict)
+    # The most tokens beyond the base that were reported of each sample.
     longest: dict[int, int] = field(default_factory=dict)
 
     def grows(self, deltas: Iterable[SampleDelta]) -> int:
-        """How many tokens more its samples have now than were ever reported of them.
+        """How many more tokens its samples have now than were ever reported before.
 
-        Tokens that are told again are no news: otherwise a worker could hold a lease for as long as it likes.
+        Repeated tokens do not count: otherwise a worker could hold a lease for as long as it likes.
         """
         grown = 0
         for delta in deltas:
@@ -88,11 +85,11 @@ class Lease:
 
     @property
     def ends_at(self) -> float:
-        """When it expires unless it is renewed."""
+        """When it expires if it is not renewed."""
         return min(self.silent_at, self.stuck_at)
 
     def idle_s(self, now: float) -> float:
-        """Seconds since its last token while its worker is heard; 0 if the worker is silent."""
+        """Seconds since its last token; 0 if its worker is silent."""
         return now - (self.stuck_at - STUCK_S) if now < self.silent_at else 0.0
 
 
@@ -104,7 +101,7 @@ class LeaseTable:
         self._first = self._next
         self._silence_s = silence_s
         self._running: dict[HeldLease, Lease] = {}
-        # The samples that a worker holds, in all and of kinds other than training.
+        # How many samples a worker holds: of all kinds, and of kinds other than training.
         self._load: Counter[PeerId] = Counter()
         self._reserved: Counter[PeerId] = Counter()
         self._count: Counter[int] = Counter()
@@ -127,7 +124,7 @@ class LeaseTable:
     def held(
         self, peer: Peer, message: LeaseProgress | SampleFinished | LeaseFailed
     ) -> Lease | None:
-        """The running lease that a worker's message is about; None: it ended, or is not its own."""
+        """The running lease that a worker's message is about; None: it ended, or is another worker's."""
         lease = self._running.get(HeldLease(message.lease, message.attempt))
         return lease if lease is not None and lease.worker == peer.peer else None
 
@@ -136,16 +133,16 @@ class LeaseTable:
         return self._first <= lease < self._next or lease in self._resumed
 
     def guessed(self, peer: Peer, message: LeaseProgress | SampleFinished | LeaseFailed) -> bool:
-        """Whether it is about a lease of another worker, or one that this process never gave.
+        """Whether the message is about a lease of another worker, or one that this process never gave.
 
-        An honest worker says so once or twice, when the coordinator has started anew.
+        An honest worker sends one or two such messages after the coordinator has restarted.
         """
         lease = self._running.get(HeldLease(message.lease, message.attempt))
         others = lease is not None and lease.worker != peer.peer
         return others or not self.given(message.lease)
 
     def resumed(self, lease: LeaseId) -> bool:
-        """Whether it was granted before a restart."""
+        """Whether the lease was granted before a restart."""
         return lease in self._resumed
 
     @property
@@ -190,7 +187,7 @@ class LeaseTable:
     ) -> Lease:
         """Start a new lease, or the next attempt of an ended one.
 
-        base: what its only sample has already; since: when that was begun. room: as in `Lease`.
+        base: the tokens that its only sample has already. since: when that sample was begun. room: as in `Lease`.
         """
         if ended is None:
             lease, attempt = LeaseId(self._next), 0
@@ -201,7 +198,7 @@ class LeaseTable:
         return self._run(given, given.samples, room, now, now if since is None else since)
 
     def resume(self, given: LeaseGiven, samples: Iterable[int], *, room: int, now: float) -> Lease:
-        """Continue an attempt that ended, or is from before a restart, with its open samples."""
+        """Continue an attempt that has ended, or is from before a restart, with its open samples."""
         if not self.given(given.lease):
             self._resumed.add(given.lease)
         return self._run(given, samples, room, now, now)
@@ -222,8 +219,8 @@ class LeaseTable:
         return lease
 
     def renew(self, lease: Lease, *, tokens: bool, refits: bool = False, now: float) -> None:
-        """The worker gave a sign of life. tokens: the lease has made new ones. refits: it cannot
-        make any before its worker has a newer version, which is waited for REFIT_S.
+        """Note a sign of life. tokens: the lease has made new tokens. refits: it cannot make any before its
+        worker has a newer version, which may take REFIT_S.
         """
         lease.silent_at = now + self._silence_s
         if tokens:
@@ -235,9 +232,9 @@ class LeaseTable:
             lease.stuck_at = min(now + STUCK_S, lease.wrote_at + 300.0)
 
     def gather(self, lease: Lease, sample: int, output: Partial | None) -> None:
-        """Remember what a sample has now; None: it is not known.
+        """Remember the output of a sample so far; None: it is not known.
 
-        If there is no room for it, it counts as not known until the worker reports it from its
+        If there is no room for it, it counts as not known until the worker reports it again from its
         first token.
         """
         size = _size(output)
@@ -248,7 +245,7 @@ class LeaseTable:
         self._gathered_bytes += size
 
     def answer(self, lease: Lease, sample: int) -> bool:
-        """Take a sample out of this lease; returns whether the lease ended with it."""
+        """Take a sample out of this lease. Returns whether the lease ended with it."""
         if sample in lease.samples:
             if lease.outputs:
                 self._forget(lease, sample)
@@ -288,7 +285,7 @@ class LeaseTable:
         return None if lease is None else lease.ends_at
 
     def _carry(self, lease: Lease, samples: int) -> None:
-        """The lease's worker holds this many more samples of its kind, or fewer."""
+        """Note that the lease's worker holds this many more samples of its kind (fewer if negative)."""
         worker = lease.given.worker
         self._load[worker] = load = self._load.get(worker, 0) + samples
         if not load:
@@ -331,7 +328,7 @@ class LeaseTable:
 
 
 def kind_of(group: GroupId) -> int:
-    """The number of the kind of work that this group is of."""
+    """The number of the kind of work that this group belongs to."""
     return group >> KIND_SHIFT
 
 
@@ -341,12 +338,12 @@ def group_of(kind: int, at: int) -> GroupId:
 
 
 def send_to(peer: Peer | None, message: LeaseCancelled | SampleAnswered) -> list[Send]:
-    """Nothing is sent to a peer that is not connected."""
+    """Send a message to a peer, if it is connected."""
     return [] if peer is None or peer.session is None else [Send(peer.session, message)]
 
 
 def answer(peer: Peer | None, message: SampleFinished | TurnKept, refusal: str = "") -> list[Send]:
-    """Tell the worker whether its result was accepted; refusal: why not."""
+    """Tell the worker whether its result was accepted. refusal: why not; empty: it was."""
     accepted = not refusal
     return send_to(
         peer, SampleAnswered(message.lease, message.attempt, message.sample, accepted, refusal)

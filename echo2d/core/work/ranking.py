@@ -1,11 +1,11 @@
-"""An index of the workers' free slots: who serves which version, who is fast, and who has the most free slots.
+"""An index of the workers' free slots: which version each worker serves, how fast it is, how many slots are free.
 
     alive worker --serves a version, no rest--> ranked within its version: the fastest first, then most free slots
                  +-- serves nothing, or rests --> counted in `slots` only
 
 Slow workers come last, whatever they serve.
-The index is updated worker by worker, so that placing one sample does not look at all workers. The
-caller reports every worker that may have changed (`refresh`).
+The index is updated worker by worker, so that placing one sample does not read all workers. The caller
+reports every worker that may have changed (`refresh`).
 Not here: which version a sample needs, and which sample comes next (`scheduler`).
 """
 
@@ -25,7 +25,7 @@ Live = Callable[[VersionKey], VersionPublished | None]
 
 
 class FreeSlots(NamedTuple):
-    """A worker with this many slots, of which `free` are not taken by leases."""
+    """A worker with this many slots, of which `free` are not used by leases."""
 
     worker: PeerId
     slots: int
@@ -33,7 +33,7 @@ class FreeSlots(NamedTuple):
 
 
 class _Row(NamedTuple):
-    """What is known of one alive, active worker."""
+    """What is known about one alive, active worker."""
 
     serving: VersionKey | None
     slots: int
@@ -44,20 +44,18 @@ class _Row(NamedTuple):
 
 _RANKS = RANK_MAX - RANK_MIN + 1
 
-# A worker with a free slot: its rank, its free slots with a minus, its id, its slots.
+# A worker with a free slot: its rank, minus its free slots, its id, its slots.
 _Ranked = tuple[int, int, PeerId, int]
 
 
 @dataclass(slots=True)
 class WorkersByVersion:
-    """The workers that serve one version and do not rest.
+    """The workers that serve one version and do not rest."""
 
-    ranked: (rank, -free, worker, slots) of each worker with a free slot, sorted. slots, free: the sums by rank, from
-    RANK_MIN on.
-    """
-
+    # (rank, -free, worker, slots) of each worker with a free slot, sorted.
     ranked: list[_Ranked] = field(default_factory=list)
     workers: int = 0
+    # The sums of slots and of free slots by rank, from RANK_MIN on.
     slots: list[int] = field(default_factory=lambda: [0] * _RANKS)
     free: list[int] = field(default_factory=lambda: [0] * _RANKS)
 
@@ -72,7 +70,7 @@ class WorkersByVersion:
         self.move(worker, row, row.free, 0)
 
     def move(self, worker: PeerId, row: _Row, before: int, after: int) -> None:
-        """The worker had `before` free slots, and has `after`."""
+        """Note that the worker had `before` free slots and now has `after`."""
         rank, slots = row.rank, row.slots
         self.free[rank - RANK_MIN] += after - before
         if before:
@@ -81,7 +79,7 @@ class WorkersByVersion:
             insort(self.ranked, (rank, -after, worker, slots))
 
     def first_of_each_rank(self) -> Iterator[_Ranked]:
-        """Of each rank the worker with most free slots."""
+        """For each rank, the worker with the most free slots."""
         at, ranked = 0, self.ranked
         while at < len(ranked):
             yield ranked[at]
@@ -89,15 +87,14 @@ class WorkersByVersion:
 
 
 class WorkerChoice:
-    """The workers that may write a sample, best first: those that are not slow, of these the newest version, then the
-    fastest, then most free slots.
-
-    slots, free: the sums over all of these workers, when the choice was made. slowest: the last rank that counts.
+    """The workers that may write a sample, best first: not slow before slow, then the newest version, then
+    the fastest, then the most free slots.
     """
 
     def __init__(self, versions: list[WorkersByVersion], *, slowest: int = RANK_MAX) -> None:
         self._versions, self._slowest = versions, slowest
         end = slowest - RANK_MIN + 1
+        # The sums over these workers up to rank `slowest`, at the time of the choice.
         self.slots = sum([sum(workers.slots[:end]) for workers in versions])
         self.free = sum([sum(workers.free[:end]) for workers in versions])
 
@@ -109,9 +106,9 @@ class WorkerChoice:
                 yield FreeSlots(worker, slots, -free)
 
     def place(self, samples: Sequence[int]) -> list[tuple[PeerId, tuple[int, ...]]]:
-        """Deal out as many samples as there are free slots: (worker, its samples), best worker first.
+        """Distribute as many samples as there are free slots: (worker, its samples), best worker first.
 
-        One worker gets them all if one that is not slow has enough free slots, because it computes their prompt once.
+        If one worker that is not slow has enough free slots, it gets them all: it computes the prompt only once.
         """
         for workers in self._versions:
             for rank, free, worker, _ in workers.first_of_each_rank():
@@ -126,7 +123,7 @@ class WorkerChoice:
         return placed
 
     def _parts(self) -> Iterator[tuple[list[_Ranked], int, int]]:
-        """The parts of the rankings, in their order."""
+        """The parts of the rankings in the order of the choice: (ranking, begin, end)."""
         begins = [0] * len(self._versions)
         for rank in (RANK_SLOW, RANK_MAX + 1):
             end = min(rank, self._slowest + 1)
@@ -159,10 +156,10 @@ class WorkerRanking:
         reserved: int = 0,
         bounds: Bounds = UNBOUND,
     ) -> None:
-        """Take note of a worker as it is now; None: it is forgotten.
+        """Note the present state of a worker; None: it is forgotten.
 
-        load: samples that it holds. reserved: slots that count as absent. bounds: samples of all kinds that
-        it may hold, and its rank: those with the smallest one come first.
+        load: how many samples it holds. reserved: how many of its slots count as absent. bounds: how many samples of
+        all kinds it may hold, and its rank; workers with the smallest rank come first.
         """
         before, after = self._rows.get(worker), _row(peer, load, reserved, bounds)
         if before == after:
@@ -176,7 +173,7 @@ class WorkerRanking:
             self._enter(worker, after)
 
     def rested(self, *, now: float) -> None:
-        """Rank the workers whose rest is over again."""
+        """Rank the workers again whose rest has ended."""
         self._now = now
         while (first := self._rests.first()) is not None and first[0] <= now:
             worker = first[1]
@@ -190,7 +187,7 @@ class WorkerRanking:
         return 0 if row is None or worker in self._resting else row.free
 
     def wake_at(self) -> float | None:
-        """When the next rest is over."""
+        """When the next rest ends."""
         return self._rests.earliest()
 
     def choose(
@@ -198,7 +195,7 @@ class WorkerRanking:
     ) -> WorkerChoice:
         """The workers that serve version `oldest` or a newer one, but none newer than `newest`.
 
-        live: looks up a version's record. slowest: the last rank that counts.
+        live: returns a version's record. slowest: the last rank that counts.
         """
         records = [(live(key), workers) for key, workers in self._versions.items()]
         usable = [
@@ -250,7 +247,7 @@ class WorkerRanking:
     def check(
         self, workers: Iterable[PeerId], refresh: Callable[["WorkerRanking", PeerId], None]
     ) -> None:
-        """The index equals one that is built anew: every change was reported. refresh: as the caller does it."""
+        """Assert that the index equals a newly built one: every change was reported. refresh: the caller's own."""
         fresh = WorkerRanking()
         fresh.rested(now=self._now)
         for worker in workers:
@@ -263,7 +260,7 @@ class WorkerRanking:
 def _row(peer: Peer | None, load: int, reserved: int, bounds: Bounds) -> _Row | None:
     if peer is None or peer.kind != "worker" or not peer.alive:
         return None
-    # `PeerService.retiring`, written out: this is asked several times for each trajectory.
+    # `PeerService.retiring` is written out here, because this runs several times for each trajectory.
     told = peer.service
     if not told.active or told.leaving or told.cordoned or told.misreports or told.held_back:
         return None

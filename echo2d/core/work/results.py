@@ -1,6 +1,6 @@
-"""Judges the form of a worker's result, and joins it to what its sample had before.
+"""Checks the form of a worker's result, and joins it to what its sample had before.
 
-The same for every kind of work whose prompts come from tasks. Not here: whether the result is still wanted.
+It is the same for every kind of work with prompts from tasks. Not here: whether the result is still wanted.
 """
 
 from echo2d.core.base.ids import PeerId
@@ -27,7 +27,7 @@ def written_by(
 ) -> Written | str:
     """All that the sample has with this result, and why it ends; or a text that says what is wrong with the result.
 
-    base: what the attempt went on from. believed: which versions the worker may have written with.
+    base: what the attempt continued from. believed: whether the worker may have written with a version.
     """
     start, branch = (0, 0) if base is NOTHING else (base.turn_start, base.branch_start)
     limit = rules.limit(task, prompt, start, branch)

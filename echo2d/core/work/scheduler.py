@@ -1,5 +1,4 @@
-"""The scheduler: the one book of leases. It places the samples of every kind of work on free slots, and keeps each
-lease until it is over.
+"""The scheduler: places the samples of every kind of work on free slots, and keeps each lease until it ends.
 
     kinds, by priority --pending--> the next samples --a free slot--> grant: a lease at that worker
                           ^                         +-- none -------> skipped
@@ -9,17 +8,17 @@ lease until it is over.
             --given back, silent, late, forgotten by its worker, its worker gone--> lost: its kind has the
                                                                                        samples again
 
-A kind of work (`kind`) decides which of its samples wait and in which order (admission), when it goes before
-other kinds (priority), and from which version on a worker may write a sample. The scheduler finds
-the worker: the newest version first, then the fastest, then most free slots. A worker holds no more than follows
-from what it delivers (`deliveries`), and what is late there goes on elsewhere while slots there are free. A kind never
-holds up another one, except by its priority. Slots that other kinds hold are not there for training.
+A kind of work (`kind`) decides which of its samples wait and in which order (admission), when it goes before other
+kinds (priority), and from which version on a worker may write a sample. The scheduler finds the worker: the newest
+version first, then the fastest worker, then the most free slots. What a worker delivers limits how many samples it
+holds (`deliveries`), and a late lease continues elsewhere if slots there are free. A kind never delays another one,
+except by its priority. Slots that other kinds hold are not available for training.
 
-What comes next, checked on paper. A session of an outside trainer that demands an exact version: a kind whose
-`pending` has oldest = newest (evaluations do that today) and whose `lost` says what is lost with the version. Several
-branches of an episode at once: each is a sample of its group with a base of its own, so a group parks and goes on
-sample by sample as it does now. Calls of a run without a task: calls are a kind without a task already
-(`KindOfWork`, not `TaskWork`), and a run with this kind alone registers no other.
+Possible extensions, checked on paper. A session of an external trainer that demands an exact version: a kind whose
+`pending` has oldest = newest (as evaluations have) and whose `lost` decides what is lost with the version. Several
+branches of an episode at once: each is a sample of its group with a base of its own, so a group parks and continues
+sample by sample as it does now. Calls of a run without a task: calls are already a kind without a task (`KindOfWork`,
+not `TaskWork`), and a run with this kind alone registers no other.
 Not here: what the kinds are, the index of free slots (`ranking`), how many samples a worker may hold (`deliveries`).
 """
 
@@ -48,13 +47,14 @@ from echo2d.core.work.kind import Cause, KindOfWork, PendingSamples, TaskWork
 from echo2d.core.work.leases import KIND_SHIFT, TRAINING, Lease, LeaseTable, answer, send_to
 from echo2d.core.work.ranking import WorkerChoice, WorkerRanking
 
-# Workers that are as fast as usual are short of work if one served the newest version and had a free slot not longer
-# ago than this, or than two answers take; or if a version was published not longer ago, which some have yet to take.
+# Workers that are as fast as usual are short of work if one of them, serving the newest version, had a free slot within
+# this time, or within the time of two answers; or if a version was published within this time, which some workers must
+# still load.
 LATELY_S = 10.0
 
 
 class LeaseScheduler:
-    """See the module docstring. `now` is monotonic seconds. tag: of this process, in the ids of its leases."""
+    """See the module docstring. `now` is monotonic seconds. tag: this process's part of its lease ids."""
 
     def __init__(
         self,
@@ -80,13 +80,13 @@ class LeaseScheduler:
         self._newest: VersionPublished | None = None
         self._before: VersionPublished | None = None
         self._newest_at = 0.0
-        # When a worker that is as fast as usual was last seen to serve the newest version and to have a free slot.
+        # When a worker that is as fast as usual last served the newest version and had a free slot.
         self._idle_at = -math.inf
-        # Deliveries were reviewed since the last `fill`.
+        # Whether deliveries were reviewed since the last `fill`.
         self._reviewed = False
 
     def add(self, kind: KindOfWork[Any]) -> None:
-        """Serve this kind of work, too."""
+        """Add a kind of work."""
         assert kind.number not in self._kinds, "two kinds of work have one number"
         self._kinds[kind.number] = kind
 
@@ -108,7 +108,7 @@ class LeaseScheduler:
 
     @property
     def slots(self) -> int:
-        """The slots of all alive, active workers, less those held by kinds other than training."""
+        """The slots of all alive, active workers, without those that kinds other than training hold."""
         return self._ranking.slots
 
     @property
@@ -149,7 +149,7 @@ class LeaseScheduler:
             actions += self._fill(self._kinds[number], now)
         if reviewed and self._ranking.free and (late := self._hand_on(now)):
             actions += [*late, *self.fill(now=now)]
-        # This is looked at once a second.
+        # At most once a second: whether a worker that is as fast as usual has a free slot.
         if (
             newest is not None
             and now >= self._idle_at + 1.0
@@ -159,7 +159,7 @@ class LeaseScheduler:
         return actions
 
     def refresh(self, *, now: float) -> None:
-        """Take note of the workers and loads that have changed."""
+        """Note the workers and loads that have changed."""
         self._ranking.rested(now=now)
         members, leases, deliveries = self._members, self.leases, self.deliveries
         measurements, at = self._statistics.measurements, self._statistics.now
@@ -172,7 +172,7 @@ class LeaseScheduler:
                     leases.reserved(worker),
                 )
                 if peer is None or peer.state != "joined" or peer.session is None:
-                    # What it holds meanwhile is not its fault.
+                    # While it is away, its samples do not count against it.
                     bounds = deliveries.holds(worker, "", 0, 0, now=now)
                 else:
                     bounds = deliveries.holds(worker, peer.token, peer.slots, load, now=now)
@@ -194,7 +194,7 @@ class LeaseScheduler:
     # --- the life of a lease
 
     def progressed(self, peer: Peer, message: LeaseProgress, *, now: float) -> list[Any]:
-        """A sign of life of a lease. If the lease does not run at this worker, it is cancelled."""
+        """A worker reports progress of a lease. If the lease does not run there, it is cancelled."""
         lease = self.leases.held(peer, message)
         if lease is None:
             cancelled = send_to(peer, LeaseCancelled(message.lease, message.attempt))
@@ -209,7 +209,7 @@ class LeaseScheduler:
         return [*kind.progressed(peer, lease, message.samples, now=now)]
 
     def finished(self, peer: Peer, message: SampleFinished, *, now: float) -> list[Any]:
-        """A result: its kind judges it. A kind may know a result of a lease that is over."""
+        """A worker sends a result: its kind judges it. A kind may know a result whose lease has ended."""
         lease = self.leases.held(peer, message)
         if lease is not None and message.sample in lease.samples:
             tokens = min(len(message.tokens) // 4, lease.room)
@@ -225,21 +225,21 @@ class LeaseScheduler:
         return [*self._guessed(peer, message, now), *self.refuse(peer, message, reason)]
 
     def refuse(self, peer: Peer, message: SampleFinished, reason: str) -> list[Note | Send]:
-        """Tell a worker that its result does not count, though it may have done nothing wrong."""
+        """Tell a worker that its result does not count, although it may have done nothing wrong."""
         self._statistics.refused_results[reason] += 1
         return [*answer(peer, message, reason)]
 
     def refuse_bad(
         self, peer: Peer, message: SampleFinished, reason: str, *, now: float
     ) -> list[Note | Send]:
-        """Tell a worker that its result is none: it is at fault, and rests."""
+        """Tell a worker that its result is wrong: it is at fault, and rests."""
         self._statistics.refused_results["bad"] += 1
         peer.service.rest(now)
         notes = self.misreported(peer, "result", reason, now=now)
         return [*notes, *answer(peer, message, reason)]
 
     def misreported(self, peer: Peer, kind: str, reason: str, *, now: float) -> list[Note]:
-        """A worker said what no honest program does."""
+        """A worker sent something that no honest program sends."""
         self._members.misreported(peer, now=now)
         return [self._statistics.fault(kind, f"{peer.name}: {reason}")]
 
@@ -256,9 +256,9 @@ class LeaseScheduler:
     def rejoined(
         self, peer: Peer, held: Collection[HeldLease], *, now: float
     ) -> tuple[tuple[HeldLease, ...], tuple[HeldLease, ...], list[Any]]:
-        """A worker has come back with these leases: (kept ones, cancelled ones, actions).
+        """A worker has come back with these leases. Returns (kept leases, cancelled leases, actions).
 
-        Running leases that the worker does not know are lost. An ended lease runs again if its kind says so.
+        Running leases that the worker does not name are lost. An ended lease runs again if its kind allows it.
         """
         actions: list[Any] = []
         # A hello may name a million leases.
@@ -272,7 +272,7 @@ class LeaseScheduler:
         return tuple(kept), tuple(key for key in held if key not in kept), actions
 
     def worker_left(self, peer: Peer, *, revoked: bool = False, now: float) -> list[Any]:
-        """The worker will not finish anything. Of a revoked one, even unfinished output is dropped."""
+        """The worker will finish nothing more. If it was revoked, its unfinished output is dropped, too."""
         actions: list[Any] = []
         for lease in self.leases.of_worker(peer.peer):
             for sample in lease.samples if revoked else ():
@@ -281,7 +281,7 @@ class LeaseScheduler:
         return actions
 
     def hand_over(self, peer: Peer, *, now: float) -> list[Any]:
-        """Others take over at once what this worker holds."""
+        """Let others take over at once what this worker holds."""
         actions: list[Any] = []
         for lease in self.leases.of_worker(peer.peer):
             actions += self.cancel(lease)
@@ -303,7 +303,7 @@ class LeaseScheduler:
         return actions
 
     def wake_at(self) -> float | None:
-        """When a lease expires, a worker has rested, or a kind of work has something to do."""
+        """When the next lease expires, a worker's rest ends, or a kind of work has something to do."""
         times = [self._ranking.wake_at(), self.leases.wake_at()]
         times += [kind.wake_at() for kind in self._kinds.values()]
         return min([at for at in times if at is not None], default=None)
@@ -314,7 +314,7 @@ class LeaseScheduler:
         return send_to(self._members.get(lease.worker), LeaseCancelled(key.lease, key.attempt))
 
     def stop(self, lease: Lease) -> list[Send]:
-        """A kind does not want this lease any more, if it runs; the kind keeps the books of its samples."""
+        """End a lease, if it runs, that its kind no longer wants. The kind itself tracks the samples."""
         if self.leases.get(lease.key) is not lease:
             return []
         self.leases.end(lease)
@@ -332,15 +332,15 @@ class LeaseScheduler:
     def _fill(self, kind: KindOfWork[Any], now: float) -> list[Any]:
         actions: list[Any] = []
         waiting = kind.pending(now=now)
-        # Many samples may wait for one version: remember from which version on no slot is free, and at which ranks.
+        # Many samples may wait for one version. This is the version from which on no slot is free, up to which rank.
         none_from: tuple[Version, int] | None = None
         ahead = 0  # samples that wait for a free slot
         usual_slots: int | None = None
         while self._ranking.free and (pending := next(waiting, None)) is not None:
             if usual_slots is None:
                 usual_slots = self._slots_worth_waiting_for(pending.oldest, now)
-            # Those who take k times as long are worth it if k - 1 times as many samples wait as the usual ones have
-            # slots (Lin and Kumar 1984, the slow server problem).
+            # A worker that takes k times as long is worth using if k - 1 times as many samples wait as the usual
+            # workers have slots (Lin and Kumar 1984, the slow server problem).
             slowest = RANK_MAX
             if usual_slots and pending.suits is None:
                 slowest = int(math.log2(1.0 + ahead / usual_slots))
@@ -366,7 +366,7 @@ class LeaseScheduler:
         return actions
 
     def _slots_worth_waiting_for(self, oldest: Version, now: float) -> int:
-        """Those of workers that are as fast as usual, while they are short of work at times; 0: they never are.
+        """The slots of workers that are as fast as usual, if these are sometimes short of work; 0: they never are.
 
         If they are always busy, a slow worker adds throughput, and gets a sample for each free slot.
         """
@@ -385,7 +385,7 @@ class LeaseScheduler:
     def _place(
         self, pending: PendingSamples, workers: WorkerChoice
     ) -> list[tuple[PeerId, tuple[int, ...]]]:
-        """Which workers get which of the samples; empty: they cannot be placed now."""
+        """Which worker gets which samples; empty: they cannot be placed now."""
         if len(pending.samples) > 1:
             return workers.place(pending.samples)
         usual = pending.preferred
@@ -397,9 +397,9 @@ class LeaseScheduler:
         return []
 
     def _hand_on(self, now: float) -> list[Any]:
-        """Slots are free and nothing waits: what slow workers hold goes on there, if it ends sooner so.
+        """Slots are free and nothing waits: move leases of slow workers there, if they end sooner that way.
 
-        So does what any worker leaves alone.
+        Leases that any worker leaves alone are moved, too.
         """
         actions: list[Any] = []
         # Until the first answer, the time of an answer is not known, and no lease counts as left alone.
@@ -414,15 +414,16 @@ class LeaseScheduler:
             peer, held = self._members.get(worker), self.leases.of_worker(worker)
             quiet_s = min([lease.idle_s(now) for lease in held], default=0.0)
             if PROGRESS_S < quiet_s <= self._pause_s(peer):
-                continue  # it may be taking a version
+                continue  # it may be loading a version
             record = None if peer is None else self._versions.live(peer.engine.serving)
             oldest = Version(0) if record is None else record.version
-            # At most 64 workers with free slots are looked at.
+            # At most 64 workers with free slots are considered.
             choice = islice(self._ranking.choose(oldest, self._versions.live), 64)
             others = {
                 each: self.deliveries.speed(each.worker) for each in choice if each.worker != worker
             }
-            # Faster than this one. Who was fast once and is not any more makes all others look slow for minutes.
+            # Only workers that are faster than this one count. `slow` is not enough: a worker that was once fast makes
+            # all others look slow for minutes.
             fast = SLOW_TIMES * self.deliveries.speed(worker) if worker in slow else math.inf
             faster = {each: speed for each, speed in others.items() if speed > fast}
             elsewhere, taken, left = min(faster.values(), default=0.0), 0, 0
@@ -445,14 +446,14 @@ class LeaseScheduler:
     def _left_alone(self, lease: Lease, whole_s: float, now: float) -> bool:
         """Whether its worker has written nothing of it for whole_s, the time of an answer.
 
-        Each attempt has twice as long as the one before, because a prompt may take long to read.
+        Each attempt gets twice as long as the one before, because a long prompt takes long to read.
         """
         peer = self._members.get(lease.worker)
         if peer is None or peer.state != "joined" or lease.kind != TRAINING:
             return False
         if self._exclusive and self._must_refit(peer):
             return False
-        # The worker has verified a newer version and may be loading it. Its first refit has no known length.
+        # The worker has verified a newer version and may be loading it; how long its first refit takes is not known.
         if peer.engine.refit_pause_s is None and peer.engine.stands not in (
             None,
             peer.engine.serving,
@@ -462,7 +463,7 @@ class LeaseScheduler:
         return lease.idle_s(now) >= given_s + self._pause_s(peer)
 
     def _pause_s(self, peer: Peer | None) -> float:
-        """Seconds that it may write nothing while it takes a version: as its last refit, if that was not unusual."""
+        """Seconds for which it may write nothing while it loads a version: as its last refit, within the usual."""
         pauses = self._statistics.refit_pause_s
         last_s = 0.0 if peer is None else peer.engine.refit_pause_s or 0.0
         return min(last_s, SLOW_TIMES * median(pauses)) if pauses else 0.0
@@ -470,11 +471,11 @@ class LeaseScheduler:
     def _is_late(self, lease: Lease, elsewhere: float, now: float) -> bool:
         written = min([lease.longest.get(sample, 0) for sample in lease.samples])
         gain_s = self.deliveries.gain_s(lease.worker, elsewhere, written, lease.idle_s(now))
-        # What its worker has not reported yet is written again.
+        # Tokens that its worker has not reported yet will be written again.
         return now - lease.begun >= PROGRESS_S <= gain_s
 
     def _waits_there(self, pending: PendingSamples) -> bool:
-        """Whether it waits for one worker, which is full. Very many turns of episodes may wait so at every event."""
+        """Whether its only worker is full. Very many turns of episodes may wait like this at every event."""
         usual = pending.preferred
         return usual is not None and not self._may_write(usual, pending)
 
@@ -494,7 +495,7 @@ class LeaseScheduler:
     def _blame(
         self, lease: Lease, worker: Peer | None, cause: Cause, reason: str, now: float
     ) -> list[Note]:
-        """A worker that did not do its lease rests for a while."""
+        """Let a worker that did not finish its lease rest for a while."""
         if cause == "drained" or not self._kinds[lease.kind].blames(lease, cause):
             return []
         if worker is not None:
@@ -510,7 +511,7 @@ class LeaseScheduler:
         return any(kind.revive(peer, key, now=now) for kind in self._kinds.values())
 
     def _must_refit(self, peer: Peer) -> bool:
-        """In exclusive mode a worker makes no tokens while it receives a newer version."""
+        """Whether a newer version exists: in exclusive mode a worker makes no tokens while it receives that."""
         newest = self._versions.newest
         return newest is not None and peer.engine.serving != key_of(newest)
 

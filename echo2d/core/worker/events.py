@@ -63,13 +63,11 @@ class SnapshotReady:
 
 @dataclass(frozen=True, slots=True)
 class ApplyRejected:
-    """The form could not become a snapshot; the current slot is as it was.
-
-    lacks_base: the form is a delta, and its base, or some chunk of the base, is not here.
-    """
+    """The form could not become a snapshot; the current slot is as it was."""
 
     form: FormId
     reason: str
+    # Whether the form is a delta, and its base, or some chunk of the base, is not here.
     lacks_base: bool = False
 
 
@@ -93,33 +91,29 @@ class ApplyCancelled:
 
 @dataclass(frozen=True, slots=True)
 class EngineRefitted:
-    """All engines serve this version; generation paused for `pause_s` seconds.
-
-    memory_ok: whether the engines' memory, read back, equals the snapshot; None: not checked.
-    recomputed_tokens: of all engines, whose KV caches the refit dropped. recompute_s: what computing
-    them again costs an engine, besides the pause; None: not known.
-    """
+    """All engines serve this version; generation paused for `pause_s` seconds."""
 
     version: Version
     digest: Digest
     pause_s: float
+    # Whether the engines' memory, read back, equals the snapshot; None: not checked.
     memory_ok: bool | None
+    # The tokens of all engines whose KV caches the refit dropped.
     recomputed_tokens: int = 0
+    # How long an engine takes to recompute them, besides the pause; None: not known.
     recompute_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class EngineRefitFailed:
-    """A refit failed: not all engines serve this version.
-
-    label: the version that all engines serve now; None if they serve none, or different ones.
-    damaged: the slot does not hold the snapshot any more and was given up; no engine loaded it.
-    """
+    """A refit failed: not all engines serve this version."""
 
     version: Version
     digest: Digest
     reason: str
+    # The version that all engines serve now; None if they serve none, or different ones.
     label: str | None
+    # Whether the slot no longer holds the snapshot and was given up; then no engine loaded it.
     damaged: bool = False
 
 
@@ -134,10 +128,7 @@ class LabelSpan:
 
 @dataclass(frozen=True, slots=True)
 class SampleProgressed:
-    """An engine made these output tokens, which `spans` cover exactly.
-
-    finish: why the sample's output ends with them; None if it goes on. columns: of these tokens.
-    """
+    """An engine made these output tokens, which `spans` cover exactly."""
 
     lease: LeaseId
     attempt: int
@@ -145,8 +136,9 @@ class SampleProgressed:
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
     spans: tuple[LabelSpan, ...]
+    # Why the sample's output ends with these tokens; None: it continues.
     finish: Finish | None
-    columns: Columns = ()
+    columns: Columns = ()  # of these tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +152,7 @@ class GenerationFailed:
 
 @dataclass(frozen=True, slots=True)
 class EngineLost:
-    """An engine serves nothing any more, and no refit caused it."""
+    """An engine no longer serves anything, and no refit was the cause."""
 
     reason: str
 
@@ -211,14 +203,14 @@ class StartGeneration:
 
 @dataclass(frozen=True, slots=True)
 class StartScoring:
-    """Score these answers of others. One order comes at a time; the answer is a message."""
+    """Score these answers of other workers. Orders come one at a time; the reply is a message."""
 
     order: ScoreAnswers
 
 
 @dataclass(frozen=True, slots=True)
 class AbortGeneration:
-    """Stop generating this attempt; report nothing more of it."""
+    """Stop generating this attempt, and report nothing more about it."""
 
     lease: LeaseId
     attempt: int
@@ -226,7 +218,7 @@ class AbortGeneration:
 
 @dataclass(frozen=True, slots=True)
 class HoldEngines:
-    """Make the engines stop generating (hold=True) or go on; a refit may come between."""
+    """Make the engines stop generating (hold=True) or continue; a refit may come in between."""
 
     hold: bool
 
@@ -249,11 +241,12 @@ class KeepPublishSeq:
 class ApplyForm:
     """Write the form's chunks into the spare slot as they arrive, verify them, make it current.
 
-    Only one form is applied at a time. stands: the digest of the form's snapshot, if that is in the
-    spare slot already: if it is intact, the slot only has to be made current.
+    Only one form is applied at a time.
     """
 
     form: FormId
+    # The digest of the form's snapshot, if the snapshot is in the spare slot already: if it is intact,
+    # the slot only has to be made current.
     stands: Digest | None = None
 
 
@@ -282,7 +275,7 @@ class DropForm:
 
 @dataclass(frozen=True, slots=True)
 class ShutDown:
-    """End the process in order, after everything sent so far has gone out."""
+    """End the process properly, after everything sent so far has gone out."""
 
     reason: str
 

@@ -5,11 +5,11 @@
      LeaseFailed        +--------------------------+
     (refused)           --(LeaseCancelled, not kept by Welcome, revoked, engine fault, stop)--> gone
 
-Samples in the engines never exceed the slots, unless a single lease alone is larger. A span names
+The engines never have more samples than slots, unless a single lease alone is larger. A span names
 only a version that this worker itself loaded (I2), and never an older one than the lease allows or
 than the span before it (I1). A version is *confirmed* once all engines serve it and the coordinator
 was told so. A result is sent only when every version in its spans is confirmed, and progress only
-up to the first unconfirmed span. A lease that is given back first reports its progress, so that
+up to the first unconfirmed span. When a lease is given back, its progress is reported first, so that
 another worker can continue it. Leases and results outlive the control link: after a Welcome, every
 kept sample is reported again from its first token.
 
@@ -54,33 +54,35 @@ from echo2d.core.worker.events import (
 
 # A running lease that gets no token for this long is given back (I6). A refit restarts the clock.
 ENGINE_STALL_S = 120.0
-# Or twice the slots. The coordinator grants about as many samples as there are slots.
+# A worker holds at most max(WORKER_LEASES_MAX, 2 * slots) leases. The coordinator grants about as many
+# samples as there are slots.
 WORKER_LEASES_MAX = 256
-# Unanswered results: several steps' worth from one worker while the coordinator is away.
+# At most this many results are unanswered: several steps' worth of one worker's results while the
+# coordinator is away.
 RESULTS_MAX = 1024
 CONFIRMED_MAX = 64  # versions; results name the last two or three
 _SAMPLES_MAX = 1024  # samples of one lease; a group is rarely over 64
-# Prompt or output of one sample: 8 bytes a token, so every message stays under 4 MiB.
+# The most tokens of a prompt, or of the output of one sample: 8 bytes each, so every message stays
+# below 4 MiB.
 _TOKENS_MAX = 1 << 18
 STOP_STRINGS_MAX = 64
 
 
 @dataclass(slots=True)
 class _Output:
-    """One sample's output so far.
-
-    sent: how many tokens this connection's progress messages have carried already. parts: the columns,
-    each with the number of its tokens; joined when they are asked for, not for every few tokens.
-    """
+    """One sample's output so far."""
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     spans: list[VersionSpan] = field(default_factory=list)
+    # How many tokens this connection's progress messages have carried already.
     sent: int = 0
+    # The columns of each event, with the number of its tokens. They are joined only when they are
+    # needed, because events come every few tokens.
     parts: list[tuple[int, Columns]] = field(default_factory=list)
 
     def extend(self, event: SampleProgressed, spans: list[VersionSpan]) -> None:
-        """Append new output; spans of one version that touch become one span."""
+        """Append new output; adjacent spans of one version become one span."""
         if event.columns or self.parts:
             # Tokens that came before the first columns have none.
             self.parts = self.parts or [(len(self.tokens), ())]
@@ -95,7 +97,7 @@ class _Output:
                 self.spans.append(span)
 
     def columns(self) -> Columns:
-        """The columns that are whole so far."""
+        """The columns that all tokens so far have."""
         joined = join_columns(self.parts)
         self.parts = [(len(self.tokens), joined)] if self.parts else []
         return joined
@@ -107,7 +109,7 @@ class _Output:
         )
 
     def take_unsent(self, sample: int, end: int) -> SampleDelta:
-        """The tokens from `sent` to `end`, which count as sent from now on."""
+        """Take the tokens from `sent` to `end`, which count as sent from now on."""
         start, self.sent = self.sent, end
         spans = (
             VersionSpan(max(s.start, start), s.end, s.version, s.digest)
@@ -123,15 +125,12 @@ class _Output:
 
 @dataclass(slots=True)
 class _Held:
-    """A lease with unfinished samples.
-
-    report_at, token_at: when its progress is due, and when it last got a token, in seconds.
-    """
+    """A lease with unfinished samples."""
 
     grant: LeaseGranted
     outputs: dict[int, _Output]  # unfinished samples by their index within the group
-    report_at: float
-    token_at: float
+    report_at: float  # when its progress is due, in monotonic seconds
+    token_at: float  # when it last got a token
     started: bool = False
 
     @property
@@ -150,14 +149,13 @@ class WorkerLeases:
         self._slots = slots
         self._held: dict[HeldLease, _Held] = {}  # in order of arrival
         self._results: dict[tuple[HeldLease, int], SampleFinished] = {}
-        # Of unanswered results, the `hold_s` of their leases, where it is above 0.
+        # The `hold_s` of the leases of unanswered results, if it is above 0.
         self._hold_s: dict[tuple[HeldLease, int], float] = {}
         self._confirmed: dict[VersionKey, None] = {}
         self._still = False
-        # The leases whose results all wait for a confirmation: until when they report that they are
-        # alive, and when the next report is due.
+        # The leases whose results all wait for a confirmation, and until when each is reported as alive.
         self._waiting: dict[HeldLease, float] = {}
-        self._alive_at: float | None = None
+        self._alive_at: float | None = None  # when the next such report is due
 
     @property
     def running(self) -> int:
@@ -166,10 +164,10 @@ class WorkerLeases:
 
     @property
     def hold_s(self) -> float:
-        """For how long the leases that one version alone may write let a newer one wait; 0: there
-        are none.
+        """How long a newer version must wait for leases that only one version may write; 0: there are
+        none.
 
-        A result of such a lease counts until it is answered: another turn may follow it.
+        A result of such a lease counts until it is answered, because another turn may follow it.
         """
         of_results = [hold_s for at, hold_s in self._hold_s.items() if at in self._results]
         return max([*of_results, *[held.grant.hold_s for held in self._held.values()]], default=0.0)
@@ -206,13 +204,13 @@ class WorkerLeases:
         if reason:
             return [SendControl(LeaseFailed(grant.lease, grant.attempt, reason))]
         outputs = {sample: _Output() for sample in grant.samples}
-        # It joins the next report of the others: messages that go out together cost less.
+        # Its first report goes out with the next report of the others: together they cost less.
         report_at = min([now + _report_s(grant), *[each.report_at for each in self._held.values()]])
         self._held[key] = _Held(grant, outputs, report_at=report_at, token_at=now)
         return self._start(now)
 
     def cancelled(self, key: HeldLease, *, now: float) -> list[LeaseAction]:
-        """Drop this attempt and its results; the coordinator wants nothing more of it."""
+        """Drop this attempt and its results, which the coordinator no longer wants."""
         for result in [result for result in self._results if result[0] == key]:
             del self._results[result]
         return [*self._drop(key), *self._start(now)]
@@ -277,7 +275,7 @@ class WorkerLeases:
     # --- from the worker ---
 
     def revoked(self, keys: Collection[VersionKey], *, now: float) -> list[LeaseAction]:
-        """These versions are void: give back the leases and drop the results with their tokens."""
+        """These versions were revoked: give back leases and drop results that have their tokens."""
         actions: list[LeaseAction] = []
         for key in keys:
             self._confirmed.pop(key, None)
@@ -297,21 +295,21 @@ class WorkerLeases:
         self._confirmed.pop(key, None)
         self._confirmed[key] = None
         keep_newest(self._confirmed, CONFIRMED_MAX)
-        # Generation paused for the refit, so that time is no stall.
+        # Generation paused for the refit, so this time does not count as a stall.
         for held in self._held.values():
             held.token_at = now
         return [SendControl(result) for result in waiting if self._believed(result)]
 
     def stand_still(self, *, still: bool, now: float) -> None:
-        """The engines are paused on purpose (still=True), or go on; a pause is no stall."""
+        """The engines are paused on purpose (still=True) or continue; a pause does not count as a stall."""
         self._still = still
         for held in self._held.values():
             held.token_at = now
 
     def doubted(self, key: VersionKey, *, now: float) -> list[LeaseAction]:
-        """A refit to this version failed: drop unsent results with its tokens, fail their leases.
+        """A refit to this version failed: drop unsent results that have its tokens, fail their leases.
 
-        Some engine may have written these tokens with weights that are no version at all (I3).
+        Some engine may have written these tokens with weights of no version at all (I3).
         """
         doubtful = [at for at, result in self._results.items() if not self._believed(result)]
         doubtful = [at for at in doubtful if _uses(self._results[at].spans, {key})]
@@ -324,11 +322,11 @@ class WorkerLeases:
         return [*actions, *self._start(now)]
 
     def give_back(self, reason: str) -> list[LeaseAction]:
-        """Give every lease back, because nothing is served any more or the worker stops."""
+        """Give every lease back, because no version is served any more or the worker stops."""
         return [action for key in list(self._held) for action in self._give_back(key, reason)]
 
     def give_up_held(self, reason: str, *, now: float) -> list[LeaseAction]:
-        """Give back the leases that one version alone may write."""
+        """Give back the leases that only one version may write."""
         keys = [key for key, held in self._held.items() if held.grant.hold_s]
         return [action for key in keys for action in self.failed(key, reason, now=now)]
 
@@ -351,20 +349,20 @@ class WorkerLeases:
     # --- inside ---
 
     def _full(self) -> str:
-        """Why no further lease fits; empty if one does."""
+        """Why no further lease can be taken; empty: one can."""
         if len(self._held) >= max(WORKER_LEASES_MAX, 2 * self._slots):
             return "too many leases"
         return "too many unanswered results" if len(self._results) >= RESULTS_MAX else ""
 
     def _start(self, now: float) -> list[LeaseAction]:
-        """Start waiting leases in order of arrival, as far as the slots go."""
+        """Start waiting leases in order of arrival while there are free slots."""
         actions: list[LeaseAction] = []
         running = self.running
         for held in self._held.values():
             if held.started:
                 continue
-            # Stop at the first lease that does not fit: otherwise small leases that come later
-            # would overtake a large one for ever.
+            # Stop at the first lease that does not fit. Otherwise smaller leases that come later would
+            # always overtake a large one.
             if running and running + len(held.outputs) > self._slots:
                 break
             held.started, held.token_at = True, now
@@ -382,8 +380,8 @@ class WorkerLeases:
     def _progress(self, held: _Held) -> Iterator[LeaseProgress]:
         """All unsent confirmed output of one lease; the last message may be empty.
 
-        A message holds one sample's tokens, or at most the bytes of _TOKENS_MAX tokens without columns, so
-        that its size stays bounded.
+        A message holds the tokens of one sample, or of several with at most the bytes of _TOKENS_MAX
+        tokens without columns, so that its size stays bounded.
         """
         deltas: list[SampleDelta] = []
         room = _TOKENS_MAX * TOKEN_BYTES
@@ -403,8 +401,8 @@ class WorkerLeases:
     def _alive(self, now: float) -> list[LeaseAction]:
         """Report the leases whose samples are all finished but not confirmed yet.
 
-        A refit of several engines may take longer than the silence after which a lease ends. After
-        ENGINE_STALL_S it has failed: the lease falls silent, and another worker gets it.
+        A refit of several engines may take longer than the silence after which a lease ends. If it takes
+        longer than ENGINE_STALL_S, it has failed: the reports end, and another worker gets the lease.
         """
         if self._alive_at is None or now < self._alive_at:
             return []
@@ -482,7 +480,8 @@ def _check_output(output: _Output, grant: LeaseGranted) -> None:
 
 
 def _report_s(grant: LeaseGranted) -> float:
-    # A message costs both ends something, and engines bundle tokens for about as long.
+    # At most one report in 0.05 s: a message costs both ends something, and engines bundle tokens for
+    # about as long.
     return min(PROGRESS_S, max(0.05, grant.report_s))
 
 
@@ -491,12 +490,12 @@ def _uses(spans: Collection[VersionSpan], keys: Collection[VersionKey]) -> bool:
 
 
 def _unusable(grant: LeaseGranted, serving: VersionKey | None) -> str:
-    """Why this worker must refuse the grant; empty if it can work on it."""
+    """Why this worker must refuse the grant; empty: it can work on it."""
     if serving is None:
         return "no version is served"
     if serving.version < grant.oldest:
         return f"version {serving.version} is served, {grant.oldest} or newer is needed"
-    # A lease may keep a newer version waiting for an hour at most.
+    # A lease may keep a newer version waiting for at most an hour.
     if not 0 <= grant.hold_s <= 3600.0:
         return "malformed lease: hold_s"
     if grant.hold_s and serving.version > grant.oldest:
@@ -508,7 +507,7 @@ def _unusable(grant: LeaseGranted, serving: VersionKey | None) -> str:
     if (
         len(grant.rng_seeds) not in (0, len(grant.samples))
         or not 0 <= grant.written < len(grant.prompt) // 4
-        # Tokens of another branch are not in the prompt.
+        # `earlier` may exceed the prompt, because tokens of another branch are not in the prompt.
         or not 0 <= grant.earlier <= _TOKENS_MAX
     ):
         return "malformed lease: seeds, or tokens written before"

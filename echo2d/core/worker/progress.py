@@ -2,8 +2,8 @@
 
     "receiving" -> "applying" -> "loading" -> nothing: the version is served
 
-A `ProgressMeter` is told the stage again and again. It measures how fast bytes come and says when a
-line in the log is due. Not here: which stage it is (`WorkerVersions.under_way`), and bars.
+A `ProgressMeter` gets the stage again and again. It measures how fast bytes come and says when a line
+in the log is due. Not here: which stage it is (`WorkerVersions.under_way`), and progress bars.
 """
 
 from collections import deque
@@ -11,37 +11,37 @@ from dataclasses import dataclass
 
 from echo2d.core.base.ids import Version
 
-# How fast bytes come is measured over this time: stripes come in bursts of some seconds.
+# The rate is measured over this time, because stripes come in bursts of some seconds.
 RATE_S = 20.0
 _SAMPLES_MAX = 256
-# A line in the log is due so often. A worker that serves is not waited for: one that takes a minute
-# for each version would fill its log otherwise.
+# A line in the log is due this often. It is due less often at a worker that serves a version: no one
+# waits for it, and a worker that takes a minute for each version would fill its log.
 LINE_S = 10.0
 LINE_SERVING_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """done, total: bytes; total is None where there is none, or it is not known yet."""
+    """One step on the way of a version to the engines."""
 
     what: str
     version: Version | None = None
-    done: int = 0
-    total: int | None = None
+    done: int = 0  # bytes
+    total: int | None = None  # bytes; None: there is no total, or it is not known yet
 
     @property
     def share(self) -> float | None:
-        """How much of it is done; None: not known."""
+        """The share that is done; None: not known."""
         return min(1.0, self.done / self.total) if self.total else None
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A stage at one moment. seconds: since it began. rate: bytes/s; None: not known, or no bytes."""
+    """A stage at one moment."""
 
     stage: Stage
-    seconds: float
-    rate: float | None
+    seconds: float  # since it began
+    rate: float | None  # bytes/s; None: not known, or no bytes
 
     @property
     def eta_s(self) -> float | None:
@@ -49,7 +49,7 @@ class Progress:
         return max(0, total - done) / self.rate if total and self.rate else None
 
     def words(self) -> str:
-        """Such as "3.1/16.1 GB 48 MB/s eta 4:31"."""
+        """The stage's progress, such as "3.1/16.1 GB 48 MB/s eta 4:31"."""
         stage = self.stage
         if stage.what != "receiving":
             share = "" if stage.share is None else f"{stage.share:.0%}, "
@@ -72,12 +72,12 @@ class ProgressMeter:
         self._samples: deque[tuple[float, int]] = deque(maxlen=_SAMPLES_MAX)
 
     def update(self, stage: Stage, now: float) -> Progress:
-        """The stage is this one now."""
+        """Note the present stage, and return its progress."""
         if (stage.what, stage.version) != (self._stage.what, self._stage.version):
             self._began_at = self._told_at = now
             self._samples.clear()
         self._stage = stage
-        # Nothing came yet, or frames were found damaged.
+        # Start measuring again if nothing came yet, or if frames were found damaged.
         if self._samples and (not stage.done or stage.done < self._samples[-1][1]):
             self._samples.clear()
         self._samples.append((now, stage.done))
@@ -86,7 +86,7 @@ class ProgressMeter:
         return Progress(stage, now - self._began_at, self._rate())
 
     def line_due(self, now: float, *, serving: bool) -> bool:
-        """Whether the log is to say it now. serving: the worker serves some version."""
+        """Whether a line in the log is due now. serving: the worker serves some version."""
         every_s = LINE_SERVING_S if serving else LINE_S
         if self._stage.version is None or now - self._told_at < every_s:
             return False
@@ -99,7 +99,7 @@ class ProgressMeter:
 
 
 def clock(seconds: float) -> str:
-    """4:31, or 1:04:31."""
+    """A duration such as 4:31 or 1:04:31."""
     minutes, s = divmod(round(seconds), 60)
     hours, m = divmod(minutes, 60)
     return f"{hours}:{m:02}:{s:02}" if hours else f"{m}:{s:02}"

@@ -1,4 +1,4 @@
-"""Keeps which snapshots are in the two slots of a worker, and which of them a root has published.
+"""Tracks which snapshots are in the two slots of a worker, and which of them a root has published.
 
 in a slot --(an accepted root names its digest)--> published, with the root's publish_seq
     +--(overwritten, lost)--> gone
@@ -17,7 +17,7 @@ SNAPSHOT_SLOTS = 2  # current and spare
 class SlotSnapshots(Collection[VersionKey]):
     """The snapshots in the slots, oldest first; the last one is current.
 
-    Of a snapshot that is in both slots, only the newer copy is known.
+    If a snapshot is in both slots, only the newer copy is known.
     """
 
     def __init__(self, standing: Iterable[Standing]) -> None:
@@ -39,7 +39,7 @@ class SlotSnapshots(Collection[VersionKey]):
 
     @property
     def published(self) -> Mapping[VersionKey, PublishSeq]:
-        """The snapshots that an accepted root has named: only these may be served."""
+        """The snapshots that an accepted root has named; only these may be served."""
         return self._published
 
     def path(self, key: VersionKey | None) -> str | None:
@@ -47,7 +47,7 @@ class SlotSnapshots(Collection[VersionKey]):
         return None if key is None else self._paths.get(key)
 
     def publish(self, key: VersionKey, seq: PublishSeq) -> None:
-        """A root has named this snapshot. Nothing changes if it is in no slot."""
+        """Note that a root has named this snapshot. Nothing changes if it is in no slot."""
         if key in self._paths:
             self._published[key] = max(seq, self._published.get(key, seq))
 
@@ -55,7 +55,7 @@ class SlotSnapshots(Collection[VersionKey]):
         self._published.pop(key, None)
 
     def put(self, key: VersionKey, path: str) -> None:
-        """This snapshot was written and is current."""
+        """Note that this snapshot was written and is current."""
         # The last entry is the current one, so a key that was here moves to the end.
         self._paths.pop(key, None)
         self._paths[key] = path
@@ -63,12 +63,12 @@ class SlotSnapshots(Collection[VersionKey]):
         self._published = {key: at for key, at in self._published.items() if key in self._paths}
 
     def lose(self, key: VersionKey) -> None:
-        """This snapshot is overwritten or damaged."""
+        """Note that this snapshot is overwritten or damaged."""
         self._paths.pop(key, None)
         self._published.pop(key, None)
 
     def lose_spare(self) -> None:
-        """The spare slot is about to be written."""
+        """Note that the spare slot is about to be written."""
         for key in list(self._paths)[:-1]:
             self.lose(key)
 

@@ -6,11 +6,11 @@ It composes three machines; events go in, actions come out:
     links (relay) --+--> Relay            which frames to send and to ask for    (`relay/relay`)
     engines --------+--> WorkerLeases     what to generate, report, send again   (`leases`)
 
-The machines meet here. Leases are taken for the version served, and WorkerVersions labels their
-spans. A revoked version ends its leases. A form that Relay has complete is applied by
-WorkerVersions. While the control link is down the worker sends nothing: the next Hello and Welcome
-repeat what must not be lost (leases, results, versions held and served). A relay peer is the same
-machine without engines (slots == 0).
+The machines meet here. Leases are taken for the served version, and WorkerVersions labels their
+spans. A revoked version ends its leases. When Relay has all frames of a form, WorkerVersions applies
+the form. While the control link is down the worker sends nothing: the next Hello and Welcome repeat
+what must not be lost (leases, results, held and served versions). A relay peer is the same machine
+without engines (slots == 0).
 """
 
 from collections import Counter, deque
@@ -93,7 +93,8 @@ WorkerEvent = (
 )  # fmt: skip
 WorkerAction = LeaseAction | VersionAction | HoldEngines | relay_events.LinkAction | ShutDown
 
-# Refits between a hello and its welcome, which take seconds; a refit takes about one.
+# At most this many refits happen between a hello and its welcome: these are seconds apart, and a refit
+# takes about a second.
 REFITS_MAX = 64
 UNDIALABLE = (
     "others cannot dial this peer, it dials them (to be dialled: open its port and set "
@@ -104,7 +105,8 @@ UNDIALABLE = (
 class WorkerState:
     """See the module docstring.
 
-    standing: versions that are verified in the slots at the start. slots: samples at a time.
+    standing: the versions that are verified in the slots at the start. slots: how many samples run at
+    a time.
     """
 
     def __init__(
@@ -129,18 +131,18 @@ class WorkerState:
         self._draining = False
         # Set when this worker asked to leave.
         self._leaving: Leaving | None = None
-        self._exclusive = False  # as of the last welcome
+        self._exclusive = False  # as the last welcome said
         # Since when the engines are held for the next version; None: they run.
         self._still_since: float | None = None
-        # Why others cannot dial this peer; empty: they can; None: not told yet.
+        # Why others cannot dial this peer; empty: they can; None: not known yet.
         self._undialable: str | None = None
-        # A refit that waits for leases which one version alone may write, and until when.
+        # A refit that waits for leases that only one version may write, and until when it waits.
         self._waiting_refit: tuple[RefitEngines, float] | None = None
         self._since_hello: deque[RefitDone | RefitFailed] = deque(maxlen=REFITS_MAX)
 
     @property
     def running(self) -> int:
-        """Samples that the engines run now."""
+        """How many samples the engines run now."""
         return self._leases.running
 
     @property
@@ -150,7 +152,7 @@ class WorkerState:
 
     @property
     def under_way(self) -> UnderWay | None:
-        """What is done for the newest version that is not served yet."""
+        """The work on the newest version that is not served yet."""
         return self._versions.under_way
 
     def stands_mostly(self, form: FormId) -> bool:
@@ -166,7 +168,7 @@ class WorkerState:
         listen: Address | None,
         forms: Sequence[FormId],
     ) -> Hello:
-        """What to tell the coordinator first. forms: those of which every frame is held."""
+        """The first message to the coordinator. forms: those of which every frame is held."""
         self._since_hello.clear()
         versions, leases = self._versions, self._leases.held()
         return Hello(
@@ -175,7 +177,7 @@ class WorkerState:
         )  # fmt: skip
 
     def handle(self, event: WorkerEvent, *, now: float) -> list[WorkerAction]:
-        """The actions, in order. now: monotonic seconds."""
+        """Handle an event. Returns the actions, in order. now: monotonic seconds."""
         if isinstance(event, relay_events.FrameVerified | relay_events.PeerReady):
             relayed = self._relay.handle(event, now=now)
             frames: list[WorkerAction] = [
@@ -209,7 +211,7 @@ class WorkerState:
                 return self._leases.failed(HeldLease(lease, attempt), reason, now=now)
             case ControlUp(welcome):
                 self._up, self._exclusive = True, welcome.exclusive
-                # Results may name versions that the hello did not: tell their refits first.
+                # Results may name versions that the hello did not name: report their refits first.
                 told = [SendControl(message) for message in self._since_hello]
                 leaving = [] if self._leaving is None else [SendControl(self._leaving)]
                 return [*told, *leaving, *self._leases.welcomed(welcome, now=now)]
@@ -246,7 +248,7 @@ class WorkerState:
                 | EngineLost()
             ):
                 if isinstance(event, EngineLost) and self._waiting_refit is not None:
-                    # That refit mends the engine.
+                    # The waiting refit repairs the engine, so it is due now.
                     self._waiting_refit = (self._waiting_refit[0], now)
                 return self._versioned(self._on_version_event(event, now), now)
             case EngineRefitted() | EngineRefitFailed():
@@ -255,7 +257,7 @@ class WorkerState:
                 return [*self._relayed(event, now), *self._made_room(event, now)]
 
     def _made_room(self, event: relay_events.RelayEvent, now: float) -> list[WorkerAction]:
-        """Stops waiting for a form that was deleted from a full disk to make room for another."""
+        """Stop waiting for a form that was deleted from a full disk to make room for another."""
         if not isinstance(event, relay_events.FormForgotten):
             return []
         return self._versioned(self._versions.forgotten(event.form, now=now), now)
@@ -339,7 +341,7 @@ class WorkerState:
                 assert_never(message)
 
     def _dialled_back(self, fault: str) -> list[WorkerAction]:
-        """Notes for the owner whether others can dial this peer, each time that changes."""
+        """Tell the owner whether others can dial this peer, each time that changes."""
         before, self._undialable = self._undialable, fault
         if fault == before:
             return []
@@ -362,7 +364,7 @@ class WorkerState:
     def _routed(
         self, relayed: Sequence[relay_events.RelayAction], now: float
     ) -> list[WorkerAction]:
-        """The relay's actions, and what WorkerVersions makes of them."""
+        """Turn the relay's actions into the worker's; WorkerVersions handles a form that arrived."""
         done: list[WorkerAction] = []
         for action in relayed:
             match action:
@@ -380,11 +382,11 @@ class WorkerState:
         return done
 
     def _after(self, now: float) -> list[WorkerAction]:
-        """Rules that apply after every event.
+        """Apply the rules that hold after every event.
 
-        A refit that waited is done. Engines are held while they wait for a version, unless a lease
-        needs the present one. Without a version served no lease is kept. A drained worker without
-        leases leaves.
+        A refit that has waited long enough is done. Engines are held while they wait for a version,
+        unless a lease needs the present one. Without a served version no lease is kept. A drained worker
+        without leases leaves.
         """
         actions: list[WorkerAction] = self._refit_that_waited(now)
         still = self._exclusive and self._versions.awaits and not self._leases.hold_s
@@ -400,7 +402,7 @@ class WorkerState:
         return actions
 
     def _refit_that_waited(self, now: float) -> list[WorkerAction]:
-        """Do it once no lease needs the present version, or it has waited for long enough."""
+        """Do the waiting refit once no lease needs the present version, or it has waited long enough."""
         if self._waiting_refit is None:
             return []
         refit, until = self._waiting_refit
@@ -418,12 +420,12 @@ class WorkerState:
 
 # --- a peer's part of a plan is checked before its relay follows it
 #
-# Not here: whether the plan is a good one, and who made it (the other end of the control link
-# proved that it holds the run's key).
+# Not here: whether the plan is a good one, and whether it comes from the coordinator (the other end of
+# the control link has proved that it holds the run's key).
 
 
 def edges_fault(edges: PlanEdges, me: PeerId) -> str:
-    """What is wrong with these edges of the peer `me`; empty when they can be followed."""
+    """What is wrong with these edges of the peer `me`; empty: they can be followed."""
     peers = {edge.peer for edge in edges.peers}
     if (
         len(edges.stripes) > STRIPES_MAX

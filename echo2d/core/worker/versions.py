@@ -51,13 +51,16 @@ from echo2d.core.worker.events import (
 )
 from echo2d.core.worker.slot_snapshots import SNAPSHOT_SLOTS, SlotSnapshots
 
-# The form that spreads, the one that waits, and the last two for peers that still fetch them.
+# A worker keeps at most this many forms: the one that spreads, the one that waits, and the two before
+# for peers that still fetch them.
 WORKER_FORMS_MAX = 4
-# Versions whose tokens may still be on their way from an engine; really two or three.
+# At most this many versions keep their label, because tokens of them may still come from an engine; in
+# practice two or three do.
 LABELS_MAX = 64
-# Forms remembered as refused. The coordinator sends one at a time, so this is plenty.
+# At most this many refused forms are remembered. The coordinator sends one form at a time, so this is
+# more than enough.
 REFUSED_MAX = 64
-# After so many failed refits of one version, any other version in a slot is preferred.
+# After this many failed refits to one version, any other version in a slot is preferred.
 REFIT_TRIES_MAX = 3
 # The backoff after a failed refit gives an engine time to recover. It doubles each time, up to a
 # limit, because there may be no other version to serve.
@@ -67,12 +70,10 @@ REFIT_RETRY_S_MAX = 160.0
 
 @dataclass(slots=True)
 class _Form:
-    """One form whose root was accepted.
-
-    stood: a slot held a version of the same number when the form's first root came.
-    """
+    """One form whose root was accepted."""
 
     root: Root
+    # Whether a slot held a version of the same number when the form's first root came.
     stood: bool = False
     arrived: bool = False
     rejected: bool = False
@@ -93,11 +94,11 @@ Doing = Literal["receiving", "applying", "loading"]
 
 @dataclass(frozen=True, slots=True)
 class UnderWay:
-    """A version on its way to the engines, and what is done now. form: None while engines load it."""
+    """A version on its way to the engines, and the present step."""
 
     what: Doing
     version: Version
-    form: FormId | None
+    form: FormId | None  # None while engines load it
 
 
 class WorkerVersions:
@@ -123,7 +124,8 @@ class WorkerVersions:
         self._revoked: dict[VersionKey, Epoch] = {}
         self._refused: dict[FormId, None] = {}
         self._delta_seq = PublishSeq(-1)  # the newest publish of which a delta was announced
-        # Kept apart from the forms, because a plan may come before its form's first root.
+        # The forms with a plan. They are not in `_forms`, because a plan may come before its form's first
+        # root.
         self._planned: dict[FormId, None] = {}
         # Stays set until ApplyForm is answered, even if the form is no longer wanted.
         self._applying: FormId | None = None
@@ -143,7 +145,7 @@ class WorkerVersions:
 
     @property
     def refitting(self) -> bool:
-        """Whether a refit was asked for and has not ended."""
+        """Whether a refit was ordered and has not ended."""
         return self._refitting is not None
 
     @property
@@ -169,7 +171,7 @@ class WorkerVersions:
 
     @property
     def under_way(self) -> UnderWay | None:
-        """What is done for the newest version that is not served yet."""
+        """The work on the newest version that is not served yet."""
         form = self._applying
         if form is None and not self._engines:
             form = next(reversed([each for each in self._planned if each in self._forms]), None)
@@ -182,7 +184,7 @@ class WorkerVersions:
         return None
 
     def refuses(self, form: FormId) -> bool:
-        """Whether the last root of this form was refused; its frames are then unwanted too."""
+        """Whether the last root of this form was refused; then its frames are not wanted either."""
         return form in self._refused
 
     def stands_mostly(self, form: FormId) -> bool:
@@ -197,7 +199,7 @@ class WorkerVersions:
         return known.stood or known.seq == self._delta_seq
 
     def holding(self) -> tuple[VersionKey, ...]:
-        """The unrevoked versions in the slots, current one last; empty if that one is revoked."""
+        """The unrevoked versions in the slots, the current one last; empty if that one is revoked."""
         return (
             ()
             if self._snapshots.current in self._revoked
@@ -207,10 +209,7 @@ class WorkerVersions:
     # --- events; each method returns what to do ---
 
     def announced(self, root: Root, *, now: float) -> list[VersionAction]:
-        """A root was verified.
-
-        A new form of an older publish than the newest one seen is refused.
-        """
+        """A root was verified. A new form is refused if its publish is older than the newest one seen."""
         refusal = self._refusal(root)
         if refusal:
             self._planned.pop(root.form, None)
@@ -288,7 +287,7 @@ class WorkerVersions:
         return [SendControl(ApplyFailed(form, reason)), *self.forgotten(form, now=now)]
 
     def forgotten(self, form: FormId, *, now: float) -> list[VersionAction]:
-        """The form is not needed here any more."""
+        """The form is no longer needed here."""
         dropped = self._forget(form) if form in self._forms else []
         return [*dropped, *self.choose(now=now)]
 
@@ -297,8 +296,9 @@ class WorkerVersions:
     ) -> list[VersionAction]:
         """All engines were refitted.
 
-        A refit whose memory check failed counts as failed: what the engines hold is no version at
-        all (I3). `held_s`: seconds for which the engines generated nothing for this version.
+        If the memory check failed, the refit counts as failed: the engines hold the weights of no version
+        at all (I3). `held_s`: seconds for which the engines generated nothing while they waited for this
+        version.
         """
         key = VersionKey(event.version, event.digest)
         if event.memory_ok is False:
@@ -329,10 +329,10 @@ class WorkerVersions:
         return [SendControl(done), *self.choose(now=now)]
 
     def refit_failed(self, event: EngineRefitFailed, *, now: float) -> list[VersionAction]:
-        """A refit failed: retry after a backoff; if its slot is damaged, apply the form again first."""
+        """A refit failed: try again after a backoff; if its slot is damaged, first apply the form again."""
         key = VersionKey(event.version, event.digest)
         self._refitting = None
-        # The same version may be in the other slot by now, and that copy is not the damaged one.
+        # The same version may be in the other slot by now; that copy is not damaged.
         if event.damaged and self._snapshots.path(key) == self._refit_path:
             self._snapshots.lose(key)
         failures = self._failures | {key: self._failures.get(key, 0) + 1}
@@ -342,8 +342,8 @@ class WorkerVersions:
         self._retry_at = now + min(
             REFIT_RETRY_S_MAX, REFIT_RETRY_S * 2.0 ** min(failures[key] - 1, 10)
         )
-        # The engines may still hold what they served before. Any other version that they name was
-        # never confirmed: its weights may be those that the check of the memory refused (I3).
+        # The engines may still serve the version from before. Any other version that they name was
+        # never confirmed: its weights may be those that failed the memory check (I3).
         kept = None if event.label is None else self._labels.get(event.label)
         self.serving = kept if kept == self.serving else None
         failed = RefitFailed(event.version, event.digest, self.serving, event.reason)
@@ -352,7 +352,7 @@ class WorkerVersions:
     def engine_lost(self, reason: str, *, now: float) -> list[VersionAction]:
         """An engine was lost: act as if the last refit had failed, so that it is done again.
 
-        A refit that is under way reports its own end, so nothing is done then.
+        During a refit nothing is done, because the refit reports its own end.
         """
         if self.serving is None or self._refitting is not None:
             return []
@@ -362,7 +362,7 @@ class WorkerVersions:
     def revoked(
         self, epoch: Epoch, keys: Collection[VersionKey], *, now: float
     ) -> list[VersionAction]:
-        """The publishes of these versions in epochs below `epoch` are void."""
+        """The publishes of these versions in epochs below `epoch` were revoked."""
         actions: list[VersionAction] = []
         for key in keys:
             self._revoked[key] = epoch
@@ -374,18 +374,18 @@ class WorkerVersions:
         for form, each in list(self._forms.items()):
             if each.key in keys and each.root.facts.epoch < epoch:
                 actions += self._forget(form)
-        # An epoch never revokes as many keys.
+        # At most 4,096 revoked keys are remembered, which is more than an epoch ever revokes.
         keep_newest(self._revoked, 4096)
         return [*actions, *self.choose(now=now)]
 
     def choose(self, *, now: float) -> list[VersionAction]:
-        """Choose what to refit to and what to apply next, if anything."""
+        """Choose the next version to refit to and the next form to apply, if any."""
         # The refit comes first: `_next_apply` must know whether one reads the spare slot.
         refit = self._next_refit(now)
         return [*refit, *self._next_apply()]
 
     def wake_at(self) -> float | None:
-        """When a failed refit is due again, in monotonic seconds; None if no refit waits."""
+        """When a failed refit is due again, in monotonic seconds; None: no refit waits."""
         target = self._target()
         waits = target is not None and target != self.serving and self._refitting is None
         return self._retry_at if waits and self._engines else None
@@ -409,7 +409,7 @@ class WorkerVersions:
 
         If the snapshot is in the current slot already, it is verified without applying anything.
         """
-        # `_refusal` let this root pass, so its epoch is new enough to revive a revoked version.
+        # `_refusal` accepted this root, so its epoch is new enough to restore a revoked version.
         self._revoked.pop(key, None)
         if not self._engines:
             return [_verified(form, key)] if known.arrived else []
@@ -427,7 +427,7 @@ class WorkerVersions:
     def _target(self) -> VersionKey | None:
         """The newest published version in a slot.
 
-        A version that failed REFIT_TRIES_MAX times is taken only if there is no other.
+        A version with REFIT_TRIES_MAX failed refits is chosen only if there is no other.
         """
 
         published = self._snapshots.published
@@ -468,7 +468,7 @@ class WorkerVersions:
         form = self._wanted_form() if self._engines else None
         if self._applying is not None:
             applying = self._forms.get(self._applying)
-            # A form whose frames have all arrived is worth finishing; any other one gives way.
+            # A form whose frames have all arrived is finished; any other gives way to the wanted form.
             ends_soon = applying is not None and (
                 applying.arrived or form in (None, self._applying)
             )
@@ -486,10 +486,10 @@ class WorkerVersions:
         return [ApplyForm(form, stands)]
 
     def _wanted_form(self) -> FormId | None:
-        """The newest form to apply; None if there is none.
+        """The newest form to apply; None: there is none.
 
-        It is planned, arrived or in the spare slot, newer than every published snapshot in a slot,
-        and neither rejected nor revoked.
+        It is planned, has arrived or is in the spare slot; it is newer than every published snapshot in a
+        slot; and it is neither rejected nor revoked.
         """
         published = self._snapshots.published
         newest = max(published.values(), default=-1)

@@ -1,9 +1,9 @@
-"""Whether the owner of a box lets its worker work now.
+"""Decides whether the owner of a box lets its worker work now.
 
     paused by the owner --> no     outside the hours --> no     another program on a GPU --> no
 
-The time is the box's own: a window is an hour shorter or longer on a day on which the clocks change.
-Not here: how the box learns of these (`runtime/worker/owner.py`).
+Times are the box's local times, so a window is an hour shorter or longer on a day on which the clocks
+change. Not here: how the box learns of these conditions (`runtime/worker/owner.py`).
 """
 
 from collections.abc import Sequence
@@ -14,8 +14,8 @@ def reason_to_wait(
 ) -> str:
     """Why the worker must wait; empty: it may work.
 
-    minute: of the local day. windows: begin and end, as such minutes; none: always. others: ids of
-    other programs on the GPUs.
+    minute: minute of the local day. windows: the begin and end of each, as such minutes; empty: any
+    time. others: process ids of other programs on the GPUs.
     """
     if paused:
         return "paused by its owner"

@@ -1,13 +1,14 @@
-"""What an engine needs whose model runs in an HTTP server beside the worker, whatever that server
-is.
+"""Parts of any engine whose model runs in an HTTP server beside the worker.
 
-    sampling_loop.py  writes each sample to its end, as a chain of requests where refits cut it
-    calls.py          a generation call's samples, and what each has so far
+    sampling_loop.py  generates each sample to its end, with a new request after each cut by a refit
+    calls.py          the samples of a generation call, and the output of each so far
     continuation.py   chunks of one request -> tokens, each under the version that wrote it (pure)
-    admission.py      how many samples run at once, by what the server reports of its load (pure)
+    admission.py      how many samples run at once, by the load that the server reports (pure)
     http_client.py    calls and streams over HTTP, with keys
-    process.py        the server as a process: started, killed with its children, its log
-    process_guard.py  the process between: ends the server when the worker ends, and keeps its log
+    recompute.py      measures the cost of computing KV caches again after a refit (pure)
+    process.py        the server as a process: starts it, kills it with its children, reads its log
+    process_guard.py  the process between worker and server: ends the server when the worker ends, and
+                      keeps its log
 
 A server's own package adds its dialect: paths, request bodies, chunks, flags, and how weights are
 updated. Nothing here imports it.

@@ -1,10 +1,10 @@
 """Limits how many samples run in a server at once: enough to fill it, not so many that it thrashes.
 Pure.
 
-A sample beyond the server's memory is not merely late: to make room, a running sample loses its KV
-cache, which is then computed again. So the limit follows the load that the server reports. It
-shrinks while requests wait for memory, and grows slowly while memory is free. New samples wait
-here, in order.
+A sample for which the server has no memory does more harm than wait: the server makes room by
+dropping the KV cache of a running sample, and computes it again later. So the limit follows the
+load that the server reports. It shrinks while requests wait for memory, and grows slowly while
+memory is free. New samples wait here, in order.
 """
 
 from collections import deque
@@ -20,16 +20,16 @@ SHRINK = 0.85
 
 @dataclass(frozen=True, slots=True)
 class ServerLoad:
-    """All data-parallel ranks together. token_usage: KV memory share of the fullest."""
+    """The load of all data-parallel ranks together."""
 
     running: int
     waiting: int
-    token_usage: float
+    token_usage: float  # share of the KV memory in use on the fullest rank
     running_max: int
 
 
 def next_limit(limit: int, slots: int, load: ServerLoad) -> int:
-    """The limit after this load: at least 1, at most `slots` and what the server runs at once."""
+    """The limit after this load: at least 1, at most `slots` and `load.running_max`."""
     most = max(1, min(slots, load.running_max))
     if load.waiting and load.token_usage > USAGE_FULL:
         return max(1, min(most, int(min(limit, load.running + load.waiting) * SHRINK)))

@@ -1,4 +1,4 @@
-"""One generation call while it runs: its samples, and what each has so far. No I/O."""
+"""One generation call while it runs: its samples, and the output of each so far. No I/O."""
 
 import asyncio
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ class GenerationCall:
     stream: RequestStream
     seeds: Sequence[int]
     limit: OutputLimit
-    # Set once the prompt's KV cache is there, or never will be.
+    # Set once the server has the prompt's KV cache, or never will have it.
     begun: asyncio.Event = field(default_factory=asyncio.Event)
     # The request id of each sample that the server is working on.
     rids: dict[int, str] = field(default_factory=dict)
@@ -38,13 +38,14 @@ class SampleState:
         self.stop = frozenset(call.request.stop_token_ids)
         self.output: list[int] = []
         self.buffer = SampleBuffer(index)
+        # Requests in a row that brought no token.
         self.fruitless = 0
-        # Whether its last request was cut in order to learn who wrote its tokens.
+        # Whether its last request was cut to learn which version wrote its tokens.
         self.cut = False
 
     @property
     def room(self) -> int:
-        """How many tokens may still come."""
+        """How many more tokens the sample may have."""
         return self._limit.tokens - len(self.output)
 
     @property

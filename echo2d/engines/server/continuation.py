@@ -2,14 +2,14 @@
 each. Pure.
 
 A sample's output is made by one request, or by several when refits cut it; each is one
-`Continuation`. A server names the versions for good only in the last chunk of a request
+`Continuation`. A server's final word on the versions is in the last chunk of a request
 (`StreamChunk.spans`). A token is given out earlier only while it is *certain*: the request began
 under the version being served, and no update was asked for since, so no other version can have
 written it. All other tokens are held until the last chunk, whose spans must also confirm what was
 given out before (I2).
 
-A stream may be cumulative or incremental: `StreamChunk.end` says where a chunk ends. An aborted
-request may repeat tokens that do not add up; these are left out.
+A stream may be cumulative or incremental: `StreamChunk.end` is the position at which a chunk ends.
+An aborted request may repeat tokens inconsistently; these are left out.
 """
 
 import math
@@ -27,21 +27,17 @@ class Foreign(EngineFault):
 
 @dataclass(frozen=True, slots=True)
 class StreamChunk:
-    """One chunk of a request's stream, whatever the server's dialect.
+    """One chunk of a request's stream, in the same form for every server."""
 
-    tokens: ids and logprobs (natural log) of the output tokens before `end`; None: they are not
-    consistent. end: output tokens of the request so far. finish: only in the last chunk. label: the
-    version that the chunk claims to be of; None: it claims nothing. spans: only in the last chunk,
-    positions from the request's first output token; None: the server does not say who wrote them.
-    cached_tokens: of the prompt, not computed again.
-    """
-
+    # Ids and logprobs (natural log) of the output tokens before `end`; None: they are not consistent.
     tokens: Sequence[tuple[int, float]] | None
-    end: int
-    finish: FinishReason | None = None
-    label: str | None = None
+    end: int  # output tokens of the request so far
+    finish: FinishReason | None = None  # only in the last chunk
+    label: str | None = None  # of the version that the chunk names; None: it names none
+    # Only in the last chunk; positions count from the request's first output token. None: the server
+    # does not say which version wrote the tokens.
     spans: Sequence[LabelSpan] | None = None
-    cached_tokens: int = 0
+    cached_tokens: int = 0  # of the prompt, not computed again
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +48,11 @@ class ReportedToken:
 
 
 class Continuation:
-    """label: the version served when the request was sent. finish: None until the last chunk."""
+    """The output of one request."""
 
     def __init__(self, label: str) -> None:
-        self.label = label
-        self.finish: FinishReason | None = None
+        self.label = label  # of the version served when the request was sent
+        self.finish: FinishReason | None = None  # None until the last chunk
         self.certain = True  # once a token was uncertain, all after it are too
         self.cached_tokens = 0
         self._given = 0
@@ -79,7 +75,7 @@ class Continuation:
         return self._give([(len(self._held), self.label)])
 
     def _fresh(self, chunk: StreamChunk) -> Sequence[tuple[int, float]]:
-        """The tokens of a chunk that were not there before."""
+        """The tokens of a chunk that no earlier chunk had."""
         known = self._given + len(self._held)
         begin = chunk.end - len(chunk.tokens or ())
         if chunk.tokens is None or not 0 <= begin <= known:
@@ -108,16 +104,16 @@ class Continuation:
             end = span.end
             if span.start < self._given and span.end > 0 and span.label != self.label:
                 raise Foreign(
-                    f"version {span.label!r} wrote tokens of {self.label}: somebody else updates it"
+                    f"version {span.label!r} wrote tokens of {self.label}: another program updates the server"
                 )
             runs.append((end - self._given, span.label))
         if end < self._given:
-            raise EngineFault(f"the server says who wrote {end} tokens of {self._given}")
+            raise EngineFault(f"the server named versions for {end} of {self._given} tokens")
         self._held = self._held[: end - self._given]
         return self._give(runs)
 
     def _give(self, runs: Sequence[tuple[int, str]]) -> list[ReportedToken]:
-        """Give out held tokens. runs: (end, label): held tokens up to `end` are of this label."""
+        """Give out held tokens. runs: (end, label): held tokens up to `end` have this label."""
         given: list[ReportedToken] = []
         for end, label in runs:
             given += [

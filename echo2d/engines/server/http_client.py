@@ -1,8 +1,8 @@
-"""The HTTP of an inference server: calls and streams. Its errors say what a failed call may have
-left behind.
+"""Calls and streams over HTTP to an inference server. An error says whether a failed call may have had
+its effect.
 
-Administration has connections of its own: behind hundreds of streams, a pause would wait for its
-turn. A server's subclass adds its paths; nothing is decided here.
+An administrator's calls have connections of their own, because a pause would have to wait behind
+hundreds of streams. A server's subclass adds its paths. Nothing is decided here.
 """
 
 import asyncio
@@ -14,12 +14,13 @@ import aiohttp
 
 from echo2d.errors import EngineFault
 
-# For a call that waits for nothing; a busy scheduler answers between two batches.
+# For a call that waits for nothing but a busy scheduler, which answers between two batches.
 CALL_S_MAX = 30.0
 _CONNECT_S_MAX = 10.0  # the server is on this machine
-# Between two chunks of a request; a worker gives a lease back after 120 s without a token.
+# Between two chunks of a request: below the 120 s without a token after which a worker gives a lease
+# back.
 STREAM_S_MAX = 100.0
-# The longest answer. Checksums of thousands of tensors take less than a megabyte.
+# Of an answer. Checksums of thousands of tensors take less than a megabyte.
 _BODY_BYTES_MAX = 64 << 20
 
 
@@ -28,11 +29,11 @@ class ServerRefused(EngineFault):
 
 
 class Lost(EngineFault):
-    """There was no answer; the server may or may not have done what was asked."""
+    """There was no answer; the call may or may not have had its effect."""
 
 
 class ServerClient:
-    """One server at `url`. Keys are secrets: they go into headers and nowhere else."""
+    """One server at `url`. Keys are secret, so they go into headers and nowhere else."""
 
     NAME: ClassVar[str]  # of the server's kind, in errors
 
@@ -57,7 +58,7 @@ class ServerClient:
     async def stream(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[Mapping[str, Any]]:
         """The chunks of one request."""
         if self._work.closed:
-            raise Lost(f"{self.NAME} {path}: its server was given up")
+            raise Lost(f"{self.NAME} {path}: the connection to the server is closed")
         try:
             silence = aiohttp.ClientTimeout(
                 total=None, sock_connect=_CONNECT_S_MAX, sock_read=STREAM_S_MAX
@@ -76,7 +77,7 @@ class ServerClient:
     async def ask_admin(
         self, method: str, path: str, body: Mapping[str, Any] | None, timeout_s: float
     ) -> tuple[int, Any]:
-        """The status and the body of an administrator's call. Lost: no answer."""
+        """The status and the body of the answer to an administrator's call. Lost: no answer."""
         return await self._ask(self._admin, method, path, body, timeout_s)
 
     async def call(self, method: str, path: str) -> Any:
@@ -90,7 +91,7 @@ class ServerClient:
         answer = await self.call("GET", path)
         if not isinstance(answer, dict):
             raise ServerRefused(
-                f"{self.NAME} {path}: no JSON object; is this a {self.NAME} server?"
+                f"{self.NAME} {path}: the answer is no JSON object; is this a {self.NAME} server?"
             )
         return answer
 
@@ -108,7 +109,7 @@ class ServerClient:
         timeout_s: float,
     ) -> tuple[int, Any]:
         if session.closed:
-            raise Lost(f"{self.NAME} {path}: its server was given up")
+            raise Lost(f"{self.NAME} {path}: the connection to the server is closed")
         try:
             async with (
                 asyncio.timeout(timeout_s),
@@ -132,7 +133,7 @@ def _bearer(key: str) -> dict[str, str]:
 
 
 def _decoded(body: bytes) -> Any:
-    """JSON, or the text."""
+    """The JSON value, or the text if it is not JSON."""
     try:
         return json.loads(body)
     except (ValueError, RecursionError):
@@ -146,13 +147,13 @@ async def _events(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
         *events, waiting = (waiting + received).split(b"\n\n")
         # An event of a cumulative stream repeats all tokens, 40 bytes each.
         if len(waiting) > 64 << 20:
-            raise ValueError("an event without end")
+            raise ValueError("an event of more than 64 MiB")
         for event in events:
             yield event.removeprefix(b"data:").strip()
 
 
 def error_text(body: object) -> str:
-    """The reason in an error's body, in any of the shapes that servers use."""
+    """The reason in an error's body, in any form that servers use."""
     error = body.get("error", body) if isinstance(body, dict) else body
     text = error.get("message", error) if isinstance(error, dict) else error
     return " ".join(str(text).split())[:300]

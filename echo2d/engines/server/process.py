@@ -20,18 +20,17 @@ _HOST = "127.0.0.1"
 
 
 class ServerLaunch(Protocol):
-    """How a server of some kind is started.
-
-    folder: for its log and keys. environment: variables that it gets from this process.
-    """
+    """How a server of some kind is started."""
 
     name: ClassVar[str]
 
     @property
-    def folder(self) -> Path: ...
+    def folder(self) -> Path:
+        """For its log and keys."""
 
     @property
-    def environment(self) -> Mapping[str, str]: ...
+    def environment(self) -> Mapping[str, str]:
+        """Variables that it gets from this process."""
 
     def settings(self) -> Mapping[str, str]:
         """Environment variables that the server is started with, besides `environment`."""
@@ -44,20 +43,21 @@ class ServerLaunch(Protocol):
 
 
 class ServerProcess:
-    """One run of a server. `ended`: the guard has ended, and the server with it."""
+    """One run of a server."""
 
     def __init__(self, launch: ServerLaunch) -> None:
         self._launch = launch
         self.api_key, self.admin_key = secrets.token_hex(16), secrets.token_hex(16)
         self.url = ""
         self._guard: asyncio.subprocess.Process | None = None
-        # A name of its own: the server before this one may just be ending, and deletes its file.
+        # Each run has its own file: the server before this one may still be ending, and deletes its file.
         self._keys = launch.folder / f"keys-{secrets.token_hex(4)}.yaml"
-        self._wanted = True
+        self._closed = False
         self._starting = asyncio.Lock()
 
     @property
     def ended(self) -> bool:
+        """Whether the guard has ended, and the server with it."""
         return self._guard is None or self._guard.returncode is not None
 
     @property
@@ -67,8 +67,8 @@ class ServerProcess:
     async def start(self, model: Path, label: str) -> None:
         """Begin to start the server. EngineFault: this machine cannot."""
         async with self._starting:
-            if not self._wanted:
-                raise EngineFault(f"the {self._launch.name} server is not wanted any more")
+            if self._closed:
+                raise EngineFault(f"the {self._launch.name} server was closed while starting")
             await self._start(model, label)
 
     async def _start(self, model: Path, label: str) -> None:
@@ -85,7 +85,7 @@ class ServerProcess:
                 start_new_session=True,
             )
             assert self._guard.stdin is not None
-            self._guard.stdin.write(json.dumps(self._told(model, label, port)).encode() + b"\n")
+            self._guard.stdin.write(json.dumps(self._order(model, label, port)).encode() + b"\n")
             await self._guard.stdin.drain()
         except OSError as error:
             raise EngineFault(
@@ -93,12 +93,12 @@ class ServerProcess:
             ) from error
 
     async def started(self) -> None:
-        """The server has read its keys: delete the file."""
+        """Delete the file with the keys, which the server has read."""
         await asyncio.to_thread(self._keys.unlink, missing_ok=True)
 
     async def stop(self) -> None:
-        """End the server and all its children, also one that is just being started."""
-        self._wanted = False
+        """End the server and all its children, even while it is being started."""
+        self._closed = True
         async with self._starting:
             await self._stop()
 
@@ -108,11 +108,11 @@ class ServerProcess:
         assert self._guard.stdin is not None
         self._guard.stdin.close()
         try:
-            # the guard gives the server 3 s before it kills it
+            # The guard gives the server 3 s before it kills it.
             async with asyncio.timeout(4.5):
                 await self._guard.wait()
         except TimeoutError:
-            # The server dies with its guard: it asked the kernel for that signal.
+            # The kernel kills the server with its guard, because the server asked for that.
             with contextlib.suppress(ProcessLookupError):
                 self._guard.kill()
             await self._guard.wait()
@@ -133,7 +133,7 @@ class ServerProcess:
         self._keys.touch(mode=0o600)
         self._keys.write_text(self._launch.keys_text(self.api_key, self.admin_key))
 
-    def _told(self, model: Path, label: str, port: int) -> Mapping[str, object]:
+    def _order(self, model: Path, label: str, port: int) -> Mapping[str, object]:
         argv = self._launch.command(model, label, host=_HOST, port=port, keys=self._keys)
         given = {
             name: value

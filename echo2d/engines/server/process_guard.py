@@ -1,9 +1,9 @@
 """The process between a worker and its inference server: `python -m
 echo2d.engines.server.process_guard`.
 
-It starts the server in a process group of its own, keeps its log (without the keys, which the
-server prints), and ends the whole group when its own stdin closes: also when the worker was killed.
-Then the file with the keys goes, if the server never read it. Its exit code is the server's.
+It starts the server in a process group of its own and writes its log (without the keys, which the
+server prints). When its own stdin closes, as it does even if the worker is killed, it ends the whole
+group and deletes the file with the keys, if it is still there. Its exit code is the server's.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-# The server's main process may be gone while its children keep the pipe open, so look now and then.
+# The server's main process may have ended while its children keep the pipe open, so it is polled.
 _LOOK_S = 0.2
 SERVER_LOG_BYTES_MAX = 16 << 20  # of one file; the previous file is kept
 _PR_SET_PDEATHSIG = 1
@@ -38,7 +38,7 @@ class Log:
         self._file = self._path.open("wb", buffering=0)
 
     def write(self, received: bytes) -> None:
-        """Write whole lines. A full disk costs log lines, never the server."""
+        """Write whole lines. On a full disk lines are lost, but the server goes on."""
         *lines, self._rest = (self._rest + received).split(b"\n")
         with contextlib.suppress(OSError):
             for line in lines:
@@ -60,13 +60,13 @@ def main() -> int:
     # A terminal sends these to every process at once; the worker decides when the server ends.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    told = json.loads(sys.stdin.buffer.readline())
-    log = Log(Path(told["log"]), told["secrets"])
+    order = json.loads(sys.stdin.buffer.readline())
+    log = Log(Path(order["log"]), order["secrets"])
     try:
-        return _guard(told["argv"], told["environment"], log)
+        return _guard(order["argv"], order["environment"], log)
     finally:
         log.close()
-        Path(told["keys"]).unlink(missing_ok=True)
+        Path(order["keys"]).unlink(missing_ok=True)
 
 
 def _guard(argv: Sequence[str], environment: dict[str, str], log: Log) -> int:
@@ -90,11 +90,12 @@ def _start(argv: Sequence[str], environment: dict[str, str]) -> subprocess.Popen
         stderr=subprocess.STDOUT,
         env=environment,
         start_new_session=True,
-        preexec_fn=_obey,
+        preexec_fn=_prepare,
     )
 
 
-def _obey() -> None:
+def _prepare() -> None:
+    """Let signals end the server, and have the kernel kill it when this process dies."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

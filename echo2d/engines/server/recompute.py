@@ -1,5 +1,4 @@
-"""Measures what it costs to compute KV caches again after a refit: how many tokens, how many
-seconds. Pure.
+"""Measures the cost of computing KV caches again after a refit, in tokens and in seconds. Pure.
 
     refit --> KV dropped (tokens) --> generation resumes --> a wave of requests is sent at once
                                                                --> the last one writes a token
@@ -12,9 +11,9 @@ engine makes nothing new. That gives
     recompute_s of a refit = tokens that it dropped / tokens/s
 
 A refit must report before its own wave is over, because its version is served by then. So the
-tokens are those of this refit, and the speed comes from the waves before it; there is none before
-the first wave. Tokens count as if no request shared a prefix with another one: what the server's
-prefix cache saves shows as a higher speed. One decoding step is part of each wave.
+tokens are those of this refit, and the speed is that of earlier waves; before the first wave there
+is none. Tokens count as if no request shared a prefix with another one, so a prefix cache in the
+server shows as a higher speed. One decoding step is part of each wave.
 """
 
 from collections import deque
@@ -23,7 +22,7 @@ WAVES_MAX = 8
 
 
 class RecomputeMeter:
-    """See the module docstring. `now` is in seconds; a request is named by its id."""
+    """See the module docstring. `now` is in seconds; `request` is a request's id."""
 
     def __init__(self) -> None:
         self._dropped = 0
@@ -34,7 +33,7 @@ class RecomputeMeter:
         self._began = 0.0
 
     def dropped(self, tokens: int) -> None:
-        """The KV cache of so many tokens was dropped, and will be computed again."""
+        """The KV cache of this many tokens was dropped, and will be computed again."""
         self._dropped += tokens
 
     def take(self) -> tuple[int, float | None]:
@@ -46,7 +45,7 @@ class RecomputeMeter:
         return tokens, self.seconds(tokens)
 
     def seconds(self, tokens: int) -> float | None:
-        """How long the server takes to compute so many tokens again; None: not known yet."""
+        """How long the server takes to compute this many tokens again; None: not known yet."""
         if not tokens:
             return 0.0
         computed = sum(each for each, _ in self._waves)
@@ -55,12 +54,12 @@ class RecomputeMeter:
     # --- the wave
 
     def interrupted(self) -> None:
-        """Generation stops again, so the wave that is under way shows nothing."""
+        """Generation stops again, so the wave that is under way does not count."""
         self._pending.clear()
         self._tokens = 0
 
     def sent(self, request: str, tokens: int, *, now: float) -> None:
-        """A request was sent whose prompt of so many tokens has to be computed again."""
+        """A request was sent whose prompt of this many tokens has to be computed again."""
         if not self._pending:
             self._began, self._tokens = now, 0
         self._pending[request] = tokens
@@ -73,7 +72,7 @@ class RecomputeMeter:
             self._ended(now)
 
     def gone(self, request: str, *, now: float) -> None:
-        """The request ended. If it has written nothing, it shows nothing."""
+        """The request ended. If it has written nothing, it does not count."""
         if self._pending.pop(request, None) is not None:
             self._ended(now)
 

@@ -1,11 +1,12 @@
-"""Generates each sample to its end: with one request to the server, and another one wherever a
-refit cut it or its stream broke off.
+"""Generates each sample to its end: with one request to the server, and another one whenever a
+refit cuts it or its stream breaks off.
 
-The first sample of a call goes ahead. Its first token shows that the prompt's KV cache is there,
-and the other samples then share it. How many samples run at once follows the server's load
+The first sample of a call goes ahead. Its first token shows that the server has the prompt's KV
+cache, and the other samples then share it. How many samples run at once follows the server's load
 (`admission`). A server that keeps KV caches over a refit (`cuts_requests` is false) names the
-versions of a request's tokens only when the request ends, and until then nobody else has them. So
-such a request is cut later, each at another moment, and its sample continues as a new one.
+versions of a request's tokens only when the request ends, and until then the tokens cannot be given
+out. So such requests are cut some time after the refit, each at another moment, and their samples
+continue as new requests.
 Not here: which version is served (the server's own package), and which version wrote a token
 (`continuation`).
 """
@@ -27,22 +28,22 @@ from echo2d.engines.server.recompute import RecomputeMeter
 from echo2d.errors import EngineFault
 
 _LOOK_S = 1.0  # between two looks at the server's load
-# Requests in a row without a token for one sample: then something else aborts our requests.
+# Requests in a row without a token for one sample. After more, another program must be aborting them.
 PIECES_FRUITLESS_MAX = 64
-# A request that lived through a refit is cut after between half of this and all of it: what a
-# worker takes with it when it dies, against how often KV is computed again.
+# A request that goes on through a refit is cut between half of this time and all of it after. A longer
+# time loses more tokens when a worker dies; a shorter one computes KV again more often.
 HELD_S_MAX = 120.0
 
 log = logging.getLogger("echo2d.engines")
 
 
-# The body of the request for one more piece of a sample: request id, salt of its cached prefixes,
-# call, sample.
+# Makes the body of the request for the next piece of a sample, from the request's id, the salt of its
+# cached prefixes, the call and the sample.
 RequestBody = Callable[[str, str, GenerationCall, SampleState], Mapping[str, Any]]
 
 
 class GeneratingServer(Protocol):
-    """What the loop asks of a server. Methods raise EngineFault, and `Lost` for no answer."""
+    """What the loop needs of a server. Methods raise EngineFault, and `Lost` if there is no answer."""
 
     def generate(self, body: Mapping[str, Any]) -> AsyncIterator[Mapping[str, Any]]: ...
 
@@ -52,39 +53,39 @@ class GeneratingServer(Protocol):
 
 
 class ServerVersions(Protocol):
-    """Which server there is, and which version it serves (label; None: nothing).
-
-    updates: how many were asked for. quiet: no refit is under way, and it is not held.
-    cuts_requests: a refit ends the requests that run.
-    """
+    """Which server is in use, and which version it serves."""
 
     @property
     def server(self) -> GeneratingServer | None: ...
 
     @property
-    def label(self) -> str | None: ...
+    def label(self) -> str | None:
+        """Of the version served; None: nothing is served."""
 
     @property
-    def updates(self) -> int: ...
+    def updates(self) -> int:
+        """How many updates were asked for."""
 
     @property
-    def quiet(self) -> bool: ...
+    def quiet(self) -> bool:
+        """Whether neither a refit nor a hold stops generation."""
 
     @property
-    def cuts_requests(self) -> bool: ...
+    def cuts_requests(self) -> bool:
+        """Whether a refit ends the running requests."""
 
     async def served(self) -> tuple[GeneratingServer, str]:
         """The server and its label, once no refit is under way."""
 
     async def examine(self, server: Any) -> None:
-        """A request was lost: find out whether the server is still what it was."""
+        """After a lost request, find out whether the server still serves the same version."""
 
     async def doubt(self, reason: str) -> None:
-        """Nobody knows any more what the server's weights are: stop serving."""
+        """Stop serving, because the server's weights are unknown."""
 
 
 class SamplingLoop:
-    """body, read: how the server is asked for a sample, and what a chunk of its stream means."""
+    """Generates samples. body: makes a request. read: interprets a chunk of the request's stream."""
 
     def __init__(
         self,
@@ -113,7 +114,7 @@ class SamplingLoop:
             while finish is None:
                 finish = await self._piece(call, sample)
         except EngineFault as fault:
-            log.info("sample given up: %s", fault)
+            log.info("a sample was aborted: %s", fault)
             finish = "abort"
         finally:
             if sample.index == 0:
@@ -123,7 +124,7 @@ class SamplingLoop:
     async def _piece(self, call: GenerationCall, sample: SampleState) -> FinishReason | None:
         """Send one request to the server; None: the sample needs another one."""
         async with self._inside():
-            # Whether this request goes on at the same time as others that were cut.
+            # Whether this request starts at the same time as those that continue cut samples.
             resumes = not self._serving.quiet
             server, label = await self._serving.served()
             if call.aborted:
@@ -134,11 +135,12 @@ class SamplingLoop:
                     server, call, sample, piece, self._serving.updates, resumes=resumes
                 )
             except Lost as fault:
-                # The server was examined: if it still serves, the sample goes on from what it has.
+                # `_stream` had the server examined. If it still serves, the sample goes on from its
+                # output so far.
                 log.info("a request was lost: %s", fault)
                 piece.finish = "abort"
-        # A server may end a request early: at an end token of the model that the request does not
-        # name, for one. The sample goes on until its own tokens say that it is finished.
+        # A server may end a request early, for example at an end token of the model that the request
+        # does not name. The sample goes on until its own tokens say that it is finished.
         if (finish := sample.finish()) is not None:
             return finish
         sample.fruitless += 1
@@ -160,17 +162,17 @@ class SamplingLoop:
 
         updates: how many updates had been asked for before the request began. Its tokens are
         certain until another one is asked for. Cached prefixes are shared only by requests that
-        began between the same two updates: their KV is that of one version. The label would not do,
+        began between the same two updates: their KV is that of one version. The label is not enough,
         because a version may be served twice, with another one in between.
-        resumes: it was cut, or waited for others that were.
+        resumes: whether generation was stopped when the request came.
         """
         serving, clock = self._serving, asyncio.get_running_loop()
         number = next(self._numbers)
         rid = f"{self._nonce}{number:015d}"
-        # Multiples of the golden ratio, modulo 1, are spread evenly.
-        patience = (1.0 + number * 0.618033988749895 % 1.0) / 2.0  # its share of HELD_S_MAX
+        # The golden ratio's multiples, modulo 1, spread evenly.
+        patience = (1.0 + number * 0.618033988749895 % 1.0) / 2.0  # share of HELD_S_MAX
         call.rids[sample.index] = rid
-        told, uncertain_since = False, None
+        ending, uncertain_since = False, None
         salt = f"{updates} {piece.label}"
         if resumes or sample.cut:
             self._recompute.sent(rid, sample.context_tokens, now=clock.time())
@@ -194,8 +196,8 @@ class SamplingLoop:
                 overdue = (
                     uncertain_since is not None and now > uncertain_since + patience * HELD_S_MAX
                 )
-                if not told and (call.aborted or self._uncut(piece, overdue=overdue)):
-                    told = sample.cut = True
+                if not ending and (call.aborted or self._must_cut(piece, overdue=overdue)):
+                    ending = sample.cut = True
                     await server.abort(rid)
             raise Lost("the server ended a stream in the middle")  # noqa: TRY301
         except Foreign as fault:
@@ -215,10 +217,10 @@ class SamplingLoop:
                 with suppress(EngineFault):
                     await server.abort(rid)
 
-    def _uncut(self, piece: Continuation, *, overdue: bool) -> bool:
-        """Whether to end a request that survived a refit, so that the server names its versions.
+    def _must_cut(self, piece: Continuation, *, overdue: bool) -> bool:
+        """Whether to end a request that went on through a refit, so that the server names its versions.
 
-        overdue: it has held tokens for long.
+        overdue: it has held tokens for its share of HELD_S_MAX.
         """
         serving = self._serving
         return not piece.certain and serving.quiet and (serving.cuts_requests or overdue)

@@ -19,7 +19,7 @@ class SglangClient(ServerClient):
     async def ready(self) -> bool:
         """Return whether a starting server takes requests.
 
-        Use it during the start only: a paused server would count the probe as a sign of illness.
+        Use it during the start only: a paused server would count the probe as a failed health check.
         """
         try:
             await self.call("GET", "/health")
@@ -88,7 +88,7 @@ class SglangClient(ServerClient):
         Lost: no answer came.
         """
         status, answer = await self.ask_admin("POST", "/update_weights_from_disk", body, timeout_s)
-        told = answer if isinstance(answer, dict) else {}
-        return status == 200 and told.get("success") is True, error_text(
-            told.get("message", answer)
+        facts = answer if isinstance(answer, dict) else {}
+        return status == 200 and facts.get("success") is True, error_text(
+            facts.get("message", answer)
         )

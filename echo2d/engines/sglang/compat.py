@@ -27,16 +27,13 @@ _NEEDED = (
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """How to speak to one server.
-
-    flushes_safely: an update may be asked to flush the cache. tried: echo2d was tried with this
-    version, or with a newer one. deterministic: it runs with --enable-deterministic-inference, and
-    an assertion ends it where a request has min_p (seen in 0.5.23).
-    """
+    """What differs between servers, for one server."""
 
     version: str
-    flushes_safely: bool
-    tried: bool
+    flushes_safely: bool  # an update may be asked to flush the cache
+    tried: bool  # echo2d was tried with this version, or with a newer one
+    # It runs with --enable-deterministic-inference: an assertion then ends it if a request has min_p
+    # (seen in 0.5.23).
     deterministic: bool = False
 
 

@@ -55,8 +55,8 @@ def _servers(options: EngineOptions) -> Sequence[Launch | Running]:
     if options.python is None:
         if not options.url:
             raise OperatorFault(
-                "worker.engine_python: expected --engine-python VENV/bin/python, of the environment in "
-                "which SGLang is installed, or --engine-url with a server that runs"
+                "worker.engine_python: expected --engine-python VENV/bin/python of the environment in "
+                "which SGLang is installed, or --engine-url with the URL of a running server"
             )
         urls = [url.strip() for url in options.url.split(",")]
         if len(urls) != options.count or not all(
@@ -79,7 +79,7 @@ def _servers(options: EngineOptions) -> Sequence[Launch | Running]:
 
 
 def _keys(file: Path | None) -> list[str]:
-    """Return the API key and the admin key, as far as the file holds them."""
+    """Return the API key and the admin key, if the file holds them."""
     if file is None:
         return []
     try:
@@ -92,7 +92,7 @@ class SglangEngine:
     """An engine whose model runs in an SGLang server.
 
     where: how to start a server, or where one runs. slots: how many samples may run at once; fewer
-    run while the server is full. rng_seed: for the seeds of requests that bring none.
+    run while the server is full. rng_seed: makes the seeds of requests that have none.
     """
 
     def __init__(
@@ -165,12 +165,12 @@ class SglangEngine:
                 ]
                 while (delta := await call.stream.get()) is not None:
                     yield delta
-                # All output is delivered. What the tasks would still do is of no use.
+                # All output is delivered, so the tasks have nothing left to do.
                 for task in written:
                     task.cancel()
         except* GeneratorExit:
-            # The consumer closed the iterator. The task group wraps that in an exception group,
-            # which must not leave this generator.
+            # The consumer closed the iterator. The task group wraps this exception in a group, which
+            # must not leave this generator.
             pass
         finally:
             del self._calls[request.request_id]
@@ -180,11 +180,11 @@ class SglangEngine:
         if call is None or self.server is None:
             return
         call.aborted = True
-        # Samples that wait for the first one to fill the prompt's cache must wake up to end.
+        # Samples that wait until the first one has filled the prompt's cache must wake up to end.
         call.begun.set()
         for sample in call.outputs:
-            # Without a request id the sample waits for a slot or for a refit: SGLang does not know
-            # it, so it ends here.
+            # A sample without a request id waits for a slot or for a refit: SGLang does not know it,
+            # so it ends here.
             if sample.index not in call.rids:
                 call.stream.put(sample.buffer.take("abort"))
         for rid in list(call.rids.values()):
@@ -195,9 +195,9 @@ class SglangEngine:
         return EngineLoad(self._room.inside, self._room.waiting, self._room.slots)
 
     async def tensor_digests(self) -> Mapping[str, bytes] | None:
-        """None: SGLang does not give its weights back.
+        """None, because SGLang does not return its weights.
 
-        Its checksums are of the tensors that it computes with, not of those in the files.
+        Its checksums are those of the tensors that it computes with, not of those in the files.
         """
         if self.label is None:
             raise EngineFault("no version is served")
@@ -209,7 +209,7 @@ class SglangEngine:
             raise EngineFault("no version is served")
         if request.sampling.min_p and self._serving.deterministic:
             raise EngineFault(
-                "SGLang with --enable-deterministic-inference cannot draw with min_p: it would end"
+                "SGLang with --enable-deterministic-inference cannot draw with min_p: the request would end it"
             )
         if request.request_id in self._calls:
             raise EngineFault(f"request {request.request_id} is running already")

@@ -1,7 +1,7 @@
 """Checks a snapshot before and after the server loads it.
 
-Before, because SGLang may die of a file that it cannot read. After, because the files could have
-been replaced while SGLang read them.
+Before, because a file that SGLang cannot read may end it. After, because the files could have been
+replaced while SGLang read them.
 """
 
 import asyncio

@@ -22,7 +22,7 @@ _FINISHES: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort
 def request_body(rid: str, salt: str, call: GenerationCall, sample: SampleState) -> dict[str, Any]:
     """Build the request for the next piece of a sample: it continues from the output so far.
 
-    salt: names the KV that cached prefixes may have.
+    salt: only requests with the same salt share cached prefixes.
     """
     request, sampling = call.request, call.request.sampling
     return {
@@ -37,8 +37,8 @@ def request_body(rid: str, salt: str, call: GenerationCall, sample: SampleState)
             "stop_token_ids": sorted(sample.stop),
             "no_stop_trim": True,
             "skip_special_tokens": False,
-            # Only a server with --enable-deterministic-inference heeds it. It draws a token by the
-            # seed and by the number of tokens before it, the prompt's included. So all pieces of a
+            # Only a server with --enable-deterministic-inference uses it. It draws a token by the
+            # seed and by the number of tokens before it, including the prompt's. So all pieces of a
             # sample and all its attempts have one seed (see torch_engine/gumbel.py).
             "sampling_seed": sample.seed & SGLANG_SEED_MASK,
         },
@@ -64,8 +64,8 @@ def _read_chunk(chunk: Mapping[str, Any]) -> StreamChunk:
         raise EngineFault(f"SGLang ended a request: {error_text(chunk)}")
     meta, ids = chunk["meta_info"], chunk["output_ids"]
     entries = meta.get("output_token_logprobs") or []
-    # Tokens are reported twice, with and without logprobs. Where the two lists differ, the tokens
-    # of this chunk are unknown, which is not the same as none.
+    # Tokens are reported twice, with and without logprobs. If the two lists differ, the tokens of this
+    # chunk are unknown (None), which is not the same as no tokens.
     consistent = len(entries) == len(ids) and all(
         entry[1] == each for entry, each in zip(entries, ids, strict=True)
     )

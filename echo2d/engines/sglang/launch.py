@@ -17,7 +17,7 @@ _OURS = {
     "host", "port", "api-key", "admin-api-key", "model-path", "model", "config", "weight-version",
     "trust-remote-code", "load-format", "skip-tokenizer-init", "incremental-streaming-output",
 }  # fmt: skip
-# Exit code of a Python that was asked for SGLang and has none; any other one says nothing about it.
+# Exit code of a Python that does not have SGLang; any other code says nothing about it.
 _ABSENT = 44
 _ASK = f"import importlib.util as u; raise SystemExit({_ABSENT} * (u.find_spec('sglang') is None))"
 _ASK_S_MAX = 30.0
@@ -26,16 +26,12 @@ _TP = ("--tp", "--tp-size", "--tensor-parallel-size")
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How to start one server.
+    """How to start one server."""
 
-    python: the interpreter of the environment that has SGLang. arguments: the operator's flags.
-    folder: for the server's log. environment: the variables that the server inherits.
-    """
-
-    python: Path
-    arguments: Sequence[str]
-    folder: Path
-    environment: Mapping[str, str]
+    python: Path  # the interpreter of the environment that has SGLang
+    arguments: Sequence[str]  # the operator's flags
+    folder: Path  # for the server's log
+    environment: Mapping[str, str]  # the variables that the server inherits
     name: ClassVar[str] = "SGLang"
 
     def settings(self) -> Mapping[str, str]:
@@ -49,7 +45,7 @@ class Launch:
 
     def command(self, model: Path, label: str, *, host: str, port: int, keys: Path) -> list[str]:
         """Return the argument list. `keys` is a file, because other users can read arguments."""
-        # Tokens per chunk. Each chunk costs both ends a message.
+        # A chunk has 8 tokens, because each chunk costs both ends a message.
         return [
             str(self.python), "-m", "sglang.launch_server", "--config", str(keys),
             "--model-path", str(model), "--weight-version", label, "--load-format", "auto",

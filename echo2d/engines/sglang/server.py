@@ -5,8 +5,8 @@
        +----- doubt, death, close -----+
 
 After any doubt nothing is served until a refit succeeds (I3). A server that was started here is
-ended, and the next refit starts a new one; a server at a URL gets the next version over whatever it
-holds. There is no heartbeat: a request that gets no answer has the server examined (`examine`).
+ended, and the next refit starts a new one; a server at a URL gets the next version, whatever it
+holds. There is no heartbeat: the server is examined when a request gets no answer (`examine`).
 
 Not here: requests (`engine`), and the calls that make up a refit (`weight_update`).
 """
@@ -41,7 +41,7 @@ log = logging.getLogger("echo2d.engines")
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A server that somebody else started, for this engine alone."""
+    """A server that runs already, for the use of this engine only."""
 
     url: str
     api_key: str = ""
@@ -54,8 +54,6 @@ class Serving:
     nothing: called when no version is served any more. measured: called with a server's load.
     running: returns the samples that the server works on. recompute: measures what is computed
     again.
-    layout: of the version served last. updates: how many updates were asked for. If it grew since a
-    request began, the request's tokens may come from another version than the one it began under.
     """
 
     def __init__(
@@ -74,12 +72,14 @@ class Serving:
         self._measured = measured
         self._samples_running = running
         self._recompute = recompute
-        # Samples whose KV cache the last stop dropped.
+        # Samples whose KV cache was dropped when generation stopped last.
         self._cut: Sequence[SampleState] = ()
         self.label: str | None = None
-        self.layout: SnapshotLayout | None = None
+        self.layout: SnapshotLayout | None = None  # of the version served last
         self.server: SglangClient | None = None
         self.process: ServerProcess | None = None
+        # How many updates were asked for. If it grew since a request began, the request's tokens may
+        # be of another version than the one it began under.
         self.updates = 0
         self._dialect: Dialect | None = None
         self._running = False
@@ -105,7 +105,7 @@ class Serving:
     async def close(self) -> None:
         self._running = False
         self._serve_nothing()
-        # A server that somebody else started stays alive, so its requests must be ended.
+        # A server that was not started here stays alive, so its requests must be ended.
         if self.server is not None and self.process is None:
             with suppress(EngineFault):
                 await self.server.abort_all()
@@ -124,7 +124,7 @@ class Serving:
         """Serve `snapshot` as `label`. EngineFault: the old version is served, or none."""
         async with self._refits:
             self.require_running()
-            # The files are checked first: SGLang may die of a file that it cannot read.
+            # The files are checked first, because a file that SGLang cannot read may end it.
             snapshot = await asyncio.to_thread(snapshot.absolute)
             layout = await asyncio.to_thread(read_model, snapshot)
             files = await asyncio.to_thread(list_files, snapshot)
@@ -189,7 +189,7 @@ class Serving:
     async def examine(self, server: SglangClient) -> None:
         """After a lost request, check that the server lives and still serves this version.
 
-        During a refit or a hold nothing is done: their own calls find it out.
+        During a refit or a hold it does nothing, because their calls find a lost server too.
         """
         async with self._examining:
             if server is not self.server or self.label is None or not self.quiet:
@@ -219,7 +219,7 @@ class Serving:
     # --- inside
 
     async def _launch(self, where: Launch, order: WeightUpdate) -> RefitReport:
-        """Start a new server with this version, in place of the one that there may be."""
+        """Start a new server with this version, and end the old one if there is one."""
         began = _now()
         self._serve_nothing()
         await self._leave_server()
@@ -238,7 +238,7 @@ class Serving:
             await require_unchanged(order)
             await self._measure(server)
         except BaseException:
-            # Also when cancelled: a server that nobody uses would keep the GPU's memory.
+            # Also after a cancellation: an unused server would keep the GPU's memory.
             await asyncio.shield(self._leave_server())
             raise
         self._say_dialect(self._dialect)
@@ -317,15 +317,17 @@ class Serving:
                 self._quiet.set()
 
     async def _stop(self, server: SglangClient) -> None:
-        """Stop generation, and remember whose KV cache that drops."""
+        """Stop generation, and remember the samples whose KV cache that drops."""
         self._recompute.interrupted()
         running = self._samples_running() if self.cuts_requests else ()
         await weight_update.stop(server, self.mode)
         self._cut = running
 
     def _count_cut(self) -> None:
-        """Count the KV that the last stop dropped. The cut requests have ended by now, so that
-        their last tokens are counted, and samples that finished meanwhile are not.
+        """Count the tokens whose KV the last stop dropped.
+
+        The cut requests have ended by now, so their last tokens count, and samples that finished
+        meanwhile do not.
         """
         cut, self._cut = self._cut, ()
         self._recompute.dropped(sum(sample.context_tokens for sample in cut if sample.goes_on))

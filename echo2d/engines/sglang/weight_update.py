@@ -13,7 +13,7 @@ What happens to running requests depends on the mode:
 - in_place: they continue on the KV cache of the old weights, and report versions when they end.
 
 A refused update is doubtful too: SGLang claims to roll back, but loads the new directory again.
-Conversely, "Weights were updated, but the cache was not flushed" is an update that worked.
+"Weights were updated, but the cache was not flushed", however, is an update that worked.
 """
 
 from dataclasses import dataclass
@@ -29,8 +29,8 @@ RefitMode = Literal["retract", "abort", "in_place"]
 
 Files = list[tuple[str, int, int, int]]  # name, size, time and inode
 
-# An update may take three times as long as a slow disk needs to read the files, and LOAD_S_MIN on
-# top, because moving weights into SGLang's layout takes time too.
+# An update may take three times as long as a disk of this rate needs to read the files, plus
+# LOAD_S_MIN, because moving weights into SGLang's layout takes time too.
 LOAD_BYTES_PER_S_MIN = 100e6
 LOAD_S_MIN = 30.0
 _UPDATED_ANYWAY = "Weights were updated, but"
@@ -42,11 +42,11 @@ class Doubtful(EngineFault):
 
 @dataclass(frozen=True, slots=True)
 class WeightUpdate:
-    """An order to serve `snapshot` as `label`. files: the snapshot's, as they were checked."""
+    """An order to serve `snapshot` as `label`."""
 
     snapshot: Path
     label: str
-    files: Files
+    files: Files  # the snapshot's, as they were checked
     mode: RefitMode
 
     @property
@@ -82,8 +82,8 @@ async def update(server: SglangClient, dialect: Dialect, order: WeightUpdate) ->
 
 
 async def _load(server: SglangClient, dialect: Dialect, order: WeightUpdate) -> None:
-    # A flush keeps cached prefixes of the old weights from being used again. Requests that continue
-    # in place still need their cache.
+    # The cache is flushed, so that no cached prefix of the old weights is used again. Requests that
+    # continue in place still need their cache.
     flush = order.mode != "in_place"
     body = {
         "model_path": str(order.snapshot),
@@ -100,13 +100,14 @@ async def _load(server: SglangClient, dialect: Dialect, order: WeightUpdate) -> 
         raise Doubtful(f"SGLang did not update: {message}")
     if flush:
         await server.flush()
-    # SGLang changed the weights without telling its HTTP process, which answers `/model_info`.
+    # If the flush failed, SGLang did not report the new weights to its HTTP process, which answers
+    # `/model_info`.
     if not done:
         await server.relabel(order.label)
 
 
 async def identify(server: SglangClient, order: WeightUpdate) -> None:
-    """Check that the server says it serves `order`. Doubtful: it says something else."""
+    """Check that the server reports the version of `order`. Doubtful: it reports another one."""
     model = await server.model()
     if model.get("weight_version") != order.label or model.get("model_path") != str(order.snapshot):
         raise Doubtful(

@@ -1,4 +1,4 @@
-"""Scores answers as the coordinator sends them, and sums up what was found about their tokens."""
+"""Scores answers in the form in which the coordinator sends them, and sums up the results of their tokens."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
@@ -14,16 +14,16 @@ from echo2d.engines.torch_engine.policy import InferencePolicy
 from echo2d.engines.torch_engine.scoring import Scorable, score_all
 from echo2d.errors import EngineFault, PeerFault
 
-# Of one forward pass: logits, 256 MB in float32, and tokens with their padding.
+# Most logits of one forward pass (256 MB in float32), and most tokens, padding included.
 LOGITS_MAX = 64 << 20
 _TOKENS_MAX = 16384
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedAnswer:
-    """An answer, or a piece of one, whose tokens the model knows. place: among those of its order."""
+    """An answer, or a piece of one, whose tokens the model knows."""
 
-    place: int
+    place: int  # index of the answer in the coordinator's order
     asked: Scorable
     claimed: TokenNumbers
     sampling: Sampling
@@ -36,8 +36,8 @@ class CheckedAnswer:
 def passes_of(
     policy: InferencePolicy, answers: Sequence[AnswerToScore], replay: SeedReplay
 ) -> list[list[CheckedAnswer]]:
-    """Which answers share a forward pass: those that were drawn alike, of similar length, as many
-    as fit. An answer whose logits do not fit comes in several pieces.
+    """Group the answers into forward passes: each has as many answers of one sampling and of similar
+    length as fit. An answer whose logits do not fit is split into pieces.
 
     EngineFault: an answer is malformed, too long for the model, or has a token that is not in the
     vocabulary.
@@ -56,7 +56,7 @@ def passes_of(
 def score_pass(
     policy: InferencePolicy, together: Sequence[CheckedAnswer], replay: SeedReplay
 ) -> list[Evidence]:
-    """Score what `passes_of` put together. EngineFault: the memory is too small."""
+    """Score answers that `passes_of` grouped. EngineFault: the memory is too small."""
     try:
         scored = score_all(
             policy,
@@ -65,7 +65,7 @@ def score_pass(
             replay="torch" if replay == "none" else replay,
         )
     except RuntimeError as error:
-        # Mostly the memory; on a CPU it has no class of its own.
+        # Mostly memory ran out, for which a CPU raises no class of its own.
         longest = max(each.length for each in together)
         reason = str(error).partition("\n")[0][:200]
         raise EngineFault(f"answers of up to {longest} tokens are not scored: {reason}") from error
@@ -73,7 +73,7 @@ def score_pass(
 
 
 def _pieces(answer: CheckedAnswer, most: int) -> Iterator[CheckedAnswer]:
-    """The answer in pieces of at most so many tokens; each takes a forward pass over all before it."""
+    """The answer in pieces of at most `most` tokens. A piece's forward pass covers all tokens before it."""
     asked = answer.asked
     for start in range(0, len(asked.answer), most):
         part = asked.answer[start : start + most]
@@ -83,7 +83,7 @@ def _pieces(answer: CheckedAnswer, most: int) -> Iterator[CheckedAnswer]:
 
 
 def _packed(answers: Iterable[CheckedAnswer], vocab_size: int) -> Iterator[list[CheckedAnswer]]:
-    """answers: by length."""
+    """Pack consecutive answers, sorted by length, into forward passes."""
     together: list[CheckedAnswer] = []
     for each in answers:
         rows, longest = len(together) + 1, each.length
@@ -106,7 +106,7 @@ def _checked(
     except PeerFault as fault:
         raise EngineFault(str(fault)) from fault
     if not (len(prompt) > 0 <= answer.written and len(tokens) == len(claimed) > 0):
-        raise EngineFault("an answer without tokens, or without a logprob for each")
+        raise EngineFault("an answer has no tokens, or not a logprob for each token")
     if max(prompt.max(), tokens.max()) >= policy.vocab_size or min(prompt.min(), tokens.min()) < 0:
         raise EngineFault(f"a token is not below the vocabulary size of {policy.vocab_size}")
     if policy.context_max is not None and len(prompt) + len(tokens) > policy.context_max:

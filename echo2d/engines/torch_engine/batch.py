@@ -28,15 +28,11 @@ Context = Sequence[int]
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """What a forward pass of a context left behind.
+    """The results of a forward pass of a context."""
 
-    layers: keys and values [1, heads, tokens, dim]. logits: [1, vocab], of the next token.
-    nbytes: of all of it.
-    """
-
-    layers: Sequence[tuple[Tensor, Tensor]]
-    logits: Tensor
-    nbytes: int
+    layers: Sequence[tuple[Tensor, Tensor]]  # keys and values [1, heads, tokens, dim]
+    logits: Tensor  # [1, vocab], of the next token
+    nbytes: int  # of all these tensors
 
 
 class DecodeBatch:
@@ -50,7 +46,8 @@ class DecodeBatch:
         self._cache = DynamicCache()
         self._lengths: list[int] = []
         self._logits: Tensor | None = None
-        # By context, the newest last: most samples of a group arrive one after the other.
+        # Prefills by context, the newest last. They are kept because most samples of a group arrive
+        # one after the other.
         self._kept: dict[tuple[int, ...], Prefill] = {}
 
     def __len__(self) -> int:
@@ -61,8 +58,6 @@ class DecodeBatch:
         assert self._logits is not None
         return self._logits
 
-    # Bytes of the prefills that are kept for later samples: of a model of 8 B parameters 2,000
-    # tokens.
     def add(
         self,
         contexts: Sequence[Context],
@@ -70,8 +65,11 @@ class DecodeBatch:
         *,
         kept_bytes: int = 256 << 20,
     ) -> None:
-        """Append repeats[i] rows for contexts[i], whose KV cache is computed once: not at all if it is
-        one of the last that were. kept_bytes: of these and earlier contexts' prefills.
+        """Append repeats[i] rows for contexts[i]. Its KV cache is computed once, or taken from a kept
+        prefill.
+
+        kept_bytes: most bytes of prefills that are kept for later samples. The default holds 2,000
+        tokens of a model of 8 B parameters.
         """
         start = 0
         for end in _chunk_ends([len(context) for context in contexts]):
@@ -118,7 +116,7 @@ class DecodeBatch:
         logits = self._forward(cache, padded, lengths)
         for row, context in enumerate(contexts):
             own = (slice(row, row + 1), slice(None), slice(columns - len(context), None))
-            # Cloned, because a view keeps the whole pass in memory.
+            # Cloned, because a view would keep the whole pass in memory.
             layers = [
                 (layer.keys[own].clone(), layer.values[own].clone()) for layer in cache.layers
             ]
@@ -138,7 +136,7 @@ class DecodeBatch:
         for number in range(len(entering[0].layers)):
             keys, values = zip(*(each.layers[number] for each in entering), strict=True)
             if self._lengths:
-                # Layer by layer: the whole cache never exists twice.
+                # Layer by layer, so that the whole cache never exists twice.
                 layer = self._cache.layers[number]
                 layer.keys = _stack([layer.keys, *keys])
                 layer.values = _stack([layer.values, *values])

@@ -7,9 +7,9 @@
 One turn of the loop: run the posted calls, admit the samples that fit, draw one token for every
 running sample, retire finished samples, emit the output that is due, compute the next logits.
 
-Other threads may call `post` only. They may read `policy`, `label` and `running`, because these
-attributes are assigned anew and their values never grow or shrink. A step emits once, and once more
-if it fails.
+Other threads may call `post` only. They may read `policy`, `label` and `running`, because each change
+assigns a new value to these attributes and never modifies the old one. A step emits once, and once
+more if it fails.
 """
 
 import logging
@@ -40,17 +40,14 @@ DecoderOutput = list[tuple[RequestStream, SampleOutput]]
 
 @dataclass(frozen=True, slots=True)
 class DecoderOptions:
-    """slots_max: how many samples run at once. tokens_per_s_max: of all samples together; None: no
-    limit. threads: CPU threads of torch; None: torch decides. int8: linear layers compute in it, and
-    everything else in dtype.
-    """
+    """What the operator chose for one decoder."""
 
     device: torch.device
     dtype: torch.dtype
-    slots_max: int
-    tokens_per_s_max: float | None
-    threads: int | None
-    int8: bool = False
+    slots_max: int  # how many samples run at once
+    tokens_per_s_max: float | None  # of all samples together; None: no limit
+    threads: int | None  # CPU threads of torch; None: torch decides
+    int8: bool = False  # linear layers compute in int8, and everything else in dtype
 
 
 class DecodedSample:
@@ -114,7 +111,7 @@ class Decoder:
         self._output: DecoderOutput = []
         self._emitted_at = 0.0
         self._next_step_at = 0.0
-        self._still = False  # in a hold
+        self._held = False
         self._stopping = False
 
     def post(self, call: Callable[[], None]) -> None:
@@ -184,7 +181,7 @@ class Decoder:
 
         EngineFault: the old version is still served, or none.
         """
-        # Tokens of the old version reach their consumers before the pause, not after it.
+        # Consumers get the tokens of the old version before the pause, not after it.
         self._emit_held()
         started = time.monotonic()
         if prepared.target is not None and prepared.target is self.policy:
@@ -199,10 +196,10 @@ class Decoder:
 
     def hold(self) -> None:
         self._emit_held()
-        self._still = True
+        self._held = True
 
     def release(self) -> None:
-        self._still = False
+        self._held = False
 
     def digests(self) -> dict[str, bytes] | None:
         if self.policy is None:
@@ -223,7 +220,7 @@ class Decoder:
     def _do_posted(self) -> None:
         """Run all posted calls; wait for more while no sample can run or no step is due."""
         while not self._stopping:
-            idle = self._still or not (self.running or self._waiting)
+            idle = self._held or not (self.running or self._waiting)
             pause_s = self._next_step_at - time.monotonic()
             try:
                 call = self._posted.get(
@@ -257,7 +254,7 @@ class Decoder:
         """Fill free slots in order of arrival.
 
         Samples of a request that enter together share its prefill. PREFILL_TOKENS_MAX limits the
-        tokens of one turn, so that running samples do not stand still for long.
+        tokens of one turn, so that running samples do not pause for long.
         """
         contexts: list[list[int]] = []
         repeats: list[int] = []
@@ -355,14 +352,14 @@ class Decoder:
         Returns how many tokens these are.
         """
         assert self.policy is not None
-        # Its memory is needed for the new one.
+        # The old batch is dropped first, because the new one needs its memory.
         self._batch = None
         batch = DecodeBatch(self.policy)
         contexts = [sample.context for sample in self.running]
         try:
             if contexts:
                 batch.add(contexts, [1] * len(contexts), kept_bytes=0)
-                # A GPU is still at work on what it was given.
+                # Wait for the GPU, which has only queued the work.
                 batch.logits.sum().item()
         except RuntimeError as error:
             self._lose_policy()

@@ -82,10 +82,9 @@ def make_torch_engines(options: EngineOptions) -> "list[TorchEngine]":
 class TorchEngine:
     """An engine in this process; see `engines/base.py` for the contract.
 
-    It is seeded: a request with seeds of its own gives the same tokens whatever else runs, up to the
+    It is seeded: a request with its own seeds gives the same tokens whatever else runs, up to the
     rounding of batched matrix products. Other requests draw their seeds from `rng_seed` in order of
-    arrival.
-    `tensor_digests` stops generation while it reads the weights back.
+    arrival. `tensor_digests` stops generation while it reads the weights back.
     """
 
     def __init__(
@@ -143,14 +142,14 @@ class TorchEngine:
         if self._decoder is not None:
             self._decoder.post(self._decoder.stop)
         if self._thread is not None:
-            # A hanging thread is waited for here, where the caller can cancel; `join` cannot be.
+            # The thread may hang. This wait can be cancelled, and `join` cannot.
             await self._ended.wait()
             await asyncio.to_thread(self._thread.join)
 
     async def refit(
         self, snapshot: Path, label: str, base: AdapterBase | None = None
     ) -> RefitReport:
-        """Read and check the files beside generation, then swap weights between two tokens.
+        """Read and check the files while generation goes on, then swap weights between two tokens.
 
         Cancelling has no effect once the swap has begun.
         """
@@ -175,7 +174,7 @@ class TorchEngine:
                 yield delta
         finally:
             del self._streams[request.request_id]
-            # The consumer left early: nobody reads the rest.
+            # The consumer left early, so the rest is aborted.
             if stream.samples_open:
                 decoder.post(partial(decoder.abort, stream))
 
@@ -196,7 +195,7 @@ class TorchEngine:
         return await self._on_decoder(self._started().digests)
 
     def free_bytes(self) -> int:
-        """Of the GPU, or of this machine's memory."""
+        """Free bytes of the GPU, or of this machine's memory."""
         device = self._options.device
         if device.type == "cuda":
             return int(torch.cuda.mem_get_info(device)[0])
@@ -210,7 +209,7 @@ class TorchEngine:
         label: str,
         replay: SeedReplay,
     ) -> list[Evidence]:
-        """Score the answers, a few at a time, between two tokens of what is generated."""
+        """Score the answers, a few at a time, between two steps of generation."""
         decoder = self._started()
         found: dict[int, Evidence] = {}
         for together in passes_of(decoder.serving(label), answers, replay):
@@ -263,7 +262,7 @@ class TorchEngine:
         try:
             decoder.run()
         finally:
-            # Also when a bug of ours ended the thread: no caller may wait for it for ever.
+            # Also when a bug ended the thread: otherwise callers would wait for it for ever.
             loop.call_soon_threadsafe(self._end)
 
     def _end(self) -> None:

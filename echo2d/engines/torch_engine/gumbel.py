@@ -8,9 +8,9 @@ draws the column with the largest log p + noise:
               (8), the position (4), the column (4)
     position  the number of tokens before the drawn one, minus 1. The prompt counts, so an answer
               that goes on in another request keeps its positions.
-    column    the token's id while no request of the batch is greedy or cuts its distribution, else
-              the token's rank by falling probability. A request cannot tell which one it got.
-    log p     at the request's temperature. Ranks that are cut off are left out, the others keep
+    column    the token's id if no request of the batch is greedy or cuts its distribution, else
+              the token's rank by falling probability. A request does not show which one was used.
+    log p     at the request's temperature. Ranks that are cut off are left out; the others keep
               their p.
 """
 
@@ -21,11 +21,12 @@ from torch import Tensor
 
 from echo2d.core.protocol.sampling import Sampling
 
-# Entries of the table rows x columns that are hashed at once: a few tables of 16 MB are alive.
+# Entries (rows x columns) that are hashed at once: a few tables of 16 MB exist at a time.
 ENTRIES_MAX = 1 << 21
 
-# Ranks whose tokens begin this close to top_p, or are this close to min_p as a share of it, may lie
-# on either side of it: rounding moves the border. docs/reference/security.md has the figures.
+# Rounding moves the borders of top_p and min_p. A rank may be on either side of the border if the
+# probability before it is this close to top_p, or if its own, divided by the border of min_p, is this
+# close to 1. docs/reference/security.md has the figures.
 BORDER = 0.02
 
 _WORD = 0xFFFFFFFF
@@ -39,9 +40,10 @@ def shortfalls(
 ) -> Tensor:
     """How far, in nats, each token is from being the drawn one: float64 [rows], 0 if it is.
 
-    By id it is what the token's log p + noise lacks to the largest. By rank it is the least error
-    of the log probabilities that gives the token a rank and lets that rank win; both orders count
-    where nothing is cut off. logprobs: [rows, vocab] at this temperature. tokens, positions: int64 [rows].
+    For draws by id, it is the largest log p + noise minus the token's. For draws by rank, it is the
+    least error of the log probabilities that gives the token a rank and lets that rank win. If nothing
+    is cut off, either may have been used, and the smaller one is returned. logprobs: [rows, vocab] at
+    this temperature. tokens, positions: int64 [rows].
     """
     rows = max(1, ENTRIES_MAX // logprobs.shape[1])
     parts = zip(*(torch.split(each, rows) for each in (logprobs, tokens, positions)), strict=True)
@@ -59,7 +61,7 @@ def _shortfalls(
         return _by_rank(levels, levels.gather(1, at), noise, sampling)
     totals = levels + noise
     found = totals.amax(dim=-1) - totals.gather(1, at).squeeze(1)
-    # Sorting takes longer than the rest, and few tokens need it.
+    # Sorting takes longer than all the rest, so it is done only for the few tokens that need it.
     rows = found.nonzero().squeeze(1)
     levels = levels[rows]
     found[rows] = found[rows].minimum(
@@ -77,11 +79,11 @@ def _by_rank(levels: Tensor, own: Tensor, noise: Tensor, sampling: Sampling) -> 
     if sampling.top_p < 1:
         shares = ordered.exp()
         before = shares.cumsum(dim=-1) - shares
-        # The first rank begins at 0 and is always drawn from.
+        # The first rank begins at 0, so it is always kept.
         best = best.masked_fill(before > max(sampling.top_p - BORDER, 0.0), -torch.inf)
         distances = distances.masked_fill(before > sampling.top_p + BORDER, torch.inf)
     if sampling.top_k:
-        # A rank is exact; which token has it is judged by the distances.
+        # The ranks kept are exact; whether the token has one of them is judged by the distances.
         best[:, sampling.top_k :] = -torch.inf
     if sampling.min_p:
         relative = ordered - ordered[:, :1] - math.log(sampling.min_p)
@@ -95,7 +97,7 @@ def _by_rank(levels: Tensor, own: Tensor, noise: Tensor, sampling: Sampling) -> 
 def gumbel_noise(seed: int, positions: Tensor, columns: int) -> Tensor:
     """SGLang's noise for each position and column: float64 [rows, columns]; positions int64."""
     numbers = murmur_hash(seed, positions, columns).to(torch.float64) / _WORD
-    # The largest hash would give infinite noise; SGLang lets it count as its neighbour.
+    # The largest hash would give infinite noise; SGLang clamps it to a finite one.
     exponents = numbers.log_().clamp_(min=torch.finfo(torch.float64).min, max=-(2.0**-32))
     return exponents.neg_().log_().neg_()
 

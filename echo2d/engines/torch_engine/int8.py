@@ -3,11 +3,11 @@
     y[n, out] = (x int8 [n, in] . W int8 [out, in]^T) * x's scale [n] * W's scale [out]
 
 Each output channel of a weight has one scale, and so has each row of the activations. Integers are
-multiplied and added exactly, and a row's scale is its own, so no row of a batch changes another.
+multiplied and added exactly, and each row has its own scale, so no row of a batch changes another.
 Between the layers everything stays in the engine's dtype. Embeddings are looked up, not multiplied,
-so they stay too; an output layer that shares their weight gets an int8 copy of its own.
+so they stay in it too; an output layer that shares their weight gets an int8 copy of its own.
 
-A model is changed after it was loaded and verified. Not here: when (`policy.py`).
+A model is quantized after it was loaded and verified. Not here: when (`policy.py`).
 """
 
 from collections import defaultdict
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from echo2d.errors import EngineFault
 
 _LEVELS = 127  # on either side of 0
-# Products of two int8 numbers, of which int32 holds the sum.
+# int32 holds the sum of this many products of two int8 numbers.
 IN_FEATURES_MAX = (1 << 31) // _LEVELS**2
 
 Int8Layers = dict[str, list["Int8Linear"]]
@@ -52,7 +52,7 @@ class Int8Linear(nn.Linear):
 
     def forward(self, states: Tensor) -> Tensor:
         numbers, scales = quantized(states.reshape(-1, self.in_features))
-        # torch has no public name for it.
+        # torch has no public name for this product.
         product = torch._int_mm(numbers, self.weight.t()).to(torch.float32)  # noqa: SLF001
         product.mul_(scales[:, None]).mul_(self.scales)
         if self.bias is not None:
@@ -61,10 +61,10 @@ class Int8Linear(nn.Linear):
 
 
 def quantized(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """The int8 numbers [n, m] and the float32 scales [n] whose product is nearest to these rows."""
+    """The int8 numbers [n, m] and the float32 scales [n] whose products are nearest to these rows."""
     rows = rows.to(torch.float32)
     scales = rows.abs().amax(dim=1).div_(_LEVELS)
-    # A row of zeros has any scale.
+    # Any scale above 0 will do for a row of zeros.
     scales.clamp_min_(torch.finfo(torch.float32).tiny)
     return (rows / scales[:, None]).round_().to(torch.int8), scales
 
@@ -72,8 +72,8 @@ def quantized(rows: Tensor) -> tuple[Tensor, Tensor]:
 def quantize(model: Any) -> Int8Layers:
     """Replace all linear layers of a model. EngineFault: it has none.
 
-    Returns them by the names that their weights had in `state_dict`: of a weight that an embedding
-    shares there are two.
+    Returns them by the names that their weights had in `state_dict`. A weight that an embedding
+    shares has two names.
     """
     names = defaultdict(list)
     for name, tensor in model.state_dict().items():

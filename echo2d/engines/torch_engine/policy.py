@@ -6,10 +6,10 @@ A version enters memory in one of two ways:
   compared with the served layout first, so a bad file cannot stop the copy halfway. Of the next
   adapter on the same base, only the adapter's own tensors are copied.
 - Anything else is *built* by transformers beside the old model: the first version, another
-  architecture, and families whose files name tensors otherwise than the model does.
+  architecture, and families whose tensors have other names in the files than in the model.
 
-With int8 the linear layers are quantized each time: a built model when it is complete, a copied
-tensor on its way in. Files, and what was read of them, stay as they came.
+With int8 the linear layers are quantized each time: those of a built model once it is complete, a
+copied tensor when it is copied. Files and the tensors read from them are not changed.
 """
 
 import inspect
@@ -49,9 +49,9 @@ transformers_logging.disable_progress_bar()
 class InferencePolicy:
     """A causal LM on its device, ready for inference.
 
-    layout: of the snapshot whose numbers it holds. context: tokens of prompt and answer together, as
-    config.json says it. adapter: if that snapshot is an adapter, its
-    tensors on the device. int8: by the weights' names, the layers that hold them in int8.
+    layout: of the snapshot whose numbers it holds. context: most tokens of prompt and answer together,
+    by config.json. adapter: if that snapshot is an adapter, its tensors on the device. int8: by the
+    weights' names, the layers that hold them in int8.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class InferencePolicy:
 
     @property
     def copyable(self) -> bool:
-        """Whether the snapshot names its tensors as the model does. Only then can they be copied in by name."""
+        """Whether the snapshot's tensors have the model's names, so that they can be copied by name."""
         return self.layout.tensors.keys() <= self._state.keys()
 
     def next_logits(self, tokens: Tensor, lengths: Tensor, cache: DynamicCache) -> Tensor:
@@ -90,7 +90,7 @@ class InferencePolicy:
         options: dict[str, object] = (
             {"logits_to_keep": 1} if "logits_to_keep" in self._accepts else {}
         )
-        # Without it, some families would count the padding as positions.
+        # Without `position_ids`, some families would count the padding as positions.
         if "position_ids" in self._accepts:
             options["position_ids"] = (mask.cumsum(dim=1) - 1).clamp_(min=0)[:, -tokens.shape[1] :]
         output = self._model(
@@ -104,8 +104,8 @@ class InferencePolicy:
         return logits
 
     def logits(self, tokens: Tensor, last: int) -> Tensor:
-        """Return the logits [rows, last, vocab] behind the last tokens of whole sequences [rows,
-        columns], without padding.
+        """Return the logits [rows, last, vocab] at the last tokens of whole sequences [rows, columns],
+        without padding.
         """
         options = {"logits_to_keep": last} if "logits_to_keep" in self._accepts else {}
         output = self._model(input_ids=tokens, use_cache=False, **options)
@@ -133,7 +133,7 @@ class InferencePolicy:
         for name, tensor in tensors.items():
             for layer in self._int8.get(name, ()):
                 layer.load(tensor)
-            # Of an embedding whose weight an int8 layer shares, this is the other copy.
+            # An embedding that shared its weight with an int8 layer has its own copy here.
             if self._state[name].dtype != torch.int8:
                 self._state[name].copy_(tensor)
         self.layout = layout
@@ -142,8 +142,8 @@ class InferencePolicy:
         """Return blake3-256 of each tensor in memory, by the snapshot's names and in its dtype.
 
         They equal the files' digests if the engine computes in the snapshot's precision or a wider
-        one. None: transformers cannot say which part of a weight each tensor of the files is, or
-        weights are in int8.
+        one. None: transformers cannot map the model's weights back to the files' tensors, or weights
+        are in int8.
         """
         if self._int8:
             return None
@@ -159,9 +159,9 @@ class InferencePolicy:
         return found if found.keys() == expected.keys() else None
 
     def _by_file_name(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the tensors under the names that the files have for them.
+        """Yield the tensors under their names in the files.
 
-        Experts that transformers has joined are taken apart one weight at a time, for it copies them.
+        Experts that transformers has joined are separated one weight at a time, because that copies them.
         """
         for name, tensor in self._state.items():
             if self.copyable:
@@ -172,18 +172,14 @@ class InferencePolicy:
 
 @dataclass(frozen=True, slots=True)
 class PreparedWeights:
-    """A new version, as far as it can be read and checked while the old one generates.
-
-    target: the policy to copy `tensors` into; None: the model has to be built. tensors: in the
-    engine's dtype, in host memory; empty for a whole model that has to be built. base: of an
-    adapter.
-    """
+    """What can be read and checked of a new version while the old one generates."""
 
     snapshot: Path
     layout: SnapshotLayout
-    target: InferencePolicy | None
+    target: InferencePolicy | None  # copy `tensors` into it; None: the model has to be built
+    # In the engine's dtype, in host memory; empty for a whole model that has to be built.
     tensors: Mapping[str, Tensor]
-    base: AdapterBase | None = None
+    base: AdapterBase | None = None  # of an adapter
 
 
 def prepare(
@@ -197,7 +193,7 @@ def prepare(
     if not layout.tensors:
         raise EngineFault("the snapshot holds no safetensors weights")
     if base is not None:
-        # Only to refuse an adapter that is not plain LoRA; `build` reads it again.
+        # This only refuses an adapter that is not plain LoRA; `build` reads the layout again.
         adapter_layout(layout)
     target = served if served is not None and layout.config == served.layout.config else None
     if target is not None:
@@ -222,8 +218,8 @@ def build(
     found = base.digests()
     if found is None:
         raise EngineFault(
-            f"the base model {prepared.base.directory} names its tensors otherwise than its files: "
-            "nothing to compare"
+            f"the base model {prepared.base.directory} cannot be compared with its files, which have other "
+            "names for its tensors"
         )
     if found != prepared.base.tensors:
         raise EngineFault(
@@ -257,8 +253,8 @@ def _built(
         _prove_decoding(policy)
     except EngineFault:
         raise
-    # transformers raises any exception on a directory that it cannot use. The served model is not
-    # touched, so every one of them is a fault of this refit only.
+    # transformers may raise any exception on a directory that it cannot use. The served model is not
+    # touched, so each one is a fault of this refit only.
     except Exception as error:
         lacks_memory = isinstance(error, (MemoryError, torch.OutOfMemoryError))
         raise (UnsuitedEngine if lacks_memory else EngineFault)(
@@ -273,7 +269,7 @@ def _built(
 def _require_numbers(model: Any, directory: Path) -> None:
     """EngineFault: a weight holds NaN or infinity."""
     for name, weight in model.named_parameters():
-        # The least and the greatest are NaN if any is; they take no memory.
+        # The minimum and the maximum are NaN if any number is; computing them takes no memory.
         if weight.numel() and not all(map(math.isfinite, weight.detach().aminmax())):
             named = (file for file in weight_files(directory) if name in _names_in(file))
             raise EngineFault(
@@ -288,9 +284,9 @@ def _names_in(path: Path) -> set[str]:
 
 
 def _leave_files(model: Any) -> None:
-    """Copy all weights into memory of our own.
+    """Copy all weights into this process's own memory.
 
-    transformers may map them from the files, and a later version is written over the weights.
+    transformers may map them from the files, and a later version overwrites the weights.
     """
     for tensor in (*model.parameters(), *model.buffers()):
         tensor.data = tensor.data.clone()
@@ -300,15 +296,15 @@ def _prove_decoding(policy: InferencePolicy) -> None:
     """Decode two tokens, one after the other. EngineFault: the model does not use a KV cache."""
     cache, kept = DynamicCache(), 0
     token = torch.zeros((1, 1), dtype=torch.int64, device=policy.device)
-    # A layer without attention finds no place in the cache, and each model says so in its own way.
+    # A layer without attention has no place in the cache, and each model raises its own error for that.
     with suppress(IndexError, AttributeError, TypeError, ValueError, KeyError):
         for length in (1, 2):
             policy.next_logits(token, torch.tensor([length], device=policy.device), cache)
         kept = cache.get_seq_length()
     if kept != 2:
         raise UnsuitedEngine(
-            "the model does not keep its past in a KV cache alone, as with attention in every layer; take SGLang, "
-            "which computes other layers too (--engine sglang)"
+            "the torch engine serves only models that keep their past in a KV cache, with attention in every "
+            "layer; use SGLang, which serves other models too (--engine sglang)"
         )
 
 
@@ -334,10 +330,10 @@ def _digest(tensor: Tensor, dtype: str) -> bytes:
 
 # --- an adapter beside the weights of its base
 #
-# Each linear layer that the adapter names adds its share; nothing is merged. So the base's
-# weights stay as they were verified, bit for bit, whatever adapters come and go; the adapter's
-# own tensors can be overwritten in place and read back; and the layers add in the same order as
-# they did in training.
+# Each linear layer that the adapter names adds the adapter's output to its own; nothing is merged. So
+# the base's weights stay as they were verified, bit for bit, through all adapters; the adapter's own
+# tensors can be overwritten in place and read back; and the layers add in the same order as in
+# training.
 
 _Hook = Callable[[Any, tuple[Tensor, ...], Tensor], Tensor]
 

@@ -16,7 +16,7 @@ def draw(
     samplings, uniforms: one per row. A uniform, in [0, 1), decides the row's token, so a draw
     depends on its row alone. The logprob is log_softmax(logits / temperature) over the full
     vocabulary, in float32. At temperature 0 the likeliest token is taken, with its logprob at
-    temperature 1. What a sampling cuts off is never drawn, but its share stays in the logprobs.
+    temperature 1. Tokens that a sampling cuts off are never drawn, but the logprobs still count them.
     """
     logprobs, weights = chances_of(logits, samplings)
     uniform = torch.tensor(uniforms, dtype=torch.float64, device=logits.device)
@@ -25,7 +25,7 @@ def draw(
         greedy = torch.tensor([each.temperature == 0 for each in samplings], device=logits.device)
         tokens = torch.where(greedy, logits.argmax(dim=-1), tokens)
     chosen = logprobs.gather(1, tokens[:, None]).squeeze(1)
-    # Stacked, both cross to the host in one copy; float64 holds every token id exactly.
+    # Both are stacked to need one copy to the host; float64 holds every token id exactly.
     host_tokens, host_logprobs = torch.stack(
         [tokens.to(torch.float64), chosen.to(torch.float64)]
     ).tolist()
@@ -35,8 +35,8 @@ def draw(
 def chances_of(logits: Tensor, samplings: Sequence[Sampling]) -> tuple[Tensor, Tensor]:
     """The distribution of each row of `logits` [rows, vocab]; temperature 0 counts as 1 here.
 
-    Returns logprobs, float32 [rows, vocab], of the whole distribution at its temperature; and
-    float64 weights [rows, vocab] to draw from, 0 where the sampling cuts, which need not sum to 1.
+    Returns logprobs, float32 [rows, vocab], of the whole distribution at its temperature, and
+    float64 weights [rows, vocab] to draw from: 0 for tokens cut off, and not normalized.
     """
     temperatures = [each.temperature or 1.0 for each in samplings]
     scale = torch.tensor(temperatures, dtype=torch.float32, device=logits.device)[:, None]
@@ -49,8 +49,8 @@ def chances_of(logits: Tensor, samplings: Sequence[Sampling]) -> tuple[Tensor, T
 def _invert_cdf(weights: Tensor, uniform: Tensor) -> Tensor:
     """Return, per row, the first token whose cumulated weight exceeds uniform * total.
 
-    Such a token never has weight 0. weights [rows, vocab] are float64, because in float32 the sum
-    would swallow rare tokens.
+    Such a token never has weight 0. weights [rows, vocab] are float64, because a sum in float32
+    would lose rare tokens.
     """
     cdf = weights.cumsum(dim=-1)
     found = torch.searchsorted(cdf, uniform[:, None] * cdf[:, -1:], right=True).squeeze(1)
@@ -58,9 +58,9 @@ def _invert_cdf(weights: Tensor, uniform: Tensor) -> Tensor:
 
 
 def _cut(weights: Tensor, samplings: Sequence[Sampling]) -> Tensor:
-    """Set all weights [rows, vocab] to 0 but those that the samplings keep.
+    """Set the weights [rows, vocab] of the tokens to 0 that the samplings cut off.
 
-    Tokens as likely as the least likely one that is kept stay too.
+    A token as likely as the least likely kept one is kept too.
     """
     vocab = weights.shape[1]
     table = [(each.top_p, each.top_k or vocab, each.min_p) for each in samplings]
@@ -68,10 +68,10 @@ def _cut(weights: Tensor, samplings: Sequence[Sampling]) -> Tensor:
         :, :, None
     ]
     ordered = weights.sort(dim=-1, descending=True).values
-    # Rounding may let the sum of all reach 1 before the last token.
+    # With top_p 1 every token is kept, though rounding may let the sum reach 1 before the last one.
     nucleus = (ordered.cumsum(dim=-1) - ordered < top_p) | (top_p == 1)
     ranks = torch.arange(vocab, device=weights.device)
     inside = nucleus & (ranks < top_k) & (ordered >= min_p * ordered[:, :1])
-    # The smallest weight inside is a threshold, so the sorted order need not be undone.
+    # The smallest weight inside becomes a threshold, so that the sorting need not be undone.
     least = torch.where(inside, ordered, torch.inf).amin(dim=-1, keepdim=True)
     return torch.where(weights >= least, weights, 0.0)

@@ -1,10 +1,11 @@
-"""Scores answers that somebody else wrote: one prefill, no generation.
+"""Scores answers of other engines: one prefill, no generation.
 
-For each token of an answer it tells how likely the token was, how surprised a sampler is on average
-there and, given the sample's seed, whether an honest engine would have drawn this token (replay):
+For each token of an answer it computes how likely the token was, how surprised a sampler is on
+average there and, given the sample's seed, whether an honest engine would have drawn this token
+(replay):
 
-    torch    the token's part of the cumulated distribution of `sampling` holds u(seed, i), i being
-             counted from the answer's first token
+    torch    the token's part of the cumulated distribution of `sampling` contains u(seed, i), where i
+             counts from the answer's first token
     sglang   the token has the largest log p + noise, see `gumbel`
 
 Rounding moves the borders, so a token may miss by a tolerance. Tensor code around one forward pass
@@ -30,33 +31,32 @@ from echo2d.engines.torch_engine.sampling import chances_of
 
 Replay = Literal["torch", "sglang"]
 
-# Logits of so many positions are turned into distributions at once: 160 MB at 150k tokens in
-# float64, of which a few are alive.
+# Logits of this many positions are turned into distributions at once. For a vocabulary of 150k that
+# is a table of 160 MB in float64; a few of them exist at a time.
 POSITIONS_MAX = 128
 
-# How far u may lie outside a token's part of [0, 1), and how many nats may be missing to the best
-# log p + noise, at the narrowest of TOLERANCES. docs/reference/security.md has the figures.
+# How far u may be outside a token's part of [0, 1), and how many nats below the best log p + noise a
+# token may be, at the narrowest of TOLERANCES. docs/reference/security.md has the figures.
 UNIFORM_TOLERANCE = 0.02
 NATS_TOLERANCE = 0.4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoredAnswer:
-    """What a policy says about the tokens of an answer; every array is [n], float64 unless noted.
+    """What a policy computes for the tokens of an answer; every array is [n], float64."""
 
-    logprobs: of the full distribution at this temperature, as engines report them. surprises: minus
-    the logprob of the distribution that is drawn from; a token that the sampling cuts off counts as
-    if it were drawn too, because rounding moves that border. entropies, variances: mean and
-    variance of the surprise there. colds, hots: the tokens' parts of those of `Evidence`. distances:
-    how far each token is from where its seed points, in tolerances; None without replay.
-    """
-
+    # Of the full distribution at this temperature, as engines report them.
     logprobs: NDArray[np.float64]
+    # Minus the logprob of the distribution that is drawn from. A token that the sampling cuts off
+    # counts as if it were kept, because rounding moves that border.
     surprises: NDArray[np.float64]
+    # Mean and variance of the surprise at each token.
     entropies: NDArray[np.float64]
     variances: NDArray[np.float64]
+    # Each token's term of `Evidence`'s sums of the same names.
     colds: NDArray[np.float64]
     hots: NDArray[np.float64]
+    # How far each token is from the one that its seed gives, in tolerances; None without replay.
     distances: NDArray[np.float64] | None = None
 
     def evidence(self, claimed: NDArray[np.float64]) -> Evidence:
@@ -75,16 +75,12 @@ class ScoredAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Scorable:
-    """An answer, or a piece of one; prompt and answer have at least one token each.
+    """An answer, or a piece of one; prompt and answer have at least one token each."""
 
-    prompt: everything before the scored tokens. written: how many of its tokens were drawn with the
-    seed already. seed: of the sample; None: no replay.
-    """
-
-    prompt: Sequence[int]
+    prompt: Sequence[int]  # all tokens before the scored ones
     answer: Sequence[int]
-    seed: int | None = None
-    written: int = 0
+    seed: int | None = None  # of the sample; None: no replay
+    written: int = 0  # how many of the prompt's tokens were drawn with the seed already
 
 
 def score(
@@ -110,7 +106,7 @@ def score_all(
     sampling: Sampling,
     replay: Replay = "torch",
 ) -> list[ScoredAnswer]:
-    """Score answers in one forward pass, padded to the longest: the caller sees to the memory.
+    """Score answers in one forward pass, padded to the longest. The caller makes sure that they fit in memory.
 
     sampling: how all of them were drawn; its temperature is above 0, because a greedy answer has no
     distribution. replay: the kind of engine that wrote the answers.
@@ -152,8 +148,8 @@ def _answer_logits(policy: InferencePolicy, asked: Sequence[Scorable]) -> Tensor
         for each in asked
     ]
     tokens = torch.tensor(padded, dtype=torch.int64, device=policy.device)
-    # The logits at a position are those of the token behind it. What follows a position cannot
-    # change it, so padding on the right does no harm.
+    # The logits at a position are those of the next token. Later tokens cannot change them, so padding
+    # on the right does no harm.
     first = min(len(each.prompt) for each in asked) - 1
     logits = policy.logits(tokens, longest - first)
     starts = [len(each.prompt) - 1 - first for each in asked]
@@ -166,11 +162,11 @@ def _answer_logits(policy: InferencePolicy, asked: Sequence[Scorable]) -> Tensor
 
 
 class _Line(NamedTuple):
-    """A token of an answer. position: tokens before it, less 1. place: within the whole answer."""
+    """A token of an answer."""
 
     token: int
-    position: int
-    place: int
+    position: int  # number of tokens before it, minus 1
+    place: int  # index within the whole answer
     seed: int | None
 
 
@@ -200,7 +196,7 @@ class _Part:
         return torch.stack([own, surprises, entropies, variances.clamp_min(0.0), *ratios])
 
     def outside(self) -> Tensor:
-        """How far u lies outside each token's part of [0, 1): float64 [rows], 0 inside."""
+        """How far u is outside each token's part of [0, 1): float64 [rows], 0 inside."""
         seeds, places = zip(*((line.seed, line.place) for line in self._lines), strict=True)
         numbers = torch.from_numpy(uniforms(seeds, places)).to(self._shares.device)
         highs = self._own(self._shares.cumsum(dim=-1))

@@ -1,4 +1,4 @@
-"""Checks the values of request bodies that are more than one number or text. HttpRefusal: malformed."""
+"""Checks values in request bodies that are more than one number or text. HttpRefusal: malformed."""
 
 import base64
 from collections.abc import Mapping
@@ -63,7 +63,7 @@ def figures_of(value: Any) -> StepFigures:
     names = [field.name for field in fields(StepFigures)]
     if not isinstance(value, dict) or not value.keys() <= set(names):
         raise malformed(f"figures: expected an object with any of {', '.join(names)}")
-    # Written so that NaN fails too.
+    # The comparison is false for NaN, so NaN is refused, too.
     if not all(type(each) in (int, float) and abs(each) <= SCORE_MAX for each in value.values()):
         raise malformed(f"figures: expected numbers of at most {SCORE_MAX:g}")
     return StepFigures(**{name: float(each) for name, each in value.items()})
@@ -73,7 +73,7 @@ def _score(row: Any, name: str) -> TrajectoryScore:
     if not isinstance(row, list) or len(row) != 4:
         raise malformed(f"{name}: expected [group, sample, k, z]")
     group, sample = integer(row[0], name), integer(row[1], name)
-    # Written so that NaN fails too.
+    # The comparison is false for NaN, so NaN is refused, too.
     if not all(type(each) in (int, float) and abs(each) <= SCORE_MAX for each in row[2:]):
         raise malformed(f"{name}: expected numbers k and z of at most {SCORE_MAX:g}")
     if row[2] < 0:

@@ -1,4 +1,4 @@
-"""What a box asks for before its worker runs: the wheel of this installation, and how fast it can send.
+"""Answers a box before its worker runs: sends it this installation's wheel, and measures its uplink.
 
 GET  /v1/wheel    the wheel, to a few boxes at a time
 POST /v1/uplink   any body --read and thrown away--> {bytes, seconds}
@@ -21,16 +21,16 @@ from echo2d.net.http.json_fields import HttpRefusal, overloaded
 UPLINK_PATH = "/v1/uplink"
 UPLINK_BYTES_MAX = 32 << 20
 UPLINK_S_MAX = 15.0
-# A token's boxes take their turns, so that the event loop has other things to do.
+# The boxes of one token wait this long between two trials, so that the event loop has time for other work.
 UPLINK_EVERY_S = 20.0
 TRIAL_TOKENS_MAX = 10_000
 
 
 class UplinkTrials:
-    """The coordinator takes random bytes from a box, and answers how long that took. One trial at a time.
+    """Reads random bytes from a box, and answers how long that took. Runs one trial at a time.
 
-    Counted is what came after the first part of the body, from then to its end, or for UPLINK_S_MAX: a slow
-    uplink still has much in its buffers when the box has stopped. clock: monotonic seconds.
+    Bytes and time count from after the first part of the body to its end, or for UPLINK_S_MAX: when a box has
+    stopped sending, a slow uplink still has much in its buffers. clock: monotonic seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -39,7 +39,7 @@ class UplinkTrials:
         self._again_at: dict[str, float] = {}
 
     async def take(self, request: web.Request, token: str) -> web.Response:
-        """Read the request's body. HttpRefusal: not now, or more than UPLINK_BYTES_MAX bytes."""
+        """Read the request's body. HttpRefusal: it is too early, or the body has more than UPLINK_BYTES_MAX bytes."""
         now = self._clock()
         if self._busy or now < self._again_at.get(token, now):
             raise HttpRefusal(
@@ -77,11 +77,11 @@ class UplinkTrials:
 
 # --- the wheel
 
-# Wheels that are on their way at once, and how long each may take: about 2 MB.
+# Wheels being sent at the same time. A wheel has about 2 MB.
 WHEELS_MAX = 16
-# Of these for boxes of one token, so that one slow reader does not keep the others waiting.
+# Wheels being sent to boxes of one token, so that one slow reader does not keep the others waiting.
 WHEELS_PER_TOKEN_MAX = 2
-WHEEL_S_MAX = 120.0
+WHEEL_S_MAX = 120.0  # for one wheel
 
 
 class WheelDownloads:
@@ -96,7 +96,7 @@ class WheelDownloads:
         token: str,
         make: Callable[[], Awaitable[tuple[str, bytes]]],
     ) -> web.StreamResponse:
-        """Answer a box that holds this token. HttpRefusal: too many wheels are on their way.
+        """Answer a box that holds this token. HttpRefusal: too many wheels are being sent.
 
         make: gives the file's name and bytes.
         """
@@ -122,6 +122,6 @@ class WheelDownloads:
             if request.transport is not None:
                 request.transport.abort()
         finally:
-            # Drops the name with its last wheel.
+            # This subtraction drops the token's entry with its last wheel.
             self._under_way -= Counter([token])
         return response

@@ -1,11 +1,11 @@
-"""Serves the files of the dashboard, `echo2d/web/`: nothing but them, to anybody.
+"""Serves the files of the dashboard, `echo2d/web/`, and nothing else, to everybody.
 
     GET /               index.html
     GET /page/{name}    its scripts, style and icon
 
-They are read once, at the start. They hold no fact of a run: the page asks for those with the secret
-that a person types in. Its policy lets it load and ask this coordinator only, and lets no script
-make HTML out of text. Browsers that come under a name which is not this run's are refused.
+The files are read once, at the start. They hold no fact of a run: the page asks for those with the
+secret that a person types in. Its content security policy lets it contact this coordinator only, and
+lets no script make HTML out of text. A browser that asks under a name that is not this run's is refused.
 """
 
 import ipaddress
@@ -63,22 +63,21 @@ def _show(name: str, body: bytes) -> Handler:
     return show
 
 
-# --- browsers that came under a name which is not this run's are refused
+# --- a browser that asks under a name that is not this run's is refused
 #
-# A stranger's page can have its own name point to the address of this host (DNS rebinding). The
+# A stranger's page can let its own name point to the address of this host (DNS rebinding). The
 # browser then takes both for one site, and the page could read what people type into the
-# dashboard. So whatever a browser asks for must be asked under an address, as localhost, or under
-# a name that the operator gave. Programs are not checked: they show a secret that no browser
-# holds.
+# dashboard. So a browser must ask under an address, as localhost, or under a name that the
+# operator gave. Programs are not checked: they show a secret that no browser holds.
 
 
 def known_names(names: Collection[str]) -> Middleware:
-    """A middleware; names: under which people reach the coordinator, without port."""
+    """A middleware. names: the names under which people reach the coordinator, without port."""
     known = frozenset(name.lower().rstrip(".") for name in names)
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
-        # What browsers send with every request, or with those of scripts.
+        # Browsers send Sec-Fetch-Site with every request, and Origin with those of scripts.
         browser = request.path == "/" or any(
             each in request.headers for each in ("Sec-Fetch-Site", "Origin")
         )
@@ -95,7 +94,7 @@ def known_names(names: Collection[str]) -> Middleware:
 
 
 def _is_known(host: str, known: Collection[str]) -> bool:
-    """host: of the header, mostly with a port."""
+    """host: from the Host header, usually with a port."""
     name = host.rpartition("]")[0].lstrip("[") if host.startswith("[") else host.partition(":")[0]
     name = name.lower().rstrip(".")
     if name in known or name == "localhost" or name.endswith(".localhost"):

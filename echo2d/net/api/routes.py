@@ -6,43 +6,43 @@ The core takes every decision; this module only turns requests into events, and 
                                         -> {peer, run_id, certificate}
     GET  /v1/worker                     WebSocket, see net/control/server.py
     POST /v1/learner/session            {resume_step} -> {epoch, run_id, ...}
-                                        learner: its identity, take_over: true, steps: the last one
-                                        may be added
+                                        may be added: learner: its identity; take_over: true;
+                                        steps: the number of the last step
     POST /v1/learner/alive              {epoch, software} -> {}: the learner lives; every few seconds
     POST /v1/versions                   {version, epoch, path} or {version, epoch, upload: true}
                                         -> {version, digest, ...}
                                         manifest: base64 of `Manifest.encode` may be added; without
                                         it the coordinator hashes the files before it answers
     PUT  /v1/versions/{n}/files/{name}  ?epoch=E, the file's bytes -> {bytes}
-    GET  /v1/batches/{n}                ?epoch=E, long poll -> the batch's bytes, or 204; a header says
-                                        by which S it was made
+    GET  /v1/batches/{n}                ?epoch=E, long poll -> the batch's bytes, or 204; a header has
+                                        the bound S by which it was made
     POST /v1/batches/{n}/commit         {batch_digest, epoch, t_train_s, ...} -> {publish_every}
                                         scores: [[group, sample, k, z], ...] may be added, see
                                         `TrajectoryScore` in core/protocol/trajectory.py
     POST /v1/batches/{n}/refuse         {groups, reasons, epoch} -> {}
     GET  /v1/attachments/{digest}       -> the bytes with this digest (hex), which a trajectory names
     POST /v1/learner/checkpoint         {step, epoch} -> {}
-    GET  /v1/evaluations                ?after=N -> {evaluations, unfinished}: those with a higher
-                                        number
+    GET  /v1/evaluations                ?after=N -> {evaluations, unfinished}: those with a number
+                                        above N
     POST /v1/evaluations                {version, epoch, after} -> the same; the newest version is
-                                        evaluated, if it was not
+                                        evaluated if it was not yet
     GET  /v1/samples                    ?step=N -> {step, groups}: prompts, answers and rewards of a
-                                        step, else of the newest; for viewers if samples.viewers says so
+                                        step, by default the newest; for viewers only with samples.viewers
     POST /v1/workers/{id}/cordon        {} -> {id, connected, leased}: no new leases for this worker
-    POST /v1/workers/{id}/uncordon      {} -> the same; calls a drain off, too
+    POST /v1/workers/{id}/uncordon      {} -> the same; also cancels a drain
     POST /v1/workers/{id}/drain         {} -> the same; it is cordoned, and ends once it holds nothing
-                                        hand_over: true may be added: others go on with what it holds
+                                        hand_over: true may be added: other workers continue its leases
     GET  /v1/wheel                      the wheel of this installation, for a box that holds a
                                         worker's token; see `echo2d join --print-script`
     POST /v1/uplink                     worker's token: how fast it can send, see boxes.py
     GET  /v1/status/own                 worker's token: facts about the boxes enrolled with it
     GET  /healthz, /readyz              see net/http/health.py; no credential is needed
-    GET  /v1/history                    ?since=STEP -> {columns, rows, rewound}: what each later step
-                                        was like
-    GET  /v1/live                       ?seen=N&plan=NAME&stripe=K -> what the page shows and has not
-                                        seen yet, see runtime/coordinator/live_page.py
+    GET  /v1/history                    ?since=STEP -> {columns, rows, rewound}: a row of figures for
+                                        each later step
+    GET  /v1/live                       ?seen=N&plan=NAME&stripe=K -> what is new for the page, see
+                                        runtime/coordinator/live_page.py
     GET  /v1/status, /metrics           facts as JSON, as Prometheus text
-    GET  /, /page/{name}                the page and its files, for anybody, see page.py
+    GET  /, /page/{name}                the page and its files, for everybody, see page.py
     the gateway's, if it is enabled     see net/gateway/routes.py; its errors have OpenAI's shape
 
 Every error is {"error": a short code, "detail": one line}, with status 400 (malformed or refused),
@@ -142,8 +142,8 @@ from echo2d.net.security.auth import (
 )
 from echo2d.this_build import THIS_BUILD
 
-ENROL_BYTES_MAX = 1 << 10  # of a caller without a token: a key and a proof in hex
-# A coordinator that needs longer is overloaded, and the caller should try again.
+ENROL_BYTES_MAX = 1 << 10  # a key and a proof in hex, from a caller that has no key here yet
+# If the coordinator needs longer, it is overloaded, and the caller should try again.
 _ANSWER_S_MAX = 60.0
 THIS_LEARNER_API = replace(OURS_AS_LEARNER_API, name=THIS_BUILD.name)
 
@@ -209,15 +209,15 @@ class ApiBackend(Health, Protocol):
     def status(self) -> dict[str, Any]: ...
 
     def own_status(self, token: str) -> dict[str, Any]:
-        """What the owner of the token with this name may know. Cheap, however often it is asked."""
+        """What the owner of the token with this name may know. Cheap, so callers may ask often."""
 
     def metrics(self) -> bytes: ...
 
     async def attachment(self, digest: Digest) -> bytes | None:
-        """The content of an attachment; None: no group that is kept names it."""
+        """The content of an attachment. None: no stored group names it."""
 
     async def wheel(self) -> tuple[str, bytes]:
-        """Its file name and its bytes. OperatorFault: there is none."""
+        """The wheel's file name and bytes. OperatorFault: there is no wheel."""
         ...
 
 
@@ -265,7 +265,7 @@ async def _faults_to_json(request: web.Request, handler: Handler) -> web.StreamR
 
 
 def _require_understood(header: str) -> None:
-    """HttpRefusal if this learner names a build that does not understand us, or we it."""
+    """HttpRefusal: this learner's build and ours do not understand each other."""
     theirs = from_header(header)
     if theirs is not None and not THIS_LEARNER_API.speaks_with(theirs):
         detail = not_understood("learner", theirs, THIS_LEARNER_API, "learner API")
@@ -297,7 +297,7 @@ class Api:
                 return await handler(request)
             _require_understood(request.headers.get(BUILD_HEADER, ""))
             answer = await handler(request)
-            # A later learner sees what it may ask of this coordinator.
+            # A newer learner sees here which requests this coordinator understands.
             answer.headers[BUILD_HEADER] = to_header(THIS_LEARNER_API)
             return answer
 
@@ -451,7 +451,7 @@ class Api:
         )
         return web.Response(body=body, content_type="application/json")
 
-    # aiohttp passes the request to every handler.
+    # aiohttp passes the request to every handler, hence the unused argument.
     async def status(self, request: web.Request) -> web.Response:  # noqa: ARG002
         return web.Response(body=self._status.get(), content_type="application/json")
 
@@ -516,7 +516,7 @@ def _answer(reply: Reply | None) -> web.Response:
 
 # A signal of aiohttp is a coroutine.
 async def _guard(request: web.Request, response: web.StreamResponse) -> None:  # noqa: ARG001
-    """Add to every answer what browsers should know, and remove the versions of libraries."""
+    """Add the headers for browsers to every answer, and remove the versions of libraries."""
     response.headers.setdefault("Content-Security-Policy", NOTHING_ELSE)
     response.headers["X-Content-Type-Options"] = "nosniff"
     response.headers.pop("Server", None)
@@ -533,7 +533,7 @@ def make_app(
     """The application, to be served with `make_runner`.
 
     worker: handles the control links. page: the dashboard's files, by name. gateway: None if it is disabled.
-    names: under which browsers may ask, besides addresses and localhost.
+    names: the names under which browsers may ask, besides addresses and localhost.
     """
     api, app = (
         Api(backend),

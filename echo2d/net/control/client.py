@@ -1,12 +1,12 @@
-"""A peer's end of the control link: enrols once, then stays connected to the coordinator.
+"""A peer's end of the control link: it enrols once, then stays connected to the coordinator.
 
     away --dial, prove, hello--> welcomed --closed, reset, silent--> away (backoff with jitter)
       |                             |
       +--- permanently refused -----+--> OperatorFault: a retry with this credential is useless
-      +--- refused for a while -----+--> away, for as long as the coordinator says
+      +--- refused for a while -----+--> away, for the time that the coordinator asks for
 
 The backoff starts again at its shortest wait only after a link that has lasted: a link that opens
-and breaks, such as one between two builds that misunderstand each other, is as bad as none.
+and breaks at once, such as one between two builds that misunderstand each other, counts as a failure.
 One ControlLink belongs to one daemon. Not here: what messages mean.
 """
 
@@ -70,24 +70,24 @@ log = logging.getLogger("echo2d.control")
 
 @dataclass(slots=True)
 class Identity:
-    """A peer's key and the public key of its run. tls: for all its connections; None: no TLS.
-
-    run: the run's id; empty: that of run_key. number: how often the run's authority was changed. on_follow:
-    called when the old key has named a new one, before the peer obeys it.
-    """
+    """A peer's key and the public key of its run."""
 
     key: Ed25519PrivateKey
     run_key: bytes
+    # For all connections of the peer. None: they have no TLS.
     tls: Tls | None = None
+    # The run's id. Empty: the id that follows from run_key.
     run: str = ""
+    # How often the run's authority was changed.
     number: int = 0
+    # Called when the old run key has named a new one, before the peer obeys the new one.
     on_follow: Callable[[Succession], Awaitable[None]] | None = None
 
     @staticmethod
     def of(
         url: str, token: TokenFile, key: Ed25519PrivateKey, followed: Succession | None = None
     ) -> "Identity":
-        """followed: the authority that this peer obeys, if it is a later one than the token's.
+        """followed: the authority that this peer obeys, if it is newer than the token's.
 
         OperatorFault: the URL and the token file disagree about TLS.
         """
@@ -104,7 +104,7 @@ class Identity:
         return RunId(self.run) if self.run else run_id_of(self.run_key)
 
     async def follow(self, successions: Sequence[Succession]) -> None:
-        """Obey the last authority that this one leads to, if it leads to any."""
+        """Obey the newest authority to which these successions lead from the present one, if any."""
         found = last_of(self.run_key, self.number, successions)
         if found is None:
             return
@@ -138,7 +138,7 @@ class LinkOwner(Protocol):
 class _Lost(Exception):  # noqa: N818 - a connection's ordinary end
     """The connection failed or was lost; another attempt may help.
 
-    retry_s: the coordinator said in how many seconds; 0: it did not say.
+    retry_s: the wait in seconds that the coordinator asked for; 0: it asked for none.
     """
 
     def __init__(self, text: str, *, retry_s: float = 0.0) -> None:
@@ -149,8 +149,8 @@ class _Lost(Exception):  # noqa: N818 - a connection's ordinary end
 async def enrol(
     url: str, token: TokenFile, identity: Identity, *, rng: random.Random, patience_s: float
 ) -> None:
-    """Bind the peer's key to its token. Afterwards `identity.tls` presents the certificate
-    received.
+    """Bind the peer's key to its token. Afterwards `identity.tls` presents the certificate that
+    the coordinator sent.
 
     OperatorFault: the coordinator refused, or none answered within `patience_s`.
     """
@@ -256,7 +256,7 @@ class ControlLink:
                         self._urls.try_next()
 
     async def _wait(self, reason: str, *, retry_s: float = 0.0) -> None:
-        """retry_s: what the coordinator asked for; 0: nothing."""
+        """Wait before the next attempt. retry_s: the wait that the coordinator asked for; 0: none."""
         if self._leaving.is_set():
             return
         delay_s = self._backoff.next_s()
@@ -272,7 +272,7 @@ class ControlLink:
                 await self._leaving.wait()
 
     async def _once(self, http: aiohttp.ClientSession) -> NoReturn:
-        """One connection, which always ends in _Lost or OperatorFault."""
+        """Keep one connection until it ends, which always raises _Lost or OperatorFault."""
         nonce, loop = secrets.token_bytes(AUTH_NONCE_BYTES), asyncio.get_running_loop()
         url, self._welcomed = self._urls.url, False
         try:

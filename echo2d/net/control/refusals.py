@@ -1,18 +1,17 @@
-"""Peers that are refused at the control link, and when each may come again.
+"""Peers that are refused at the control link, and when each may connect again.
 
-Some break the protocol again and again (`ProtocolFaults`). Others are of a build that this coordinator
-does not understand (`OtherBuilds`):
+Some peers break the protocol again and again (`ProtocolFaults`). Others have a build that this
+coordinator does not understand (`OtherBuilds`):
 
-    came --> told when to come again: RETRY_S_MIN later, and SPACING_S after the one before it
+    connects --> gets a time to connect again: RETRY_S_MIN later, and SPACING_S after the peer before it
       ^                                   |
       +-----------------------------------+-- not back HERE_S after that --> forgotten
 
-So a fleet of another build makes one handshake every SPACING_S, however large it is, and a peer that
-is upgraded, or whose coordinator is, finds back without a hand. A peer that comes before its time is
-told the same time again. While peers of several tokens wait, each token's come at its share of that rate,
-so a token that enrols hundreds of keys makes others wait no longer than their number of tokens does.
-Times are monotonic seconds. Not here: which builds understand each other
-(`core/protocol/builds.py`).
+So a fleet of another build makes one handshake every SPACING_S, however large it is, and when a peer or
+its coordinator is upgraded, the peer returns by itself. A peer that connects too early gets the same time
+again. While peers of several tokens wait, each token has an equal share of the handshakes, so a token
+with hundreds of peers makes the peers of another token wait no longer than a token with one peer does.
+Times are monotonic seconds. Not here: which builds understand each other (`core/protocol/builds.py`).
 """
 
 from collections import deque
@@ -26,11 +25,11 @@ from echo2d.core.protocol.builds import Build, HelloHead
 
 # One box that was upgraded too early, or too late, is back within minutes.
 RETRY_S_MIN = 120.0
-# Half of the handshakes that a coordinator should spend on peers that it cannot use.
+# Seconds between two refused peers: half of the handshakes that a coordinator should spend on such peers.
 SPACING_S = 2.0
-# Nobody has to wait for longer. So many seconds have room for 900 peers.
+# No peer has to wait longer. This time has room for 900 peers.
 RETRY_S_MAX = 1800.0
-# After a fault of a build that should be understood, when there is no crowd.
+# After a protocol fault of a peer whose build is understood, if no other peers wait.
 FAULT_RETRY_S_MIN = 15.0
 # A peer adds up to a tenth to its wait, and its machine may be slow to start.
 HERE_S = RETRY_S_MAX / 10 + 60.0
@@ -38,15 +37,15 @@ _PEERS_MAX = 10_000  # as many as a run enrols
 
 
 class ComeAgain:
-    """Gives peers times at which to come again: SPACING_S apart while those of one token wait, and for
-    each token SPACING_S times the number of tokens apart while those of several do.
+    """Gives peers the times at which to connect again. While peers of one token wait, their times are SPACING_S
+    apart; while peers of several tokens wait, those of each token are SPACING_S times the number of tokens apart.
     """
 
     def __init__(self) -> None:
         self._at: dict[PeerId, tuple[float, str]] = {}
 
     def after_s(self, peer: PeerId, token: str, now: float, *, at_least_s: float) -> float:
-        """In how many seconds the peer, which enrolled with this token, may come again."""
+        """In how many seconds the peer, which enrolled with this token, may connect again."""
         at, _ = self._at.pop(peer, (now, token))
         if at <= now:
             at = min(
@@ -57,7 +56,7 @@ class ComeAgain:
         return at - now
 
     def _free_at(self, token: str, now: float, at_least_s: float) -> float:
-        """The end of the queue of all, or the token's turn in it if that is earlier."""
+        """The end of the queue of all peers, or the token's next turn in it if that is earlier."""
         last: dict[str, float] = {}
         for at, owner in self._at.values():
             if at > now:
@@ -74,24 +73,24 @@ class ComeAgain:
 
 @dataclass(frozen=True, slots=True)
 class OtherBuild:
-    """A peer that is refused because of its build. name: as it calls itself."""
+    """A peer that is refused because of its build."""
 
     peer: PeerId
-    name: str
+    name: str  # from its hello
     build: Build
     expected_at: float
 
 
 class OtherBuilds:
-    """Peers whose build is not understood. come_again: shared with whatever else sends peers away."""
+    """Peers whose build is not understood. come_again: shared by all that sends peers away."""
 
     def __init__(self, come_again: ComeAgain) -> None:
         self._come_again = come_again
         self._peers: dict[PeerId, OtherBuild] = {}
 
     def refuse(self, peer: PeerId, token: str, head: HelloHead, now: float) -> tuple[float, bool]:
-        """In how many seconds it may come again, and whether it is news. What a peer says of itself
-        later is none: it could say something else each time.
+        """In how many seconds the peer may connect again, and whether this refusal is worth a log line: only
+        a peer's first one is, as it could give another name and build each time.
         """
         retry_s = self._come_again.after_s(peer, token, now, at_least_s=RETRY_S_MIN)
         known = self._peers.pop(peer, None)
@@ -107,7 +106,7 @@ class OtherBuilds:
         self._peers.pop(peer, None)
 
     def here(self, now: float) -> tuple[OtherBuild, ...]:
-        """Those that are refused and still come."""
+        """The refused peers that still connect at their times."""
         gone = [peer for peer, each in self._peers.items() if now > each.expected_at + HERE_S]
         for peer in gone:
             del self._peers[peer]
@@ -120,10 +119,11 @@ class OtherBuilds:
 
 # --- protocol faults: a peer that breaks the protocol again and again is refused
 #
-#     PROTOCOL_FAULTS_MAX faults within WINDOW_S --> refused for REFUSED_S, then as if nothing had been
+#     PROTOCOL_FAULTS_MAX faults within WINDOW_S --> refused for REFUSED_S, then its count starts again
 #
 # A fault is a message that cannot be decoded or is not allowed now, from a peer that has proved its
-# key. So nobody can have another peer refused. Peers count by key: many may share one address.
+# key. So a peer cannot cause another one to be refused. Faults are counted by key, because many peers
+# may share one address.
 
 PROTOCOL_FAULTS_MAX = 3
 WINDOW_S = 600.0
@@ -132,10 +132,10 @@ REFUSED_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class RefusedPeer:
-    """A peer that is refused now, and for how many seconds more."""
+    """A peer that is refused now."""
 
     peer: PeerId
-    refused_s: float
+    refused_s: float  # from now
 
 
 class ProtocolFaults:

@@ -6,9 +6,9 @@ from typing import Any, Protocol
 
 from echo2d.core.base.codec import MESSAGE_BYTES_MAX
 
-# Room for leases of all slots of a big worker at once; an end that lags further is too slow.
+# The leases of all slots of a big worker fit at once. If more waits, the other end is too slow.
 QUEUE_BYTES_MAX = 16 * MESSAGE_BYTES_MAX
-# So much is sent under one timer: most messages cost far less than a timer.
+# This much is sent under one timer: most messages cost far less than a timer.
 _BATCH_BYTES_MAX = 64 << 10
 SEND_TIMEOUT_S = 20.0  # one message or batch, when the other end does not read
 CLOSE_TIMEOUT_S = 5.0
@@ -23,7 +23,7 @@ class Socket(Protocol):
 
 
 class SendBuffer:
-    """The queue of messages to send. If it is too full, the link is given up (`slow`)."""
+    """The queue of messages to send. If it is too full, the link is closed (`slow`)."""
 
     def __init__(self, socket: Socket) -> None:
         self._socket = socket
@@ -62,7 +62,7 @@ class SendBuffer:
             self._queued_bytes -= sum(map(len, batch))
 
     async def _next_batch(self) -> list[bytes]:
-        """Messages that wait, at least one; none: it is finished."""
+        """Wait for messages, and take those that wait. An empty batch: `finish` was called."""
         batch: list[bytes] = []
         room = _BATCH_BYTES_MAX
         while room > 0 and not (batch and self._queue.empty()):

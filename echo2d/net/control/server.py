@@ -6,8 +6,8 @@
       open --PeerConnected--> ... PeerSaid ... --PeerDisconnected--> closed
 
 Exactly one PeerDisconnected follows every PeerConnected. The link is closed when the peer breaks
-the protocol, falls silent, or does not read what it is sent; a protocol fault is counted and told
-to the peer. The build of a peer is read before anything else of its Hello.
+the protocol, falls silent, or does not read; a protocol fault is counted and reported to the peer.
+The build of a peer is read before anything else of its Hello.
 Not here: which of two connections of one peer stays, and what messages mean.
 """
 
@@ -67,19 +67,19 @@ from echo2d.this_build import THIS_BUILD
 SESSIONS_MAX = 4096  # sockets of one process, well above the largest fleet
 HELLO_TIMEOUT_S = 10.0
 SILENCE_S_MAX = 60.0  # heartbeats come every few seconds
-# What a peer without access is told, by the word of the denial; others have a wrong credential.
+# The reason that a peer without access is sent, by the code of the denial. All other codes: "credential".
 DENIALS: Mapping[str, RefusalReason] = {"revoked": "revoked", "convicted": "convicted"}
 SLOW = "slow: it does not read what it is sent"
 _CLOSED = "closed"
 _LOST = "the connection was lost"
-# Of what a peer says when it leaves, in the log.
+# The log has this much of a peer's goodbye.
 GOODBYE_CHARS_MAX = 200
 
 log = logging.getLogger("echo2d.control")
 
 
 class _Refusal(Exception):  # noqa: N818 - an outcome of the handshake, not an error
-    """is_news: it is worth a line in the log."""
+    """The peer is sent `refused`. is_news: the refusal is worth a line in the log."""
 
     def __init__(self, refused: Refused, *, is_news: bool = True) -> None:
         super().__init__(refused.detail)
@@ -99,18 +99,19 @@ def _refusal(
 
 @dataclass(slots=True)
 class _Session:
-    """why: it ends, for the log: what the peer was refused for, or its goodbye; empty: not known."""
+    """An open control link."""
 
     known: KnownPeer
     send_buffer: SendBuffer
     name: str
+    # For the log: why the session ends, by a refusal or the peer's goodbye. Empty: not known.
     why: str = ""
 
 
 class Sessions:
     """All open control links.
 
-    successions: how the run's key followed those before it.
+    successions: how the run's key followed from the earlier ones.
     emit: takes events, and waits while too many are queued. peer_networks: networks in which peers
     may announce addresses, besides the address from which their control link comes.
     """
@@ -136,15 +137,15 @@ class Sessions:
         self.other_builds = OtherBuilds(self._come_again)
 
     def peers(self) -> frozenset[PeerId]:
-        """Who has an open session."""
+        """The peers that have an open session."""
         return frozenset(session.known.peer for session in self._open.values())
 
     def peer(self, session: SessionId) -> PeerId | None:
-        """Whose session it is, while it is open."""
+        """The peer of this session, while it is open."""
         return self._open[session].known.peer if session in self._open else None
 
     def send(self, message: ToPeer, *to: SessionId) -> None:
-        """Queue it for these sessions; those that have gone are skipped."""
+        """Queue the message for these sessions, and skip those that are closed."""
         if isinstance(message, Welcome):
             message = replace(message, build=THIS_BUILD)
         data = TO_PEER.encode(message)
@@ -157,7 +158,7 @@ class Sessions:
                 session.send_buffer.put(data)
 
     def close(self, session: SessionId) -> None:
-        """Close after what was sent before has gone out."""
+        """Close the session after its queued messages are sent."""
         if session in self._open:
             self._open[session].send_buffer.finish()
 
@@ -183,7 +184,7 @@ class Sessions:
                     refusal.refused.reason,
                     refusal,
                 )
-            await _last_words(socket, TO_PEER.encode(refusal.refused))
+            await _send_last(socket, TO_PEER.encode(refusal.refused))
             return socket
         except (TimeoutError, ConnectionError):
             await socket.close()
@@ -238,7 +239,7 @@ class Sessions:
             hello = replace(
                 hello, listen=dialable(hello.listen, request.remote, self._peer_networks)
             )
-        # Asked again: a cordon or a revocation may have come since the handshake began.
+        # The peer is looked up again: it may have been cordoned or revoked since the handshake began.
         return self._known(known.peer), hello
 
     def _known(self, peer: PeerId) -> KnownPeer:
@@ -260,7 +261,7 @@ class Sessions:
 
     def _fault(self, known: KnownPeer, detail: str) -> Refused:
         """Count a message that broke the protocol, and answer it."""
-        # Our own children, if refused, would stop the run.
+        # A refusal of one of our own child processes would stop the run.
         if known.role in OWN_ROLES:
             return Refused("protocol", detail, permanent=False)
         now = time.monotonic()
@@ -311,12 +312,12 @@ class Sessions:
     async def _converse(
         self, socket: web.WebSocketResponse, number: SessionId, session: _Session
     ) -> None:
-        """Until either side closes. PeerDisconnected does not wait for the peer to take note."""
+        """Read until either side closes. PeerDisconnected does not wait until the peer has noticed."""
         reason = _CLOSED
         try:
             async with asyncio.timeout(SILENCE_S_MAX) as silence:
                 while (data := await _next(socket)) is not None:
-                    _heard(silence)
+                    _restart(silence)
                     message = TO_COORDINATOR.decode(data)
                     if isinstance(message, Goodbye):
                         session.why = f"it said goodbye ({message.reason[:GOODBYE_CHARS_MAX]})"
@@ -343,7 +344,7 @@ class Sessions:
 async def _send(send_buffer: SendBuffer, request: web.Request) -> None:
     """Send until the link ends, then cut the connection if the peer has not read everything.
 
-    Such a peer will not read any more, and reading from it could hang while a ping is answered.
+    Such a peer no longer reads, so a read from it could hang while it answers a ping.
     """
     try:
         await send_buffer.run()
@@ -354,14 +355,14 @@ async def _send(send_buffer: SendBuffer, request: web.Request) -> None:
 
 
 def _is_lost(socket: web.WebSocketResponse, reason: str) -> bool:
-    """Whether the link ended without a word of the peer, as if it was killed or its network failed."""
+    """Whether the link ended without a close by the peer, as when it is killed or its network fails."""
     return reason == _CLOSED and socket.close_code in (None, WSCloseCode.ABNORMAL_CLOSURE)
 
 
-def _heard(silence: asyncio.Timeout) -> None:
-    """Restart the silence timer, but not for every message: that costs as much as a message."""
+def _restart(silence: asyncio.Timeout) -> None:
+    """Restart the silence timer, but not at every message: that costs as much as a message."""
     until, last = time.monotonic() + SILENCE_S_MAX, silence.when()
-    # A session may be given up sooner by a tenth of SILENCE_S_MAX.
+    # Restart it at most every tenth of SILENCE_S_MAX: a session may be given up that much sooner.
     if last is not None and until - last > 0.1 * SILENCE_S_MAX:
         silence.reschedule(until)
 
@@ -389,7 +390,7 @@ async def _next_binary(socket: web.WebSocketResponse) -> bytes:
     return data
 
 
-async def _last_words(socket: web.WebSocketResponse, data: bytes) -> None:
+async def _send_last(socket: web.WebSocketResponse, data: bytes) -> None:
     send_buffer = SendBuffer(socket)
     send_buffer.put(data)
     send_buffer.finish()

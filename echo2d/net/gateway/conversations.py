@@ -1,10 +1,10 @@
-"""What an agent's chat call says after the turns before, in tokens.
+"""Turns an agent's chat call into tokens that continue the turns before it.
 
     the messages of the last call, its answer, new ones --> all tokens so far + the new messages alone
     any other messages                                  --> all of them rendered: a branch
 
-An answer that comes back unchanged keeps the tokens that were written, whatever else they could have been.
-What a client has changed is never taken for what a version wrote.
+An answer that comes back unchanged keeps the tokens that were written, even if its text has other tokenizations.
+A text that a client has changed never counts as written by a version.
 """
 
 import json
@@ -23,13 +23,14 @@ from echo2d.texts.model_texts import ModelTexts
 from echo2d.texts.turns import NoContinuation, TurnTexts
 
 ChatMessages = Sequence[Mapping[str, Any]]
-# Of template options and tools for which the templates are probed.
+# Combinations of template options and tools for which the probed templates are kept.
 TURN_TEXTS_MAX = 16
 
 
 class Conversation:
-    """A chat call's messages. first: all of them rendered, int32. read: as of `ChoiceOutput.message`.
+    """A chat call's messages.
 
+    first: the tokens of all messages rendered, int32. read: as in `ChoiceOutput.message`.
     options: of the template, with the tools.
     """
 
@@ -45,7 +46,7 @@ class Conversation:
         self._first, self._read = first, read
 
     def spoken(self, task: TaskRules, order: StepEnvironment, heard: HeardMessages) -> Spoken:
-        """The tokens of this call, which comes after the turn `order`. Blocking.
+        """The tokens of this call, which follows the turn `order`. Blocking.
 
         heard: the number and the hash of the messages of the call before.
         """
@@ -56,7 +57,7 @@ class Conversation:
         reason = ""
         if order.turn and count:
             reason = "rewritten"
-            if self._goes_on(task, order, count, before):
+            if self._continues(task, order, count, before):
                 so_far = order.prompt + order.output.branch
                 new = self._messages[count + 1 :]
                 try:
@@ -67,8 +68,10 @@ class Conversation:
                     reason = fault.reason
         return Spoken(self._first, *now, reason)
 
-    def _goes_on(self, task: TaskRules, order: StepEnvironment, count: int, before: bytes) -> bool:
-        """Whether the messages begin with those of the last call, and its answer."""
+    def _continues(
+        self, task: TaskRules, order: StepEnvironment, count: int, before: bytes
+    ) -> bool:
+        """Whether the messages begin with those of the last call and its answer."""
         messages = self._messages
         if len(messages) < count + 2 or digest_of(messages[:count], self._options) != before:
             return False
@@ -79,7 +82,7 @@ class Conversation:
 
 
 def digest_of(messages: ChatMessages, options: Mapping[str, Any]) -> bytes:
-    """A hash of what messages say, and of what else the template is given."""
+    """A hash of what the messages say, and of the template's other input."""
     said = [[plainly(message) for message in messages], dict(options)]
     return blake3(json.dumps(said, sort_keys=True).encode()).digest(16)
 
@@ -95,7 +98,7 @@ def plainly(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _parsed(arguments: str) -> Any:
-    """Clients write JSON again in their own way."""
+    """The parsed JSON, because clients format JSON in their own way; as it is if it is not JSON."""
     try:
         return json.loads(arguments)
     except (ValueError, RecursionError):

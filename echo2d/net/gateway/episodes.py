@@ -1,14 +1,13 @@
-"""Episodes that agents outside play, over HTTP: their tickets and ends, what their calls may ask for, and what these
-are answered.
+"""Episodes that agents outside the run play over HTTP: tickets, ends, the limits of their calls, and the answers.
 
     POST /v1/episodes               a ticket for an episode that the run wants; for tokens of role agent
-    ... X-Echo2d-Episode: TICKET    the gateway's calls, which then are the episode's turns
-    GET  /v1/episodes/TICKET        the episode as the run has it
-    POST /v1/episodes/TICKET/end    its reward; the same end again is answered again
+    ... X-Echo2d-Episode: TICKET    the gateway's calls; with this header they are the episode's turns
+    GET  /v1/episodes/TICKET        the run's record of the episode
+    POST /v1/episodes/TICKET/end    its reward; a repeat of the same end gets the same answer
 
-A ticket may also be the API key; in a path it is the credential. Its calls are answered by workers under
-leases like all of the run, so how they are sampled is the task's: a call that asks for something else is
-refused. Not here: chat messages (`conversations`), who plays what (`runtime/coordinator/agent_episodes.py`).
+A ticket may also be the API key; in a path it is the credential. Workers answer its calls under leases, as
+for all other episodes, so the task sets the sampling: a call that asks for other sampling is refused.
+Not here: chat messages (`conversations`), who plays what (`runtime/coordinator/agent_episodes.py`).
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -34,66 +33,70 @@ TICKET_HEADER = "X-Echo2d-Episode"
 NAMED = ("temperature", "top_p", "top_k", "min_p", "max_tokens", "max_completion_tokens")
 
 
-# --- what an episode and a call say of each other
+# --- what passes between an episode and its agent
 
 
 @dataclass(frozen=True, slots=True)
 class Spoken:
-    """What a call says. tokens: of the whole prompt, int32. messages, digest: how many messages it has, and their
-    hash; 0 and empty: it came in tokens. branch: why it does not follow the turns before, if it should; or empty.
-    """
+    """What a call says."""
 
+    # The whole prompt's tokens, int32.
     tokens: bytes
+    # The number of its messages and their hash. 0 and empty: the call came in tokens.
     messages: int = 0
     digest: bytes = b""
+    # Why the call does not continue the turns before, although it should. Empty: it does.
     branch: str = ""
 
 
 HeardMessages = tuple[int, bytes]
-# (the last turn, how many messages the call before had and their hash) -> what this call says
+# (the last turn, the number and the hash of the previous call's messages) -> what this call says
 Say = Callable[[StepEnvironment, HeardMessages], Awaitable[Spoken]]
 
 
 @dataclass(frozen=True, slots=True)
 class AgentEnd:
-    """How an agent ends its episode. reward None: it failed; error says why. trace: the branches as it saw them:
-    whole token ids, and the ranges of them that were written.
-    """
+    """How an agent ends its episode."""
 
+    # None: the episode failed, and `error` says why.
     reward: float | None
     parts: tuple[RewardPart, ...] = ()
     error: str = ""
+    # The branches as the agent saw them: all token ids, and the ranges of them that workers wrote.
     trace: tuple[tuple[list[int], list[list[int]]], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """An episode for an agent. row: that of its group. samples: how many episodes the row has."""
+    """An episode for an agent."""
 
     ticket: str
     task: TaskRules
-    row: int
+    row: int  # of its group
     seed: int
     group: int
     sample: int
-    samples: int
+    samples: int  # of the row
     silence_s: float
 
 
 class PlayedEpisode(Protocol):
     async def ask(self, say: Say) -> StepEnvironment:
-        """The turn that answers a call. CallRefusal: over, or full."""
+        """The turn that answers a call. CallRefusal: the episode is over, or has no room."""
 
 
 class TicketOffice(Protocol):
     async def take(self, task: str | None, wait_s: float) -> Taken | None:
-        """None: no episode is wanted within so many seconds. CallRefusal: there is no such task."""
+        """Take an episode. None: none is wanted within `wait_s` seconds. CallRefusal: there is no such task."""
 
     def check(self, ticket: str) -> None:
-        """CallRefusal: it is no ticket of this run (401)."""
+        """CallRefusal: the text is no ticket of this run (401)."""
 
     def find(self, ticket: str) -> tuple[TaskRules, PlayedEpisode]:
-        """CallRefusal: the ticket is none (401), counts no more (410) or not yet (503)."""
+        """The episode of a ticket.
+
+        CallRefusal: it is no ticket of this run (401), its episode is over (410) or not known yet (503).
+        """
 
     def record(self, ticket: str) -> Mapping[str, Any]: ...
 
@@ -101,7 +104,7 @@ class TicketOffice(Protocol):
 
 
 def over() -> CallRefusal:
-    return CallRefusal(HTTPStatus.GONE, "over", "this episode is over, or nobody wants it any more")
+    return CallRefusal(HTTPStatus.GONE, "over", "this episode is over, or the run has given it up")
 
 
 def full() -> CallRefusal:
@@ -116,7 +119,7 @@ def asked(order: StepEnvironment) -> bytes:
 
 
 def last_turn(order: StepEnvironment) -> ChoiceGrew:
-    """What was written in this turn, as the news of a call."""
+    """The tokens that were written in this turn, as an event of a call."""
     output = order.output
     start = output.turn_start
     spans = [
@@ -140,13 +143,13 @@ def ticket_of(request: web.Request) -> str | None:
 
 
 def named_sampling(body: Mapping[str, Any]) -> dict[str, Any]:
-    """How a request names its sampling; what it does not name is the task's."""
+    """The sampling fields that a request sets; the task sets the others."""
     named = body.get("sampling_params") or body
     return {name: named[name] for name in NAMED if named.get(name) is not None}
 
 
 def check_sampling(task: TaskRules, ask: Ask, named: Mapping[str, Any]) -> None:
-    """CallRefusal: the call asks to be sampled otherwise than the task's answers are. named: as of `named_sampling`."""
+    """CallRefusal: the call asks for other sampling than the task's. named: from `named_sampling`."""
     for name in ("temperature", "top_p", "top_k", "min_p"):
         found, right = getattr(ask.sampling, name), getattr(task.sampling, name)
         if name in named and found != right:
@@ -165,7 +168,7 @@ def check_sampling(task: TaskRules, ask: Ask, named: Mapping[str, Any]) -> None:
 
 
 class Answered:
-    """A call that is answered already, as `handlers` reads calls. model: as in `Answering`."""
+    """A call whose answer is known already, in the form that `handlers` reads. model: as in `Answering`."""
 
     def __init__(self, order: StepEnvironment, caller: Caller, model: str) -> None:
         self._order, self._caller, self.model = order, caller, model
@@ -174,7 +177,7 @@ class Answered:
         return self._caller
 
     def record(self, entry: dict[str, Any]) -> None:
-        """The ledger has the episode."""
+        """Keep nothing, because the ledger has the episode."""
 
     def make(self, number: CallId) -> NoReturn:  # noqa: ARG002
         raise AssertionError("a call that is answered is not asked")
@@ -187,7 +190,7 @@ class Answered:
         return last_turn(self._order)
 
     async def stop(self, choice: int) -> None:
-        """It is whole."""
+        """Stop nothing, because the answer is complete."""
 
 
 # --- the endpoints of agents
@@ -211,7 +214,7 @@ class EpisodeEndpoints:
         wait_s = min(WAIT_S_MAX, seconds(body.get("wait_s") or 0, "wait_s"))
         taken = await self._office.take(task, wait_s)
         if taken is None:
-            detail = "no episode is wanted now; come back"
+            detail = "no episode is wanted now; try again"
             raise CallRefusal(HTTPStatus.SERVICE_UNAVAILABLE, "late", detail)
         rules = taken.task
         return web.json_response({
@@ -240,9 +243,7 @@ def _end(body: Mapping[str, Any]) -> AgentEnd:
     error = text(body.get("error") or "", "error")[:ERROR_CHARS_MAX]
     reward = body.get("reward")
     if (reward is None) == (not error):
-        raise malformed(
-            "expected a reward, or an error if nobody can say what the episode is worth"
-        )
+        raise malformed("expected either a reward, or an error if the episode has no reward")
     parts = body.get("parts") or {}
     if not isinstance(parts, dict) or len(parts) > EPISODE_PARTS_MAX:
         raise malformed(f"parts: expected at most {EPISODE_PARTS_MAX} names with numbers")

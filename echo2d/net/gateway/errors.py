@@ -23,7 +23,7 @@ _TYPES = {
     HTTPStatus.CONFLICT: "conflict_error",
     HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
 }
-# The same call may be served later: a version is published, a slot is free, or a refit is over.
+# A repeat of the call may be served later: when a version is published, a slot is free, or a refit is over.
 _RETRYABLE = frozenset(
     {HTTPStatus.CONFLICT, HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}
 )

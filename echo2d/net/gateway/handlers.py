@@ -1,4 +1,4 @@
-"""Sends a call's tokens to its caller, whole or in pieces, and keeps the record of it.
+"""Sends a call's tokens to its caller, whole or in pieces, and keeps a record of the call.
 
 A call ends when its caller hangs up, has its secret revoked, or does not read its answer. An error
 before the first piece is a plain answer with its status; a later error is sent as the last piece.
@@ -34,7 +34,7 @@ from echo2d.net.http.json_fields import HttpRefusal
 from echo2d.net.security.auth import Caller
 from echo2d.texts.model_texts import ModelTexts
 
-# For sending one piece, or a whole answer. A caller that reads more slowly is given up.
+# The time to send one piece, or a whole answer. A call is ended if its caller reads more slowly.
 SEND_S_MAX = 60.0
 
 STATUSES: Mapping[str, HTTPStatus] = {
@@ -51,7 +51,7 @@ class OpenCall(Protocol):
     """A call that was asked for."""
 
     async def next(self) -> ChoiceGrew | CallRefused:
-        """The next news of the call, until every choice has finished."""
+        """The next event of the call, until every choice has finished."""
 
     async def stop(self, choice: int) -> None:
         """The caller wants no more of this choice."""
@@ -63,10 +63,10 @@ class Answering(Protocol):
     model: str
 
     def caller(self, request: web.Request) -> Caller:
-        """Denied or Refusal: no valid secret (any more)."""
+        """Denied or Refusal: the request has no valid secret (any more)."""
 
     def open(self, make: Callable[[CallId], CallAsked]) -> AbstractAsyncContextManager[OpenCall]:
-        """The call ends with the context. Unread: its caller is too far behind."""
+        """Open a call, which ends with the context. Unread: its caller reads too slowly."""
 
     def record(self, entry: dict[str, Any]) -> None:
         """Keep the record of a call, if records are kept."""
@@ -85,17 +85,16 @@ class Spelling:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One validated request. prompt: token ids, int32. spelling: the format of its answer. named: how it
-    names its sampling. conversation: its messages, if it has some.
-    """
+    """One validated request."""
 
     ask: Ask
-    prompt: bytes
+    prompt: bytes  # token ids, int32
     session: str
     texts: ModelTexts
-    spelling: Spelling
+    spelling: Spelling  # the format of its answer
+    # The sampling fields that the request sets, for a call under a ticket.
     named: Mapping[str, Any] = field(default_factory=dict)
-    conversation: Conversation | None = None
+    conversation: Conversation | None = None  # None: the prompt came in tokens, or as one text
 
     @property
     def prompt_tokens(self) -> int:
@@ -137,7 +136,7 @@ class GrowingAnswer:
         return response
 
     async def _give(self, make: Callable[[CallId], CallAsked]) -> tuple[web.StreamResponse, str]:
-        """The answer and how it ended."""
+        """Send the answer; returns it, and how it ended."""
         async with self._backend.open(make) as call:
             steps = self._steps(call)
             if self._question.ask.stream and self._question.spelling.chunk is not None:
@@ -152,9 +151,9 @@ class GrowingAnswer:
         return response, "done"
 
     async def _steps(self, call: OpenCall) -> AsyncIterator[tuple[ChoiceOutput, OutputStep]]:
-        """Take the news of the call until every choice has finished.
+        """Take the events of the call until every choice has finished.
 
-        Refusal: the call was refused, or its caller has no valid secret any more.
+        Refusal: the call was refused, or its caller no longer has a valid secret.
         """
         while not all(output.finish for output in self._outputs):
             event = await call.next()
@@ -192,7 +191,7 @@ class GrowingAnswer:
 def _whole(
     head: Mapping[str, Any], question: Question, outputs: Sequence[ChoiceOutput]
 ) -> web.Response:
-    """Blocking: thousands of tokens are spelled one by one."""
+    """The whole answer. Blocking: thousands of tokens are decoded one by one."""
     spelling = question.spelling
     said = {**head, "object": spelling.object}
     if spelling.kind == "generate":

@@ -14,9 +14,9 @@ from typing import TypeVar
 
 from echo2d.net.gateway.errors import CallRefusal
 
-# Half as many again as choices may be open. Each holds a body of up to 1 MiB and its answer.
+# 1.5 times the choices that may be open. Each request holds a body of up to 1 MiB and its answer.
 GATEWAY_REQUESTS_MAX = 768
-# So that one caller cannot shut the others out.
+# Half of all, so that one caller cannot shut the others out.
 REQUESTS_OF_CALLER_MAX = 384
 # Templates and tokenizers run in threads that compete with the coordinator's loop.
 RENDERING_MAX = 2

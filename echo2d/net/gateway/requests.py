@@ -1,4 +1,4 @@
-"""Validates the fields of a gateway request, and turns those of all endpoints into one Ask.
+"""Validates the fields of gateway requests, and turns the requests of all endpoints into one type, Ask.
 
 A field that the engines cannot serve is refused by name (400), unless it is null or has its neutral
 value. Fields without an effect on the output (user, metadata, ...) are ignored; unknown fields are
@@ -17,12 +17,11 @@ from echo2d.net.gateway.errors import unusable
 
 # OpenAI's limit.
 STOPS_MAX = 4
-# Also bounds the text held back from a stream because it may be the beginning of a stop text.
+# A stream also holds back this much text at most, because it may be the beginning of a stop text.
 STOP_CHARS_MAX = 256
 STOP_IDS_MAX = 64
 # Leaves room for the seeds of further choices, which count up from the given one.
 SEED_MAX = (1 << 62) - 1
-# A lower temperature becomes 0, greedy.
 TOP_K_MAX = 1 << 24
 MIN_P_MAX = 0.999
 MESSAGES_MAX = 4096
@@ -40,7 +39,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "use_beam_search": (False,), "prompt_logprobs": (0,), "features": (None,),
     "return_routed_experts": (False,),
 }  # fmt: skip
-# Why some of them are refused, where "is not supported" leaves a question.
+# Why some of these fields are refused, where "is not supported" would not explain it.
 _REASONS: Mapping[str, str] = {
     "response_format": "expected type text; a grammar masks tokens, so that the logprobs of what is "
     "sampled are no longer those of the policy",
@@ -61,20 +60,16 @@ STREAMED = frozenset({"stream", "stream_options"})
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """The sampling fields of one request.
-
-    max_new_tokens: per choice; None for as many as are allowed. special: whether special tokens are
-    part of the text. rng_seed: of the first choice.
-    """
+    """The sampling fields of one request."""
 
     choices: int
-    max_new_tokens: int | None
+    max_new_tokens: int | None  # per choice; None: as many as are allowed
     sampling: Sampling
     stops: tuple[str, ...]
     stop_token_ids: tuple[int, ...]
-    rng_seed: int | None
+    rng_seed: int | None  # of the first choice
     logprobs: bool
-    special: bool
+    special: bool  # whether special tokens are part of the text
     stream: bool = False
     include_usage: bool = False
 
@@ -82,8 +77,8 @@ class Ask:
 def read_ask(body: Mapping[str, Any], own: frozenset[str], *, logprobs: bool) -> Ask:
     """Validate a request's fields.
 
-    own: fields that the endpoint's handler reads itself. logprobs: whether the caller wants them,
-    which each endpoint spells in its own way. CallRefusal: a field cannot be served.
+    own: fields that the endpoint's handler reads itself. logprobs: whether the caller wants logprobs;
+    each endpoint has its own field for that. CallRefusal: a field cannot be served.
     """
     _refuse_others(body, COMMON | STREAMED | own)
     options = body.get("stream_options") or {}
@@ -104,7 +99,7 @@ def read_ask(body: Mapping[str, Any], own: frozenset[str], *, logprobs: bool) ->
         ),
         stops=_stops(body.get("stop")),
         stop_token_ids=_token_ids(body, "stop_token_ids", STOP_IDS_MAX),
-        # OpenAI's seeds have a sign.
+        # OpenAI's seeds may be negative.
         rng_seed=None
         if seed is None
         else _integer(body, "seed", 0, -INT_MAX - 1, INT_MAX) % (SEED_MAX + 1),
@@ -116,7 +111,7 @@ def read_ask(body: Mapping[str, Any], own: frozenset[str], *, logprobs: bool) ->
 
 
 def check_routed_experts(body: Mapping[str, Any]) -> None:
-    """`routed_experts_prompt_start` has an effect only on routed experts, which are refused."""
+    """Check `routed_experts_prompt_start`. It only affects routed experts, which are refused, so it is ignored."""
     _integer(body, "routed_experts_prompt_start", 0, 0, 1 << 31)
 
 
@@ -209,7 +204,7 @@ def _message(message: Any, name: str) -> dict[str, Any]:
         if isinstance(message.get(key), str)
     }
     calls = _tool_calls(message.get("tool_calls") or [], f"{name}.tool_calls")
-    # A tool may return nothing, and an assistant may only call tools, or refuse.
+    # A tool may return nothing, and an assistant may call tools or refuse without any content.
     silent = message.get("content") is None and message["role"] in ("assistant", "tool")
     said = {**kept, "content": "" if silent else _content(message.get("content"), name)}
     return {**said, "tool_calls": calls} if calls else said
@@ -228,7 +223,7 @@ def _tool_calls(calls: Any, name: str) -> list[dict[str, Any]]:
 
 def _content(content: Any, name: str) -> str:
     parts = content if isinstance(content, list) else [{"text": content}]
-    # Images and other parts have no text, and are refused below.
+    # A part that has no text, such as an image, is refused below.
     texts = [part.get("text") for part in parts if isinstance(part, dict)]
     if len(texts) < len(parts) or not all(isinstance(text, str) for text in texts):
         raise unusable(
@@ -238,7 +233,7 @@ def _content(content: Any, name: str) -> str:
 
 
 def checked_text(text: str, name: str) -> str:
-    """The text, if it is valid Unicode: JSON can also spell half a surrogate pair."""
+    """The text, if it is valid Unicode: JSON can also contain half of a surrogate pair."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -247,7 +242,7 @@ def checked_text(text: str, name: str) -> str:
 
 
 def _check_json(value: Any, name: str) -> None:
-    """It is valid Unicode, and not nested more deeply than a template could write it again."""
+    """Check that it is valid Unicode, and not nested too deeply for a template to write it."""
     try:
         checked_text(json.dumps(value, ensure_ascii=False), name)
     except RecursionError as error:
@@ -283,12 +278,13 @@ def _token_ids(body: Mapping[str, Any], name: str, most: int) -> tuple[int, ...]
 
 
 def _temperature(body: Mapping[str, Any]) -> float:
+    """A temperature below TEMPERATURE_MIN becomes 0, which is greedy."""
     found = _number(body, "temperature", 1.0, 0.0, TEMPERATURE_MAX)
     return found if found >= TEMPERATURE_MIN else 0.0
 
 
 def _top_k(body: Mapping[str, Any]) -> int:
-    """0: all tokens. Callers also say so by -1, as with vLLM."""
+    """0: all tokens. Callers may also send -1 for that, as with vLLM."""
     return max(0, _integer(body, "top_k", 0, -1, TOP_K_MAX))
 
 

@@ -1,8 +1,8 @@
 """Collects the output of one choice, and formats it as OpenAI's JSON or as vLLM's `generate`.
 
 Every choice names the versions of its tokens in `version_spans`, a list of {start, end, version,
-digest} over all its output tokens so far, the end token included; `version_first` and `version_last`
-are those of its ends.
+digest} over all its output tokens so far, the end token included. `version_first` and `version_last`
+are the versions of its first and last token.
 Not here: the source of the tokens, and HTTP.
 """
 
@@ -28,7 +28,7 @@ CallReader = Callable[[str], AnswerTurn]
 class OutputStep:
     """What one event adds to a choice.
 
-    cut: a stop text has come while the engine still generates, so the choice must be stopped.
+    cut: the text contains a stop text and the engine still generates, so the choice must be stopped.
     """
 
     text: str
@@ -58,7 +58,7 @@ class ChoiceOutput:
             unpack_tokens(event.tokens).tolist(),
             unpack_logprobs(event.logprobs).tolist(),
         )
-        # After a "stop" the last token is the end token, which is no text.
+        # With "stop" the last token is the end token, which is not part of the text.
         readable = tokens[:-1] if event.finish == "stop" else tokens
         piece = self._reader.put(readable)
         if piece.stopped:
@@ -96,7 +96,7 @@ class ChoiceOutput:
         return {**self.versions(), **({"token_ids": self.tokens.tolist()} if ids else {})}
 
     def versions(self) -> dict[str, Any]:
-        """The versions of its tokens: of each, of the first and of the last one."""
+        """The versions of all tokens, of the first token and of the last token."""
         spans = self.spans
         first, last = (spans[0]["version"], spans[-1]["version"]) if spans else (None, None)
         return {"version_spans": spans, "version_first": first, "version_last": last}
@@ -121,7 +121,7 @@ class ChoiceOutput:
     def delta(
         self, step: OutputStep, *, first: bool, logprobs: bool, read: CallReader | None
     ) -> dict[str, Any]:
-        """read: as of `message`; then the text comes at the end, because it may hold calls."""
+        """read: as in `message`. With it the text is sent at the end, because it may contain tool calls."""
         delta = {"role": "assistant"} if first else {}
         content = self._chat_logprobs(step.tokens, step.logprobs) if logprobs else None
         choice = {"index": self.index, "logprobs": content, "finish_reason": step.finish}
@@ -135,7 +135,7 @@ class ChoiceOutput:
         return {**choice, "delta": delta}
 
     def _with_calls(self, read: CallReader) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What reading its calls adds to the message, and to the choice."""
+        """What the tool calls in the text add to the message, and to the choice."""
         answer = read(self.text)
         said: dict[str, Any] = {"content": answer.text}
         facts: dict[str, Any] = {}

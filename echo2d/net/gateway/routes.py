@@ -6,9 +6,9 @@
     POST /inference/v1/generate     token ids in, token ids and logprobs out (vLLM's shape)
     /v1/episodes                    agents that play episodes of the run (`episodes`)
 
-Callers need a bearer secret of role gateway, or a ticket. Calls with one X-Session-ID go to the same worker.
-X-Echo2d-Min-Version asks for this version or a newer one, X-Echo2d-Version-Exact for this one
-alone; otherwise the answer is 409 with the version that is served. Not here: sending answers
+Callers need a bearer secret of role gateway, or a ticket. Calls with the same X-Session-ID go to the same
+worker. X-Echo2d-Min-Version asks for this version or a newer one, X-Echo2d-Version-Exact for this one
+only; if it is not served, the answer is 409 with the version that is. Not here: sending answers
 (`handlers.py`); slots, versions and the checks of tokens (`core/work/calls`); the form of tool calls
 (`texts/tool_calls.py`).
 """
@@ -68,14 +68,14 @@ AGENT: frozenset[Role] = frozenset({"agent"})
 MIN_VERSION_HEADER = "X-Echo2d-Min-Version"
 EXACT_VERSION_HEADER = "X-Echo2d-Version-Exact"
 _SESSION_HEADER = "X-Session-ID"
-# For the whole body to arrive; it has 1 MiB at most.
+# The time for the whole body to arrive; it has at most 1 MiB.
 BODY_S_MAX = 30.0
-# The same as for a task's prompts: 512 KiB in a lease.
+# The same limit as for a task's prompts: 512 KiB in a lease.
 _PROMPT_TOKENS_MAX = 1 << 17
 # The limit for all choices of a call together: a response of some 10 MB with logprobs.
 CALL_TOKENS_MAX = 1 << 17
 TEMPLATE_OPTIONS_MAX = 32
-# Fields of vLLM about text, which have no effect here: `generate` answers with token ids.
+# vLLM's fields about text have no effect here, because `generate` answers with token ids.
 OF_ITS_TEXT = frozenset({"detokenize", "output_kind", "spaces_between_special_tokens"})
 _OF_EXPERTS = frozenset({"routed_experts_prompt_start"})
 
@@ -92,7 +92,7 @@ class GatewayBackend(Answering, Protocol):
 
     @property
     def office(self) -> TicketOffice:
-        """Knows the tickets of agents that play episodes of the run."""
+        """The tickets of agents that play episodes of the run."""
 
     async def texts(self) -> ModelTexts:
         """The newest published version's tokenizer. CallRefusal: nothing is published yet."""
@@ -118,7 +118,7 @@ class Endpoints:
 
         return counted
 
-    # aiohttp passes the request to every handler.
+    # aiohttp passes the request to every handler, hence the unused argument.
     async def models(self, request: web.Request) -> web.Response:  # noqa: ARG002
         newest = self._backend.newest()
         facts = {
@@ -260,7 +260,7 @@ class Endpoints:
         return pack_tokens(read_tokens(given, "prompt", _PROMPT_TOKENS_MAX))
 
     async def _tokenized(self, work: Callable[[], Sequence[int]]) -> bytes:
-        """Do this tokenizer's work; returns its tokens. CallRefusal: the text cannot be used."""
+        """Run this work of the tokenizer in a thread; returns the tokens. CallRefusal: the text is unusable."""
         try:
             return await self._desk.do(lambda: pack_tokens(work()))
         except UnusableText as fault:
@@ -305,7 +305,7 @@ class Endpoints:
             else:
                 spoken = await self._desk.do(lambda: conversation.spoken(task, order, heard))
             if not spoken.tokens.startswith(order.prompt):
-                detail = "its tokens do not begin as those of all calls of this task do"
+                detail = "its tokens do not begin with those that all calls of this task begin with"
                 raise unusable("prompt", detail)
             return spoken
 
@@ -343,7 +343,7 @@ class Endpoints:
         if wanted is not None and wanted > most:
             raise unusable(
                 "max_tokens",
-                f"at most {most} are given here" + (f" to {choices} choices" * (choices > 1)),
+                f"at most {most} are allowed here" + (f" for {choices} choices" * (choices > 1)),
             )
         asked = question.prompt_tokens
         left = most if context is None else min(most, context - asked)
@@ -351,7 +351,7 @@ class Endpoints:
             limit = _PROMPT_TOKENS_MAX if context is None else context
             detail = (
                 f"this model's maximum context length is {limit} tokens; "
-                f"{asked} and {wanted or 1} are too many"
+                f"{asked} prompt tokens and {wanted or 1} new ones are too many"
             )
             raise unusable("prompt", detail, "context_length_exceeded")
         return wanted or left
@@ -370,8 +370,8 @@ def _versions_wanted(request: web.Request) -> tuple[Version, Version | None]:
 
 
 def _reader_of_calls(texts: ModelTexts, prompt: bytes) -> Callable[[str], AnswerTurn]:
-    """What reads the tool calls of an answer to this prompt."""
-    # If a prompt opens the reasoning, the word that does so is among its last 16 tokens.
+    """The function that reads the tool calls of an answer to this prompt."""
+    # If the prompt opens the reasoning, the word for that is among its last 16 tokens.
     end = texts.decode(unpack_tokens(prompt)[-16:].tolist())
     thinking = end.rstrip().endswith(THINK)
     return lambda text: read_answer(text, call_form(texts.template), thinking=thinking)
@@ -394,7 +394,7 @@ def _template_options(given: Any) -> dict[str, Any]:
 
 
 def is_gateway_path(path: str) -> bool:
-    """Whether its errors have the form that OpenAI's clients read."""
+    """Whether errors at this path have the form that OpenAI's clients read."""
     return path in PATHS or path.startswith(_EPISODES)
 
 

@@ -1,7 +1,7 @@
-"""Limits connections that have not shown a credential yet: how many there are, and how long.
+"""Limits connections that have not shown a credential yet: their number, and how long each may stay.
 
     accepted --a control link or a call shows a credential--> admitted: no longer counted or limited
-       | its seconds have passed, whatever was sent; or it is the oldest of too many
+       | its time is over, whatever was sent; or it is the oldest of too many
        v
     closed
 
@@ -24,8 +24,7 @@ from aiohttp.web_protocol import RequestHandler
 HTTP_STRANGERS_MAX = 4096  # 15 KiB each, half a header included
 # All workers of a run (PEERS_MAX) may return at once from behind one NAT.
 HTTP_STRANGERS_PER_ADDRESS_MAX = 2048
-# For the TLS handshake, the first header and all that follows; HELLO_TIMEOUT_S and a busy start fit
-# into it.
+# From accepting a connection until its credential is read: HELLO_TIMEOUT_S and a busy start fit into it.
 STRANGER_S_MAX = 30.0
 
 DOOR: web.AppKey["ConnectionAdmission"] = web.AppKey("door")
@@ -35,11 +34,11 @@ log = logging.getLogger("echo2d.api")
 
 @dataclass(frozen=True, slots=True)
 class StrangerLimits:
-    """On connections without a credential: in all, of one address, and seconds of each."""
+    """Limits on connections without a credential."""
 
     strangers_max: int
     per_address_max: int
-    seconds_max: float
+    seconds_max: float  # for each connection
 
 
 @dataclass(slots=True)
@@ -66,7 +65,7 @@ class ConnectionAdmission:
         return len(self._strangers)
 
     def watch(self, server: web.Server) -> None:
-        """From now on, whoever comes to this server and goes."""
+        """Count the strangers of this server from now on."""
         made, lost = server.connection_made, server.connection_lost
 
         def connection_made(handler: RequestHandler, transport: asyncio.Transport) -> None:
@@ -81,7 +80,7 @@ class ConnectionAdmission:
         server.connection_lost = connection_lost  # type: ignore[method-assign]
 
     def came(self, connection: object, address: str, close: Callable[[str], None]) -> None:
-        """Count this connection. One that is counted already is only closed in another way."""
+        """Count this connection. If it is counted already, only its `close` is replaced."""
         if connection in self._strangers:
             self._strangers[connection].close = close
             return
@@ -103,7 +102,7 @@ class ConnectionAdmission:
         stranger.close(reason)
 
     def admit(self, connection: object) -> None:
-        """It is no stranger any more."""
+        """Stop counting this connection."""
         stranger = self._strangers.pop(connection, None)
         if stranger is not None:
             stranger.timer.cancel()
@@ -119,7 +118,7 @@ def address_of(transport: asyncio.BaseTransport) -> str:
 
 
 def admit(request: web.Request) -> None:
-    """Its caller has shown a credential; where there is no door, anybody may stay."""
+    """Admit the request's connection, as its caller has shown a credential. An app without DOOR has no limits."""
     door = request.app.get(DOOR)
     if door is not None:
         door.admit(request.protocol)

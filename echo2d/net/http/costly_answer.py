@@ -1,12 +1,12 @@
-"""Keeps answers that take long to make from holding up everything else that the event loop does.
+"""Reuses answers that take long to make, so that they do not block the event loop.
 
-    asked --the last answer was cheap, or is old enough--> made anew
+    asked --the last answer was cheap, or is old enough--> a new answer
       +---- otherwise ----------------------------------> the last answer again
     an order was given --> the last answer is dropped: the next one shows what the order did
 
-A status of a thousand workers takes tens of milliseconds in which no lease is granted, and anybody
-who may read it may ask as often as they like. What is cheap to make is always made anew,
-unless it is for callers that may be many.
+A status of a thousand workers takes tens of milliseconds in which no lease is granted, and every
+reader may ask as often as it likes. A cheap answer is always made again, unless very many callers
+may ask for it.
 """
 
 import time
@@ -20,10 +20,10 @@ T = TypeVar("T")
 
 
 class CostlyAnswer(Generic[T]):
-    """See the module docstring. make: makes the answer as of now.
+    """See the module docstring. make: makes the answer.
 
-    cheap_s: an answer that takes less CPU time is always made anew; 0: none is.
-    clock, cpu: seconds of the monotonic clock, and of this thread's CPU.
+    cheap_s: an answer that takes less CPU time is always made again; 0: none is.
+    clock, cpu: read seconds of the monotonic clock, and of this thread's CPU time.
     """
 
     def __init__(
@@ -48,5 +48,5 @@ class CostlyAnswer(Generic[T]):
         return self._last
 
     def forget(self) -> None:
-        """Make the next answer anew."""
+        """Drop the last answer, so that the next call makes one."""
         self._last = None

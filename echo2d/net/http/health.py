@@ -4,7 +4,7 @@
     /readyz    it can do its work now; wait, or send callers elsewhere, if it cannot
 
 The answer is one line: "ok", or with status 503 the reason. It names no peer, version or token, so
-anybody may read it, and making it takes no longer than refusing a stranger.
+everybody may read it, and making it takes no longer than refusing a stranger.
 """
 
 from collections.abc import Callable

@@ -13,7 +13,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class HttpRefusal(Exception):  # noqa: N818 - an answer, not an error
-    """Answered with this status, short code and line."""
+    """The request is answered with this status, short code and line."""
 
     def __init__(self, status: int, code: str, detail: str) -> None:
         super().__init__(detail)
@@ -53,7 +53,7 @@ def integer_text(text: str | None, name: str) -> int:
 
 
 def text(value: Any, name: str) -> str:
-    """Text that can be stored: JSON also spells halves of characters."""
+    """Text that can be encoded. JSON can also contain half of a character (a lone surrogate)."""
     try:
         value.encode()
     except (AttributeError, UnicodeEncodeError) as error:

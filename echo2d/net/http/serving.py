@@ -1,4 +1,4 @@
-"""Serves an application: limits on connections, and an answer to what is not HTTP.
+"""Serves an application with limits on connections, and answers what is not HTTP.
 
 Not here: the limits (`admission`) and TLS (`tls_accept`).
 """
@@ -15,8 +15,8 @@ from echo2d.net.http.admission import DOOR
 from echo2d.net.http.tls_accept import TlsSite
 from echo2d.net.security.tls import Tls
 
-# After a refusal the rest of the request is still read for this long: else the caller's sending fails
-# before it sees the answer.
+# After a refusal the rest of the request is still read for this long: otherwise the caller's sending
+# fails before it sees the answer.
 LINGERING_S = 1.0
 
 
@@ -32,7 +32,7 @@ def _callers_mistakes(record: logging.LogRecord) -> bool:
 
 
 def _guard_errors(app: web.Application, server: web.Server) -> None:
-    """Also answer what is not HTTP as the application would: aiohttp routes it nowhere."""
+    """Let the application also answer what is not HTTP, for which aiohttp finds no route."""
     make, nowhere = server.request_factory, MatchInfoError(web.HTTPBadRequest())
     nowhere.add_app(app)
 
@@ -47,7 +47,7 @@ def _guard_errors(app: web.Application, server: web.Server) -> None:
 
 
 class _Runner(web.AppRunner):
-    """Limits connections as soon as there is a server."""
+    """Limits connections from the moment the server exists."""
 
     async def setup(self) -> None:
         await super().setup()
@@ -63,7 +63,7 @@ def make_runner(app: web.Application, *, shutdown_timeout_s: float) -> web.AppRu
     caller hangs up. Malformed HTTP is answered with 400 and logged as one line.
     """
     logging.getLogger("aiohttp.server").addFilter(_callers_mistakes)
-    # For idle connections of authenticated callers. Our clients close theirs after 15 s.
+    # Idle connections of authenticated callers are closed after 75 s. Our clients close theirs after 15 s.
     return _Runner(
         app,
         access_log=None,
@@ -76,7 +76,7 @@ def make_runner(app: web.Application, *, shutdown_timeout_s: float) -> web.AppRu
 
 
 def make_site(runner: web.AppRunner, host: str, port: int, tls: Tls | None) -> web.BaseSite:
-    """Where the runner listens once it is started. OSError from `start`: it cannot."""
+    """The site where the runner listens after `start`. OSError from `start`: it cannot listen there."""
     if tls is None:
         return web.TCPSite(runner, host, port)
     return TlsSite(runner, host, port, tls.listener)

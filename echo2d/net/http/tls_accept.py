@@ -1,13 +1,13 @@
-"""Accepts TCP connections and makes their TLS handshakes, each counted from its first moment.
+"""Accepts TCP connections, makes their TLS handshakes, and counts each connection from its first moment.
 
-    accepted --counted as a stranger--> handshake --> connection_made of the protocol, still counted
+    accepted --counted as a stranger--> handshake --> the protocol's connection_made; still counted
                                            | it fails, takes too long, or is the oldest of too many
                                            v
                                         closed
 
-An event loop that is given the SSL context says nothing of a connection before its handshake ends,
-so strangers who never finish it could not be counted. Here the loop listens without TLS, and the
-handshake runs on a duplicate of the accepted socket. Not here: the limits (`admission`).
+With an SSL context, an event loop reports a connection only after its handshake, so strangers that
+never finish the handshake could not be counted. Here the loop listens without TLS, and the handshake
+runs on a duplicate of the accepted socket. Not here: the limits (`admission`).
 """
 
 import asyncio
@@ -23,18 +23,18 @@ from aiohttp import web
 
 from echo2d.net.http.admission import DOOR, ConnectionAdmission, address_of
 
-# Of the coordinator's port: a few round trips, and a turn of a busy loop.
+# For handshakes at the coordinator's port: a few round trips, and a turn of a busy loop.
 TLS_HANDSHAKE_S_MAX = 10.0
 
 log = logging.getLogger("echo2d.tls")
 
 
 class TlsAcceptor:
-    """A protocol factory for `create_server`, which must get no SSL context of its own.
+    """A protocol factory for `create_server`, which must not get an SSL context itself.
 
-    make_protocol: makes the protocol of a connection, which hears of it after the handshake.
-    admission: counts the connection, by that protocol, from before the handshake; whoever made the
-    protocol takes it out again when the connection is lost.
+    make_protocol: makes the protocol of a connection; its `connection_made` is called after the handshake.
+    admission: counts the connection, under its protocol, from before the handshake. When the connection
+    is lost, the maker of the protocol removes it from the admission.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class TlsAcceptor:
         return _Accepted(self._take_over)
 
     async def close(self) -> None:
-        """Give up the handshakes that have not ended; returns when they have."""
+        """Cut off the handshakes that have not ended, and wait until they end."""
         for sock in self._handshakes.values():
             _hang_up(sock)
         await asyncio.gather(*self._handshakes)
@@ -62,12 +62,12 @@ class TlsAcceptor:
         address, accepted = address_of(transport), transport.get_extra_info("socket")
         try:
             sock = socket.socket(fileno=os.dup(accepted.fileno()))
-        # No descriptor is left.
+        # The process has no descriptor left.
         except OSError as error:
             log.warning("cannot accept remote=%s: %s", address, error)
             return
         finally:
-            # Closes its own descriptor only; the connection lives on with the duplicate.
+            # This closes the transport's own descriptor; the connection stays open with the duplicate.
             transport.abort()
         sock.setblocking(False)
         protocol = self._make_protocol()
@@ -86,13 +86,13 @@ class TlsAcceptor:
             )
         except BaseException as error:
             self._admission.admit(protocol)
-            # What TLS refuses is logged where it does (`security/tls.py`).
+            # A refusal of TLS is logged where it is made (`security/tls.py`).
             if not isinstance(error, OSError):
                 raise
 
 
 class _Accepted(asyncio.Protocol):
-    """An accepted connection, until it is taken over."""
+    """The protocol of an accepted connection until `take_over` gets its transport."""
 
     def __init__(self, take_over: Callable[[asyncio.Transport], None]) -> None:
         self._take_over = take_over
@@ -103,7 +103,7 @@ class _Accepted(asyncio.Protocol):
 
 def _hang_up(sock: socket.socket) -> None:
     """End the handshake on this socket, as if the other end had hung up."""
-    # It may have hung up in truth.
+    # The other end may really have hung up.
     with contextlib.suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)
 

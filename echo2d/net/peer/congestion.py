@@ -1,11 +1,11 @@
-"""Selects bbr congestion control for a peer link, where the kernel has it, without bbr's pauses.
+"""Selects bbr congestion control for a peer link, where the kernel has it, and avoids bbr's pauses.
 
 If bbr sees no round trip as short as its shortest for 10 s, it sends next to nothing for 0.2 s to
-measure again (PROBE_RTT). In a chain or tree these pauses come at different times, and each holds
-up all peers below: a version of 6 s on 8 links lost up to 1 s.
-Selecting bbr anew restarts the 10 s, with the shortest round trip that TCP itself knows (of the
+measure again (PROBE_RTT). In a chain or tree these pauses happen at different times, and each delays
+all peers below: a version of 6 s on 8 links lost up to 1 s.
+Selecting bbr again restarts the 10 s, with the shortest round trip that TCP itself knows (of the
 last 5 minutes). But bbr also starts by doubling its rate, which fills the queue before a link. So it is
-selected anew only before a version's first frame.
+selected again only before a version's first frame.
 """
 
 import socket
@@ -39,7 +39,7 @@ class Congestion:
         self._has_bbr = _select(sock, BBR)
 
     def sending(self, now: float) -> None:
-        """Note that a frame is sent now; selects bbr anew if it is time to."""
+        """Note that a frame is sent now, and select bbr again if the link was quiet before."""
         quiet_s, self._sent_at = now - self._sent_at, now
         # Selecting the current algorithm changes nothing, so switch to another one in between.
         if quiet_s > LINK_QUIET_S and self._has_bbr and _select(self._socket, RENO):

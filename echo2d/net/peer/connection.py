@@ -1,8 +1,8 @@
 """One TCP connection of a peer link: moves bytes between socket and `core/protocol/peer_link.py`.
 
-It decides nothing; it tells its `ConnectionOwner` (`links.py`) what happens. Bytes arrive directly
-in the link's own buffers. It also tunes the socket, and makes the TLS handshake whose keys seal the link
-(`security/sealing.py`).
+It decides nothing, and reports what happens to its `ConnectionOwner` (`links.py`). Bytes arrive directly
+in the link's own buffers. It also sets the socket's options, and makes the TLS handshake whose keys seal
+the link (`security/sealing.py`).
 """
 
 import asyncio
@@ -22,16 +22,16 @@ from echo2d.net.peer.tcp_info import TcpInfo, tcp_info
 from echo2d.net.security.sealing import HANDSHAKE_READ_BYTES, KeyExchange
 from echo2d.net.security.tls import in_words
 
-# With messages, too: a peer that makes us answer but does not read is dropped.
+# Frames and messages that wait to be sent: a peer that makes us answer but does not read is dropped.
 UNSENT_BYTES_MAX = 8 << 20
 # Wait for several packets only after this much: earlier, waiting bytes would fill the kernel's
 # receive window, which starts small.
 WARM_BYTES = 1 << 20
-# A connection is dead after so long without an acknowledgement, a probe's answer or an open window.
+# A connection is dead after this long without an acknowledgement, a probe's answer or an open window.
 LINK_SILENCE_S = 15
-# Between the kernel's probes of an idle connection.
+# Seconds between the kernel's probes of an idle connection.
 PROBE_S = 5
-# For the reason of the end to get out before the connection is cut.
+# Time to send the reason of the end before the connection is cut.
 _CLOSE_S = 1.0
 
 
@@ -51,9 +51,7 @@ class ConnectionOwner(Protocol):
 class PeerConnection(asyncio.BufferedProtocol):
     """One connection, dialled or accepted.
 
-    exchange: makes the link sealed; None: it is not. certificate: what the other end has shown then.
-    peer: None until the owner has seen LinkOpened. settled: set once the link has opened, or the
-    connection has ended for the `reason`.
+    exchange: the handshake whose keys seal the link; None: the link is not sealed.
     """
 
     def __init__(
@@ -62,17 +60,20 @@ class PeerConnection(asyncio.BufferedProtocol):
         self._owner = owner
         self._exchange = exchange
         self._handshake = memoryview(bytearray(HANDSHAKE_READ_BYTES if exchange else 0))
+        # The certificate that the other end has shown in the handshake.
         self.certificate: bytes | None = None
         self.link, self.dialled = link, dialled
         self.loop = asyncio.get_running_loop()
+        # None until the owner has received LinkOpened.
         self.peer: PeerId | None = None
         self.opened_at = 0.0
+        # Set once the link has opened, or the connection has ended for the `reason`.
         self.settled = asyncio.Event()
         self.reason: str | None = None
         self.transport: asyncio.Transport | None = None
         self.has_room = True  # for one more frame
         self._received = 0  # bytes
-        # The kernel reports data only once so many bytes have arrived.
+        # The kernel reports data only once this many bytes have arrived.
         self._wanted = 1
         # A duplicate of the transport's socket, to set options on.
         self._socket: socket.socket | None = None
@@ -104,15 +105,15 @@ class PeerConnection(asyncio.BufferedProtocol):
             self._exchange_keys(self._handshake[:nbytes])
             return
         self._received += nbytes
-        event = self._hear(nbytes)
+        event = self._read_event(nbytes)
         while event is not None:
             self._owner.received(self, event)
             # One read may hold several events.
-            event = self._hear(0)
+            event = self._read_event(0)
         self._wake_for(self.link.missing)
 
     def _exchange_keys(self, data: bytes | memoryview) -> None:
-        """A part of the handshake has come. Once it is over, the link begins."""
+        """Handle a part of the handshake. Once the handshake is over, the link begins."""
         exchange = self._exchange
         assert exchange is not None
         try:
@@ -135,7 +136,7 @@ class PeerConnection(asyncio.BufferedProtocol):
             buffer[:count], rest = rest[:count], rest[count:]
             self.buffer_updated(count)
 
-    def _hear(self, nbytes: int) -> LinkEvent | None:
+    def _read_event(self, nbytes: int) -> LinkEvent | None:
         """The link's next event, given this many new bytes; None if it needs more bytes."""
         if self.reason is not None:
             return None
@@ -168,7 +169,7 @@ class PeerConnection(asyncio.BufferedProtocol):
         """
         if self._received < WARM_BYTES or self._socket is None:
             return
-        # While a payload arrives slowly, wake up once for this much instead of for every packet.
+        # While a payload arrives slowly, wake up once for up to 64 KiB instead of for every packet.
         wanted = max(1, min(wanted, 64 << 10))
         if wanted != self._wanted and self.reason is None:
             self._wanted = wanted
@@ -194,7 +195,7 @@ class PeerConnection(asyncio.BufferedProtocol):
         self.transport.writelines(buffers)
 
     def tcp_info(self) -> TcpInfo | None:
-        """What the kernel knows of the connection; None: it is gone, or the kernel does not tell."""
+        """What the kernel knows of the connection. None: it is closed, or the kernel does not report it."""
         return None if self._socket is None else tcp_info(self._socket)
 
     def end(self, reason: str) -> None:
@@ -226,8 +227,8 @@ class PeerConnection(asyncio.BufferedProtocol):
 
 
 def _tune(sock: socket.socket) -> None:
-    # The kernel holds at most this much that it has not sent. With one byte more in this process the
-    # connection takes no more frames, so that the choice of the next frame is made as late as
+    # The kernel takes at most 32 KiB that it has not sent (TCP_NOTSENT_LOWAT). If one more byte waits
+    # in this process, the connection takes no frames, so that the next frame is chosen as late as
     # possible.
     for level, option, value in (
         (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),

@@ -45,7 +45,7 @@ async def _ask(
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
 ) -> None:
-    """Returns once the other end has proved itself. PeerFault: it is not that peer."""
+    """Return once the other end has proved that it is the peer. PeerFault: it is not that peer."""
     expected, nonce = {order.peer: order.secret}, secrets.token_bytes(NONCE_BYTES)
     link = PeerLink(run_id=run_id, me=DIAL_BACK, secrets=expected, nonce=nonce, dialled=order.peer)
     data = b""

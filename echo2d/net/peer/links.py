@@ -1,4 +1,4 @@
-"""Peer links over TCP: a listener, a dialler, and at most one live link to each peer.
+"""Keeps peer links over TCP: it listens, dials, and has at most one live link to each peer.
 
 Not here: the protocol (`core/protocol/peer_link.py`), and all decisions (which peers to expect or
 dial, what to send, when to retry).
@@ -6,13 +6,13 @@ dial, what to send, when to retry).
 The loop calls `on_event(peer, event)` in the order of arrival: LinkOpened, the messages of that
 link, then exactly one LinkEnded, whichever end closed it (also from within `end`, `forget` and
 `close`). It calls `on_ready(peer)` when a link that had no room for a frame has room again. Both
-must return quickly, because they run between two reads of a socket.
+callbacks must return quickly, because they run between two reads of a socket.
 
 Two ends may dial each other at once. Then the link dialled by the smaller peer id stays, and the
 other one ends with REPLACED. A link older than SETTLED_S gives way to any new one: the other end
 dials only if it has no link, so the old one must be dead.
 
-Messages go to the link that is live when they are sent. Stream numbers start anew with each link,
+Messages go to the link that is live when they are sent. Stream numbers start again with each link,
 so a caller that queues events must send nothing to a peer whose LinkEnded it has not handled yet.
 
 Works on asyncio and on uvloop, which sends memoryviews without copying. Memory per live link: at most
@@ -43,10 +43,10 @@ from echo2d.net.peer.uplink_limit import UplinkLimit
 from echo2d.net.security.sealing import KeyExchange
 from echo2d.net.security.tls import Tls, belongs_to, in_words
 
-# From dialling to LinkOpened: three or four round trips, also where a full queue makes one take 5 s.
+# The time from dialling to LinkOpened: three or four round trips, even if a full queue makes one take 5 s.
 HANDSHAKE_S = 20.0
-# Accepted connections that have not proved who they are, TLS handshakes included. One more evicts
-# the oldest, of its own address first.
+# Accepted connections that have not proved their peer yet, TLS handshakes included. One more closes
+# the oldest: of its own address if that has too many, otherwise of all.
 LINK_STRANGERS_MAX = 128
 LINK_STRANGERS_PER_ADDRESS_MAX = 64
 # Any dial that began before the link opened has ended by then.
@@ -120,7 +120,7 @@ class PeerLinks:
                 await asyncio.get_running_loop().create_connection(lambda: connection, host, port)
                 made = True
                 await connection.settled.wait()
-        # TimeoutError is an OSError; impossible addresses raise the other two.
+        # TimeoutError is an OSError; invalid addresses raise the other two.
         except (OSError, ValueError, OverflowError) as error:
             raise PeerFault(f"cannot reach {host}:{port}: {in_words(error)}") from error
         finally:
@@ -163,7 +163,7 @@ class PeerLinks:
         """Send a frame; returns whether it was sent.
 
         It was not if the link has no room (`on_ready` will follow), or if the link or the stream
-        has ended (an event has told so). payload: None for a frame without one. It is kept, not
+        has ended (an event has reported that). payload: None for a frame without one. It is kept, not
         copied, until it is sent, so it must not change.
         """
         connection = self._live.get(peer)
@@ -195,7 +195,7 @@ class PeerLinks:
     # flow
 
     def pause(self, peer: PeerId) -> None:
-        """Read no more from this link until `resume`; after SILENCE_S the peer's kernel gives up.
+        """Read no more from this link until `resume`; after LINK_SILENCE_S the peer's kernel gives up.
 
         Bytes that were read already (up to `AHEAD_BYTES_MAX`) still become events.
         """
@@ -221,7 +221,7 @@ class PeerLinks:
         return PeerConnection(self, link, dialled=dialled is not None, exchange=exchange)
 
     def made(self, connection: PeerConnection) -> None:
-        """TCP is up. An accepted connection has HANDSHAKE_S, with TLS, to prove itself."""
+        """TCP is up. An accepted connection has HANDSHAKE_S to prove its peer, the TLS handshake included."""
         self._connections.add(connection)
         if self._closing:
             connection.end("closing")
@@ -230,7 +230,7 @@ class PeerLinks:
             self._admission.came(connection, address_of(connection.transport), connection.end)
 
     def received(self, connection: PeerConnection, event: LinkEvent) -> None:
-        """Handle the events of the link's own life; the others go to `on_event`."""
+        """Handle the opening and the end of the link here, and pass the other events to `on_event`."""
         match event:
             case LinkOpened(peer):
                 self._opened(connection, peer)
@@ -287,7 +287,7 @@ class PeerLinks:
         self._on_event(peer, LinkOpened(peer))
 
     def _stays(self, new: PeerConnection, old: PeerConnection, peer: PeerId) -> bool:
-        # Two dials by the same end: it made the second because its first link is gone.
+        # If the same end dialled twice, it did so because its first link is lost.
         if new.dialled == old.dialled or new.opened_at - old.opened_at > SETTLED_S:
             return True
         return new.dialled == (self._me < peer)

@@ -1,11 +1,11 @@
-"""What the kernel knows of a TCP connection: bytes sent, sent again and acknowledged, and round trips."""
+"""Reads what the kernel knows of a TCP connection: bytes sent, sent again and acknowledged, and round trips."""
 
 import contextlib
 import socket
 import struct
 from dataclasses import dataclass
 
-# Linux's struct tcp_info: the places of its fields, and the size up to the last one that is read here
+# Offsets of the fields in Linux's struct tcp_info, and its size up to the last field that is read here
 # (since Linux 4.19).
 _UNACKED, _RTT, _ACKED, _LEAST_RTT, _SENT, _AGAIN, _SIZE = 24, 68, 120, 148, 200, 208, 216
 _U32, _U64 = struct.Struct("=I"), struct.Struct("=Q")
@@ -13,22 +13,18 @@ _U32, _U64 = struct.Struct("=I"), struct.Struct("=Q")
 
 @dataclass(frozen=True, slots=True)
 class TcpInfo:
-    """Bytes since the connection began: sent (again included), sent again, acknowledged.
+    """The state of a connection. Bytes count from its start."""
 
-    in_flight: packets that are not acknowledged yet. trip_s, least_trip_s: the round trip, and the
-    shortest of the last minutes; 0: not known.
-    """
-
-    sent: int
-    again: int
-    acknowledged: int
-    in_flight: int
-    trip_s: float
-    least_trip_s: float
+    sent: int  # bytes, those sent again included
+    again: int  # bytes
+    acknowledged: int  # bytes
+    in_flight: int  # packets that are not acknowledged yet
+    trip_s: float  # the round trip; 0: not known
+    least_trip_s: float  # the shortest round trip of the last minutes; 0: not known
 
 
 def tcp_info(sock: socket.socket) -> TcpInfo | None:
-    """None: the kernel does not tell all of it."""
+    """None: the kernel does not report all of it."""
     info = b""
     with contextlib.suppress(OSError):
         info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _SIZE)

@@ -1,7 +1,7 @@
-"""Limits what all links of a peer send together: to what its owner allows, and what the uplink carries.
+"""Limits what all links of a peer send together to the rate that its owner allows and its uplink carries.
 
-Frames wait for their turn. Messages are small and go at once; later frames make up for them.
-The owner's limit holds whatever else is found out (`core/topology/uplink_pace`).
+Frames wait for their turn. Messages are small and are sent at once; later frames wait longer for that.
+The owner's limit holds whatever rate `core/topology/uplink_pace` measures.
 """
 
 import asyncio
@@ -13,12 +13,12 @@ from echo2d.net.peer.tcp_info import TcpInfo
 
 # The loop's clock ticks in milliseconds: with a shorter wait it would turn all the time.
 _TICK_S = 0.001
-# A connection with fewer packets in flight says little of the queue.
+# A connection with fewer packets in flight shows little about the queue.
 IN_FLIGHT_MIN = 4
 
 
 class UplinkLimit:
-    """most: bytes/s that the owner allows; None: no limit. infos: of all links, at any time.
+    """most: bytes/s that the owner allows; None: no limit. infos: returns the TcpInfo of every link.
 
     allowed: called with a peer that had to wait, as soon as a frame may be sent to it.
     """
@@ -38,7 +38,7 @@ class UplinkLimit:
         self._timer: asyncio.TimerHandle | None = None
 
     def sent(self, size: int) -> None:
-        """So many bytes are being sent."""
+        """Count this many bytes as sent."""
         now = self._loop.time()
         self._allowance.spend(size, now=now)
         if now >= self._look_at:
@@ -72,7 +72,7 @@ class UplinkLimit:
             sum(info.again for info in infos),
             sum(info.acknowledged for info in infos),
         )
-        # One link alone may have a queue elsewhere; the uplink's own delays all.
+        # One link alone may have a queue elsewhere; the uplink's own queue delays all links.
         trips = [
             info.trip_s / info.least_trip_s
             for info in infos

@@ -7,11 +7,11 @@
                   client: Answer(the peer key's signature over both nonces and the run's key),
                   then its Hello
     HTTP API      bearer secret
-    succession    where the run's authority was changed on purpose, the old key signs the new one
-                  (in the Challenge); a member that follows obeys no lower number again
+    succession    when the run's authority is changed on purpose, the old key signs the new one
+                  (in the Challenge); a member that has followed obeys no lower number again
 
 A recorded control link therefore cannot be replayed, and a worker talks to no coordinator but its
-own. Every signed text begins with a prefix of its kind, so that no signature can stand for another.
+own. Every signed text begins with a prefix of its kind, so that no signature can be used for another text.
 Not here: the table of issued credentials (`runtime/run_dir/access_table.py`).
 """
 
@@ -36,7 +36,7 @@ from echo2d.core.base.ids import PEER_ID_CHARS, PeerId, RunId
 from echo2d.errors import IntegrityFault, OperatorFault, PeerFault, path_fault
 
 Role = Literal["worker", "learner", "gateway", "agent", "viewer", "operator", "seed", "auditor"]
-# The coordinator hands its children, the seed and the auditor, a key directly.
+# The coordinator gives its child processes, the seed and the auditor, a key directly.
 OWN_ROLES = ("seed", "auditor")
 TokenRole = Literal["worker", "learner", "gateway", "agent", "viewer", "operator"]
 
@@ -47,9 +47,7 @@ SUCCESSIONS_MAX = (
 )
 # A token file is about 1 KB, most of it the certificate.
 TOKEN_FILE_BYTES_MAX = 16 << 10
-_COPY_AGAIN = (
-    ": expected a file of `echo2d token create`, such as box-1.token; a cut one is copied again"
-)
+_COPY_AGAIN = ": expected a file of `echo2d token create`, such as box-1.token; copy it again if it was cut off"
 
 ENROL_PATH = "/v1/enrol"
 CONTROL_LINK_PATH = "/v1/worker"
@@ -80,16 +78,14 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class KnownPeer:
-    """A peer whose key is bound to a valid token. trusted: by the run's operator. cordoned: the
-    operator has taken it out of service. token: the name of the token; empty: of our own processes.
-    """
+    """A peer whose key is bound to a valid token."""
 
     peer: PeerId
     public_key: bytes
     role: Role
-    trusted: bool = False
-    cordoned: bool = False
-    token: str = ""
+    trusted: bool = False  # by the run's operator
+    cordoned: bool = False  # the operator has taken it out of service
+    token: str = ""  # the token's name; empty: it is one of our own processes
 
 
 # --- keys
@@ -124,15 +120,15 @@ def load_or_make_key(path: Path) -> Ed25519PrivateKey:
 
 
 def _key_in(text: str) -> Ed25519PrivateKey:
-    """ValueError: the file is not as it was written; a flipped bit would make another run or worker."""
+    """The key in a key file. ValueError: the file was damaged; a flipped bit would make another run or worker."""
     key, _, check = text.partition(" ")
     if check != _check_of(key):
-        raise ValueError("it is not as it was written")
+        raise ValueError("the file is damaged")
     return Ed25519PrivateKey.from_private_bytes(bytes.fromhex(key))
 
 
 def _check_of(key: str) -> str:
-    # Four bytes of a key file's digest are its check.
+    # A key file has a check sum of 4 bytes.
     return blake3(key.encode()).hexdigest(4)
 
 
@@ -168,20 +164,16 @@ def write_private(path: Path, text: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class TokenFile:
-    """The content of a file from `echo2d token create`.
-
-    run_key: hex. authority: PEM. url: empty if it was not known when the token was created. run: the run's
-    id; empty: that of run_key. number: how often the authority had been changed.
-    """
+    """The content of a file from `echo2d token create`."""
 
     name: str
     role: TokenRole
     secret: str
-    run_key: str
-    url: str = ""
-    authority: str = ""
-    run: str = ""
-    number: int = 0
+    run_key: str  # hex
+    url: str = ""  # empty: it was not known when the token was created
+    authority: str = ""  # the certificate, PEM
+    run: str = ""  # the run's id; empty: the id that follows from run_key
+    number: int = 0  # how often the authority had been changed
 
     @property
     def run_id(self) -> RunId:
@@ -206,12 +198,12 @@ def read_token_file(path: Path) -> TokenFile:
             for name, value in asdict(token).items()
         ) and token.role in get_args(TokenRole)
         right = right and len(bytes.fromhex(token.run_key)) == PEER_KEY_BYTES
-        # It becomes a header.
+        # The secret becomes a header.
         right = right and token.secret.isascii() and token.secret.isprintable()
     except FileNotFoundError as error:
         raise OperatorFault(
-            f"there is no token file {path}: start `echo2d coordinate` first, which makes those of its "
-            "own host; `echo2d token create` makes all others"
+            f"there is no token file {path}: start `echo2d coordinate` first, which makes the token files "
+            "of its own host; `echo2d token create` makes all others"
         ) from error
     except OSError as error:
         raise path_fault(f"cannot read token file {path}", error) from error
@@ -245,16 +237,16 @@ def verifies(public_key: bytes, signature: bytes, text: bytes) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Succession:
-    """run_key: the public key that follows. authority: its certificate, PEM. number: of the changes so far."""
+    """A change of the run's authority, signed by the key before."""
 
-    run_key: bytes
-    authority: str
-    number: int
+    run_key: bytes  # the new public key
+    authority: str  # its certificate, PEM
+    number: int  # of the changes so far
     signature: bytes = b""
 
     @property
     def text(self) -> bytes:
-        """What the key before signs."""
+        """The text that the key before signs."""
         number = self.number.to_bytes(8, "big")
         return b"echo2d succession 1\0" + number + self.run_key + self.authority.encode()
 
@@ -263,7 +255,7 @@ class Succession:
 class Challenge:
     """The first frame of a control link: the coordinator proves that it holds the run's key.
 
-    successions: how this key followed those before it, the oldest first.
+    successions: how this key followed from the earlier ones, the oldest first.
     """
 
     nonce: bytes
@@ -332,7 +324,7 @@ def is_answer(
 
 
 def last_of(run_key: bytes, number: int, named: Sequence[Succession]) -> Succession | None:
-    """The last of those that lead on from this key, each signed by the key before; None: none does."""
+    """The last succession of the chain that begins at this key, each signed by the key before. None: there is none."""
     found = None
     for each in named[:SUCCESSIONS_MAX]:
         if each.number > number and verifies(run_key, each.signature, each.text):

@@ -1,15 +1,15 @@
-"""Seals what goes over a peer link, with keys that a TLS handshake has protected.
+"""Seals what is sent over a peer link, with keys that a TLS handshake has protected.
 
-TLS 1.3 proves the certificates of both ends. Then each end draws the key that it will send under and
-tells it to the other, which is all that goes through TLS:
+TLS 1.3 proves the certificates of both ends. Then each end draws its sending key and sends it to the
+other end. Only these keys go through TLS:
 
     TLS handshake --> MAGIC and a key, through TLS, both ways --> units sealed with AES-256-GCM
 
-A unit of the link (`core/protocol/peer_messages`) keeps its header readable, and the payload is
-encrypted. A tag behind it shows that neither was changed. The nonce counts the units of a direction, so
-a unit that was left out, repeated or moved is noticed. After UNITS_PER_KEY units the next key is
-derived from the last one. TLS would do as much, but through three more copies and records of 16 KiB:
-it costs a relay three times its sockets.
+A unit of the link (`core/protocol/peer_messages`) has a readable header and an encrypted payload. A tag
+after the payload shows that neither was changed. The nonce counts the units of a direction, so a unit
+that was left out, repeated or moved is noticed. After UNITS_PER_KEY units the next key is derived from
+the last one. TLS would do the same, but with three more copies and records of 16 KiB: for a relay it
+costs three times as much as its sockets.
 
 Not here: sockets (`net/peer/connection`), certificates (`tls`).
 """
@@ -24,12 +24,12 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from echo2d.errors import PeerFault
 
-# Both ends say this first. It changes with what follows the handshake.
+# Both ends send this first. It must change when the protocol after the handshake changes.
 MAGIC = b"echo2d sealed link 1"
 SEALING_KEY_BYTES = 32
-# A TLS record, and what is read of the socket at once.
+# The size of a TLS record, and of one read from the socket.
 HANDSHAKE_READ_BYTES = 16 << 10
-# 2^34 blocks of 16 bytes at the most: the chance to tell a unit from noise stays below 2^-60
+# At most 2^34 blocks of 16 bytes: the chance to tell a unit from noise stays below 2^-60
 # (NIST SP 800-38D; the sum of all blocks, squared, over 2^129).
 UNITS_PER_KEY = 1 << 20
 
@@ -48,12 +48,12 @@ class Seal:
         return aes.encrypt(nonce, payload, header)
 
     def open(self, header: bytes, sealed: memoryview) -> bytes:
-        """The payload of the next unit that came. PeerFault: it is not what the other end sealed."""
+        """The payload of the next unit. PeerFault: it is not what the other end sealed."""
         aes, nonce = self._receiving.next()
         try:
             return aes.decrypt(nonce, sealed, header)
         except InvalidTag:
-            raise PeerFault("what came was changed on the way") from None
+            raise PeerFault("the data was changed on the way") from None
 
 
 class _Direction:
@@ -73,8 +73,7 @@ class _Direction:
 class KeyExchange:
     """One end of the handshake, without I/O: bytes in, bytes out, until there is a `seal`.
 
-    expected: the member that was dialled; None at the end that accepted. seal: None until both keys
-    are known. certificate: the other end's (DER), then. rest: what came behind the other end's key.
+    expected: the member that was dialled; None at the end that accepted.
     """
 
     def __init__(self, context: ssl.SSLContext, *, expected: str | None) -> None:
@@ -85,18 +84,20 @@ class KeyExchange:
         self._mine = secrets.token_bytes(SEALING_KEY_BYTES)
         self._told = False
         self._theirs = b""
+        # None until both keys are known. Then `certificate` is the other end's (DER), and `rest` is
+        # what followed the other end's key.
         self.seal: Seal | None = None
         self.certificate: bytes | None = None
         self.rest = b""
 
     def received(self, data: bytes | memoryview) -> None:
-        """Take what came; the dialling end begins with nothing.
+        """Take received bytes; the dialling end begins with none.
 
-        ssl.SSLError, PeerFault: the handshake has failed. What `to_send` has then is sent in any case.
+        ssl.SSLError, PeerFault: the handshake has failed. The bytes of `to_send` must still be sent.
         """
         self._in.write(data)
         try:
-            self._go_on()
+            self._continue()
         except ssl.SSLWantReadError:
             return
         self.seal = Seal(self._mine, self._theirs[len(MAGIC) :])
@@ -107,8 +108,8 @@ class KeyExchange:
         """The bytes to send now."""
         return self._out.read()
 
-    def _go_on(self) -> None:
-        """Returns once the other end's key is here; ssl.SSLWantReadError: more has to come."""
+    def _continue(self) -> None:
+        """Continue the handshake until the other end's key is here. ssl.SSLWantReadError: more bytes are needed."""
         if not self._told:
             self._tls.do_handshake()
             self._tls.write(MAGIC + self._mine)
@@ -116,7 +117,7 @@ class KeyExchange:
         while len(self._theirs) < len(MAGIC) + SEALING_KEY_BYTES:
             more = self._tls.read(len(MAGIC) + SEALING_KEY_BYTES - len(self._theirs))
             if not more:
-                raise PeerFault("it ended the handshake")
+                raise PeerFault("the other end ended the handshake")
             self._theirs += more
             if not MAGIC.startswith(self._theirs[: len(MAGIC)]):
                 raise PeerFault("it speaks TLS, but not this version of the peer link")

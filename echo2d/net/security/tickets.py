@@ -1,9 +1,9 @@
-"""Tickets: what lets a program outside play one episode of the run, and no other.
+"""Tickets: each lets a program outside the run play one episode, and no other.
 
     ticket = "ep_" + base64url(group, sample, nonce, MAC)
 
-The MAC is by a key of the run, so a ticket cannot be made up, and one of another run or sample is none.
-Each time that an episode is offered its ticket has another nonce: whoever had the last one is refused.
+The MAC is made with a key of the run, so a ticket cannot be forged, and another run's or sample's is refused.
+Each time an episode is offered its ticket has another nonce, so the holder of the last ticket is refused.
 """
 
 import base64
@@ -43,14 +43,14 @@ def ticket_key(seed_key: bytes) -> bytes:
 
 
 def make_ticket(key: bytes, group: GroupId, sample: int) -> tuple[str, Ticket]:
-    """A new ticket for this sample, as text and as what it says."""
+    """A new ticket for this sample, as text and parsed."""
     ticket = Ticket(group, sample, secrets.token_bytes(_NONCE_BYTES))
     head = _HEAD.pack(*ticket.at, ticket.nonce)
     return _text(head + _mac(key, head)), ticket
 
 
 def read_ticket(key: bytes, text: str) -> Ticket | None:
-    """What a ticket of this run says; None: it is none."""
+    """The parsed ticket. None: the text is no ticket of this run."""
     if len(text) != _CHARS or not text.startswith(TICKET_PREFIX) or not text.isascii():
         return None
     body = text[len(TICKET_PREFIX) :]
@@ -59,7 +59,7 @@ def read_ticket(key: bytes, text: str) -> Ticket | None:
     except (binascii.Error, ValueError):
         return None
     head, mac = data[: _HEAD.size], data[_HEAD.size :]
-    # A ticket has one spelling.
+    # Only one text is valid for a ticket.
     if _text(data) != text or not hmac.compare_digest(mac, _mac(key, head)):
         return None
     group, sample, nonce = _HEAD.unpack(head)

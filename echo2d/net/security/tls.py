@@ -54,8 +54,8 @@ _PublicKey = Ed25519PublicKey | ec.EllipticCurvePublicKey
 class Authority:
     """The certificate authority of one run, derived from the run's key. Certificates are PEM.
 
-    crossed: certificates that the authorities before it have signed for it, the newest first. They follow each
-    certificate, so that a member that knows only an older authority believes it, too. older: the certificates
+    crossed: certificates that the earlier authorities have signed for this one, the newest first. They follow each
+    certificate, so that a member that knows only an older authority trusts it, too. older: the certificates
     of those authorities, by which peers are known until they have enrolled again.
     """
 
@@ -72,7 +72,7 @@ class Authority:
         self.certificate = self._sign(self.name, self.public_key, None)
 
     def cross(self, follows: "Authority") -> str:
-        """The certificates with which the authority that follows this one is believed by its members."""
+        """The certificates by which this authority's members trust the one that follows it."""
         return self._sign(follows.name, follows.public_key, None) + self.crossed
 
     def certify_peer(self, public_key: bytes) -> str:
@@ -81,7 +81,7 @@ class Authority:
 
     def coordinator(self) -> "Tls":
         """The coordinator's end, with a new key. Its clients may have no certificate. Blocking."""
-        # Browsers and learners bring a secret only; workers enrol before they have a certificate.
+        # Browsers and learners have a secret only, and workers enrol before they have a certificate.
         key = ec.generate_private_key(ec.SECP256R1())
         tls = Tls(self.certificate + self.older)
         tls.listener.verify_mode = ssl.CERT_OPTIONAL
@@ -160,7 +160,7 @@ class Tls:
         if urlsplit(url).scheme != "https":
             if urlsplit(promised).scheme == "https":
                 raise OperatorFault(
-                    f"{url} means no TLS, and the token file says {promised}; use that URL"
+                    f"{url} has no TLS, but the token file says {promised}; use that URL"
                 )
             return None
         try:
@@ -172,7 +172,7 @@ class Tls:
             ) from error
 
     def trust(self, authority: str) -> None:
-        """Believe this authority (PEM), too, until this process ends."""
+        """Trust this authority (PEM), too, until this process ends."""
         for context in (self.dialler, self.listener):
             context.load_verify_locations(cadata=authority)
 
@@ -212,10 +212,10 @@ class _Accepted(ssl.SSLObject):
 _WORDS = {
     "HTTP_REQUEST": "it speaks HTTP without TLS",
     "WRONG_VERSION_NUMBER": "it does not speak TLS",
-    "UNSUPPORTED_PROTOCOL": "it speaks no TLS as new as 1.3",
+    "UNSUPPORTED_PROTOCOL": "it does not speak TLS 1.3 or newer",
     "PEER_DID_NOT_RETURN_A_CERTIFICATE": "it shows no certificate",
     "TLSV13_ALERT_CERTIFICATE_REQUIRED": "it wants a certificate, and this end shows none",
-    "TLSV1_ALERT_UNKNOWN_CA": "it does not believe this end's certificate",
+    "TLSV1_ALERT_UNKNOWN_CA": "it does not trust this end's certificate",
 }
 
 
@@ -223,12 +223,14 @@ def in_words(error: BaseException) -> str:
     """A connection's error, or its cause, in plain words."""
     fault = error.__cause__ if isinstance(error.__cause__, ssl.SSLError) else error
     if isinstance(fault, ssl.SSLCertVerificationError):
-        return f"its certificate is not of who is expected in this run ({fault.verify_message})"
+        return (
+            f"its certificate is not for the expected member in this run ({fault.verify_message})"
+        )
     if isinstance(fault, ssl.SSLError) and fault.reason in _WORDS:
         return _WORDS[fault.reason]
     if isinstance(error.__cause__, HttpProcessingError):
         return "it does not speak HTTP; workers' links have the port after the coordinator's"
-    # In aiohttp's errors: which context was used says nothing to a person.
+    # aiohttp's errors name the SSL context, which says nothing to a person.
     return re.sub(r" ssl:(<[^>]*>|\w+)", "", str(error)) or "no answer"
 
 
@@ -252,7 +254,7 @@ class HttpOptions(TypedDict, total=False):
 
 
 def to_coordinator(tls: Tls | None) -> HttpOptions:
-    """Options under which a request reaches the coordinator and no other member."""
+    """Options with which a request reaches the coordinator and no other member."""
     return {} if tls is None else {"ssl": tls.dialler, "server_hostname": COORDINATOR}
 
 

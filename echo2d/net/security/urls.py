@@ -1,4 +1,4 @@
-"""Checks the coordinator's URL where it is read, and tells whether a host is this machine."""
+"""Checks the coordinator's URL, and tells whether a host is this machine."""
 
 import ipaddress
 from urllib.parse import urlsplit
@@ -30,9 +30,9 @@ def coordinator_url(text: str) -> str:
 
 
 class CoordinatorUrls:
-    """The URLs of one coordinator, with commas between them: names or addresses that it has in turn.
+    """The URLs of one coordinator, separated by commas: names or addresses that it has at different times.
 
-    One is tried at a time. OperatorFault: one is none, or they differ about TLS.
+    One is tried at a time. OperatorFault: one is not a URL, or some have TLS and some do not.
     """
 
     def __init__(self, text: str) -> None:
@@ -46,14 +46,14 @@ class CoordinatorUrls:
 
     @property
     def url(self) -> str:
-        """The one to try now."""
+        """The URL to try now."""
         return self.all[self._at]
 
     def try_next(self) -> None:
         self._at = (self._at + 1) % len(self.all)
 
 
-# They mean every address of a host: to listen on, not to dial.
+# These mean every address of a host: one can listen on them, but not dial them.
 WILDCARDS = ("", "0.0.0.0", "::")  # noqa: S104 - compared, not bound
 
 

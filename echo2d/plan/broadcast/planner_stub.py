@@ -1,7 +1,8 @@
-"""The stand-in for the coordinator: makes the plan, mends it when peers break, go or come. Knows what peers report.
+"""The stand-in for the coordinator: makes the plan, and repairs it when peers fail, leave or join. It knows only what
+peers report.
 
-Reports of stalled parents are gathered for a moment, since everybody below a stalled peer reports: only a parent that
-does not itself wait for another is made a leaf.
+Reports of stalled parents are collected for a moment, because every peer below a stalled peer reports: only a parent
+that does not itself wait for another parent is made a leaf.
 """
 
 from collections.abc import Collection, Sequence
@@ -18,7 +19,7 @@ from echo2d.core.topology.shapes import plan_shape
 
 
 class PlannerStub:
-    """The current plan. Every change returns the peers who are to be told their edges."""
+    """The current plan. Every change returns the peers to which their new edges must be sent."""
 
     def __init__(self, job: Job, shape: str, chains: int, within_s: float | None = None) -> None:
         self._job = job
@@ -32,11 +33,11 @@ class PlannerStub:
         self.generations = 0
 
     def start(self, seed: PeerFacts, peers: Sequence[PeerFacts]) -> set[PeerId]:
-        """A plan of its own number, in which sequence numbers start anew."""
+        """Make a plan with a new number, in which sequence numbers start at 0."""
         return self._follow(self._new_plan(seed, peers))
 
     def learn(self, seed: PeerFacts, peers: Sequence[PeerFacts]) -> set[PeerId]:
-        """More is known of the peers than when the plan was made."""
+        """Make a new plan from what is known of the peers by now, and follow it if it is much better."""
         assert self.plan is not None
         plan = self._new_plan(seed, peers)
         return self._follow(plan) if is_much_better(plan, self.plan) else set()
@@ -60,20 +61,20 @@ class PlannerStub:
         return set(plan.facts())
 
     def came(self, facts: PeerFacts, holders: Collection[PeerId]) -> set[PeerId]:
-        """A peer that is not the root said hello, for the first time or again. holders: who has everything."""
+        """A peer that is not the root has connected, for the first time or again. holders: peers with all frames."""
         assert self.plan is not None
         self._gone.discard(facts.peer)
         old = self.plan
         return self._change(old, join(self._without(facts.peer), facts, holders)) | {facts.peer}
 
     def went(self, peer: PeerId) -> set[PeerId]:
-        """The coordinator's own connection to this peer is gone."""
+        """The coordinator has lost its own connection to this peer."""
         assert self.plan is not None
         self._gone.add(peer)
         return self._change(self.plan, self._without(peer))
 
     def broken(self, reporter: PeerId, report: ReportEdgeBroken) -> bool:
-        """Keeps a report; True if `decide` is to be called in a moment."""
+        """Keep a report; True: call `decide` in a moment."""
         plan = self.plan
         assert plan is not None
         if report.plan != plan.plan_id or report.peer == plan.root:
@@ -85,7 +86,7 @@ class PlannerStub:
         return first
 
     def decide(self) -> set[PeerId]:
-        """Makes leaves of the parents that were reported and do not wait for another."""
+        """Make leaves of the reported parents that do not themselves wait for another parent."""
         assert self.plan is not None
         accused = {peer for peer in self._stalled.values() if peer not in self._stalled}
         self._stalled = {}
@@ -97,7 +98,7 @@ class PlannerStub:
         return told
 
     def accused(self, accuser: PeerId, accused: PeerId, now: float) -> set[PeerId]:
-        """A bad frame came from the accused: whoever is at fault becomes a leaf for good."""
+        """A bad frame came from the accused: the peer that is found at fault becomes a leaf for good."""
         assert self.plan is not None
         is_seed = accuser == self.plan.root
         facts = self.plan.facts().get(

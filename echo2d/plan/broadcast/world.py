@@ -1,7 +1,7 @@
 """A swarm in virtual time: one real `Relay` per peer on a modelled `network`, and a stand-in for the coordinator.
 
-A peer that dies takes along what was under way to and from it; its disk stays. The same scenario gives the same trace,
-bit for bit. Reads no real clock. Not here: bytes, hashing, the control link.
+When a peer dies, everything under way to and from it is lost; its disk stays. The same scenario gives the same trace,
+bit for bit. The module reads no real clock. Not here: bytes, hashing, the control link.
 """
 
 import random
@@ -49,7 +49,7 @@ from echo2d.plan.kernel.scenario import PeerCrash, Scenario
 from echo2d.plan.kernel.virtual_clock import Clock
 
 _CHECK_EVERY = 1000  # events between two checks of a relay
-CHECK_EVERY_LONG = 100_000  # in runs of minutes: a check looks at every frame
+CHECK_EVERY_LONG = 100_000  # the same in runs of minutes, because a check looks at every frame
 
 _STAMP = struct.Struct("<dHHI")
 _KINDS = {
@@ -58,30 +58,25 @@ _KINDS = {
 
 
 class BroadcastStuckError(AssertionError):
-    """Somebody who is alive did not get everything in time."""
+    """A peer that is alive did not receive everything in time."""
 
 
 @dataclass(frozen=True, slots=True)
 class BroadcastOutcome:
-    """t_verify_s: until the last peer that was there from the start, and is still there, held everything.
+    """What one broadcast took, and what happened in it."""
 
-    arrived_s: when each peer held everything. verified_peers: those who hold it and are still there. seed_copies:
-    payload that the seed sent, in forms. duplicates: payload frames received twice. left: peers that died. quarantined:
-    who is at the end. trace: digest of everything that happened, in order.
-    """
-
-    t_verify_s: float
+    t_verify_s: float  # until the last peer that was present from start to end held everything
     bound_s: float
     predicted_s: float
-    arrived_s: dict[int, float]
-    verified_peers: int
-    left: int
-    seed_copies: float
-    duplicates: int
+    arrived_s: dict[int, float]  # when each peer held everything
+    verified_peers: int  # peers that hold everything and are still alive
+    left: int  # peers that died
+    seed_copies: float  # payload that the seed sent, in forms
+    duplicates: int  # payload frames that were received twice
     events: int
     generations: int
-    quarantined: tuple[int, ...]
-    trace: str
+    quarantined: tuple[int, ...]  # peers that are in quarantine at the end
+    trace: str  # digest of everything that happened, in order
 
     @property
     def ratio(self) -> float:
@@ -104,9 +99,9 @@ class BroadcastOutcome:
 
 
 class World:
-    """Plays one scenario. check_every: events between two checks of a relay (all are checked at the end).
+    """Simulates one scenario. check_every: events between two checks of a relay (all are checked at the end).
 
-    rates: what the planner knows of the peers, and learns from this version; None: it knows their links as they are.
+    rates: what the planner knows of the peers, and learns from this version; None: it knows their real links.
     """
 
     def __init__(
@@ -117,13 +112,13 @@ class World:
         self._segments = tuple(scenario.segments())
         self._encoded = 0
         self._rates = rates
-        self._one_plan = True  # what the links carried belongs to it
+        self._one_plan = True  # the links carried frames of one plan only
         self._nodes = [Node(number, spec) for number, spec in enumerate(scenario.peers)]
         self._by_peer = {node.peer: node for node in self._nodes}
         job = Job(FORM, scenario.wire_bytes, scenario.frame_bytes)
         self._planner = PlannerStub(job, scenario.shape, scenario.chains, scenario.within_s)
-        self._waiting: set[int] = set()  # peers alive without the whole form
-        self._to_come = 0  # starts and deaths
+        self._waiting: set[int] = set()  # living peers that do not hold the whole form
+        self._to_come = 0  # scheduled starts and deaths
         self._left = 0
         self._chance = random.Random(f"churn {scenario.rng_seed}")
         self._clock = Clock()
@@ -134,9 +129,10 @@ class World:
         self._trace = blake3()
 
     def run(self, told: Callable[[float], None] = lambda _: None) -> BroadcastOutcome:
-        """Until everyone alive holds everything. StuckError, naming the rng_seed, if that does not come.
+        """Simulate until every living peer holds everything.
 
-        told: now and then, of the share of the predicted time that has passed.
+        told: is called now and then with the share of the predicted time that has passed. BroadcastStuckError, with
+        the rng_seed: some peer does not receive everything.
         """
         present = [node for node in self._nodes if node.spec.joins_at_s == 0]
         for node in present:
@@ -148,7 +144,7 @@ class World:
         for fault in self._scenario.faults:
             self._to_come += 1
             self._clock.after(fault.at_s, self._die, self._nodes[fault.peer], fault)
-        self._know(present)
+        self._update_facts(present)
         self._tell(self._planner.start(present[0].facts, [node.facts for node in present[1:]]))
         if (
             self._rates is not None
@@ -158,13 +154,13 @@ class World:
         ):
             self._clock.after(LEARN_S, self._learn, self._rates)
         self._encode(self._nodes[0].boots)
-        self._churn_later()
+        self._schedule_churn()
         tell_at = 0
         while self._waiting or self._to_come:
             if not self._clock.step(self._scenario.limit_s):
                 self._stuck()
             if self._events >= tell_at:
-                # The progress is told every 10,000 events.
+                # Progress is reported every 10,000 events.
                 tell_at += 10_000
                 told(self._clock.now / max(self._plan.predicted_s, TIME_EPSILON_S))
         if self._rates is not None:
@@ -172,16 +168,16 @@ class World:
         return self._outcome()
 
     def _learn(self, rates: Rates) -> None:
-        """What the first seconds have shown may give a better plan."""
+        """Plan again with the rates that the first seconds have shown."""
         self._measure(rates)
         present = [node for node in self._nodes if node.relay is not None]
-        self._know(present)
+        self._update_facts(present)
         told = self._planner.learn(present[0].facts, [node.facts for node in present[1:]])
         self._tell(told)
         self._one_plan = not told
 
-    def _know(self, present: list[Node]) -> None:
-        """By the rates, if there are any, the planner knows them."""
+    def _update_facts(self, present: list[Node]) -> None:
+        """Give the planner the uplinks that the rates show, if it plans by rates."""
         if self._rates is None:
             return
         uplinks = self._rates.to_plan_with([node.peer for node in present])
@@ -189,7 +185,7 @@ class World:
             node.facts = PeerFacts(node.peer, uplinks.get(node.peer), None, node.facts.address)
 
     def _measure(self, rates: Rates) -> None:
-        """What both ends of every link tell the coordinator."""
+        """Add to the rates what both ends of every link report to the coordinator."""
         assert self._planner.plan is not None
         rates.begin(self._planner.plan if self._one_plan else None)
         for node in self._nodes:
@@ -227,7 +223,7 @@ class World:
         )
 
     def _counted(self) -> list[Node]:
-        """Who was there from the start, and is still there."""
+        """The peers that were present at the start and still are."""
         return [
             node for node in self._nodes[1:] if node.spec.joins_at_s == 0 and node.relay is not None
         ]
@@ -246,7 +242,7 @@ class World:
     # the loop
 
     def _feed(self, node: Node, event: RelayEvent) -> None:
-        """Lets the node's relay handle the event, and does what it says."""
+        """Let the node's relay handle the event, and perform its actions."""
         relay = node.relay
         if relay is None:
             return
@@ -294,12 +290,12 @@ class World:
                 del node.expected[peer]
                 self._network.disconnect(node, self._by_peer[peer])
             case ReportEdgeBroken() | Accuse():
-                self._clock.after(self._control_s(node), self._reported, node.peer, action)
+                self._clock.after(self._control_s(node), self._handle_report, node.peer, action)
             case FormArrived():
                 self._waiting.discard(node.number)
                 node.arrived_s = self._clock.now if node.arrived_s is None else node.arrived_s
             case FrameGone():
-                raise AssertionError("nobody loses frames here")
+                raise AssertionError("no peer loses frames in this simulation")
             case _:
                 assert_never(action)
 
@@ -317,10 +313,10 @@ class World:
                 self._feed(node, TableHeld(FORM, SegmentId(segment), sizes))
                 self._feed(node, FramesFound(FORM, frames[1:]))
         if self._encoded == len(self._segments):
-            self._hear_later(node, FormComplete(FORM, self._encoded))
+            self._send_later(node, FormComplete(FORM, self._encoded))
 
     def _come(self, node: Node) -> None:
-        """The process starts, and the coordinator takes it in."""
+        """The process starts, and the coordinator adds it to the plan."""
         self._to_come -= 1
         self._enter(node)
 
@@ -347,8 +343,8 @@ class World:
             self._to_come += 1
             self._clock.at(max(self._clock.now, fault.back_s), self._come, node)
 
-    def _churn_later(self) -> None:
-        """Somebody leaves and somebody comes, after a time as between independent decisions of all peers."""
+    def _schedule_churn(self) -> None:
+        """Schedule the next leave and join, after an exponential time: all peers decide independently."""
         per_s = self._scenario.churn / 60.0 * (len(self._scenario.peers) - 1)
         if per_s:
             self._clock.after(self._chance.expovariate(per_s), self._churn)
@@ -362,7 +358,7 @@ class World:
         self._nodes.append(node)
         self._by_peer[node.peer] = node
         self._enter(node)
-        self._churn_later()
+        self._schedule_churn()
 
     def _kill(self, node: Node, fault: PeerCrash) -> None:
         assert node.relay is not None
@@ -383,21 +379,21 @@ class World:
         node.expected = {}
         noticed = self._scenario.silence_s if fault.silent else self._scenario.detect_s
         if node.number:
-            self._clock.after(noticed, self._gone, node, node.boots)
+            self._clock.after(noticed, self._lose, node, node.boots)
 
     def _encode(self, boots: int) -> None:
-        """The seed's next segments are ready: all at once, or one after the other while the seed lives."""
+        """Encode the remaining segments: all at once, or one after the other while the seed lives."""
         seed = self._nodes[0]
         while (
             boots == seed.boots and seed.relay is not None and self._encoded < len(self._segments)
         ):
             sizes = self._segments[self._encoded]
             if self._scenario.encode_rate is not None:
-                self._clock.after(sum(sizes) / self._scenario.encode_rate, self._encoded_one, boots)
+                self._clock.after(sum(sizes) / self._scenario.encode_rate, self._end_segment, boots)
                 return
             self._add_segment(seed, sizes)
 
-    def _encoded_one(self, boots: int) -> None:
+    def _end_segment(self, boots: int) -> None:
         seed = self._nodes[0]
         if boots == seed.boots and seed.relay is not None:
             self._add_segment(seed, self._segments[self._encoded])
@@ -413,15 +409,15 @@ class World:
         )
         if self._encoded == len(self._segments):
             for node in self._nodes:
-                self._hear_later(node, FormComplete(FORM, self._encoded))
+                self._send_later(node, FormComplete(FORM, self._encoded))
 
     # the coordinator
 
     def _control_s(self, node: Node) -> float:
         return node.spec.latency_s + self._scenario.peers[0].latency_s
 
-    def _hear_later(self, node: Node, event: RelayEvent) -> None:
-        """The coordinator tells this peer, if it is still the same process when that arrives."""
+    def _send_later(self, node: Node, event: RelayEvent) -> None:
+        """The coordinator sends this to the peer, which gets it if it is still the same process on arrival."""
         self._clock.after(self._control_s(node), self._hear, node, node.boots, event)
 
     def _hear(self, node: Node, boots: int, event: RelayEvent) -> None:
@@ -430,19 +426,19 @@ class World:
 
     def _tell(self, peers: set[PeerId]) -> None:
         for peer in sorted(peers):
-            self._hear_later(
+            self._send_later(
                 self._by_peer[peer], PlanReceived(edges_for(self._plan, peer, self._planner.secret))
             )
 
-    def _gone(self, node: Node, boots: int) -> None:
+    def _lose(self, node: Node, boots: int) -> None:
         if node.boots == boots:
             self._tell(self._planner.went(node.peer))
 
-    def _reported(self, reporter: PeerId, report: ReportEdgeBroken | Accuse) -> None:
+    def _handle_report(self, reporter: PeerId, report: ReportEdgeBroken | Accuse) -> None:
         if isinstance(report, Accuse):
             self._tell(self._planner.accused(reporter, report.accused, self._clock.now))
         elif self._planner.broken(reporter, report):
-            # The coordinator waits this long for more reports of broken edges.
+            # The coordinator waits 0.6 s for more reports of broken edges.
             self._clock.after(0.6, self._decide)
 
     def _decide(self) -> None:
@@ -450,7 +446,7 @@ class World:
 
 
 def _frames_in(message: RelayMessage) -> int:
-    """How many frames a message names."""
+    """The number of frames that a message names."""
     match message:
         case FramesHeld(runs=runs):
             return sum(run.count for run in runs)

@@ -1,16 +1,16 @@
-"""When a run on far-away workers is cheaper than a data centre: `echo2d plan` of a file with `[centralized]`.
+"""When a run on far-away workers is cheaper than a data centre; `echo2d plan` of a file with `[centralized]` shows it.
 
 Per train step, as a share of what the data centre bills:
 
     c        the rollouts' share of its bill; the learner is the rest
     p        usd per trajectory here, over usd per trajectory there
     gamma    trajectories that are paid for, over those that are trained on
-    delta    by how much the learner costs more here: a step takes longer, or its host is cheaper and taken away
+    delta    how much more the learner costs here: a step takes longer, or its host is cheaper and may be taken away
 
     saving = 1 - ((1 + delta) (1 - c) + gamma p c) = c (1 - gamma p) - delta (1 - c)
 
-It is 0 at p = (1 - delta (1 - c) / c) / gamma, and at c = delta / (1 - gamma p + delta). Not here: what a run on
-these workers costs (`forecast`).
+The saving is 0 at p = (1 - delta (1 - c) / c) / gamma, and at c = delta / (1 - gamma p + delta). Not here: what a run
+on these workers costs (`forecast`).
 """
 
 from dataclasses import dataclass
@@ -22,15 +22,14 @@ from echo2d.plan.fleet.spot_learner import SpotLearner
 
 @dataclass(frozen=True, slots=True)
 class BreakEven:
-    """The symbols of the module docstring. centralized_usd: a step in the data centre; synchronous_usd: where its
-    machines generate and train by turns, if the file says how long that takes.
-    """
+    """The comparison, with the symbols of the module docstring."""
 
-    rollout_share: float
-    price_ratio: float
-    margin: float
-    longer: float
-    centralized_usd: float
+    rollout_share: float  # c
+    price_ratio: float  # p
+    margin: float  # gamma
+    longer: float  # delta
+    centralized_usd: float  # a step in the data centre
+    # The same if its machines generate and train by turns; None: the file does not say how long that takes.
     synchronous_usd: float | None = None
 
     @property
@@ -39,13 +38,13 @@ class BreakEven:
         return self.saving_at(self.rollout_share, self.price_ratio)
 
     def saving_at(self, rollout_share: float, price_ratio: float) -> float:
-        """The same for another bill and other prices."""
+        """The saving at another share of rollouts and another price ratio."""
         paid = self.margin * price_ratio
         return rollout_share * (1.0 - paid) - self.longer * (1.0 - rollout_share)
 
     @property
     def price_ratio_max(self) -> float:
-        """Up to this price ratio a run here is cheaper; 0 or less: at none."""
+        """Up to this price ratio a run here is cheaper; 0 or less: it never is."""
         if self.rollout_share <= 0:
             return 0.0
         spent_longer = self.longer * (1.0 - self.rollout_share) / self.rollout_share
@@ -53,7 +52,7 @@ class BreakEven:
 
     @property
     def rollout_share_min(self) -> float | None:
-        """From this share of rollouts on a run here is cheaper; None: at none."""
+        """From this share of rollouts on a run here is cheaper; None: it never is."""
         gain = 1.0 - self.margin * self.price_ratio
         if gain <= 0:
             return None
@@ -75,9 +74,9 @@ class BreakEven:
 
 
 def break_even(fleet: FleetSpec, found: Forecast) -> BreakEven | None:
-    """None: the file has no `[centralized]`, or no step is ever done here.
+    """Compare a run here with the data centre. None: the file has no `[centralized]`, or no step is ever done here.
 
-    What a bubble and the versions on the wire cost counts as part of the price of trajectories.
+    The price of trajectories includes the cost of the bubble and of versions on the wire.
     """
     there = fleet.centralized
     if there is None or not found.mu_pool or found.usd_per_step == float("inf"):

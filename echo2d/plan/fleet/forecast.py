@@ -1,11 +1,11 @@
-"""What `echo2d plan` answers: which workers of a fleet, how long versions take to them, what a step costs, what if.
+"""The answer of `echo2d plan`: which workers to use, how long versions take to reach them, what a step costs, what if.
 
-    all workers --T_bcast--> kappa, mu_min --what a step costs with more or fewer of them (`pools`)--> the cheapest ones
+    all workers --T_bcast--> kappa, mu_min --price of a step with more or fewer workers (`pools`)--> the cheapest ones
 
-T_bcast is the planner's prediction for all that are there and the pause of a refit: in a run those that stand by
-receive versions, too. What goes up a metered line costs: everybody may pass versions on, or all
-but those kinds, or nobody (a star); the cheapest of the three is the answer. Rates are those of the file; nothing is
-random but the order of `by_cost=False`. Not here: the formulas (`capacity/model`), the choice
+T_bcast is the planner's prediction for all workers that are present, plus the pause of a refit: in a run, workers on
+standby receive versions, too. Sending over a metered line costs money, so three cases are priced: all workers pass
+versions on, all but the metered kinds, or none (a star). The cheapest case is the answer. Rates are those of the file;
+only the order of `by_cost=False` is random. Not here: the formulas (`capacity/model`), the choice
 (`capacity/worker_cost`), the trees (`topology/planner`); what a run measures (`world`).
 """
 
@@ -35,7 +35,7 @@ from echo2d.core.topology.few_copies import seed_copies
 from echo2d.core.topology.plan import Job, PeerFacts, Plan
 from echo2d.core.topology.planner import plan_chains, plan_star
 from echo2d.core.topology.shapes import AUTO, plan_shape
-from echo2d.core.weights.encoding import frame_bytes_for
+from echo2d.core.weights.form import frame_bytes_for
 from echo2d.plan.fleet.spec import FleetSpec, WorkersTable
 from echo2d.plan.fleet.spot_learner import SpotLearner
 from echo2d.plan.kernel.scenario import MBIT
@@ -43,31 +43,28 @@ from echo2d.plan.kernel.scenario_file import TRIPS
 
 WHAT_IF_S = 2  # values of S tried on either side of the file's
 CountsByKind = Mapping[str, int]  # workers of each kind
-Relays = Literal["all", "unmetered", "none"]  # who passes versions on
+Relays = Literal["all", "unmetered", "none"]  # which workers pass versions on
 
 
 @dataclass(frozen=True, slots=True)
 class Ablation:
-    """What is left out, to see what it is worth. rng_seed: of the order in which workers are taken without prices."""
+    """Parts that can be switched off, to see what each is worth."""
 
     p2p: bool = True
     by_cost: bool = True
     delta: bool = True
-    rng_seed: int = 0
+    rng_seed: int = 0  # of the order in which workers are taken if prices do not count
 
 
 @dataclass(frozen=True, slots=True)
 class BroadcastForecast:
-    """T_verify in seconds by shape, and what nobody can beat.
-
-    copies: of the form that one worker of a kind sends, as planned; seed_copies: that the learner's host does.
-    """
+    """T_verify in seconds by shape, and how often the form is sent."""
 
     star_s: float
     planned_s: float
-    bound_s: float
-    copies: Mapping[str, float]
-    seed_copies: float
+    bound_s: float  # no plan can be faster
+    copies: Mapping[str, float]  # of the form, that one worker of each kind sends by the plan
+    seed_copies: float  # of the form, that the learner's host sends
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +82,7 @@ class WhatIf:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """The answer. mu: trajectories/s. usd_per_h: of learner and chosen workers, bandwidth included.
-
-    seed_usd_per_h: the part of it for what the learner's host sends. longer: how many times as long a step takes
-    because the learner's host is taken away now and then (`spot_learner`).
-    """
+    """The answer. mu: trajectories/s."""
 
     demand: Demand
     feasible: bool
@@ -98,14 +91,14 @@ class Forecast:
     choice: WorkerSet
     broadcast: BroadcastForecast
     relays: Relays
-    usd_per_h: float
+    usd_per_h: float  # of learner and chosen workers, with bandwidth
     kinds: tuple[WorkersTable, ...]
     pools: Pools
-    seed_usd_per_h: float = 0.0
+    seed_usd_per_h: float = 0.0  # the part of usd_per_h for what the learner's host sends
+    # How many times as long a step takes because the learner's host is sometimes taken away (`spot_learner`).
     longer: float = 1.0
-    chain_s: float = (
-        0.0  # of one chain through the chosen ones, for comparison; `plan` alone reckons it
-    )
+    # Seconds through one chain of the chosen workers, to compare; only `plan` computes it.
+    chain_s: float = 0.0
 
     @property
     def mu_pool(self) -> float:
@@ -121,12 +114,12 @@ class Forecast:
 
     @property
     def why(self) -> str:
-        """Why these workers: the price of a step, and with some more or fewer."""
+        """Why these workers: the price of a step with them, and with more or fewer."""
         return self.pools.why()
 
     @property
     def usd_per_step(self) -> float:
-        """Infinite where no step is ever done."""
+        """Usd; infinite if no step is ever done."""
         return self.usd_per_h / 3600.0 * self.step_s
 
     @property
@@ -187,10 +180,10 @@ def provision(fleet: FleetSpec, ablation: Ablation | None = None) -> Forecast:
 
 
 def what_if(fleet: FleetSpec, ablation: Ablation | None = None) -> list[WhatIf]:
-    """The same with other S and kappa."""
+    """The answers with other S and kappa."""
     planner = BroadcastForecasts(fleet, ablation or Ablation())
     here = fleet.learner.staleness_max
-    # larger ones are in no table
+    # The table shows kappa up to 6.
     cells = [
         (bound, kappa)
         for bound in range(max(0, here - WHAT_IF_S), here + WHAT_IF_S + 1)
@@ -209,7 +202,7 @@ def _cell(found: Forecast) -> WhatIf:
 
 @dataclass
 class BroadcastForecasts:
-    """Keeps what broadcasts take, by how many workers of each kind there are."""
+    """Makes forecasts of one fleet, and keeps the predicted broadcasts by the number of workers of each kind."""
 
     fleet: FleetSpec
     ablation: Ablation
@@ -218,14 +211,14 @@ class BroadcastForecasts:
     )
 
     def plan(self) -> Forecast:
-        """For the file's S and kappa, with what a chain would take."""
+        """The forecast for the file's S and kappa, with the time that a chain would take."""
         found = self.cheapest()
         return replace(found, chain_s=self._chain_s(found.counts))
 
     def cheapest(
         self, staleness_max: int | None = None, publish_every: int | str | None = None
     ) -> Forecast:
-        """For the file's S and kappa, or these."""
+        """The cheapest forecast for these S and kappa; the default is the file's."""
         learner = self.fleet.learner
         bound = learner.staleness_max if staleness_max is None else staleness_max
         kappa = learner.publish_every if publish_every is None else publish_every
@@ -241,9 +234,9 @@ class BroadcastForecasts:
     def broadcast(
         self, counts: CountsByKind, relays: Relays = "all", within_s: float | None = None
     ) -> BroadcastForecast:
-        """To so many workers of each kind.
+        """Predict a broadcast to this many workers of each kind.
 
-        within_s: the seed sends as few copies as take no longer; None: its bytes cost nothing.
+        within_s: the seed sends as few copies as this time allows; None: its bytes cost nothing.
         """
         at = relays, tuple(counts.get(kind.name, 0) for kind in self.fleet.workers), within_s
         if at not in self._broadcasts:
@@ -253,7 +246,7 @@ class BroadcastForecasts:
     # --- inside
 
     def _priced(self, bound: int, kappa: int | str, relays: Relays) -> Forecast:
-        """What a step costs if these pass versions on."""
+        """The forecast if these workers pass versions on."""
         learner, policy = self.fleet.learner, self.fleet.policy
         counts = Counter({kind.name: _there(kind) for kind in self.fleet.workers})
         broadcast = self.broadcast(counts, relays)
@@ -274,7 +267,7 @@ class BroadcastForecasts:
         pools = Pools(demand, ranked, spot.paid * learner.usd_per_h).played()
         chosen = self._choose(ranked, pools.best.mu)
         busy = pools.bubble(available) <= BUSY
-        # It publishes less often while it is away.
+        # A learner whose host is taken away publishes less often.
         seed_usd_per_h = self._seed_usd_per_h(demand, broadcast) / spot.longer
         usd_per_h = spot.paid * learner.usd_per_h + chosen.usd_per_h + seed_usd_per_h
         return Forecast(
@@ -296,7 +289,7 @@ class BroadcastForecasts:
         return replace(demand, publish_every=every)
 
     def _seed_usd_per_h(self, demand: Demand, broadcast: BroadcastForecast) -> float:
-        """What the learner's host pays for the versions that it sends."""
+        """What the versions that the learner's host sends cost."""
         return bandwidth_usd_per_h(
             publishes_per_h=3600.0 / demand.period_s,
             wire_bytes=self.fleet.model.wire_bytes(delta=self.ablation.delta),
@@ -377,7 +370,7 @@ class BroadcastForecasts:
 
 
 def _there(kind: WorkersTable) -> int:
-    """How many of a kind are there at a time, on average; those that are away are not paid for."""
+    """The workers of a kind that are present on average; workers that are away cost nothing."""
     return max(1, round(kind.count * kind.availability))
 
 
@@ -395,7 +388,7 @@ def _facts(kind: WorkersTable, number: int, *, receive_only: bool) -> PeerFacts:
 
 
 def _copies_by_kind(plan: Plan, counts: CountsByKind) -> dict[str, float]:
-    """The mean of those alike: the planner tells them apart by their names alone."""
+    """The mean over the workers of each kind: to the planner they differ only in their names."""
     sent: Counter[str] = Counter()
     for peer, copies in plan.copies().items():
         if peer != plan.root:

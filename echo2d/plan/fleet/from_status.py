@@ -1,9 +1,9 @@
-"""Makes a fleet out of a running coordinator's status: `echo2d plan --live` plans with it.
+"""Makes a fleet from a running coordinator's status: `echo2d plan --live` plans with it.
 
-Measured are T_train, T_bcast (which takes the place of a prediction), the share of it in which
-workers stop, the pause of a refit, a trajectory's time, bytes on the wire, mu of each worker, and
-uplinks, and the spread of lengths. The run's configuration gives S, kappa, R and prices. Downlinks are not
-measured; since T_bcast is, only the broadcast shapes that are shown beside it depend on them.
+Measured are T_train, T_bcast (which replaces the prediction), the share of it in which workers stop, the pause of a
+refit, a trajectory's time, bytes on the wire, mu of each worker, uplinks, and the spread of lengths. The run's
+configuration gives S, kappa, R and prices. Downlinks are not measured; because T_bcast is, only the broadcast shapes
+that are shown beside it depend on them.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ from echo2d.plan.kernel.scenario import MBIT
 
 
 def fleet_of(status: Status) -> FleetSpec:
-    """OperatorFault: the run has not measured what a plan needs."""
+    """The fleet of this status. OperatorFault: the run has not measured what a plan needs."""
     provision, measured = status.provision, status.provision.estimates
     needed = {
         "t_train_s": measured.t_train_s,
@@ -59,7 +59,7 @@ def fleet_of(status: Status) -> FleetSpec:
 
 
 def _counts(worker: WorkerStatus) -> bool:
-    """The worker is here to stay, serves a version, and makes something."""
+    """Whether the worker has joined, is not leaving, serves a version, and has a rate."""
     return (
         worker.state == "joined"
         and not worker.leaving
@@ -69,7 +69,7 @@ def _counts(worker: WorkerStatus) -> bool:
 
 
 def _kind(worker: WorkerStatus) -> dict[str, Any]:
-    """Each worker is a kind of its own; its id tells it from another one of the same name."""
+    """A kind for this worker alone; its id distinguishes it from another one of the same name."""
     return {
         "name": f"{worker.name} {worker.id[:8]}",
         "trajectories_per_h": 3600.0 * (worker.mu or 0.0),
@@ -90,5 +90,5 @@ def _value(estimate: EstimateStatus | None) -> float:
 
 
 def _mbps(uplink: float | None) -> float:
-    # 100 Mbit/s are assumed of a peer that has not sent enough to be measured.
+    # A peer that has not sent enough to be measured is assumed to have 100 Mbit/s.
     return 100.0 if not uplink else uplink / MBIT

@@ -1,6 +1,6 @@
-"""Deliveries of a simulated fleet: what each box delivers is known as soon as it is here.
+"""Deliveries of a simulated fleet: the rate of each box is known as soon as the box is present.
 
-A run measures it in a few seconds, from messages that a simulated fleet does not send.
+A run measures that rate in a few seconds, from messages that a simulated fleet does not send.
 """
 
 import math
@@ -21,15 +21,15 @@ from echo2d.plan.fleet.worker import FleetWorker
 
 
 class KnownDeliveries(Deliveries):
-    """Samples a second take the place of tokens. Set `review_at` to 0 when boxes have come or gone."""
+    """Counts samples per second instead of tokens. Set `review_at` to 0 when boxes have joined or left."""
 
     def __init__(self, boxes: Mapping[PeerId, FleetWorker], window: int) -> None:
         super().__init__(window, 1)
         self._boxes = boxes
         self._bounds: dict[PeerId, Bounds] = {}
-        # Of each box: samples/s of one slot, and of all.
+        # For each box: samples/s of one slot, and of all its slots.
         self._speeds: dict[PeerId, tuple[float, float]] = {}
-        # Ranks, and the usual speed beside which they are that.
+        # The usual speed, and the ranks that were computed with it.
         self._ranked_by, self._ranks = 0.0, dict[PeerId, int]()
 
     def bounds(self, worker: PeerId) -> Bounds:
@@ -39,11 +39,11 @@ class KnownDeliveries(Deliveries):
         return []
 
     def holds(self, worker: PeerId, *_: object, **__: object) -> Bounds:
-        """Nothing is measured."""
+        """The bounds of a worker; the arguments are ignored, because nothing is measured."""
         return self._bounds.get(worker, UNBOUND)
 
     def review(self, **_: object) -> set[PeerId]:
-        """What each may hold, by what its kind makes."""
+        """Compute how many samples each box may hold, from the rate of its kind."""
         self.review_at = math.inf
         before, self._bounds = self._bounds, {}
         here = [(each, self._speed(each, box)) for each, box in self._boxes.items() if box.here]

@@ -1,10 +1,10 @@
 """The learner of a simulated fleet: it waits for a batch, trains, commits, and may lose its host.
 
     waits --batch n is full--> trains --committed--> waits
-      +------------ host taken ---+--> away: restart_s, and what was lost once more --> waits
+      +------------ host taken ---+--> away for restart_s, then trains the lost steps again --> waits
 
-Batches and commits are real (`core/work/training/staleness`). A lost step is trained again on the batch that it had,
-which needs no worker, and its version stands. Not here: what is published (`versions`).
+Batches and commits are real (`core/work/training/staleness`). A lost step is trained again on the same batch, which
+needs no worker, and its version stays valid. Not here: what is published (`versions`).
 """
 
 import random
@@ -18,10 +18,10 @@ from echo2d.plan.kernel.virtual_clock import Clock
 
 
 class FleetLearner:
-    """Times in seconds of the clock.
+    """Times are seconds of the clock.
 
-    waited_s: for batches, so far. away_s: without a host, for which nobody is paid. losses: how often its host was
-    taken. committed: called with every step that is done.
+    waited_s: for batches, so far. away_s: without a host, which costs nothing. losses: how often its host was taken.
+    committed: is called with every committed step.
     """
 
     def __init__(
@@ -40,9 +40,10 @@ class FleetLearner:
         self._waits_since: float | None = 0.0
         self._waited_s = self.away_s = 0.0
         self.losses = 0
-        # The newest checkpoint, and how often it began to train: a step of before a loss does not end.
+        # The step of the newest checkpoint, and the number of steps begun or hosts lost: a step that was begun before
+        # a loss does not end.
         self._checkpoint = self._begun = 0
-        self._stays()
+        self._schedule_loss()
 
     @property
     def waited_s(self) -> float:
@@ -54,15 +55,15 @@ class FleetLearner:
         step = self._staleness.committed + 1
         if self._waits_since is None or self._staleness.batch(step) is None:
             return
-        self._waits(now=False)
+        self._set_waiting(now=False)
         drawn = self._chance.lognormvariate(-self._sigma * self._sigma / 2, self._sigma)
         t_train_s = self._table.t_train_s * drawn + self._checkpoint_s(step)
         self._begun += 1
-        self._clock.after(t_train_s, self._trained, step, t_train_s, self._begun)
+        self._clock.after(t_train_s, self._finish_step, step, t_train_s, self._begun)
 
     # --- inside
 
-    def _waits(self, *, now: bool) -> None:
+    def _set_waiting(self, *, now: bool) -> None:
         self._waited_s, self._waits_since = self.waited_s, self._clock.now if now else None
         self._statistics.now = self._clock.now
         self._statistics.learner.waits(waits=now, now=self._statistics.now)
@@ -70,42 +71,42 @@ class FleetLearner:
     def _checkpoint_s(self, step: int) -> float:
         return 0.0 if step % self._table.checkpoint_every else self._table.checkpoint_s
 
-    def _trained(self, step: int, t_train_s: float, begun: int) -> None:
+    def _finish_step(self, step: int, t_train_s: float, begun: int) -> None:
         if begun != self._begun:
             return
         batch = self._staleness.batch(step)
         assert batch is not None
         self._statistics.now = self._clock.now
         self._staleness.commit(step)
-        self._waits(now=True)
+        self._set_waiting(now=True)
         self._statistics.trained(step, batch.groups, t_train_s)
         self._staleness.keep_checkpoint(step)
         if step % self._table.checkpoint_every == 0:
             self._checkpoint = step
         self._committed(step)
 
-    def _stays(self) -> None:
+    def _schedule_loss(self) -> None:
         if self._table.stay_h:
             stay_s = self._chance.expovariate(1.0 / (3600.0 * self._table.stay_h))
-            self._clock.after(stay_s, self._taken)
+            self._clock.after(stay_s, self._lose_host)
 
-    def _taken(self) -> None:
+    def _lose_host(self) -> None:
         self._begun += 1
-        self._waits(now=False)
+        self._set_waiting(now=False)
         self.losses += 1
         if is_warned(self._table):
             self._checkpoint = self._staleness.committed
         self.away_s += self._table.restart_s
-        self._clock.after(self._table.restart_s, self._back)
+        self._clock.after(self._table.restart_s, self._restart)
 
-    def _back(self) -> None:
-        """It trains what was lost once more. Its new host may be taken, too."""
-        self._stays()
+    def _restart(self) -> None:
+        """Train the lost steps again on the new host, which may be taken, too."""
+        self._schedule_loss()
         lost = self._staleness.committed - self._checkpoint
-        self._clock.after(lost * self._table.t_train_s, self._goes_on, self._begun)
+        self._clock.after(lost * self._table.t_train_s, self._continue, self._begun)
 
-    def _goes_on(self, begun: int) -> None:
+    def _continue(self, begun: int) -> None:
         if begun == self._begun:
             self._statistics.session_opened()
-            self._waits(now=True)
+            self._set_waiting(now=True)
             self.train()

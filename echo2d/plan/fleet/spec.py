@@ -1,4 +1,4 @@
-"""Fleets from TOML files: one learner, its model, the workers that can be had, and how they are to be used.
+"""Fleets from TOML files: one learner, its model, the workers that are available, and how the run uses them.
 
     [learner]                    # R, S and kappa; the host's uplink, and what an hour of it costs
     t_train_s = 100
@@ -10,25 +10,25 @@
     [model]
     params = 8e9
     bytes_per_param = 2
-    wire_fraction = 0.02         # of the snapshot, that goes over the wire: 1 without deltas
-    [[fleet]]                    # `count` workers alike; rates are those of one
+    wire_fraction = 0.02         # the part of the snapshot that goes over the wire: 1 without deltas
+    [[fleet]]                    # `count` equal workers; rates are those of one
     name = "4090"
     count = 20
     trajectories_per_h = 360
     usd_per_h = 0.4
     uplink_mbps = 100
     downlink_mbps = 400
-    rtt_ms = 60                  # to a worker alike
-    usd_per_gb_down = 0.0        # also usd_per_gb_up, availability (share of the time that it is there)
+    rtt_ms = 60                  # to a worker of the same kind
+    usd_per_gb_down = 0.0        # also usd_per_gb_up, availability (share of the time that a worker is present)
     [policy]
     gamma = 1.1
-    mode = "background"          # or "exclusive"; still_share: the part of T_bcast for which workers then stop
+    mode = "background"          # or "exclusive", in which workers stop for still_share of T_bcast
     pause_s = 5                  # of a refit; recompute_s: to compute KV caches again after it
     t_gen_s = 60                 # seconds that one trajectory takes
-    [centralized]                # optional: the same training, rollouts and all, in one data centre, to compare with
+    [centralized]                # optional, to compare: the same training with its rollouts in one data centre
     step_s = 200
     usd_per_h = 24
-    [simulate]                   # for `echo2d simulate` alone, as are stay_h, notice_s, ... of a fleet
+    [simulate]                   # only for `echo2d simulate`, as are stay_h, notice_s, ... of a fleet
     hours = 24
     gen_sigma = 0.5
 
@@ -54,10 +54,10 @@ from echo2d.core.rules.run import (
 from echo2d.core.rules.table import Table, key, same_key
 from echo2d.errors import OperatorFault
 
-_WORKERS_MAX = 4096  # of all fleets together: what a coordinator keeps rates of
-MBPS_MAX = 1e7  # 10 Tbit/s: as good as no limit
+_WORKERS_MAX = 4096  # of all fleets together: a coordinator keeps rates of this many workers
+MBPS_MAX = 1e7  # 10 Tbit/s: practically no limit
 GEN_SIGMA_MAX = 2.0
-_SECONDS_MAX = 1e6  # a train step of 11 days is a mistake in the unit
+_SECONDS_MAX = 1e6  # 11 days: a longer train step is a mistake in the unit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,17 +68,17 @@ class LearnerTable(Table):
     trajectories_per_step: int = same_key(PolicyTable, "trajectories_per_step", default=MISSING)
     staleness_max: int = same_key(PolicyTable, "staleness_max", default=MISSING)
     publish_every: int | Literal["auto"] = same_key(PolicyTable, "publish_every")
-    uplink_mbps: float = key("of the learner's host, Mbit/s", above=0.0, high=MBPS_MAX)
+    uplink_mbps: float = key("uplink of the learner's host, Mbit/s", above=0.0, high=MBPS_MAX)
     usd_per_h: float = same_key(ActivationTable, "learner_usd_per_h")
     usd_per_gb_up: float = same_key(LinkTable, "usd_per_gb_up")
     stay_h: float = key(
-        "hours that its host stays on average before it is taken away; 0: for ever", 0.0, low=0.0
+        "hours until the learner's host is taken away, on average; 0: never", 0.0, low=0.0
     )
     notice_s: float = key(
-        "seconds before that it is told so; 0: not at all", 0.0, low=0.0, high=_SECONDS_MAX
+        "seconds of notice before the host is taken; 0: no notice", 0.0, low=0.0, high=_SECONDS_MAX
     )
     restart_s: float = key(
-        "seconds until it trains again on another host", 0.0, low=0.0, high=_SECONDS_MAX
+        "seconds until the learner trains again on another host", 0.0, low=0.0, high=_SECONDS_MAX
     )
     checkpoint_every: int = key("train steps", 1, low=1, high=1 << 20)
     checkpoint_s: float = key(
@@ -91,7 +91,7 @@ class ModelTable(Table):
     TABLE: ClassVar[str] = "model"
 
     params: float = key("parameters", above=0.0, high=1e14)
-    bytes_per_param: float = key("of a snapshot", 2.0, above=0.0, high=8.0)
+    bytes_per_param: float = key("bytes of one parameter in a snapshot", 2.0, above=0.0, high=8.0)
     wire_fraction: float = key(
         "bytes on the wire over bytes of the snapshot", 1.0, above=0.0, high=1.0
     )
@@ -106,14 +106,14 @@ class ModelTable(Table):
 class WorkersTable(Table):
     TABLE: ClassVar[str] = "fleet"
 
-    name: str = key("of this kind of worker")
+    name: str = key("name of this kind of worker")
     count: int = key("workers of this kind", 1, low=1, high=_WORKERS_MAX)
     # More trajectories an hour are a mistake.
     trajectories_per_h: float = key(
         "accepted trajectories per hour of one worker", low=0.0, high=1e9
     )
     slots: int = key(
-        "samples that one generates at once; 0: as many as make its trajectories at t_gen_s each",
+        "samples that one worker generates at once; 0: as many as make trajectories_per_h at t_gen_s each",
         0,
         low=0,
         high=SLOTS_MAX,
@@ -121,24 +121,24 @@ class WorkersTable(Table):
     usd_per_h: float = same_key(PriceTable, "usd_per_h")
     uplink_mbps: float = key("Mbit/s", 100.0, above=0.0, high=MBPS_MAX)
     downlink_mbps: float = key("Mbit/s", 1000.0, above=0.0, high=MBPS_MAX)
-    rtt_ms: float = key("milliseconds, to a worker alike", 50.0, low=0.0, high=10_000.0)
+    rtt_ms: float = key("round-trip milliseconds to an equal worker", 50.0, low=0.0, high=10_000.0)
     usd_per_gb_down: float = same_key(PriceTable, "usd_per_gb_down")
     usd_per_gb_up: float = same_key(PriceTable, "usd_per_gb_up")
-    availability: float = key("share of the time that it is there", 1.0, above=0.0, high=1.0)
+    availability: float = key("share of the time a worker is present", 1.0, above=0.0, high=1.0)
     stay_h: float = key(
-        "hours that one stays on average; then it is away as availability says; 0: for ever",
+        "hours that a worker stays on average; then it is away as long as availability says; 0: it always stays",
         0.0,
         low=0.0,
     )
     notice_s: float = key(
-        "seconds before it leaves that it says so; 0: it falls silent",
+        "seconds of notice before a worker leaves; 0: it falls silent",
         0.0,
         low=0.0,
         high=_SECONDS_MAX,
     )
-    speed_sigma: float = key("spread of their speeds (of the logarithm)", 0.0, low=0.0, high=2.0)
+    speed_sigma: float = key("spread of worker speeds (of the logarithm)", 0.0, low=0.0, high=2.0)
     price_sigma: float = key(
-        "spread of the price's change in an hour (of the logarithm)", 0.0, low=0.0, high=1.0
+        "spread of the change of the price in an hour (of the logarithm)", 0.0, low=0.0, high=1.0
     )
 
 
@@ -149,7 +149,7 @@ class FleetPolicyTable(Table):
     gamma: float = same_key(ActivationTable, "gamma")
     mode: DisseminationMode = same_key(DisseminationTable, "mode")
     pause_s: float = key(
-        "seconds of a refit in which nothing is generated", 0.0, low=0.0, high=_SECONDS_MAX
+        "seconds of a refit in which a worker generates nothing", 0.0, low=0.0, high=_SECONDS_MAX
     )
     recompute_s: float = key(
         "seconds in which KV caches are computed again after a refit",
@@ -158,38 +158,38 @@ class FleetPolicyTable(Table):
         high=_SECONDS_MAX,
     )
     t_gen_s: float = key(
-        "seconds that a trajectory takes, lease to result", 0.0, low=0.0, high=_SECONDS_MAX
+        "seconds that a trajectory takes, from lease to result", 0.0, low=0.0, high=_SECONDS_MAX
     )
     move_stragglers: bool = same_key(PolicyTable, "move_stragglers")
     group_patience: float = same_key(PolicyTable, "group_patience")
-    # a run throws away four of five at most (`core/work/training/contrast`)
+    # The limit is 0.8 because a run drops at most four of five groups (`core/work/training/contrast`).
     no_variance: float = key(
-        "share of the groups that are thrown away because all their rewards are the same",
+        "share of the groups that are dropped because all their rewards are the same",
         0.0,
         low=0.0,
         high=0.8,
     )
     t_bcast_s: float = key(
-        "seconds from a publish until all serve it, as measured; 0: predicted",
+        "measured seconds from a publish until all workers serve it; 0: predict it",
         0.0,
         low=0.0,
         high=_SECONDS_MAX,
     )
     still_share: float = key(
-        "share of T_bcast for which a worker stops, if exclusive", 1.0, low=0.0, high=1.0
+        "share of T_bcast for which a worker stops in exclusive mode", 1.0, low=0.0, high=1.0
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CentralizedTable(Table):
-    """What the fleet is compared with."""
+    """The data centre with which the fleet is compared."""
 
     TABLE: ClassVar[str] = "centralized"
 
     step_s: float = key("seconds of a train step, rollouts included", above=0.0, high=_SECONDS_MAX)
-    usd_per_h: float = key("of all machines, learner included", low=0.0, high=USD_MAX)
+    usd_per_h: float = key("usd per hour of all machines, learner included", low=0.0, high=USD_MAX)
     learner_usd_per_h: float | None = key(
-        "of the learner's machines among them; not said: as much as here",
+        "usd per hour of the learner's machines among them; without this key: as much as here",
         None,
         low=0.0,
         high=USD_MAX,
@@ -207,42 +207,42 @@ class CentralizedTable(Table):
 
     @property
     def synchronous_usd_per_step(self) -> float | None:
-        """None: the file does not say."""
+        """None: the file does not say how long such a step takes."""
         step_s = self.synchronous_step_s
         return None if step_s is None else self.usd_per_h * step_s / 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulateTable(Table):
-    """What only `simulate` asks."""
+    """What only `simulate` needs."""
 
     TABLE: ClassVar[str] = "simulate"
 
     # At most a year.
-    hours: float = key("of virtual time", 24.0, above=0.0, high=24.0 * 365)
+    hours: float = key("hours of virtual time", 24.0, above=0.0, high=24.0 * 365)
     group_size: int = same_key(PolicyTable, "group_size")
     gen_sigma: float = key(
         "long tail of generation times (of the logarithm)", 0.5, low=0.0, high=GEN_SIGMA_MAX
     )
     prompt_share: float = key(
-        "share of the variance of that which is the prompt's: its samples are all long, or all short",
+        "share of that variance that belongs to the prompt, whose samples are all long or all short",
         0.0,
         low=0.0,
         high=1.0,
     )
-    turns: int = key("answers of an episode; 1: there is no environment", 1, low=1, high=1024)
+    turns: int = key("turns of an episode; 1: there is no environment", 1, low=1, high=1024)
     tool_s: float = key(
         "mean seconds between two turns, in which an episode holds no slot",
         0.0,
         low=0.0,
         high=_SECONDS_MAX,
     )
-    tool_sigma: float = key("long tail of these (of the logarithm)", 1.0, low=0.0, high=2.0)
+    tool_sigma: float = key("long tail of these times (of the logarithm)", 1.0, low=0.0, high=2.0)
     migrate: bool = key(
-        "what a lost worker had written of its samples goes on at another one, as in a run", True
+        "another worker continues the unfinished samples of a lost worker, as in a run", True
     )
     train_sigma: float = key("spread of train steps (of the logarithm)", 0.05, low=0.0, high=1.0)
-    rng_seed: int = key("of everything that is drawn", 0, low=0)
+    rng_seed: int = key("seed of all random numbers", 0, low=0)
 
 
 TABLES: tuple[type[Table], ...] = (
@@ -265,7 +265,8 @@ class FleetSpec:
         kappa, kappa_max = self.learner.publish_every, self.learner.staleness_max + 1
         if kappa != "auto" and kappa > kappa_max:
             raise OperatorFault(
-                f"learner.publish_every: expected 1 to {kappa_max} (staleness_max + 1; more deadlocks); found {kappa}"
+                f"learner.publish_every: expected 1 to {kappa_max} (staleness_max + 1; a larger value deadlocks); "
+                f"found {kappa}"
             )
         if self.learner.trajectories_per_step % self.simulate.group_size:
             raise OperatorFault(
@@ -282,12 +283,12 @@ class FleetSpec:
 
     @property
     def lengths(self) -> tuple[float, ...]:
-        """Of samples, over their mean, group after group."""
+        """Lengths of samples, over their mean, group after group."""
         table = self.simulate
         return lengths_of(table.gen_sigma, table.group_size, table.prompt_share)
 
     def slots(self, kind: WorkersTable) -> int:
-        """Of one worker: as many as make what it makes, at t_gen_s each, if the file does not say."""
+        """Slots of one worker. Default: as many as make its trajectories per hour, at t_gen_s each."""
         return kind.slots or max(1, round(kind.trajectories_per_h / 3600.0 * self.policy.t_gen_s))
 
 
@@ -297,7 +298,7 @@ def is_fleet(path: Path) -> bool:
 
 
 def load_fleet(path: Path, settings: Iterable[str] = ()) -> FleetSpec:
-    """settings: TABLE.KEY=VALUE, each instead of what the file says. OperatorFault: it is no fleet."""
+    """Read a fleet. settings: TABLE.KEY=VALUE, which override the file. OperatorFault: the file is no fleet."""
     try:
         return read_fleet(with_settings(read_toml(path), settings))
     except OperatorFault as fault:
@@ -305,7 +306,7 @@ def load_fleet(path: Path, settings: Iterable[str] = ()) -> FleetSpec:
 
 
 def read_fleet(document: Mapping[str, Any]) -> FleetSpec:
-    """From a parsed file."""
+    """The fleet of a parsed file."""
     tables = [table.TABLE for table in TABLES]
     for name in document:
         if name not in tables:
@@ -328,7 +329,7 @@ def read_fleet(document: Mapping[str, Any]) -> FleetSpec:
 
 
 def _divisor(document: Mapping[str, Any]) -> int:
-    """The largest usual group that divides R, where the file says none."""
+    """The default of group_size: the largest usual size that divides R."""
     per_step = table_of(document, "learner").get("trajectories_per_step", 8)
     return next(
         (size for size in (8, 4, 2) if isinstance(per_step, int) and per_step % size == 0), 1

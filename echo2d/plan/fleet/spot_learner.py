@@ -1,10 +1,10 @@
-"""A learner on a spot machine: how much longer its steps take because the machine is taken away now and then.
+"""A learner on a spot machine: how much longer its steps take because the machine is sometimes taken away.
 
-    trains --taken--> away for restart_s --> trains again, from its newest checkpoint
+    trains --machine taken--> away for restart_s --> trains again, from its newest checkpoint
 
-After a notice it keeps a checkpoint at once, so only the step in progress is lost, half of one on average. Without a
-notice, or with one that is too short, the steps since the newest checkpoint are lost, too. A lost step is trained
-again on the same batch. The learner's machine costs nothing while there is none; workers cost money all the time.
+After a notice the learner writes a checkpoint at once, so only the step in progress is lost, half of one on average.
+Without a notice, or with one that is too short, the steps since the newest checkpoint are lost, too. A lost step is
+trained again on the same batch. While the learner has no machine, it costs nothing; workers cost money all the time.
 """
 
 from dataclasses import dataclass
@@ -14,15 +14,11 @@ from echo2d.plan.fleet.spec import LearnerTable
 
 @dataclass(frozen=True, slots=True)
 class SpotLearner:
-    """On average. t_train_s: a step with its part of a checkpoint, in seconds.
+    """Averages over a long run."""
 
-    longer: how many times as long steps take because of the losses. paid: the share of that time for which the host is
-    paid.
-    """
-
-    t_train_s: float
-    longer: float
-    paid: float
+    t_train_s: float  # seconds of a step with its part of a checkpoint
+    longer: float  # how many times as long steps take because of the losses
+    paid: float  # share of that time for which the host is paid
 
     @staticmethod
     def of(learner: LearnerTable) -> "SpotLearner":

@@ -1,8 +1,8 @@
 """The environment of a simulated fleet: each episode has the same number of turns, with a tool's time between them.
 
-While a tool works, its sample has no slot. Counted are the share of slots that are leased, the episodes that wait for
-a tool, and the tokens of prefixes that workers read again because the turn before was at another one, or under another
-version.
+While a tool works, its sample holds no slot. The module counts the share of slots that are leased, the episodes that
+wait for a tool, and the tokens of prefixes that workers read again because another worker, or another version, wrote
+the turn before.
 """
 
 import random
@@ -32,12 +32,12 @@ class FleetTools:
         self._chance = chance
         self._tokens_max = tokens_max
         self.waiting = 0  # episodes
-        # By sample, where and under which version its last turn was written.
+        # For each sample, the worker and the version that wrote its last turn.
         self._last: dict[tuple[GroupId, int], tuple[PeerId, VersionKey | None]] = {}
         self._at, self._free_s, self._leased_s, self._waiting_s = 0.0, 0.0, 0.0, 0.0
-        # Later turns that could go back to their worker, and that did.
+        # Later turns that could go back to the worker of the turn before, and those that did.
         self.could_stay = self.stayed = 0
-        # Tokens of prompts: those that a worker had to read, and those that no cache can save.
+        # Prompt tokens: those that workers read, and those that must be read even with a perfect cache.
         self.read = self.ideal = 0
 
     @property
@@ -50,7 +50,10 @@ class FleetTools:
     def begins(
         self, granted: LeaseGranted, worker: PeerId, serving: Callable[[PeerId], VersionKey | None]
     ) -> bool:
-        """A worker begins a lease; whether it has the prefix of its earlier turns. serving: what a worker serves."""
+        """Count a lease that a worker begins. Returns whether the worker has the prefix of the earlier turns.
+
+        serving: the version that a worker serves.
+        """
         length = len(granted.prompt) // 4
         hit = could_stay = False
         for sample in granted.samples:
@@ -62,7 +65,7 @@ class FleetTools:
                 self.could_stay += could_stay
                 hit = could_stay and last == here
                 self.stayed += hit
-            # The new tokens alone are read where a cache can have the others.
+            # If a cache can hold the earlier tokens, only the new ones are read.
             new = GIVEN_TOKENS if granted.earlier else length
             self.ideal += new if could_stay else length
             self.read += new if hit else length
@@ -70,7 +73,7 @@ class FleetTools:
         return hit
 
     def step(self, order: StepEnvironment, reward: float) -> tuple[float, ToolAnswer]:
-        """The environment's answer, and after how many seconds it comes."""
+        """The seconds until the environment answers, and its answer."""
         at = order.group, order.sample, order.begun, order.turn
         if order.turn >= self._turns:
             self._last.pop((order.group, order.sample), None)
@@ -85,19 +88,19 @@ class FleetTools:
         self.waiting -= isinstance(answer, EnvironmentStepped)
 
     def count(self, slots: int, leased: int, now: float) -> None:
-        """So many slots of active workers there have been, and so many of them leased, since the last call."""
+        """Count the time since the last call, in which active workers had these slots and leases."""
         passed_s, self._at = now - self._at, now
         self._free_s += passed_s * max(0, slots - leased)
         self._leased_s += passed_s * leased
         self._waiting_s += passed_s * self.waiting
 
     def begin_counting(self, now: float) -> None:
-        """Count anew from now on."""
+        """Set all counts to 0; count from now on."""
         self._at, self._free_s, self._leased_s, self._waiting_s = now, 0.0, 0.0, 0.0
         self.could_stay = self.stayed = self.read = self.ideal = 0
 
     def facts(self, seconds: float) -> dict[str, float]:
-        """seconds: since counting began."""
+        """The figures for JSON. seconds: since counting began."""
         slot_s = self._free_s + self._leased_s
         return {
             "slots_busy": self._leased_s / slot_s if slot_s else 0.0,

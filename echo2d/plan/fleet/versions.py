@@ -1,10 +1,11 @@
 """Versions on their way to the workers of a simulated fleet.
 
-    published --> waits (an older one is dropped) --> spreads for what the planner predicts --> all refit --> served
+    published --> waits (an older one is dropped) --> spreads for the predicted time --> all refit --> served
 
-Everybody who was there when it began has it at the same moment. In exclusive mode workers stop for the last part of
-that time, in the other one for the refit alone; then they compute KV caches again. A worker that joins later fetches
-the newest version in full. Not here: when the learner publishes, and which workers are active.
+All workers that were present when a broadcast began receive the version at the same moment. In exclusive mode workers
+stop for the last part of the broadcast, in background mode only for the refit; then they compute KV caches again. A
+worker that joins later fetches the newest version in full. Not here: when the learner publishes, and which workers are
+active.
 """
 
 import math
@@ -30,18 +31,18 @@ from echo2d.plan.fleet.worker import FleetWorker
 from echo2d.plan.kernel.scenario import MBIT
 from echo2d.plan.kernel.virtual_clock import Clock
 
-# Where more than one copy is sent: a time to spread in within this factor gives the same copies.
+# If the seed sends more than one copy, times to spread that differ by less than this factor give the same copies.
 WITHIN_NEAR = 1.1
 
 
 class LostTime(Protocol):
-    """Is told for how long a worker has just generated nothing."""
+    """Is called with the seconds for which a worker has just generated nothing."""
 
     def __call__(self, worker: PeerId, seconds: float, *, now: float) -> None: ...
 
 
 class FleetVersions:
-    """See the module docstring. published: the newest step of which there is one; served: is called when one is."""
+    """See the module docstring. published: the newest published step. served: is called when a version is served."""
 
     def __init__(
         self,
@@ -59,10 +60,10 @@ class FleetVersions:
         self._statistics = parts.statistics
         self._capacity_planner, self._are_served = capacity_planner, served
         self._planner = BroadcastForecasts(fleet, ablation)
-        # Prices count even where workers are taken without them.
+        # Which workers relay depends on prices, even if the choice of workers ignores them.
         self.relays = provision(fleet, replace(ablation, by_cost=True)).relays
         self._predicted: tuple[dict[str, int], BroadcastForecast] | None = None
-        # Of the last prediction: seconds that the version might take; None: bytes cost nothing.
+        # Seconds that the last predicted broadcast was allowed to take; None: bytes cost nothing.
         self._within_s: float | None = None
         self._expected_s: dict[int, float] = {}  # by version, from its publish
         self._spreading: VersionPublished | None = None
@@ -70,19 +71,19 @@ class FleetVersions:
         self._publish_at: dict[int, float] = {}
         self.published = 0
         self.egress_gb = self.relayed_gb = self.bandwidth_usd = self.seed_usd = 0.0
-        self.spread = 0  # versions that have begun to
+        self.spread = 0  # versions that have begun to spread
         self._statistics.measurements.wire_bytes.add(
             float(fleet.model.wire_bytes(delta=ablation.delta))
         )
 
     @property
     def copies(self) -> Mapping[str, float]:
-        """What a worker of each kind sends on, as predicted last."""
+        """Copies that a worker of each kind passes on, by the last prediction."""
         return {} if self._predicted is None else self._predicted[1].copies
 
     @property
     def copies_each(self) -> float:
-        """Of a version, that the learner's host has sent, on average."""
+        """Copies of a version that the learner's host has sent, on average."""
         gb = self._fleet.model.wire_bytes(delta=self._ablation.delta) / 1e9
         return self.egress_gb / gb / self.spread if self.spread else 0.0
 
@@ -96,27 +97,27 @@ class FleetVersions:
         self._spread()
 
     def joined(self, box: FleetWorker) -> None:
-        """It fetches the newest version in full, at its downlink's rate."""
+        """Let a new worker fetch the newest version in full, at its downlink's rate."""
         if self._versions.newest is not None and self._clock.now > 0:
             takes_s = self._fleet.model.wire_bytes(delta=False) / (box.kind.downlink_mbps * MBIT)
-            self._clock.after(takes_s, self._caught_up, box)
+            self._clock.after(takes_s, self._catch_up, box)
 
     # --- inside
 
-    def _caught_up(self, box: FleetWorker) -> None:
+    def _catch_up(self, box: FleetWorker) -> None:
         served = [
             other.peer.engine.serving
             for other in self._boxes.values()
             if other.here and other.peer.engine.serving is not None
         ]
         if box.here and self._versions.newest is not None:
-            # Where all were away, the learner's host alone has it.
+            # If all workers were away, only the learner's host has the newest version.
             newest = key_of(self._versions.newest)
             self._refit(box, max(served, key=lambda key: key.version, default=newest))
             self._are_served()
 
     def _spread(self) -> None:
-        """The newest version, once the one before it has arrived."""
+        """Begin the broadcast of the waiting version, once the one before it has arrived."""
         if self._spreading is not None or self._waiting is None:
             return
         self._spreading, self._waiting = self._waiting, None
@@ -141,7 +142,7 @@ class FleetVersions:
             still_s = self._fleet.policy.still_share * t_bcast_s
             still = self._statistics.measurements.stood_still
             self._clock.after(t_bcast_s - still_s, self._pause, receivers, still_s, still)
-        self._clock.after(takes_s, self._verified, self._spreading, receivers)
+        self._clock.after(takes_s, self._finish_broadcast, self._spreading, receivers)
 
     def _broadcast(self, receivers: Iterable[FleetWorker], waited_s: float) -> BroadcastForecast:
         counts: dict[str, int] = {}
@@ -161,7 +162,7 @@ class FleetVersions:
         return self._predicted[1]
 
     def _spread_s(self, waited_s: float) -> float | None:
-        """Seconds that a version may take, as in a run; None: the host's bytes cost nothing."""
+        """Seconds that a broadcast may take, as in a run; None: the host's bytes cost nothing."""
         if not self._fleet.learner.usd_per_gb_up:
             return None
         planner = self._capacity_planner
@@ -175,17 +176,17 @@ class FleetVersions:
             return last.planned_s <= within_s
         return self._within_s / WITHIN_NEAR <= within_s <= self._within_s * WITHIN_NEAR
 
-    def _verified(self, record: VersionPublished, receivers: list[FleetWorker]) -> None:
-        """Everybody has it, and refits; the next one may spread."""
+    def _finish_broadcast(self, record: VersionPublished, receivers: list[FleetWorker]) -> None:
+        """All receivers hold the version, and refit; the next one may spread."""
         self._spreading = None
         pause_s = self._fleet.policy.pause_s
         if self._fleet.policy.mode == "background":
             still = self._statistics.measurements.stood_still
             self._pause([box for box in receivers if box.here], pause_s, still)
-        self._clock.after(pause_s, self._served, record, receivers)
+        self._clock.after(pause_s, self._finish_refits, record, receivers)
         self._spread()
 
-    def _served(self, record: VersionPublished, receivers: list[FleetWorker]) -> None:
+    def _finish_refits(self, record: VersionPublished, receivers: list[FleetWorker]) -> None:
         active = [box.peer.peer for box in receivers if box.peer.service.active]
         self._statistics.broadcast(
             self._clock.now - self._publish_at[record.version],
@@ -193,7 +194,7 @@ class FleetVersions:
             cold=False,
             expected_s=self._expected_s.pop(record.version),
         )
-        # Once for all of them, because they pause alike.
+        # The pause is counted once for all workers, because they pause equally long.
         self._statistics.paused(self._fleet.policy.pause_s)
         recompute_s = self._fleet.policy.recompute_s
         self._statistics.recomputed(0, recompute_s)
@@ -216,34 +217,34 @@ class FleetVersions:
                 recompute_s=self._fleet.policy.recompute_s,
             )
         )
-        self._changed(box)
+        self._mark_changed(box)
 
     def _pause(self, boxes: list[FleetWorker], seconds: float, measured: LostTime) -> None:
-        """They generate nothing for so long, and get no leases, because the next version writes what
-        they would start. measured: is told at the end.
+        """Let these workers generate nothing for this long. They get no leases meanwhile, because the next version
+        shall write those samples. measured: is called for each worker at the end of the pause.
         """
         paused = []
         for box in boxes:
             if box.here and box.peer.engine.serving is not None:
                 paused.append((box.peer, box.pause(seconds, self._clock.now)))
                 box.peer.service.rest_until = max(box.peer.service.rest_until, box.paused_until)
-                self._changed(box)
-        self._clock.after(seconds, self._go_on, paused, measured)
+                self._mark_changed(box)
+        self._clock.after(seconds, self._end_pause, paused, measured)
 
-    def _changed(self, box: FleetWorker) -> None:
-        """Tell granting, which does not look at those on standby."""
+    def _mark_changed(self, box: FleetWorker) -> None:
+        """Mark an active worker as changed, so that granting looks at it; it ignores workers on standby."""
         if box.peer.service.active:
             self._members.changed.add(box.peer.peer)
 
-    def _go_on(self, paused: list[tuple[Peer, float]], measured: LostTime) -> None:
+    def _end_pause(self, paused: list[tuple[Peer, float]], measured: LostTime) -> None:
         for peer, seconds in paused:
             measured(peer.peer, seconds, now=self._clock.now)
 
 
 def _near(counts: dict[str, int], others: dict[str, int]) -> bool:
-    """Whether no kind has become larger or smaller by much."""
+    """Whether no kind has grown or shrunk by much."""
     names = counts.keys() | others.keys()
-    # A broadcast is predicted again once 5 % of a kind have come or gone.
+    # A broadcast is predicted again when more than 5 % of a kind have joined or left.
     return all(
         abs(counts.get(name, 0) - others.get(name, 0)) <= math.ceil(0.05 * others.get(name, 0))
         for name in names

@@ -1,8 +1,8 @@
 """One worker of a simulated fleet: its leases, how long each sample takes, and when it stops for a version.
 
-A sample has TOKENS_MEAN tokens and takes slots/mu seconds on average, with a long tail; a pause moves the end of all
-that are under way. All its tokens but the last count as written by the version it began under, the last one by that it
-ended under. Not here: whether it gets leases, and what becomes of its results.
+A sample has 16 tokens and takes slots/mu seconds on average, with a long tail; a pause delays the end of all
+samples under way. All tokens of a sample but the last count as written by the version under which it began, the last
+one by the version under which it ended. Not here: whether a worker gets leases, and what happens to its results.
 """
 
 import math
@@ -31,24 +31,20 @@ STOP = 1
 
 @dataclass(slots=True)
 class FleetSample:
-    """A sample that is being generated.
-
-    due: when it ends, unless the box pauses for longer than the `paused_s` that it had when this was reckoned.
-    tokens: how many this attempt writes. token_s: the seconds that one takes.
-    """
+    """A sample that is being generated."""
 
     lease: HeldLease
     sample: int
     began: VersionKey
-    due: float
-    paused_s: float
-    tokens: int
-    token_s: float
+    due: float  # when it ends, unless the worker has paused since `due` was computed
+    paused_s: float  # the worker's `paused_s` when `due` was computed
+    tokens: int  # tokens that this attempt writes
+    token_s: float  # seconds for one token
 
 
 @dataclass(slots=True)
 class FleetWorker:
-    """See the module docstring. paused_s: in all its life; paused_until: it generates nothing before."""
+    """See the module docstring."""
 
     name: str
     kind: WorkersTable
@@ -57,29 +53,29 @@ class FleetWorker:
     price: Price
     here: bool = True
     leaving: bool = False
-    paused_s: float = 0.0
-    paused_until: float = 0.0
+    paused_s: float = 0.0  # all pauses so far
+    paused_until: float = 0.0  # before this time it generates nothing
     samples: dict[tuple[HeldLease, int], FleetSample] = field(default_factory=dict)
     active_since: float | None = None
     usd: float = 0.0
 
     @property
     def expected(self) -> float:
-        """Trajectories/s, as the file says of its kind."""
+        """Trajectories/s, from the file's figure for its kind."""
         return max(self.kind.trajectories_per_h, 1e-3) / 3600.0
 
     @property
     def sample_s(self) -> float:
-        """Of one sample, on average, when it is there; infinite for a kind that makes nothing."""
+        """Seconds of one sample, on average; infinite for a kind that makes nothing."""
         per_h = self.kind.trajectories_per_h * self.speed
         return self.peer.slots * 3600.0 / per_h if per_h else math.inf
 
     def begin(
         self, granted: LeaseGranted, works: Sequence[float], extra_s: float, now: float
     ) -> list[FleetSample]:
-        """The samples of a lease, all at once: batches run together.
+        """Begin the samples of a lease, all at once, because they run as one batch.
 
-        works: how long each sample is, over the mean. extra_s: before the first token.
+        works: length of each sample, over the mean. extra_s: seconds before the first token.
         """
         key, serving = HeldLease(granted.lease, granted.attempt), self.peer.engine.serving
         assert serving is not None
@@ -98,7 +94,7 @@ class FleetWorker:
         return begun
 
     def written(self, lease: Lease, now: float) -> dict[int, int]:
-        """The tokens that each open sample of a lease has by now; the last one comes with the result."""
+        """The tokens that each open sample of a lease has so far; the last token arrives with the result."""
         found = {}
         for number in lease.samples:
             if (sample := self.samples.get((lease.key, number))) is not None:
@@ -108,7 +104,7 @@ class FleetWorker:
         return found
 
     def progress(self, lease: Lease, now: float) -> LeaseProgress:
-        """All that it has written for a lease."""
+        """A report of everything that it has written for a lease."""
         ended = self.peer.engine.serving
         assert ended is not None
         deltas = tuple(
@@ -124,13 +120,13 @@ class FleetWorker:
         return LeaseProgress(lease.key.lease, lease.key.attempt, deltas)
 
     def moved(self, sample: FleetSample) -> bool:
-        """Whether a pause has moved its end meanwhile; then `due` is the new one."""
+        """Whether a pause has delayed the sample's end; then `due` is set to the new end."""
         late_s = self.paused_s - sample.paused_s
         sample.due, sample.paused_s = sample.due + late_s, self.paused_s
         return late_s > 0
 
     def pause(self, seconds: float, now: float) -> float:
-        """It generates nothing for so long, or as long as it does anyway; by how much longer that is."""
+        """Generate nothing for at least this long. Returns by how many seconds the present pause got longer."""
         until = max(self.paused_until, now + seconds)
         longer_s = until - max(now, self.paused_until)
         self.paused_s += longer_s
@@ -138,7 +134,7 @@ class FleetWorker:
         return longer_s
 
     def finish(self, sample: FleetSample) -> SampleFinished:
-        """Its result."""
+        """End the sample and return its result."""
         del self.samples[sample.lease, sample.sample]
         ended = self.peer.engine.serving
         assert ended is not None
@@ -154,12 +150,12 @@ class FleetWorker:
         )
 
     def cancel(self, lease: HeldLease) -> None:
-        """Its samples are not wanted any more."""
+        """Drop the samples of a lease, which are no longer wanted."""
         for key in [key for key in self.samples if key[0] == lease]:
             del self.samples[key]
 
     def pay(self, now: float) -> None:
-        """The hours since it was activated, or paid last."""
+        """Add the cost of the hours since it was activated, or since the last payment."""
         if self.active_since is not None:
             self.usd += self.price.usd_per_h * (now - self.active_since) / 3600.0
             self.active_since = now
@@ -177,7 +173,7 @@ def _logprobs(count: int) -> bytes:
 
 @lru_cache(maxsize=1024)
 def _spans(began: VersionKey, ended: VersionKey, count: int) -> tuple[VersionSpan, ...]:
-    """So many tokens, the last one by `ended`; a single one is as old as it can be."""
+    """Spans of `count` tokens, the last one written by `ended`; a single token counts as written by `began`."""
     first = count - 1 if ended != began and count > 1 else count
     parts = [(began, 0, first), (ended, first, count)]
     return tuple(

@@ -1,7 +1,8 @@
 """The network of the simulation: access links, connections, and what travels over them.
 
-Each peer's uplink sends one thing after the other, in the order in which they were given; each downlink takes in what
-arrives in turn, while it is being sent. A connection keeps its order; a lost packet delays it by one round trip.
+Each peer's uplink sends frames and messages one after the other, in the order in which they were given to it. Each
+downlink receives them one after the other, while they are still being sent. A connection keeps its order; a lost
+packet delays it by one round trip.
 """
 
 import random
@@ -37,17 +38,12 @@ from echo2d.plan.kernel.scenario import TABLE_ROW_BYTES, PeerSpec
 from echo2d.plan.kernel.virtual_clock import Clock
 
 FORM = FormId("f" * 32)
-TIME_EPSILON_S = 1e-9  # rounding must not make a link look busy that keeps pace exactly
+# Rounding must not make a link look busy whose target receives at the same rate.
+TIME_EPSILON_S = 1e-9
 
 
 class ConnectionPipe:
-    """One direction of a connection.
-
-    in_order: nothing given later arrives before. last_start: when the last frame given begins to leave.
-    meter: what the target measures.
-    unsaid: frames were given since the last PeerReady. repairs: repair streams that the target opened.
-    ended: streams that the target has ended, whose frames it drops.
-    """
+    """One direction of a connection."""
 
     __slots__ = (
         "dead",
@@ -68,19 +64,19 @@ class ConnectionPipe:
         self.target = target
         self.latency = source.spec.latency_s + target.spec.latency_s
         self.dead = False
-        self.in_order = 0.0
-        self.last_start = 0.0
-        self.meter = LinkMeter()
-        self.unsaid = False
-        self.repairs: set[int] = set()
-        self.ended: set[int] = set()
+        self.in_order = 0.0  # time of the last arrival: what is sent later arrives no earlier
+        self.last_start = 0.0  # time at which the last frame begins to leave
+        self.meter = LinkMeter()  # what the target measures
+        self.unsaid = False  # frames were given since the last PeerReady
+        self.repairs: set[int] = set()  # repair streams that the target opened
+        self.ended: set[int] = set()  # streams that the target has ended, whose frames it drops
         self.ready = PeerReady(target.peer)
 
 
 class Node:
-    """A peer: its access link, its process (None: not running) and what is on its disk. boots: starts so far.
+    """A peer: its access link, its process (relay; None: not running) and what is on its disk.
 
-    facts: what the planner knows.
+    boots: how often it was started. facts: what the planner knows of it.
     """
 
     def __init__(self, number: int, spec: PeerSpec) -> None:
@@ -106,7 +102,7 @@ class Node:
         self.arrived_s: float | None = None
 
     def kept(self, segment: int) -> tuple[FrameId, ...]:
-        """The frames of this segment on disk, its table first; none without the table."""
+        """The frames of this segment on disk, its table first; without the table, no frames."""
         if self.disk is None or not self.disk.holds(FrameId(segment << FRAME_INDEX_BITS)):
             return ()
         return tuple(
@@ -114,18 +110,18 @@ class Node:
         )
 
     def note_ended(self, by: PeerId, stream: int) -> None:
-        """Frames that still come to `by` on this stream are dropped there."""
+        """`by` has ended this stream: it drops the frames that still arrive on it."""
         if by in self.ways:
             self.ways[by].ended.add(stream)
 
     def note_repair(self, by: PeerId, stream: int) -> None:
-        """The stream to `by` carries single frames."""
+        """`by` has opened this stream for repairs: it carries single frames."""
         if by in self.ways:
             self.ways[by].repairs.add(stream)
 
 
 class SimNetwork:
-    """Connections between nodes. deliver(node, event) is called with whatever happens at one."""
+    """Connections between nodes. deliver(node, event) is called with each event at a node."""
 
     def __init__(
         self,
@@ -141,7 +137,7 @@ class SimNetwork:
         self._ready: list[ConnectionPipe] = []
 
     def say_ready(self) -> None:
-        """After a relay's actions: connections that still have room say so."""
+        """Call this after a relay's actions: connections that still have room report it."""
         while self._ready:
             self._say_ready(self._ready.pop())
 
@@ -169,7 +165,7 @@ class SimNetwork:
         )
 
     def _say_ready(self, way: ConnectionPipe) -> None:
-        """The last frame given has begun to leave, or will: only then the source may give more."""
+        """Allow the source to give more frames once the last given frame has begun to leave."""
         if way.dead:
             return
         if way.last_start > self._clock.now + TIME_EPSILON_S:
@@ -179,14 +175,14 @@ class SimNetwork:
             self._deliver_to(way.source, way.ready)
 
     def send(self, node: Node, peer: PeerId, event: RelayEvent, items: int = 0) -> None:
-        """Gives a message to the node's connection, if there is one; the event is what its peer makes of it."""
+        """Gives a message to the node's connection, if there is one; the peer handles it as this event."""
         way = node.ways.get(peer)
         if way is not None and not way.dead:
-            # A small message takes about 64 bytes, and 4 for each frame that it names.
+            # A small message takes about 64 bytes, and 4 more for each frame that it names.
             self._transmit(way, 64 + 4 * items, event)
 
     def _transmit(self, way: ConnectionPipe, size: int, what: SendFrame | RelayEvent) -> None:
-        """Through the uplink, then through the network; in order with what went this way before."""
+        """Send it through the uplink, then through the network, in order with what was sent this way before."""
         source = way.source
         source.up_free = max(self._clock.now, source.up_free) + size * source.up_s
         at = source.up_free + way.latency
@@ -197,7 +193,7 @@ class SimNetwork:
         self._clock.at(at, self._arrive, way, size, what)
 
     def _arrive(self, way: ConnectionPipe, size: int, what: SendFrame | RelayEvent) -> None:
-        """The last byte is at the target's downlink, which takes it in at its own rate."""
+        """The last byte has reached the target's downlink, which receives at its own rate."""
         if way.dead:
             return
         target = way.target
@@ -220,7 +216,7 @@ class SimNetwork:
             self._deliver_to(way.target, what)
 
     def _deliver_frame(self, way: ConnectionPipe, sent: SendFrame) -> None:
-        """The target verifies the frame and stores it; a table tells it of the segment's frames."""
+        """The target verifies the frame and stores it; a table names the segment's frames."""
         target, source, frame = way.target, way.source.peer, sent.frame
         if not sent.header_only:
             way.meter.count(self._frame_bytes(frame), self._clock.now)
@@ -250,7 +246,7 @@ class SimNetwork:
             self._clock.after(3 * trip, self._open, one, other, one.boots, other.boots)
 
     def _agree(self, one: Node, other: Node) -> bool:
-        """Whether each expects the other, by the same secret, and somebody dials."""
+        """Whether each node expects the other, by the same secret, and one of them dials."""
         mine, theirs = one.expected.get(other.peer), other.expected.get(one.peer)
         if one.relay is None or other.relay is None or mine is None or theirs is None:
             return False
@@ -280,7 +276,7 @@ class SimNetwork:
             self._clock.after(way.latency, self.drop, other, back)
 
     def drop(self, node: Node, way: ConnectionPipe) -> None:
-        """The node notices that this connection is gone, if it has not yet."""
+        """The node notices that this connection is gone, if it has not noticed before."""
         if node.ways.get(way.target.peer) is way:
             del node.ways[way.target.peer]
             self._deliver_to(node, LinkDown(way.target.peer, "closed"))

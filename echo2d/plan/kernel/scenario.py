@@ -1,7 +1,7 @@
-"""What is to be played: peers and their links, the form, the plan's shape, and what goes wrong. Plain data.
+"""A scenario, as plain data: peers and their links, the form, the plan's shape, and faults.
 
-The same scenario can drive the simulation (`world`) and a laboratory of real sockets. Rates in bytes/s, times in
-seconds from the moment the publish is accepted.
+The same scenario can drive the simulation (`world`) and a laboratory of real sockets. Rates are in bytes/s, times in
+seconds after the publish was accepted.
 """
 
 from collections.abc import Iterator
@@ -17,25 +17,22 @@ MBIT = 125_000.0  # bytes/s in one Mbit/s
 
 @dataclass(frozen=True, slots=True)
 class PeerSpec:
-    """One peer's access link. latency_s: one way, from the peer to the middle of the network; between two peers, the
-    sum of theirs. loss: share of the packets lost on the way in. joins_at_s: a newcomer, if above 0. corrupts_every: of
-    so many frames that it sends the last is bad, if above 0.
-    """
+    """One peer's access link."""
 
     uplink: float = 100 * MBIT
     downlink: float = 100 * MBIT
-    latency_s: float = 0.0125
-    loss: float = 0.0
+    latency_s: float = 0.0125  # one way, from the peer to the middle of the network
+    loss: float = 0.0  # share of the packets to this peer that are lost
     reachable: bool = True
-    joins_at_s: float = 0.0
-    corrupts_every: int = 0
+    joins_at_s: float = 0.0  # above 0: the peer joins later
+    corrupts_every: int = 0  # above 0: each frame of this number that it sends is bad
 
 
 @dataclass(frozen=True, slots=True)
 class PeerCrash:
     """Peer number `peer` (0 is the seed) dies, and comes back with its disk as it was, or never.
 
-    silent: nobody's connection breaks; the others notice only that nothing comes.
+    silent: no connection breaks; the others notice only that nothing arrives.
     """
 
     peer: int
@@ -46,13 +43,11 @@ class PeerCrash:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """peers[0] is the seed. encode_rate: None if the form is ready at the start. limit_s: longer counts as stuck.
+    """One broadcast. peers[0] is the seed.
 
-    churn: so many of the peers fall silent for ever in a minute, one by one, each at a drawn moment at which another
-    with a link like its comes; until all who were there from the start, and are still there, have everything.
-    detect_s: until the others' connections to a dead peer break. silence_s: until the coordinator gives up on a peer
-    that only falls silent. within_s: the seed is to send as few copies as take no longer by the plan; None: its bytes
-    cost nothing.
+    churn: share of the peers that fall silent for ever within a minute, each at a drawn moment; at the same moment a
+    new peer with the same link joins. Churn ends when all peers that were present at the start, and still are, hold
+    everything.
     """
 
     peers: tuple[PeerSpec, ...]
@@ -60,13 +55,14 @@ class Scenario:
     frame_bytes: int = 256 << 10
     shape: str = "auto"
     chains: int = 1
+    # The seed sends as few copies as this time allows by the plan; None: its bytes cost nothing.
     within_s: float | None = None
     faults: tuple[PeerCrash, ...] = ()
     churn: float = 0.0
-    encode_rate: float | None = None
-    detect_s: float = 0.2
-    silence_s: float = 6.0
-    limit_s: float = 3600.0
+    encode_rate: float | None = None  # None: the form is ready at the start
+    detect_s: float = 0.2  # until the others' connections to a dead peer break
+    silence_s: float = 6.0  # until the coordinator gives up on a peer that falls silent
+    limit_s: float = 3600.0  # a longer broadcast counts as stuck
     rng_seed: int = 0
 
     def __post_init__(self) -> None:
@@ -86,11 +82,11 @@ class Scenario:
 
     @staticmethod
     def equal(count: int, spec: PeerSpec, **others: object) -> "Scenario":
-        """A seed and `count` peers, all alike."""
+        """A scenario with a seed and `count` peers that all have the same link."""
         return Scenario((spec,) * (count + 1), **others)  # type: ignore[arg-type]
 
     def segments(self) -> Iterator[tuple[int, ...]]:
-        """The payload frames' sizes, segment by segment."""
+        """The sizes of the payload frames, segment by segment."""
         for start in range(0, self.wire_bytes, SEGMENT_BYTES):
             length = min(SEGMENT_BYTES, self.wire_bytes - start)
             whole, rest = divmod(length, self.frame_bytes)

@@ -1,23 +1,23 @@
 """Scenarios from TOML files.
 
     bytes = "100MiB"
-    [[peers]]                  # the first one is the seed; then `count` alike at a time
+    [[peers]]                  # the first peer is the seed; each table makes `count` equal peers
     uplink = "320mbit"
-    downlink = "1gbit"         # "100mbit" each if left out
-    rtt = "20ms"               # to a peer alike
+    downlink = "1gbit"         # the default of both is "100mbit"
+    rtt = "20ms"               # to a peer with the same link
     [[peers]]
     count = 2
     uplink = "40mbit"
     loss = 0.001               # also reachable = false, joins_at = "2s"
     [[peers]]
     count = 50
-    uplink = ["20mbit", "500mbit"]  # drawn for each, log-uniform, by rng_seed; so is rtt
-    downlink = "300mbit"       # where the uplink is drawn: at least, and twice the uplink
+    uplink = ["20mbit", "500mbit"]  # drawn for each peer, log-uniform, by rng_seed; so is rtt
+    downlink = "300mbit"       # with a drawn uplink: the larger of this and twice the uplink
     [[faults]]
     peer = 1
     at = "1s"                  # also back = "5s", silent = true
 
-Besides: shape, chains, rng_seed, churn, frame_bytes (else as a run would choose), limit, within_s, as in `Scenario`.
+More keys: shape, chains, rng_seed, churn, frame_bytes (default: as in a run), limit, within_s, as in `Scenario`.
 """
 
 import math
@@ -27,19 +27,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from echo2d.core.weights.encoding import frame_bytes_for
+from echo2d.core.weights.form import frame_bytes_for
 from echo2d.errors import OperatorFault
 from echo2d.plan.kernel.scenario import PeerCrash, PeerSpec, Scenario
 from echo2d.quantities import parse_bytes, parse_rate, parse_seconds
 from echo2d.registry import SHAPES, one_of
 
-TRIPS = 4  # of a round trip: there and back, each through two access links
+TRIPS = 4  # access links in a round trip: two on the way there, two on the way back
 
 
 def load_scenario(path: Path, *, peers: int | None = None, **instead: Any) -> Scenario:
-    """OperatorFault: it cannot be read, or says something that no scenario has.
+    """Read a scenario. OperatorFault: the file cannot be read, or has a key or value that no scenario has.
 
-    instead: of what the file says, unless None. peers: all but those before the last table of them.
+    instead: override these keys of the file, unless None. peers: the number of peers besides the seed; the last table
+    of peers gets the count that is missing.
     """
     try:
         document = tomllib.loads(path.read_text())
@@ -85,7 +86,7 @@ def _peer(table: dict[str, Any], chance: random.Random) -> PeerSpec:
         if key in table
     }
     if drawn:
-        # A peer whose uplink is drawn has a downlink twice as wide.
+        # A peer whose uplink is drawn has a downlink of at least twice that uplink.
         values["downlink"] = max(values.get("downlink", 0.0), 2.0 * values["uplink"])
     if "rtt" in table:
         values["latency_s"] = _drawn(table.pop("rtt"), parse_seconds, chance) / TRIPS
@@ -95,7 +96,7 @@ def _peer(table: dict[str, Any], chance: random.Random) -> PeerSpec:
 
 
 def _drawn(given: object, parse: Callable[[object], float], chance: random.Random) -> float:
-    """A quantity, or one drawn log-uniformly between two."""
+    """A quantity; a list of two means one drawn log-uniformly between them."""
     if not isinstance(given, list):
         return parse(given)
     low, high = map(parse, given)

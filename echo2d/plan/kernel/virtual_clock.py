@@ -24,7 +24,7 @@ class Clock:
         self.at(self.now + delay, act, *arguments)
 
     def step(self, limit: float) -> bool:
-        """Run the next call and return True; False if none is due up to the limit."""
+        """Run the next call and return True; return False if no call is due up to the limit."""
         if not self._due or self._due[0][0] > limit:
             return False
         self.now, _, act, arguments = heappop(self._due)

@@ -2,7 +2,7 @@
 
     <run_dir>/audit.jsonl, audit.1.jsonl, ...   (`store/json_log.py`)
 
-It is evidence for a person. Nothing is decided by it, and a restart does not read it.
+It is evidence for a person: no decision depends on it, and a restart does not read it.
 """
 
 from collections.abc import Iterator
@@ -55,9 +55,9 @@ def read_audit_log(run_dir: Path) -> Iterator[dict[str, Any]]:
 
 
 def read_reports(run_dir: Path, worker: str | None) -> list[WorkerReport]:
-    """The convicted workers first, then those with most flags.
+    """Reports on workers: the convicted first, then those with the most flags.
 
-    worker: a name, or the beginning of an id. OperatorFault: nothing is known of such a worker.
+    worker: only this one, by its name or the beginning of its id. OperatorFault: no such worker is known.
     """
     reports = summed_up(read_audit_log(run_dir))
     for peer, conviction in AccessTable(existing_run(run_dir)).convicted().items():
@@ -74,9 +74,9 @@ def read_reports(run_dir: Path, worker: str | None) -> list[WorkerReport]:
 
 
 def pardon(run_dir: Path, worker: str) -> PeerId:
-    """Pardon a convicted worker: its name, or the beginning of its id.
+    """Pardon the convicted worker with this name, or with an id that begins like this.
 
-    OperatorFault: no convicted worker has it, or several have.
+    OperatorFault: no convicted worker fits, or several do.
     """
     table = AccessTable(existing_run(run_dir))
     names = {peer: report.name for peer, report in summed_up(read_audit_log(run_dir)).items()}
@@ -91,7 +91,7 @@ def pardon(run_dir: Path, worker: str) -> PeerId:
     if len(found) != 1:
         known = ", ".join(f"{peer} ({names.get(peer, 'no name')})" for peer in convicted)
         raise OperatorFault(
-            f"worker {worker!r}: expected one convicted worker's name or id, of {known or 'nobody'}"
+            f"worker {worker!r}: expected the name or id of one convicted worker; there are {known or 'none'}"
         )
     table.pardon(found[0])
     return found[0]

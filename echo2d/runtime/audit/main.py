@@ -4,9 +4,9 @@ It is a child process of the coordinator (`python -m echo2d.runtime.audit.main`)
 control link only. It reads the coordinator's own copies of versions, and keeps one model in memory,
 which it refits as orders name other versions.
 
-    ScoreAnswers -> the version's copy verified and loaded, unless it is -> scored -> AnswersScored
+    ScoreAnswers -> the version's copy is verified and loaded, unless it is in memory -> scored -> AnswersScored
 
-Not here: which answers are audited, and what follows (`core/audit`).
+Not here: which answers are audited, and what their scores cause (`core/audit`).
 """
 
 import asyncio
@@ -39,7 +39,7 @@ from echo2d.runtime.process.lifecycle import collect_rarely
 from echo2d.runtime.worker.lora_base import LoraBase
 from echo2d.store.snapshots import build_manifest, scan_snapshot
 
-# Bytes of memory for activations and the file being read, as a share of the model's.
+# Memory for the model, its activations and the file being read, as a multiple of the model's size.
 MEMORY_MARGIN = 1.3
 
 log = logging.getLogger("echo2d.audit")
@@ -88,7 +88,7 @@ class Auditor:
         label, path = version_label(order.version, order.digest), self._run_dir / order.path
         if self._engine.label == label:
             return
-        # Rotten files must not convict an honest worker.
+        # The copy is verified first: damaged files must not convict an honest worker.
         manifest = await asyncio.to_thread(build_manifest, path)
         if manifest.digest != order.digest:
             raise IntegrityFault(f"{path} is not what was published")

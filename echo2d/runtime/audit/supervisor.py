@@ -1,4 +1,4 @@
-"""What the auditor, a child process of the coordinator, is told; and keeping one auditor running."""
+"""Keeps one auditor running, a child process of the coordinator, and gives it its settings."""
 
 import random
 from dataclasses import dataclass
@@ -10,14 +10,12 @@ AUDIT_MODULE = "echo2d.runtime.audit.main"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditHandover(Handover):
-    """What the coordinator tells its auditor. base_model: empty: the run has none. threads: of the
-    CPU; 0: torch decides.
-    """
+    """The settings that the coordinator gives its auditor."""
 
     device: str
     dtype: str
-    base_model: str
-    threads: int
+    base_model: str  # empty: the run has none
+    threads: int  # of the CPU; 0: torch decides
 
 
 async def supervise_auditor(handover: AuditHandover, *, rng: random.Random) -> None:

@@ -25,27 +25,26 @@ BoxStart = Literal["systemd", "onstart", "cloud-init"]
 SGLANG = "sglang>=0.5.19"
 SGLANG_PYTHON = "/opt/sglang/bin/python"
 END_OF_FILE = "END_OF_FILE_OF_ECHO2D"
-# Names a unit's instance and files on the box.
+# The token's name becomes the name of a unit's instance and of files on the box.
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 
 
 @dataclass(frozen=True, slots=True)
 class BoxJob:
-    """What the box is to do.
-
-    options: of `echo2d join`, besides URL, token file and state directory. engine: the embedded
-    one or SGLang; None: a relay. source: what pip installs; None: the coordinator's own wheel.
-    """
+    """The settings of a box."""
 
     url: str
     token: TokenFile
+    # Options of `echo2d join`, besides URL, token file and state directory.
     options: tuple[str, ...]
+    # The embedded engine or SGLang. None: the box is a relay.
     engine: str | None
+    # What pip installs. None: the coordinator's own wheel.
     source: str | None
 
 
 def token_of_box(path: Path) -> TokenFile:
-    """The worker's token in the file. OperatorFault: there is none."""
+    """The worker's token in the file. OperatorFault: the file has none."""
     token = read_token_file(path)
     if token.role != "worker":
         raise OperatorFault(f"--token-file: expected a worker's token; {path} is of a {token.role}")
@@ -53,13 +52,13 @@ def token_of_box(path: Path) -> TokenFile:
 
 
 def box_script(job: BoxJob, start: BoxStart) -> str:
-    """The text of the script. OperatorFault: it cannot be written."""
+    """The text of the script. OperatorFault: the job has a value that a script cannot hold."""
     if _NAME.fullmatch(job.token.name) is None:
         raise OperatorFault(
-            f"the token's name becomes a file's: expected letters, digits, '_', '.' and '-'; "
+            f"the token's name becomes a file's name: expected letters, digits, '_', '.' and '-'; "
             f"found {job.token.name!r}"
         )
-    # A comment of the script ends with the line, and so does a line of a unit.
+    # A line break would end a comment of the script, or a line of a unit.
     for each in (job.source or "", *job.options):
         if not each.isprintable():
             raise OperatorFault(
@@ -139,13 +138,13 @@ say "the service echo2d-join@$name is started"
 
 
 def _systemd_quoted(word: str) -> str:
-    """In quotes, without what systemd would read in them: its specifiers and variables."""
+    """The word in quotes, with systemd's specifiers and variables escaped."""
     escaped = word.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped.replace("%", "%%").replace("$", "$$")}"'
 
 
 def _user_data(script: str) -> str:
-    """JSON is YAML, and needs no quoting of the script's lines."""
+    """cloud-init's user data as JSON, which is valid YAML and needs no indentation of the script's lines."""
     path = "/root/echo2d-box.sh"
     parts = {
         "write_files": [{"path": path, "permissions": "0700", "content": script}],
@@ -159,7 +158,7 @@ def _file(name: str) -> str:
 
 
 def join_options(engine: str, options: Sequence[str]) -> tuple[str, ...]:
-    """The options with what the engine needs on a fresh box."""
+    """The options, and those that the engine needs on a fresh box."""
     if engine != "sglang" or any(
         each.partition("=")[0] in ("--engine-python", "--engine-url") for each in options
     ):

@@ -1,7 +1,7 @@
-"""The wheel of this installation, made again from its files: what a new box installs.
+"""Makes the wheel that a new box installs, from the files of this installation.
 
-A wheel is a zip file of the package and its metadata. The learner may lie in another folder than the rest of
-echo2d, as in a checkout, so this holds for an editable installation and an installed wheel alike.
+A wheel is a zip file of the package and its metadata. It is made from an editable installation, too: the learner
+may be in another folder than the rest of echo2d, as in a checkout.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from echo2d.errors import OperatorFault
 from echo2d.this_build import BUILD_FILE, THIS_BUILD
 
 PACKAGE = Path(__file__).parents[2]
-# What the package is made of. People keep other files beside it: tokens, settings, copies.
+# Kinds of files that belong to the package. People keep other files beside them: tokens, settings, copies.
 _SUFFIXES = {
     ".c",
     ".css",
@@ -38,13 +38,13 @@ DATE = (2020, 1, 1, 0, 0, 0)
 
 
 class GivenWheel:
-    """The wheel, made when it is first asked for and kept, whether or not the caller waits for it."""
+    """The wheel, made at the first call and kept, even if that caller does not wait for it."""
 
     def __init__(self) -> None:
         self._made: asyncio.Future[tuple[str, bytes]] | None = None
 
     async def get(self) -> tuple[str, bytes]:
-        """Its file name and its bytes. OperatorFault: there is none."""
+        """The wheel's file name and bytes. OperatorFault: there is no wheel."""
         made = self._made
         if made is None or (made.done() and made.exception() is not None):
             made = asyncio.get_running_loop().run_in_executor(None, installed_wheel)
@@ -53,7 +53,7 @@ class GivenWheel:
 
 
 def installed_wheel() -> tuple[str, bytes]:
-    """Its file name and its bytes. Blocking. OperatorFault: this copy was never installed."""
+    """The wheel's file name and bytes. Blocking. OperatorFault: this copy was never installed."""
     try:
         distribution = importlib.metadata.distribution("echo2d")
     except importlib.metadata.PackageNotFoundError as error:
@@ -84,7 +84,7 @@ def installed_wheel() -> tuple[str, bytes]:
 
 
 def _metadata(distribution: importlib.metadata.Distribution) -> str:
-    """`python -m echo2d` in a checkout finds the egg-info of the build, where it has another name."""
+    """The metadata. `python -m echo2d` in a checkout finds the build's egg-info, where the file is called PKG-INFO."""
     for name in ("METADATA", "PKG-INFO"):
         if text := distribution.read_text(name):
             return text
@@ -92,7 +92,7 @@ def _metadata(distribution: importlib.metadata.Distribution) -> str:
 
 
 def _learner() -> Path:
-    """OperatorFault: the installation lacks the learner."""
+    """The learner's folder. OperatorFault: the installation lacks the learner."""
     spec = importlib.util.find_spec("echo2d.learner")
     if spec is None or spec.origin is None:
         raise OperatorFault("the installation of echo2d is damaged: it has no learner")
@@ -104,8 +104,8 @@ def _files(folder: Path, prefix: str = "") -> list[tuple[str, Path]]:
     found: list[tuple[str, Path]] = []
     for path in sorted(folder.iterdir()):
         name = prefix + path.name
-        # A box needs none of the shared files. In a checkout they lie where people keep files of
-        # their own.
+        # A box needs none of the shared files, and in a checkout people keep their own files there.
+        # The learner is added from its own folder.
         if (
             path.name in {"__pycache__", "share", "learner"}
             or path.name.startswith(".")
@@ -114,14 +114,14 @@ def _files(folder: Path, prefix: str = "") -> list[tuple[str, Path]]:
             continue
         if path.is_dir():
             found += _files(path, f"{name}/")
-        # Other JSON beside the code may be somebody's own.
+        # Other JSON files beside the code may be a person's own.
         elif path.suffix in _SUFFIXES or path.name == "tokenizer_classes.json":
             found.append((name, path))
     return found
 
 
 def _tag() -> str:
-    """The compiled loops use Python's stable ABI; without them the wheel fits every machine."""
+    """The wheel's tag: the compiled loops use Python's stable ABI; without them the wheel fits every machine."""
     if not any((PACKAGE / "native").glob("_words*.so")):
         return "py3-none-any"
     return f"cp311-abi3-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"

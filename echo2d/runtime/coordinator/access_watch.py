@@ -1,4 +1,4 @@
-"""Watches the access table: what the operator changed of tokens, and whom the audit has convicted."""
+"""Watches the access table for changes of tokens by the operator, and for convictions by the audit."""
 
 import asyncio
 import logging
@@ -21,7 +21,7 @@ log = logging.getLogger("echo2d.coordinator")
 
 
 class AccessWatch:
-    """See the module docstring. run_dir: where operators leave word of their orders."""
+    """See the module docstring. run_dir: has the log of the operators' orders."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class AccessWatch:
         emit: Callable[[CoordinatorEvent], Awaitable[None]],
     ) -> None:
         self._access, self._run_dir, self._emit = access, run_dir, emit
-        # Whom the core refuses because the access table says so.
+        # The peers that the core refuses because the access table says so.
         self._convicted = set(access.convicted())
 
     def known_peer(self, peer: PeerId) -> KnownPeer:
@@ -44,13 +44,13 @@ class AccessWatch:
             await asyncio.to_thread(self._access.convict, worker, reason, now_s=time.time())
             self._convicted.add(worker)
         except StoreFault as fault:
-            # The core refuses it as long as this process lives.
+            # The core refuses the worker for as long as this process runs.
             log.warning("the conviction of %s is not durable: %s", worker, fault)
 
     async def watch(self, peers: Callable[[], Iterable[PeerId]]) -> None:
-        """Tell the core of what has changed, for ever. peers: those that have a session."""
-        # The core hears once of each peer whose token was revoked or deleted, and of each that a
-        # person has pardoned.
+        """Report changes to the core until cancelled. peers: those that have a session."""
+        # The core gets one event for each peer whose token was revoked or deleted, and one for each
+        # that a person has pardoned.
         told: frozenset[PeerId] = frozenset()
         news = await asyncio.to_thread(OperatorNews, self._run_dir)
         while True:

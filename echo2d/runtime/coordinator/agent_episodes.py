@@ -1,4 +1,4 @@
-"""Episodes that agents outside play: each one, those of a task, and the tickets for all.
+"""Episodes that agents outside the run play: one episode, the episodes of a task, the tickets of all tasks.
 
     StepEnvironment, turn 0 --> offered --a ticket is taken--> played --end--> EpisodeEnded
                                    ^                             |
@@ -12,8 +12,8 @@ While it is played, its agent's calls are on one side and the core's turns on th
                                    v          |
     the agent:                   one HTTP call after the other
 
-A call whose tokens go on from all tokens of the newest branch is its next turn; any other call begins a
-branch. The same call again, as after a lost answer, gets the same answer again.
+A call whose tokens begin with all tokens of the newest branch is that branch's next turn; any other call
+begins a branch. A call that is repeated, for example after a lost answer, gets the same answer.
 Not here: HTTP (`net/gateway/episodes.py`), what a ticket is (`net/security/tickets.py`).
 """
 
@@ -58,9 +58,10 @@ AgentEvent = EnvironmentStepped | EpisodeEnded
 
 
 class AgentEpisode:
-    """One episode and its agent, if it has one. room: whether a call with these given tokens may have an answer.
+    """One episode and its agent, if it has one.
 
-    nonce: that of its ticket; None: nobody has one.
+    silence_s: an agent that is silent for this long is given up.
+    room(order, given, is_branch): whether a call that adds these tokens, or begins a branch with them, may be answered.
     """
 
     def __init__(
@@ -69,8 +70,9 @@ class AgentEpisode:
         silence_s: float,
         room: Callable[[StepEnvironment, bytes, bool], bool],
     ) -> None:
+        # The nonce of the episode's ticket. None: no agent has a ticket for it.
         self.nonce: bytes | None = None
-        # The messages of the last call: how many, and their hash.
+        # How many messages the last call had, and their hash.
         self.heard: tuple[int, bytes] = (0, b"")
         self.branches: Counter[str] = Counter()
         self.order = order
@@ -87,17 +89,17 @@ class AgentEpisode:
     # --- the core's side
 
     def arrived(self, order: StepEnvironment) -> None:
-        """The core waits for the agent's answer to this turn."""
+        """Take a turn from the core, which waits for the agent's answer to it."""
         self.order, self._reply = order, asyncio.get_running_loop().create_future()
-        self._move()
+        self._wake_waiting()
 
     async def answer(self) -> AgentEvent:
-        """What the agent makes of the turn. An agent that is silent for too long is given up."""
+        """Wait for the agent's answer to the turn. An agent that is silent for too long is given up."""
         order, reply = self.order, self._reply
         assert reply is not None
         try:
             async with asyncio.timeout(None) as self._patience:
-                self._be_patient()
+                self._restart_silence()
                 return await reply
         except TimeoutError:
             reason = f"its agent was silent for {self._silence_s:g} s"
@@ -106,11 +108,11 @@ class AgentEpisode:
             self._patience = None
 
     def close(self, *, ended: bool) -> None:
-        """Nobody goes on with this episode. ended: because its end is durable."""
+        """The core does not continue this episode. ended: because its end is durable."""
         self._over, self._kept = True, ended
         if self._reply is not None and not self._reply.done():
-            self._reply.set_result(self._ended(self.order, None, "nobody goes on with it"))
-        self._move()
+            self._reply.set_result(self._ended(self.order, None, "the core has given it up"))
+        self._wake_waiting()
 
     # --- the agent's side
 
@@ -125,48 +127,48 @@ class AgentEpisode:
 
     def claim(self, nonce: bytes) -> None:
         self.nonce = nonce
-        self._be_patient()
+        self._restart_silence()
 
     async def ask(self, say: Say) -> StepEnvironment:
-        """Make a call; returns the turn that answers it. say: what it says, given the last turn.
+        """Make a call; returns the turn that answers it. say: makes the call's prompt, given the last turn.
 
-        CallRefusal: the episode is over (410), or has no room (400). What `say` raises changes nothing.
+        CallRefusal: the episode is over (410), or has no room (400). If `say` raises, the episode is unchanged.
         """
         async with self._calls:
             order = await self._at_turn()
             spoken = await say(order, self.heard)
-            # It may have been given up while the call was read.
+            # The episode may have been given up while the call was read.
             await self._at_turn()
             so_far = order.prompt + order.output.branch
             if order.turn and spoken.tokens == asked(order):
                 return order
-            given, anew = spoken.tokens[len(so_far) :], False
+            given, is_branch = spoken.tokens[len(so_far) :], False
             if not order.turn or not given or not spoken.tokens.startswith(so_far):
-                given, anew = spoken.tokens[len(order.prompt) :], order.turn > 0
-            if not self._room(order, given, anew):
+                given, is_branch = spoken.tokens[len(order.prompt) :], order.turn > 0
+            if not self._room(order, given, is_branch):
                 raise full()
-            if anew:
+            if is_branch:
                 self.branches[spoken.branch or "tokens"] += 1
             self.heard = spoken.messages, spoken.digest
             state = msgpack.packb([self.nonce, *self.heard])
             at = order.group, order.sample, order.begun, order.turn
-            self._tell(EnvironmentStepped(*at, given, state, anew))
+            self._reply_with(EnvironmentStepped(*at, given, state, is_branch))
             return await self._at_turn()
 
     async def finish(
         self, reward: float | None, reason: str, parts: tuple[RewardPart, ...]
     ) -> None:
-        """End it, and wait until that is durable. reward None: it failed, for this reason.
+        """End the episode, and wait until its end is durable. reward None: it failed, for this reason.
 
-        CallRefusal: it is over already, or was given up meanwhile (410).
+        CallRefusal: the episode is over already, or was given up meanwhile (410).
         """
         async with self._calls:
             order = await self._at_turn()
             again = not order.turn
-            self._tell(self._ended(order, reward, reason, parts, again=again))
+            self._reply_with(self._ended(order, reward, reason, parts, again=again))
             while not self._over:
                 await self._moved.wait()
-            # An episode without a turn begins anew for another agent; nothing of it is kept.
+            # An episode without a turn is offered again to another agent; nothing of it is kept.
             if not self._kept and not again:
                 raise over()
 
@@ -178,7 +180,7 @@ class AgentEpisode:
         return self._reply is not None and not self._reply.done()
 
     async def _at_turn(self) -> StepEnvironment:
-        """The turn, once the core waits for the agent."""
+        """Wait until the core waits for the agent; returns the turn."""
         while not self._waits:
             if self._over:
                 raise over()
@@ -187,16 +189,16 @@ class AgentEpisode:
             raise over()
         return self.order
 
-    def _tell(self, event: AgentEvent) -> None:
+    def _reply_with(self, event: AgentEvent) -> None:
         assert self._reply is not None
         self._reply.set_result(event)
 
-    def _move(self) -> None:
+    def _wake_waiting(self) -> None:
         self._moved.set()
         self._moved = asyncio.Event()
 
-    def _be_patient(self) -> None:
-        """The agent has been heard of. One that nobody plays waits for ever."""
+    def _restart_silence(self) -> None:
+        """Restart the silence timer. An episode without an agent has none."""
         if self._patience is not None and self.nonce is not None:
             now = asyncio.get_running_loop().time()
             self._patience.reschedule(now + self._silence_s)
@@ -218,12 +220,15 @@ class AgentEpisode:
 
 At = tuple[GroupId, int]
 
-VOID_MAX = 1 << 16
+# The newest tickets that are remembered as used up.
+SPENT_MAX = 1 << 16
 
 
 class AgentCalls:
-    """The open episodes of one task. silence_s, rows: as of the task's class. in_text: its agents call with messages.
-    offered: is set when an episode of this task, or of another one, is offered.
+    """The open episodes of one task.
+
+    silence_s, rows: as the task's class gives them. in_text: the task's agents call with messages.
+    offered: set when an episode of any task is offered.
     """
 
     def __init__(
@@ -243,23 +248,23 @@ class AgentCalls:
         self._rules, self._episodes, self._in_text, self._rows = rules, episodes, in_text, rows
         self._open: dict[At, AgentEpisode] = {}
         self.offered = offered
-        # The nonces of tickets that do not count any more.
-        self.void: dict[bytes, None] = {}
+        # The nonces of tickets that are no longer good.
+        self.spent: dict[bytes, None] = {}
 
     # --- the core's side
 
     async def prompt(self, index: int) -> TaskPrompt | TaskFailed:
-        """What all calls of a row begin with."""
+        """The tokens with which all calls of a row begin."""
         turn = await self._episodes.reset(index, index, 0)
         if isinstance(turn, TaskFailed):
             return turn
         self._episodes.drop(index)
-        # How a conversation goes on behind its first token, its agent says.
+        # For a conversation in text only the first token is fixed; the agent decides what follows.
         opening = turn.given[:4] if self._in_text else turn.given
         return TaskPrompt(opening, turn.tags, turn.row)
 
     def step(self, order: StepEnvironment) -> Coroutine[Any, Any, AgentEvent]:
-        """The core waits for this episode's agent."""
+        """Give a turn to its episode; returns the agent's answer. A sample that begins again gets another episode."""
         at = order.group, order.sample
         episode = self._open.get(at)
         if episode is None or episode.order.begun != order.begun:
@@ -271,11 +276,11 @@ class AgentCalls:
         return episode.answer()
 
     async def probe(self, action: ProbeRewards) -> RewardsProbed:
-        """Nothing: agents say themselves what their episodes are worth."""
+        """Probe nothing: the agents themselves give the rewards."""
         return RewardsProbed(action.task, 0, 0, "")
 
     def forget(self, order: ForgetEpisode) -> None:
-        """The core does not want the episode any more, or has made its end durable."""
+        """Close an episode that the core has given up, or whose end is durable."""
         self._close(self._open.pop((order.group, order.sample), None), ended=order.ended)
 
     # --- the agents' side
@@ -284,7 +289,7 @@ class AgentCalls:
         return self._open.get(at)
 
     def offers(self) -> Iterator[AgentEpisode]:
-        """The episodes that an agent may take, the first one that was offered first."""
+        """The episodes that an agent may take, oldest offer first."""
         return (each for each in self._open.values() if each.is_offered)
 
     def row_of(self, order: StepEnvironment) -> int:
@@ -296,21 +301,21 @@ class AgentCalls:
         if episode is not None:
             episode.close(ended=ended)
             if episode.nonce is not None:
-                self.void[episode.nonce] = None
-                keep_newest(self.void, VOID_MAX)
+                self.spent[episode.nonce] = None
+                keep_newest(self.spent, SPENT_MAX)
 
-    def _has_room(self, order: StepEnvironment, given: bytes, anew: bool) -> bool:  # noqa: FBT001
+    def _has_room(self, order: StepEnvironment, given: bytes, is_branch: bool) -> bool:  # noqa: FBT001
         prompt, output = order.prompt, order.output
-        return has_room(self._rules, self.task, prompt, order.turn, output, given, anew=anew)
+        return has_room(self._rules, self.task, prompt, order.turn, output, given, anew=is_branch)
 
 
 # --- tickets
 #
-# A ticket's nonce is in the state that the core keeps of an episode, so it is good after a restart. An
-# episode whose agent has not called yet is offered again then, and its ticket does not count any more: it
-# might be of an episode whose turns were forgotten, and its agent would go on with another one.
+# The state that the core keeps of an episode includes the ticket's nonce, so the ticket is good after a restart.
+# An episode without a call yet is offered again after a restart, and its old ticket is refused: the ticket
+# might be for an episode whose turns were forgotten, and the agent would continue another one.
 
-# Ends that are remembered.
+# The newest ends that are remembered.
 REMEMBERED_MAX = 1 << 16
 
 log = logging.getLogger("echo2d.agents")
@@ -318,17 +323,19 @@ log = logging.getLogger("echo2d.agents")
 
 @dataclass(frozen=True, slots=True)
 class _Ended:
-    """An end that is durable. said None: only its reward is known, from before a restart."""
+    """An end that is durable."""
 
+    # What the agent said. None: the end is from before a restart, and only its reward is known.
     said: AgentEnd | None
     reward: float | None
+    # What the agent was answered.
     told: Mapping[str, Any]
 
 
 class Tickets:
     """Hands out the tickets, and takes the ends of the episodes.
 
-    secret: of the run's key. recovered: the groups of the ledger.
+    secret: from the run's key. recovered: the groups of the ledger.
     """
 
     def __init__(
@@ -336,22 +343,23 @@ class Tickets:
     ) -> None:
         self._tasks = tasks
         self._key = ticket_key(secret)
-        # By the nonces of their tickets; those from before a restart by sample, until it begins anew.
+        # The ends since the start, by the nonces of their tickets.
         self._ended: dict[bytes, _Ended] = {}
-        # By nonce, while an end of that episode is being answered.
+        # A lock for each nonce, while an end of that episode is being answered.
         self._ending = WeakValueDictionary[bytes, asyncio.Lock]()
+        # The ends from before the start, by sample, until the sample begins again.
         self._kept: dict[At, _Ended] = {}
-        # Until then an unknown ticket may be that of an answer that a worker writes.
+        # Until this time the episode of an unknown ticket may still wait for a worker's answer.
         silence_s = max((each.silence_s for each in tasks.values()), default=0.0)
         self._know_all_at = time.monotonic() + silence_s
         for group in recovered:
             for kept in group.record.trajectories if group.source.task in tasks else ():
-                told = _told(kept.turns, 1 + len(kept.branches), kept.written)
+                told = _make_answer(kept.turns, 1 + len(kept.branches), kept.written)
                 self._kept[group.record.group, kept.sample] = _Ended(None, kept.reward, told)
         keep_newest(self._kept, REMEMBERED_MAX)
 
     async def take(self, task: str | None, wait_s: float) -> Taken | None:
-        """An episode for an agent; see `net.gateway.episodes.TicketOffice`."""
+        """Take an episode for an agent; see `net.gateway.episodes.TicketOffice`."""
         if task is not None and task not in self._tasks:
             detail = f"task: expected one of {', '.join(sorted(self._tasks))}; found {task!r:.80}"
             raise CallRefusal(HTTPStatus.NOT_FOUND, "task", detail)
@@ -369,7 +377,7 @@ class Tickets:
             return None
 
     def check(self, text: str) -> None:
-        """CallRefusal: it is no ticket of this run (401)."""
+        """CallRefusal: the text is no ticket of this run (401)."""
         self._read(text)
 
     def find(self, text: str) -> tuple[TaskRules, AgentEpisode]:
@@ -377,7 +385,7 @@ class Tickets:
         return self._find(self._read(text))
 
     def record(self, text: str) -> Mapping[str, Any]:
-        """An open episode as the run has it."""
+        """The run's record of an open episode."""
         _, episode = self.find(text)
         order = episode.order
         return {
@@ -389,15 +397,15 @@ class Tickets:
     async def end(self, text: str, end: AgentEnd) -> Mapping[str, Any]:
         """End an episode as its agent says; see `net.gateway.episodes.TicketOffice`."""
         ticket = self._read(text)
-        # A repeat waits for the end beside it, which is known from then on.
+        # A repeated end waits for the first one, and then finds it.
         async with self._ending.setdefault(ticket.nonce, asyncio.Lock()):
             return await self._end(ticket, end)
 
     # --- inside
 
     async def _end(self, ticket: Ticket, end: AgentEnd) -> Mapping[str, Any]:
-        if (before := self._before(ticket)) is not None:
-            return _again(before, end)
+        if (before := self._find_end(ticket)) is not None:
+            return _answer_again(before, end)
         _, episode = self._find(ticket)
         order = episode.order
         differs = _difference(order, end.trace) if end.trace else ""
@@ -412,7 +420,7 @@ class Tickets:
             )
         await episode.finish(reward, reason, end.parts)
         output = order.output
-        told = _told(order.turn, 1 + len(output.branches), output.written, differs)
+        told = _make_answer(order.turn, 1 + len(output.branches), output.written, differs)
         if order.turn:
             self._ended[ticket.nonce] = _Ended(end, reward, told)
             keep_newest(self._ended, REMEMBERED_MAX)
@@ -455,39 +463,37 @@ class Tickets:
             if episode.nonce != ticket.nonce:
                 raise over()
             return calls.task, episode
-        is_over = self._before(ticket) is not None or any(
-            ticket.nonce in calls.void for calls in self._tasks.values()
+        is_over = self._find_end(ticket) is not None or any(
+            ticket.nonce in calls.spent for calls in self._tasks.values()
         )
         if not is_over and time.monotonic() < self._know_all_at:
-            detail = (
-                "the coordinator has started anew, and does not know this episode yet; come back"
-            )
+            detail = "the coordinator has restarted, and does not know this episode yet; try again"
             raise CallRefusal(HTTPStatus.SERVICE_UNAVAILABLE, "late", detail)
         raise over()
 
-    def _before(self, ticket: Ticket) -> _Ended | None:
-        """The end of this ticket's episode, if it came before."""
+    def _find_end(self, ticket: Ticket) -> _Ended | None:
+        """The end of this ticket's episode, if it has one already."""
         if any(calls.open(ticket.at) is not None for calls in self._tasks.values()):
             self._kept.pop(ticket.at, None)
         return self._ended.get(ticket.nonce) or self._kept.get(ticket.at)
 
 
-def _told(turns: int, branches: int, written: int, differs: str = "") -> dict[str, Any]:
+def _make_answer(turns: int, branches: int, written: int, differs: str = "") -> dict[str, Any]:
     said = {"ended": True, "turns": turns, "branches": branches}
     return {**said, "written": written, "differs": differs}
 
 
-def _again(before: _Ended, end: AgentEnd) -> Mapping[str, Any]:
-    """The answer to an end that comes again. CallRefusal: it is another one."""
+def _answer_again(before: _Ended, end: AgentEnd) -> Mapping[str, Any]:
+    """The answer to a repeated end. CallRefusal: the two ends differ."""
     same = before.reward == end.reward if before.said is None else before.said == end
     if not same:
-        detail = "this episode has ended already, and otherwise"
+        detail = "this episode has already ended with another reward or error"
         raise CallRefusal(HTTPStatus.CONFLICT, "ended", detail)
     return before.told
 
 
 def _branches_of(order: StepEnvironment) -> list[dict[str, Any]]:
-    """The branches of an episode: whole token ids, and which of them were written, by which version."""
+    """The branches of an episode: all token ids, the ranges that workers wrote, and the versions that wrote them."""
     output, prompt = order.output, unpack_tokens(order.prompt).tolist()
     tokens = unpack_tokens(output.tokens).tolist()
     found = []
@@ -507,10 +513,9 @@ def _branches_of(order: StepEnvironment) -> list[dict[str, Any]]:
 
 
 def _difference(order: StepEnvironment, trace: Sequence[tuple[list[int], list[list[int]]]]) -> str:
-    """What an agent saw otherwise than the run has it; empty: nothing.
+    """The first difference between an agent's trace and the run's record; empty: there is none.
 
-    The run's record is what is trained on: an agent that saw another episode must not say what this
-    one is worth.
+    The learner trains on the run's record, so an agent that saw another episode must not give its reward.
     """
     branches = _branches_of(order)
     if len(trace) != len(branches):

@@ -1,7 +1,7 @@
-"""The tasks of a run: their processes, their rules, and which of them a prompt or reward is of.
+"""The tasks of a run: starts their processes, makes their rules, and passes each call to its task.
 
     [[task]] --> TaskPool --introduces itself--> TaskRules, TaskBegun
-    DrawPrompt, ScoreSample, StepEnvironment --by the name of the task--> its calls --> event
+    DrawPrompt, ScoreSample, StepEnvironment --by the task's name--> the task's calls --> event
 
 A task's data and the files that turn its text into tokens must not change within a run: prompts are
 known by their numbers, and answers by their tokens. The ledger has the digests of both.
@@ -54,38 +54,37 @@ from echo2d.tasks.pool import Limits, TaskPlace, TaskPool, TextSettings
 from echo2d.tasks.process import TaskFailed
 from echo2d.texts.files import text_digest
 
-# What makes the held-out questions of a task of ours; a task of the operator's names its own options.
+# Options that give one of our tasks its held-out questions; the operator sets them for other tasks.
 _HELD_OUT: Mapping[str, Mapping[str, object]] = {
     "rows": {"split": "heldout", "epochs": 1},
     "gym": {"split": "heldout"},
     "sort_digits": {"split": "heldout"},
 }
 _AGENTS = "agents"
-# Options that decide nothing about the prompts. The data of `files` are in the task's own digest.
+# Options that do not change the prompts. The data of `files` are in the task's own digest.
 MAY_CHANGE = frozenset({
     "files", "epochs", "scorer", "scorer_options", "answer", "answer_after", "silence_s",
 })  # fmt: skip
 # Weights are rounded to this denominator: sums of floats would drift over a long run.
 WEIGHT_DENOMINATOR_MAX = 10_000
-SLOW_START_S = 20.0  # imports of torch take as long on a loaded host
+SLOW_START_S = 20.0  # imports of torch take this long on a loaded host
 
 log = logging.getLogger("echo2d.task")
 
 
 @dataclass(frozen=True, slots=True)
 class OpenTask:
-    """A task whose processes have introduced themselves. texts: digest of the files that turn its
-    text into tokens; empty for a task in tokens.
-    """
+    """A task whose processes have introduced themselves."""
 
     name: str
     table: TaskTable
     pool: TaskPool
+    # The digest of the files that turn the task's text into tokens; empty for a task in tokens.
     texts: bytes
 
     @property
     def begun(self) -> TaskBegun:
-        """What decides which prompt a number is, and which tokens it has."""
+        """Digests of all that decides which prompt a number is, and which tokens it has."""
         table = self.table
         options = {key: value for key, value in table.options.items() if key not in MAY_CHANGE}
         said = [table.kind, options, table.system, table.template]
@@ -120,11 +119,11 @@ class DataPlane:
     def step(
         self, action: StepEnvironment
     ) -> Coroutine[Any, Any, EnvironmentStepped | EpisodeEnded]:
-        """Tell an environment of a turn; see `EnvironmentCalls.step`."""
+        """Give a turn to an environment; see `EnvironmentCalls.step`."""
         return self._environments[action.task].step(action)
 
     def forget(self, action: ForgetEpisode) -> None:
-        """An environment need not keep this episode."""
+        """Let an environment drop this episode."""
         self._environments[action.task].forget(action)
 
     def shares(self, actions: Iterable[ScoreSample]) -> list[Sequence[ScoreSample]]:
@@ -146,7 +145,7 @@ async def _opened(
     stops: tuple[str, ...],
     day: str,
 ) -> TaskPool:
-    """The processes of a task, which `stack` ends. A start that takes long is told once."""
+    """Start the processes of a task; `stack` ends them. A slow start is logged once."""
     own = [each for each in (table.kind, str(table.options.get("scorer"))) if ":" in each]
     does = f"imports {' and '.join(own)}" if own else "reads its rows"
     said = "task=%s still starts after %g s: it %s"
@@ -197,7 +196,7 @@ def _text_digest(config: CoordinatorConfig, model: Path) -> bytes:
 
 
 def _check_environment(config: CoordinatorConfig, name: str, table: TaskTable) -> None:
-    """OperatorFault: the run has what episodes do not work with."""
+    """OperatorFault: the config has a setting with which episodes do not work."""
     if table.kind == _AGENTS and not config.gateway.enabled:
         raise OperatorFault(
             f"gateway.enabled: agents outside play task {name!r} through the gateway; expected true"
@@ -210,7 +209,7 @@ def _check_environment(config: CoordinatorConfig, name: str, table: TaskTable) -
 
 
 async def _check_opening(name: str, pool: TaskPool) -> None:
-    """OperatorFault: nothing says what the calls of agents begin with."""
+    """OperatorFault: the task does not say with which tokens the calls of agents begin."""
     first = await Episodes(pool).reset(0, 0, 0)
     if isinstance(first, TaskFailed):
         raise OperatorFault(
@@ -221,11 +220,11 @@ async def _check_opening(name: str, pool: TaskPool) -> None:
 
 @dataclass(frozen=True, slots=True)
 class OpenEval:
-    """An [[eval]]. asks: its questions, a task of its own. of: the task whose held-out side it is."""
+    """An [[eval]]."""
 
     table: EvalTable
-    asks: OpenTask
-    of: OpenTask
+    asks: OpenTask  # the task that has the questions
+    of: OpenTask  # the trained task of which these are the held-out questions
 
 
 async def open_evals(
@@ -233,7 +232,7 @@ async def open_evals(
 ) -> list[OpenEval]:
     """Start the processes of all evaluations; `stack` ends them. day: as in `ModelTexts`.
 
-    OperatorFault: one cannot be started, is of no task, or has the name of another.
+    OperatorFault: an evaluation cannot be started, names no task, or has the name of another.
     """
     names = [task.name for task in tasks]
     found: dict[str, OpenEval] = {}
@@ -273,7 +272,7 @@ def eval_rules(
         task=task_rules(config, opened.asks, model_ends, greedy=True),
         every=table.every,
         samples=table.samples,
-        # A question that is asked twice would count as two.
+        # A question that is asked twice would count as two, so there are at most `length` rows.
         rows=table.rows if length is None else min(table.rows or length, length),
         hold_s=table.hold_s,
         solved_at=table.solved_at,
@@ -281,7 +280,7 @@ def eval_rules(
 
 
 def begin_tasks(tasks: Iterable[OpenTask], before: Iterable[TaskProgress]) -> list[TaskBegun]:
-    """What the ledger does not know of these tasks yet.
+    """The records of tasks that the ledger does not have yet.
 
     OperatorFault: a task has other data or another tokenizer than before.
     """
@@ -329,10 +328,10 @@ def task_rules(
 
 
 def turn_end_cautions(tasks: Iterable[OpenTask], rules: RunRules) -> list[str]:
-    """Which chat templates end a turn with a token at which no answer ends."""
+    """A line for each task whose chat template ends a turn with a token at which no answer ends."""
     return [
         f"task {task.name}: the chat template ends a turn with token {end}, which is no end token of the "
-        "model (generation_config.json): answers go on behind it"
+        "model (generation_config.json): answers continue after it"
         for task in tasks
         if (end := task.pool.about.turn_end) is not None
         and (of_task := rules.task(task.name)) is not None
@@ -350,7 +349,7 @@ def _row_filter(table: TaskTable) -> RowFilter | Informative | None:
 
 
 def _weight(config: CoordinatorConfig, table: TaskTable) -> Fraction:
-    """Its share of the groups of a step, over that of the others; above 0."""
+    """The task's share of the groups of a step, above 0, relative to the shares of the other tasks."""
     if table.groups_per_step:
         return Fraction(table.groups_per_step)
     share = table.weight / sum(task.weight for task in config.tasks)
@@ -362,7 +361,7 @@ def drawn(table: SamplingTable) -> Sampling:
 
 
 def data_plane(tasks: Iterable[OpenTask], evals: Iterable[OpenEval], rules: RunRules) -> DataPlane:
-    """Calls of these tasks. A score is of the answer alone, however long it is."""
+    """Make the calls of these tasks. In an evaluation the length of an answer costs nothing."""
     limits: dict[str, int | None] = {task.name: task.max_new_tokens for task in rules.tasks}
     environments: dict[str, EnvironmentCalls | AgentCalls] = {}
     offered = asyncio.Event()
@@ -400,7 +399,7 @@ def _agents(task: OpenTask, rules: RunRules, offered: asyncio.Event) -> AgentCal
 
 
 def _calls(task: OpenTask, vocab_size: int, limit: int | None) -> TaskCalls:
-    """limit: tokens of an answer that may cost something; None: of an evaluation, length costs nothing."""
+    """limit: the most tokens of an answer. None: an evaluation, in which length costs nothing."""
     table = task.table
     overlong = None
     if limit is not None and table.overlong_tokens:
@@ -412,7 +411,7 @@ def _calls(task: OpenTask, vocab_size: int, limit: int | None) -> TaskCalls:
         on_error=table.on_error,
         failures=FailureLog(task.name, table),
         overlong=overlong,
-        # Without its questions an evaluation holds up the run; a task can wait for its prompt.
+        # An evaluation without its questions would hold up the run; a task can wait for its prompt.
         patient=limit is not None,
     )
 
@@ -435,7 +434,7 @@ def _pool(
         place=TaskPlace(
             environment=task_environment(table.environment),
             folder=config.folder,
-            # A task of ours sees nothing of the operator's folders.
+            # Our own tasks do not see the operator's folders.
             modules=tuple(config.module_folders) if ":" in f"{table.kind}{scorer}" else (),
         ),
         told=lambda failed: told(failed, table),

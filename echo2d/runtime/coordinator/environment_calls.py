@@ -1,12 +1,12 @@
-"""Prompts and turns of one environment for the core.
+"""Performs the core's orders to one environment: draws its prompts, plays the turns of its episodes.
 
     StepEnvironment --> Episodes (its processes) --> EnvironmentStepped or EpisodeEnded
 
 Every StepEnvironment is answered by exactly one event. The first turn of a sample begins its episode: the
-environment is reset with the sample's own seed, and must say the prompt that the whole group has.
-A conversation that cannot go on as tokens comes back rendered anew. It begins a branch, if it begins with
-the group's prompt.
-What goes wrong is no reward, never a zero, unless `task.on_error` says so of errors.
+environment is reset with the sample's own seed, and must return the prompt that the whole group has.
+If a conversation cannot continue as tokens, the environment returns it rendered from the start. It begins
+a branch if it begins with the group's prompt.
+A failed episode has no reward. Only with `task.on_error` does an error count as a reward of zero.
 """
 
 import logging
@@ -32,14 +32,14 @@ from echo2d.tasks.episodes import EpisodeEnd, Episodes, EpisodeTurn, StepCall
 from echo2d.tasks.pool import TaskPrompt
 from echo2d.tasks.process import TaskFailed
 
-# The environment's code is to blame, and not the answer.
+# Kinds of failures for which the environment's code is to blame, and not the answer.
 _FAILS = ("error", "died", "timeout")
 
 log = logging.getLogger("echo2d.task")
 
 
 class EnvironmentCalls:
-    """See the module docstring. name, vocab_size, patient: as of PromptCalls."""
+    """See the module docstring. name, vocab_size, patient: as in PromptCalls."""
 
     def __init__(
         self,
@@ -57,13 +57,13 @@ class EnvironmentCalls:
         self._vocab_size = vocab_size
         self._on_error = on_error
         self._numbers = count()
-        # By sample: how often it was begun before, and the number of its episode.
+        # For each sample in play: how often it was begun before, and the number of its episode.
         self._open: dict[tuple[GroupId, int], tuple[int, int]] = {}
-        # Branches that began, by the first word of why.
+        # How many branches began, by the first word of the reason.
         self.branches: Counter[str] = Counter()
 
     async def prompt(self, index: int) -> TaskPrompt | TaskFailed:
-        """The first turn of a row."""
+        """Reset the environment for a row, and return its first turn as the prompt."""
         number = next(self._numbers)
         turn = await self._episodes.reset(number, index, 0)
         if isinstance(turn, TaskFailed):
@@ -74,20 +74,20 @@ class EnvironmentCalls:
     def step(
         self, order: StepEnvironment
     ) -> Coroutine[Any, Any, EnvironmentStepped | EpisodeEnded]:
-        """Tell the environment of a turn, and the core what it answered.
+        """Give a turn to the environment; returns its answer as an event for the core.
 
-        A `forget` after this call counts, also if nobody has awaited its result yet.
+        A `forget` after this call counts even before the result is awaited.
         """
-        return self._step(order, self._number(order))
+        return self._step(order, self._number_of(order))
 
     def forget(self, order: ForgetEpisode) -> None:
-        """Nobody goes on with this sample's episode."""
+        """Drop this sample's episode, which the core does not continue."""
         _, number = self._open.pop((order.group, order.sample), (0, None))
         if number is not None:
             self._episodes.drop(number)
 
     async def probe(self, action: ProbeRewards) -> RewardsProbed:
-        """Answer the first turns of the first rows with nothing."""
+        """Play the first turns of the first rows with empty answers, and count the failures."""
         failed, succeeded, reason = 0, 0, ""
         for row in range(action.prompts):
             number = next(self._numbers)
@@ -109,13 +109,15 @@ class EnvironmentCalls:
 
     async def _step(self, order: StepEnvironment, number: int) -> EnvironmentStepped | EpisodeEnded:
         at = order.group, order.sample, order.begun, order.turn
-        found = await self._stepped(order, number)
+        found = await self._play_turn(order, number)
         if order.again or (not isinstance(found, TaskFailed) and found.again):
-            log.info("told again group=%d sample=%d turn=%d", order.group, order.sample, order.turn)
+            log.info(
+                "turn repeated group=%d sample=%d turn=%d", order.group, order.sample, order.turn
+            )
         if isinstance(found, EpisodeTurn):
             if not self._is_open(order, number):
                 self._episodes.drop(number)
-            stepped = self._stepped_by(order, found)
+            stepped = self._to_event(order, found)
             if isinstance(stepped, EnvironmentStepped):
                 return stepped
             self._episodes.drop(number)
@@ -129,19 +131,19 @@ class EnvironmentCalls:
         failed, reason = found.kind in _FAILS, self._failures.tell(found)
         return EpisodeEnded(*at, 0.0 if zero else None, reason, failed=failed)
 
-    def _stepped_by(
+    def _to_event(
         self, order: StepEnvironment, turn: EpisodeTurn
     ) -> EnvironmentStepped | TaskFailed:
-        """What the turn is to the core."""
+        """The turn as an event for the core. TaskFailed: the turn is unusable."""
         at = order.group, order.sample, order.begun, order.turn
-        given, anew = turn.given, bool(turn.branch)
+        given, is_branch = turn.given, bool(turn.branch)
         if not tokens_fit(given, self._vocab_size):
             return TaskFailed("error", f"tokens that are not all below {self._vocab_size}")
-        if anew:
-            # An engine reads the prompt before every branch.
+        if is_branch:
+            # An engine gets the prompt before every branch, so the branch must not repeat it.
             given = given.removeprefix(order.prompt)
             if len(given) in (0, len(turn.given)):
-                detail = "and rendered anew it does not begin with the group's prompt"
+                detail = "rendered from the start, it does not begin with the group's prompt"
                 return TaskFailed("no_continuation", f"{turn.branch}; {detail}")
             word = turn.branch.partition(":")[0]
             self.branches[word] += 1
@@ -149,9 +151,9 @@ class EnvironmentCalls:
                 "branch group=%d sample=%d turn=%d reason=%s number=%d",
                 *(order.group, order.sample, order.turn, word, self.branches[word]),
             )
-        return EnvironmentStepped(*at, given, turn.state, anew)
+        return EnvironmentStepped(*at, given, turn.state, is_branch)
 
-    async def _stepped(
+    async def _play_turn(
         self, order: StepEnvironment, number: int
     ) -> EpisodeTurn | EpisodeEnd | TaskFailed:
         state = order.state
@@ -165,7 +167,7 @@ class EnvironmentCalls:
             state = first.state
         if not self._is_open(order, number):
             self._episodes.drop(number)
-            return TaskFailed("error", "nobody goes on with this episode")
+            return TaskFailed("error", "the core has given up this episode")
         output = order.output
         tokens, written_from = output.tokens, 4 * output.turn_start
         return await self._episodes.step(
@@ -182,8 +184,8 @@ class EnvironmentCalls:
     def _is_open(self, order: StepEnvironment, number: int) -> bool:
         return self._open.get((order.group, order.sample)) == (order.begun, number)
 
-    def _number(self, order: StepEnvironment) -> int:
-        """Of the sample's episode. One that begins anew is another episode."""
+    def _number_of(self, order: StepEnvironment) -> int:
+        """The number of the sample's episode. A sample that begins again gets another episode."""
         at = order.group, order.sample
         if at not in self._open or self._open[at][0] != order.begun:
             self._open[at] = order.begun, next(self._numbers)

@@ -4,8 +4,8 @@
              -> buffered | dropped -> frozen -> committed
 
 The lines are derived from actions that the coordinator performs anyway. Lines about a sample have
-level debug, and so have leases but the first of a group: slots come free one at a time, so a lease is
-often of one sample. Lines about a group or batch have level info. Workers log generation and the
+level debug, and so have all leases of a group but the first: slots become free one at a time, so many
+leases have one sample. Lines about a group or batch have level info. Workers log generation and the
 learner logs training under the same id (docs/guide/operating.md). Not here: any decision.
 """
 
@@ -76,7 +76,7 @@ class GroupLog:
                 }
                 level = DEBUG if group in self._begun else INFO
                 self._begun[group] = None
-                # The first lease of these groups has been logged.
+                # Remember the newest groups of which the first lease has been logged.
                 keep_newest(self._begun, 1 << 14)
                 say(
                     group_log,

@@ -1,4 +1,4 @@
-"""What a run writes down for people beside its ledger: its curves, samples of its answers, and what audits found."""
+"""Writes what a run keeps for people beside its ledger: its curves, samples of its answers, and audit results."""
 
 import asyncio
 import logging
@@ -23,7 +23,7 @@ log = logging.getLogger("echo2d.coordinator")
 
 
 class Journals:
-    """See the module docstring. samples, audits: None: that log is off. newest: version published before this start."""
+    """See the module docstring. samples, audits: None: that log is off. newest: published before this start."""
 
     def __init__(
         self,
@@ -34,11 +34,11 @@ class Journals:
     ) -> None:
         self.history, self.newest = history, newest
         self._samples, self._audits = samples, audits
-        # Findings of audits that are not written yet. Further ones are left out of the log.
+        # Audit results that are not written yet. When 4,096 wait, the newest are left out of the log.
         self._audited: asyncio.Queue[AuditTold] = asyncio.Queue(4096)
 
     def helpers(self) -> tuple[Coroutine[Any, Any, None], ...]:
-        """Tasks that write what was told."""
+        """Tasks that write what `durable` and `audited` were given."""
         samples = () if self._samples is None else (self._samples.keep(),)
         audits = () if self._audits is None else (self._keep_audited(self._audits),)
         return (self.history.keep(), *samples, *audits)
@@ -46,7 +46,7 @@ class Journals:
     def durable(
         self, records: Iterable[CoordinatorRecord], summary: Callable[[int], StepSummary | None]
     ) -> None:
-        """These records are in the ledger. summary: of a train step."""
+        """Take records that are in the ledger now. summary: returns that of a train step."""
         for record in records:
             if self._samples is not None:
                 self._samples.tell(record)
@@ -54,7 +54,7 @@ class Journals:
                 self.history.tell(step)
 
     def audited(self, told: AuditTold) -> None:
-        """An audit has found something."""
+        """Take the result of an audit."""
         with suppress(asyncio.QueueFull):
             self._audited.put_nowait(told)
 
@@ -62,7 +62,7 @@ class Journals:
         return (ShownSamples() if self._samples is None else self._samples.shown).of(step)
 
     async def _keep_audited(self, audit_log: JsonLog) -> None:
-        """Write what audits found, as many records at a time as are there."""
+        """Write the audit results, each time all that wait."""
         while True:
             told = [await self._audited.get()]
             while not self._audited.empty():

@@ -1,12 +1,12 @@
-"""Answers the dashboard, which asks every two seconds, without costing the event loop more than a little.
+"""Answers the dashboard, which asks every two seconds, at little cost to the event loop.
 
     {"role", "seen", "status_age_s", "now", "tree", "status"}
 
-`role` is the caller's. `now` is a `Glance`, made anew for each answer. `tree` is sent when it is
-another one than the caller names. `status` is most of the run's `Status`; its workers are a table of
-columns and rows. Making it takes tens of microseconds a worker, so it is made anew only so often
-that it takes PAGE_SHARE_MAX of the loop's time, but every STATUS_AGE_S_MAX, and sent to a caller only once
-(`seen`). With a few workers it is made for each answer.
+`role` is the caller's. `now` is a `Glance`, made for each answer. `tree` is sent when the caller names
+another plan. `status` is most of the run's `Status`; its workers are a table of columns and rows.
+Making it takes tens of microseconds a worker. So it is made as often as fits into PAGE_SHARE_MAX of
+the loop's time, and at least every STATUS_AGE_S_MAX; a caller gets each only once (`seen`). With a few
+workers it is made for each answer.
 """
 
 import dataclasses
@@ -25,9 +25,9 @@ from echo2d.net.security.auth import Role
 
 # 60 ms a minute.
 PAGE_SHARE_MAX = 0.001
-# Alerts are part of it: with a thousand workers it takes 0.2 % instead.
+# The status has the alerts, so it must not be older: with a thousand workers this takes 0.2 % instead.
 STATUS_AGE_S_MAX = 20.0
-# Lists of measurements, of which a page shows the median, the 95th percentile and the newest.
+# Lists of measurements. A page shows their median, 95th percentile and newest value.
 DURATIONS = ("t_train_s", "t_verify_s", "t_bcast_s", "refit_pause_s", "recompute_s", "still_s")
 WORKER_COLUMNS = tuple(field.name for field in dataclasses.fields(WorkerStatus))
 _worker_row = operator.attrgetter(*WORKER_COLUMNS)
@@ -58,7 +58,7 @@ class LivePage:
         self._status = b""
         self._made_at = self._lasts_until = -1.0
         self._took_s = 0.0
-        # A page of an earlier start of the coordinator names another number.
+        # It begins at the time, so that a page that was loaded before a restart names another number.
         self._number = time.time_ns() // 1_000_000
         self._trees: dict[tuple[str, int], bytes] = {}
         # The plan whose tree was made last, and how many trees it has.
@@ -89,12 +89,12 @@ class LivePage:
         self._number += 1
         self._made_at = now
         before_s, self._took_s = self._took_s, self._cpu() - began
-        # The first one takes long, and any may on a busy machine: of two, the cheaper one counts.
+        # The first status takes long, and on a busy machine any may: of the last two the cheaper counts.
         cost_s = min(before_s, self._took_s)
         self._lasts_until = now + min(cost_s / PAGE_SHARE_MAX, STATUS_AGE_S_MAX)
 
     def _tree(self, plan: str, stripe: int) -> bytes:
-        # Callers may name any number; beyond the last one they are all the first tree.
+        # Callers may name any stripe; a number beyond the last stripe means the first tree.
         if plan == self._plan and stripe >= self._stripes:
             stripe = 0
         found = self._trees.get((plan, stripe))
@@ -104,13 +104,13 @@ class LivePage:
                 self._plan, self._stripes, stripe = plan, len(tree.weights), tree.stripe
             found = json.dumps(None if tree is None else plain(tree)).encode()
             self._trees[plan, stripe] = found
-            # Eight trees are kept as bytes: a few callers look at different stripes.
+            # Keep the bytes of 8 trees, because a few callers look at different stripes.
             keep_newest(self._trees, 8)
         return found
 
 
 def page_status(status: Status) -> bytes:
-    """The JSON of a status as the page wants it."""
+    """The JSON of a status for the page."""
     found = status_json(
         dataclasses.replace(
             status,
@@ -139,5 +139,5 @@ def _durations(values: Sequence[float]) -> dict[str, Any]:
 
 
 def _cell(value: Any) -> Any:
-    """What stands in a row for a value that JSON does not know."""
+    """The cell of a row for a value that JSON does not know."""
     return value.version if isinstance(value, VersionStatus) else plain(value)

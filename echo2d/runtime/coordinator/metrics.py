@@ -1,4 +1,4 @@
-"""The coordinator's metrics for Prometheus: those that fields of the status declare, and some counted from several.
+"""The coordinator's metrics for Prometheus: those that status fields declare, and those computed from several fields.
 
 `GET /metrics` serves them to any credential that may read the status. A family without samples means that there is no
 value now: before the first version, or where nothing is rented.
@@ -35,7 +35,7 @@ STANDINGS = ("trusted", "new", "clear", "flagged", "convicted", "suspected")
 
 
 Number = float | None
-# The labels of each record, and the record.
+# From a status to its records, each with the values of its labels.
 _Records = Callable[[Status], Iterable[tuple[tuple[str, ...], Any]]]
 
 
@@ -68,7 +68,7 @@ def _inside(rows: _Records, read: Callable[[Any], Any]) -> _Records:
 
 
 def _each(read: Callable[[Any], Any], names: Mapping[str, str]) -> _Records:
-    """A worker that is gone has no samples."""
+    """The rows of a field that holds a list. A worker that is gone has no row."""
     return lambda status: [
         (tuple(getattr(each, name) for name in names.values()), each)
         for each in read(status)
@@ -95,7 +95,7 @@ def _family(
 
         return Family(name, meaning, entries, (*labels, told["label"]), counts)
     if get_origin(hint) is tuple:
-        # It is no summary of Prometheus: that has a sum and a count of all durations ever.
+        # This is not a Prometheus summary, which has a sum and a count of all durations ever.
         def recent(status: Status) -> Samples:
             return [
                 ((*values, str(share)), quantile(read(each), share / 100))
@@ -114,7 +114,7 @@ def _family(
     )
 
 
-# --- what is counted from several fields
+# --- metrics that are computed from several fields
 
 
 def _peers(status: Status) -> Samples:
@@ -142,7 +142,7 @@ def _seed_copies(status: Status) -> Samples:
 
 def _mu_min(status: Status) -> Number:
     provision = status.provision
-    # Measured, and no number would do: infinitely many are missing, and alerts fire.
+    # If it is measured and no number of trajectories is enough, the need is infinite, and alerts fire.
     return (
         math.inf if provision.feasible is False and provision.mu_min is None else provision.mu_min
     )
@@ -244,7 +244,7 @@ _COUNTED: tuple[Family[Status], ...] = (
     ),
     Family(
         "echo2d_alerts",
-        "All of them by kind, which docs/guide/operating.md explains",
+        "Alerts by kind, which docs/guide/operating.md explains",
         _alerts,
         ("kind",),
     ),
@@ -280,7 +280,7 @@ def _staleness(status: Status) -> Iterator[Metric]:
         buckets.append((f"{staleness}.0", float(seen)))
     yield HistogramMetricFamily(
         "echo2d_trained_staleness_steps",
-        "Staleness of trained trajectories, in train steps; none lies above echo2d_staleness_max",
+        "Staleness of trained trajectories, in train steps; none is above echo2d_staleness_max",
         buckets=[*buckets, ("+Inf", float(seen))],
         sum_value=float(sum(staleness * count for staleness, count in counts.items())),
     )

@@ -1,4 +1,4 @@
-"""Adds to the status of a run what only its process knows: disk, tokens, refused peers, when the learner was heard."""
+"""Adds to a run's status what only its process knows: disk, tokens, refused peers, the learner's last call."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -28,7 +28,7 @@ OTHER_BUILDS_SHOWN_MAX = 500
 
 
 class ProcessView:
-    """See the module docstring. status: makes the core's."""
+    """See the module docstring. status: makes the core's status."""
 
     def __init__(
         self,
@@ -46,12 +46,12 @@ class ProcessView:
         # None where no boxes are rented.
         self.renting: Callable[[], RentingStatus] | None = None
         self._learner_heard_at: float | None = None
-        # Calls of the learner that are being answered: while it waits for a batch, it is there.
+        # Calls of the learner that are being answered: a learner that waits for a batch is present.
         self._learner_calls = 0
 
     @contextmanager
     def learner_calls(self) -> Iterator[None]:
-        """A call of the learner is being answered."""
+        """Count a call of the learner while it is being answered."""
         self._learner_calls += 1
         try:
             yield
@@ -60,7 +60,7 @@ class ProcessView:
             self._learner_heard_at = time.monotonic()
 
     def look(self) -> Status:
-        """The core's status, completed with these facts."""
+        """The core's status, with the facts of the process added."""
         now = time.monotonic()
         # A learner whose call is still open is present, however long it waits.
         heard_at = now if self._learner_calls else self._learner_heard_at

@@ -1,4 +1,4 @@
-"""Prompts for the core: asks a task or an environment until its prompt comes, ends, or is given up."""
+"""Draws prompts for the core: asks a task or environment until it returns a prompt, ends, or fails for good."""
 
 import asyncio
 import logging
@@ -27,22 +27,21 @@ class PromptSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PromptCalls:
-    """Prompts of one task. name: of the task, in metrics and trajectories.
-
-    patient: a prompt whose process dies or hangs is asked for until it comes. told: a failure, as people read it.
-    """
+    """Draws the prompts of one task."""
 
     source: PromptSource
-    name: str
+    name: str  # of the task, in metrics and trajectories
     vocab_size: int
+    # If the process of a prompt dies or hangs, the prompt is retried without limit, not RETRIES times.
     patient: bool = True
+    # Describes a failure for people.
     told: Callable[[TaskFailed], str] = str
 
     async def draw(self, action: DrawPrompt) -> PromptDrawn | PromptFailed | PromptsEnded:
         """Draw a prompt, retrying with backoff until it succeeds.
 
-        A prompt that is in error is tried RETRIES times more, and then given up. A run without
-        prompts stands still, but the coordinator keeps serving.
+        A prompt with an error is tried RETRIES times more, and then fails. A run without prompts
+        stops, but the coordinator keeps serving.
         """
         delay_s, errors = _RETRY_S_MIN, 0
         while isinstance(found := await self._prompt(action.cursor), TaskFailed):

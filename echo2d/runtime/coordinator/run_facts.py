@@ -1,10 +1,10 @@
-"""What a run is about: as people see it, and as the next start compares it.
+"""The facts that define a run: shown to people, and compared by the next start.
 
-    config, tasks, config.json --> facts --compare with the ledger's--> go on | alert | refuse
+    config, tasks, config.json --> facts --compare with the ledger's--> continue | alert | refuse
 
-A run whose steps would not fit together is refused: its batches, its buffered groups and its
-versions are those of one model and one size of groups. A change that the run survives, but that a
-mistyped config may have made, is an alert until the next start. Every change is logged.
+All batches, buffered groups and versions of a run have one model and one group size, so a start with
+others is refused. A change that the run survives, but that a mistyped config may have caused, is an
+alert until the next start. Every change is logged.
 """
 
 import logging
@@ -21,15 +21,15 @@ from echo2d.errors import OperatorFault
 from echo2d.runtime.coordinator.data_plane import OpenTask
 from echo2d.this_build import THIS_BUILD
 
-# What a model's config.json says of its shape.
+# The keys of a model's config.json that give its shape.
 SHAPE_KEYS = ("architectures", "vocab_size", "hidden_size", "num_hidden_layers")
 MODEL = "config.json of run.base_model"
-# Other values do not fit what the ledger holds.
+# The start is refused if these change: other values do not fit what the ledger holds.
 FIXED = frozenset({MODEL, "run.key", "policy.group_size", "policy.trajectories_per_step"})
-# Other values are fine, or a mistake.
+# A change of these is an alert: it is either intended or a mistake.
 ODD = frozenset({"run.base_model", "tasks"})
 DAY = "the day that chat templates see"
-# Stands for an empty value in a sentence.
+# Replaces an empty value in a sentence.
 NONE = "none"
 
 log = logging.getLogger("echo2d.coordinator")
@@ -78,14 +78,14 @@ def facts_of(
 
 
 def day_of(before: Facts) -> str:
-    """The day, in UTC, on which the run began: chat templates take it for today, whenever they are rendered."""
+    """The day, in UTC, on which the run began. Chat templates use it as today's date, whenever they are rendered."""
     return before.get(DAY) or datetime.now(UTC).date().isoformat()
 
 
 def go_on(before: Facts, now: Facts) -> tuple[list[RunFactsKept], list[str]]:
-    """What the ledger is to keep, and a sentence about each odd change.
+    """The records for the ledger, and a sentence about each odd change.
 
-    OperatorFault: the run cannot go on like this.
+    OperatorFault: the run cannot continue with this change.
     """
     changed = {key: then for key, then in before.items() if now.get(key, then) != then}
     for key in sorted(FIXED & changed.keys()):

@@ -4,9 +4,9 @@
 
     BatchCommitted --durable--> a row --a thread--> one line of the log; a start reads them back
 
-At most HISTORY_STEPS_MAX rows are in memory. When they are full, every second one is left out, so that the
-whole run stays visible and its newest part is the most detailed. A step that is trained anew, after
-a resume, takes away what came after it. Nothing is decided by any of it.
+At most HISTORY_STEPS_MAX rows are in memory. When they are full, every second one is dropped, so that the
+whole run stays visible and its newest part is the most detailed. When a step is trained again, after a
+resume, its row and all later rows are dropped. No decision depends on any of it.
 """
 
 import asyncio
@@ -23,11 +23,11 @@ from echo2d.errors import Fault, StoreFault
 from echo2d.store.json_log import JsonLog, read_json_log
 
 HISTORY_LOG = "history"
-# About 400 to 900 bytes a step: those of 18,000 steps or more.
+# A step takes about 400 to 900 bytes, so 18,000 steps or more fit.
 HISTORY_BYTES_MAX = 16 << 20
-# A page asks for all of them once, and then for the newest.
+# A page asks for all rows once, and then for the newest.
 HISTORY_STEPS_MAX = 2048
-# When the step was committed, in seconds of the Unix clock, stands in front.
+# The first column is the Unix time in seconds at which the step was committed.
 COLUMNS = ("at", *(field.name for field in dataclasses.fields(StepSummary)))
 _COLUMNS = json.dumps(COLUMNS).encode()
 REAL = (int, float, type(None))
@@ -43,24 +43,24 @@ class RunHistory:
     def __init__(self, directory: Path, clock: Callable[[], float] = time.time) -> None:
         self._directory, self._clock = directory, clock
         self._files = JsonLog(directory, HISTORY_LOG, HISTORY_BYTES_MAX)
-        # The step of a row, and its JSON.
+        # The step of each row, and the row's JSON.
         self._rows: list[tuple[int, bytes]] = []
         self._rewound = 0
         # At most 1,024 rows wait for the disk.
         self._waiting: asyncio.Queue[StepRow] = asyncio.Queue(1024)
 
     def recover(self) -> None:
-        """Read back what the log has. Blocking; a log that cannot be read costs only the curves."""
+        """Read back the rows of the log. Blocking; a log that cannot be read costs only the curves."""
         try:
             for line in read_json_log(self._directory, HISTORY_LOG):
                 row = _row(line)
                 if row is not None:
                     self._add(line["step"], row)
         except Fault as fault:
-            log.warning("the curves begin anew: %s", fault)
+            log.warning("the curves begin again: %s", fault)
 
     def tell(self, summary: StepSummary) -> None:
-        """A step is committed, and that is durable."""
+        """Add the row of a step whose commit is durable."""
         row: StepRow = (round(self._clock(), 3), *dataclasses.astuple(summary))
         self._add(summary.step, row)
         try:
@@ -69,7 +69,7 @@ class RunHistory:
             log.warning("a step is missing in %s.jsonl: the disk is too slow", HISTORY_LOG)
 
     def of(self, since: int) -> bytes:
-        """JSON of the rows of steps after `since`; `rewound` says how often steps were trained anew."""
+        """JSON of the rows of steps after `since`; `rewound` says how often steps were trained again."""
         rows = b",".join(text for step, text in self._rows if step > since)
         return b'{"columns":%s,"rewound":%d,"rows":[%s]}' % (_COLUMNS, self._rewound, rows)
 
@@ -95,7 +95,7 @@ class RunHistory:
 
 
 def _row(line: Any) -> StepRow | None:
-    """A line of the log as a row; None: it is of another build, or damaged."""
+    """A line of the log as a row. None: another build wrote it, or it is damaged."""
     if not isinstance(line, dict) or type(line.get("step")) is not int:
         return None
     row = tuple(line.get(name) for name in COLUMNS)

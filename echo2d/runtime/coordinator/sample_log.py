@@ -4,10 +4,10 @@
 
     records --tell--> open groups --frozen in a batch, or filtered--> queue --a thread--> one line
 
-It is for people to look at (`echo2d samples`). Nothing is decided by it, and a restart does not read
-it. Files are private (0600), for prompts and answers may be. Text is made of the very tokens that
-are trained on, special tokens included, with the tokenizer of `run.base_model`; without one a line
-has token ids.
+It is for people to look at (`echo2d samples`): no decision depends on it, and a restart does not read
+it. Files are private (0600), because prompts and answers may be. Text is decoded from the tokens that
+are trained on, special tokens included, with the tokenizer of `run.base_model`; without one a line has
+token ids.
 """
 
 import asyncio
@@ -44,25 +44,25 @@ log = logging.getLogger("echo2d.samples")
 
 @dataclass(slots=True)
 class _LoggedGroup:
-    """A group that may be logged. samples: its answers, by number."""
+    """A group that may be logged."""
 
     group: GroupId
     prompt: bytes
     source: Source
-    samples: dict[int, TrajectoryRecord]
+    samples: dict[int, TrajectoryRecord]  # the answers, by their number
 
 
 class SampleLog:
     """See the module docstring.
 
-    groups: those that are open when the coordinator starts. texts: None: lines have token ids. shown:
-    what page and boards show of it.
+    groups: those that are open when the coordinator starts. texts: None: lines have token ids.
     """
 
     def __init__(
         self, files: JsonLog, groups: Iterable[StoredGroup], texts: ModelTexts | None
     ) -> None:
         self._files, self._texts = files, texts
+        # What the page and the boards show.
         self.shown = ShownSamples()
         self._open = {each.record.group: _of_stored(each) for each in groups}
         # Groups that wait for the disk: those of a few large batches. Further ones are left
@@ -70,7 +70,7 @@ class SampleLog:
         self._waiting: asyncio.Queue[tuple[_LoggedGroup, int | None, str]] = asyncio.Queue(4096)
 
     def tell(self, record: CoordinatorRecord) -> None:
-        """A record is durable."""
+        """Take a record that is durable."""
         match record:
             case PromptTaken(group, _, prompt, source):
                 self._open[group] = _LoggedGroup(group, prompt, source, {})
@@ -85,10 +85,10 @@ class SampleLog:
             ):
                 self._open[group].samples.pop(sample, None)
             case GroupDropped(group, reason):
-                self._ended(group, None, reason.partition(":")[0])
+                self._end(group, None, reason.partition(":")[0])
             case BatchFrozen(step, groups=groups):
                 for group in groups:
-                    self._ended(group, step, "")
+                    self._end(group, step, "")
             case _:
                 pass
 
@@ -106,7 +106,7 @@ class SampleLog:
 
     # --- inside
 
-    def _ended(self, group: GroupId, step: int | None, dropped: str) -> None:
+    def _end(self, group: GroupId, step: int | None, dropped: str) -> None:
         found = self._open.pop(group, None)
         # A group that was dropped unscored has nothing to show.
         if found is None or dropped not in ("", "filtered"):
@@ -161,7 +161,7 @@ def open_sample_log(
         try:
             texts = ModelTexts(files)
         except OperatorFault as fault:
-            # A run whose tasks are in tokens does without it; a task in text has refused to start by now.
+            # A run whose tasks are in tokens needs no tokenizer; a task in text has refused to start by now.
             log.warning("samples are shown as token ids: %s", fault)
     return SampleLog(JsonLog(run_dir, SAMPLE_LOG, bytes_max), groups, texts)
 
@@ -169,7 +169,7 @@ def open_sample_log(
 def read_samples(
     run_dir: Path, *, step: int | None = None, filtered: bool = False, worst: bool = False
 ) -> list[dict[str, Any]]:
-    """Lines of the log of a run, the newest first; or with `worst` those of the lowest mean reward.
+    """Lines of a run's log, the newest first, or with `worst` the lowest mean reward first.
 
     step: only of this train step. filtered: only groups that were filtered. OperatorFault: there is
     no run, or a file cannot be read.

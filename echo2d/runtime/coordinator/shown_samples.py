@@ -1,6 +1,6 @@
-"""The samples that page and boards show: the worst and the best groups of each of the newest steps.
+"""The samples that the page and the boards show: the worst and the best groups of each of the newest steps.
 
-Only so much is kept in memory; `echo2d samples` reads all of it from the sample log.
+Only these are kept in memory; `echo2d samples` reads all samples from the sample log.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -9,7 +9,7 @@ from typing import Any
 from echo2d.core.base.bounded_dict import keep_newest
 
 STEPS_KEPT = 32
-# So many groups of a step, and samples of a group, with the lowest rewards and with the highest.
+# This many groups of a step, and samples of a group, with the lowest rewards, and as many with the highest.
 ENDS_SHOWN = 4
 CHARS_MAX = 2000  # of a prompt or an answer
 SHOWN_TOKENS_MAX = 400  # where there is no tokenizer
@@ -24,7 +24,7 @@ class ShownSamples:
         self._steps: dict[int, list[Line]] = {}
 
     def add(self, lines: Iterable[Line]) -> None:
-        """Take groups that were logged; those that no step trained on are left out."""
+        """Take groups that were logged; groups on which no step trained are left out."""
         for line in lines:
             if line["step"] is not None:
                 groups = [*self._steps.get(line["step"], ()), _shortened(line)]
@@ -63,7 +63,7 @@ def _reward(sample: Line) -> float:
 
 
 def _ends(found: Sequence[Line], reward: Callable[[Line], float]) -> list[Line]:
-    """Those with the lowest rewards and with the highest, in order."""
+    """The lines with the lowest and those with the highest rewards, in order."""
     ordered = sorted(found, key=reward)
     return (
         ordered if len(ordered) <= 2 * ENDS_SHOWN else ordered[:ENDS_SHOWN] + ordered[-ENDS_SHOWN:]

@@ -1,4 +1,4 @@
-"""What to do about a failing task, in one clause; and its failures in the log, each kind once."""
+"""Says in one clause what to do about a failing task, and logs each kind of its failures once."""
 
 import logging
 import re
@@ -7,12 +7,12 @@ from pathlib import Path
 from echo2d.config.tasks import TaskTable
 from echo2d.tasks.process import TaskFailed
 
-# Words of what fails where a task has no network, or may start no further process.
+# Words in the errors of a task that needs the network and has none.
 _NETWORK = (
     "ConnectError", "ConnectionError", "Network is unreachable", "Name or service not known",
     "Temporary failure in name resolution", "Cannot connect", "URLError", "gaierror", "ConnectTimeout",
 )  # fmt: skip
-# How source code looks that writes a file.
+# Matches source code that writes a file.
 _WRITES = re.compile(r"""open\(.*["'][rbt]*[wax+][bt+]*["']|write_|mkdir|makedirs""")
 
 
@@ -30,10 +30,10 @@ class FailureLog:
         return told(failed, self._table)
 
     def tell(self, failed: TaskFailed) -> str:
-        """Returns what is said of it, in one line, with what to do."""
+        """Log the failure, if its kind is new; returns it in one line, with what to do."""
         said = f"{failed.kind}: {self.told(failed)}"
         kind = failed.at or failed.reason
-        # The first 16 kinds of failures of a task are logged with their tracebacks.
+        # Log up to 16 kinds of failures with their tracebacks.
         if kind not in self._logged and len(self._logged) < 16:
             self._logged.add(kind)
             trace = f"\n{failed.trace.rstrip()}" if failed.trace else ""
@@ -48,7 +48,7 @@ def told(failed: TaskFailed, table: TaskTable) -> str:
 
 
 def advice(failed: TaskFailed, table: TaskTable) -> str:
-    """Empty: nothing is known to help."""
+    """What to do about the failure. Empty: nothing is known to help."""
     said = failed.reason
     if any(word in said for word in _NETWORK) and not table.network:
         return "a task has no network unless task.network = true"
@@ -81,7 +81,7 @@ def _advice_on_files(failed: TaskFailed) -> str:
     if "Read-only" in said or _WRITES.search(failed.trace):
         return "a task may write only in its own temporary folder, tempfile.gettempdir()"
     if "No such file" not in said or (path.is_absolute() and path.exists()):
-        return "name the file in task.read_paths: a task reads nothing else but its rows"
+        return "name the file in task.read_paths: a task can read only these and its rows"
     if not path.is_absolute() and path.suffix:
         return (
             "give the whole path, and name the file in task.read_paths: a task runs in the folder /"

@@ -1,14 +1,14 @@
-"""Rewards for the core: asks the task pool and turns its answers into events.
+"""Scores samples for the core: asks the task pool, and turns its answers into events.
 
 Every ScoreSample is answered by exactly one event, so the core never asks twice. The pool answers each
 call even if a task process dies, hangs or cannot be started. An exception that the pool does not
 turn into TaskFailed ends the coordinator.
 
-    the task's reward   the event
+    result of the task  event
     a number            that reward
-    nobody can say      0, with the reason: the answer is to blame
-    raised something    as `task.on_error` says
-    its process died    asked again; after TASK_RETRIES a failure: the machinery is to blame
+    Unjudged            0, with the reason: the answer is to blame
+    another exception   as `task.on_error` says
+    its process died    the call is repeated; after TASK_RETRIES a failure: the machinery is to blame
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from echo2d.tasks.process import TaskFailed
 
 _RETRY_S_MIN = 0.1
 TASK_RETRIES = 2
-# Processes of a probe, beside those of the task: each of its calls may take task.timeout_s.
+# A probe has this many processes of its own, because each of its calls may take task.timeout_s.
 PROBED_AT_ONCE = 4
 
 OnError = Literal["zero", "drop_sample", "retry"]
@@ -72,12 +72,12 @@ class OverlongPenalty:
 
 
 def _fails(result: TaskFailed) -> bool:
-    """Whether the task's code is to blame, and not the answer: `Unjudged` is an answer, being late is none."""
+    """Whether the task's code is to blame, and not the answer. `Unjudged` blames the answer, unless it was late."""
     return result.kind != "unjudged" or result.reason.startswith(LATE)
 
 
 async def _probed(pool: Pool, index: int) -> Score | TaskFailed | None:
-    """What the expected answer to a prompt is worth, or an empty one; None: there is no such prompt."""
+    """The score of a prompt's expected answer, or of an empty one. None: there is no such prompt."""
     expected = await pool.expected(index)
     if isinstance(expected, TaskFailed):
         return None
@@ -88,9 +88,9 @@ async def _probed(pool: Pool, index: int) -> Score | TaskFailed | None:
 
 
 class TaskCalls:
-    """Prompts and rewards of one task. name, vocab_size, patient: as of PromptCalls.
+    """Prompts and rewards of one task. name, vocab_size, patient: as in PromptCalls.
 
-    failures: logs what fails. overlong: what long answers lose of their rewards; None: nothing.
+    failures: logs failures. overlong: what long answers lose of their rewards; None: nothing.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class TaskCalls:
         return [actions[first::count] for first in range(count)]
 
     async def score(self, actions: Sequence[ScoreSample]) -> AsyncIterator[SampleScored]:
-        """Score samples as their rewards come; after a failure a reward is None, with a reason."""
+        """Score samples, and yield each once its reward is there. After a failure the reward is None, with a reason."""
         waiting = list(actions)
         for attempt in range(TASK_RETRIES + 1):
             again: list[ScoreSample] = []
@@ -124,7 +124,7 @@ class TaskCalls:
             asked = iter(waiting)
             async for result in self._pool.rewards(calls):
                 action = next(asked)
-                if attempt < TASK_RETRIES and self._may_pass(result):
+                if attempt < TASK_RETRIES and self._deserves_retry(result):
                     again.append(action)
                 else:
                     yield self._scored(action, result)
@@ -134,7 +134,7 @@ class TaskCalls:
             await asyncio.sleep(_RETRY_S_MIN * 2**attempt)
 
     async def probe(self, action: ProbeRewards) -> RewardsProbed:
-        """Score the expected answers of the first prompts; of a task that tells none, empty ones."""
+        """Score the expected answers of the first prompts, or empty answers if the task gives none."""
         async with self._pool.aside(PROBED_AT_ONCE) as pool:
             found = await asyncio.gather(*(_probed(pool, index) for index in range(action.prompts)))
         scores = [each for each in found if each is not None]
@@ -144,13 +144,13 @@ class TaskCalls:
 
     # --- inside
 
-    def _may_pass(self, result: Score | TaskFailed) -> bool:
-        """Whether this is a failure that another try may not have."""
+    def _deserves_retry(self, result: Score | TaskFailed) -> bool:
+        """Whether this is a failure that may not happen again."""
         match result:
             case TaskFailed("died"):
                 return True
             case TaskFailed("timeout"):
-                # A concurrent task waits for somebody else, not for its own arithmetic.
+                # A concurrent task waits for another program, not for its own arithmetic.
                 return self._pool.concurrent
             case TaskFailed("error"):
                 return self._on_error == "retry"

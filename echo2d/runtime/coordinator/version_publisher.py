@@ -1,8 +1,8 @@
 """Adopts the versions that the learner publishes, and makes the last one survive a power failure.
 
-    files --adopted--> PublishAsked --> the core --> VersionPublished (durable) --SYNC_LAST_S--> synced
+    files --adopted--> PublishAsked --> the core --> VersionPublished (durable) --a minute--> synced
 
-Not here: which versions are kept (the core), and where their files lie (`run_dir/version_files`).
+Not here: which versions are kept (the core), and where their files are (`run_dir/version_files`).
 """
 
 import asyncio
@@ -25,9 +25,7 @@ log = logging.getLogger("echo2d.coordinator")
 
 
 class VersionPublisher:
-    """See the module docstring. ask: asks the core, and waits for its Reply. last: of the versions published before
-    this start.
-    """
+    """See the module docstring. ask: asks the core, and waits for its Reply. last: published before this start."""
 
     def __init__(
         self,
@@ -38,11 +36,11 @@ class VersionPublisher:
     ) -> None:
         self._files, self._ask, self._emit, self._last = files, ask, emit, last
         self._publishing = asyncio.Lock()
-        # Of versions that this process has published and not deleted.
+        # The paths of versions that this process has published and not deleted.
         self._paths: set[str] = set()
 
     def published(self, record: VersionPublished) -> None:
-        """It is durable."""
+        """Take a version whose publication is durable."""
         self._paths.add(record.path)
         self._last = record
 
@@ -53,7 +51,7 @@ class VersionPublisher:
     async def publish(
         self, epoch: Epoch, version: Version, path: str | None, manifest: Manifest | None
     ) -> Reply | Fault | None:
-        """Adopt and publish a version; None: the coordinator stops. manifest: as in `VersionFiles.adopt`."""
+        """Adopt and publish a version. None: the coordinator stops. manifest: as in `VersionFiles.adopt`."""
         async with self._publishing:
             began_at = time.monotonic()
             try:
@@ -81,7 +79,7 @@ class VersionPublisher:
             return reply
 
     async def keep_synced(self) -> None:
-        """Make the last version survive a power failure, once no other has followed for a while."""
+        """Make the last version survive a power failure if no other follows for a minute."""
         while True:
             last = self._last
             # If no version follows for this long, the last one is made to survive a power failure.

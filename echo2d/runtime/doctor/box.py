@@ -1,4 +1,4 @@
-"""`echo2d doctor URL`: whether this box can work for the run."""
+"""`echo2d doctor URL`: checks whether this box can work for the run."""
 
 import asyncio
 import math
@@ -31,14 +31,12 @@ from echo2d.store.slots.current_slot import read_current
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """What `echo2d join` would be started with.
-
-    state_dir: None: not given, so the ports and the disk are not tried. model_bytes: of a version;
-    None: as found on this box.
-    """
+    """The settings with which `echo2d join` would be started."""
 
     config: WorkerConfig
+    # None: it was not given, so the ports and the disk are not tried.
     state_dir: Path | None
+    # The size of a version. None: take the size of the model found on this box.
     model_bytes: int | None
 
 
@@ -95,7 +93,9 @@ async def _coordinator(box: Box) -> list[HostFinding]:
 
 async def _ports(box: Box, token: TokenFile) -> list[HostFinding]:
     if box.state_dir is None:
-        return [skipped("own port", "it is tried with --state-dir DIR, as the worker of that key")]
+        return [
+            skipped("own port", "it is tried only with --state-dir DIR, with that worker's key")
+        ]
     try:
         state_dir = await asyncio.to_thread(StateDir, box.state_dir)
     except OperatorFault as fault:
@@ -129,7 +129,7 @@ def _disk(box: Box, folder: Path) -> list[HostFinding]:
     )
 
 
-# --- how fast this box sends: what it can give of its uplink to other workers, at most
+# --- how fast this box sends: the most that it can send to other workers
 
 SEND_S = 4.0
 _PART_BYTES = 1 << 16
@@ -138,7 +138,7 @@ _PART_BYTES = 1 << 16
 async def _uplink(
     http: aiohttp.ClientSession, url: str, tls: Tls | None, token: TokenFile
 ) -> HostFinding:
-    """Send random bytes for SEND_S."""
+    """Send random bytes for SEND_S, and judge the rate that the coordinator reports."""
     try:
         async with http.post(
             url + UPLINK_PATH,
@@ -164,11 +164,9 @@ def _uplink_finding(count: float, seconds: float) -> HostFinding:
         f"{size_words(rate)}/s to the coordinator over one connection ({size_words(count)} in "
         f"{seconds:.1f} s)"
     )
-    # An uplink under 2 Mbit/s gives others little; the box's answers have a few KB each, and fit.
+    # At less than 250 kB/s the box can pass on little to others. Its answers, a few KB each, still fit.
     if rate < 250_000:
-        todo = (
-            "nothing need be done: other workers pass versions on instead, this one gets them late"
-        )
+        todo = "nothing to do: other workers pass versions on instead, and this one gets them late"
         return warning("uplink", text, todo)
     return ok("uplink", text)
 

@@ -1,7 +1,8 @@
-"""What can be seen of a coordinator from here: its port, its identity, its clock, whether it is ready.
+"""Checks a coordinator from this host: its port, its identity, its clock, and whether it is ready.
 
-It asks as any program may: `GET /readyz`, and an enrolment without a key, which the coordinator
-refuses in one way if the secret is good and in another if it is not, or enrols no new machine.
+It only sends requests that any program may send: `GET /readyz`, and an enrolment without a key. The
+coordinator refuses that in one way if the secret is good, and in another if it is not or if it
+enrols no new machine.
 """
 
 import asyncio
@@ -21,7 +22,7 @@ from echo2d.net.security.tls import Tls, in_words, is_for_good, to_coordinator
 from echo2d.runtime.doctor.finding import HostFinding, error, ok, warning
 
 _ANSWER_S_MAX = 10.0
-# Nothing fails because of a wrong clock, but logs of several hosts cannot be read side by side.
+# A wrong clock breaks nothing, but the logs of several hosts cannot be compared.
 CLOCK_S_MAX = 5.0
 
 
@@ -30,7 +31,7 @@ def open_session() -> aiohttp.ClientSession:
 
 
 async def coordinator(http: aiohttp.ClientSession, url: str, tls: Tls | None) -> list[HostFinding]:
-    """The first finding says whether it was reached; the others are about its clock and state."""
+    """The first finding says whether the coordinator was reached; the others are about its clock and state."""
     began, began_s = time.monotonic(), time.time()
     try:
         async with http.get(f"{url}/readyz", **to_coordinator(tls)) as response:
@@ -74,7 +75,7 @@ def _clock(headers: Mapping[str, str], here_s: float) -> list[HostFinding]:
         there = email.utils.parsedate_to_datetime(headers["Date"])
     except (KeyError, ValueError):
         return []
-    # A Date header has whole seconds, rounded down.
+    # A Date header has whole seconds, rounded down, so half a second is added.
     ahead_s = here_s - (there.timestamp() + 1.0 / 2)
     if abs(ahead_s) <= CLOCK_S_MAX:
         return [ok("clock", f"within {CLOCK_S_MAX:.0f} s of the coordinator's")]
@@ -88,9 +89,9 @@ async def credential(
 ) -> HostFinding:
     """Whether the coordinator accepts the secret of this worker's token.
 
-    new: for a machine that has not enrolled yet. One that has may come back after the token expired.
+    new: this machine has not enrolled yet. An enrolled machine may return even after its token expired.
     """
-    # A key without its proof, so nothing is enrolled.
+    # The key is sent without its proof, so nothing is enrolled.
     body = {"key": secrets.token_hex(PEER_KEY_BYTES), "proof": bytes(2 * PEER_KEY_BYTES).hex()}
     try:
         async with http.post(
@@ -103,7 +104,7 @@ async def credential(
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as fault:
         return _unreached(url, fault)
     code = reply.get("error") if isinstance(reply, dict) else None
-    # A good secret is told that its body is malformed, or that the proof is none.
+    # With a good secret the answer is that the body is malformed, or that the proof is wrong.
     if response.status == HTTPStatus.BAD_REQUEST or code == "proof":
         return ok("token", f"the coordinator knows {token.name}, of run {token.run_id}")
     detail = reply.get("detail") if isinstance(reply, dict) else None
@@ -112,7 +113,7 @@ async def credential(
 
 
 def authority(pem: str) -> HostFinding:
-    """The age of the certificate that all others of the run are signed with."""
+    """Whether the authority's certificate, which signs all others of the run, is valid now."""
     try:
         found = x509.load_pem_x509_certificate(pem.encode())
     except ValueError:
@@ -126,7 +127,7 @@ def authority(pem: str) -> HostFinding:
 
 
 async def port_open(host: str, port: int) -> str:
-    """Why nothing answers at this TCP port; empty: something does."""
+    """Why no program answers at this TCP port. Empty: one does."""
     try:
         async with asyncio.timeout(_ANSWER_S_MAX):
             _, writer = await asyncio.open_connection(host, port)

@@ -1,4 +1,4 @@
-"""What `echo2d doctor` says: one finding for each check."""
+"""The findings of `echo2d doctor`, one for each check."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,9 +9,9 @@ Level = Literal["ok", "warning", "error", "skipped"]
 
 @dataclass(frozen=True, slots=True)
 class HostFinding:
-    """The result of one check. todo: what to do about it; empty where nothing is to be done.
+    """The result of one check. todo: what to do about it; empty: nothing.
 
-    warning: it works, but less well than it could. error: it will not work. skipped: this check
+    Levels: warning: it works, but less well than it could. error: it will not work. skipped: the check
     could not be made here, and the text says why.
     """
 
@@ -38,5 +38,5 @@ def skipped(check: str, text: str) -> HostFinding:
 
 
 def exit_code(findings: Iterable[HostFinding]) -> int:
-    """1 if something must be done, as the command says with its exit code."""
+    """The exit code of the command: 1 if something must be done, else 0."""
     return int(any(each.level == "error" for each in findings))

@@ -1,6 +1,6 @@
-"""Checks of the host itself: disk, GPU, torch, SGLang, limits of the kernel, systemd. All block.
+"""Checks the host itself: disk, GPU, torch, SGLang, limits of the kernel, systemd. All checks block.
 
-Each takes a moment, and none changes anything but a probe file, which is deleted.
+Each check takes a moment. None changes anything, except for a probe file, which is deleted.
 """
 
 import importlib.metadata
@@ -24,15 +24,15 @@ from echo2d.store.disk import write_all
 
 # A probe file of this size is written and synced. On the slowest disk it takes seconds.
 _PROBE_BYTES = 64 << 20
-# A version of a small model needs less, but no worker runs with less than this for its own files.
+# A version of a small model needs less, but a worker's own files need this much.
 FREE_BYTES_MIN = 16 << 20
-# A disk that writes slower than a 1 Gbit/s link delivers is what a worker waits for.
+# 1 Gbit/s: a worker waits for its disk if the disk is slower than such a link.
 DISK_BYTES_PER_S_MIN = 125e6
-# The kernel's own default on a machine with some GB of memory. A link sends at most so many bytes
+# The kernel's own default on a machine with some GB of memory. A link sends at most this many bytes
 # in a round trip: 42 MB/s at 100 ms.
 TCP_BUFFER_BYTES_MIN = 4 << 20
 ROUND_TRIP_S = 0.1
-# For nvidia-smi, systemctl, and a Python that imports nothing large.
+# The time limit of nvidia-smi, systemctl, and a Python that imports nothing large.
 PROGRAM_S_MAX = 20.0
 SYSTEMD_MIN = 247
 SYSTEMD_BACKS_OFF = 254
@@ -53,7 +53,7 @@ def disk(
 ) -> list[HostFinding]:
     """Whether this folder can be written, has room, and how fast it is.
 
-    needed_bytes: how much more than is there now will be written; None: not known.
+    needed_bytes: how much will be written besides the present files; None: not known.
     """
     found = folder.absolute()
     while not found.exists():
@@ -129,7 +129,7 @@ def bytes_in(folder: Path) -> int:
 
 
 def gpu(*, needed: bool) -> HostFinding:
-    """The GPUs that the NVIDIA driver shows. needed: nothing works without one."""
+    """The GPUs that the NVIDIA driver lists. needed: the worker cannot run without one."""
     fields = "--query-gpu=name,driver_version,memory.total"
     told = _output(["nvidia-smi", fields, "--format=csv,noheader"])
     if not told:
@@ -159,7 +159,7 @@ def torch_package() -> HostFinding:
 
 
 def sglang(python: Path) -> HostFinding:
-    """The SGLang in the environment of this interpreter."""
+    """The version of SGLang in the environment of this interpreter."""
     question = "from importlib.metadata import version; print(version('sglang'))"
     told = _output([str(python), "-c", question])
     if told is None:
@@ -225,7 +225,7 @@ def systemd() -> HostFinding:
     told = _output(["systemctl", "--version"])
     found = re.match(r"systemd (\d+)", told or "")
     if found is None:
-        return skipped("systemd", "it does not run here: the units in systemd/ are of no use")
+        return skipped("systemd", "it does not run here: the units in systemd/ cannot be used")
     version = int(found[1])
     if version < SYSTEMD_MIN:
         text = f"{version}: the units are for {SYSTEMD_MIN} and newer"
@@ -238,7 +238,7 @@ def systemd() -> HostFinding:
 
 
 def _output(command: Sequence[str]) -> str | None:
-    """What a program prints; None: it is not there, fails or hangs."""
+    """The output of a program. None: it is missing, fails or hangs."""
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, check=True, timeout=PROGRAM_S_MAX

@@ -1,4 +1,4 @@
-"""`echo2d doctor --config run.toml`: whether this host can lead the run, and what a running one lacks."""
+"""`echo2d doctor --config run.toml`: checks whether this host can lead the run, and a coordinator that runs."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ from echo2d.runtime.run_dir.run_directory import find_coordinator
 from echo2d.runtime.run_dir.tokens import list_tokens
 from echo2d.texts.reference import difference
 
-# The copies of one version while the next is written.
+# The disk space for versions, in versions: one, and the next while it is written.
 _VERSIONS_ON_DISK = 2
 EXPIRY_S_MIN = 7 * 86400.0
 # The learner calls every few seconds; a long train step may take minutes.
@@ -75,7 +75,8 @@ async def _running(config: CoordinatorConfig, url: str, token_file: Path) -> lis
                 status = read_status(await reply.json())
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError, PeerFault) as fault:
             todo = "stop it and start it with this build"
-            return [*found, error("status", f"the coordinator's is not readable: {fault}", todo)]
+            words = f"the coordinator's status is not readable: {fault}"
+            return [*found, error("status", words, todo)]
     return [*found, *await _seed_port(config.link), *_of_the_run(status)]
 
 
@@ -94,7 +95,7 @@ async def _seed_port(link: LinkTable) -> list[HostFinding]:
 def _of_the_run(status: Status) -> Iterator[HostFinding]:
     silent_s = None if status.process is None else status.process.learner_silent_s
     if silent_s is None:
-        yield skipped("learner", "none was heard since the coordinator started")
+        yield skipped("learner", "no learner has called since the coordinator started")
     elif silent_s > LEARNER_SILENT_S_MAX:
         todo = "look at its log; echo2d learn --config run.toml --resume"
         yield error("learner", f"it was last heard {silent_s:,.0f} s ago", todo)
@@ -176,23 +177,23 @@ def _model(config: CoordinatorConfig) -> list[HostFinding]:
     try:
         require_model(model, trains=bool(config.learner))
     except OperatorFault as fault:
-        return [error("model", f"run.base_model: {fault}", "mend it: coordinate refuses it")]
+        return [error("model", f"run.base_model: {fault}", "repair it: coordinate refuses it")]
     return [ok("model", "the files of run.base_model are whole")]
 
 
 def _texts(model: Path | None) -> list[HostFinding]:
-    """Whether prompts have the tokens that `transformers` makes of them."""
+    """Whether prompts become the same tokens here as with `transformers`."""
     if model is None or not (model / "tokenizer.json").exists():
         return [skipped("texts", "run.base_model names no model with a tokenizer.json")]
     try:
         differs = difference(model)
     except OperatorFault as fault:
-        todo = "save the tokenizer anew, or take another model (docs/reference/models.md)"
+        todo = "save the tokenizer again, or take another model (docs/reference/models.md)"
         return [error("texts", str(fault), todo)]
     if differs is None:
         return [
             skipped(
-                "texts", "compared with nothing: transformers is not there, or cannot read them"
+                "texts", "not compared: transformers is not installed, or cannot read the files"
             )
         ]
     if differs:
@@ -235,7 +236,7 @@ def _disks(config: CoordinatorConfig) -> list[HostFinding]:
 
 
 def _version_bytes(config: CoordinatorConfig) -> int | None:
-    """Of the largest version that is kept, else of the base model; None: neither is there."""
+    """The size of the largest version that is kept, else of the base model. None: there is neither."""
     versions = config.run.run_dir / "versions"
     kept = [host.bytes_in(each) for each in versions.iterdir()] if versions.is_dir() else []
     model = config.run.base_model

@@ -1,7 +1,7 @@
-"""Joins the run for a moment as a relay peer that passes nothing on, to try the ports both ways.
+"""Joins the run for a moment as a relay peer that passes nothing on, to try the ports in both directions.
 
     enrol --> hello --> the coordinator dials back: DialledBack --> goodbye
-                   +--> a version is there: PlanEdges name its sources --> dial them, hang up
+                   +--> if there is a version, PlanEdges name its sources --> dial them, hang up
 
 The worker's own key is used, so the token counts this host once.
 """
@@ -35,9 +35,9 @@ from echo2d.runtime.doctor.finding import HostFinding, error, ok, skipped, warni
 
 # The coordinator dials back within DIAL_BACK_S, and sends a plan to a newcomer at once.
 TRIAL_S_MAX = 15.0
-# After the dial has ended, a plan is waited for so long.
+# After the dial has ended, the trial waits this long for a plan.
 PLAN_S_MAX = 2.0
-# A source is dialled again and again for so long: it may not have its part of the plan yet.
+# A source is dialled again and again for this long: it may not have its part of the plan yet.
 _DIAL_S_MAX = 5.0
 DIAL_AGAIN_S = 0.25
 _GOODBYE_S = 2.0
@@ -143,7 +143,7 @@ async def _joined(trial: _Trial, links: PeerLinks, rng: random.Random) -> list[H
 
 
 async def _run(control: ControlLink) -> str:
-    """Runs until it is cancelled; returns why the coordinator refuses this peer for good."""
+    """Run the link until cancelled; returns why the coordinator refuses this peer for good."""
     try:
         await control.run()
     except OperatorFault as fault:
@@ -157,7 +157,7 @@ def _own_port(trial: _Trial) -> HostFinding:
         return ok("own port", f"the coordinator dials this host at {at}")
     return warning(
         "own port",
-        f"nobody can dial this host ({fault}); it dials the others, and they use its uplink less",
+        f"no peer can dial this host ({fault}); it dials the others, and they use its uplink less",
         "open the port if you can: --listen-host, --listen-port, --advertise "
         "(docs/guide/operating.md, Who can be dialled)",
     )
@@ -169,7 +169,7 @@ async def sources(plan: PlanEdges | None, links: PeerLinks) -> list[HostFinding]
         return [skipped("sources", "no version is there yet, so no port of a seed could be tried")]
     found = []
     dials = [peer for peer in plan.peers if peer.dial and peer.address is not None]
-    # Four sources are dialled: the seed, and others of a wide plan.
+    # At most four sources are dialled: the seed, and others of a wide plan.
     for peer in dials[:4]:
         assert peer.address is not None
         at = f"{peer.address.host}:{peer.address.port}"
@@ -184,7 +184,7 @@ async def sources(plan: PlanEdges | None, links: PeerLinks) -> list[HostFinding]
 
 
 async def _dial(links: PeerLinks, peer: PeerId, address: Address) -> str:
-    """Why this peer cannot be dialled; empty: it can. The plan may reach the two ends in any order."""
+    """Why this peer cannot be dialled. Empty: it can. It is dialled repeatedly, as it may get its plan later."""
     deadline = asyncio.get_running_loop().time() + _DIAL_S_MAX
     while True:
         try:

@@ -1,10 +1,10 @@
-"""Requests to a run's gateway, which wait while it restarts or has no room.
+"""Sends requests to a run's gateway, and waits while the gateway restarts or has no room.
 
     answers --no connection--> away (one line in the log) --an answer--> answers (one line)
 
 Every request of the tickets' API may be repeated: the same call gets the same answer again. So a
-request that found nobody, or was told to come back, is made again until its time is over. This is
-the one module here that knows the secret.
+request without an answer, or with the answer to try again, is repeated until its time is over. Only
+this module here knows the secret.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from echo2d.net.security.auth import TokenFile
 from echo2d.net.security.tls import Tls, in_words, is_for_good, to_coordinator
 from echo2d.net.security.urls import coordinator_url
 
-# What a gateway may ask to wait. A longer wait would only hide that it is back.
+# A gateway may ask for a wait of at most this long. A longer wait would only hide that it is back.
 RETRY_AFTER_S_MAX = 60.0
 COME_BACK = frozenset({HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS})
 
@@ -32,7 +32,7 @@ log = logging.getLogger("echo2d.envs")
 
 
 class GatewayAway(PeerFault):
-    """The gateway did not answer for as long as the request could wait."""
+    """The gateway did not answer within the time that the request could wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,19 +42,19 @@ class GatewayAnswer:
     content_type: str = "application/json"
 
     def fields(self) -> dict[str, Any]:
-        """The body as an object. PeerFault: it is none."""
+        """The body as a JSON object. PeerFault: it is not one."""
         try:
             found = json.loads(self.body)
         except ValueError:
             found = None
         if not isinstance(found, dict):
             raise PeerFault(
-                f"the gateway answered {self.status} with something else than an object"
+                f"the gateway answered {self.status} with something other than a JSON object"
             )
         return found
 
     def reason(self) -> str:
-        """What a refusal says, in one line."""
+        """The reason of a refusal, in one line."""
         try:
             found = json.loads(self.body)
             error = found.get("error", found)
@@ -96,9 +96,9 @@ class GatewayLink:
         *,
         patience_s: float | None,
     ) -> GatewayAnswer:
-        """The answer, asked for again where it says so. patience_s: None waits without end.
+        """Ask until there is an answer other than 503 and 429. patience_s: None: without end.
 
-        GatewayAway: nobody answered in that time. A 503 or 429 that lasts is returned.
+        A 503 or 429 is returned when that time is over. GatewayAway: there was no answer in that time.
         """
         loop, backoff = asyncio.get_running_loop(), Backoff(random.Random())
         deadline = None if patience_s is None else loop.time() + patience_s

@@ -19,7 +19,7 @@ log = logging.getLogger("echo2d.envs")
 
 @dataclass(frozen=True, slots=True)
 class EnvsOptions:
-    """What `echo2d envs` was told. The fields are its options."""
+    """The options of `echo2d envs`."""
 
     environment: str
     gateway: str
@@ -34,10 +34,10 @@ class EnvsOptions:
 async def run_envs(options: EnvsOptions, show: Callable[[PlayedTotals], None]) -> int:
     """Play until a signal. Returns the exit code. show: gets the totals as they change."""
     if not log.isEnabledFor(logging.DEBUG):
-        # These log every call, or every episode, at level info.
+        # These loggers write a line for every call or episode at level info.
         for name in ("aiohttp.access", "httpx", "verifiers"):
             logging.getLogger(name).setLevel(logging.WARNING)
-    # As `python -m` does: the environment may be a module beside the user.
+    # Import from the working directory, as `python -m` does: the environment may be a module there.
     if "" not in sys.path:
         sys.path.insert(0, "")
     require_verifiers()
@@ -46,7 +46,7 @@ async def run_envs(options: EnvsOptions, show: Callable[[PlayedTotals], None]) -
         try:
             async with link, TicketEndpoint(link) as endpoint:
                 client = PolicyClient(endpoint.url, options.tokenizer, options.renderer)
-                # In this thread, because classic environments install signal handlers.
+                # Load it in this thread, because classic environments install signal handlers.
                 player = load_player(options.environment, options.arguments, client)
                 async with player.serving():
                     log.info("playing environment=%s", options.environment)

@@ -1,10 +1,10 @@
 """Plays episodes of a run: many at once, each under its ticket.
 
-    ask for a ticket -> play -> end --> the next one
-                         | raises, is silent for too long, or is stopped: ends with an error
+    ask for a ticket -> play -> end --> ask for the next one
+                         | if it raises, is silent for too long, or is stopped: end with an error
 
-A worker plays one episode at a time. An environment that fails costs its own episode; a gateway
-that is away makes all wait. Nothing is kept on disk.
+A worker plays one episode at a time. An environment that fails costs its own episode only; while the
+gateway is away, all workers wait. Nothing is kept on disk.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from echo2d.runtime.envs.gateway_link import GatewayLink
 from echo2d.runtime.envs.ticket_endpoint import SilentEpisode, TicketEndpoint
 from echo2d.runtime.envs.tickets import EpisodeOutcome, PlayerTicket, ask_ticket, end_episode
 
-# For the last words about one episode, when the program ends.
+# The time to report the end of one episode when the program ends.
 LAST_S_MAX = 5.0
 _STOPPED = "the program that played it was stopped"
 
@@ -31,25 +31,21 @@ class EpisodePlayer(Protocol):
     """Environments of one kind."""
 
     def serving(self) -> AbstractAsyncContextManager[None]:
-        """What the environments share, while episodes are played."""
+        """Open what the environments share, for as long as episodes are played."""
 
     async def play(self, ticket: PlayerTicket, bind: Callable[[str], None]) -> EpisodeOutcome:
-        """Play one episode. It may raise anything. bind: names an X-Session-ID of its calls."""
+        """Play one episode. It may raise anything. bind: registers an X-Session-ID of the episode's calls."""
 
 
 @dataclass(slots=True)
 class PlayedTotals:
-    """What was played so far.
+    """The episodes that were played so far."""
 
-    episodes: counted ones, with a reward. errors: left out, because the environment failed.
-    refused: the gateway did not take the end. dropped: the ticket did not count any more.
-    """
-
-    episodes: int = 0
+    episodes: int = 0  # counted, with a reward
     reward_sum: float = 0.0
-    errors: int = 0
-    refused: int = 0
-    dropped: int = 0
+    errors: int = 0  # not counted, because the environment failed
+    refused: int = 0  # the gateway did not accept the end
+    dropped: int = 0  # the ticket was no longer valid
 
     @property
     def reward_mean(self) -> float | None:
@@ -69,7 +65,7 @@ class PlayedTotals:
 
 
 class EpisodeWorkers:
-    """All workers of this process. `stop` ends them in order."""
+    """All workers of this process. `stop` ends them properly."""
 
     def __init__(
         self,
@@ -93,7 +89,7 @@ class EpisodeWorkers:
 
     def stop(self, reason: str) -> None:
         log.info("stopping reason=%s", reason)
-        # A second call must not interrupt the last words of the first.
+        # A second call must not interrupt the ends that are reported after the first.
         running, self._running = self._running, []
         for each in running:
             each.cancel()
@@ -114,7 +110,7 @@ class EpisodeWorkers:
                 played = await self._play(ticket)
                 await self._end(ticket, played, patience_s=ticket.silence_s)
             except asyncio.CancelledError:
-                # The same end may be told twice.
+                # The end may have been reported already; it may be reported twice.
                 with suppress(TimeoutError):
                     async with asyncio.timeout(LAST_S_MAX):
                         await self._end(ticket, played, patience_s=LAST_S_MAX)
@@ -126,7 +122,7 @@ class EpisodeWorkers:
                 return await self._player.play(ticket, episode.bind)
         except SilentEpisode as silent:
             return EpisodeOutcome.failed(str(silent))
-        # An environment may raise anything, and it ends its own episode only.
+        # An environment may raise anything, which ends only its own episode.
         except Exception as error:
             log.debug("an environment raised row=%d", ticket.row, exc_info=error)
             return EpisodeOutcome.failed(f"{type(error).__name__}: {error}")
@@ -138,7 +134,9 @@ class EpisodeWorkers:
         try:
             ended = await end_episode(self._link, ticket, body, patience_s=patience_s)
         except PeerFault as fault:
-            log.warning("an end was not told task=%s row=%d: %s", ticket.task, ticket.row, fault)
+            log.warning(
+                "an end was not reported task=%s row=%d: %s", ticket.task, ticket.row, fault
+            )
             self._totals.dropped += 1
             return
         if ended.dropped:

@@ -1,11 +1,11 @@
-"""The endpoint that environments call: on loopback, in front of the gateway, and without a secret.
+"""The endpoint that environments call: it is on loopback, in front of the gateway, and needs no secret.
 
     an environment's client --X-Session-ID, or the ticket--> here --secret and ticket--> gateway
 
-It passes `generate` on, unchanged, and adds which ticket a call belongs to. Clients of `verifiers`
-do not repeat a call, and name their rollout in X-Session-ID; so here a call waits while the gateway
-restarts, and one client serves all episodes. An episode that makes no call for as long as its
-ticket lives is given up, because its ticket has expired then.
+It passes `generate` on unchanged, and adds the ticket to which a call belongs. Clients of `verifiers`
+do not repeat a call, so a call waits here while the gateway restarts. They name their rollout in
+X-Session-ID, so one client serves all episodes. An episode that makes no call for `silence_s` is
+given up, because its ticket has expired then.
 """
 
 import asyncio
@@ -23,17 +23,17 @@ from echo2d.runtime.envs.tickets import PlayerTicket
 _SESSION_HEADER = "X-Session-ID"
 GENERATE = "/inference/v1/generate"
 MODELS = "/v1/models"
-# More than the gateway takes, so that the gateway is the one to refuse.
+# More than the gateway accepts, so that the gateway refuses, not this endpoint.
 _BODY_BYTES_MAX = 16 << 20
 MODELS_S_MAX = 60.0
 
 
 class SilentEpisode(Exception):  # noqa: N818 - an outcome
-    """The environment made no call for as long as its ticket lives."""
+    """The environment made no call until its ticket expired."""
 
 
 class PlayingEpisode:
-    """One episode that is being played. Calls under its ticket, or of its sessions, are its own."""
+    """One episode that is being played. Calls with its ticket, or with one of its sessions, belong to it."""
 
     def __init__(self, ticket: PlayerTicket, sessions: dict[str, "PlayingEpisode"]) -> None:
         self.ticket = ticket
@@ -41,13 +41,13 @@ class PlayingEpisode:
         self._calls, self._silence = 0, asyncio.timeout(ticket.silence_s)
 
     def bind(self, session: str) -> None:
-        """From now on, calls with this X-Session-ID belong to the episode."""
+        """Let calls with this X-Session-ID belong to the episode from now on."""
         self._sessions[session] = self
         self._bound.add(session)
 
     @contextmanager
     def calling(self) -> Iterator[None]:
-        """While a call runs, the environment is not silent."""
+        """Count a call while it runs: until it ends, the environment is not silent."""
         self._calls += 1
         self._wait(None)
         try:
@@ -90,7 +90,7 @@ class TicketEndpoint:
         app = web.Application(client_max_size=_BODY_BYTES_MAX)
         app.router.add_post(GENERATE, self._generate)
         app.router.add_get(MODELS, self._models)
-        # A caller that hangs up ends its call at the gateway, too: nobody would see the answer.
+        # If a caller hangs up, its call at the gateway ends, too, because its answer would be lost.
         self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
         self.url = ""
 
@@ -126,14 +126,14 @@ class TicketEndpoint:
                 )
             except GatewayAway as away:
                 return _refusal(HTTPStatus.BAD_GATEWAY, str(away))
-        return _passed_on(answer)
+        return _to_response(answer)
 
-    # aiohttp passes the request to every handler.
+    # aiohttp passes the request to every handler, hence the unused argument.
     async def _models(self, request: web.Request) -> web.Response:  # noqa: ARG002
-        return _passed_on(await self._link.ask("GET", MODELS, patience_s=MODELS_S_MAX))
+        return _to_response(await self._link.ask("GET", MODELS, patience_s=MODELS_S_MAX))
 
 
-def _passed_on(answer: GatewayAnswer) -> web.Response:
+def _to_response(answer: GatewayAnswer) -> web.Response:
     return web.Response(status=answer.status, body=answer.body, content_type=answer.content_type)
 
 

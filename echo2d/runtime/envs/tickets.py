@@ -1,7 +1,7 @@
-"""Tickets of a run: asking for one, and ending its episode.
+"""Asks a run for tickets, and ends their episodes.
 
-    asked --200--> a ticket --played--> ended: counted, or refused with a reason
-          --503--> asked again, when the gateway says        --410--> dropped
+    ask --200--> a ticket --played--> end --200--> counted, or refused with a reason
+        --503--> ask again after Retry-After      --410--> dropped
 
 A ticket is one sample that the run wants played. Nothing is kept here: a program that is killed
 loses its running episodes, and their tickets expire.
@@ -27,22 +27,18 @@ _EPISODES = "/v1/episodes"
 
 @dataclass(frozen=True, slots=True)
 class PlayerTicket:
-    """One episode to play.
-
-    row: of the dataset; all samples of a group have the same. silence_s: without a call for this
-    long, the ticket expires.
-    """
+    """One episode to play."""
 
     ticket: str
     task: str
-    row: int
+    row: int  # of the dataset; all samples of a group have the same row
     temperature: float
     max_tokens: int
-    silence_s: float
+    silence_s: float  # without a call for this long, the ticket expires
 
     @staticmethod
     def read(fields: Mapping[str, Any]) -> "PlayerTicket":
-        """PeerFault: a field is missing or has another type."""
+        """The ticket in a gateway's answer. PeerFault: a field is missing or has another type."""
         try:
             found = PlayerTicket(
                 ticket=str(fields["ticket"]),
@@ -63,18 +59,15 @@ class PlayerTicket:
 
 @dataclass(frozen=True, slots=True)
 class TraceBranch:
-    """One branch as the player's client saw it: whole, from the first token of its prompt on.
-
-    written: the ranges that the policy wrote.
-    """
+    """One branch as the player's client saw it, from the first token of its prompt."""
 
     token_ids: Sequence[int]
-    written: Sequence[tuple[int, int]]
+    written: Sequence[tuple[int, int]]  # the ranges that the policy wrote
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeOutcome:
-    """How an episode ended. With an error it has no reward: it is left out, and is no zero."""
+    """How an episode ended. With an error it has no reward, and is left out; its reward is not 0."""
 
     reward: float = 0.0
     parts: Mapping[str, float] = field(default_factory=dict)
@@ -90,7 +83,7 @@ class EpisodeOutcome:
         if self.error:
             return {"error": self.error}
         if not math.isfinite(self.reward):
-            return {"error": f"the reward is {self.reward}, which is no finite number"}
+            return {"error": f"the reward is {self.reward}, which is not a finite number"}
         named = {
             name[:PART_NAME_CHARS_MAX]: value
             for name, value in self.parts.items()
@@ -111,15 +104,15 @@ class EpisodeOutcome:
 
 @dataclass(frozen=True, slots=True)
 class EndedEpisode:
-    """What the gateway made of an end. dropped: the ticket did not count any more."""
+    """The gateway's answer to an end."""
 
-    dropped: bool = False
-    refused: str = ""
+    dropped: bool = False  # the ticket was no longer valid
+    refused: str = ""  # the reason; empty: the end was accepted or dropped
 
 
 async def ask_ticket(link: GatewayLink, task: str | None) -> PlayerTicket:
-    """The next ticket, as soon as the run wants an episode. OperatorFault: it will never give one."""
-    # The longest that the gateway keeps a question open.
+    """Wait for the next ticket. OperatorFault: the run will never give one."""
+    # The gateway waits this long for an episode before it answers 503.
     body = json.dumps({**({"task": task} if task else {}), "wait_s": 20.0}).encode()
     answer = await link.ask("POST", _EPISODES, body, patience_s=None)
     if answer.status == HTTPStatus.OK:
@@ -137,8 +130,8 @@ async def ask_ticket(link: GatewayLink, task: str | None) -> PlayerTicket:
 async def end_episode(
     link: GatewayLink, ticket: PlayerTicket, end: Mapping[str, Any], *, patience_s: float
 ) -> EndedEpisode:
-    """Tell the gateway how the episode ended. GatewayAway: it could not be told, or has just started and does
-    not know the episode yet.
+    """Tell the gateway how the episode ended. GatewayAway: it does not answer, or has just started and does not
+    know the episode yet.
     """
     answer = await link.ask(
         "POST", f"{_EPISODES}/{ticket.ticket}/end", json.dumps(end).encode(), patience_s=patience_s

@@ -1,13 +1,12 @@
-"""Environments of `verifiers`, unmodified, played with its own training client.
+"""Plays environments of `verifiers`, unmodified, with its own training client.
 
     taskset          verifiers.v1, in 0.3.1 and 0.4.0: a name or a function that makes an `Env`
     classic          verifiers before 0.4: a package with `load_environment`
 
-A ticket's row is a row of the environment's dataset, modulo its length. Calls of a taskset's agents
-are told apart by their X-Session-ID, which is the id of a trace; classic ones carry the ticket in
-`extra_headers`. The reward is that of the trained agents (their mean, if there are several), and
-the trace is verifiers' own record of all their calls. verifiers is imported here alone, and not
-before it is needed.
+A ticket's row is a row of the environment's dataset, modulo its length. A call of a taskset's agent
+names its trace in X-Session-ID; a call of a classic environment has the ticket in `extra_headers`. The
+reward is that of the trained agents (their mean, if there are several), and the trace is verifiers'
+own record of all their calls. verifiers is imported only here, and only when it is needed.
 """
 
 import itertools
@@ -27,20 +26,17 @@ from echo2d.net.gateway.episodes import TICKET_HEADER
 from echo2d.runtime.envs.playing import EpisodePlayer
 from echo2d.runtime.envs.tickets import EpisodeOutcome, PlayerTicket, TraceBranch
 
-# Its name in calls, which the gateway ignores: it serves one model.
+# The model's name in calls.
 _MODEL = "policy"
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyClient:
-    """How verifiers' training client reaches the policy, and makes tokens of messages.
-
-    tokenizer: a directory or a name. renderer: a RendererConfig of `renderers` as JSON; None lets
-    it choose by the tokenizer's name.
-    """
+    """How verifiers' training client reaches the policy, and turns messages into tokens."""
 
     url: str
-    tokenizer: str
+    tokenizer: str  # a directory or a name
+    # A RendererConfig of `renderers` as JSON. None: `renderers` chooses one by the tokenizer's name.
     renderer: Mapping[str, Any] | None = None
 
     def renderer_config(self) -> Any:
@@ -60,7 +56,7 @@ def require_verifiers() -> None:
     """OperatorFault: verifiers is not installed here."""
     if find_spec("verifiers") is None:
         raise OperatorFault(
-            "verifiers is not installed here; it brings much, so give it and echo2d an environment "
+            "verifiers is not installed here; it installs much, so give it and echo2d an environment "
             f"of their own: {install_command('verifiers')}"
         )
 
@@ -71,7 +67,7 @@ def load_player(name: str, arguments: Mapping[str, Any], client: PolicyClient) -
     OperatorFault: the environment is not installed, or it cannot be made.
     """
     try:
-        made = _made(name, arguments)
+        made = _make(name, arguments)
         if hasattr(made, "run_episode"):
             return TasksetPlayer(made, client)
         if hasattr(made, "run_rollout"):
@@ -81,10 +77,10 @@ def load_player(name: str, arguments: Mapping[str, Any], client: PolicyClient) -
     # Loading runs code of the environment, which may raise anything.
     except Exception as error:
         raise OperatorFault(f"cannot load {name}: {type(error).__name__}: {error}") from error
-    raise OperatorFault(f"{name} makes a {type(made).__name__}, which is no environment")
+    raise OperatorFault(f"{name} makes a {type(made).__name__}, which is not an environment")
 
 
-def _made(name: str, arguments: Mapping[str, Any]) -> Any:
+def _make(name: str, arguments: Mapping[str, Any]) -> Any:
     module, _, function = name.partition(":")
     if function:
         return getattr(import_module(module), function)(**arguments)
@@ -93,7 +89,7 @@ def _made(name: str, arguments: Mapping[str, Any]) -> Any:
     try:
         taskset_class(name)
     except (AttributeError, TypeError):
-        # Its package exports no taskset.
+        # The package exports no taskset, so it may be a classic environment.
         package = import_module(name.rsplit("/", 1)[-1].split("@", 1)[0].replace("-", "_").lower())
         if not hasattr(package, "load_environment"):
             raise
@@ -109,7 +105,7 @@ class TasksetPlayer:
         from verifiers.v1.clients import TrainClientConfig
 
         self._env, self._tasks = env, RowsOf(env.taskset)
-        # One client for all episodes: verifiers keeps each that it has made.
+        # One client serves all episodes, because verifiers keeps each client that it has made.
         self._client = TrainClientConfig(
             base_url=client.url,
             api_key_var="",
@@ -132,7 +128,7 @@ class TasksetPlayer:
             if _is_trained(trace):
                 bind(trace.id)
 
-        # Not `run_slot`: a second attempt would be another episode.
+        # `run_slot` may try twice, and a second attempt would be another episode.
         return outcome_of(
             await self._env.run_episode(self._tasks[ticket.row], context, on_trace=begun)
         )
@@ -143,7 +139,7 @@ def _is_trained(trace: Any) -> bool:
 
 
 def outcome_of(episode: Any) -> EpisodeOutcome:
-    """An `Episode` of verifiers.v1 as the gateway takes it."""
+    """The outcome of an `Episode` of verifiers.v1."""
     traces = [trace for trace in episode.traces if _is_trained(trace)]
     if not episode.ok:
         errors = [each.last_error for each in (episode, *episode.traces) if each.last_error]
@@ -169,7 +165,7 @@ def outcome_of(episode: Any) -> EpisodeOutcome:
 
 
 def calls_of(traces: Iterable[Any]) -> list[tuple[Sequence[int], Sequence[int]]]:
-    """All calls of these traces as prompts and answers, in the order in which they were answered."""
+    """All calls of these traces, as prompts and answers, in the order of their answers."""
     calls = [
         (call.time.end, *_prompt_and_answer(trace.nodes, call.node))
         for trace in traces
@@ -180,7 +176,7 @@ def calls_of(traces: Iterable[Any]) -> list[tuple[Sequence[int], Sequence[int]]]
 
 
 def _prompt_and_answer(nodes: Sequence[Any], leaf: int) -> tuple[list[int], list[int]]:
-    """The tokens on the path to this node, of which the last ones are its own answer."""
+    """The tokens on the path to this node: those before its own answer, and its answer."""
     path = list[Any]()
     place: int | None = leaf
     while place is not None:
@@ -192,9 +188,9 @@ def _prompt_and_answer(nodes: Sequence[Any], leaf: int) -> tuple[list[int], list
 
 
 class RewardErrors(logging.Handler):
-    """Errors of reward functions, which classic verifiers logs and turns into a reward of 0.
+    """Collects errors of reward functions, which classic verifiers logs and turns into a reward of 0.
 
-    They are noted where the episode in whose context they were logged finds them.
+    Each error is added to the list of the episode in whose context it was logged.
     """
 
     noted: ContextVar[list[str]] = ContextVar("noted")
@@ -230,14 +226,14 @@ class ClassicPlayer:
                 api_base_url=client.url,
                 renderer_config=client.renderer_config(),
                 renderer_model_name=client.tokenizer,
-                # A call waits at the endpoint, and what fails there fails for good.
+                # A call waits at the endpoint, and a failure there is final.
                 max_retries=0,
             )
         )
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
-        # Where the rubrics of classic verifiers log.
+        # The rubrics of classic verifiers log to this logger.
         rubrics, handler = (
             logging.getLogger("verifiers.legacy.rubrics"),
             RewardErrors(logging.ERROR),
@@ -287,10 +283,9 @@ class _Branch:
 
 
 def joined(answers: Iterable[tuple[Sequence[int], Sequence[int]]]) -> list[TraceBranch]:
-    """The branches of these calls, which are prompts and answers, as the gateway counts them.
+    """The branches of these calls (prompts and answers), as the gateway counts them.
 
-    A call that extends the newest branch goes on with it; any other begins one, and all of its
-    prompt is given.
+    A call that extends the newest branch continues it. Any other call begins a branch with its whole prompt.
     """
     branches = [_Branch()]
     for prompt, answer in answers:
@@ -306,7 +301,7 @@ def joined(answers: Iterable[tuple[Sequence[int], Sequence[int]]]) -> list[Trace
 
 
 class RowsOf:
-    """Rows by number, modulo how many there are; an endless source is read as far as is asked."""
+    """Rows by number, modulo their count. An endless source is read only as far as needed."""
 
     def __init__(self, source: Iterable[Any]) -> None:
         self._rest: Iterator[Any] = iter(source)

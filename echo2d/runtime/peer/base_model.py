@@ -1,8 +1,8 @@
-"""Finds frames in model directories that are on this machine anyway, so no peer has to send them.
+"""Finds frames in model directories that are already on this machine, so that no peer has to send them.
 
-The directories are not trusted. A chunk is used only if it has the digest that a signed table
-promises, and is then encoded again; a frame is used only if it comes out as it was published.
-A directory may hold symbolic links, as download caches make them, or be a slot that changes.
+The directories are not trusted. A chunk is used only if it has the digest in a signed table. It is then
+encoded again, and its frames are used only if they are as published. A directory may contain symbolic
+links, as download caches do, or be a slot that changes.
 """
 
 import logging
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from echo2d.core.base.canonical import digest_of
 from echo2d.core.base.ids import ChunkId, Digest, FrameId, SegmentId
-from echo2d.core.weights.encoding import ChunkRecord, encode_record
+from echo2d.core.weights.form import ChunkRecord, encode_record
 from echo2d.core.weights.manifest import Chunk
 from echo2d.core.weights.verifier import FormIndex
 from echo2d.errors import OperatorFault, StoreFault
@@ -28,8 +28,8 @@ class BaseModel:
 
     def __init__(self, *directories: Path) -> None:
         self._directories = directories
-        # The digest of each chunk that was read; None if it could not be read.
-        # Bounded in practice: at most the chunks of a few versions' layouts.
+        # The digest of each chunk that was read; None: it could not be read. There are few: at most
+        # the chunks of a few versions' layouts.
         self._digests: dict[tuple[Path, Chunk], Digest | None] = {}
         self._lock = threading.Lock()
 
@@ -39,16 +39,16 @@ class BaseModel:
         if not directory.is_dir():
             raise OperatorFault(
                 f"worker.base_model: expected a directory with a model, or its name on the Hugging Face "
-                f"hub as --base-model; {directory} is none"
+                f"hub as --base-model; {directory} is neither"
             )
         return BaseModel(directory)
 
     def frames(
         self, index: FormIndex, segment: SegmentId, *, missing: Collection[ChunkId]
     ) -> Iterator[Found]:
-        """The frames of the missing chunks of a segment that are found here, chunk by chunk.
+        """The frames of a segment's missing chunks that are found here, chunk by chunk.
 
-        Nothing is found for a segment whose table is not known.
+        There are none for a segment whose table is not known.
         """
         table = index.table(segment)
         for record in () if table is None else table.records:
@@ -85,7 +85,7 @@ class BaseModel:
 
 
 def _encoded_again(index: FormIndex, record: ChunkRecord, data: bytes) -> Found:
-    """The chunk's frames; none if encoding gives another record, as another encoder's would."""
+    """The chunk's frames; none if this encoder gives another record than the publisher's."""
     again, payload = encode_record(record.chunk, data)
     view = memoryview(payload)
     spans = index.chunk_spans(record.chunk) if again == record else ()

@@ -219,7 +219,7 @@ class FrameHoldings:
             table = await asyncio.to_thread(self._store.get_table, here.form, segment)
             here.index.accept_table(segment, table)
         except IntegrityFault:
-            return  # left over from another encoding: it is fetched anew
+            return  # left over from another form: it is fetched again
         if not self._is_current(here):
             return  # given up meanwhile
         found = tuple(sorted(frame for frame in here.found if segment_of(frame) == segment))
@@ -529,7 +529,7 @@ def _put(
 
 
 class _RecentFrames:
-    """The newest RECENT_BYTES_MAX bytes of verified frames, oldest evicted first: they are forwarded soon."""
+    """The newest 32 MiB of verified frames, oldest evicted first: they are forwarded soon."""
 
     def __init__(self) -> None:
         self._frames: dict[tuple[FormId, FrameId], memoryview] = {}

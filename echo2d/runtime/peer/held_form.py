@@ -1,6 +1,6 @@
-"""What a peer holds of one form, from its first root until the form is given up.
+"""Records what a peer holds of one form, from its first root until the form is given up.
 
-A table or frame is held when it was verified, and is on disk or in memory on its way there
+A table or frame is held once it is verified, and is on disk or waits in memory to be written
 (`write_behind`).
 """
 
@@ -20,27 +20,22 @@ from echo2d.core.weights.verifier import FormIndex
 
 @dataclass(slots=True, eq=False)
 class HeldForm:
-    """One form. The counts of payload are in bytes, those of duplicates and lost frames in frames.
-
-    frames: the payload bytes of each held frame, 0 for a table. They are kept because the index of a
-    form that was begun anew does not know the frames of an older write until its table comes.
-
-    found: what was on disk at the start of the process; each frame is held once its digest is
-    signed. page_asked: the first segment of the page of digests that was asked for; None: no page
-    is under way. end_told, searched: FormComplete, FormSearched was emitted. first_searched: chunks
-    of the first segment were looked for in the base.
-    """
+    """What is held of one form."""
 
     index: FormIndex
+    # The frames that were on disk when the process started. Each is held once its digest is signed.
     found: frozenset[FrameId]
+    # The payload bytes of each held frame, 0 for a table. They are kept here because the index of a
+    # form that is received again knows the frames of an older write only once their table has arrived.
     frames: dict[FrameId, int] = field(default_factory=dict)
     payload_bytes: int = 0
-    duplicates: int = 0
-    lost: int = 0
+    duplicates: int = 0  # frames
+    lost: int = 0  # frames
+    # The first segment of the page of digests that was asked for. None: no page is under way.
     page_asked: SegmentId | None = None
-    end_told: bool = False
-    first_searched: bool = False
-    searched: bool = False
+    end_told: bool = False  # FormComplete was emitted
+    first_searched: bool = False  # the base was searched for chunks of the first segment
+    searched: bool = False  # FormSearched was emitted
 
     @property
     def form(self) -> FormId:
@@ -73,7 +68,7 @@ class HeldForm:
             self.hold(frame, self.index.length(frame) or 0)
 
     def lose(self, frames: Iterable[FrameId]) -> tuple[FrameId, ...]:
-        """These are not held any more; returns those that were."""
+        """Count these as no longer held; returns those that were."""
         lost = tuple(frame for frame in frames if frame in self.frames)
         self.payload_bytes -= sum(self.frames.pop(frame) for frame in lost)
         self.lost += len(lost)

@@ -1,12 +1,12 @@
-"""The process shell that the seed and workers share: mailbox, links, and turns of a machine.
+"""The process shell that the seed and the workers share: mailbox, links, and the turns of a machine.
 
     control link, peer links, engines, disk --> mailbox --> machine.handle --> actions
 
-A turn is one event and its actions. The owner performs the actions of a turn without awaiting; work
-that takes long becomes a task that ends in an event.
+A turn is one event and its actions. The owner performs the actions of a turn without awaiting; long
+work becomes a task that ends in an event.
 
-Putting an event never waits, because links and engines put from callbacks and tasks that must not
-stall each other. The receiver ends a link that says more than is handled.
+Putting an event never waits, because links and engines put events from callbacks and tasks that must
+not block each other. The receiver ends a link that sends more than is handled.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ log = logging.getLogger("echo2d.runtime")
 
 
 class PeerMachine(Protocol[EventIn, PeerAction]):
-    """What decides: `Relay` at the seed, `WorkerState` at a worker."""
+    """The machine that decides: `Relay` at the seed, `WorkerState` at a worker."""
 
     def wake_at(self) -> float | None: ...
 
@@ -43,7 +43,7 @@ class PeerMachine(Protocol[EventIn, PeerAction]):
 
 
 class ProcessOwner(LinkOwner, Protocol):
-    """The daemon: its control link and its receiver ask it."""
+    """What the control link and the receiver need of the daemon."""
 
     def fail(self, form: FormId, reason: str) -> None:
         """See `HoldingsOwner`."""
@@ -56,10 +56,7 @@ class ProcessOwner(LinkOwner, Protocol):
 
 
 class PeerProcess(Generic[PeerEvent]):
-    """One run of a peer; `open` makes its `receiver`.
-
-    address: where it listens for other peers, once it does.
-    """
+    """One run of a peer's process; `open` makes its `receiver`."""
 
     def __init__(
         self, url: str, identity: Identity, owner: ProcessOwner, *, rng: random.Random
@@ -67,6 +64,7 @@ class PeerProcess(Generic[PeerEvent]):
         self.identity, self._owner = identity, owner
         self.boot_id = secrets.token_hex(8)
         self.control = ControlLink(url, identity, owner, rng=rng)
+        # Where the process listens for other peers, once it does.
         self.address: Address | None = None
         self.receiver: Receiver
         self._events: deque[PeerEvent | RelayEvent] = deque()
@@ -81,7 +79,7 @@ class PeerProcess(Generic[PeerEvent]):
         receive_only: bool = False,
         uplink_limit: float | None = None,
     ) -> Receiver:
-        """Makes the receiver. The arguments are as in `Receiver`."""
+        """Make the receiver. The arguments are as in `Receiver`."""
         self.receiver = Receiver(
             self.identity,
             store,
@@ -94,9 +92,9 @@ class PeerProcess(Generic[PeerEvent]):
         return self.receiver
 
     async def listen(self, host: str, port: int, *, key: str) -> Address:
-        """Accepts peer links from now on.
+        """Accept peer links from now on.
 
-        OperatorFault, which names the config key: the address cannot be had.
+        OperatorFault, which names the config key: the address cannot be used.
         """
         try:
             self.address = Address(*await self.receiver.links.listen(host, port))
@@ -129,7 +127,7 @@ class PeerProcess(Generic[PeerEvent]):
     # --- events
 
     def put(self, event: PeerEvent | RelayEvent) -> None:
-        """Hands an event to the machine."""
+        """Queue an event for the machine."""
         self._events.append(event)
         if self._waiter is not None:
             _wake(self._waiter)
@@ -140,10 +138,10 @@ class PeerProcess(Generic[PeerEvent]):
         *,
         wait_s: Callable[[float | None], float | None] = lambda wait_s: wait_s,
     ) -> tuple[PeerEvent | RelayEvent, list[PeerAction]]:
-        """Waits for the next event or deadline and lets the machine handle it.
+        """Wait for the next event or deadline, and let the machine handle it.
 
-        A peer that broke the protocol loses its link; there are no actions then. wait_s: shortens
-        how long to wait.
+        If a peer broke the protocol, its link is closed and there are no actions. wait_s: may shorten
+        the wait.
         """
         clock = asyncio.get_running_loop().time
         if not self._events:
@@ -159,7 +157,7 @@ class PeerProcess(Generic[PeerEvent]):
         return event, actions
 
     async def _wait(self, timeout_s: float | None) -> None:
-        """Returns when an event is here, or after this time (None: never)."""
+        """Wait for an event, at most this long (None: without limit)."""
         loop = asyncio.get_running_loop()
         waiter = self._waiter = loop.create_future()
         alarm = None if timeout_s is None else loop.call_later(max(0.0, timeout_s), _wake, waiter)

@@ -1,9 +1,9 @@
 """The receive queue of one link: frames wait here until they are verified, stored and reported.
 
-Events of one stream are reported in the order in which its frames came, and only frames that verify
-are reported as such. A frame whose digest is not signed yet waits, because the root may come over
-another connection; on a stream that this end has ended it is dropped. While much waits, the link is
-not read. A queue belongs to one connection: frames that verify after the connection has gone are
+Events of one stream are reported in the order in which its frames arrived, and a frame is reported as
+verified only if it verifies. A frame whose digest is not signed yet waits, because the root may arrive
+over another connection; on a stream that this end has ended it is dropped. While much waits, the link
+is not read. A queue belongs to one connection: frames that verify after the connection is closed are
 reported as found.
 """
 
@@ -52,6 +52,7 @@ class ReceiveQueue:
         self._changed = asyncio.Event()
         self._closed = False
         self.stripes: set[int] = set()
+        # The newest streams that this end has ended.
         self._ended: dict[int, None] = {}
         self.meter = LinkMeter()
 
@@ -70,20 +71,19 @@ class ReceiveQueue:
         self._changed.set()
 
     def end(self, stream: int) -> None:
-        """This end has ended the stream: what is still under way on it is not waited for."""
+        """Note that this end has ended the stream: frames that still arrive on it do not wait for a root."""
         self._ended[stream] = None
-        # The newest streams that this end has ended. A number of a stream comes again after many
-        # more.
+        # Remember 256 streams: the number of a stream is used again only after many more.
         keep_newest(self._ended, 256)
         self._holdings.ring()
 
     def close(self) -> None:
-        """The connection is gone; frames that came over it are still verified and kept."""
+        """Note that the connection is closed; frames that arrived over it are still verified and kept."""
         self._closed = True
         self._changed.set()
 
     async def run(self) -> None:
-        """Works until the connection is gone and nothing waits any more."""
+        """Handle frames until the connection is closed and nothing waits."""
         while self._queue or not self._closed:
             if self._queue:
                 await self._take()
@@ -92,9 +92,9 @@ class ReceiveQueue:
                 await self._changed.wait()
 
     def _take_at_once(self, event: FrameReceived | StreamEnded) -> bool:
-        """Handles what needs no waiting: a stream's end, a header only, a short frame.
+        """Handle an event that needs no waiting: a stream's end, a header only, a short frame.
 
-        False: not this.
+        False: the event is none of these.
         """
         if isinstance(event, StreamEnded):
             self._report(relay_events.Heard(self._peer, event))
@@ -108,12 +108,12 @@ class ReceiveQueue:
         return True
 
     async def _take(self) -> None:
-        """Handles those events at the front that can be handled together."""
+        """Handle the events at the front that can be handled together."""
         first = self._queue[0]
         if isinstance(first, StreamEnded) or first.payload is None:
             self._take_at_once(first)
             self._done(1)
-        elif not await self._known(first):
+        elif not await self._wait_until_known(first):
             self._done(1)
         elif is_table(first.frame):
             await self._on_table(first, bytes(first.payload))
@@ -126,8 +126,8 @@ class ReceiveQueue:
         else:
             self._report(relay_events.RepairRefused(self._peer, frame.form, frame.frame))
 
-    async def _known(self, frame: FrameReceived) -> bool:
-        """Waits until the frame can be verified. False: it is to be dropped."""
+    async def _wait_until_known(self, frame: FrameReceived) -> bool:
+        """Wait until the frame can be verified. False: it must be dropped."""
         try:
             async with asyncio.timeout(ROOT_WAIT_S):
                 while not self._holdings.knows(frame.form, frame.frame):
@@ -136,7 +136,7 @@ class ReceiveQueue:
                     await self._holdings.changed()
         except TimeoutError:
             lacking = "root" if self._holdings.index(frame.form) is None else "table"
-            reason = f"no {lacking} tells of frames that came {ROOT_WAIT_S:.0f} s ago"
+            reason = f"no {lacking} names frames that arrived {ROOT_WAIT_S:.0f} s ago"
             log.warning("frames dropped form=%s peer=%s: %s", frame.form, self._peer, reason)
             if lacking == "root":
                 self._holdings.drop(frame.form)

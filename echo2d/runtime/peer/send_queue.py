@@ -1,8 +1,8 @@
-"""What goes out over one link: frames are taken from memory or disk and sent in order.
+"""The send queue of one link: takes frames from memory or disk, and sends them in order.
 
-A queue belongs to one connection and ends with it. When the link has taken all frames that it was
-given, it reports PeerReady, and the relay gives it more. So frames are bound late and no more than a
-few wait. Frames that are in memory are sent at once, without another task.
+A queue belongs to one connection and ends with it. When the link has taken all frames, the queue reports
+PeerReady, and the relay gives it more. So the relay chooses frames late, and only a few wait. Frames
+that are in memory are sent at once, without another task.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ class FrameSource(Protocol):
 
 
 class SendQueue:
-    """emit takes relay events; sent takes forms and the payload bytes of them that went out."""
+    """emit: takes relay events. sent: takes a form and the payload bytes of it that were sent."""
 
     def __init__(
         self,
@@ -45,21 +45,21 @@ class SendQueue:
         self._queue: deque[relay_events.SendFrame | relay_events.Tell] = (
             deque()
         )  # bounded by the relay's flow control
-        self._loaded: memoryview | None = None  # of the frame at the front
-        self._needed = asyncio.Event()  # set while that is to be loaded
-        self._given = False  # a frame since the last PeerReady
+        self._loaded: memoryview | None = None  # the payload of the frame at the front
+        self._needed = asyncio.Event()  # set while that payload must be loaded
+        self._given = False  # whether a frame was put since the last PeerReady
 
     def put(self, action: relay_events.SendFrame | relay_events.Tell) -> None:
         self._queue.append(action)
         self._given |= isinstance(action, relay_events.SendFrame)
-        self._go_on()
+        self._send_waiting()
 
     def room(self) -> None:
-        """The link has room for a frame again."""
-        self._go_on()
+        """Send more: the link has room for a frame again."""
+        self._send_waiting()
 
     async def run(self) -> None:
-        """Loads frames that are not in memory, until cancelled."""
+        """Load frames that are not in memory, until cancelled."""
         while True:
             await self._needed.wait()
             action = self._queue[0]
@@ -75,9 +75,9 @@ class SendQueue:
                 ended = StreamEnded(action.stream, "frame lost here")
                 self._emit(relay_events.Heard(self._peer, ended))
             self._needed.clear()
-            self._go_on()
+            self._send_waiting()
 
-    def _go_on(self) -> None:
+    def _send_waiting(self) -> None:
         while self._queue and not self._needed.is_set():
             action = self._queue[0]
             if isinstance(action, relay_events.Tell):
@@ -90,7 +90,7 @@ class SendQueue:
             self._emit(relay_events.PeerReady(self._peer))
 
     def _send(self, action: relay_events.SendFrame) -> bool:
-        """False: not now, because the frame has to be loaded first or the link has no room."""
+        """Send a frame. False: not yet, because it must be loaded first or the link has no room."""
         payload = None
         if not action.header_only:
             payload = self._loaded or self._holdings.in_memory(action.form, action.frame)

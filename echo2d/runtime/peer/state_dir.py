@@ -2,10 +2,10 @@
 
     state_dir (0700) / lock   format   worker.key (0600)   accepted.json   paused   frames/   slots/
 
-format holds the number of the form of all the others.
-accepted.json holds the highest publish_seq of the run that this worker ever accepted, so that it
+format has the number of the format of all the other files.
+accepted.json has the highest publish_seq of the run that this worker ever accepted, so that it
 still refuses roots below that number after a restart.
-paused is there while the owner of the box has paused the worker (`runtime/worker/owner.py`).
+paused exists while the owner of the box has paused the worker (`runtime/worker/owner.py`).
 """
 
 import fcntl
@@ -98,9 +98,9 @@ class StateDir:
         os.close(self._lock)
 
     def free_bytes(self) -> int | None:
-        """What new versions may take: what is free, and what older versions give up for them.
+        """The bytes for new versions: free ones, and those that older versions give up for them.
 
-        None: it cannot be told; writing there reports the fault.
+        None: not known; writing there reports the fault.
         """
         try:
             free = shutil.disk_usage(self._path).free
@@ -134,10 +134,10 @@ class StateDir:
             )
 
     def authority(self, token: TokenFile) -> Succession | None:
-        """The authority that this worker obeys, where it is a later one than the token's file says.
+        """The authority that this worker obeys, if it is newer than the token file's.
 
-        A later one in the file is kept at once, so that no older one is obeyed again. OperatorFault: the file
-        is damaged, or two authorities claim the same number.
+        A newer one in the token file is kept at once, so that no older one is obeyed again. OperatorFault:
+        authority.json is damaged, or two authorities claim the same number.
         """
         number, run_key = 0, token.run_key
         with self._reading("authority.json") as kept:
@@ -166,7 +166,7 @@ class StateDir:
 
     @contextmanager
     def _reading(self, name: str) -> Iterator[dict[str, Any]]:
-        """The fields of a sealed file, none if there is no file. OperatorFault: it cannot be read, or is damaged."""
+        """The fields of a sealed file; none if it does not exist. OperatorFault: it is unreadable or damaged."""
         path = self._path / name
         try:
             yield unsealed(path.read_bytes()) if path.exists() else {}

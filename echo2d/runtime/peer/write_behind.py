@@ -1,9 +1,9 @@
 """Writes verified frames to disk in batches, a moment after they were held and reported.
 
-A change of threads and three calls to the disk for each frame cost much where frames come one by
-one. Frames that wait when the process is killed are lost and come again: at most WRITE_BYTES, and what
-arrives during one write. Not here: verifying, and what to do when the disk refuses
-(`write`).
+Where frames arrive one by one, a change of threads and three disk calls for each frame would be
+expensive. If the process is killed, the waiting frames are lost and must be received again: at most
+WRITE_BYTES, and those that arrive during one write. Not here: verifying frames, and the reaction to a
+disk that fails (`write`).
 """
 
 import asyncio
@@ -11,13 +11,13 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from echo2d.core.base.ids import FormId, FrameId
-from echo2d.core.weights.encoding import FrameSpan
+from echo2d.core.weights.form import FrameSpan
 
-# What waits is written when no frame has come for so long. A version is complete on disk this much later.
+# Waiting frames are written once no frame has arrived for this long, so a version is on disk this much later.
 QUIET_S = 0.02
-# When this much waits, it is written at once.
+# If this much waits, the frames are written at once.
 WRITE_BYTES = 1 << 20
-# When this much waits, frames are written before they are passed on.
+# If this much waits, a new frame is written before it is passed on.
 UNWRITTEN_BYTES_MAX = 8 << 20
 
 Frames = dict[FrameId, tuple[FrameSpan, memoryview]]
@@ -30,7 +30,8 @@ class WriteBehind:
         self._write = write
         self._waiting: dict[FormId, Frames] = {}
         self._writing: dict[FormId, Frames] = {}
-        self._bytes = 0  # of both
+        self._bytes = 0  # waiting and being written
+        # Set when frames wait, and when WRITE_BYTES wait.
         self._some, self._much = asyncio.Event(), asyncio.Event()
 
     @property
@@ -45,7 +46,7 @@ class WriteBehind:
         return None
 
     def put(self, form: FormId, span: FrameSpan, payload: memoryview) -> None:
-        """Takes a frame to write soon. Only where `has_room`."""
+        """Take a frame, to write it soon. Call it only if `has_room`."""
         assert self.has_room
         self._waiting.setdefault(form, {})[span.frame] = (span, payload)
         self._bytes += len(payload)
@@ -54,11 +55,11 @@ class WriteBehind:
             self._much.set()
 
     def drop(self, form: FormId) -> None:
-        """Forgets frames of the form that are not being written yet."""
+        """Forget the form's frames that are not being written yet."""
         self._bytes -= _size(self._waiting.pop(form, {}))
 
     async def run(self) -> None:
-        """Writes until cancelled, and then what still waits."""
+        """Write until cancelled; then write the frames that still wait."""
         try:
             while True:
                 await self._some.wait()
@@ -68,7 +69,7 @@ class WriteBehind:
             await self._write_all()
 
     async def _until_due(self) -> None:
-        """Returns when much waits, or no frame has come for QUIET_S."""
+        """Wait until WRITE_BYTES wait, or no frame has arrived for QUIET_S."""
         seen = -1
         while self._bytes != seen:
             seen = self._bytes

@@ -2,7 +2,7 @@
 
 The child is `python -m MODULE`; the kernel kills it if the coordinator dies. It receives its
 credentials as one JSON line on stdin, never in argv or the environment, where other processes could
-read them. What the operator has to mend the child tells on stdout, and ends with MISTAKE.
+read them. A mistake of the operator is written to stdout, and the child ends with MISTAKE.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ from echo2d.runtime.run_dir.run_directory import RunDirectory
 
 # A child that has not ended this long after SIGTERM is killed.
 _STOP_S = 5.0
-# The exit code of an operator's mistake, which a restart does not mend.
+# The exit code of an operator's mistake, which a restart does not correct.
 MISTAKE = 2
 _PR_SET_PDEATHSIG = 1
 
@@ -42,17 +42,14 @@ log = logging.getLogger("echo2d.coordinator")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handover:
-    """What the coordinator tells any child of its own.
-
-    key: Ed25519, hex. authority, certificate: PEM. run_key: hex.
-    """
+    """The settings that the coordinator gives to each of its children."""
 
     url: str
-    private_key: str
-    run_key: str
+    private_key: str  # Ed25519, hex
+    run_key: str  # hex
     run_id: str
-    certificate: str
-    authority: str
+    certificate: str  # PEM
+    authority: str  # PEM
     run_dir: str
     parent_pid: int
     log_level: int
@@ -61,7 +58,7 @@ class Handover:
 
     @classmethod
     def make(cls, url: str, key: Ed25519PrivateKey, run: RunDirectory, **more: Any) -> Self:
-        """The handover from this process, whose pid and logging settings the child takes over."""
+        """The handover from this process. It includes the pid and the logging settings of this process."""
         log_level, log_json, log_file = present()
         return cls(
             url=url,
@@ -109,7 +106,7 @@ H = TypeVar("H", bound=Handover)
 
 
 def child_main(kind: type[H], serve: Callable[[H], Coroutine[Any, Any, None]]) -> int:
-    """The child's program: serves what it is handed over, until the coordinator ends this process.
+    """The child's program: it receives the handover, and serves until the coordinator ends this process.
 
     Returns the exit code.
     """
@@ -120,12 +117,12 @@ def child_main(kind: type[H], serve: Callable[[H], Coroutine[Any, Any, None]]) -
         handover = kind.receive(sys.stdin.buffer)
         file = None if handover.log_file is None else Path(handover.log_file)
         start_logging(handover.log_level, as_json=handover.log_json, file=file)
-        code: int = uvloop.run(_ended(serve(handover)))
+        code: int = uvloop.run(_to_exit_code(serve(handover)))
     except Fault as fault:
         log.critical("%s", fault)
         if not isinstance(fault, OperatorFault):
             return 1
-        # For the coordinator, which may have ended.
+        # The coordinator reads this line, unless it has ended.
         with contextlib.suppress(BrokenPipeError):
             sys.stdout.write(f"{fault}\n")
             sys.stdout.flush()
@@ -133,7 +130,7 @@ def child_main(kind: type[H], serve: Callable[[H], Coroutine[Any, Any, None]]) -
     return code
 
 
-async def _ended(served: Coroutine[Any, Any, None]) -> int:
+async def _to_exit_code(served: Coroutine[Any, Any, None]) -> int:
     try:
         await served
     except BaseExceptionGroup as group:
@@ -147,7 +144,7 @@ async def supervise(
     """Keep one child running until cancelled.
 
     mistakes_end: a mistake of the operator is raised as an OperatorFault; otherwise the child is
-    started again, as after anything else.
+    restarted after that, too.
     """
     backoff = Backoff(rng)
     loop = asyncio.get_running_loop()
@@ -165,7 +162,7 @@ async def supervise(
 
 
 async def _run_once(module: str, handover: Handover) -> tuple[int, str]:
-    """Its exit code, and what it wrote to stdout."""
+    """Run the child once; returns its exit code, and what it wrote to stdout."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",

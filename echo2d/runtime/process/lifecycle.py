@@ -1,10 +1,10 @@
 """The process of a daemon: runs its event loop, handles signals, and ends in bounded time.
 
-    starts --SIGTERM--> gone at once, by that signal
-    starts --SIGINT--> the start is cancelled, then gone, by that signal
-    runs --first SIGTERM or SIGINT--> ends in order --in STOP_S_MAX--> gone, exit code 0
-                                          | second signal --> gone at once, by that signal
-                                          | STOP_S_MAX passed --> gone, exit code 1
+    starts --SIGTERM--> ended at once by that signal
+    starts --SIGINT--> the start is cancelled, then ended by that signal
+    runs --first SIGTERM or SIGINT--> stops in order --within STOP_S_MAX--> ended, exit code 0
+                                          | second signal --> ended at once by that signal
+                                          | STOP_S_MAX passed --> ended, exit code 1
 
 After the program has returned, its threads have EXIT_S_MAX: a thread that hangs in a disk or a
 driver does not keep the process alive. The limit of open files is raised to OPEN_FILES_MAX where the
@@ -30,12 +30,13 @@ import uvloop
 from echo2d.errors import Fault, first_fault, of_the_host
 from echo2d.stop_signals import SIGNALS, stop_told
 
-# For last messages over a slow line, engines, seed and task processes. Each of these has a shorter
-# bound of its own.
+# The time for last messages over a slow line, and for engines, seed and task processes to end. Each of
+# these has a shorter limit of its own.
 STOP_S_MAX = 30.0
-# No useful work is left by then. TimeoutStopSec of the systemd units is longer than both together.
+# The program has returned, so no useful work is left. TimeoutStopSec of the systemd units is longer than
+# STOP_S_MAX and EXIT_S_MAX together.
 EXIT_S_MAX = 5.0
-# The same as in the systemd units.
+# The same limit as in the systemd units.
 OPEN_FILES_MAX = 1 << 16
 
 log = logging.getLogger("echo2d.runtime")
@@ -72,13 +73,13 @@ def collect_rarely() -> None:
     """
     gc.collect()
     gc.freeze()
-    # A full collection after 40 million more objects allocated than freed; Python's default is
-    # 70,000. The second generation has 50,000 of them at most, which stops the loop for some 50 ms.
+    # A full collection follows 40 million more allocated than freed objects; Python's default is
+    # 70,000. The second generation has at most 50,000 objects, which stops the loop for some 50 ms.
     gc.set_threshold(*(10_000, 5, 800))
 
 
 def outcome(group: BaseExceptionGroup[BaseException]) -> int:
-    """The one catch-all: raises the group's first `Fault`, or what this host lacks; all else is a bug, exit code 1."""
+    """The one catch-all: raises the group's first `Fault`, or one for what this host lacks; else 1, for a bug."""
     if (faults := group.subgroup(Fault)) is not None:
         raise first_fault(faults) from None
     errors = group.subgroup(OSError)
@@ -89,9 +90,9 @@ def outcome(group: BaseExceptionGroup[BaseException]) -> int:
 
 
 def start_again(more: Sequence[str] = ()) -> NoReturn:
-    """Begin this program anew in this process, with `more` arguments: all else that it holds is given back."""
+    """Start this program again in this process, with `more` arguments, and release all other resources."""
     for each in list(Path("/proc/self/fd").iterdir()):
-        # All but the standard ones: a driver may have opened files that would stay open.
+        # Close all files but the standard ones: a driver may have opened files that would stay open.
         with suppress(OSError):
             os.set_inheritable(int(each.name), each.name in {"0", "1", "2"})
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:], *more])  # noqa: S606

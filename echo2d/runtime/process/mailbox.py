@@ -1,5 +1,5 @@
-"""The mailbox of a core: a bounded queue of events, emptied in batches by the loop that owns it; and the calls
-that wait for an answer to theirs.
+"""The mailbox of a core: a bounded queue of events, emptied in batches by the loop that owns it. Also the calls
+that wait for an answer to their event.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ class Mailbox(Generic[EventT]):
     """`put` waits while the mailbox is full; after `close` it drops the event."""
 
     def __init__(self) -> None:
-        # A None in the queue is no event; it only wakes `take`.
+        # A None in the queue is not an event; it only wakes `take`.
         self._queue: asyncio.Queue[EventT | None] = asyncio.Queue(EVENTS_MAX)
         self._closed = False
 
@@ -53,7 +53,7 @@ class Mailbox(Generic[EventT]):
         return ([] if first is None else [first]) + self.waiting(EVENTS_PER_TURN_MAX - 1)
 
     def waiting(self, count_max: int = EVENTS_PER_TURN_MAX) -> list[EventT]:
-        """Take up to `count_max` events that are there already, without waiting."""
+        """Take up to `count_max` events that are in the queue, without waiting."""
         taken = [self._queue.get_nowait() for _ in range(min(count_max, self._queue.qsize()))]
         return [event for event in taken if event is not None]
 
@@ -92,7 +92,7 @@ class PendingRequests:
     ) -> Reply | None:
         """Emit the event and wait for its Reply; None: there was none within `timeout_s`.
 
-        The core hears of it if the time is over or the caller hangs up. With too many open calls,
+        If the time is over or the caller hangs up, the core gets RequestGone. With too many open calls,
         or while the coordinator stops, the Reply is a 503 and the core is not asked.
         """
         number = RequestId(next(self._ids))
@@ -120,7 +120,7 @@ class PendingRequests:
             waiting.set_result(reply)
 
     def close(self) -> None:
-        """Tell all callers, present and future, to come back later."""
+        """Tell all callers, present and future, to try again later."""
         self._closed = True
         for number in self._waiting:
             self.answer(_stopping(number))

@@ -1,4 +1,4 @@
-"""Metrics that every daemon shares, and `Family`: a metric that is read off the daemon's status.
+"""Metrics that every daemon shares, and `Family`: a metric that is read from the daemon's status.
 
 The families of each daemon are tables in `coordinator/metrics` and `worker/metrics`, and
 docs/reference/metrics.md lists all metrics with their help texts. Not here: who may read them.
@@ -25,15 +25,15 @@ from prometheus_client.metrics_core import Metric
 
 from echo2d.this_build import THIS_BUILD
 
-# Between two measurements of how late the event loop wakes.
+# Seconds between two measurements of how late the event loop wakes.
 _TICK_S = 1.0
-# Between two measurements of the process and the disk, in ticks.
+# Ticks between two measurements of the process and the disk.
 KERNEL_TICKS = 5
 DELAY_BUCKETS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 PAUSE_BUCKETS_S = (0.001, 0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0)
 PERSIST_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0, 5.0)
 
-# Each counter would get a second line with its creation time, which has no reader.
+# Otherwise each counter would have a second line with its creation time, which is not used.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 StatusT = TypeVar("StatusT")
@@ -43,13 +43,13 @@ Samples = Iterable[tuple[tuple[str, ...], float | None]]
 
 @dataclass(frozen=True, slots=True)
 class Family(Generic[StatusT]):
-    """One metric read off a status. counter: a counter, else a gauge."""
+    """One metric that is read from a status."""
 
     name: str
     help: str
     samples: Callable[[StatusT], Samples]
     labels: tuple[str, ...] = ()
-    counter: bool = False
+    counter: bool = False  # otherwise it is a gauge
 
     def collect(self, status: StatusT) -> Metric:
         make = CounterMetricFamily if self.counter else GaugeMetricFamily
@@ -83,7 +83,7 @@ def by_key(read: Callable[[StatusT], Mapping[str, float]]) -> Callable[[StatusT]
 class LoopMetrics(Generic[StatusT]):
     """The metrics that every daemon has.
 
-    families: metrics read off a status. extra: yields metrics that a Family cannot express.
+    families: metrics read from a status. extra: yields metrics that a Family cannot express.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class LoopMetrics(Generic[StatusT]):
     ) -> None:
         self.registry = CollectorRegistry()
         self._families, self._extra = families, extra
-        # Bytes; None until it is measured, or where it cannot be.
+        # Bytes. None: not measured yet, or it cannot be measured.
         self.disk_free: int | None = None
         self._process: list[Metric] = []
         self.events = Counter(

@@ -1,6 +1,6 @@
 """The rent clock of a run: reads this machine's clocks and feeds them to `rent_time`.
 
-The rent clock goes on across restarts of the coordinator and of the machine, and never backwards.
+The rent clock continues across restarts of the coordinator and of the machine, and never runs backwards.
 """
 
 import logging
@@ -22,14 +22,14 @@ def boot_id() -> str:
 
 
 def moment() -> Moment:
-    """Now, by this machine's clocks."""
+    """The present moment by this machine's clocks."""
     return Moment(boot_id(), time.clock_gettime(time.CLOCK_BOOTTIME), time.time())
 
 
 class RentClock:
     """Seconds since the run first rented.
 
-    kept: what was stored last, or None. The clock goes on from there.
+    kept: the time that was stored last, from which the clock continues; None: it starts at 0.
     """
 
     def __init__(self, kept: tuple[float, Moment] | None, rentals: Iterable[Rental]) -> None:
@@ -45,11 +45,11 @@ class RentClock:
         return self._at + time.clock_gettime(time.CLOCK_BOOTTIME) - self._since.since_boot_s
 
     def look(self, horizon: float) -> float:
-        """The time by all clocks, from which `now` goes on. horizon: when all boxes have ended."""
+        """Correct the time by all clocks, and return it. horizon: the time when all boxes have ended."""
         moved = moment()
         at = rent_time(self._at, self._since, moved, horizon=horizon)
         if at > self.now() + CLOCK_STEP_S:
-            # A virtual machine stood still with its boot clock, or the wall clock was set forward.
+            # A virtual machine was paused with its boot clock, or the wall clock was set forward.
             # Boxes may have been billed for that time, so it counts.
             log.warning("clock_leapt seconds=%.0f: boxes are billed for it", at - self.now())
         self._at, self._since = at, moved

@@ -2,11 +2,11 @@
 
     status, once a second --> need --+--> core.renting --> 1. rows are kept, in one transaction
     commands that ended -------------+                     2. commands start, each as a task
-                                                           3. the coordinator hears which
-                                                              workers will be taken away
+                                                           3. the coordinator is told which
+                                                              workers will be removed
 
 A box gets a credential of its own before its start command runs. The credential lets one worker in
-until the box's time is over, and is deleted with the box. If a row cannot be kept, the process ends
+until the box's time is over, and is deleted with the box. If a row cannot be stored, the process ends
 before anything is started. Not here: decisions (`core/renting/autoscaler.py`), and how commands run
 (`echo2d/providers`).
 """
@@ -68,9 +68,9 @@ from echo2d.runtime.run_dir.run_directory import LEDGER_FILE, RunDirectory
 from echo2d.store.rentals import RentalStore
 
 RENTALS_FILE = "rentals.sqlite"  # in the run directory
-# Between two looks at the run's status.
+# Seconds between two looks at the run's status.
 _TICK_S = 1.0
-# The need while everything is given back: no learner, no workers.
+# The need while all boxes are given back: no learner, no workers.
 NOBODY = NeedMeasured(None, wanted=False, workers=0)
 
 log = logging.getLogger("echo2d.renting")
@@ -101,7 +101,7 @@ class Renter:
         self._access = access
         self._directory = run
         self._url = url
-        # Bounded by the number of commands under way.
+        # The number of commands under way limits its length.
         self._ended: asyncio.Queue[RentEvent] = asyncio.Queue()
         self._asked_at: dict[Label, float] = {}
         # The workers of boxes, as of the last look.
@@ -111,10 +111,10 @@ class Renter:
     def status(self) -> RentingStatus:
         now = self._clock.now()
         found = self._renting.status(now=now)
-        return replace(found, boxes=tuple(self._of_worker(box, now) for box in found.boxes))
+        return replace(found, boxes=tuple(self._add_worker(box, now) for box in found.boxes))
 
-    def _of_worker(self, box: BoxStatus, now: float) -> BoxStatus:
-        """The box, with what is known of its worker."""
+    def _add_worker(self, box: BoxStatus, now: float) -> BoxStatus:
+        """The box's status with the facts about its worker added."""
         label = Label(box.label)
         worker = self._workers.get(label)
         if worker is None:
@@ -151,7 +151,7 @@ class Renter:
                 while not self._ended.empty():
                     events.append(self._ended.get_nowait())
                 await self._turn(events, tasks)
-                for peer, why in self._told_to_leave():
+                for peer, why in self._find_leaving():
                     await plan_removal(peer, why)
 
     async def _turn(self, events: Iterable[RentEvent], tasks: asyncio.TaskGroup) -> None:
@@ -195,7 +195,7 @@ class Renter:
     # --- commands
 
     async def _start(self, rental: Rental) -> None:
-        reason = await self._did(f"start {rental.label}", self._order(rental))
+        reason = await self._try(f"start {rental.label}", self._order(rental))
         await self._ended.put(StartEnded(rental.label, ok=reason is None, reason=reason or ""))
 
     async def _order(self, rental: Rental) -> None:
@@ -204,17 +204,17 @@ class Renter:
         try:
             await self._providers[rental.provider].start(order)
         except ProviderFault as fault:
-            # The fault quotes what the command printed, and is logged.
+            # The fault is logged, and quotes the command's output, which may contain the secret.
             raise ProviderFault(str(fault).replace(secret, "(secret)")) from None
 
     async def _stop(self, rental: Rental, ids: tuple[str, ...]) -> None:
-        reason = await self._did(
+        reason = await self._try(
             f"stop {rental.label}", self._providers[rental.provider].stop(rental.label, ids)
         )
         await self._ended.put(StopEnded(rental.label, ok=reason is None))
 
-    async def _did(self, what: str, doing: Awaitable[None]) -> str | None:
-        """Why a command failed, in one line, which is logged, too; None: it did not."""
+    async def _try(self, what: str, doing: Awaitable[None]) -> str | None:
+        """Run a command; returns in one line why it failed, and logs that. None: it did not fail."""
         try:
             await doing
         except (ProviderFault, OperatorFault, StoreFault) as fault:
@@ -234,7 +234,7 @@ class Renter:
     # --- credentials
 
     def _make_token(self, rental: Rental) -> tuple[Path, str]:
-        """Make the box's token file. Its path, and the secret in it."""
+        """Make the box's token file; returns its path, and the secret in it."""
         expires_at = time.time() + rental.life_s + rental.grace_s
         token = self._access.create(rental.label, "worker", max_workers=1, expires_at=expires_at)
         path = self._directory.token_path(rental.label)
@@ -251,7 +251,7 @@ class Renter:
             log.warning("retire %s failed: %s", label, fault)
 
     def _tidy(self) -> None:
-        """Delete the credentials that a killed process left, of boxes that do not exist."""
+        """Delete credentials of boxes that do not exist, which a killed process left."""
         for token in self._access.tokens():
             if token.name.startswith(self._rules.prefix) and token.name not in self._renting.live:
                 self._retire(Label(token.name))
@@ -282,8 +282,8 @@ class Renter:
         }
         return {label: named[label] for label in self._renting.live if label in named}
 
-    def _told_to_leave(self) -> list[tuple[PeerId, str]]:
-        """The workers of doomed boxes that the coordinator does not know to leave, and why."""
+    def _find_leaving(self) -> list[tuple[PeerId, str]]:
+        """The workers that must leave with their box and do not leave yet, each with the reason."""
         leaving = self._renting.leaving
         return [
             (PeerId(worker.id), leaving[label])
@@ -292,7 +292,7 @@ class Renter:
         ]
 
     def _serving(self, now: float) -> dict[Label, float]:
-        """The boxes whose worker serves, with the seconds since it held a lease or came."""
+        """The boxes whose worker serves, with the seconds since it last held a lease, or since it joined."""
         serving = dict[Label, float]()
         for label, worker in self._workers.items():
             if worker.alive and worker.serving is not None:
@@ -306,7 +306,7 @@ async def _nobody_leaves(peer: PeerId, why: str) -> None:
     raise AssertionError(f"no coordinator runs, but {peer} is to leave: {why}")
 
 
-# --- put together
+# --- making a renter
 
 
 @asynccontextmanager
@@ -321,7 +321,7 @@ async def open_renter(
     """Open the store and the clock, and make the renter.
 
     url: of the coordinator, as this host reaches it. closing: only give boxes back.
-    OperatorFault: it cannot rent with this configuration.
+    OperatorFault: the configuration does not allow renting.
     """
     prefix = prefix_of(run.run_id)
     rules = rules_of(config, prefix, closing=closing)
@@ -329,7 +329,7 @@ async def open_renter(
     try:
         kept = await asyncio.to_thread(store.rentals)
         clock = await asyncio.to_thread(lambda: RentClock(store.clock(), kept))
-        # The rent clock counts from here, even if the process ends before the next time it is kept.
+        # The rent clock counts from here, even if the process ends before it is stored again.
         await asyncio.to_thread(store.keep, (), clock.now(), moment())
         offers = [offer for provider in config.providers for offer in offers_of(provider)]
         renting = Autoscaler(
@@ -357,7 +357,7 @@ def _url_of_boxes(config: CoordinatorConfig, url: str) -> str:
 
 
 def print_rent_plan(config: CoordinatorConfig, say: Callable[[str], None]) -> None:
-    """Say what `echo2d coordinate --rent` is about to do. OperatorFault: it cannot rent."""
+    """Print what `echo2d coordinate --rent` will do. OperatorFault: the configuration does not allow renting."""
     rules_of(config, "")
     run = RunDirectory(config.run.run_dir)
     rentals, now = _kept(run.path)
@@ -375,7 +375,7 @@ def _kept(run_dir: Path) -> tuple[tuple[Rental, ...], float]:
 
 
 async def give_back(config: CoordinatorConfig, within_s: float) -> Mapping[str, Any]:
-    """Stop everything that this run has rented, in place of a coordinator.
+    """Stop all boxes that this run has rented, while no coordinator runs.
 
     Returns what is left, for JSON. OperatorFault: a coordinator runs.
     """
@@ -393,7 +393,7 @@ async def give_back(config: CoordinatorConfig, within_s: float) -> Mapping[str, 
 
 
 def rented(config: CoordinatorConfig) -> Mapping[str, Any]:
-    """What the run's own record of rentals says, for JSON; the providers are not asked. A running
+    """The facts in the run's own record of rentals, for JSON; the providers are not asked. A running
     coordinator also knows the boxes' workers (`with_workers`).
     """
     rentals, now = (
@@ -415,7 +415,7 @@ def rented(config: CoordinatorConfig) -> Mapping[str, Any]:
 
 
 def with_workers(facts: Mapping[str, Any], status: Status) -> Mapping[str, Any]:
-    """The same, with state, worker and idle time of each box that a running coordinator knows."""
+    """The facts, with state, worker and idle time of each box that a running coordinator knows."""
     renting = None if status.process is None else status.process.renting
     known = {} if renting is None else {box.label: plain(box) for box in renting.boxes}
     return {**facts, "boxes": [{**box, **known.get(box["label"], {})} for box in facts["boxes"]]}
@@ -439,7 +439,7 @@ def rented_lines(facts: Mapping[str, Any]) -> list[str]:
 
 
 def _worker_words(box: Mapping[str, Any]) -> str:
-    """What a running coordinator knows of a box besides; empty: none runs."""
+    """What a running coordinator adds about a box. Empty: no coordinator runs."""
     if "state" not in box:
         return ""
     if not box["worker"]:
@@ -454,28 +454,28 @@ def boxes_left_alone(config: CoordinatorConfig) -> str:
     return f"{len(facts['boxes'])} boxes, {facts['usd_per_h']:g} usd/h" if facts["boxes"] else ""
 
 
-# --- what a run's status says about its need for boxes
+# --- the need for boxes, read from a run's status
 #
-# It reads a Status and decides nothing.
+# These functions read a Status and decide nothing.
 
 
 def _works(worker: WorkerStatus) -> bool:
-    """The worker generates, or would if it got leases."""
+    """Whether the worker generates, or would if it got leases."""
     return (
         worker.alive and worker.serving is not None and not worker.leaving and not worker.cordoned
     )
 
 
 def _holds(worker: WorkerStatus) -> bool:
-    """The worker has something to finish, or would get it. `running` also counts gateway calls."""
+    """Whether the worker has work to finish, or may get some. `running` also counts gateway calls."""
     return _works(worker) or bool(worker.leased) or (worker.alive and worker.running > 0)
 
 
 def margin_of(provision: ProvisionStatus) -> float:
     """The part of the target in trajectories/s that gamma adds for noise.
 
-    The target is what all workers make and what they lack of it, so where the shortfall is cut off
-    (`CapacityPlanner.shortfall`) the margin is smaller, too.
+    The target is the rate of all workers plus the shortfall, so if the shortfall is capped
+    (`CapacityPlanner.shortfall`), the margin is smaller, too.
     """
     if provision.shortfall is None:
         return 0.0
@@ -483,7 +483,7 @@ def margin_of(provision: ProvisionStatus) -> float:
 
 
 def gb_per_h(status: Status) -> float:
-    """The versions that each worker receives, in GB/h; 0 before steps and versions are known."""
+    """How much of versions each worker receives, in GB/h; 0 before steps and versions are known."""
     sizes = [each.wire_bytes for each in status.version_bytes.values()]
     steps = status.t_train_s
     if not sizes or not steps or median(steps) <= 0:

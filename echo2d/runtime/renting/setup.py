@@ -1,6 +1,6 @@
 """Turns the configuration of renting into rules, terms, offers, prices and providers.
 
-`rent_plan` prints what they come to, before anything is rented.
+`rent_plan` says what that means, before anything is rented.
 """
 
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ from echo2d.process_environment import command_environment
 from echo2d.providers.base import Provider, ProviderOptions
 from echo2d.registry import PROVIDERS, load, one_of
 
-# Of the run's id. 32 bits tell the runs of one account apart.
+# Characters of the run's id in a label. 32 bits are enough to distinguish the runs of one account.
 PREFIX_CHARS = 8
 
 
@@ -25,7 +25,7 @@ def prefix_of(run_id: str) -> str:
 
 
 def rules_of(config: CoordinatorConfig, prefix: str, *, closing: bool = False) -> RentRules:
-    """The rules that the autoscaler enforces. OperatorFault: no budget, or nowhere to rent."""
+    """The rules that the autoscaler enforces. OperatorFault: there is no budget, or no provider that rents."""
     rent = config.rent
     if rent.usd_per_h is None or rent.usd_total is None:
         raise OperatorFault(
@@ -152,7 +152,7 @@ def rent_plan(
 
 
 def _how(table: ProviderTable) -> str:
-    """How this provider rents."""
+    """A line that says how this provider rents."""
     if not PROVIDERS[table.kind].commands:
         return f"  {table.name}: by kind {table.kind!r}, options {dict(table.options)}"
     return (
@@ -169,7 +169,7 @@ def _strangers(config: CoordinatorConfig, live: Iterable[Rental]) -> list[str]:
     names = {provider.table.name for provider in config.providers if provider.rents}
     gone = sorted({rental.provider for rental in live} - names)
     return [
-        f"  boxes of {name} may be there, but it is no [[provider]] any more: stop them yourself"
+        f"  boxes of {name} may be there, but it is no longer a [[provider]]: stop them yourself"
         for name in gone
     ]
 

@@ -5,9 +5,9 @@
 
 `echo2d token` and a running coordinator share the table. Every write is a transaction, and the
 coordinator rereads the table every second (`AccessTable.reload`). Secrets are stored as hashes. The
-expiry of a worker's token binds enrolment only: an enrolled machine has its own key, and a fleet
-that joined on one day must not end on one day. All other tokens end when they expire. `now_s` is
-Unix time. Methods that write or reload block; `caller` and `peer` answer from memory.
+expiry of a worker's token limits enrolment only: an enrolled machine has its own key, and a fleet
+that joined on one day must not end on one day. All other tokens are invalid once they expire. `now_s`
+is Unix time. Methods that write or reload block; `caller` and `peer` answer from memory.
 """
 
 import math
@@ -42,15 +42,15 @@ from echo2d.store.row_sums import TableSum
 
 # The whole table is read every second.
 ACCESS_TOKENS_MAX = 10_000
-# Enrolled peers, for the same reason; twenty times the largest fleet.
+# Enrolled peers are limited for the same reason; this is twenty times the largest fleet.
 ENROLLED_MAX = 10_000
-# Old secrets of one token with which its own peers may still come back, the newest ones.
+# The newest old secrets of one token, with which its own peers may still return.
 OLD_SECRETS_MAX = 16
-# Last uses are written this often. A longer interval shows an older time, a shorter one writes more.
+# Last uses are written this often. A longer interval would show older times, a shorter one write more.
 USES_WRITTEN_S = 60.0
-# A machine that has been away for so long loses its place if its token has expired and others need it.
+# A machine that has been away for this long loses its place if its token has expired and others need it.
 AWAY_S = 7 * 86400.0
-# `PRAGMA user_version` of the table; 0 in a file that was just made.
+# `PRAGMA user_version` of the table; it is 0 in a file that was just made.
 ACCESS_FORMAT = 2
 _SCHEMA = (
     """CREATE TABLE IF NOT EXISTS tokens (
@@ -66,15 +66,15 @@ _SCHEMA = (
     holder TEXT PRIMARY KEY, at REAL NOT NULL)""",
     "CREATE TABLE IF NOT EXISTS cordons (peer TEXT PRIMARY KEY, at REAL NOT NULL)",
 )
-# Of the tables that say who has access; `uses` only says who came when.
+# The checksum of the tables that decide on access; `uses` only has times.
 _SUM = TableSum(ACCESS_FORMAT, ("tokens", "peers", "convictions", "old_secrets", "cordons"))
 
-# Peers of revoked tokens are kept, so that they are told why, until their room is needed. So are
-# machines of expired tokens, which are members as long as they come back.
+# Peers of revoked tokens are kept until their room is needed, so that they get the reason. So are
+# machines of expired tokens, which are members as long as they keep returning.
 FORGET_INVALID = """DELETE FROM peers WHERE token IN (SELECT name FROM tokens WHERE revoked)
     OR (token IN (SELECT name FROM tokens WHERE expires_at <= ?)
         AND peer NOT IN (SELECT holder FROM uses WHERE at > ?))"""
-# So that there are no more cordons than enrolled peers.
+# Cordons of peers that are not enrolled are deleted, so there are no more cordons than enrolled peers.
 FORGET_CORDONS = "DELETE FROM cordons WHERE peer NOT IN (SELECT peer FROM peers)"
 FORGET_USES = """DELETE FROM uses WHERE holder NOT LIKE 'token %'
     AND holder NOT IN (SELECT peer FROM peers)"""
@@ -98,13 +98,13 @@ class TokenRow:
         return self.expires_at is not None and now_s >= self.expires_at
 
     def fault(self, now_s: float) -> Denied | None:
-        """Why its callers and peers have no access now; None if they have."""
+        """Why the token's callers and peers have no access now; None: they have."""
         if self.revoked:
             return Denied(403, "revoked", f"token {self.name} was revoked: {NEW_FILE}")
         return None if self.role == "worker" else self.expiry(now_s)
 
     def expiry(self, now_s: float) -> Denied | None:
-        """What one is told who needs a token that has not expired; None if it has not."""
+        """The refusal of a request that needs a token that has not expired; None: it has not."""
         if not self.expired(now_s):
             return None
         ends = " and enrols no new machine" if self.role == "worker" else ""
@@ -150,7 +150,7 @@ class AccessTable:
         self._used: dict[str, float] = {}
         self._uses: dict[str, float] = {}
         self._uses_written_at = 0.0
-        # After which transaction the table was read.
+        # The number of the last transaction when the table was read.
         self._read_of = b""
         try:
             with self._database() as database:
@@ -185,8 +185,8 @@ class AccessTable:
     ) -> TokenFile:
         """Create a token. Its secret exists only in the returned file.
 
-        A revoked token of this name makes room, with its peers. OperatorFault: the name is taken or
-        malformed, the role is unknown, or the table is full.
+        A revoked token of this name is deleted first, with its peers. OperatorFault: the name is taken
+        or malformed, the role is unknown, or the table is full.
         """
         # A token's name becomes a file name.
         if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name) is None:
@@ -235,9 +235,9 @@ class AccessTable:
     def rotate(self, name: str, keep: Callable[[TokenFile], None] | None = None) -> TokenFile:
         """Give a token a new secret. Its peers stay; the old secret enrols no new machine.
 
-        keep: writes the secret down. If it raises, the token has its old secret as before.
+        keep: stores the secret. If it raises, the token keeps its old secret.
 
-        A peer of this token may come back with an old secret: its owner need not have the new file
+        A peer of this token may return with an old secret, because its owner may not have the new file
         yet. OperatorFault: the token is revoked, or unknown.
         """
         secret = secrets.token_urlsafe(32)
@@ -262,7 +262,7 @@ class AccessTable:
         return file
 
     def discard(self, name: str) -> None:
-        """Delete a token whose secret was given to no one."""
+        """Delete a token whose secret was not given to any caller."""
         self.retire(name)
 
     def retire(self, name: str) -> bool:
@@ -276,7 +276,7 @@ class AccessTable:
         return found
 
     def accepts(self, token: TokenFile, *, now_s: float) -> bool:
-        """Whether this file, as last read, gives access under its name."""
+        """Whether this token file gives access under its name, by the table as last read."""
         found = self._tokens.get(secret_hash(token.secret))
         return found is not None and found.name == token.name and found.fault(now_s) is None
 
@@ -289,7 +289,7 @@ class AccessTable:
         return list(self._peers_of.get(name, ()))
 
     def last_use(self, name: str) -> float | None:
-        """When a coordinator last heard of this token's callers or peers (Unix time), to the minute."""
+        """When a coordinator was last called by this token's callers or peers (Unix time), to the minute."""
         holders = (_caller_key(name), *self.peers_of(name))
         return max((self._uses[each] for each in holders if each in self._uses), default=None)
 
@@ -302,7 +302,7 @@ class AccessTable:
         return first
 
     def expiring(self, *, now_s: float, within_s: float) -> list[TokenRow]:
-        """The tokens that expire this soon, or did so lately, and that somebody may still come with: a worker's
+        """The tokens that expire within this time, or have expired within it, and may still be used: a worker's
         token that has enrolled all its workers is left out.
         """
         enrolled = Counter(token.name for _, token in self._peers.values())
@@ -330,7 +330,7 @@ class AccessTable:
         return Caller(token.name, token.role)
 
     def recognise(self, secret: str, *, now_s: float) -> None:
-        """Denied: nobody can enrol with this secret, not even a machine that has enrolled before."""
+        """Denied: no machine can enrol with this secret, not even one that has enrolled before."""
         self._joining(secret, now_s)
 
     def peer(self, peer: PeerId, *, now_s: float) -> KnownPeer:
@@ -402,14 +402,14 @@ class AccessTable:
         rotated since. A peer that enrols with another token belongs to that one.
         """
         with self._database() as database:
-            # A token may have been made, rotated or deleted a moment ago.
+            # The table is read first: a token may have been made, rotated or deleted a moment ago.
             self._read(database)
             outcomes = [self._enrol(database, each, now_s) for each in asked]
         self.reload()
         return outcomes
 
     def reload(self) -> None:
-        """Reread the table if it has changed, and write the last uses now and then.
+        """Reread the table if it has changed, and write the last uses every USES_WRITTEN_S.
 
         StoreFault: it cannot be read; the last one stays in memory.
         """
@@ -423,7 +423,7 @@ class AccessTable:
     # --- the table -----------------------------------------------------------
 
     def _read(self, database: sqlite3.Connection) -> None:
-        # Nobody else writes now. What this transaction has written is read once more.
+        # No other process can write now. The writes of this transaction are read again by the next reload.
         self._read_of = self._transaction()
         rows = database.execute(
             "SELECT name, role, secret_hash, max_workers, expires_at, revoked FROM tokens"
@@ -472,12 +472,12 @@ class AccessTable:
             return Denied(403, "rotated", _rotated(token))
         if not known and (expiry := token.expiry(now_s)):
             return expiry
-        # `echo2d doctor` has no proof, and learns whether a new machine's would be looked at.
+        # `echo2d doctor` sends no proof. This refusal tells it that a new machine could enrol.
         if not is_enrol_proof(asked.public_key, asked.proof, asked.secret):
             return Denied(403, "proof", "the signature does not prove possession of the key")
         if known:
             return peer
-        # A peer that moves here from another token does not count twice.
+        # A peer that moves to this token from another one is not counted as one of the others.
         others = "SELECT count(*) FROM peers WHERE token = ? AND peer != ?"
         enrolled = database.execute(others, (token.name, peer)).fetchone()[0]
         if token.max_workers is not None and enrolled >= token.max_workers:
@@ -515,7 +515,7 @@ class AccessTable:
         return token
 
     def _joining(self, secret: str, now_s: float) -> TokenRow:
-        """The token of this secret, which may be one that it had before it was rotated."""
+        """The token of this secret, which may be an old secret from before a rotation."""
         digest = secret_hash(secret)
         token = self._tokens.get(digest) or self._old.get(digest)
         if token is None:
@@ -528,18 +528,18 @@ class AccessTable:
         return self._run.believed(TokenFile(name, role, secret, run_key=""))
 
     def _transaction(self) -> bytes:
-        """SQLite's number of the last transaction of the file, and of its pages."""
+        """SQLite's number of the file's last transaction, and its number of pages."""
         with store_faults("reading", self._path), self._path.open("rb") as file:
             return file.read(32)[24:]
 
     def _uses_to_write(self) -> dict[str, float]:
-        """The last uses, if it is time to write them; each is handed out once."""
+        """The last uses, if it is time to write them. Each is returned once."""
         newest = max(self._used.values(), default=self._uses_written_at)
         # The clock may have been set back.
         if 0 <= newest - self._uses_written_at < USES_WRITTEN_S:
             return {}
         used, self._used, self._uses_written_at = self._used, {}, newest
-        # The loop's thread may be noting a last one.
+        # The loop's thread may add another one at this moment.
         return used.copy()
 
     @contextmanager
@@ -563,11 +563,11 @@ class AccessTable:
 
 
 def require_whole(database: sqlite3.Connection, path: Path) -> None:
-    """StoreFault: a row of an access table is not as it was written."""
+    """StoreFault: a row of an access table was changed on disk."""
     if not _SUM.fits(database):
         raise StoreFault(
             f"{path} is damaged: its rows are not those that were written; take that file from a backup, or remove "
-            "it and create all tokens anew"
+            "it and create all tokens again"
         )
 
 
@@ -581,7 +581,7 @@ def _rotated(token: TokenRow) -> str:
 
 
 def _caller_key(name: str) -> str:
-    """Under which the uses of a token's callers are kept. A peer id has no blank."""
+    """The key under which the uses of a token's callers are kept. A peer id contains no blank."""
     return f"token {name}"
 
 
@@ -594,16 +594,16 @@ def _one(database: sqlite3.Connection, statement: str, values: tuple[Any, ...]) 
 
 
 def _require_valid(database: sqlite3.Connection, name: str) -> None:
-    """OperatorFault: the token was revoked, which nothing undoes."""
+    """OperatorFault: the token was revoked, which cannot be undone."""
     if database.execute("SELECT 1 FROM tokens WHERE name = ? AND revoked", (name,)).fetchone():
         raise OperatorFault(
-            f"token {name} was revoked, which cannot be undone: make it anew with "
+            f"token {name} was revoked, which cannot be undone: make it again with "
             f"`echo2d token create {name}`"
         )
 
 
 def _forget(database: sqlite3.Connection, name: str) -> bool:
-    """Delete a token with all that hangs on it; returns whether there was one."""
+    """Delete a token with its peers, old secrets and uses; returns whether there was one."""
     peers = "SELECT peer FROM peers WHERE token = ?1"
     database.execute(
         f"DELETE FROM uses WHERE holder = ?2 OR holder IN ({peers})",  # noqa: S608

@@ -1,10 +1,10 @@
-"""The authority of a run: which key signs for it, and how that key was changed.
+"""The authority of a run: the key that signs for it, and the changes of that key.
 
     run.key    authority.json (once the key was changed): the run's id, the key of its seeds, the number of
                changes, and the statements and certificates with which members of older authorities follow
 
-`change_authority` writes run.key.next, then authority.json, then renames the key: whichever of these a kill
-interrupts, the next start has either the old authority or the new one.
+`change_authority` writes run.key.next, then authority.json, then renames the key. If a kill interrupts any
+of these steps, the next start has either the old authority or the new one.
 """
 
 from collections.abc import Mapping
@@ -38,16 +38,16 @@ AUTHORITY_FILE = "authority.json"
 
 @dataclass(frozen=True, slots=True)
 class RunAuthority:
-    """The run's keys. number: of changes. seeds: the key of all samples' seeds, which is never changed, since
-    answers are audited by it. successions: for members of older authorities, the oldest first.
-    """
+    """The run's keys. crossed, older: as in `Authority`."""
 
     key: Ed25519PrivateKey
     run_id: RunId
+    # The key of all samples' seeds. It is never changed, because answers are audited with it.
     seeds: bytes
-    number: int = 0
+    number: int = 0  # of changes
     crossed: str = ""
     older: str = ""
+    # For members of older authorities, the oldest first.
     successions: tuple[Succession, ...] = ()
 
     @property
@@ -56,7 +56,7 @@ class RunAuthority:
 
 
 def open_authority(run_dir: Path) -> RunAuthority:
-    """The authority of this run; its first start makes a key. OperatorFault: a file is damaged or lost."""
+    """The authority of this run; the first start makes its key. OperatorFault: a file is damaged or lost."""
     facts = _facts(run_dir)
     if facts is None:
         key = load_or_make_key(run_dir / KEY_FILE)
@@ -81,7 +81,7 @@ def open_authority(run_dir: Path) -> RunAuthority:
 
 
 def change_authority(run_dir: Path, now: RunAuthority, *, named: bool) -> RunAuthority:
-    """Give the run a new key. named: by the old key, so that members follow; else none of them does."""
+    """Give the run a new key. named: the old key signs the new one, so that members follow; else none follows."""
     key = Ed25519PrivateKey.generate()
     number, certifier = now.number + 1, Authority(key)
     successions: tuple[Succession, ...] = ()
@@ -102,9 +102,9 @@ def change_authority(run_dir: Path, now: RunAuthority, *, named: bool) -> RunAut
 
 
 def known_authority(run_dir: Path) -> RunAuthority:
-    """As `open_authority`, of a run whose run.key may be lost; its key signs nothing then.
+    """Like `open_authority`, for a run whose run.key may be lost: then the key here is a new one that signs nothing.
 
-    OperatorFault: nothing here says which run it is.
+    OperatorFault: no file here says which run it is.
     """
     if (run_dir / KEY_FILE).exists():
         return open_authority(run_dir)
@@ -123,7 +123,7 @@ def _seeds_of(key: Ed25519PrivateKey) -> bytes:
 
 
 def _facts(run_dir: Path) -> dict[str, Any] | None:
-    """What authority.json says; None: the run has its first key. OperatorFault: it is damaged."""
+    """The fields of authority.json; None: the run has its first key. OperatorFault: the file is damaged."""
     path = run_dir / AUTHORITY_FILE
     try:
         facts = unsealed(path.read_bytes())

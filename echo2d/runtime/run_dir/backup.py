@@ -1,15 +1,15 @@
-"""`echo2d keep backup`: copies a run, while it goes on, so that a restored one continues exactly once.
+"""`echo2d keep backup`: copies a run while it continues, so that a restored run continues exactly once.
 
     1. checkpoints  pinned first, so that none is newer than the ledger
     2. ledger       copied as of one moment
-    3. versions     pinned next, those that the ledger names
-    4. the rest     key, tokens, access table, rentals, logs; then all that is pinned is copied
+    3. versions     those that the ledger names are pinned next
+    4. the rest     key, tokens, access table, rentals, logs; then all pinned files are copied
 
-A learner resumes only between the ledger's last durable checkpoint and its last step. So a checkpoint
-must be one that the ledger knows, and the learner must not have moved on by as many checkpoints as it
-keeps before the ledger was copied; then 1 and 2 are done again. Pinned means: every file is linked into
-the backup, or, where that lies on another file system, into a folder beside the source, until it is
-copied. Neither the coordinator nor a learner writes into such a file again.
+A learner resumes only between the ledger's last durable checkpoint and its last step. So the ledger must
+know a pinned checkpoint. If the learner replaces all of them by newer ones before the ledger is copied,
+1 and 2 are repeated. To pin a folder is to link every file of it into the backup, or, if that is on
+another file system, into a folder beside the source, until it is copied. Neither the coordinator nor a
+learner writes into such a file again.
 
 Kept true: the backup is complete or absent, private, and leaves RESERVE_BYTES free on its disk.
 """
@@ -51,7 +51,7 @@ from echo2d.store.snapshots import build_manifest
 
 log = logging.getLogger("echo2d.backup")
 
-# Stays free on the disk of the backup, which may be the run's own.
+# This much stays free on the disk of the backup, which may be the run's own.
 RESERVE_BYTES = 1 << 30
 # The name of a folder with pinned files, and of the lock of a running backup.
 PINS, LOCK = ".backup-", ".backup.lock"
@@ -59,7 +59,7 @@ PINNED = rf"{re.escape(PINS)}[0-9a-f]{{8}}"
 CHECKPOINTS = "checkpoints"
 CHECKPOINT_DIGESTS = "digests.blake3"
 DATABASES = (ACCESS_FILE, "rentals.sqlite")
-# Below these, a file of the same name and size has the same bytes.
+# In these folders, files of the same name and size have the same bytes.
 LASTING = (f"{RUN}/versions/", f"{BACKUP_PARTS}/{CHECKPOINTS}/")
 
 
@@ -74,7 +74,8 @@ def back_up(
     """Back a run up into the new directory `target`. learner_dir: learner.out_dir, if it is on this
     host. reuse: an earlier backup; its versions and checkpoints are linked, not copied again.
 
-    OperatorFault: this cannot be done so. StoreFault: the disk fails, or has too little room.
+    OperatorFault: an argument is wrong, or another backup is being made. StoreFault: the disk fails, or
+    has too little room.
     """
     target = target.absolute()
     sources = [run_dir.absolute()] + ([] if learner_dir is None else [learner_dir.absolute()])
@@ -123,13 +124,13 @@ class _Backup:
     ) -> None:
         self._run_dir, self._learner_dir, self._aside = run_dir, learner_dir, aside
         self._progress = CopyProgress(tell)
-        # Files of an earlier backup that need not be read: their folders have names of their own.
+        # Files of an earlier backup that can be linked. Their folders have unique names.
         self._old_folder = reuse
         self._old = {file.path: file for file in old if file.path.startswith(LASTING)}
         self.files: list[BackupFile] = []
 
     def take(self, stack: ExitStack) -> tuple[LedgerFacts, int | None]:
-        """Take all files. Returns what the ledger says, and the newest checkpoint's step."""
+        """Take all files. Returns the ledger's facts, and the newest checkpoint's step."""
         run = self._aside / RUN
         run.mkdir(mode=0o700)
         log = self._run_dir / f"{LEDGER_FILE}-wal"
@@ -148,7 +149,7 @@ class _Backup:
     def _take_ledger(self, stack: ExitStack) -> tuple[LedgerFacts, list[Path]]:
         """Copy the ledger, and pin the checkpoints from which a learner may resume in it."""
         target = self._aside / RUN / LEDGER_FILE
-        # An attempt fails if the learner saved as many checkpoints meanwhile as it keeps.
+        # Five attempts: each fails only if the learner saved as many checkpoints as it keeps meanwhile.
         for _ in range(5):
             pins, steps = self._pin_checkpoints(stack)
             ledger = copy_ledger(self._run_dir / LEDGER_FILE, target)
@@ -165,7 +166,7 @@ class _Backup:
         )
 
     def _check_versions(self, versions: Sequence[Path], ledger: LedgerFacts) -> None:
-        """StoreFault: one is not what was published. Those that an earlier backup has were compared then."""
+        """StoreFault: a version is not what was published. Versions of an earlier backup were compared then."""
         digests = {Path(path).name: digest for path, digest in ledger.versions.items()}
         for pin in versions:
             if not self._is_old(pin) and build_manifest(pin).digest != digests[pin.name]:
@@ -208,9 +209,7 @@ class _Backup:
     def _pin(
         self, folders: Sequence[Path], target: Path, beside: Path, stack: ExitStack
     ) -> list[Path]:
-        """Link folders of files that are never written again. One that is deleted meanwhile is left
-        out.
-        """
+        """Link folders whose files are never written again. A folder that is deleted meanwhile is left out."""
         if not folders:
             return []
         if _device(self._aside) != _device(beside):
@@ -241,7 +240,7 @@ class _Backup:
         return any(f"/{pin.name}/" in path for path in self._old)
 
     def _keep_folder(self, pin: Path, target: Path) -> dict[str, str]:
-        """Returns the digests of its files but CHECKPOINT_DIGESTS."""
+        """Take a folder into the backup. Returns the digests of its files except CHECKPOINT_DIGESTS."""
         names = sorted(str(path.relative_to(pin)) for path in pin.rglob("*") if path.is_file())
         found = {name: self._keep(pin / name, target / name) for name in names}
         return {name: digest for name, digest in found.items() if name != CHECKPOINT_DIGESTS}
@@ -249,7 +248,7 @@ class _Backup:
     def _keep(self, source: Path, target: Path) -> str:
         """Take one file into the backup, unless it was linked there already. Returns its digest."""
         old = self._old.get(str(target.relative_to(self._aside)))
-        if old is not None and self._reused(old, source, target):
+        if old is not None and self._reuse(old, source, target):
             found = old
         elif target.exists():
             found = hash_file(target, self._progress.add)
@@ -259,24 +258,24 @@ class _Backup:
         return found.digest
 
     def _keep_log(self, log: "_OpenLog", target: Path) -> None:
-        """Its whole lines as of when it was opened."""
+        """Take a log's whole lines as of the time when it was opened."""
         self._note(target, copy_file(log.fd, target, self._progress.add, size=log.size))
 
-    def _reused(self, old: BackupFile, source: Path, target: Path) -> bool:
-        """Link a file from the earlier backup."""
+    def _reuse(self, old: BackupFile, source: Path, target: Path) -> bool:
+        """Link a file from the earlier backup; returns whether that was possible."""
         assert self._old_folder is not None
         kept = self._old_folder / old.path
         try:
             if source.stat().st_size != old.size or kept.stat().st_size != old.size:
                 return False
             if hash_file(kept, self._progress.add).digest != old.digest:
-                log.warning("%s is not as it was backed up, and is copied anew", kept)
+                log.warning("%s is damaged in the earlier backup, and is copied again", kept)
                 return False
             make_private(target.parent)
             scratch = target.with_name(f"{target.name}.old")
             os.link(kept, scratch)
             scratch.replace(target)
-            # Two links to one file stay both.
+            # If both were links to the same file, `replace` has left the scratch name in place.
             scratch.unlink(missing_ok=True)
         except OSError:
             return False
@@ -301,7 +300,7 @@ def _check(target: Path, sources: Sequence[Path], run_dir: Path, learner_dir: Pa
 
 
 def _check_access(copy: Path, source: Path) -> None:
-    """StoreFault: the access table is damaged; a run may have none yet."""
+    """StoreFault: the access table is damaged. A run may have none yet."""
     if copy.exists():
         with closing(sqlite3.connect(copy)) as access:
             require_whole(access, source)
@@ -310,12 +309,12 @@ def _check_access(copy: Path, source: Path) -> None:
 def _damaged(folder: str, how: str) -> StoreFault:
     return StoreFault(
         f"{folder} is damaged: its files are not those that were {how}. Delete that directory, and back up again; "
-        "the run itself goes on with others"
+        "the run itself continues with other files"
     )
 
 
 def _check_room(folder: Path, needed: int) -> None:
-    """StoreFault: so many bytes more of a backup do not fit here."""
+    """StoreFault: this many more bytes of a backup do not fit here."""
     free = shutil.disk_usage(folder).free
     if free - needed < RESERVE_BYTES:
         raise StoreFault(
@@ -334,21 +333,21 @@ def _only_one(run_dir: Path, stack: ExitStack) -> None:
 
 
 def forget_killed_backups(run_dir: Path) -> None:
-    """Delete what a backup that was killed has pinned in a run directory, unless one is being made."""
+    """Delete the files that a killed backup has pinned in a run directory, unless a backup is being made."""
     with ExitStack() as stack, suppress(OperatorFault, OSError):
         _only_one(run_dir, stack)
         _delete(run_dir, PINNED)
 
 
 def _sweep(sources: Sequence[Path], target: Path) -> None:
-    """Delete what backups of this run that were killed have left behind."""
+    """Delete the leftovers of killed backups of this run."""
     for source in sources:
         _delete(source, PINNED)
     _delete(target.parent, rf"\.{re.escape(target.name)}-[0-9a-f]{{8}}\.tmp")
 
 
 def _delete(folder: Path, name: str) -> None:
-    """Delete the folders in it whose names match."""
+    """Delete the subfolders whose names match."""
     for path in folder.iterdir():
         if path.is_dir() and re.fullmatch(name, path.name):
             shutil.rmtree(path, ignore_errors=True)
@@ -365,12 +364,12 @@ def _link(folder: Path, pin: Path) -> bool:
             except FileNotFoundError:
                 raise
             except OSError:
-                # A file of another user, or a file system without links.
+                # The file is another user's, or the file system has no links.
                 _check_room(linked.parent, _bytes(path))
                 copy_file(path, linked, lambda _: None)
     except FileNotFoundError:
         pass
-    # Folders are renamed before they are deleted: one that is still there has all of its files.
+    # Folders are renamed before they are deleted, so a folder that still exists has all of its files.
     if folder.exists():
         return True
     shutil.rmtree(pin, ignore_errors=True)
@@ -384,23 +383,23 @@ def _plain(folder: Path) -> Iterator[Path]:
 
 
 def _logs(folder: Path) -> list[Path]:
-    """Those of one log stand from the newest to the oldest: NAME.jsonl, NAME.1.jsonl, and so on."""
+    """The logs in a folder. Files of one log are sorted from the newest: NAME.jsonl, NAME.1.jsonl, and so on."""
     return sorted(folder.glob("*.jsonl"), key=lambda path: (len(path.name), path.name))
 
 
 @dataclass(frozen=True, slots=True)
 class _OpenLog:
-    """A log as it was called when it was opened. size: of its whole lines."""
+    """A log that is open for copying."""
 
-    name: str
+    name: str  # when it was opened
     fd: int
-    size: int
+    size: int  # of its whole lines
 
 
 def _open_logs(folder: Path, stack: ExitStack) -> list[_OpenLog]:
     """Open all logs, so that nothing is lost or copied twice if one becomes long and is renamed."""
     found: dict[int, _OpenLog] = {}
-    for _ in range(2):  # in the second round those that were renamed in the first one
+    for _ in range(2):  # the second round finds logs that were renamed during the first
         for path in _logs(folder):
             with suppress(FileNotFoundError):
                 fd = stack.enter_context(opened(path, os.O_RDONLY))

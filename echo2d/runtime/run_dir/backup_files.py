@@ -1,11 +1,11 @@
-"""What a backup of a run consists of: its files, their digests, and the manifest that names them.
+"""The files of a run's backup, their digests, and the manifest that names them.
 
-    BACKUP/ (0700)   manifest.json    format, run, what of it, and size and digest of every file
-                     run/             of the run directory: key, access table, tokens, ledger, versions
-                     learner/         of learner.out_dir: identity, metrics, checkpoints
+    BACKUP/ (0700)   manifest.json    format, facts about the run, and size and digest of every file
+                     run/             from the run directory: key, access table, tokens, ledger, versions
+                     learner/         from learner.out_dir: identity, metrics, checkpoints
 
 Every byte is hashed when it is written and when it is read back. Not here: which files are taken, and
-in which order (`backup`), and how a run is made of them (`restore`).
+in which order (`backup`), and how a run is restored from them (`restore`).
 """
 
 import json
@@ -40,16 +40,14 @@ class BackupFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackupFacts:
-    """A backup. made_at: Unix time. source: the run directory. step: the last committed one.
-    checkpoint: the learner's newest one in it; None: it has none.
-    """
+    """The facts about a backup."""
 
     run_id: str
-    made_at: float
+    made_at: float  # Unix time
     host: str
-    source: str
-    step: int
-    checkpoint: int | None
+    source: str  # the run directory
+    step: int  # the last committed one
+    checkpoint: int | None  # the step of the newest checkpoint in it; None: it has none
     files: tuple[BackupFile, ...]
 
     @property
@@ -64,7 +62,7 @@ def write_manifest(folder: Path, facts: BackupFacts) -> None:
 
 
 def read_manifest(folder: Path) -> BackupFacts:
-    """OperatorFault: this is no backup, or one of another format."""
+    """The facts in the manifest. OperatorFault: this is not a backup, or it has another format."""
     path = folder / BACKUP_MANIFEST
     if not path.is_file():
         raise OperatorFault(f"{folder} is not a backup: it has no {BACKUP_MANIFEST}")
@@ -88,7 +86,7 @@ def copy_file(
     source: Path | int, target: Path, tell: ToldBytes, *, size: int | None = None
 ) -> BackupFile:
     """Copy a file into a new private one, durably. source: its path, or a descriptor at its beginning.
-    size: no more bytes than these. Returns its size and digest, with an empty path. Raises OSError.
+    size: copy at most this many bytes. Returns its size and digest, with an empty path. Raises OSError.
     """
     make_private(target.parent)
     allocate(target, 0)
@@ -101,8 +99,8 @@ def copy_file(
                 view = view[os.write(fd, view) :]
             done += len(part)
             unsynced += len(part)
-            # The file is synced every 32 MiB, so that the ledger's commits never wait for a
-            # long queue of writes of ours.
+            # The file is synced every 32 MiB, so that the ledger's commits never wait for a long queue
+            # of these writes.
             if unsynced >= 32 << 20:
                 os.fdatasync(fd)
                 unsynced = 0
@@ -112,7 +110,7 @@ def copy_file(
 
 
 def make_private(folder: Path) -> None:
-    """Make a folder and the folders above it, as far as they are missing."""
+    """Make a folder, and those above it that are missing."""
     if not folder.exists():
         make_private(folder.parent)
         folder.mkdir(mode=0o700)
@@ -146,7 +144,7 @@ def hash_or_none(path: Path, tell: ToldBytes) -> BackupFile | None:
 
 
 def check_copy(folder: Path, file: BackupFile, found: BackupFile | None) -> None:
-    """IntegrityFault: what was found is not this file of the backup."""
+    """IntegrityFault: the file that was found is not this file of the backup."""
     if found is None:
         raise IntegrityFault(f"the backup {folder} lacks {file.path}")
     if (found.size, found.digest) != (file.size, file.digest):
@@ -160,7 +158,7 @@ def sync_folders(folder: Path) -> None:
 
 
 class CopyProgress:
-    """Adds up bytes, and tells the share of all of them. of: all of them, once they are known."""
+    """Counts bytes, and reports their share of `of`, the number of all bytes, which is set once it is known."""
 
     def __init__(self, tell: Callable[[float], None]) -> None:
         self._tell, self._done, self.of = tell, 0, 0
@@ -182,6 +180,6 @@ def _parts(source: Path | int, size: int | None) -> Iterator[bytes]:
 def _check(file: BackupFile) -> None:
     parts = file.path.split("/")
     if parts[0] not in (RUN, BACKUP_PARTS) or any(part in ("", ".", "..") for part in parts):
-        raise IntegrityFault(f"{file.path!r} does not belong into a backup")
+        raise IntegrityFault(f"{file.path!r} is not a path in a backup")
     if type(file.size) is not int or file.size < 0 or type(file.digest) is not str:
         raise IntegrityFault(f"{file.path!r} has no size and digest")

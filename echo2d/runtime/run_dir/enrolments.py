@@ -2,9 +2,9 @@
 
     recognised --> asked --> waiting --(the first caller commits for all)--> committed --> answered
 
-A whole fleet enrols at the same time, and a disk syncs slowly. Anybody may ask, so a secret is
-looked at before anything else. A secret that is not known yet may be of a token made a moment ago:
-the table is read again for it, but never more often than every REREAD_S, however many ask.
+A whole fleet may enrol at the same time, and a disk syncs slowly. Strangers may ask, too, so the secret
+is checked before anything else. An unknown secret may belong to a token made a moment ago: the table is
+read again for it, but not more often than every REREAD_S, however many callers ask.
 
 Not here: which peers may enrol (`access_table`).
 """
@@ -48,7 +48,7 @@ class Enrolments:
         self._read_at = float("-inf")
 
     async def recognise(self, secret: str) -> None:
-        """Denied: nobody can enrol with this secret. StoreFault: the table failed."""
+        """Denied: no machine can enrol with this secret. StoreFault: the table failed."""
         try:
             self._access.recognise(secret, now_s=time.time())
         except Denied as denied:
@@ -58,7 +58,7 @@ class Enrolments:
             self._access.recognise(secret, now_s=time.time())
 
     async def _reread(self) -> None:
-        """Read the table, or wait for a read that began after this call did."""
+        """Read the table, or wait for a read that began after this call."""
         asked = self._reads_begun
         async with self._reading:
             if self._reads_done > asked:
@@ -89,7 +89,7 @@ class Enrolments:
     async def _commit(self) -> None:
         """Commit the enrolments that have waited longest.
 
-        They leave the list only afterwards: if this caller hangs up meanwhile, the next one
+        They are removed from the list only afterwards: if this caller hangs up meanwhile, the next one
         commits them again for the other callers. Enrolling twice changes nothing.
         """
         part = self._waiting[:ENROLMENTS_MAX]

@@ -27,7 +27,7 @@ class LedgerThread:
         self._grown = False
 
     async def open(self) -> Recovered:
-        """Open the ledger and read what it holds."""
+        """Open the ledger and read its content."""
         return await self._do(self._open)
 
     async def append(self, records: Sequence[CoordinatorRecord]) -> None:
@@ -51,18 +51,17 @@ class LedgerThread:
         return await self._do(lambda: ledger.attachment(digest))
 
     async def keep_small(self) -> None:
-        """Do `make_small` again and again, until cancelled."""
+        """Call `make_small` again and again, until cancelled."""
         while True:
-            # Between two backfills, which move committed pages from the write-ahead log into the
-            # database.
+            # Twice a second a backfill moves committed pages from the write-ahead log into the database.
             await asyncio.sleep(0.5)
             await self.make_small()
 
     async def make_small(self) -> None:
         """Delete superfluous rows and backfill the write-ahead log, if it has grown.
 
-        Rows are trimmed on the ledger's thread, between commits. The backfill runs in another
-        thread, beside them.
+        Rows are trimmed in the ledger's thread, between commits. The backfill runs in another thread at
+        the same time.
         """
         assert self._ledger is not None
         if not self._grown:

@@ -1,6 +1,6 @@
-"""Who changed the access to a run: a line for each token command, in the run directory.
+"""Logs which user changed the access to a run: a line for each token command, in the run directory.
 
-echo2d token ... --> operators.jsonl --the running coordinator reads on--> its log
+echo2d token ... --> operators.jsonl --the running coordinator reads new lines--> its log
 """
 
 import json
@@ -22,7 +22,7 @@ log = logging.getLogger("echo2d.coordinator")
 
 
 def note_order(run_dir: Path, order: str, token: str) -> None:
-    """Keep that this user gave an order about a token. A full disk is no reason not to obey."""
+    """Log that this user gave an order about a token. The order is obeyed even if the disk is full."""
     entry = {"at": round(time.time(), 3), "order": order, "token": token, "by": _user()}
     try:
         JsonLog(run_dir, OPERATORS_LOG, OPERATORS_BYTES_MAX).append([entry])
@@ -31,7 +31,7 @@ def note_order(run_dir: Path, order: str, token: str) -> None:
 
 
 class OperatorNews:
-    """Reads on in the newest file, from its end when this was made. Blocking."""
+    """Reads the lines that are added to the newest file from now on. Blocking."""
 
     def __init__(self, run_dir: Path) -> None:
         self._path = log_files(run_dir, OPERATORS_LOG)[0]
@@ -51,7 +51,7 @@ class OperatorNews:
         return [each for each in found if isinstance(each, dict)]
 
     def _place(self) -> tuple[int, int]:
-        """Which file it is, and how long."""
+        """The file's inode and size."""
         try:
             stat = self._path.stat()
         except OSError:

@@ -1,10 +1,10 @@
-"""`echo2d keep restore`: makes a run directory of a backup, from which the run continues exactly once.
+"""`echo2d keep restore`: makes a run directory from a backup, so that the run continues exactly once.
 
 Every byte is verified while it is copied, and both directories are complete or absent. The restored
-ledger goes on above every epoch and publish number that the run may have used since the backup
-(`mark_restored`), so that its learner and workers of before are not taken for those of now. Two
-coordinators with one key would take each other's workers and boxes: a run that still runs is not
-restored, as far as this host can see that.
+ledger continues above every epoch and publish number that the run may have used since the backup
+(`mark_restored`), so that the earlier learner and workers are not mistaken for the new ones. Two
+coordinators with one key would take each other's workers and boxes, so a run that still runs, as far as
+this host can see, is not restored.
 """
 
 import json
@@ -32,8 +32,8 @@ from echo2d.runtime.run_dir.run_directory import LEDGER_FILE, in_use
 from echo2d.store.disk import store_faults, sync
 from echo2d.store.ledger_copy import mark_restored
 
-# The id of the run whose coordinator answers at a URL, asked with a token file; None: none answers.
-# OperatorFault: one does, and it cannot be known which run it is of.
+# (url, token file) -> the id of the run whose coordinator answers there; None: none answers.
+# OperatorFault: one answers, but its run cannot be found out.
 RunAt = Callable[[str, Path], str | None]
 
 
@@ -75,7 +75,7 @@ def restore(
             found = copy_file(backup / file.path, asides[part] / path, progress.add)
             check_copy(backup, file, found)
         mark_restored(asides[RUN] / LEDGER_FILE, age_s=time.time() - facts.made_at)
-        # The run directory comes last: a run without its checkpoints could not go on.
+        # The run directory is renamed last: a run without its checkpoints could not continue.
         for part in sorted(targets, key=lambda part: part == RUN):
             sync_folders(asides[part])
             asides[part].rename(targets[part])
@@ -114,7 +114,7 @@ def _still_runs(facts: BackupFacts, where: str) -> OperatorFault:
 
 
 def how_to_go_on(facts: BackupFacts, run_dir: Path, learner_dir: Path | None) -> Sequence[str]:
-    """Sentences for the operator."""
+    """Sentences that tell the operator how to continue."""
     where = json.dumps(str(run_dir))
     lines = [
         (

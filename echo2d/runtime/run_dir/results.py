@@ -1,7 +1,7 @@
-"""The versions of a run that are still on its disk, and how to take one out of the run directory.
+"""Lists the versions of a run that are still on its disk, and exports one from the run directory.
 
-They are read from the ledger and the directory alone: no coordinator needs to run, and one may run
-meanwhile. An exported directory has the bytes that were published, or it does not appear.
+They are read from the ledger and the directory alone: a coordinator need not run, but it may. An
+exported directory has the bytes that were published, or it does not appear.
 """
 
 import secrets
@@ -27,17 +27,15 @@ from echo2d.store.snapshots import read_chunk, scan_snapshot, sync_snapshot
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A version in the run directory. size: bytes. scores: the newest by the name of each [[eval]]. best: the
-    names of those in which it has the best score of the run.
-    """
+    """A version in the run directory."""
 
     version: Version
     digest: Digest
     path: Path
-    size: int
+    size: int  # bytes
     is_adapter: bool
-    scores: Mapping[str, Evaluated]
-    best: frozenset[str]
+    scores: Mapping[str, Evaluated]  # its newest score in each [[eval]], by name
+    best: frozenset[str]  # the names of the evals in which it has the run's best score
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON. A score that does not exist is null."""
@@ -52,13 +50,13 @@ class Result:
 
 
 def find_scores(run_dir: Path) -> list[dict[str, Any]]:
-    """All evaluations of a run, oldest first, as the API tells them. OperatorFault: as of `find_results`."""
+    """All evaluations of a run, oldest first, in the API's form. OperatorFault: as in `find_results`."""
     return [evaluated_json(each) for each in read_results(run_dir / LEDGER_FILE)[1]]
 
 
 def find_results(run_dir: Path) -> list[Result]:
-    """What `export` can take, oldest first. OperatorFault: this is no run directory, or its ledger is
-    damaged or of another format.
+    """The versions that `export` can copy, oldest first. OperatorFault: this is no run directory, or its ledger is
+    damaged or has another format.
     """
     published, evaluated = read_results(run_dir / LEDGER_FILE)
     newest = {each.version: each for each in published}
@@ -92,14 +90,14 @@ def _result(
 def choose(results: Sequence[Result], *, version: int | None, best: str | None) -> Result:
     """The version with this number, or with the best score in this [[eval]], or the last one.
 
-    OperatorFault: it is not there; the error says what is.
+    OperatorFault: there is no such version; the error names those that exist.
     """
     if not results:
         raise OperatorFault("no version is published yet in this run")
     if version is not None:
         found = next((each for each in results if each.version == version), None)
         if found is None:
-            # An error names at most twenty versions.
+            # The error names at most 20 versions.
             there = ", ".join(str(each.version) for each in results[-20:])
             raise OperatorFault(
                 f"version {version} is not kept; there are {there}. run.keep_every keeps more"
@@ -121,7 +119,7 @@ def export(
 ) -> None:
     """Copy a version into a new directory, verified and durable. progress: gets the share that is done.
 
-    OperatorFault: the directory is not empty, or lies where the coordinator keeps its own.
+    OperatorFault: the directory is not empty, or is inside the run directory.
     IntegrityFault: the copy in the run directory is damaged. StoreFault: it was deleted meanwhile, or
     the disk fails or is full.
     """
@@ -134,7 +132,7 @@ def export(
             aside.replace(target)
             sync(target.parent)
         except (Fault, OSError) as error:
-            # A coordinator renames what it deletes, so all of it is gone at once.
+            # A coordinator renames a version before it deletes it, so all of its files vanish at once.
             if result.path.exists():
                 raise
             raise StoreFault(
@@ -148,7 +146,7 @@ def _check_target(run_dir: Path, target: Path) -> None:
     """OperatorFault: nothing can be exported to this directory."""
     if target.is_relative_to(run_dir.resolve()):
         raise OperatorFault(
-            f"{target} is inside the run directory, which the coordinator tidies up"
+            f"{target} is inside the run directory, where the coordinator deletes old files"
         )
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise OperatorFault(f"{target} exists and is not empty; name a new directory")

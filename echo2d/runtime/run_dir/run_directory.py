@@ -1,4 +1,4 @@
-"""The directory of a run, with the run's key, and the file that says where its coordinator listens.
+"""The directory of a run: it has the run's key, and the file that says where its coordinator listens.
 
 run_dir/ (0700)   run.key   authority.json   access.sqlite   tokens/NAME.token   coordinator.json
                   ledger.sqlite   versions/   uploads/
@@ -51,7 +51,7 @@ class RunDirectory:
         return self.path / "tokens" / f"{name}.token"
 
     def believed(self, token: TokenFile) -> TokenFile:
-        """The token file with what its holder believes about this run."""
+        """The token file, completed with the facts about this run that its holder will trust."""
         return replace(
             token,
             run_key=self.public_key.hex(),
@@ -62,7 +62,7 @@ class RunDirectory:
 
 
 def existing_run(run_dir: Path) -> RunDirectory:
-    """Open a run directory, but never make one. OperatorFault: it is none."""
+    """Open a run directory, but never make one. OperatorFault: this is not a run directory."""
     if not (run_dir / KEY_FILE).exists():
         raise OperatorFault(
             f"{run_dir} is not a run directory: expected run.run_dir of a config with which "
@@ -79,7 +79,7 @@ def in_use(run_dir: Path) -> bool:
     except BlockingIOError:
         return True
     except OSError:
-        pass  # it is not on this host, or gone
+        pass  # the file is not on this host, or was deleted
     return False
 
 
@@ -110,25 +110,25 @@ def find_coordinator(run_dir: Path, role: str = "viewer") -> tuple[str, Path]:
         raise path_fault(f"cannot read {run_dir / COORDINATOR_FILE}", error) from error
     except (ValueError, KeyError) as error:
         raise OperatorFault(
-            f"{run_dir / COORDINATOR_FILE} is damaged; restart the coordinator, which writes it anew"
+            f"{run_dir / COORDINATOR_FILE} is damaged; restart the coordinator, which writes it again"
         ) from error
     return url, run_dir / "tokens" / f"{role}.token"
 
 
-# --- whether a coordinator may begin a run in a directory, or go on with the one that is there
+# --- whether a coordinator may begin a run in a directory, or continue the one that is there
 #
-#     run.key, ledger.sqlite, access.sqlite    all there: it goes on; none: it begins a new run
+#     run.key, ledger.sqlite, access.sqlite    all exist: it continues; none: it begins a new run
 #     some of them                             a file is lost, and a new one would belong to another run
-#     none, but a run lies beside run.toml     the folder was moved, and run.run_dir was not
+#     none, but a run is beside run.toml       the folder was moved, and run.run_dir was not changed
 #
-# `echo2d init` makes key and access table, and the first start the ledger. Before there is a version, a
-# start that was killed may have left any of them.
+# `echo2d init` makes key and access table, and the first start makes the ledger. Before there is a version,
+# a killed start may have left any of them.
 
 RESTORE = "restore it from a backup (`echo2d keep restore`)"
 
 
 def require_new_or_whole(run_dir: Path, folder: Path) -> None:
-    """OperatorFault: to begin or to go on here would be a mistake. folder: of run.toml."""
+    """OperatorFault: it would be a mistake to begin or to continue a run here. folder: of run.toml."""
     begun = any((run_dir / "versions").glob("*"))
     there = {name: (run_dir / name).exists() for name in (KEY_FILE, LEDGER_FILE, ACCESS_FILE)}
     if not any(there.values()):
@@ -137,7 +137,7 @@ def require_new_or_whole(run_dir: Path, folder: Path) -> None:
         found = LEDGER_FILE if there[LEDGER_FILE] else ACCESS_FILE
         raise OperatorFault(
             f"{run_dir} has a {found}, but {KEY_FILE} is gone: without it this would be another run, which "
-            f"no box believes; {RESTORE}"
+            f"no box trusts; {RESTORE}"
         )
     elif begun and not there[ACCESS_FILE]:
         raise OperatorFault(
@@ -152,7 +152,7 @@ def require_new_or_whole(run_dir: Path, folder: Path) -> None:
 
 
 def _require_not_moved(run_dir: Path, folder: Path) -> None:
-    """OperatorFault: there is no run in a directory elsewhere, but one beside run.toml."""
+    """OperatorFault: run_dir is outside the folder of run.toml and has no run, but a run is beside run.toml."""
     if run_dir.is_relative_to(folder):
         return
     for each in sorted(folder.glob(f"*/{LEDGER_FILE}")):

@@ -1,12 +1,12 @@
 """Remembers which copies of versions survive a power failure.
 
 Copies are not synced when they are made, because a publish must not wait for the disk. Those that
-stay as results are synced later, and marked. When the machine has been started anew, a copy without
-its mark may be damaged, and has to be hashed.
+stay as results are synced later, and marked. After the machine was restarted, a copy without its mark
+may be damaged, and must be hashed.
 
     versions / <copy> /    a copy
     synced / <copy>        its mark, an empty file
-           / .boot         the start of the machine in which all copies were known to be whole
+           / .boot         the boot id under which all copies were last known to be undamaged
 
 All methods block.
 """
@@ -19,7 +19,7 @@ from echo2d.store.disk import read_file, replace_file, store_faults, sync
 from echo2d.store.snapshots import scan_snapshot, sync_snapshot
 
 _BOOT = ".boot"
-# Linux draws it anew at each start.
+# Linux draws a new boot id at each start of the machine.
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -32,7 +32,7 @@ class SyncedCopies:
         self._failed: set[str] = set()
 
     def suspects(self, names: Collection[str]) -> list[str]:
-        """Those of these copies that a power failure may have damaged. Other copies are forgotten."""
+        """The copies that a power failure may have damaged. Marks of copies that are not in `names` are deleted."""
         self._marks.mkdir(mode=0o700, exist_ok=True)
         for mark in self._marks.iterdir():
             if mark.name != _BOOT and mark.name not in names:
@@ -43,7 +43,7 @@ class SyncedCopies:
         return [name for name in names if not self.has(name)]
 
     def none_is_damaged(self) -> None:
-        """All copies are whole, and stay so while the machine is up."""
+        """Note that all copies are undamaged, which holds until the machine restarts."""
         replace_file(self._marks / _BOOT, _boot_id(), durable=False)
 
     def has(self, name: str) -> bool:
@@ -59,15 +59,15 @@ class SyncedCopies:
                 if name not in self._failed:
                     (self._marks / name).touch()
         except StoreFault:
-            # The kernel may have given up what it could not write, and the next sync says nothing of that.
+            # The kernel may have dropped what it could not write, and the next sync does not report that.
             self._failed.add(name)
             raise
 
     def forget(self, name: str) -> None:
-        """The copy is deleted."""
+        """Delete the mark of a deleted copy."""
         (self._marks / name).unlink(missing_ok=True)
 
 
 def _boot_id() -> bytes:
-    """Empty: this system does not tell."""
+    """The boot id. Empty: this system has none."""
     return _BOOT_ID.read_bytes() if _BOOT_ID.exists() else b""

@@ -1,6 +1,6 @@
-"""What `echo2d token` does with the tokens of a run; and the host's own tokens.
+"""The commands of `echo2d token` for the tokens of a run, and the tokens of the coordinator's own host.
 
-A token file holds the only copy of a secret, so none is ever overwritten unasked.
+A token file has the only copy of a secret, so none is ever overwritten without an order.
 """
 
 import re
@@ -27,7 +27,7 @@ from echo2d.runtime.run_dir.run_directory import (
 )
 from echo2d.store.ledger import read_earned
 
-OWN_TOKENS = "own-"  # and the role: the names of this host's tokens
+OWN_TOKENS = "own-"  # followed by the role, the names of this host's tokens
 DURATION_S_MAX = 100 * 365 * 86400.0
 _UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -78,7 +78,7 @@ def rotate_token(run_dir: Path, name: str, *, url: str | None, out: Path) -> int
     """Give a token a new secret and write its file again; returns how many machines are enrolled.
 
     url: None: that of the token's old file, or where the coordinator listens. The token's own file
-    is replaced, another one never.
+    is replaced, but never another file.
     """
     run = existing_run(run_dir)
     old = _file_of(out, run, name)
@@ -93,7 +93,7 @@ def rotate_token(run_dir: Path, name: str, *, url: str | None, out: Path) -> int
 
 
 def extend_token(run_dir: Path, name: str, expires: str) -> None:
-    """Let a token expire so much later than now. expires: a duration, or "never"."""
+    """Let a token expire this long after now. expires: a duration, or "never"."""
     AccessTable(existing_run(run_dir)).extend(name, expires_at(expires))
     note_order(run_dir, f"token change --expires {expires}", name)
 
@@ -107,8 +107,8 @@ def revoke_token(run_dir: Path, name: str) -> None:
 def new_authority(run_dir: Path, *, lost: bool, url: str | None, out: Path) -> list[Path]:
     """Change the run's authority while no coordinator runs; returns the token files written into `out`.
 
-    lost: the old key was lost or stolen, so it names no successor: every valid token gets a new secret and a
-    new file, and nothing that the old key signs is obeyed by a box that has it. url: for these files.
+    lost: the old key was lost or stolen, so it does not sign the new one. Every valid token gets a new secret
+    and a new file, and a box with the new file obeys nothing that the old key signs. url: for these files.
     """
     if not (run_dir / ACCESS_FILE).exists():
         raise OperatorFault(f"{run_dir} is not a run directory: it has no {ACCESS_FILE}")
@@ -126,7 +126,7 @@ def new_authority(run_dir: Path, *, lost: bool, url: str | None, out: Path) -> l
     out.mkdir(parents=True, exist_ok=True)
     change_authority(run_dir, known_authority(run_dir), named=False)
     table, written = AccessTable(RunDirectory(run_dir)), list[Path]()
-    # Each start writes the files of this host's own.
+    # The token files of this host are written by each start, so they are left out.
     own = {OWN_TOKENS + role for role in get_args(TokenRole)}
     for token in table.tokens():
         path = out / f"{token.name}.token"
@@ -154,7 +154,7 @@ def delete_token(run_dir: Path, name: str) -> int:
 
 
 def list_tokens(run_dir: Path) -> list[dict[str, Any]]:
-    """All tokens as rows for JSON; the secrets are not among them. last_use_s_ago: None: not known."""
+    """All tokens as rows for JSON, without the secrets. last_use_s_ago: None: not known."""
     now_s = time.time()
     table = AccessTable(existing_run(run_dir))
     return [
@@ -174,7 +174,7 @@ def list_tokens(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def earned_of_tokens(run_dir: Path) -> dict[str, dict[str, int]]:
-    """By the name of each worker's token, what its machines have earned (`EarnedStatus`).
+    """What the machines of each worker's token have earned (`EarnedStatus`), by the token's name.
 
     OperatorFault: the ledger is of another format.
     """
@@ -200,7 +200,7 @@ def expires_at(expires: str) -> float | None:
 
 
 def _url_of(run_dir: Path) -> str:
-    """OperatorFault: no coordinator says where it listens."""
+    """The URL of the coordinator that runs here. OperatorFault: none runs."""
     try:
         return find_coordinator(run_dir)[0]
     except OperatorFault as fault:
@@ -216,7 +216,7 @@ def _require_free(out: Path) -> None:
 
 
 def _file_of(out: Path, run: RunDirectory, name: str) -> TokenFile | None:
-    """The token's own file, if it is there."""
+    """The token's own file, if it is at this path."""
     try:
         found = read_token_file(out)
     except OperatorFault:
@@ -227,8 +227,8 @@ def _file_of(out: Path, run: RunDirectory, name: str) -> TokenFile | None:
 def own_token(run: RunDirectory, access: AccessTable, role: TokenRole, url: str) -> Path:
     """Write the token file of this host's own learner or viewer. Returns the file's path.
 
-    The token is made anew if its file is missing, damaged, or gives no access any more; the URL in the file is
-    always brought up to date.
+    A new token is made if the file is missing, damaged, or no longer gives access; the URL in the file is always
+    updated.
     """
     path, name = run.token_path(role), OWN_TOKENS + role
     token = _file_of(path, run, name)

@@ -4,10 +4,10 @@
     run_dir/uploads/<epoch>-<version>/     files uploaded by a learner on another host
     run_dir/synced/                        which versions survive a power failure
 
-A publish waits neither for the disk (`synced_copies.py`) nor, if the learner hands over the digests
-that it made while it wrote, for a hash of the files: the seed reads all of them anyway, and reports
+A publish does not wait for the disk (`synced_copies.py`). If the learner sends the digests that it made
+while it wrote, a publish does not wait for hashing either: the seed reads all files anyway, and reports
 a difference.
-All of them together take at most `disk_bytes_max` bytes; a version that does not fit is refused.
+All files together take at most `disk_bytes_max` bytes; a version that does not fit is refused.
 A published directory must lie inside the snapshot root, with no symbolic link on the way. An
 adapter must belong to the run's base model, if the configuration names one. All methods block,
 except `upload`.
@@ -45,9 +45,9 @@ log = logging.getLogger("echo2d.coordinator")
 
 @dataclass(frozen=True, slots=True)
 class Adopted:
-    """A snapshot in the run directory. path: relative to it."""
+    """A snapshot in the run directory."""
 
-    path: str
+    path: str  # relative to the run directory
     digest: Digest
     full_bytes: int
 
@@ -65,7 +65,7 @@ class VersionFiles:
     ) -> None:
         self._run_dir = run_dir
         self._base_model = base_model
-        # Computed when the first adapter is published: it reads the whole base model.
+        # It is computed when the first adapter is published, because that reads the whole base model.
         self._base_digest = ""
         self._root = snapshot_root
         self._versions = run_dir / "versions"
@@ -74,23 +74,23 @@ class VersionFiles:
         self.bytes_max = disk_bytes_max
         self._budget = DiskBudget(disk_bytes_max)
         self._manifests: dict[str, Manifest] = {}
-        # The files that turn text into tokens, if the run has a task in text.
+        # The base model's files that turn text into tokens, if the run has a task in text.
         self._texts: dict[str, bytes] = {}
 
     def pin_texts(self, model: Path) -> None:
-        """Refuse versions whose tokenizer or chat template is not this model's: prompts are made by
-        the model's files, so such a version would be asked in another language.
+        """Refuse versions whose tokenizer or chat template is not this model's. Prompts are made with the
+        model's files, so for such a version they would be wrong.
 
         OperatorFault: a file cannot be read.
         """
         self._texts = token_files(model)
 
     def prepare(self, kept: Mapping[str, Digest]) -> frozenset[str]:
-        """Delete what no published version needs; to be called once, at the start.
+        """Delete the files that no published version needs. Call it once, at the start.
 
         kept: the published snapshot of each path. Copies that a power failure may have damaged are
-        hashed, and deleted if they are damaged. Uploads continue where they were. Returns the paths
-        of `kept` that have no files any more.
+        hashed, and deleted if they are damaged. Uploads can be continued. Returns the paths of `kept`
+        that no longer have files.
         """
         with store_faults("preparing", self._run_dir):
             for folder in (self._versions, self._uploads):
@@ -122,11 +122,11 @@ class VersionFiles:
     ) -> Adopted:
         """Adopt the learner's directory, or its upload if `path` is None.
 
-        manifest: what the learner says the directory holds; None: the files are hashed. Only the
-        names and sizes of the files are compared with it here.
+        manifest: the learner's manifest of the directory; None: the files are hashed. Here only the
+        names and sizes of the files are compared with it.
 
-        OperatorFault: the path is outside the snapshot root, is no model or adapter directory, holds
-        an adapter of another base model, has another tokenizer, or other files than `manifest`.
+        OperatorFault: the path is outside the snapshot root, is not a model or adapter directory, has
+        an adapter of another base model, another tokenizer, or other files than `manifest`.
         StoreFault: there is no room for it.
         """
         source = (
@@ -190,10 +190,10 @@ class VersionFiles:
         return self._synced.has(_name_in(path))
 
     def sync(self, path: str, digest: Digest) -> bool:
-        """Make a copy survive a power failure. path: as in `Adopted`. Takes as long as the disk.
+        """Make a copy survive a power failure. path: as in `Adopted`. This waits for the disk.
 
         The copy is hashed first: if the version was never sent, the seed has not read it. A copy that
-        is not the snapshot `digest` is deleted. False: there is no copy any more.
+        is not the snapshot `digest` is deleted. False: the copy no longer exists.
         """
         copy = self._run_dir / path
         if self.is_synced(path):
@@ -205,7 +205,7 @@ class VersionFiles:
         except Fault as fault:
             log.warning("%s", fault)
             if isinstance(fault, StoreFault) or isinstance(fault.__cause__, OSError):
-                # It cannot be read now, or it has been deleted meanwhile.
+                # The copy cannot be read now, or was deleted meanwhile.
                 return copy.exists()
             whole = False
         if not whole:
@@ -215,14 +215,14 @@ class VersionFiles:
 
     def _know(self, path: str, manifest: Manifest) -> Manifest:
         self._manifests[path] = manifest
-        # Four manifests stay in memory. Each takes 32 B for 8 MiB of its version.
+        # Keep the manifests of the 4 newest versions in memory. Each takes 32 B per 8 MiB of its version.
         keep_newest(self._manifests, 4)
         return manifest
 
     def delete(self, path: str) -> None:
-        """Delete an adopted version. It disappears under its name at once. path: as in `Adopted`."""
+        """Delete an adopted version. Its name disappears at once. path: as in `Adopted`."""
         directory = self._run_dir / path
-        # What a kill leaves of it, `prepare` deletes.
+        # If a kill interrupts this, `prepare` deletes the rest.
         aside = directory.with_name(f"{directory.name}.gone")
         with suppress(OSError):
             directory.rename(aside)
@@ -254,7 +254,7 @@ class VersionFiles:
         return size
 
     def _check_texts(self, source: Path, version: Version) -> None:
-        """OperatorFault: a file of the directory is not the pinned one; it may lack some."""
+        """OperatorFault: a file of the directory differs from the pinned one. Files may be missing."""
         found = token_files(source) if self._texts else {}
         for name, pinned in self._texts.items():
             if found.get(name, pinned) != pinned:
@@ -283,7 +283,7 @@ class VersionFiles:
         with store_faults("uploading to", folder):
             folder.mkdir(exist_ok=True)
             others = sorted((path for path in self._uploads.iterdir() if path != folder), key=_age)
-            # Learners of older epochs are fenced and will not go on.
+            # Learners of older epochs are fenced, and will not continue their uploads.
             over = [path for path in others if _age(path)[0] < _age(folder)[0]]
             for path in {*over, *others[: max(0, len(others) + 1 - UPLOADS_MAX)]}:
                 shutil.rmtree(path, ignore_errors=True)
@@ -312,7 +312,7 @@ class VersionFiles:
             if not path.is_dir():
                 raise OperatorFault(f"{path} is not a directory")
         except OSError as error:
-            # The name is too long, or a folder may not be searched.
+            # The name is too long, or there is no permission to search a folder.
             raise path_fault("cannot read the directory to publish", error) from error
         return path
 

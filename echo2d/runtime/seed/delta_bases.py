@@ -1,7 +1,7 @@
 """The sources of delta forms: a copy of the base, or kept deltas from the base to the version.
 
-Calls block. Neither source is trusted: a chunk that has changed on disk since it was published is
-encoded in full, because no worker could decode a delta against it.
+Calls block. Neither source is trusted: if a chunk of it has changed on disk since it was published, the
+new chunk is encoded in full, because no worker could decode a delta against the changed bytes.
 """
 
 import logging
@@ -13,7 +13,7 @@ from pathlib import Path
 from echo2d.core.base.canonical import Buffer, digest_of
 from echo2d.core.base.ids import ChunkId, Digest
 from echo2d.core.weights.delta_chain import compose_record
-from echo2d.core.weights.encoding import ChunkRecord, base_sum, encode_records
+from echo2d.core.weights.form import ChunkRecord, base_sum, encode_records
 from echo2d.core.weights.manifest import CHUNK_BYTES, Chunk, Manifest, chunk_layout
 from echo2d.errors import IntegrityFault, OperatorFault, StoreFault
 from echo2d.runtime.seed.encoder import EncodedRecords
@@ -29,14 +29,14 @@ class BaseLost(IntegrityFault):
 
 
 class _Damage:
-    """Logs damage once per base, whichever thread finds it first."""
+    """Logs damage once per base, in the thread that finds it first."""
 
     def __init__(self, what: str) -> None:
         self._what = what
-        self._said = threading.Lock()
+        self._logged = threading.Lock()
 
     def note(self, place: Chunk, reason: object) -> None:
-        if self._said.acquire(blocking=False):
+        if self._logged.acquire(blocking=False):
             log.warning(
                 "%s is damaged, chunks go in full path=%s offset=%d: %s",
                 self._what,
@@ -63,7 +63,7 @@ class BaseCopy:
         data = new()
         with self._buffers.one() as buffer:
             records = encode_records(position, data, self._read(place, buffer))
-        # A worker holds the published base, so a delta against other bytes would decode to garbage.
+        # A worker has the published base, so a delta against other bytes would decode to wrong bytes.
         if any(record.needs_base and record.base != self._sums[place] for record, _ in records):
             self._damage.note(place, "it is not what was published")
             return encode_records(position, data)
@@ -127,7 +127,7 @@ class BaseChain:
     def _chain(self, place: Chunk) -> list[tuple[ChunkRecord, bytes]]:
         """The chunk's records, oldest first; empty if a delta of the chain lacks the chunk.
 
-        The chain starts at the newest record that needs no base: older ones would be overwritten.
+        The chain starts at the newest record that needs no base: it would overwrite the older ones.
         """
         chain: list[tuple[ChunkRecord, bytes]] = []
         for delta in reversed(self._deltas):

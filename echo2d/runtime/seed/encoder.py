@@ -13,7 +13,7 @@ from typing import Protocol
 from echo2d.core.base.canonical import Buffer
 from echo2d.core.base.ids import ChunkId, Digest
 from echo2d.core.weights.encoder import FormBuilder, Segment
-from echo2d.core.weights.encoding import (
+from echo2d.core.weights.form import (
     SEGMENT_BYTES_MAX,
     ChunkRecord,
     FormFacts,
@@ -40,13 +40,13 @@ class Base(Protocol):
 
 
 class KeptForm:
-    """The segments of a delta that are kept, while those that are sent are built."""
+    """Builds the segments of the delta that is kept, beside those that are sent."""
 
     def __init__(self, builder: FormBuilder) -> None:
         self._builder = builder
         self._new: list[Segment] = []
         self.digests: list[Digest] = []  # of the tables of all segments
-        self.waiting_bytes = 0  # of payload that nobody has taken
+        self.waiting_bytes = 0  # of payload that was not taken yet
 
     def add(self, record: ChunkRecord, payload: bytes) -> None:
         full = self._builder.add(record, payload)
@@ -73,8 +73,8 @@ class KeptForm:
 
 
 class Encoder:
-    """directory: the snapshot. base: None for a full form. keep: also build the form that is kept
-    to be composed with others. OperatorFault: it is no snapshot.
+    """directory: the snapshot. base: None for a full form. keep: also build the form that is kept, from
+    which other deltas are composed. OperatorFault: the directory is not a snapshot.
     """
 
     def __init__(
@@ -97,11 +97,11 @@ class Encoder:
 
     def segments(self) -> Generator[Segment, None, None]:
         """All segments, in order. IntegrityFault, StoreFault: a file can no longer be read."""
-        # Closing this generator early ends the threads too.
+        # If this generator is closed early, the threads end, too.
         with closing(in_threads(self._encode, enumerate(chunk_layout(self._files)))) as encoded:
             for sent, kept in encoded:
                 if self.kept is not None:
-                    # What is kept takes up to six times what is sent, and waits in memory.
+                    # The kept form may be six times as large as the sent one, and waits in memory.
                     if self.kept.waiting_bytes > SEGMENT_BYTES_MAX and self._builder.is_open:
                         yield self._builder.cut()
                     self.kept.add(*kept)
@@ -113,11 +113,11 @@ class Encoder:
         yield self._builder.finish()
 
     def totals(self) -> FormTotals:
-        """After the last segment."""
+        """The form's totals. Call it after the last segment."""
         return self._builder.totals()
 
     def manifest(self) -> Manifest:
-        """After the last segment."""
+        """The snapshot's manifest. Call it after the last segment."""
         return self._builder.manifest()
 
     def sums(self) -> dict[Chunk, bytes] | None:

@@ -7,9 +7,9 @@ other, with a control link, peer links and a frame store under run_dir/seed.
                                                      +--> frames to the peers that the plan names
 
 A version is encoded from the coordinator's own copy, and is accepted only if the result has the
-digest that was ordered. Of several waiting orders the latest runs first. Forms for a few peers are
-encoded by a second task, aside. Deltas for all peers are kept: deltas for peers further behind are
-composed from them. Not here: the choice of a version's form, and signatures.
+ordered digest. Of several waiting orders the latest runs first. A second task encodes forms for a few
+peers (aside). Deltas for all peers are kept, and deltas for peers that lag further are composed from
+them. Not here: the choice of a version's form, and signatures.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ from echo2d.core.protocol.control_messages import (
 from echo2d.core.relay import events as relay_events
 from echo2d.core.relay.relay import Relay
 from echo2d.core.weights.encoder import RootWriter, Segment
-from echo2d.core.weights.encoding import FormFacts
+from echo2d.core.weights.form import FormFacts
 from echo2d.core.weights.manifest import Chunk, Manifest
 from echo2d.errors import IntegrityFault, OperatorFault, StoreFault
 from echo2d.logs import say
@@ -67,7 +67,7 @@ log = logging.getLogger("echo2d.seed")
 
 
 class _Differs(IntegrityFault):
-    """The files of a version are not what was published."""
+    """A version's files are not those that were published."""
 
 
 class Seed:
@@ -153,7 +153,7 @@ class Seed:
             orders = [order for order in self._orders.values() if order.aside == aside]
             waiting = [order for order in orders if order.form not in self._said]
             if waiting:
-                # The latest order, not the highest version: a learner may have gone back.
+                # Take the latest order, not the highest version: a learner may have resumed from an older one.
                 await self._encode(waiting[-1])
             else:
                 ordered = self._ordered[aside]
@@ -161,14 +161,14 @@ class Seed:
                 await ordered.wait()
 
     async def _encode(self, order: EncodeVersion) -> None:
-        """Sends FormEncoded or EncodeFailed at the end, or neither if the form was forgotten."""
+        """Encode a form. Sends FormEncoded or EncodeFailed at the end, or neither if the form was forgotten."""
         self._said[order.form] = []
         started_at = asyncio.get_running_loop().time()
         try:
             facts = FormFacts.decode(order.facts)
             require(facts.form == order.form, "the order's facts are another form's")
             say(log, logging.INFO, "encoding", form=order.form, version=order.version)
-            encoder = await asyncio.to_thread(self._encoder, order, facts)
+            encoder = await asyncio.to_thread(self._make_encoder, order, facts)
             await self._encode_segments(order, facts, encoder, started_at)
         except (IntegrityFault, StoreFault, OperatorFault) as fault:
             if self._is_wanted(order):
@@ -178,8 +178,8 @@ class Seed:
                 lacks_base, differs = (isinstance(fault, kind) for kind in (BaseLost, _Differs))
                 self._say(order.form, EncodeFailed(order.form, str(fault), lacks_base, differs))
 
-    def _encoder(self, order: EncodeVersion, facts: FormFacts) -> Encoder:
-        """Blocking. BaseLost: the base, or a kept delta, of this form is not here."""
+    def _make_encoder(self, order: EncodeVersion, facts: FormFacts) -> Encoder:
+        """Make the encoder of this order. Blocking. BaseLost: the form's base, or a kept delta, is not here."""
         base: Base | None = None
         if facts.base_digest is not None and facts.kind == "composed":
             base = BaseChain.open(self._deltas, facts.base_digest, order.via, order.digest)
@@ -195,7 +195,7 @@ class Seed:
     ) -> None:
         roots = RootWriter(facts)
         segments = encoder.segments()
-        # Each segment goes out at once, so that peers receive while the rest is encoded.
+        # Each segment is sent at once, so that peers receive it while the rest is encoded.
         while (segment := await asyncio.to_thread(_next, segments)) is not None:
             if not self._is_wanted(order):
                 await asyncio.to_thread(segments.close)
@@ -214,20 +214,19 @@ class Seed:
                 for index in range(len(segment.table.frames) + 1)
             ]
             self._peer.put(relay_events.FramesFound(order.form, tuple(frames)))
-            # Peers do not wait for this.
+            # Keep the delta after the segment was announced, so that peers do not wait for this.
             if encoder.kept is not None and not await self._keep(facts, encoder.kept.take()):
                 encoder.kept = None
         if not self._is_wanted(order):
             return
         totals = encoder.totals()
         if totals.snapshot != order.digest:
-            # Kept deltas may be wrong; the files were not read.
+            # For a composed form the kept deltas may be wrong, as the files were not read.
             kind = IntegrityFault if facts.kind == "composed" else _Differs
             raise kind(f"{order.path} is not the snapshot that was published")
         if (sums := encoder.sums()) is not None:
             self._sums[totals.snapshot] = sums
-            # Versions whose chunk sums are remembered, more than are kept as bases; 2,000 sums for
-            # 16 GB.
+            # Remember the chunk sums of 8 versions, more than are kept as bases; 16 GB have 2,000 sums.
             keep_newest(self._sums, 8)
         encode_s = asyncio.get_running_loop().time() - started_at
         count = len(roots.segments)
@@ -249,14 +248,14 @@ class Seed:
             seconds=f"{encode_s:.3f}",
         )
         if order.base_path is not None and not order.aside:
-            # The next version for all has this one as its base; the older one would take the memory
-            # that both need, and the kernel would keep it for longer than files that are new.
+            # The next version for all peers has this one as its base. The older base would take memory
+            # that both need, and the kernel would keep its pages longer than those of new files.
             await asyncio.to_thread(leave_page_cache, self._run_dir / order.base_path)
         if (kept := encoder.kept) is not None:
             await self._keep_whole(facts, kept.digests, encoder.manifest(), kept.wire_bytes)
 
     def _is_wanted(self, order: EncodeVersion) -> bool:
-        """Whether this order still counts; its form may have been forgotten and ordered again."""
+        """Whether this order is still valid; its form may have been forgotten and ordered again."""
         return self._orders.get(order.form) is order
 
     async def _hold(self, facts: FormFacts, segment: Segment) -> None:
@@ -269,7 +268,7 @@ class Seed:
     # --- deltas that are kept
 
     async def _keep(self, facts: FormFacts, segments: Sequence[Segment]) -> bool:
-        """Whether the segments were kept. A full disk is no fault: kept deltas are optional."""
+        """Keep these segments; returns whether that worked. A full disk is not a fault: kept deltas are optional."""
         try:
             for segment in segments:
                 await asyncio.to_thread(self._deltas.put, facts, segment)
@@ -301,7 +300,7 @@ class Seed:
         """None: a seed has no engine."""
 
     def base_of(self, form: FormId) -> BaseModel | None:
-        """The snapshot from which frames damaged on disk are encoded again; None until encoded."""
+        """The snapshot from which damaged frames are encoded again. None: the form is not encoded yet."""
         order, said = self._orders.get(form), self._said.get(form, [])
         encoded = bool(said) and isinstance(said[-1], FormEncoded)
         return BaseModel(self._run_dir / order.path) if order is not None and encoded else None
@@ -343,8 +342,8 @@ class Seed:
             for message in said:
                 self._control.send(message)
             return
-        # Orders remembered. The coordinator orders one form at a time and forgets it two versions
-        # later.
+        # Remember at most 16 orders. The coordinator orders one form at a time, and lets the seed forget
+        # it two versions later.
         if len(self._orders) >= 16:
             self._forget(next(iter(self._orders)))
         self._said.pop(order.form, None)

@@ -1,4 +1,4 @@
-"""What the seed, a child process of the coordinator, is told; and keeping one seed running."""
+"""Keeps one seed running, a child process of the coordinator, and gives it its settings."""
 
 import random
 from dataclasses import dataclass
@@ -11,15 +11,12 @@ SEED_MODULE = "echo2d.runtime.seed.main"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeedHandover(Handover):
-    """What the coordinator tells its seed.
+    """The settings that the coordinator gives its seed."""
 
-    link_host, link_port: where it listens for peers. uplink_limit: bytes/s that it sends to them at
-    most, all together; None: no limit.
-    """
-
-    link_host: str
+    link_host: str  # the seed listens for peers at this address and port
     link_port: int
     disk_bytes_max: int = DISK_BYTES_MAX
+    # The most bytes/s that it sends to all peers together. None: no limit.
     uplink_limit: int | None = None
 
 

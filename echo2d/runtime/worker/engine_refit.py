@@ -2,9 +2,9 @@
 
 A refit is done when every engine has loaded the snapshot. Engines that can read their memory back
 also report whether it matches the snapshot. The slot is verified before the first engine loads it,
-because it may have been written long ago and disks rot (I3).
+because it may have been written long ago, and disks decay (I3).
 
-Engines are refitted one after the other: the rest go on generating, and host memory holds one copy
+Engines are refitted one after the other: the others keep generating, and host memory has one copy
 of the weights at a time. If an engine fails, the refit stops there. The worker then serves the
 version that all engines hold, or nothing if they differ (I3).
 An adapter is loaded together with the base model that it names, verified by `lora_base.py`.
@@ -80,7 +80,7 @@ class EngineRefits:
         self._engines, self._slots, self._base = engines, slots, LoraBase(base_model)
 
     async def refit(self, order: RefitEngines) -> EngineRefitted | EngineRefitFailed:
-        """The outcome. pause_s and recompute_s are the longest of one engine."""
+        """Refit all engines; returns the outcome. pause_s and recompute_s are those of the slowest engine."""
         try:
             return await self._refit(order, version_label(order.version, order.digest))
         except (EngineFault, IntegrityFault, StoreFault) as fault:
@@ -101,7 +101,7 @@ class EngineRefits:
         )
         pause_s, memory_ok, tokens = 0.0, list[bool | None](), 0
         recomputes_s: list[float | None] = []
-        # Hashing the files takes seconds for a large model, and SGLang gives nothing to compare.
+        # The files are hashed only if needed: it takes seconds for a large model, and SGLang has no digests.
         expected: dict[str, bytes] | None = None
         for engine in self._engines:
             report = await engine.refit(snapshot, label, base)

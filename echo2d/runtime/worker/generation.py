@@ -48,13 +48,13 @@ class LeaseRunner:
         self._texts = texts or ServedTexts()
         self._engines, self._tasks, self._emit = engines, tasks, emit
         self._calls: dict[tuple[LeaseId, int], _Call] = {}
-        # The state asked for, and the state that the engines were last told to take.
+        # The wanted state, and the state that the engines were last told to take.
         self._hold = self._held = False
         # Whether a `_follow` task runs.
         self._holding = False
 
     def hold(self, *, hold: bool) -> None:
-        """Pause all engines (hold) or let them go on. The last call wins."""
+        """Pause all engines (hold) or let them continue. The last call wins."""
         self._hold = hold
         if not self._holding:
             self._holding = True
@@ -74,7 +74,7 @@ class LeaseRunner:
                         "engine not held" if self._held else "engine not released",
                         str(fault),
                     )
-                    self._lost(engine, fault)
+                    self._report_if_lost(engine, fault)
         self._holding = False
 
     def start(self, lease: LeaseGranted) -> None:
@@ -119,17 +119,19 @@ class LeaseRunner:
         except EngineFault as fault:
             say(log, logging.WARNING, "generation failed", str(fault), **facts)
             self._emit(GenerationFailed(lease.lease, lease.attempt, str(fault)))
-            self._lost(engine, fault)
+            self._report_if_lost(engine, fault)
         finally:
             self._calls.pop((lease.lease, lease.attempt), None)
 
     def _output(self, lease: LeaseGranted, engine: Engine) -> AsyncIterator[SampleOutput]:
         if lease.stop_strings:
-            return self._watched(lease, engine)
+            return self._generate_watched(lease, engine)
         return engine.generate(_request(lease))
 
-    async def _watched(self, lease: LeaseGranted, engine: Engine) -> AsyncIterator[SampleOutput]:
-        """Each sample by a request of its own, which ends at the lease's stop strings."""
+    async def _generate_watched(
+        self, lease: LeaseGranted, engine: Engine
+    ) -> AsyncIterator[SampleOutput]:
+        """Generate each sample with a request of its own, which ends at the lease's stop strings."""
         texts = await self._texts.get()
         outputs: asyncio.Queue[SampleOutput | EngineFault] = asyncio.Queue()
 
@@ -164,7 +166,7 @@ class LeaseRunner:
             for writer in writers:
                 writer.cancel()
 
-    def _lost(self, engine: Engine, fault: EngineFault) -> None:
+    def _report_if_lost(self, engine: Engine, fault: EngineFault) -> None:
         # An engine that still has a label failed this call only, and serves the next lease.
         if engine.label is None:
             self._emit(EngineLost(f"an engine no longer serves a version: {fault}"))
@@ -196,7 +198,7 @@ def _require_none(unfinished: set[int]) -> None:
 
 
 def _request(lease: LeaseGranted, index: int | None = None) -> GenerateRequest:
-    """index: only this one of its samples."""
+    """The engine's request for a lease. index: for this sample only."""
     name, seeds = f"{lease.lease}.{lease.attempt}", lease.rng_seeds
     if index is not None:
         name, seeds = f"{name}.{index}", seeds[index : index + 1]

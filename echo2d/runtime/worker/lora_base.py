@@ -23,7 +23,7 @@ class LoraBase:
 
     def __init__(self, directory: Path | None) -> None:
         self._directory = directory
-        # The state of the files for which `_digest` and `_base` hold.
+        # The state of the files from which `_digest` and `_base` were computed.
         self._stamps: _Stamps = []
         self._digest = ""
         self._base: AdapterBase | None = None
@@ -57,7 +57,7 @@ class LoraBase:
             )
         if self._base is None:
             self._base = AdapterBase(self._directory, wanted, file_tensor_digests(self._directory))
-        # A file that changed during the reads above may be hashed half old and half new.
+        # If a file changed during the reads above, its hash may be of half old and half new bytes.
         if stamps != _stamps(self._directory):
             raise EngineFault(f"base model {self._directory} changed while it was read")
         return self._base

@@ -1,15 +1,15 @@
 """`echo2d join`: the process of one worker or relay peer, around the state machine `WorkerState`.
 
     control link --+
-    peer links ----+--> mailbox --> WorkerState.handle --> actions: say, send frames, apply,
-    engine, disk --+                                                refit, generate
+    peer links ----+--> mailbox --> WorkerState.handle --> actions: send messages and frames,
+    engine, disk --+                                                apply, refit, generate
 
 A turn handles one event and performs its actions without awaiting in between. Long work becomes a
-task that ends in an event. The process ends when it is told to (SIGTERM, drained), when the
-coordinator refuses it for good, or on a bug of its own. When its owner wants the box back it begins
-anew and waits (`owner`).
-A service manager counts it as started once its listener is open and the loop turns. It waits
-without limit for an absent coordinator, and says so in its status line.
+task that ends in an event. The process ends on SIGTERM, when it is drained, when the coordinator
+refuses it for good, or on a bug of its own. When its owner wants the box back, it starts again and
+waits (`owner`).
+For a service manager it is started once its listener is open and the loop runs. It waits without
+limit for an absent coordinator, and says so in its status line.
 """
 
 import asyncio
@@ -124,9 +124,9 @@ class Worker:
         self._control = self._peer.control
         self._metrics = WorkerMetrics()
         self._answers, self._tokens = 0, 0
-        # Whether it leaves for its owner, and nothing else has told it to end.
+        # comes_back: it leaves because its owner wants the box. _ends: it was told to end for good.
         self.comes_back, self._ends = False, False
-        # Writes of publish_seq take turns, so that an older number never overwrites a newer one.
+        # publish_seq is written by one task at a time, so that an older number never overwrites a newer one.
         self._saving = asyncio.Lock()
         self._base: BaseModel | None = None
         self._disk_free: int | None = None
@@ -145,7 +145,7 @@ class Worker:
         self._peer.put(LeaveAsked(reason))
 
     def withdraw(self, reason: str) -> None:
-        """Leave as `stop` does, but come back when the owner of the box lets it work again."""
+        """Leave like `stop`, but return when the owner of the box lets it work again."""
         self.comes_back = not self._ends
         self._peer.put(StopAsked(reason))
 
@@ -162,7 +162,7 @@ class Worker:
         }
 
     def unhealthy(self) -> str:
-        # A turn never waits for anything but the next event: a loop that answers works.
+        # A turn waits for nothing but the next event, so if the loop answers, it works.
         return ""
 
     def unready(self) -> str:
@@ -202,7 +202,7 @@ class Worker:
             log.warning("engines left behind: not closed after %g s", ENGINES_CLOSE_S)
 
     async def _open(self) -> None:
-        """Check what is on disk, and build the state machine that starts from it."""
+        """Check the files on disk, and build the state machine that starts from them."""
         self._slots, standing = await asyncio.to_thread(self._state_dir.slots)
         # Slots come first: frames get only the disk space that the slots leave.
         store = await asyncio.to_thread(self._state_dir.frames)
@@ -256,7 +256,7 @@ class Worker:
     async def _watch_disk(self) -> None:
         while True:
             self._disk_free = await asyncio.to_thread(self._state_dir.free_bytes)
-            # Heartbeats tell the disk's free space, measured every five seconds.
+            # The disk is measured every 5 s, for heartbeats.
             await asyncio.sleep(5.0)
 
     async def _join(self) -> None:
@@ -388,7 +388,7 @@ class Worker:
             self._control.send(ScoringFailed(order.order, str(fault)))
 
     def _scoring_engine(self) -> ScoringEngine | None:
-        """None: no engine can score, or quantized weights would be the judge."""
+        """An engine that can score. None: there is none, or it would score with quantized weights."""
         if self._config.quantized_as:
             return None
         return next((each for each in self._engines if isinstance(each, ScoringEngine)), None)
@@ -400,7 +400,7 @@ class Worker:
                 await asyncio.to_thread(
                     self._state_dir.keep_publish_seq, self._peer.identity.run_id, self._publish_seq
                 )
-            # The next version brings another number to keep.
+            # This failure is not repeated: the next version has another number to keep.
             except StoreFault as fault:
                 log.warning("publish_seq not kept: %s", fault)
 
@@ -416,7 +416,7 @@ class Worker:
     def base_of(self, form: FormId) -> BaseModel | None:
         if self._state.stands_mostly(form):
             given = () if self._config.base_model is None else (self._config.base_model,)
-            # A new object each time: slots change, and a BaseModel remembers digests.
+            # Make a new object each time, because slots change and a BaseModel remembers digests.
             return BaseModel(*self._slots.directories(), *given)
         return self._base
 
@@ -487,7 +487,7 @@ def _identity(url: str, token: TokenFile, state_dir: StateDir) -> Identity:
     identity = Identity.of(url, token, state_dir.key(), state_dir.authority(token))
 
     async def follow(authority: Succession) -> None:
-        # Workers that start after the change believe only certificates of the new authority.
+        # Enrol again: workers that start after the change trust only certificates of the new authority.
         await enrol(url, token, identity, rng=random.Random(), patience_s=math.inf)
         await asyncio.to_thread(state_dir.obey, identity.run_id, authority)
 
@@ -500,9 +500,9 @@ async def run_worker(
     show: Show | None = None,
     again: Callable[[], object] = start_again,
 ) -> int:
-    """Run `echo2d join`; returns the exit code. show: shows what it does. again: begins the program anew.
+    """Run `echo2d join`; returns the exit code. show: shows what it does. again: starts the program again.
 
-    OperatorFault, in one clear line: the operator's mistake, or the coordinator's final refusal.
+    OperatorFault, in one line: the operator's mistake, or the coordinator's final refusal.
     """
     token = await asyncio.to_thread(read_token_file, config.token_file)
     if token.role != "worker":
@@ -542,7 +542,7 @@ async def _work(
     service: Notifier,
     show: Show | None,
 ) -> bool:
-    """Load the engines and run a worker until it is stopped. Returns whether it comes back."""
+    """Load the engines and run a worker until it is stopped. Returns whether it must start again."""
     teller = ProgressTeller(show)
     async with teller.doing("loading", f"engine={'none' if config.relay_only else config.engine}"):
         engines = await asyncio.to_thread(make_engines, config)
@@ -569,7 +569,7 @@ async def _work(
 
 
 def _check_hosts(config: WorkerConfig) -> None:
-    """OperatorFault: an address beyond loopback without TLS, and the operator gave no --no-tls."""
+    """OperatorFault: an address is not loopback, has no TLS, and the operator did not pass --no-tls."""
     urls = [urlsplit(each) for each in CoordinatorUrls(config.url).all]
     named = [each.hostname or "" for each in urls]
     hosts = [host for host in (*named, config.listen_host) if not is_loopback(host)]

@@ -42,7 +42,7 @@ _FAMILIES = (
 
 
 class WorkerMetrics(LoopMetrics[Mapping[str, Any]]):
-    """Counts the events of the worker's loop; `FAMILIES` are read from its status."""
+    """Counts the events of the worker's loop; `_FAMILIES` are read from its status."""
 
     def __init__(self) -> None:
         super().__init__(_FAMILIES)
@@ -75,7 +75,7 @@ class WorkerMetrics(LoopMetrics[Mapping[str, Any]]):
 
     def handled(self, event: object) -> None:
         """Count one event; the loop calls this for every event it has handled."""
-        # Heard wraps every peer message, so count the message inside.
+        # `Heard` wraps every peer message, so count the message inside.
         self.count(event.message if isinstance(event, Heard) else event)
         match event:
             case SampleProgressed(tokens=tokens):
@@ -94,7 +94,7 @@ class WorkerMetrics(LoopMetrics[Mapping[str, Any]]):
 
 
 class Watched(Health, Protocol):
-    """The worker: what its metrics and its probes ask."""
+    """What metrics and probes need of the worker."""
 
     def status(self) -> Mapping[str, Any]: ...
 

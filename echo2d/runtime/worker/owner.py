@@ -1,13 +1,13 @@
-"""What the owner of a box wants: hours of work, no other program on a GPU, pause and resume.
+"""Obeys the owner of a box: hours of work, no other program on a GPU, pause and resume.
 
     starts --> waits --may work--> loads, works --must not--> hands back, says goodbye --> starts
                  ^                                                                          |
                  +------------------ the same process, as a new program --------------------+
 
-A process that waits has loaded no engine, so a paused box holds no GPU memory: nothing else gives back
-all that a driver has taken. It keeps its id, so a service manager sees one service that runs. The pause
-is a file in the state directory and outlives restarts. Only compute programs count as others, because a
-desktop is always on its GPU.
+A waiting process has loaded no engine, so a paused box uses no GPU memory: only a new program releases all
+that a driver has allocated. The process keeps its id, so a service manager sees one running service. The
+pause is a file in the state directory and survives restarts. Only compute programs count as others, because
+a desktop always uses its GPU.
 Not here: which answer follows from which facts (`core/worker/working_hours.py`).
 """
 
@@ -30,13 +30,13 @@ from echo2d.runtime.worker.progress import Show
 from echo2d.sd_notify import Notifier
 from echo2d.store.disk import replace_file
 
-# How often the clock and the pause are looked at.
+# Seconds between two checks of the clock and the pause.
 OWNER_LOOK_S = 2.0
-# How often nvidia-smi is asked: without its daemon it takes a second.
+# Seconds between two calls of nvidia-smi, which takes a second without its daemon.
 GPU_LOOK_S = 10.0
-# Another program counts for this long after it was seen last: its next part may follow at once.
+# Another program counts as running for this long after it was last seen: its next part may follow at once.
 GPU_FREE_S = 60.0
-# A start that takes longer is a hung one, and the watchdog may end it: TimeoutStartSec of the unit.
+# A start that takes longer hangs, and the watchdog may end it. It is the unit's TimeoutStartSec.
 _START_S_MAX = 900.0
 
 _PAUSED = "paused"
@@ -60,7 +60,7 @@ class Owner:
         self._others: Sequence[int] = ()
         self._seen_at = self._ask_at = clock()
         self._asks = config.only_when_idle
-        # Hands the work back; None: the worker is still starting.
+        # Called to hand the work back. None: the worker is still starting.
         self.withdraw: Callable[[str], None] | None = None
         if self._asks and _other_programs() is None:
             raise OperatorFault(
@@ -110,9 +110,9 @@ class Owner:
 
     @asynccontextmanager
     async def watching(self, service: Notifier) -> AsyncIterator[None]:
-        """Call `withdraw` when the box must not work any more while the block runs. Exceptions come in a group.
+        """Call `withdraw` when the box must no longer work while the block runs. Exceptions are raised in a group.
 
-        `Withdrawn`: there was none yet, and the block was cancelled.
+        `Withdrawn`: there was no `withdraw` yet, and the block was cancelled.
         """
         async with asyncio.TaskGroup() as tasks:
             watch = tasks.create_task(self._watch(service))
@@ -133,7 +133,7 @@ class Owner:
 
 
 def set_paused(state_dir: Path, *, paused: bool) -> None:
-    """Pause the worker of this state directory, or let it work again. OperatorFault: there is none."""
+    """Pause the worker of this state directory, or let it work again. OperatorFault: this is no state directory."""
     file = state_dir / _PAUSED
     try:
         if not (state_dir / "format").is_file():
@@ -150,10 +150,10 @@ def set_paused(state_dir: Path, *, paused: bool) -> None:
 
 
 def _other_programs() -> list[int] | None:
-    """The processes on the GPUs that are neither this one nor below it. None: nvidia-smi does not say."""
+    """The processes on the GPUs other than this one and its children. None: nvidia-smi does not answer."""
     command = ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader"]
     try:
-        # A driver that hangs does not answer; what was known before holds on.
+        # If the driver hangs, nvidia-smi is ended after 20 s, and the last known programs still count.
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20.0)
     except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
         return None
@@ -166,7 +166,7 @@ def _is_ours(pid: int) -> bool:
         try:
             stat = Path(f"/proc/{pid}/stat").read_text()
         except OSError:
-            # It has ended, or /proc hides it because it is another user's.
+            # The process has ended, or /proc hides it because it is another user's.
             return False
         pid = int(stat.rpartition(")")[2].split()[1])
     return pid == os.getpid()

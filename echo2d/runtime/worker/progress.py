@@ -1,8 +1,8 @@
-"""Tells a worker's owner what it does: a line on the terminal, and now and then one in the log.
+"""Tells a worker's owner what it does: a line on the terminal, and sometimes a line in the log.
 
-While it receives or loads a version, `ProgressMeter` says when the log gets a line, so that one that
-is received within seconds leaves only `verified` and `serving` there. Once an hour `working` says
-what the worker has done since the line before.
+While the worker receives or loads a version, `ProgressMeter` decides when the log gets a line, so that a
+version that is received within seconds has only the lines `verified` and `serving`. Once an hour
+`working` says what the worker has done since the last such line.
 """
 
 import asyncio
@@ -15,14 +15,14 @@ from typing import Protocol
 from echo2d.core.worker.progress import LINE_S, Progress, ProgressMeter, Stage, clock
 from echo2d.logs import say
 
-# How often a terminal shows it anew.
+# Seconds between two updates of the terminal.
 SHOW_S = 0.5
-# How often the log says what the worker has done.
+# Seconds between two log lines about the work done.
 WORKED_S = 3600.0
 
 log = logging.getLogger("echo2d.worker")
 
-# Shows words, and how much is done of what they say (None: not known).
+# (words, share) -> shows the words, and the share of it that is done (None: not known)
 Show = Callable[[str, float | None], None]
 
 
@@ -36,25 +36,25 @@ class Worked:
     sent_bytes: int = 0
 
     def since(self, before: "Worked") -> dict[str, int]:
-        """By name, what came after `before`."""
+        """The differences from `before`, by name."""
         now, then = asdict(self), asdict(before)
         return {name: count - then[name] for name, count in now.items()}
 
 
 class ToldWorker(Protocol):
-    """What the teller asks of a worker."""
+    """What the teller needs of a worker."""
 
     @property
     def serves(self) -> bool:
         """Whether some version is served."""
 
     def stage(self) -> Stage | None:
-        """What is done for a version that is not served yet; None: there is none."""
+        """The work on a version that is not served yet. None: there is no such version."""
 
     def worked(self) -> Worked: ...
 
     def words(self) -> str:
-        """What the worker does otherwise."""
+        """What the worker does when there is no such stage."""
 
 
 class ProgressTeller:
@@ -65,7 +65,7 @@ class ProgressTeller:
 
     @asynccontextmanager
     async def doing(self, kind: str, text: str) -> AsyncIterator[None]:
-        """Tell it while the block runs. An exception of the block comes in a group."""
+        """Show this text while the block runs. An exception of the block is raised in a group."""
         say(log, logging.INFO, kind, text)
         async with asyncio.TaskGroup() as tasks:
             telling = tasks.create_task(self._tell_time(kind, text))
@@ -86,7 +86,7 @@ class ProgressTeller:
             await asyncio.sleep(SHOW_S)
 
     async def tell(self, worker: ToldWorker) -> None:
-        """Tell what this worker does until cancelled."""
+        """Show what this worker does until cancelled."""
         meter, clock_s = ProgressMeter(), asyncio.get_running_loop().time
         worked, worked_at = worker.worked(), clock_s()
         while True:
@@ -106,4 +106,4 @@ def _words(progress: Progress) -> str:
 
 
 def _nowhere(words: str, share: float | None) -> None:
-    """There is no terminal."""
+    """Show nothing, because there is no terminal."""

@@ -1,6 +1,6 @@
-"""Builds a snapshot from a form: decodes chunks into the spare slot, verifies it, and flips slots.
+"""Builds a snapshot from a form: decodes chunks into the spare slot, verifies it, and switches the slots.
 
-A chunk is decoded as soon as all its frames are here, while the rest of the form still arrives and
+A chunk is decoded as soon as all its frames have arrived, while the rest of the form still arrives and
 the engines serve the current slot. The current slot is only read: chunks that did not change are
 copied from it, and it is the base of delta forms. Reading, decoding and writing happen in threads.
 """
@@ -14,7 +14,7 @@ from functools import partial
 from itertools import islice
 
 from echo2d.core.base.ids import ChunkId, Digest, FormId, FrameId, SegmentId
-from echo2d.core.weights.encoding import ChunkRecord, LacksBase, decode_record, require_base
+from echo2d.core.weights.form import ChunkRecord, LacksBase, decode_record, require_base
 from echo2d.core.weights.manifest import CHUNK_BYTES, Chunk, chunk_layout
 from echo2d.core.weights.verifier import FormIndex
 from echo2d.core.worker.events import ApplyCancelled, ApplyRejected, SnapshotReady
@@ -41,7 +41,7 @@ class SnapshotBuilder:
         self._slots, self._store, self._holdings = slots, store, holdings
         self._scratch = Buffers(CHUNK_BYTES)
         self._cancelled: FormId | None = None
-        # Chunks of the form under way that are written, and all of its chunks.
+        # Counts for the form that is being applied: chunks that are written, and all chunks.
         self.written, self.chunks = 0, 0
 
     def cancel(self, form: FormId) -> None:
@@ -52,14 +52,14 @@ class SnapshotBuilder:
     async def apply(
         self, form: FormId, stands: Digest | None = None
     ) -> SnapshotReady | ApplyRejected | ApplyCancelled:
-        """The outcome; the current slot has changed if it is SnapshotReady, and not otherwise.
+        """Apply a form; returns the outcome. The current slot has changed only if it is SnapshotReady.
 
         stands: as in ApplyForm.
         """
         try:
             return await self._apply(form, stands)
         except (IntegrityFault, StoreFault) as fault:
-            # Once the form is dropped its files vanish, so a fault then tells nothing.
+            # The files of a dropped form are deleted, so a fault then says nothing about the form.
             if self._ends(form):
                 return ApplyCancelled(form)
             log.warning("apply failed form=%s reason=%s", form, fault)
@@ -72,7 +72,7 @@ class SnapshotBuilder:
     ) -> SnapshotReady | ApplyRejected | ApplyCancelled:
         known = await self._until(form, lambda _: True)
         if known is not None and stands is not None:
-            # The spare slot may hold this very snapshot: then flipping is enough.
+            # If the spare slot has this snapshot already, it is enough to switch the slots.
             facts = known.facts
             again = await asyncio.to_thread(
                 self._slots.take_again, stands, facts.epoch, facts.version
@@ -99,7 +99,7 @@ class SnapshotBuilder:
     async def _build(
         self, form: FormId, work: "_Work"
     ) -> SnapshotReady | ApplyRejected | ApplyCancelled:
-        """Write all chunks and commit; the writer has ended then, and not after a fault."""
+        """Write all chunks and commit. The writer has ended on return, but not after an exception."""
         await self._write_all(form, work)
         if work.fault is not None:
             raise work.fault
@@ -115,7 +115,7 @@ class SnapshotBuilder:
         return SnapshotReady(form, facts.version, manifest.digest, str(current.directory))
 
     async def _write_all(self, form: FormId, work: "_Work") -> None:
-        """Write what arrives, in several threads, until all is written, the form ends or one fails."""
+        """Write arriving chunks in several threads until all are written, the form is dropped, or a write fails."""
         free = asyncio.Semaphore(chunk_threads())
         async with asyncio.TaskGroup() as tasks:
             while not (work.done or work.fault or self._ends(form)):
@@ -142,7 +142,7 @@ class SnapshotBuilder:
         finally:
             free.release()
             work.writing -= 1
-            # Nothing else may wake the one that takes batches.
+            # Wake the loop that takes batches, because nothing else may wake it.
             if not work.writing:
                 self._holdings.ring()
 
@@ -151,7 +151,7 @@ class SnapshotBuilder:
         return form == self._cancelled or self._holdings.dropped(form)
 
     async def _until(self, form: FormId, known: Callable[[FormIndex], bool]) -> FormIndex | None:
-        """Waits until the form's index satisfies `known`. None: cancelled or dropped."""
+        """Wait until the form's index satisfies `known`. None: the form was cancelled or dropped."""
         while not self._ends(form):
             index = self._holdings.index(form)
             if index is not None and known(index):
@@ -168,8 +168,8 @@ def _is_base(current: CurrentSlot | None, index: FormIndex) -> bool:
 class _Pending:
     """A chunk still to be written.
 
-    missing: its frames in reverse order. `arrived` pops those that are on disk from the end, so a
-    frame is checked again only while it is the first one missing.
+    missing: its missing frames in reverse order. `arrived` pops those that are on disk from the end, so
+    a frame is checked again only while it is the first missing one.
     """
 
     record: ChunkRecord
@@ -182,11 +182,7 @@ class _Pending:
 
 
 class _Work:
-    """The chunks of one form still to be written.
-
-    lacking: those whose base is damaged. fault: the first one that ends the work. writing: batches
-    that were taken and are not written yet.
-    """
+    """The chunks of one form that must still be written."""
 
     def __init__(
         self,
@@ -205,8 +201,11 @@ class _Work:
             self._base_digests = dict(
                 zip(base.manifest.chunks, base.manifest.chunk_digests, strict=True)
             )
+        # Chunks whose base is damaged.
         self.lacking: set[ChunkId] = set()
+        # The first fault that ends the work.
         self.fault: IntegrityFault | StoreFault | None = None
+        # Batches that were taken and are not written yet.
         self.writing = 0
         self._next_segment = SegmentId(0)
         # Chunks of the segments whose tables are known, in order.
@@ -222,7 +221,7 @@ class _Work:
         )
 
     def take(self, holdings: FrameHoldings) -> list[ChunkRecord]:
-        """Take up to BATCH_CHUNKS chunks that can be written now. The caller counts `writing` down
+        """Take up to two chunks that can be written now. The caller counts `writing` down
         when they are written or put back.
         """
         table = self.index.table(self._next_segment)
@@ -234,8 +233,7 @@ class _Work:
             self._next_segment = SegmentId(self._next_segment + 1)
             table = self.index.table(self._next_segment)
         on_disk = partial(holdings.on_disk, self._form)
-        # How many pending chunks, in order, are checked for being complete. Frames arrive nearly in
-        # order.
+        # Check only the first pending chunks for completeness: frames arrive nearly in order.
         first = islice(self._pending.values(), 4 * CHUNK_THREADS_MAX)
         ready = (
             each.record for each in first if each.arrived(on_disk) or self._copied(each.record)
@@ -249,7 +247,7 @@ class _Work:
         return batch
 
     def put_back(self, records: Iterable[ChunkRecord]) -> None:
-        """Queue these chunks again, at the front; their frames may have to arrive anew."""
+        """Queue these chunks again, at the front; their frames may have to arrive again."""
         frames = {
             each: [span.frame for span in self.index.chunk_spans(each.chunk)] for each in records
         }
@@ -281,7 +279,7 @@ class _Work:
         return self._base_digests.get(self._place(record)) == record.result
 
     def _copy(self, record: ChunkRecord, scratch: memoryview) -> None:
-        """_CopyDamaged: the current slot has rotted there; the chunk must be decoded."""
+        """Copy a chunk from the current slot. _CopyDamaged: it is damaged there, and must be decoded."""
         data = self._read_base(record, scratch) or b""
         try:
             self.writer.write_chunk(record.chunk, data, record.result)
@@ -290,12 +288,12 @@ class _Work:
             raise _CopyDamaged(f"chunk {record.chunk} is damaged in the current slot") from None
 
     def _decode(self, record: ChunkRecord, scratch: memoryview) -> None:
-        """FramesDamaged: the result is wrong because frames on disk are damaged."""
+        """Decode a chunk from its frames. FramesDamaged: the result is wrong because frames on disk are damaged."""
         spans = self.index.chunk_spans(record.chunk)
         try:
             self._put(record, self._store.read_encoded_chunk(self._form, spans), scratch)
         except IntegrityFault:
-            # The first read may have gone wrong with the disk still right: verify every frame now.
+            # The first read may have failed although the disk is right, so verify every frame now.
             self._put(record, self._store.verify(self._form, spans), scratch)
 
     def _put(self, record: ChunkRecord, payload: bytes, scratch: memoryview) -> None:
@@ -304,13 +302,13 @@ class _Work:
             data = decode_record(record, payload, self._place(record).length, base, overwrite=True)
             self.writer.write_chunk(record.chunk, data, record.result)
         except IntegrityFault:
-            # The base is to blame if it is not the one that the delta was made from.
+            # The base is to blame if it is not the one from which the delta was made.
             if record.needs_base:
                 require_base(record, self._read_base(record, scratch))
             raise
 
     def _read_base(self, record: ChunkRecord, scratch: memoryview) -> memoryview | None:
-        """The chunk in the current slot, read anew each time: decoding overwrites its base."""
+        """The chunk in the current slot. It is read each time, because decoding overwrites the base."""
         place = self._place(record)
         if self._base is None or place not in self._base_digests:
             return None

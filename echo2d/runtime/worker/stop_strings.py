@@ -1,10 +1,10 @@
 """Ends answers at stop strings, by the tokenizer of the version that is served.
 
-    engine's tokens --text so far--> a stop string is complete: cut behind this token, "stop_string"
+    engine's tokens --text so far--> a stop string is complete: cut after this token, "stop_string"
 
-No engine need know stop strings: each sample is a request of its own, which is ended where its text
-is. An answer ends with a whole token, so it may have a few characters behind the stop string; the
-task cuts them off (`tasks/served_task.py`).
+Engines need not know stop strings: each sample is a request of its own, which is ended once its text
+has a stop string. An answer ends with a whole token, so it may have a few characters after the stop
+string; the task cuts them off (`tasks/served_task.py`).
 """
 
 import asyncio
@@ -22,19 +22,19 @@ from echo2d.texts.model_texts import ModelTexts
 
 
 class ServedTexts:
-    """The tokenizer of the version that is served; made anew only when a file of it changes."""
+    """The tokenizer of the served version. It is made again only when one of its files has changed."""
 
     def __init__(self) -> None:
         self._files: Mapping[str, bytes] = {}
         self._made: tuple[Mapping[str, bytes], ModelTexts] | None = None
 
     def serve(self, files: Mapping[str, bytes]) -> None:
-        """The served version has these text files."""
+        """Take the text files of the version that is served from now on."""
         if files != self._files:
             self._files = files
 
     async def get(self) -> ModelTexts:
-        """EngineFault: the version has no tokenizer that can be read."""
+        """The tokenizer. EngineFault: the version has none that can be read."""
         source = self._files
         if self._made is None or self._made[0] is not source:
             try:

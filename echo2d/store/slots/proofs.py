@@ -1,10 +1,11 @@
-"""Remember which chunks of a slot this process has hashed a moment ago, so that an engine loads what
-was just written without a second read.
+"""Remember which chunks of a slot this process has hashed a moment ago, so that an engine can load a
+version that was just written without a second check.
 
 A chunk is proved for PROOF_S_MAX after this process hashed or wrote it, while every file of its slot
-keeps its inode, size, mtime and ctime. Only root can set a ctime back, so a program that writes there
-after the commit is noticed (before Linux 6.13, from the next clock tick on, up to 10 ms later).
-Damage by the disk is not; but so soon after, the chunk is still in memory. Blocking functions.
+keeps its inode, size, mtime and ctime. Only root can set a ctime back, so a write by another program
+after the commit is noticed (before Linux 6.13 only from the next clock tick on, up to 10 ms later).
+Damage by the disk is not noticed, but within PROOF_S_MAX the chunk is still in memory. Blocking
+functions.
 """
 
 import logging
@@ -20,8 +21,7 @@ from echo2d.store.disk import store_faults
 from echo2d.store.slots.current_slot import SLOT_MANIFEST, model_files, read_manifest
 from echo2d.store.snapshots import damaged_chunks
 
-# After longer than this, a chunk may have left the page cache and be read from a disk that has
-# damaged it.
+# After this time a chunk may have left the page cache, and be read from a disk that has damaged it.
 PROOF_S_MAX = 60.0
 
 log = logging.getLogger("echo2d.store")
@@ -31,8 +31,8 @@ _Stamps = tuple[tuple[int, int, int, int], ...]  # inode, size, mtime and ctime 
 
 @dataclass(frozen=True, slots=True)
 class _Proof:
-    """Each chunk of this snapshot was hashed at its `proved_at` or later, and the files had these
-    stamps since.
+    """Each chunk of this snapshot was hashed at its `proved_at` or later, and the files have had these
+    stamps since then.
     """
 
     digest: Digest
@@ -47,7 +47,7 @@ class SlotProofs:
         self._proofs: dict[Path, _Proof] = {}
 
     def add(self, directory: Path, digest: Digest, proved_at: Sequence[float]) -> None:
-        """The slot holds this snapshot, whose chunks were hashed at these times."""
+        """Note that the slot holds this snapshot, and when its chunks were hashed."""
         self._proofs[directory] = _Proof(digest, _stamps(directory), proved_at)
 
     def holds(self, directory: Path, digest: Digest) -> bool:
@@ -89,8 +89,8 @@ def _stamps(directory: Path) -> _Stamps:
 def _intact_manifest(
     directory: Path, digest: Digest, among: Sequence[ChunkId] | None
 ) -> Manifest | None:
-    """The manifest of this snapshot if the files in a slot's directory are intact: all chunks, or
-    those `among`, are read and hashed.
+    """Read and hash the chunks `among` of a slot, or all. Returns the manifest of this snapshot if they
+    are intact.
     """
     try:
         with store_faults("reading", directory):

@@ -4,9 +4,9 @@ built in the spare.
     root / current.json   names the current slot (`current_slot.py`)
          / a, b           a slot each; the spare one is incomplete until its commit
 
-It keeps true: after the process is killed at any point exactly the old or exactly the new version
-is current (I3); after a `StoreFault` it is the old one. Nothing is synced: a power failure may damage
-both slots. So `require_intact` hashes a slot before an engine loads it, but for chunks that this
+Invariant: after the process is killed at any point exactly the old or exactly the new version is
+current (I3); after a `StoreFault` it is the old one. Nothing is synced: a power failure may damage
+both slots. So `require_intact` hashes a slot before an engine loads it, except chunks that this
 process hashed a moment ago (`proofs.py`). Blocking functions.
 """
 
@@ -81,9 +81,9 @@ class SlotStore:
             return self._writer
 
     def require_intact(self, directory: Path, digest: Digest) -> None:
-        """Check that a slot holds this snapshot, by hashing what is not proved.
+        """Check that a slot holds this snapshot, by hashing the chunks that are not proved.
 
-        IntegrityFault: it is another snapshot or damaged. The slot has been given up: the version
+        IntegrityFault: it is another snapshot or damaged. The slot is then no longer used: the version
         that was current before is current again, or none. A writer under way has ended, because it
         may copy from the slot.
         """

@@ -27,11 +27,11 @@ class SlotWriter:
         self._proofs = proofs
         self._files = tuple(files)
         self._layout = chunk_layout(files)
-        # The digest of each chunk that is in its file, and when it was hashed.
+        # The digest of each written chunk, and when it was hashed.
         self._standing: dict[ChunkId, tuple[Digest, float]] = {}
         self._ended = False
         self._writing = 0  # threads that are writing a chunk
-        self._changed = threading.Condition()  # guards the three above
+        self._changed = threading.Condition()  # guards the three attributes above
 
     def write_chunk(self, chunk: ChunkId, data: Buffer, result: Digest) -> None:
         """Write a chunk. IntegrityFault: `data` does not have the digest `result`, or the chunk's
@@ -56,7 +56,7 @@ class SlotWriter:
                 self._changed.notify_all()
 
     def commit(self, manifest: Manifest, epoch: Epoch, version: Version) -> CurrentSlot:
-        """Make this slot the current one. The writer has ended then, and after a StoreFault.
+        """Make this slot the current one, and end the writer, which a StoreFault ends too.
 
         IntegrityFault: the chunks are not exactly those of `manifest`; the writer goes on.
         """
@@ -64,25 +64,25 @@ class SlotWriter:
             self._wait_for_writes()
             self._require_open()
             chunks = map(ChunkId, range(len(self._layout)))
-            standing = [self._standing.get(chunk, (None, 0.0)) for chunk in chunks]
-            found = tuple(digest for digest, _ in standing)
+            written = [self._standing.get(chunk, (None, 0.0)) for chunk in chunks]
+            found = tuple(digest for digest, _ in written)
             if manifest.files != self._files or found != manifest.chunk_digests:
                 raise IntegrityFault("the chunks in the slot are not those of the manifest")
             self._ended = True
             replace_file(self._slot / SLOT_MANIFEST, manifest.encode(), durable=False)
-            self._proofs.add(self._model, manifest.digest, [at for _, at in standing])
+            self._proofs.add(self._model, manifest.digest, [at for _, at in written])
             current = CurrentSlot(self._model, epoch, version, manifest)
             current.flip()
             return current
 
     def end(self) -> None:
-        """End the writer: it writes nothing more."""
+        """End the writer, after the writes under way."""
         with self._changed:
             self._ended = True
             self._wait_for_writes()
 
     def check(self) -> None:
-        """Assert that the chunks said to be written are in the files."""
+        """Assert that the files hold the chunks that count as written."""
         for chunk, (digest, _) in self._standing.items():
             assert digest_of(read_chunk(self._model, self._layout[chunk])) == digest
 

@@ -1,8 +1,8 @@
 """Reads rows from files: JSON lines, CSV, Parquet, and data sets that `datasets` saved to disk.
 
-A file is opened once and never read whole: JSON lines and CSV are memory-mapped with an index of
-where rows begin, 8 bytes a row; Parquet and Arrow are read by batches of rows, of which the last
-one is kept. A digest of all bytes says whether the rows are those of an earlier start.
+A file is opened once and never read whole: JSON lines and CSV are memory-mapped, with an index of the
+rows' beginnings, 8 bytes a row; Parquet and Arrow are read in batches of rows, of which the last one
+is kept. A digest of all bytes shows whether the rows are those of an earlier start.
 """
 
 import bisect
@@ -24,8 +24,8 @@ from echo2d.extras import install_command
 
 DataRow = Mapping[str, Any]
 
-ROWS_KEPT = 1024  # of a Parquet or Arrow file, decoded at once
-# First bytes of files that are no text in UTF-8, whatever their names end with, and what to do.
+ROWS_KEPT = 1024  # of a Parquet or Arrow file; this many rows are decoded at once
+# First bytes of files that are not text in UTF-8, whatever their names end with, and what to do.
 _NO_TEXT = {
     b"\x1f\x8b": "is compressed by gzip; unpack it with gunzip",
     b"PAR1": "is a Parquet file; let its name end in .parquet",
@@ -47,7 +47,7 @@ class RowFile(Protocol):
 class RowFiles:
     """The rows of several files, one after the other.
 
-    digest: blake3-256 of the files' bytes. OperatorFault: a file is missing, unreadable or empty.
+    digest: blake3-256 of the files' bytes. OperatorFault: a file is missing or unreadable, or no file has rows.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
@@ -69,7 +69,7 @@ class RowFiles:
         return self._files[file].row(own)
 
     def place(self, number: int) -> str:
-        """Where a row stands, for people: its number begins with 0 in each file."""
+        """For people: where a row is from. Rows count from 0 in each file."""
         file, own = self._at(number)
         return f"row {own} of {self._paths[file].name}"
 
@@ -79,7 +79,7 @@ class RowFiles:
 
 
 class _MappedFile:
-    """A file in memory, with the places where its rows begin."""
+    """A memory-mapped file, with the offsets at which its rows begin."""
 
     def __init__(self, path: Path, begins: Callable[[bytes | mmap.mmap], Iterator[int]]) -> None:
         self.path = path
@@ -139,7 +139,7 @@ class CsvRows:
         self._columns = self._values(0) if len(self._file) else []
         if len(self._columns) == 1 and (other := {";", "\t"}.intersection(self._columns[0])):
             raise OperatorFault(
-                f"rows: {path}: {min(other)!r} separates its values; expected commas: save it with them"
+                f"rows: {path}: {min(other)!r} separates its values; expected commas; save it with commas"
             )
         self._require_well_formed(path)
 
@@ -150,7 +150,7 @@ class CsvRows:
         return dict(zip(self._columns, self._values(number + 1), strict=False))
 
     def _require_well_formed(self, path: Path) -> None:
-        """OperatorFault: a row has another number of values than the first, as with a stray quote."""
+        """OperatorFault: a row does not have as many values as there are columns, perhaps after a stray quote."""
         count = 0
         with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
             try:
@@ -181,7 +181,7 @@ class CsvRows:
 
 
 class ArrowRows:
-    """A Parquet or Arrow file: batches of rows, of which the last one that was asked for is kept."""
+    """A Parquet or Arrow file: batches of rows, of which the one last used is kept."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -220,7 +220,7 @@ class ArrowRows:
         return self._kept[1][number - block]
 
 
-# The ending of a file's name says what it is.
+# The suffix of a file's name decides its kind.
 _KINDS: Mapping[str, Callable[[Path], RowFile]] = {
     ".jsonl": JsonRows,
     ".ndjson": JsonRows,
@@ -231,7 +231,7 @@ _KINDS: Mapping[str, Callable[[Path], RowFile]] = {
 
 
 def found_files(paths: Sequence[str] | str) -> list[Path]:
-    """The files of these paths. OperatorFault: there is none."""
+    """The files of these paths. OperatorFault: there are none."""
     patterns = [paths] if isinstance(paths, str) else paths
     found = [path for pattern in patterns for path in _found(pattern)]
     if not found:
@@ -278,7 +278,7 @@ def _digest(path: Path) -> bytes:
 
 
 def _line_begins(data: bytes | mmap.mmap) -> Iterator[int]:
-    """Where each line with anything in it begins, and where the last one ends."""
+    """Where each line that is not blank begins, and where the last one ends."""
     at = 0
     while (end := data.find(b"\n", at)) >= 0:
         if end > at and data[at:end].strip():

@@ -1,6 +1,6 @@
-"""Divides rows into those for training and held-out ones, by the hash of what they ask.
+"""Divides rows into training rows and held-out rows, by the hash of their question.
 
-So the same question is always on the same side, in whatever file and order it comes.
+So the same question is always on the same side, in any file and any order.
 """
 
 from array import array
@@ -14,16 +14,16 @@ from blake3 import blake3
 from echo2d.errors import OperatorFault
 from echo2d.tasks.base import NoMorePrompts, Split
 
-KEY_CHARS = 16  # hex digits; two of a million questions share a key once in 37 million data sets
+KEY_CHARS = 16  # hex digits; of 37 million data sets of a million questions, one has two equal keys
 
 
 def row_key(question: str) -> str:
-    """The name of a row: a hash of the text that it asks."""
+    """The name of a row: a hash of its question."""
     return blake3(question.encode("utf-8", "surrogatepass")).hexdigest()[:KEY_CHARS]
 
 
 def is_held_out(key: str, share: float) -> bool:
-    """Whether the row with this key is held out, if this share of all rows is."""
+    """Whether the row with this key is held out. share: of all rows."""
     # The first half of the key decides: 32 bits are fine enough for a share.
     return int(key[: KEY_CHARS // 2], 16) < share * (1 << 32)
 
@@ -43,15 +43,11 @@ GeneratedRow = TypeVar("GeneratedRow")
 
 @dataclass(frozen=True, slots=True)
 class GeneratedSide:
-    """One side of rows that are generated without end. kind: of the task, for its complaints.
+    """One side of rows that are generated without end. OperatorFault: there is no such side."""
 
-    held_out: the share of the questions that is never trained on. OperatorFault: there is no such
-    side.
-    """
-
-    kind: str
+    kind: str  # of the task, for errors
     split: Split
-    held_out: float
+    held_out: float  # the share of the questions that is never trained on
 
     def __post_init__(self) -> None:
         if self.split not in ("train", "heldout"):
@@ -66,13 +62,12 @@ class GeneratedSide:
     def row(
         self, index: int, make: Callable[[int], tuple[str, GeneratedRow]]
     ) -> tuple[str, GeneratedRow]:
-        """Row `index` of this side, with its key: the first of some candidates that is on it.
+        """Row `index` of this side, with its key: the first of several candidates that is on this side.
 
-        make: gives candidate n, with its key. NoMorePrompts: none is.
+        make: gives candidate n, with its key. NoMorePrompts: no candidate is on this side.
         """
         share = self.held_out if self.split == "heldout" else 1 - self.held_out
-        # Candidates for one index, over the share of the wanted side: a side has none of them once
-        # in exp(40) indices.
+        # With this many candidates per index, one index in exp(40) has none on the wanted side.
         candidates = ceil(40 / share)
         for number in range(index * candidates, (index + 1) * candidates):
             key, item = make(number)

@@ -1,8 +1,8 @@
-"""The interface of a scorer: what a text is worth, compared with the expected one.
+"""The interface of a scorer, which compares an answer with the expected text.
 
-A scorer is a function (Answer, Expected) -> float or Reward; it may be `async def`. A factory with
-the scorer's options makes it. Names of `registry.SCORERS` are echo2d's own; "module:function" is
-yours, and is the function itself.
+A scorer is a function (Answer, Expected) -> float or Reward; it may be `async def`. The names of
+`registry.SCORERS` are factories, which make a scorer from its options; your own "module:function" is the
+scorer itself.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,10 +18,10 @@ from echo2d.tasks.base import Answer
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """The answer that is expected. row: the row of the data set, with all its columns."""
+    """The expected answer."""
 
     text: str
-    row: Mapping[str, Any] = field(default_factory=dict)
+    row: Mapping[str, Any] = field(default_factory=dict)  # of the data set, with all its columns
 
 
 Scorer = Callable[[Answer, Expected], Any]
@@ -41,6 +41,6 @@ def load_scorer(name: str, options: Mapping[str, Any]) -> Scorer:
         scorer: Scorer = load(SCORERS[name])(**options)
     except (ImportError, AttributeError, TypeError, OperatorFault) as error:
         if place_of(error)[0]:
-            raise  # in the operator's module, whose place is told with it
+            raise  # the fault is in the operator's own module, and its place is reported with it
         raise OperatorFault(f"scorer {name}: {error}") from error
     return scorer

@@ -23,10 +23,10 @@ def math() -> Scorer:
     # It warns at every call that its time limits are off.
     logging.getLogger("math_verify").setLevel(logging.ERROR)
 
-    # The newest 4,096 expected answers stay parsed.
+    # The cache holds parsed expected answers.
     @lru_cache(maxsize=4096)
     def wanted(text: str) -> Any:
-        # As a formula: an expected answer such as "1/2" or "x^2" has no dollars around it.
+        # Dollars make it a formula: an expected answer such as "1/2" or "x^2" has none.
         return parse(f"${text}$", parsing_timeout=0)
 
     def score(answer: Answer, expected: Expected) -> float:

@@ -1,10 +1,10 @@
-"""The scorer `remote`: asks a judge over HTTP what an answer is worth.
+"""The scorer `remote`: asks a judge over HTTP for the reward of an answer.
 
     POST url  {"answer", "finish", "tokens", "expected", "row"}  ->  {"reward": 0.5, "parts": {...}}
 
-The scorer repeats a request that gets no reply or a busy one, and waits longer each time. Any other
-refusal, or a malformed reply, is an error of this answer: `task.on_error` decides, and by default the
-answer is left out.
+If the judge does not reply or is busy, the scorer repeats the request, and waits longer each time. Any
+other refusal, or a malformed reply, is an error of this answer: `task.on_error` decides, and by default
+the answer is left out.
 """
 
 import asyncio
@@ -30,11 +30,11 @@ class JudgeError(Exception):
 
 
 def remote(*, url: str, key_variable: str = "", tries: int = 8) -> Scorer:
-    """A judge at `url` says it; its reply is {"reward": number}, with "parts" if it likes.
+    """A judge at `url` gives the reward; it replies {"reward": number}, optionally with "parts".
 
-    key_variable: the environment variable with the bearer token that it wants; it must stand in
-    task.environment. tries: requests at most, if it is away or busy: eight take up to 32 s, if
-    task.timeout_s allows. It needs task.network = true.
+    key_variable: the environment variable with the judge's bearer token; it must be listed in
+    task.environment. tries: most requests, if the judge does not reply or is busy: eight take up to
+    32 s, if task.timeout_s allows. It needs task.network = true.
     """
     place = urlsplit(url)
     if place.scheme not in ("http", "https") or not place.hostname or "@" in place.netloc:
@@ -67,12 +67,12 @@ def remote(*, url: str, key_variable: str = "", tries: int = 8) -> Scorer:
 class _Judge:
     def __init__(self, url: str, key: str, tries: int) -> None:
         self._url, self._tries = url, tries
-        # Errors reach logs and the status, where neither keys in a path nor answers belong.
+        # Errors reach logs and the status, which must hold neither keys from a path nor answers.
         self._name = f"the judge at {urlsplit(url).netloc}"
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
 
     async def ask(self, question: Mapping[str, Any]) -> Reward:
-        """JudgeError: it refused, said something else, or stayed away for all tries."""
+        """JudgeError: the judge refused, its reply was malformed, or all tries failed."""
         body, wait_s = json.dumps(question, default=str), _WAIT_S_MIN
         headers = {**self._headers, "Content-Type": "application/json"}
         # The task's own time limit holds for all tries together.
@@ -92,7 +92,7 @@ class _Judge:
         raise AssertionError
 
     async def _post(self, session: aiohttp.ClientSession, body: str) -> tuple[int, bytes, float]:
-        """Status, body, and the seconds that the judge asks to wait."""
+        """Post once. Returns status, body, and the seconds that the judge asks to wait."""
         async with session.post(self._url, data=body, allow_redirects=False) as response:
             reply = b""
             async for part in response.content.iter_any():
@@ -117,4 +117,5 @@ def _passes(status: int) -> bool:
     """Whether another try may succeed. 0: the judge could not be reached."""
     # Not implemented (501) and an unknown HTTP version (505) stay.
     server_fault = status >= HTTPStatus.INTERNAL_SERVER_ERROR and status not in (501, 505)
+    # Three refusals may pass: 408 (timeout), 425 (too early) and 429 (too many requests).
     return status == 0 or server_fault or status in (408, 425, 429)

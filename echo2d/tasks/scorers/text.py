@@ -9,7 +9,7 @@ from echo2d.tasks.scorers.base import Expected, Scorer
 
 
 def exact(*, ignore_case: bool = False) -> Scorer:
-    """The whole answer is the expected text, but for blanks around it."""
+    """The whole answer is the expected text, apart from blanks around it."""
 
     def score(answer: Answer, expected: Expected) -> float:
         return float(folded(answer.text) == folded(expected.text))
@@ -23,7 +23,7 @@ def exact(*, ignore_case: bool = False) -> Scorer:
 def regex(*, pattern: str) -> Scorer:
     """The last match of `pattern` in the answer is the expected text.
 
-    Of a pattern with a group, the group counts.
+    If the pattern has a group, only the first group counts.
     """
     try:
         compiled = re.compile(pattern)

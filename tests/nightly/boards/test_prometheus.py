@@ -1,4 +1,4 @@
-"""A real Prometheus scrapes a real coordinator and worker, and is asked all that Grafana would ask."""
+"""A real Prometheus scrapes a real coordinator and worker, and answers all queries of Grafana."""
 
 import asyncio
 import socket

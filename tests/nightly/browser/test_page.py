@@ -104,7 +104,7 @@ def test_logging_in(browser: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.probe
-def test_it_shows_what_status_shows(browser: Any, tmp_path: Path) -> None:
+def test_the_page_shows_the_figures_of_the_status(browser: Any, tmp_path: Path) -> None:
     world = run_of("gpu-1", "gpu-2")
     with (
         site(tmp_path, world, steps=history([0.1, 0.4, 0.5])) as made,
@@ -127,7 +127,7 @@ def test_it_shows_what_status_shows(browser: Any, tmp_path: Path) -> None:
         assert re.search(r"version \d+: 2 of 2 verified", page.inner_text("#tree-about"))
 
 
-def test_it_goes_on_by_itself(browser: Any, tmp_path: Path) -> None:
+def test_the_page_updates_by_itself(browser: Any, tmp_path: Path) -> None:
     world = run_of("gpu-1")
     with site(tmp_path, world) as made, opened(browser, made) as page:
         made.change(lambda: world.connect("late"))

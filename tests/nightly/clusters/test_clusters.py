@@ -1,4 +1,4 @@
-"""The files of examples/clusters, as the clusters' own tools see them. Slurm runs its jobs, and no cloud is asked."""
+"""The files of examples/clusters, read by the clusters' own tools. Slurm runs its jobs; no cloud gets a request."""
 
 import json
 import os

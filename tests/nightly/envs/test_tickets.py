@@ -1,8 +1,7 @@
 """`echo2d envs` plays environments of verifiers, unmodified, while their policy changes.
 
-The learner is this test: it checks every trajectory, and publishes a changed policy after each
-batch. What the coordinator has recorded of an episode is what verifiers' trace says, or the end
-would have been refused.
+The test is the learner: it checks every trajectory, and publishes a changed policy after each batch. The coordinator's
+record of an episode must equal verifiers' trace, because otherwise it refuses the end.
 """
 
 import json

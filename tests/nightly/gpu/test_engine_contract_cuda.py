@@ -1,4 +1,4 @@
-"""The torch engine keeps the engine contract on a GPU too."""
+"""The torch engine also keeps the engine contract on a GPU."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The learner on a GPU: bfloat16 layers, the varlen kernel, and how much of the GPU it uses."""
+"""The learner on a GPU: bfloat16 layers, the varlen kernel, and its use of the GPU."""
 
 import dataclasses
 import time

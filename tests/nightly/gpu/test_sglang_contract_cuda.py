@@ -1,4 +1,4 @@
-"""The SGLang engine keeps the engine contract on a GPU too, with the SGLang that is installed beside echo2d."""
+"""The SGLang engine also keeps the engine contract on a GPU, with the SGLang that is installed beside echo2d."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""What tests of the laboratory share."""
+"""Fixtures of tests of the laboratory."""
 
 from tests.support.lab import make_lab
 

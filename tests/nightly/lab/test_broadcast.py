@@ -1,4 +1,4 @@
-"""Real daemons on emulated links, as `echo2d bench broadcast` measures them: bytes tightly, times loosely."""
+"""Real daemons on emulated links, as in `echo2d bench broadcast`: tight limits for bytes, loose ones for times."""
 
 import json
 import re

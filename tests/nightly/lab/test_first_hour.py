@@ -1,8 +1,8 @@
-"""A new user with two machines types what README says, and a first step is trained.
+"""A new user with two machines types the commands of README, and trains a first step.
 
-Each machine is a network of its own, with a home and a clone of its own. Three things differ from what
-a person types: the addresses are those of the laboratory, `make setup` gets the environment of this
-test instead of installing one, and `scp` copies between the two homes.
+Each machine is a network of its own, with a home and a clone of its own. Three things differ from a user's machines:
+the addresses are those of the laboratory, `make setup` gets the environment of this test instead of installing one, and
+`scp` copies between the two homes.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""A learner on two hosts, each in a network of its own: it trains what one process does, and a lost host is missed."""
+"""A learner on two hosts, each in its own network: it trains the same as one process, and notices a lost host."""
 
 import pickle
 import re

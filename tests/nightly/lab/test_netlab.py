@@ -1,5 +1,5 @@
-"""Whether the emulator's links are what they are said to be. The kernel's own time of arrival is used, so that a busy
-machine delays the test, but not what it measures.
+"""The emulator's links have the rates, delays and losses that were set. Times of arrival are the kernel's, so a busy
+machine delays the test, but does not change its figures.
 """
 
 import os
@@ -224,7 +224,7 @@ def test_tcp_arrives_whole(make_lab: MakeLab, loss: float) -> None:
     assert node.down.payload_bytes >= len(sent)
 
 
-def test_nobody_dials_in_behind_nat(make_lab: MakeLab) -> None:
+def test_no_peer_dials_in_behind_nat(make_lab: MakeLab) -> None:
     lab = make_lab(FAST, replace(FAST, reachable=False))
     with sink(lab, 1), pytest.raises(TimeoutError):
         dial(lab, 0, 1, timeout_s=0.5)
@@ -271,12 +271,14 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def test_it_says_that_it_needs_root(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_laboratory_says_that_it_needs_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert why_not() == "the laboratory needs root: network namespaces"
 
 
-def test_it_says_why_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_laboratory_says_why_it_cannot_start(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("PATH", "")
     reason = why_not()
     assert reason is not None

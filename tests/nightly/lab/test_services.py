@@ -1,6 +1,6 @@
-"""A box with a real systemd becomes a worker by `echo2d join --print-script`: its service starts, comes back, stops.
+"""A box with a real systemd becomes a worker by `echo2d join --print-script`: its service starts, restarts, stops.
 
-The box is a Debian that debootstrap puts together, booted by systemd-nspawn in this host's network.
+The box is a Debian that debootstrap makes and systemd-nspawn boots in this host's network.
 """
 
 import os

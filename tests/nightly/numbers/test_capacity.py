@@ -1,6 +1,7 @@
 """The numbers of the capacity page that `echo2d plan` and `simulate` give, and one price of each kind of answer.
 
-Not here: what `cost_table` and `pool_table` play, which takes longer; `make nightly-pools` plays some of the latter.
+Not here: the numbers of `cost_table` and `pool_table`, which take longer; `make nightly-pools` checks some of the
+latter.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,7 +15,7 @@ from echo2d_lab.research import usd_to_accuracy
 from echo2d_lab.research.artefacts import read
 from tests.support.page_numbers import NUMBER, PageNumbers, missing, moved, page_text, run
 
-PAGE = "capacity.md"
+PAGE = "measurements/capacity.md"
 NOTHING: Mapping[str, str] = {}
 
 

@@ -1,7 +1,7 @@
-"""`make nightly-numbers`: what the pages say that a deterministic command gives is what it gives now.
+"""`make nightly-numbers`: deterministic commands still give the numbers that the pages show.
 
-Only what is planned, simulated in virtual time, or computed from recorded runs; nothing that is timed. A number that
-has moved is corrected in the page, with its date, and here; or the change that moved it is wrong.
+Only numbers that are planned, simulated in virtual time, or computed from recorded runs; none that is timed. If a
+number has changed, correct it in the page, with its date, and here; or the change of the code is wrong.
 
 To add a number, add a row to a table below, or a table.
 """
@@ -156,7 +156,7 @@ BROADCAST = [
 TOOLS = "echo2d simulate scenarios/tools.toml --json"
 FLEETS = [
     PageNumbers(
-        "environments.md",
+        "measurements/episodes.md",
         TOOLS,
         "| slots that are leased (`slots_busy`) | {99.0} % | "
         "| episodes that wait for a tool (`episodes_parked`) | {539} | "
@@ -219,12 +219,14 @@ def cell(setting: str, name: str) -> tuple[str, str, str]:
 
 
 def learner_row(bound: int, correction: str, text: str) -> PageNumbers:
-    """One line of the table of docs/guide/learner.md."""
+    """One line of the table of docs/measurements/learner.md."""
     goals = [f"{correction} {bound} {goal}" for goal in usd_to_accuracy.GOALS]
     ratios = [path for goal in goals for path in cell(goal, "steps_ratio")]
     if bound == 11:  # too short for the last goal, so no interval
         del ratios[-2:]
-    return PageNumbers("learner.md", ACCURACY, text, (*cell(goals[-1], "gain"), *ratios))
+    return PageNumbers(
+        "measurements/learner.md", ACCURACY, text, (*cell(goals[-1], "gain"), *ratios)
+    )
 
 
 def capacity_row(bound: int, text: str) -> PageNumbers:
@@ -235,7 +237,9 @@ def capacity_row(bound: int, text: str) -> PageNumbers:
         reads = [f"{setting}/{name}" for name in names]
     else:
         reads = [path for name in names for path in cell(setting, name)]
-    return PageNumbers("capacity.md", ACCURACY, text, (f"{setting}/usd_per_step", *reads))
+    return PageNumbers(
+        "measurements/capacity.md", ACCURACY, text, (f"{setting}/usd_per_step", *reads)
+    )
 
 
 RECORDED = [
@@ -260,13 +264,13 @@ RECORDED = [
         "| 11 | {9.46} | at least {1.47} | at least {1.13} | at least {0.80} | at least {1.19} |",
     ),
     PageNumbers(
-        "learner.md",
+        "measurements/learner.md",
         PRICES,
         "| 300 s | {20.83} | {10.50} | {9.48} | {9.50} | {9.48} | {9.46} | {9.46} |",
         tuple(f"300/{place}" for place in range(7)),
     ),
     PageNumbers(
-        "learner.md",
+        "measurements/learner.md",
         PRICES,
         "| 1,200 s | {35.78} | {15.90} | {10.12} | {9.45} | {9.40} | {9.45} | {9.42} |",
         tuple(f"1200/{place}" for place in range(7)),
@@ -314,7 +318,7 @@ RECORDED = [
         "| at least {1.48} |",
     ),
     PageNumbers(
-        "learner.md",
+        "measurements/learner.md",
         SWEEP,
         "| 11 | 1 | 9.9 | {-0.33} ({-0.37}, {-0.28}) | {-0.02} ({-0.04}, {-0.00}) |",
         tuple(

@@ -1,7 +1,7 @@
 """The built wheel trains in an empty environment outside the clone, with the newest packages and with the lowest.
 
-The newest are those that pip chooses, the lowest those that pyproject.toml declares. No constraint
-holds, also none of this machine's pip. So torch comes with its CUDA libraries: 3 GB to fetch and 6 GB of disk for each.
+The newest packages are those that pip chooses, the lowest those that pyproject.toml declares. No constraint is used,
+not even one of this machine's pip. So torch comes with its CUDA libraries: 3 GB to download and 6 GB of disk for each.
 """
 
 import json

@@ -1,4 +1,6 @@
-"""The loop buys the cheapest pool, and `plan` knows what it costs: two drawn fleets of each family and three files."""
+"""The control loop chooses the cheapest pool, and `plan` predicts its cost: drawn fleets of each family, and three
+files.
+"""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What stands under docs/figures is what the tools make of it today, as far as that is cheap to see."""
+"""The files in docs/figures are what the tools make today, as far as a test can check that cheaply."""
 
 from pathlib import Path
 from statistics import median

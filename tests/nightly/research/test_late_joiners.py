@@ -1,4 +1,4 @@
-"""Workers that come back late: the schedules, what they take by each route, and the table of what composing saves."""
+"""Workers that come back late: the schedules, the bytes of each route, and the table of what composing saves."""
 
 from argparse import Namespace
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""What is right on the walk, how runs become a table, and what the recorded runs come to."""
+"""Right answers of the walk task, the table of runs, and the results of the recorded runs."""
 
 from typing import Any
 

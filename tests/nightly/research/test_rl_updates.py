@@ -1,4 +1,4 @@
-"""The versions that deltas are measured on: snapshots, each a small step from the one before, the same every time."""
+"""Versions with which deltas are measured: snapshots, each a small step from the one before, the same every time."""
 
 import sys
 from pathlib import Path

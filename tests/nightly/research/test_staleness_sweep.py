@@ -1,4 +1,4 @@
-"""What the sweep plans, what it finds when it goes on, and how its runs become a table."""
+"""The runs that the sweep plans, its continuation after a stop, and the table of its runs."""
 
 import csv
 import json

@@ -1,4 +1,4 @@
-"""How runs become dollars to an accuracy, and what the recorded ones come to."""
+"""How usd until an accuracy are computed from runs, and the results of the recorded runs."""
 
 import random
 from math import log
@@ -99,7 +99,7 @@ def test_the_recorded_runs_reach_an_accuracy_for_what_must_be(tmp_path: Path) ->
     assert row["runs"] >= 3
     for name, most in MUST.items():
         assert row[name] <= most
-    for goal in GOALS:  # what docs/guide/learner.md says of S = 6 and S = 11
+    for goal in GOALS:  # what docs/measurements/learner.md says of S = 6 and S = 11
         low, high = (
             by_setting["default", 6, goal][f"steps_ratio_{end}"] for end in ("low", "high")
         )

@@ -1,4 +1,4 @@
-"""What tests of whole runs share."""
+"""Fixtures of tests of whole runs."""
 
 from tests.support.programs import site
 

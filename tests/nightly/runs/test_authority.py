@@ -59,7 +59,7 @@ def test_boxes_follow_a_key_that_the_old_one_names_and_none_after_a_loss(site: S
     assert sorted(each.name for each in new.iterdir()) == ["one.token", "two.token"]
     coordinator = site.coordinate("third")
     site.url()
-    poll(lambda: "its certificate is not of who is expected" in boxes["one"].log.read_text())
+    poll(lambda: "its certificate is not for the expected member" in boxes["one"].log.read_text())
     assert workers(site) == 0
     for name, box in boxes.items():
         stop(box)
@@ -71,6 +71,6 @@ def test_boxes_follow_a_key_that_the_old_one_names_and_none_after_a_loss(site: S
     # A thief has the key from before the loss, at the same address.
     seen = boxes["one"].log.stat().st_size
     thief = site.coordinate("thief", f"--set=run.run_dir={copy}")
-    poll(lambda: "its certificate is not of who" in boxes["one"].log.read_text()[seen:])
+    poll(lambda: "its certificate is not for" in boxes["one"].log.read_text()[seen:])
     assert boxes["one"].returncode is None
     stop(thief)

@@ -1,4 +1,4 @@
-"""A backup of a run in its middle, everything killed, and the run goes on from it: the books balance."""
+"""A run is backed up while it trains, all processes are killed, and the restored run continues: the books balance."""
 
 import json
 from collections.abc import Iterator

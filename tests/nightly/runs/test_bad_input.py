@@ -1,4 +1,4 @@
-"""What clumsy operators and lying learners see of a real coordinator: one line, exit code 2, and it runs on."""
+"""Mistakes of operators and lies of learners: a real coordinator answers with one line and exit code 2, and runs on."""
 
 import os
 import shutil

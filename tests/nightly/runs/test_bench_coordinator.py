@@ -1,4 +1,4 @@
-"""`echo2d bench coordinator` with a small fleet: everything is real but engines and learner, and the figures add up."""
+"""`echo2d bench coordinator` with a small fleet: only engines and learner are scripted, and the figures add up."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""A whole run in groups of 8, and how long its learner waits."""
+"""A whole run with groups of 8: how long its learner waits."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The programs started one by one, as on several machines; and what an operator's mistakes look like."""
+"""The programs started one by one, as on several machines, and the errors after an operator's mistakes."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""`make calculator`, two steps of it: a real language model calls a tool and reads what it says."""
+"""Two steps of `make calculator`: a real language model calls a tool and reads its result."""
 
 import subprocess
 import sys

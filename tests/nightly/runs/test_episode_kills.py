@@ -1,6 +1,6 @@
-"""`kill -9` amid episodes of several turns: no acknowledged turn is lost, repeated, or trained twice.
+"""`kill -9` during episodes of several turns: no acknowledged turn is lost, repeated, or trained twice.
 
-Agents outside play one task of the run with tickets, and the run's own processes play another one.
+Outside agents play one task of the run with tickets, and the run's own processes play another one.
 """
 
 import random

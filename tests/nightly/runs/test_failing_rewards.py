@@ -1,4 +1,4 @@
-"""A reward that has never come ends a real run within a minute of its first failure, with file and line."""
+"""A reward that always fails ends a real run within a minute of its first failure, with file and line."""
 
 import logging
 import time

@@ -1,6 +1,6 @@
 """Closed loops of models of several families: coordinator, a worker with the torch engine, and learner.
 
-Their weights are random, so nothing is learned; what counts is that every program reads and writes the family's files
+The weights are random, so nothing is learned; the tests check that every program reads and writes the family's files
 alike.
 """
 

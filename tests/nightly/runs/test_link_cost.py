@@ -1,4 +1,4 @@
-"""The relays that are measured: each is a process between two ends."""
+"""The relays whose cost is measured: each is a process between two ends."""
 
 import pytest
 import uvloop

@@ -1,4 +1,4 @@
-"""`make math`, a few steps of it: a real language model, stopped and started again."""
+"""A few steps of `make math`: a real language model, stopped and started again."""
 
 import signal
 import subprocess

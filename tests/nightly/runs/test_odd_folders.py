@@ -1,4 +1,4 @@
-"""Closed loops whose model directory is as a download or its last user left it."""
+"""Closed loops whose model directory is in the state in which a download or its last user left it."""
 
 import json
 import random

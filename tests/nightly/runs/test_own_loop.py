@@ -1,4 +1,4 @@
-"""The example of a trainer of one's own, against a real coordinator and worker."""
+"""The example of a user's own trainer, with a real coordinator and worker."""
 
 import pytest
 

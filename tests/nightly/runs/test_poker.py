@@ -1,4 +1,4 @@
-"""`make poker`, two steps of it: a tiny model is trained on hands, and plays matches."""
+"""Two steps of `make poker`: a tiny model is trained on hands, and plays matches."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""A learner of two processes, started by torchrun: it trains what one process trains, and they end together."""
+"""A learner of two processes, started by torchrun: it trains the same as one process, and both end together."""
 
 import dataclasses
 import json

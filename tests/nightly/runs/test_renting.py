@@ -1,4 +1,4 @@
-"""Boxes of a provider of kind "exec" that are processes of this machine: rented, used, given back, never forgotten."""
+"""Boxes of a provider of kind "exec", processes of this machine: rented, used, given back, never forgotten."""
 
 import json
 import os
@@ -159,9 +159,7 @@ def test_a_box_is_rented_used_found_again_and_given_back(site: Site) -> None:
     assert "1 boxes, 0.5 usd/h" in first.log.read_text()
     poll(lambda: nobodys not in site.labels())
     poll(lambda: f"gone {nobodys}: " in first.log.read_text())  # gone, as lists say
-    poll(
-        lambda: f"{label}: nothing was asked of it for" in first.log.read_text()
-    )  # no learner is there
+    poll(lambda: f"{label}: it had no work for" in first.log.read_text())  # no learner is there
     assert token.exists()
 
     first.kill()
@@ -187,7 +185,7 @@ def test_a_box_whose_time_ends_finishes_what_it_holds(
 
     def drained() -> bool:
         log = coordinator.log.read_text()
-        found[:] = re.findall(r"doomed (\S+): its time ends; it has", log)
+        found[:] = re.findall(r"returning (\S+): its time ends; it has", log)
         return bool(found) and f"gone {found[0]}: " in log
 
     poll(drained)

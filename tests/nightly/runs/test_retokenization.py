@@ -1,7 +1,7 @@
-"""Trained tokens are the engine's own, also where text would be tokenized otherwise.
+"""Trained tokens are those of the engine, even if their text would be tokenized otherwise.
 
-The tokenizer merges "11" and "22", but the model writes digit by digit. So an answer that went through
-text would come back with other tokens, of which the recorded logprobs say nothing.
+The tokenizer merges "11" and "22", but the model writes digit by digit. So an answer that was converted to text and
+back would have other tokens, which do not belong to the recorded logprobs.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""A learner of two processes on a machine that is taken away: it is stopped within a step, and one process goes on."""
+"""A learner of two processes on a machine that is taken away: it stops within a step, and one process continues."""
 
 import signal
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A run whose task is a file of questions: messages, a chat template and a scorer, and no code."""
+"""A run whose task is a file of questions: messages, a chat template and a scorer, without code."""
 
 import json
 

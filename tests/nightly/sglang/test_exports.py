@@ -1,4 +1,4 @@
-"""SGLang starts with what the learner exports, and says what transformers says."""
+"""SGLang starts with the learner's exports, and gives the logprobs of transformers."""
 
 import asyncio
 from pathlib import Path

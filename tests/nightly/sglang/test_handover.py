@@ -1,4 +1,4 @@
-"""What is left of a worker that is killed: its unfinished samples, as far as the coordinator was told."""
+"""After a worker is killed, its unfinished samples go on with the tokens that the coordinator had received."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""SGLang has the weights of `from_pretrained` when it starts with what an odd model directory is published as."""
+"""SGLang loads the weights of `from_pretrained` from the version that an odd model directory is published as."""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What each mode of a refit does to a real server's tokens, proved token by token."""
+"""The effect of each refit mode on a real server's tokens, proved token by token."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,6 +1,7 @@
-"""Refits of a real server under load: every token has the version that it is reported to have.
+"""Refits of a real server under load: every token was written by the version that is reported for it.
 
-How long nothing is generated in a refit is printed (`-s`) and not judged: that depends on what else the machine does.
+The time of a refit in which nothing is generated is printed (`-s`) and not judged, because it depends on the machine's
+other work.
 """
 
 import asyncio
@@ -77,7 +78,7 @@ async def test_twenty_refits_with_64_long_requests(harness: SglangHarness, tmp_p
         "pause_s_median": statistics.median(ordered), "pause_s_p95": ordered[18], "pause_s_max": ordered[-1],
         "load": os.getloadavg()[0],
     }  # fmt: skip
-    print(json.dumps(facts))  # noqa: T201 - the figures of docs/guide/sglang.md
+    print(json.dumps(facts))  # noqa: T201 - the figures of docs/measurements/sglang.md
     assert worst < LOGPROB_ERROR_MAX
     await engine.close()
 

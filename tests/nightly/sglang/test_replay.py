@@ -1,4 +1,4 @@
-"""A server with --enable-deterministic-inference draws what its seeds say: hash, positions, columns."""
+"""A server with --enable-deterministic-inference draws the tokens of its seeds: hash, positions, columns."""
 
 import asyncio
 import json

@@ -1,10 +1,9 @@
 """One optimizer step of echo2d and of TRL has the same gradient in every recipe that both have.
 
-The recipes and their settings are in `tests/support/trl_recipes.py`, the two steps in
-`tests/support/trl_gradients.py`, which TRL's environment runs. Where an earlier comparison found
-echo2d's defaults to differ from TRL's, no setting repairs that now: advantages are divided by the
-deviation of a sample, the KL term is weighed by the importance ratio, and the clip is two-sided.
-TRL's two-sided clip is off unless `delta` is given. echo2d's `correction` is `tis` by default, which TRL
+The recipes and their settings are in `tests/support/trl_recipes.py`, the two steps in `tests/support/trl_gradients.py`,
+which TRL's environment runs. No setting is needed for three defaults in which an earlier comparison found a difference:
+advantages are divided by the deviation of a sample, the KL term is weighed by the importance ratio, and the clip is
+two-sided. TRL's two-sided clip is off unless `delta` is given. echo2d's `correction` is `tis` by default, which TRL
 does not have beside its clip, so recipes that clip the rollout's ratio set it to `none`.
 """
 

@@ -1,4 +1,4 @@
-"""TRL's GRPOTrainer, fed by a real coordinator and worker."""
+"""TRL's GRPOTrainer with the data of a real coordinator and worker."""
 
 import ast
 import subprocess

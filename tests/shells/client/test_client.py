@@ -1,4 +1,4 @@
-"""The client against a real server that answers from a script."""
+"""The client, with a real server that answers from a script."""
 
 import asyncio
 import concurrent.futures
@@ -346,7 +346,7 @@ async def test_room_on_the_coordinators_disk_is_waited_for(
     assert "waiting for room: on the coordinator's host" in caplog.text
 
 
-async def test_who_says_nothing_is_asked_again(
+async def test_a_server_that_says_nothing_is_asked_again(
     server: Server, coordinator: AsyncCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A host that vanished closes no connection. A version takes its time, and is waited for."""

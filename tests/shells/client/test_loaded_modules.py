@@ -1,4 +1,4 @@
-"""What a program loads with the client: no server."""
+"""The client loads no module of the server."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Files are written as given, whatever parts they come in, and the manifest is what hashing gives."""
+"""Files are written as given, in parts of any size, and the manifest equals that of hashing the files."""
 
 import itertools
 import os

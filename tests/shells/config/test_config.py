@@ -30,7 +30,7 @@ def test_defaults_and_paths() -> None:
 
 
 def test_a_key_above_all_tables_says_where_it_belongs() -> None:
-    with pytest.raises(OperatorFault, match=r"run_dir stands before any table; put it below"):
+    with pytest.raises(OperatorFault, match=r"run_dir comes before any table; put it below"):
         CoordinatorConfig.read({**MINIMAL, "run_dir": "run"})
 
 
@@ -207,7 +207,7 @@ def test_hours_of_a_box_are_minutes_of_the_day() -> None:
             {"receive_only": True, "relay_only": True},
             "relay_only and receive_only cannot be combined",
         ),
-        ({"engine": "sglang", "quantization": "int8"}, "it takes --quantization in"),
+        ({"engine": "sglang", "quantization": "int8"}, "put --quantization in"),
         ({"engine_args": "--tp 2"}, "worker.engine_args: only the sglang engine reads it"),
         ({"engine": "sglang", "device": "cpu"}, "worker.device: only the torch engine reads it"),
         ({"quantization": "int4"}, "worker.quantization"),

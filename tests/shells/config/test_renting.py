@@ -1,4 +1,4 @@
-"""What a [[provider]] may say depends on its kind (`registry.PROVIDERS`)."""
+"""The keys that a [[provider]] may have depend on its kind (`registry.PROVIDERS`)."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Tables read from TOML: what is wrong is said with its name, what was expected and what was found."""
+"""Tables read from TOML: an error has the name of the key, the expected and the found value."""
 
 import tomllib
 from dataclasses import dataclass
@@ -70,7 +70,7 @@ def test_a_table_is_read_into_its_types() -> None:
         ),
     ],
 )
-def test_what_is_wrong_is_said(values: dict[str, Any], line: str) -> None:
+def test_an_error_names_its_key(values: dict[str, Any], line: str) -> None:
     with pytest.raises(OperatorFault) as fault:
         read_table(Example, values)
     assert str(fault.value).startswith(line)
@@ -88,7 +88,7 @@ def test_files_and_tables_that_are_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("table", [Example, LearnerConfig])
-def test_what_is_printed_can_be_read(table: type[Table]) -> None:
+def test_printed_tables_can_be_read(table: type[Table]) -> None:
     printed = tomllib.loads(print_tables(table))[table.TABLE]
     required = dict.fromkeys(
         ("url", "token_file", "model", "snapshot_root", "out_dir", "home"), "/x"

@@ -1,4 +1,4 @@
-"""Which processes a demo's chaos kills, and when."""
+"""The processes that a demo's chaos kills, and when."""
 
 from itertools import pairwise
 

@@ -1,4 +1,4 @@
-"""What the demo says of a run, and when it says that a promise was broken."""
+"""The results of a demo, and the promises that they break."""
 
 import dataclasses
 import json

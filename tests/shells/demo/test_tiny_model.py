@@ -1,4 +1,4 @@
-"""The tiny model: a normal model directory, cached, the same every time, and measured as generation would."""
+"""The tiny model: a normal model directory, cached, the same every time, with the measured accuracy of generation."""
 
 import dataclasses
 from pathlib import Path
@@ -26,7 +26,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("models"), QUICK)
 
 
-def test_it_is_a_normal_model_directory_in_bfloat16(model: Path) -> None:
+def test_the_tiny_model_is_a_normal_model_directory_in_bfloat16(model: Path) -> None:
     assert {path.name for path in model.iterdir()} >= {
         "config.json",
         "model.safetensors",

@@ -1,4 +1,4 @@
-"""The digit game of two turns: what it gives, what it is worth, and that it plays in a process."""
+"""The digit game of two turns: its prompts, its rewards, and its play in a process."""
 
 from collections.abc import Sequence
 

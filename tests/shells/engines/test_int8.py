@@ -1,4 +1,4 @@
-"""Linear layers in int8: what they compute, when they are quantized, and where they cannot be used."""
+"""Linear layers in int8: their results, when they are quantized, and where they cannot be used."""
 
 from pathlib import Path
 from statistics import median

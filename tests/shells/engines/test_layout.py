@@ -1,4 +1,4 @@
-"""What a snapshot directory says about itself."""
+"""The layout of a model that a snapshot directory describes."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""LoRA adapters on their way: published, loaded beside the right base model, and refused beside any other."""
+"""LoRA adapters: published, loaded beside the right base model, and refused beside any other."""
 
 import asyncio
 import dataclasses

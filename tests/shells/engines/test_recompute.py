@@ -1,4 +1,4 @@
-"""What computing KV caches again costs: tokens of this refit, at the speed of the waves before it."""
+"""The cost of computing KV caches again: tokens of this refit, at the speed of the waves before it."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""One prefill tells whether an answer was drawn as it ought to have been."""
+"""One prefill shows whether an answer was drawn by the rules."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What SGLang's HTTP does to a caller that trusts it, and that nothing of it reaches a token."""
+"""The pitfalls of SGLang's HTTP API, none of which reaches a token."""
 
 import asyncio
 import logging
@@ -254,7 +254,7 @@ async def test_there_and_back_in_place_between_two_chunks(tmp_path: Path) -> Non
         assert pair.engine.label == label(0)
 
 
-async def test_somebody_else_updates_the_server(tmp_path: Path) -> None:
+async def test_another_client_updates_the_server(tmp_path: Path) -> None:
     """Its own word at the end of a request gives it away; what it wrote meanwhile is nobody's."""
     async with a_pair(tmp_path) as pair:
         with suppress(AssertionError):

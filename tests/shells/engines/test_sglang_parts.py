@@ -1,4 +1,4 @@
-"""The pure parts of the SGLang engine: what differs between versions, who wrote a token, how much fits."""
+"""The pure parts of the SGLang engine: the dialects of its versions, the author of a token, limits, logs, servers."""
 
 import asyncio
 import json
@@ -58,7 +58,7 @@ def test_dialects(version: str, flushes_safely: bool, tried: bool, paths: set[st
 
 
 @pytest.mark.parametrize("version", ["0.5.18", "0.4.10", "0.5", "", "main"])
-def test_too_old_to_say_who_wrote_a_token(version: str) -> None:
+def test_a_server_too_old_to_say_which_version_wrote_a_token(version: str) -> None:
     with pytest.raises(EngineFault, match=r"0\.5\.19"):
         dialect_of(version, PATHS)
 
@@ -161,7 +161,7 @@ def test_an_abort_joined_with_what_came_before_it() -> None:
     assert piece.take(both, certain=False) == []
 
 
-def test_an_abort_without_a_word_leaves_held_tokens_to_nobody() -> None:
+def test_an_abort_without_a_word_drops_held_tokens() -> None:
     piece = Continuation("1-a")
     piece.take(chunk(5, end=1), certain=False)
     assert piece.take(chunk(end=1, finish=ABORT), certain=False) == []
@@ -190,12 +190,12 @@ BAD = {
 
 
 @pytest.mark.parametrize("body", BAD.values(), ids=BAD.keys())
-def test_what_is_no_output(body: Any) -> None:
+def test_answers_that_are_no_output(body: Any) -> None:
     with pytest.raises(EngineFault):
         Continuation("1-a").take(read_chunk(body), certain=True)
 
 
-def test_another_version_wrote_what_was_given() -> None:
+def test_another_version_wrote_the_given_tokens() -> None:
     piece = Continuation("1-a")
     piece.take(chunk(5, 6, end=2), certain=True)
     with pytest.raises(Foreign):
@@ -231,7 +231,7 @@ def test_limits(limit: int, load: ServerLoad, after: int) -> None:
     assert next_limit(limit, 64, load) == after
 
 
-def test_who_waits_enters_in_order() -> None:
+def test_waiting_requests_enter_in_order() -> None:
     room, entered = SampleAdmission(2), list[str]()
     callers = {name: (lambda name=name: entered.append(name)) for name in "abcde"}
     for name in "abcde":

@@ -1,4 +1,4 @@
-"""Bundles of tokens with their spans, and the way of deltas to one consumer."""
+"""Bundles of tokens with their spans, and the stream of deltas to one consumer."""
 
 import asyncio
 
@@ -82,7 +82,7 @@ async def test_a_waiting_consumer_is_woken() -> None:
     assert await stream.get() is None
 
 
-async def test_what_follows_a_finish_is_dropped() -> None:
+async def test_deltas_after_a_finish_are_dropped() -> None:
     stream = RequestStream(1)
     stream.abort()
     stream.put(SampleOutput(0, [5], [0.0], [LabelSpan(0, 1, "a")], "stop"))

@@ -1,4 +1,4 @@
-"""The parts of the torch engine, and what it does beyond the contract suite."""
+"""The parts of the torch engine, and its behaviour beyond the contract suite."""
 
 import asyncio
 import dataclasses
@@ -270,7 +270,7 @@ def test_what_becomes_of_the_files_does_not_matter_any_more(
     assert policy.digests() == before
 
 
-def test_weights_under_other_names_are_built_anew(tmp_path: Path) -> None:
+def test_weights_under_other_names_are_built_again(tmp_path: Path) -> None:
     """transformers computes with the experts of a layer in one tensor; the files hold one each."""
     save_random_model(tmp_path, FAMILIES["experts"], rng_seed=0)
     policy = loaded(tmp_path)
@@ -458,7 +458,7 @@ async def test_another_depth_is_built_and_goes_on(tmp_path: Path, engine: TorchE
     assert logprobs[switch:] == pytest.approx(truth[switch:], abs=1e-3)
 
 
-async def test_another_vocabulary_ends_what_runs(tmp_path: Path, engine: TorchEngine) -> None:
+async def test_another_vocabulary_ends_running_samples(tmp_path: Path, engine: TorchEngine) -> None:
     await engine.refit(saved(tmp_path / "0"), "0-a")
     stream = engine.generate(GenerateRequest("r", [1, 2], 1, 10_000))
     await anext(stream)
@@ -500,7 +500,7 @@ async def test_a_failing_step_leaves_nothing_until_the_next_refit(
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-async def test_nobody_waits_for_a_dead_decoder(
+async def test_no_sample_waits_for_a_dead_decoder(
     tmp_path: Path, engine: TorchEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def bug(decoder: Decoder, *arguments: object) -> None:

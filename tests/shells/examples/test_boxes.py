@@ -1,4 +1,4 @@
-"""The recipes of examples/boxes are whole programs and documents. No cloud is asked."""
+"""The recipes of examples/boxes are whole programs and documents. No cloud gets a request."""
 
 import shutil
 import subprocess

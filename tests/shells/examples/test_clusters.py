@@ -1,6 +1,6 @@
-"""The files of examples/clusters: they name what echo2d has, and their scripts pass signals on as they should.
+"""The files of examples/clusters name things that echo2d has, and their scripts pass signals on.
 
-Stand-ins play `echo2d` and Slurm. `make nightly-clusters` asks the clusters' own tools.
+Stand-ins replace `echo2d` and Slurm. `make nightly-clusters` uses the clusters' own tools.
 """
 
 import base64

@@ -1,4 +1,4 @@
-"""`make poker`: what its model knows at the start, and what a match says."""
+"""`make poker`: what its model knows at the start, and the report of a match."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What `echo2d bench broadcast` makes of its rounds. The measurement itself: `tests/nightly/lab`."""
+"""How `echo2d bench broadcast` computes its result from its rounds. The measurement itself: `tests/nightly/lab`."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -166,12 +166,12 @@ def test_the_seed_lives() -> None:
     "wrong",
     [{"rounds": -1}, {"rounds": 101}, {"kill": 0.0}, {"corrupt": 1.5}, {"against": ("rsync",)}],
 )
-def test_what_cannot_be_measured(wrong: dict[str, object]) -> None:
+def test_options_that_cannot_be_measured(wrong: dict[str, object]) -> None:
     with pytest.raises(OperatorFault, match="expected"):
         BroadcastBench(EIGHT, **wrong)  # type: ignore[arg-type]
 
 
-def test_the_picture_has_a_curve_for_everybody(tmp_path: Path) -> None:
+def test_the_picture_has_a_curve_for_each_strategy(tmp_path: Path) -> None:
     five = BroadcastBench(replace(EIGHT, peers=EIGHT.peers[:6]), run_dir=tmp_path)
     wanted = list(measurements(five))
     assert [len(each.scenario.peers) - 1 for each in wanted] == [2, 4, 5]
@@ -189,6 +189,8 @@ def test_the_picture_has_a_curve_for_everybody(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["picture.gif", "no/folder.png"])
-def test_what_cannot_be_drawn_is_said_before_the_measurement(tmp_path: Path, name: str) -> None:
+def test_a_plot_that_cannot_be_drawn_is_refused_before_the_measurement(
+    tmp_path: Path, name: str
+) -> None:
     with pytest.raises(OperatorFault, match="--plot"):
         run_plot(BroadcastBench(EIGHT), tmp_path / name)

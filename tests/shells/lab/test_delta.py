@@ -1,4 +1,4 @@
-"""`echo2d bench delta`: what it reports, what it builds, what it refuses; and the encodings of others."""
+"""`echo2d bench delta`: its report, the version that it rebuilds, its refusals, and the encodings of other projects."""
 
 import json
 import shutil
@@ -40,7 +40,7 @@ def run(*arguments: object) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
-def test_it_says_what_a_version_takes_and_builds_it_again(
+def test_the_bench_reports_what_a_version_takes_and_rebuilds_it(
     versions: tuple[Path, Path], tmp_path: Path
 ) -> None:
     against = "xor,index-value,zstd"
@@ -72,7 +72,7 @@ def test_it_says_what_a_version_takes_and_builds_it_again(
     assert misses("1e-4", {**facts, "roundtrip_ok": False}) != []
 
 
-def test_it_prints_a_table(versions: tuple[Path, Path]) -> None:
+def test_the_bench_prints_a_table(versions: tuple[Path, Path]) -> None:
     code, output = run(*versions, "--runs", 1, "--codec", "numpy")
     assert code == 0
     assert "2 sparse" in output
@@ -80,7 +80,7 @@ def test_it_prints_a_table(versions: tuple[Path, Path]) -> None:
     assert "built again byte for byte" in output
 
 
-def test_what_is_wrong_is_one_line(versions: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_mistake_is_one_line(versions: tuple[Path, Path], tmp_path: Path) -> None:
     other = write_snapshot(tmp_path / "other", weight_bytes=1 << 17)
     old, new = versions
     for arguments in (

@@ -1,4 +1,4 @@
-"""The real core with an eager worker: the staleness that S and kappa allow is the staleness that there is."""
+"""The real core with an eager worker: staleness is exactly as large as S and kappa allow."""
 
 from collections.abc import Sequence
 

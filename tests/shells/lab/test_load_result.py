@@ -1,4 +1,4 @@
-"""What the figures of `echo2d bench coordinator` mean, in a sentence."""
+"""The meaning of the figures of `echo2d bench coordinator`, in a sentence."""
 
 from dataclasses import fields, replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""What `echo2d bench broadcast` measures echo2d against, on loopback and with few bytes."""
+"""The rivals of `echo2d bench broadcast`, on loopback and with few bytes."""
 
 import hashlib
 import os
@@ -93,7 +93,7 @@ def test_the_programs_of_a_rival_spread_one_version_after_another(
             assert all(file.read_bytes() == content for file in files)
 
 
-def test_other_bytes_than_were_given_are_noticed(tmp_path: Path) -> None:
+def test_wrong_bytes_of_a_rival_are_noticed(tmp_path: Path) -> None:
     with programs_of("star", tmp_path) as programs:
         offer = programs.prepare(bytes(VERSION_BYTES))
         next((tmp_path / "files").glob("*/v0")).write_bytes(b"\x01" * VERSION_BYTES)
@@ -191,6 +191,6 @@ def test_warm_is_compared_with_warm_and_cold_with_cold() -> None:
 
 
 @pytest.mark.parametrize("names", [("rsync",), ("star", "star"), ("libtorrent:fast",), ("star:x",)])
-def test_what_cannot_be_measured_is_refused(names: tuple[str, ...]) -> None:
+def test_a_rival_that_cannot_be_measured_is_refused(names: tuple[str, ...]) -> None:
     with pytest.raises(OperatorFault, match="--against: expected some of star, libtorrent"):
         check_rivals(names)

@@ -1,4 +1,4 @@
-"""What `echo2d bench soak` draws, expects and balances. The soak itself takes an hour."""
+"""The parts of `echo2d bench soak`: its draws, its expected alerts, its books. The soak itself takes an hour."""
 
 import gc
 import os
@@ -64,7 +64,7 @@ def test_an_alert_about_several_workers_is_explained_by_each_and_the_status_name
     assert list(book.unexpected) == [("peer_build", ""), ("peer_build", "strange-3")]
 
 
-def test_what_could_not_be_seen_is_not_missing() -> None:
+def test_an_alert_that_could_not_be_seen_is_not_missing() -> None:
     book = AlertBook([ExpectedAlert("learner_silent", "", 0.0, 60.0, within_s=30.0)])
     book.look(alert("seed_away", ""), 61.0)
     assert book.missing() == []

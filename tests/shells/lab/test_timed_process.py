@@ -1,4 +1,4 @@
-"""The real core with a worker that takes its time: what patience leaves out, and when batches come."""
+"""The real core with a worker that takes time: the samples that patience leaves out, and when batches come."""
 
 from collections.abc import Sequence
 

@@ -1,7 +1,7 @@
-"""Given tokens are read, and have no share in anything that is trained or measured.
+"""Given tokens are read, but do not count in anything that is trained or measured.
 
-The references are written out here: a row at a time, with the model's own attention, log p of every
-token, and a share of 0 where a token was given or is too old.
+The references are written out here: a row at a time, with the model's own attention, log p of every token, and weight 0
+where a token was given or is too old.
 """
 
 import dataclasses

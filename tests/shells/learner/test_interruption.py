@@ -1,4 +1,4 @@
-"""A learner that is stopped, killed or out of disk space, and what the next one continues from."""
+"""A learner that is stopped, killed or out of disk space, and the state from which the next one continues."""
 
 import dataclasses
 import os

@@ -1,4 +1,4 @@
-"""The learner's program: its config file, what it prints, and its exit code."""
+"""The learner's program: its config file, its output, and its exit code."""
 
 import json
 import subprocess
@@ -93,12 +93,12 @@ def test_a_gradient_that_is_no_number_would_be_none_again(
     path = write_config(tmp_path / "run.toml", config, lr=1e30, warmup_steps=0)
     assert main(["--config", str(path)]) == 2
     said = capsys.readouterr().err.splitlines()[-1]
-    assert said == "learner: the gradient of train step 2 is no number"
+    assert said == "learner: the gradient of train step 2 is not finite"
     assert served.said("commit") == [1]
 
 
 @pytest.mark.usefixtures("served")
-def test_what_nobody_expected_has_a_traceback_and_a_last_word(
+def test_an_unexpected_error_has_a_traceback_and_a_last_word(
     config: LearnerConfig,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -116,7 +116,7 @@ def test_what_nobody_expected_has_a_traceback_and_a_last_word(
     assert said.splitlines()[-1] == "learner: OutOfMemoryError: CUDA out of memory"
 
 
-def test_it_logs_like_the_other_programs(
+def test_the_learner_logs_like_the_other_programs(
     config: LearnerConfig, tmp_path: Path, served: ScriptedCoordinator
 ) -> None:
     path, log = write_config(tmp_path / "run.toml", config), tmp_path / "learner.log"

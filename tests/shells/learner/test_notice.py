@@ -1,4 +1,4 @@
-"""Notices that a machine will be taken away, as clouds, files and hooks give them."""
+"""Notices that a machine will be taken away, from clouds, files and hooks."""
 
 import json
 import logging

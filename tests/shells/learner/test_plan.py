@@ -1,4 +1,4 @@
-"""The plan says what a train step takes, before there is one."""
+"""The plan predicts the memory that a train step needs, before the first one."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A long run in which some groups are poisonous trains what a run without them trains."""
+"""A long run with some poisonous groups trains the same as a run without them."""
 
 import dataclasses
 import math

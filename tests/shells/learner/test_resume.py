@@ -1,4 +1,4 @@
-"""Going on: with whose checkpoints, with what is remembered of them, and with a config that has changed."""
+"""Resuming: from whose checkpoints, with which remembered state, and with a config that has changed."""
 
 import dataclasses
 from pathlib import Path

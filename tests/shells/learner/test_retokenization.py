@@ -2,8 +2,8 @@
 
     engine --answer's tokens--> environment in text --turns' tokens--> engine --> ... --> batch --> learner
 
-The tokenizer makes one token of "11", and the model writes "1" and "1". Each part is the one that a run has,
-but for the coordinator between them (`tests/nightly/runs/test_retokenization.py`, with one turn).
+The tokenizer makes one token of "11", and the model writes "1" and "1". All parts are those of a run, except for the
+coordinator between them (`tests/nightly/runs/test_retokenization.py`, with one turn).
 """
 
 import asyncio

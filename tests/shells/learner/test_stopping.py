@@ -1,4 +1,4 @@
-"""A learner that is told to stop in the middle of a train step, and the one that goes on."""
+"""A learner that must stop in the middle of a train step, and the one that continues."""
 
 import dataclasses
 import time

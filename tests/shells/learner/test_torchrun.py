@@ -1,4 +1,4 @@
-"""How the program that starts the ranks ends when torchrun asks a store for ever that does not answer."""
+"""The program that starts the ranks also ends if torchrun waits for ever for a store that does not answer."""
 
 import os
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ def in_a_child(codes: Sequence[int]) -> int:
 
 
 @pytest.mark.parametrize(("codes", "code"), [((0, 0), 0), ((0, 1), 1), ((2, 1), 2), ((-9, 0), 1)])
-def test_it_ends_as_its_processes_did(
+def test_the_program_ends_as_its_processes_did(
     monkeypatch: pytest.MonkeyPatch, codes: tuple[int, ...], code: int
 ) -> None:
     monkeypatch.setattr(torchrun, "CHECK_S", 0.001)

@@ -1,4 +1,4 @@
-"""A whole run of the learner, with a real model and real files, against a scripted coordinator."""
+"""A whole run of the learner, with a real model, real files and a scripted coordinator."""
 
 import dataclasses
 import math

@@ -1,4 +1,4 @@
-"""Which codec serves: the best there is, another one on demand, and numpy where nothing was compiled."""
+"""The codec in use: the best one available, another one on demand, and numpy if nothing was compiled."""
 
 import sys
 import tracemalloc
@@ -15,7 +15,7 @@ def test_the_best_one_serves() -> None:
     assert native.codec() == native.available()[-1]
 
 
-def test_another_one_for_a_while() -> None:
+def test_another_codec_for_a_while() -> None:
     best = native.codec()
     for each in native.available():
         with native.using(each):

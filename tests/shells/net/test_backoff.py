@@ -1,4 +1,4 @@
-"""How long a program waits between two tries."""
+"""The time that a program waits between two tries."""
 
 import random
 

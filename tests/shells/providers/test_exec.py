@@ -1,4 +1,4 @@
-"""The operator's commands as processes, and the book of what was rented."""
+"""The operator's commands as processes, and the book of rented boxes."""
 
 import contextlib
 import json
@@ -86,7 +86,9 @@ async def test_a_command_that_hangs_is_killed_with_its_group(tmp_path: Path) -> 
         assert time.monotonic() < deadline
 
 
-async def test_what_it_leaves_running_keeps_nobody_waiting(tmp_path: Path) -> None:
+async def test_processes_that_a_command_leaves_running_keep_no_caller_waiting(
+    tmp_path: Path,
+) -> None:
     """Although that holds its output open; and it stays."""
     pid = tmp_path / "pid"
     assert (
@@ -97,13 +99,13 @@ async def test_what_it_leaves_running_keeps_nobody_waiting(tmp_path: Path) -> No
     await run_command(("kill", pid.read_text().strip()), PATH, timeout_s=HANG_S)
 
 
-async def test_so_much_output_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_output_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exec_module, "_OUTPUT_BYTES_MAX", 1000)
     with pytest.raises(ProviderFault, match="more than 1000 bytes"):
         await run_command(shell("head -c 300000 /dev/zero"), PATH, timeout_s=HANG_S)
 
 
-async def test_who_prints_without_end_is_ended() -> None:
+async def test_a_command_that_prints_without_end_is_ended() -> None:
     """It would keep the event loop busy for all of its time."""
     begun = time.monotonic()
     with pytest.raises(ProviderFault, match="printed more than"):
@@ -128,7 +130,7 @@ def test_the_book_outlives_its_process(tmp_path: Path) -> None:
     again.close()
 
 
-def test_it_is_closed_while_another_thread_writes_a_row(tmp_path: Path) -> None:
+def test_the_book_is_closed_while_another_thread_writes_a_row(tmp_path: Path) -> None:
     """As when a coordinator is told to stop in that moment: it ended with a segmentation fault."""
     moment = Moment("boot", 5.0, 1e9)
     for number in range(8):

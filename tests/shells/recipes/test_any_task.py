@@ -1,4 +1,4 @@
-"""`echo2d init`: what it writes runs as it is, for each kind of task; what is wrong is one line."""
+"""`echo2d init` for each kind of task: the config that it writes runs unchanged; a mistake is one line."""
 
 import json
 import shlex
@@ -45,7 +45,7 @@ def init(options: str, code: int = 0) -> str:
     return result.output
 
 
-def test_with_nothing_but_an_address_it_writes_a_whole_run(folder: Path) -> None:
+def test_with_nothing_but_an_address_init_writes_a_whole_run(folder: Path) -> None:
     said = init("--yes --host 10.0.0.1")
     config, learner = (
         CoordinatorConfig.load(Path("run/run.toml")),
@@ -134,7 +134,7 @@ def test_keys_are_set_and_the_run_is_checked_with_them() -> None:
          "task calculator: prompt 0: "),
         ("--task class --kind sort_digits --base-model nix", "--base-model: there is no directory nix; expected"),
         ("--task class --kind sort_digits", "--base-model: expected an answer to: Model to train"),
-        ("--task questions --base-model tiny", "--base-model: the tiny one reads no text"),
+        ("--task questions --base-model tiny", "--base-model: the tiny model reads no text"),
         ("--set policy.group_size=7", "policy.group_size: expected a divisor"),
         ("--set learner.stepz=7", "learner.stepz: unknown key"),
         ("--boxes 0", "--boxes: expected 1 to 1000; found 0"),
@@ -157,7 +157,7 @@ def test_a_run_that_is_there_is_kept(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("task", "count"), [("tiny", 4), ("environment", 6), ("questions", 6)])
-def test_it_asks_few_questions(
+def test_init_asks_few_questions(
     task: str, count: int, text_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []

@@ -1,4 +1,4 @@
-"""`echo2d init`: what it writes is a config that both programs read; what is wrong is one line."""
+"""`echo2d init` for questions: both programs read the config that it writes; a mistake is one line."""
 
 import builtins
 import json
@@ -241,9 +241,9 @@ MISTAKES = [
     ({"config.json": b'{"vocab_size": 200}'}, "its tokenizer has 256 tokens, its config.json says vocab_size = 200"),
     ({"config.json": b'{"quantization_config": {"quant_method": "awq"}}'}, "is quantized (awq); convert it"),
     ({"config.json": b'{"is_encoder_decoder": true, "model_type": "t5"}'}, "is an encoder-decoder (t5)"),
-    ({"config.json": None, "it.gguf": b"GGUF"}, "is GGUF, which cannot be trained; take"),
+    ({"config.json": None, "it.gguf": b"GGUF"}, "is GGUF, which cannot be trained; use"),
     ({"config.json": None, "adapter_config.json": b'{"base_model_name_or_path": "Org/Base"}'},
-     "is a LoRA adapter of Org/Base; take that model, or merge the adapter into it"),
+     "is a LoRA adapter of Org/Base; use that model, or merge the adapter into it"),
     ({"config.json": None, "inner/config.json": b"{}"}, "inner?"),
 ]  # fmt: skip
 
@@ -310,7 +310,7 @@ def test_a_missing_extra_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     assert str(refused.value) == f"scorer math: it needs math-verify: {install_command('math')}"
 
 
-def test_columns_that_nobody_can_guess_are_asked_for(base: Path, rows: Path) -> None:
+def test_columns_that_cannot_be_guessed_are_asked_for(base: Path, rows: Path) -> None:
     rows.write_text(json.dumps({"frage": "1 + 1?", "antwort": "2"}) + "\n")
     code, output = init(base, rows, "--yes")
     assert (code, output.count("\n")) == (2, 1)

@@ -1,4 +1,4 @@
-"""`echo2d try`: what a run would see and stumble over is said before a box is paid for."""
+"""`echo2d try`: it shows what a run would read, and the mistakes over which it would fail, before a box costs money."""
 
 import json
 import shlex
@@ -152,7 +152,7 @@ def test_the_first_lines_that_a_reward_prints_are_shown() -> None:
     assert first.startswith("judged 2")
     assert last.startswith("judged nonsense against 2")
     result = CliRunner().invoke(main, ["try", "--config=run.toml", "--answer=nonsense"])
-    assert f"What its code printed, the first lines:\n\n  {first}\n" in result.output
+    assert f"The first lines that the task's code printed:\n\n  {first}\n" in result.output
     write_run("judge:right")
     assert tried("--no-answers")["tasks"][0]["printed"] == ""
 
@@ -218,10 +218,10 @@ def test_prompts_that_hold_their_answers_are_counted() -> None:
     assert any("7 of 40 prompts hold the text of their expected answer, e.g." in each for each in cautions)  # fmt: skip
 
 
-def test_what_no_run_should_have_is_said_without_an_answer() -> None:
+def test_mistakes_that_no_run_should_have_are_said_without_an_answer() -> None:
     write_run("exact", "[[eval]]\noptions = {}\nrows = 9", held_out=0.2)
     cautions = tried("--no-answers --set sampling.max_new_tokens=500")["cautions"]
-    said = "sampling.max_new_tokens: 500 of an answer, and the model reads 400 tokens"
+    said = "sampling.max_new_tokens: an answer may have 500 tokens, but the model reads 400 tokens"
     assert any(each.startswith(said) for each in cautions)
     assert any(each.startswith("eval rows/heldout: with ") for each in cautions)
 
@@ -237,7 +237,7 @@ def test_what_no_run_should_have_is_said_without_an_answer() -> None:
         ("[learner]\nsteps = 1\nloss = 'ppo2'", {}, "found 'ppo2'; learner.objective is one of grpo, "),
         ("", {"prompt": "{question} {answer}"}, "it shows the column 'answer', which holds the expected answer"),
         ("", {"scorer": "judge:nowhere"}, "judge.py, has no 'nowhere'"),
-        ("", {"scorer": "random:score"}, "random.py, has no 'score'; yours has the name of a module of Python"),
+        ("", {"scorer": "random:score"}, "random.py, has no 'score'; your module has the name of a module of Python"),
         ("", {"scorer": "relative:score"}, "relative import with no known parent package (/"),
         ("", {"scorer": "absent:score"}, "absent.py:1 in <module>); put the module beside run.toml"),
         ("", {"scorer": "variable:KEY"}, "variable.py:2 in <module>); a task has only the variables of this host"),
@@ -285,7 +285,7 @@ def test_the_folder_may_move_and_be_used_from_anywhere(
     monkeypatch.chdir("/")
     result = CliRunner().invoke(main, ["try", "--config", f"{moved}/run.toml", "--answer=1"])
     assert result.exit_code == 0, result.output
-    assert "40 of the first 40 expected answers are worth something" in result.output
+    assert "The scorer gives 40 of the first 40 expected answers a reward" in result.output
     assert "reward 0 (length 1), scored in 0.0" in result.output
 
 

@@ -1,4 +1,4 @@
-"""The coordinator's double that seeds and workers under test join."""
+"""The stand-in for a coordinator that seeds and workers under test join."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What tests of simulated broadcasts share."""
+"""Fixtures of tests of simulated broadcasts."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""When a data centre would be cheaper: the formula is the forecast's own bill, and its zeros are where it says."""
+"""When a data centre would be cheaper: the formula equals the forecast's own bill, and its zeros are right."""
 
 from dataclasses import replace
 from pathlib import Path

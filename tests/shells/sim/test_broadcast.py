@@ -1,4 +1,4 @@
-"""Whole broadcasts in virtual time: everyone alive ends with everything, soon, and the same way each time."""
+"""Whole broadcasts in virtual time: every living peer ends with everything, soon, and the same way each time."""
 
 import time
 from dataclasses import replace
@@ -140,7 +140,7 @@ def test_a_relay_that_comes_back_reuses_its_disk(play: Play) -> None:
     assert outcome.duplicates == 0
 
 
-def test_a_seed_that_comes_back_sends_what_nobody_has(play: Play) -> None:
+def test_a_seed_that_comes_back_sends_the_frames_that_no_peer_has(play: Play) -> None:
     outcome = play(replace(CHAIN, faults=(PeerCrash(0, 3.0, back_s=4.0),)))
     assert outcome.seed_copies < 1.1
     assert outcome.t_verify_s < play(CHAIN).t_verify_s + 2
@@ -148,7 +148,7 @@ def test_a_seed_that_comes_back_sends_what_nobody_has(play: Play) -> None:
 
 @pytest.mark.parametrize("shape", ["chain", "auto"])
 @pytest.mark.parametrize("culprit", [1, 4])
-def test_a_relay_that_spoils_frames_delays_little_and_nobody_honest_is_quarantined(
+def test_a_relay_that_corrupts_frames_delays_little_and_no_honest_peer_is_quarantined(
     play: Play, shape: Literal["chain", "auto"], culprit: int
 ) -> None:
     peers = [replace(LINK, corrupts_every=20 if number == culprit else 0) for number in range(9)]
@@ -175,7 +175,7 @@ def test_loss_delays_but_everything_comes(play: Play) -> None:
     assert play(lossy).ratio < 1.5
 
 
-def test_a_slow_peer_delays_nobody_else_in_a_star(play: Play) -> None:
+def test_a_slow_peer_delays_no_other_peer_in_a_star(play: Play) -> None:
     """I6: the seed's uplink has room for all; one peer's downlink is a hundredth of the others'."""
     peers = (PeerSpec(uplink=1000 * MBIT), *(LINK,) * 4, replace(LINK, downlink=1 * MBIT))
     arrived = play(Scenario(peers, wire_bytes=8 * MIB, shape="star")).arrived_s
@@ -201,7 +201,7 @@ def test_a_newcomer_gets_the_spreading_form_without_delaying_it(play: Play) -> N
 @pytest.mark.parametrize(
     ("mbits", "count", "ratio"), [(100, 1, 1.05), (100, 2, 1.05), (1000, 1, 1.4), (1000, 2, 1.2)]
 )
-def test_who_comes_late_fetches_from_all_peers_at_once(
+def test_a_late_peer_fetches_from_all_peers_at_once(
     play: Play, shape: Literal["chain", "star", "auto"], mbits: float, count: int, ratio: float
 ) -> None:
     """As fast as its downlink takes it, or eight uplinks give it to all newcomers; the seed sends nothing more."""
@@ -215,7 +215,7 @@ def test_who_comes_late_fetches_from_all_peers_at_once(
     assert outcome.duplicates <= play(spread).duplicates + 3
 
 
-def test_slow_sources_hold_nobody_up(play: Play) -> None:
+def test_slow_sources_hold_no_peer_up(play: Play) -> None:
     """The end game takes from them what they would send last."""
     peers = (
         PeerSpec(uplink=320 * MBIT),
@@ -225,7 +225,7 @@ def test_slow_sources_hold_nobody_up(play: Play) -> None:
     assert outcome.arrived_s[9] < 60.0 + 1.06 * 64 * MIB / LINK.downlink
 
 
-def test_who_comes_back_late_fetches_only_what_it_misses(play: Play) -> None:
+def test_a_peer_that_comes_back_late_fetches_only_what_it_misses(play: Play) -> None:
     scenario = replace(CHAIN, faults=(PeerCrash(4, 2.7, back_s=30.0),))
     outcome = play(scenario)
     assert outcome.arrived_s[4] < 30.0 + 0.55 * 5.4 + 0.3
@@ -233,7 +233,7 @@ def test_who_comes_back_late_fetches_only_what_it_misses(play: Play) -> None:
     assert outcome.seed_copies < 1.01
 
 
-def test_peers_that_nobody_can_dial_are_served_too(play: Play) -> None:
+def test_peers_that_cannot_be_dialled_are_served_too(play: Play) -> None:
     peers = (LINK, *(LINK, replace(LINK, reachable=False)) * 3, replace(LINK, reachable=False))
     outcome = play(Scenario(peers, wire_bytes=16 * MIB, shape="chain", chains=2))
     assert set(outcome.arrived_s) == set(range(1, 8))
@@ -245,7 +245,7 @@ def test_random_schedules_end_with_everyone_holding_everything(play: Play, rng_s
 
 
 @pytest.mark.parametrize("rng_seed", range(30))
-def test_neither_spoilt_frames_nor_late_comers_keep_anybody_waiting(
+def test_neither_corrupt_frames_nor_late_peers_keep_others_waiting(
     play: Play, rng_seed: int
 ) -> None:
     scenario = troubled(random_scenario(rng_seed))

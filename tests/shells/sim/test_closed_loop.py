@@ -1,4 +1,4 @@
-"""The loop of a running coordinator, closed on what it measures: the real CoordinatorState, workers and messages."""
+"""A running coordinator decides by its own measurements: the real CoordinatorState, workers and messages."""
 
 import random
 from collections.abc import Callable
@@ -155,7 +155,7 @@ def test_noise_in_what_workers_make_moves_hardly_anybody(rng_seed: int) -> None:
     assert changes[1] - changes[0] <= (periods - SETTLED) / 10
 
 
-def test_who_will_be_taken_away_gets_no_more_leases_and_is_replaced_at_once() -> None:
+def test_a_worker_that_will_be_taken_away_gets_no_more_leases_and_is_replaced_at_once() -> None:
     loop = closed(1, 20)
     at_period(loop, SETTLED, partial(loop.workers[0].leave))
     seen = list[list[str]]()
@@ -170,7 +170,7 @@ def test_who_will_be_taken_away_gets_no_more_leases_and_is_replaced_at_once() ->
 
 
 @pytest.mark.nightly
-def test_answers_that_grow_longer_make_nobody_look_cheap_who_stands_by() -> None:
+def test_answers_that_grow_longer_make_no_standby_worker_look_cheap() -> None:
     """All become slower by 1.8 in 30 periods: one more worker is needed, and nobody is swapped for one who is measured
     no more."""
     loop = closed(0, 55)
@@ -194,9 +194,7 @@ def test_answers_that_grow_longer_make_nobody_look_cheap_who_stands_by() -> None
 
 
 @pytest.mark.nightly
-def test_a_seed_that_pays_for_its_bytes_sends_each_version_once_and_the_learner_waits_no_longer() -> (
-    None
-):
+def test_a_seed_that_pays_for_its_bytes_does_not_hold_up_the_learner() -> None:
     """Once T_train and T_bcast are measured; with no price it also sends what no relay takes, to everybody."""
     spares: dict[float, list[float]] = {}
     bubbles: dict[float, float | None] = {}

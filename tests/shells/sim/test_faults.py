@@ -1,8 +1,8 @@
-"""The whole loop under fault schedules: whatever breaks, the invariants hold and the run goes on afterwards.
+"""Whole runs under fault schedules: the invariants hold under every fault, and the run goes on afterwards.
 
-A failing schedule names its rng_seed; that seed joins FOUND before the defect is mended. `make test` plays the first
-seeds of each kind, `make nightly-faults` all of them and five thousand more, a block of them per test:
-`--soak-from N` goes on where an earlier soak ended.
+A failing schedule names its rng_seed; that seed is added to FOUND before the defect is repaired. `make test` plays the
+first seeds of each kind, `make nightly-faults` all of them and five thousand more, a block of them per test:
+`--soak-from N` continues where an earlier soak ended.
 """
 
 from dataclasses import replace
@@ -92,7 +92,7 @@ def test_the_run_survives_workers_that_offer_much_and_deliver_little(rng_seed: i
 
 
 @pytest.mark.parametrize("rng_seed", seeds(range(9200, 9300), quick=8))
-def test_they_take_a_tenth_from_the_others_at_most(rng_seed: int) -> None:
+def test_hoarders_take_a_tenth_from_the_others_at_most(rng_seed: int) -> None:
     """I6: without faults the others train nearly as many steps as they would alone."""
     drawn = Schedule.draw(rng_seed)
     good = replace(drawn.workers[0], slots=6, token_s=0.1, faulty=0.0)
@@ -151,12 +151,12 @@ def test_liars_in_environments_are_convicted_and_honest_workers_are_not(
 
 
 @pytest.mark.parametrize("rng_seed", FOUND)
-def test_what_was_found_stays_mended(rng_seed: int) -> None:
+def test_defects_that_were_found_stay_mended(rng_seed: int) -> None:
     play(rng_seed)
 
 
 @pytest.mark.parametrize("rng_seed", FOUND_WITH_HOARDERS)
-def test_what_was_found_beside_hoarders_stays_mended(rng_seed: int) -> None:
+def test_defects_that_were_found_beside_hoarders_stay_mended(rng_seed: int) -> None:
     SimulatedRun(with_hoarders(Schedule.draw(rng_seed))).run()
 
 
@@ -197,7 +197,7 @@ def test_a_run_that_cannot_go_on_names_its_seed() -> None:
     assert "rng_seed=7" in caught.value.__notes__[0]
 
 
-def test_without_faults_nobody_begins_anew() -> None:
+def test_without_faults_no_learner_begins_again() -> None:
     quiet = replace(Schedule.draw(7), faults=(), refusals=0.0)
     outcome = SimulatedRun(quiet).run()
     assert outcome.epochs == 1

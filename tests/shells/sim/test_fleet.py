@@ -1,4 +1,4 @@
-"""Fleets in virtual time: what comes out is what the formulas say, whatever happens to the workers."""
+"""Fleets in virtual time: results agree with the formulas, whatever happens to the workers."""
 
 import json
 from cProfile import Profile
@@ -61,7 +61,7 @@ def test_too_few_workers_wait_as_long_as_the_formula_says(
     )
 
 
-def test_who_stops_later_than_the_publish_waits_less_and_that_is_measured() -> None:
+def test_a_worker_that_stops_later_than_the_publish_waits_less_and_that_is_measured() -> None:
     world = FleetWorld(fleet(3, mode="exclusive", policy={"still_share": 0.4}, hours=1.5))
     facts, demand = world.run(), world.demand()
     assert demand.still_share == pytest.approx(0.4, abs=0.01)

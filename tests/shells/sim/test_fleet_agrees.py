@@ -1,4 +1,4 @@
-"""The fleet simulation against the full one: the same few workers, with every message, frame and engine in it."""
+"""The fleet simulation compared with the full one: the same few workers, with every message, frame and engine."""
 
 from collections import Counter
 

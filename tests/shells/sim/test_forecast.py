@@ -1,4 +1,4 @@
-"""Fleets from files, and what `plan` says of them."""
+"""Fleets from files, and the forecasts of `plan`."""
 
 from dataclasses import replace
 from io import StringIO
@@ -114,7 +114,7 @@ def test_without_peers_a_broadcast_takes_longer_and_more_workers_are_needed() ->
     assert len(star.choice.offers) > len(ours.choice.offers)
 
 
-def test_peers_never_make_it_dearer() -> None:
+def test_peers_never_make_a_step_more_expensive() -> None:
     """What goes up a metered line is paid for, so those who have one do not pass versions on."""
     fleet = load_fleet(SMALL)
     ours, star = provision(fleet), provision(fleet, Ablation(p2p=False))
@@ -134,7 +134,7 @@ def metered(mode: DisseminationMode, wire_fraction: float) -> FleetSpec:
     return replace(fleet, model=model, policy=policy)
 
 
-def test_where_all_receive_all_pass_on_unless_that_is_dearer() -> None:
+def test_where_all_workers_receive_all_pass_on_unless_that_is_more_expensive() -> None:
     """The homes' lines are too thin for whole versions where workers stop for them, and not where they do not."""
     assert provision(metered("exclusive", 1.0)).relays == "all"
     assert provision(metered("background", 0.02)).relays in ("unmetered", "none")
@@ -154,7 +154,7 @@ def test_without_prices_it_costs_more_and_the_seed_decides() -> None:
     assert provision(fleet, Ablation(by_cost=False, rng_seed=1)).usd_per_step == cost[1]
 
 
-def test_everybody_works_where_nothing_is_enough() -> None:
+def test_all_workers_work_where_no_choice_is_enough() -> None:
     found = planned(t_train_s=1.0)
     assert not found.feasible
     assert found.counts == {"w": 20}
@@ -211,7 +211,7 @@ def test_mistakes_are_named(change: dict[str, Any], words: str) -> None:
 
 
 def test_kappa_beyond_s_is_a_mistake(tmp_path: Path) -> None:
-    with pytest.raises(OperatorFault, match="more deadlocks"):
+    with pytest.raises(OperatorFault, match="a larger value deadlocks"):
         read_fleet(document(publish_every=6))
     path = tmp_path / "bad.toml"
     path.write_text("[learner]\n")

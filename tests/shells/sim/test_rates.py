@@ -1,4 +1,4 @@
-"""Credits need no rate: the first version takes what later ones take, and rates come to be the truth."""
+"""Credits need no rate: the first version takes as long as later ones, and the rates converge to the true ones."""
 
 import pytest
 

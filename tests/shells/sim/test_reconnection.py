@@ -1,4 +1,4 @@
-"""The coordinator dies and comes back in the middle of everything, and nothing else goes wrong: what that costs."""
+"""The coordinator dies and restarts in the middle of a run, without another fault: what that costs."""
 
 from dataclasses import replace
 

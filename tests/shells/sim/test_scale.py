@@ -1,4 +1,4 @@
-"""Large swarms on mixed lines, whose peers leave without a word while others come."""
+"""Large swarms on mixed lines, whose peers leave without a message while others join."""
 
 import pytest
 

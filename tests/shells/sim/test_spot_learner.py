@@ -1,4 +1,4 @@
-"""A learner whose host is taken away now and then: what is planned, and what is played."""
+"""A learner whose host is sometimes taken away: the plan, and the simulation."""
 
 from dataclasses import replace
 from statistics import fmean

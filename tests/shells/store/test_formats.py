@@ -1,4 +1,4 @@
-"""A file of another format is one line that says what to do, and stays as it is."""
+"""A file of another format gives one line that says what to do, and is not changed."""
 
 import sqlite3
 from collections.abc import Callable

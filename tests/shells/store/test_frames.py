@@ -1,4 +1,4 @@
-"""Frames on disk: verified in, verified out, found again after a restart, bounded."""
+"""Frames on disk: verified when written and read, found again after a restart, bounded."""
 
 import errno
 import os
@@ -10,7 +10,7 @@ import pytest
 
 from echo2d.core.base.ids import FormId, SegmentId, frame_id
 from echo2d.core.weights.encoder import Segment
-from echo2d.core.weights.encoding import FrameSpan
+from echo2d.core.weights.form import FrameSpan
 from echo2d.errors import IntegrityFault, StoreFault
 from echo2d.store import frames as frames_module
 from echo2d.store.budget import DiskBudget
@@ -48,7 +48,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "frames" / FORM.facts.form
 
 
-def test_what_was_put_can_be_got(store: FrameStore) -> None:
+def test_a_stored_frame_can_be_read(store: FrameStore) -> None:
     put(store, FORM)
     held = set()
     for segment in FORM.segments:

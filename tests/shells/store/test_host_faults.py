@@ -1,4 +1,4 @@
-"""What a host lacks is one line that says so, wherever it shows first."""
+"""A lack of a host's resources gives one line that says so, wherever it shows first."""
 
 import errno
 import sqlite3
@@ -28,7 +28,7 @@ def test_an_error_that_is_not_of_the_host_stays_a_bug() -> None:
     assert of_the_host(OSError(errno.ENOENT, "No such file or directory", "x")) is None
 
 
-def test_a_file_that_somebody_named_is_theirs_unless_the_host_lacks_something(
+def test_a_file_that_a_user_named_is_the_users_fault_unless_the_host_lacks_something(
     tmp_path: Path,
 ) -> None:
     """Exit code 2 is not started again by systemd, and 1 is."""
@@ -41,14 +41,14 @@ def test_a_file_that_somebody_named_is_theirs_unless_the_host_lacks_something(
         read_toml(tmp_path / "box.token")
 
 
-def test_what_ends_a_daemon_and_nobody_named_is_said_in_one_line() -> None:
+def test_an_unnamed_error_that_ends_a_daemon_is_one_line() -> None:
     error = OSError(errno.EROFS, "Read-only file system", "/run/x")
     with pytest.raises(StoreFault, match="/run/x: Read-only file system: a disk of this"):
         outcome(ExceptionGroup("tasks", [ExceptionGroup("more", [error]), ValueError("later")]))
     assert outcome(ExceptionGroup("tasks", [OSError(errno.ENOENT, "gone")])) == 1
 
 
-def test_what_a_command_meets_and_nobody_named_is_one_line() -> None:
+def test_an_unnamed_error_of_a_command_is_one_line() -> None:
     @click.group(cls=Faultless)
     def program() -> None: ...
 

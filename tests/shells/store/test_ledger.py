@@ -97,7 +97,7 @@ def test_an_empty_ledger_is_the_empty_run(path: Path) -> None:
     assert reopened(path) == Recovered.nothing()
 
 
-def test_nobody_else_reads_its_files(path: Path) -> None:
+def test_no_other_user_reads_the_ledgers_files(path: Path) -> None:
     ledger = Ledger.open(path)
     ledger.append([EpochOpened(Epoch(1), 0)])
     files = [file for file in path.parent.iterdir() if file.name.startswith(path.name)]

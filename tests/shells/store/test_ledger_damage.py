@@ -1,4 +1,4 @@
-"""A ledger whose file is not as it was written: it is said in one line, or it did not matter."""
+"""A ledger whose file was damaged: one line says so, or the damage does not matter."""
 
 import logging
 import random
@@ -118,7 +118,7 @@ def spoil(run: Path, statement: str) -> None:
         ("DROP TRIGGER forget_attachment", "its schema is not what was written"),
     ],
 )
-def test_what_is_damaged_is_named_with_what_it_means(run: Path, statement: str, words: str) -> None:
+def test_a_damaged_row_is_named_with_what_it_means(run: Path, statement: str, words: str) -> None:
     spoil(run, statement)
     if words:
         assert words in refusal(run)

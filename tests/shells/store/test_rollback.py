@@ -89,7 +89,7 @@ def test_the_same_batches_are_trained_again_whenever_the_coordinator_dies(
 
 
 @pytest.mark.parametrize("crash", [False, True])
-def test_what_is_revoked_stays_so(world: DurableWorld, *, crash: bool) -> None:
+def test_a_revoked_version_stays_revoked(world: DurableWorld, *, crash: bool) -> None:
     world.open_session(3)
     if crash:
         world.crash()
@@ -115,7 +115,7 @@ def test_what_is_revoked_stays_so(world: DurableWorld, *, crash: bool) -> None:
 
 
 @pytest.mark.parametrize("crash", [False, True])
-def test_one_may_go_back_to_the_last_durable_checkpoint(
+def test_a_learner_may_go_back_to_the_last_durable_checkpoint(
     world: DurableWorld, *, crash: bool
 ) -> None:
     world.checkpoint(2)

@@ -1,4 +1,4 @@
-"""Two slots: what is committed is whole, what is damaged is not current, wrong bytes never reach them."""
+"""Two slots: a committed version is whole, a damaged one is not current, wrong bytes never reach a slot."""
 
 import errno
 import json
@@ -174,7 +174,7 @@ def rot(current: CurrentSlot) -> None:
     os.utime(path, (0, 0))  # clocks of files may tick too slowly for a test
 
 
-def test_what_rots_gives_way_to_the_version_before_and_is_written_anew(
+def test_a_version_that_rots_gives_way_to_the_one_before_and_is_written_again(
     tmp_path: Path, old: Published, new: Published
 ) -> None:
     store = SlotStore(tmp_path / "slots", DiskBudget(ROOM))
@@ -191,7 +191,7 @@ def test_what_rots_gives_way_to_the_version_before_and_is_written_anew(
     assert standing(tmp_path / "slots") == 2
 
 
-def test_what_was_just_written_and_not_touched_is_not_hashed_again(
+def test_a_slot_just_written_and_not_touched_is_not_hashed_again(
     tmp_path: Path, old: Published, new: Published, looks: list[int | None]
 ) -> None:
     store = SlotStore(tmp_path / "slots", DiskBudget(ROOM))
@@ -236,7 +236,7 @@ def test_a_proof_of_a_chunk_counts_from_when_it_was_written(
     assert looks == [2, len(manifest.chunks) - 2]
 
 
-def test_what_rots_while_the_next_is_written_leaves_nothing(
+def test_a_version_that_rots_while_the_next_is_written_leaves_nothing(
     tmp_path: Path, old: Published, new: Published
 ) -> None:
     store = SlotStore(tmp_path / "slots", DiskBudget(ROOM))

@@ -1,4 +1,4 @@
-"""Small files of a run with one flipped bit, cut short, or gone: one line, and never another meaning."""
+"""Small files of a run with one flipped bit, cut short, or missing: one line, and never another meaning."""
 
 import json
 import logging

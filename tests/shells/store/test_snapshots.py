@@ -1,4 +1,4 @@
-"""Model directories: what is accepted, what is refused in one line, and how they are taken over."""
+"""Model directories: which are accepted, which are refused in one line, and how they are adopted."""
 
 import os
 import shutil

@@ -1,8 +1,8 @@
 """A fault at every call to the disk while a form is forgotten and a version is received, applied and flipped.
 
 The calls are counted first, then each of them fails in turn: no space, I/O error, `kill -9` before it, `kill -9` in the
-middle of a write. Afterwards exactly the old or exactly the new version stands, byte for byte; nothing half-written is
-believed; nothing but StoreFault gets out; and with the disk well again the new version arrives.
+middle of a write. Afterwards the store has exactly the old or exactly the new version, byte for byte; nothing
+half-written is believed; only StoreFault is raised; and with the disk well again the new version arrives.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """A version's whole way: directory -> form -> frames in any order -> another peer's store -> spare slot -> current.
 
-The snapshot has 20 MB of real bf16 values; what arrives is compared byte by byte, and by its snapshot digest.
+The snapshot has 20 MB of real bf16 values; the arrived version is compared byte by byte, and by its snapshot digest.
 """
 
 import random
@@ -11,7 +11,7 @@ import pytest
 
 from echo2d.core.base.ids import ChunkId, Digest, Epoch, PublishSeq, RunId, SegmentId, Version
 from echo2d.core.weights.encoder import FormBuilder, RootWriter
-from echo2d.core.weights.encoding import (
+from echo2d.core.weights.form import (
     FormFacts,
     FrameSpan,
     decode_record,

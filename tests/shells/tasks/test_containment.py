@@ -1,6 +1,6 @@
 """A task process tries to get out: into the run directory, the coordinator, the disk, the network, and past its end.
 
-As an ordinary user a task runs under our own user id and is held by limits only; who wants walls starts as root.
+For an ordinary user, a task runs under the same user id and has only limits; to isolate tasks, start as root.
 """
 
 import ast
@@ -122,7 +122,7 @@ async def test_limits_hold(pool: TaskPool, way: str) -> None:
 
 
 @as_root
-async def test_what_a_task_leaves_in_tmp_is_seen_by_nobody(pool: TaskPool) -> None:
+async def test_files_that_a_task_leaves_in_tmp_are_seen_by_no_other_task(pool: TaskPool) -> None:
     """The next process may get its user id, and the host's directory has room for all."""
     before = {folder: await asyncio.to_thread(os.listdir, folder) for folder in SCRATCH}
     assert await tries(pool, "fill the directories of everybody") == Score(1.0)

@@ -1,4 +1,4 @@
-"""The example of docs/guide/environments.md, as it stands, played in a process."""
+"""The example of docs/guide/environments.md, unchanged, played in a process."""
 
 import random
 import re

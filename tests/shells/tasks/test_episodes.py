@@ -1,4 +1,4 @@
-"""Episodes in real processes: what was acknowledged is never done again, whatever dies or hangs."""
+"""Episodes in real processes: an acknowledged turn is never played again, whatever dies or hangs."""
 
 import asyncio
 import dataclasses
@@ -212,7 +212,7 @@ async def test_a_step_that_always_kills_its_process_ends_its_episode_only(
     assert notes(directory).count("3 kill 0") == EPISODE_RETRIES + 1
 
 
-async def test_who_was_beside_a_killer_goes_on(directory: Path) -> None:
+async def test_an_episode_beside_a_killer_goes_on(directory: Path) -> None:
     """Nobody knows who it was, so each step is made again alone."""
     async with episodes_of(NASTY_ASYNC, directory) as episodes:
         others = [Player(episodes, episode) for episode in range(10, 18)]
@@ -312,7 +312,7 @@ async def test_a_late_step_among_others_costs_its_episode_only(
         assert await pid(other) == before
 
 
-async def test_who_was_beside_a_step_that_cannot_be_interrupted_goes_on(directory: Path) -> None:
+async def test_an_episode_beside_a_step_that_cannot_be_interrupted_goes_on(directory: Path) -> None:
     async with episodes_of(NASTY_ASYNC, directory, timeout_s=HANG_TIMEOUT_S) as episodes:
         players = [Player(episodes, episode) for episode in range(3)]
         for player in players:
@@ -337,7 +337,7 @@ async def test_the_rows_end(directory: Path) -> None:
         ("wide", "error", f"a turn of {GIVEN_TOKENS_MAX + 1} tokens; at most {GIVEN_TOKENS_MAX}"),
         ("nothing", "error", "a turn of this environment has tokens, and no messages"),
         ("messages", "error", "a turn of this environment has tokens, and no messages"),
-        ("tools", "error", "tools belong to the first turn"),
+        ("tools", "error", "only the first turn may have tools"),
         ("text", "error", "step returned str; expected a Turn or an End"),
     ],
 )
@@ -390,7 +390,7 @@ async def test_a_dropped_or_cancelled_step_does_not_go_on(directory: Path) -> No
         assert await player.given(act("go on", 4)) == [5]
 
 
-async def test_a_cancelled_step_of_one_that_waits_for_nobody(directory: Path) -> None:
+async def test_a_cancelled_step_does_not_stop_the_next_one(directory: Path) -> None:
     async with episodes_of(NASTY, directory) as episodes:
         player = Player(episodes)
         await player.reset()

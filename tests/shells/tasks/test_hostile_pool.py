@@ -1,4 +1,4 @@
-"""A task process that answers what it likes: the pool gives a value that is one, or a failure in one short line."""
+"""A task process with hostile answers: the pool gives a valid value, or a failure in one short line."""
 
 import asyncio
 import math

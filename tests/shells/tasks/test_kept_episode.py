@@ -1,4 +1,4 @@
-"""What is kept of an episode in text."""
+"""The kept state of an episode in text."""
 
 import random
 from typing import Any

@@ -1,4 +1,4 @@
-"""The task pool with real processes and tasks that misbehave in every way we could think of."""
+"""The task pool with real processes and tasks that misbehave in many ways."""
 
 import asyncio
 import os
@@ -75,7 +75,7 @@ async def test_too_many_or_too_large_attachments_are_an_error(count: int, size: 
     async with TaskPool("tests.support.attached_task:LadenTask", options) as pool:
         failed = await pool.prompt(0)
         assert isinstance(failed, TaskFailed)
-        assert "attachments of a prompt: expected at most 16 of together 491520" in failed.reason
+        assert "attachments of a prompt: expected at most 16, with at most 491520 " in failed.reason
         assert f"found {count} of {count * size}; make them smaller" in failed.reason
 
 
@@ -209,7 +209,7 @@ async def test_processes_work_side_by_side() -> None:
     assert fine == Score(1.0)
 
 
-def test_all_the_same_under_uvloop() -> None:
+def test_the_pool_gives_the_same_under_uvloop() -> None:
     async def scenario() -> list[Score | TaskFailed]:
         async with TaskPool(NASTY, timeout_s=TIMEOUT_S) as pool:
             return await rewards(

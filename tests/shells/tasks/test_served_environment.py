@@ -1,4 +1,4 @@
-"""An environment as its process serves it: limits, and what becomes of instances."""
+"""An environment served by its process: limits, and the life of its instances."""
 
 import asyncio
 from collections.abc import Iterator
@@ -84,7 +84,7 @@ def test_an_episode_at_another_turn_is_restored(tmp_path: Path) -> None:
 
 
 @pytest.mark.may_block
-async def test_a_second_step_waits_for_nobody_and_is_refused(tmp_path: Path) -> None:
+async def test_a_second_step_is_refused_at_once(tmp_path: Path) -> None:
     served = Instances(tmp_path).served(NastyAsync)
     assert served.concurrent
     await served.answer(["reset", 0, 1, 0])
@@ -230,7 +230,7 @@ def test_an_environment_that_speaks_for_the_policy_begins_no_branch() -> None:
 def test_a_template_that_takes_no_second_turn_has_no_branches() -> None:
     one = "{% if messages | length > 2 %}{{ raise_exception('one only') }}{% endif %}"
     served = guided(template=one + DROPS)
-    with pytest.raises(NoContinuation, match=r"anew: .*one only"):
+    with pytest.raises(NoContinuation, match=r"rendered again: .*one only"):
         Talk(served).say(served, "There.")
 
 

@@ -1,4 +1,4 @@
-"""The demo's task: seeded prompts, held-out prompts apart, exact-match reward, and the alphabet as a tokenizer."""
+"""The demo's task: seeded prompts, separate held-out prompts, exact-match reward, and the alphabet as a tokenizer."""
 
 from pathlib import Path
 from typing import Any

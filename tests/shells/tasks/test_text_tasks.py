@@ -1,4 +1,4 @@
-"""Tasks in text, in real processes: tokens by the model's template, rewards that know the text."""
+"""Tasks in text, in real processes: tokens by the model's template, rewards by the text."""
 
 import asyncio
 import dataclasses
@@ -101,7 +101,7 @@ async def test_async_rewards_of_one_process_wait_beside_each_other(model: TextSe
     assert scores == [Score(float(n % 5)) for n in range(64)]
 
 
-async def test_one_late_judge_delays_and_harms_nobody_else(model: TextSettings) -> None:
+async def test_one_late_judge_delays_and_harms_no_other_answer(model: TextSettings) -> None:
     async with TaskPool(JUDGE, texts=model, timeout_s=2.0) as pool:
         calls = [answer(0, text) for text in ("never", "a", "raise", "bb")]
         late, one, raised, two = [score async for score in pool.rewards(calls)]
@@ -160,4 +160,4 @@ async def test_an_answer_ends_for_its_task_before_its_stop_string(model: TextSet
         lie = await score("abz", "stop_string")
     assert isinstance(lie, TaskFailed)
     assert lie.kind == "error"
-    assert "is said to end at a stop string" in lie.reason
+    assert "was reported to end at a stop string" in lie.reason

@@ -38,7 +38,7 @@ def borrowed() -> int:
     return user.uid
 
 
-def test_nobody_gets_the_id_of_another_one_until_it_is_given_back() -> None:
+def test_no_process_gets_the_id_of_another_one_until_it_is_given_back() -> None:
     one, two = BorrowedUser.borrow(), BorrowedUser.borrow()
     assert {one.uid, two.uid} == {64000, 64001}
     with pytest.raises(OperatorFault, match="all user ids for task processes of this host"):
@@ -95,7 +95,7 @@ def test_an_id_whose_lock_was_removed_is_lent_once(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root runs processes as other users")
 @pytest.mark.parametrize("code", ["import time; time.sleep(1000)", CHAIN])
-def test_whatever_runs_as_a_user_ends_before_somebody_else_gets_it(code: str) -> None:
+def test_processes_of_a_user_id_end_before_another_task_gets_it(code: str) -> None:
     user = BorrowedUser.borrow()
     left = f"import os; os.setgid({user.uid}); os.setuid({user.uid})\n{code}"
     with subprocess.Popen([sys.executable, "-c", left]):

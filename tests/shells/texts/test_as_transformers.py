@@ -1,4 +1,4 @@
-"""Prompts are those that `transformers` makes of the same folder: 80 folders with oddities, and 12 conversations."""
+"""Prompts equal those of `transformers` for the same folder: 80 odd folders, and 12 conversations."""
 
 import random
 import sysconfig

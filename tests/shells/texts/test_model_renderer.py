@@ -1,4 +1,4 @@
-"""Turns by the package `renderers`, for a model that it knows."""
+"""Turns by the package `renderers`, for a model that it supports."""
 
 from typing import Any
 

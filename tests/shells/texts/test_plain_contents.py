@@ -1,4 +1,4 @@
-"""Texts of messages never become control tokens."""
+"""The texts of messages never become control tokens."""
 
 import json
 from typing import Any

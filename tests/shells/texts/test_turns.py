@@ -1,4 +1,4 @@
-"""Conversations of several turns, as tokens that only grow."""
+"""Conversations of several turns, whose tokens are only ever extended."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""The report on the source tree counts what its head says, on a small tree that is written here."""
+"""The report on the source tree counts by the rules in its head, on a small tree that the test writes."""
 
 from pathlib import Path
 

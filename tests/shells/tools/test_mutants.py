@@ -1,4 +1,4 @@
-"""The table of planted bugs does not rot: every one still has its place, and its tests."""
+"""The table of planted bugs is valid: the text of each is in its file, and its tests exist."""
 
 import pytest
 

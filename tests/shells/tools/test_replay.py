@@ -1,4 +1,4 @@
-"""A coordinator run again from its ledger: a sound one is told in words, a damaged one never passes."""
+"""A coordinator that runs again from its ledger: a sound ledger is described, a damaged one never passes."""
 
 import json
 import shutil
@@ -190,7 +190,7 @@ VALUES = ("-1", "x'ff'", "9223372036854775807")
 
 
 @pytest.mark.parametrize("words", DAMAGES)
-def test_what_does_not_fit_is_listed(
+def test_contradictions_are_listed(
     words: str, damaged: Callable[[str], Path], config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = damaged(DAMAGES[words])
@@ -272,7 +272,7 @@ def test_whatever_stands_in_a_column(
     assert verdicts[2] > verdicts.total() / 2
 
 
-def test_what_is_no_ledger_is_one_line(
+def test_a_file_that_is_no_ledger_is_one_line(
     sound: Path, tmp_path: Path, damaged: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "empty").mkdir()

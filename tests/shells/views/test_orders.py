@@ -1,4 +1,4 @@
-"""Orders to a real coordinator about workers that are scripted."""
+"""Orders to a real coordinator about scripted workers."""
 
 import asyncio
 import time

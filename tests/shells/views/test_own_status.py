@@ -63,11 +63,11 @@ def test_an_owner_reads_what_the_box_does_gives_and_gets() -> None:
     )
     assert row.rstrip().endswith("25%")
     assert "! box[/x] is quarantined: it only receives" in text
-    assert f"{'b' * 32} enrolled with this token, and has not come" in text
+    assert f"{'b' * 32} enrolled with this token, but has not connected" in text
     assert f"! {'c' * 32} is convicted" in text
 
 
-def test_a_token_that_nobody_used_says_so() -> None:
+def test_an_unused_token_says_so() -> None:
     nothing = OwnStatus(
         run_id="run-1", committed_step=0, staleness_max=3, newest_version=None, spreading_version=None,
         spreading_bytes=None, peers=(), absent=(), convicted=(),

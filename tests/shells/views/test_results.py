@@ -1,4 +1,4 @@
-"""The last lines of `echo2d run`."""
+"""The closing lines of `echo2d run`."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ def test_steps_scores_and_the_model_are_named(tmp_path: Path) -> None:
     rows += [{"step": 2, "loss": 0.1}, {"step": 2, **score(2, 0.75)}, {"step": 2, **score(2, None)}]
     metrics.write_text("\n".join(map(json.dumps, rows)) + '\n{"step": 3, "lo')
     steps, scores, model = closing_lines(metrics, Path("run/coordinator"), 10)
-    assert steps == "2 of 10 train steps are made; the same command goes on"
+    assert steps == "2 of 10 train steps are made; the same command continues the run"
     assert "greedy: mean reward 0.250 at version 0, 0.750 at version 2 " in scores
     assert model == "the model: echo2d keep export --run-dir run/coordinator --last trained"
     assert next(iter(closing_lines(metrics, Path(), 2))) == "2 of 2 train steps are made"

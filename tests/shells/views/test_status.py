@@ -1,4 +1,4 @@
-"""What a person sees of a run: all of it fits, what others said stays text, what is wrong is said."""
+"""The status that a person sees: all of it fits, texts of other machines stay text, problems are named."""
 
 import io
 import json
@@ -63,7 +63,7 @@ def trained() -> World:
     return world
 
 
-def test_where_there_is_room_it_tells_what_answers_look_like() -> None:
+def test_where_there_is_room_the_table_tells_what_answers_look_like() -> None:
     world = trained()
     quality = world.state._statistics.qualities.of(world.peers["a"].peer)
     assert quality is not None
@@ -142,7 +142,7 @@ def test_a_run_that_activates_by_itself() -> None:
     assert "usd/h" not in seen(facts_of(trained()))
 
 
-def test_those_that_are_long_gone_are_counted() -> None:
+def test_workers_that_are_long_gone_are_counted() -> None:
     facts = facts_of(trained())
     first, second = facts["workers"]
     gone = {**first, "state": "gone", "alive": False}
@@ -157,7 +157,7 @@ def test_those_that_are_long_gone_are_counted() -> None:
     assert "and 3 gone" in text
 
 
-def test_its_picture_for_the_docs() -> None:
+def test_the_picture_of_the_status_for_the_docs() -> None:
     facts = facts_of(trained())
     assert svg(facts) == svg(facts)
     assert "bottleneck" in svg(facts)

@@ -63,7 +63,7 @@ async def test_a_restart_is_a_pause(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert lines[0].keys() == lines[-1].keys()
 
 
-async def test_nobody_there_at_first_is_the_operators_mistake(
+async def test_no_coordinator_at_first_is_the_operators_mistake(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("echo2d.views.watch.WATCH_PATIENCE_S", 0.0)
@@ -77,7 +77,9 @@ async def test_nobody_there_at_first_is_the_operators_mistake(
         await status_once(lambda: (opened.url, token))
 
 
-async def test_one_that_hangs_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_coordinator_that_hangs_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its port is open, and it does not answer."""
     config = make_config(tmp_path)
     async with serving(config, core_machine) as opened, Asker(lambda: at) as asker:

@@ -1,4 +1,4 @@
-"""The dashboard and the alert rules fit the metrics there are. `make nightly-boards` asks a real Prometheus."""
+"""The dashboard and the alert rules use existing metrics. `make nightly-boards` asks a real Prometheus."""
 
 import re
 

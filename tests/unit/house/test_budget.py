@@ -1,7 +1,7 @@
-"""The size of what a stranger must learn has limits: who adds something takes something away.
+"""The number of things that a newcomer must learn has limits: a change that adds something removes something.
 
-The figures and the rules of counting are those of `tools/house_report.py`. The seconds of the suites
-are limited where they are measured.
+The figures and the rules of counting are those of `tools/house_report.py`. The seconds of the suites are limited where
+they are measured.
 """
 
 from pathlib import Path

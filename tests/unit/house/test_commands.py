@@ -1,4 +1,4 @@
-"""Every command in README, docs and examples exists, with the options that it is given there.
+"""Every command in README, docs and examples exists, with the options that it has there.
 
 So does every name that a program in these pages imports.
 """

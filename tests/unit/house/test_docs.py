@@ -1,4 +1,4 @@
-"""What the documents say is so: the tests they name exist, the limits they give are those of the code."""
+"""The documents are true: the tests that they name exist, and their limits are those of the code."""
 
 import ast
 import importlib

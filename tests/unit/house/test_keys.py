@@ -1,4 +1,4 @@
-"""A key of the configuration is declared once, and all else is made of its declaration."""
+"""A key of the configuration is declared once, and everything else is made from its declaration."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Documents point at things that exist: links, anchors, files, and names of the code."""
+"""Links of documents lead to existing things: files, anchors, and names of the code."""
 
 import ast
 import re

@@ -1,4 +1,4 @@
-"""The messages that docs/guide quotes are still those of the code."""
+"""The messages that docs/guide quotes are those of the code."""
 
 import ast
 import re
@@ -53,6 +53,6 @@ def test_every_quoted_message_is_one_of_the_code(page: str) -> None:
     assert {message: gone(message) for message in quoted if gone(message)} == {}
 
 
-def test_a_message_that_nobody_says_is_found() -> None:
+def test_a_quoted_message_that_no_code_prints_is_found() -> None:
     assert gone("coordinator.port: ... is in " + "usage") == ["is in " + "usage"]
     assert list(texts('f"a {b} c" "d"')) == ["a \0 cd", "a ", " cd"]

@@ -1,6 +1,6 @@
-"""One name, one thing: a public class, type alias or constant of echo2d and learner has a name that no other one has.
+"""A public class, type alias or constant of echo2d and learner has a name that no other one has.
 
-What only its own module uses is private (`_NAME`), and may be called as in another module.
+A name that only its own module uses is private (`_NAME`), and another module may have the same one.
 """
 
 import ast

@@ -1,4 +1,4 @@
-"""The worked examples of docs/design are what the code computes."""
+"""The code computes the numbers of the worked examples in docs/design."""
 
 import numpy as np
 import pytest

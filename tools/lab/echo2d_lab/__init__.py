@@ -1,1 +1,1 @@
-"""What measures and imitates echo2d, and is in no wheel: benches, fault simulator, stand-ins, research scripts."""
+"""Programs that measure or imitate echo2d, in no wheel: benches, fault simulator, stand-ins, research scripts."""

@@ -40,7 +40,7 @@ def bench() -> None:
     type=click.FloatRange(0, 0.5),
     default=0.0,
     show_default=True,
-    help="Share of the packets that are lost.",
+    help="Share of lost packets.",
 )
 @click.option("--bytes", "size", default="64MiB", show_default=True, help="Size of a version.")
 @click.option(
@@ -77,20 +77,20 @@ def bench() -> None:
     type=int,
     default=5,
     show_default=True,
-    help="Measured broadcasts with links up, after one from cold.",
+    help="Number of measured broadcasts with open links, after one from cold.",
 )
 @click.option(
     "--warm-up",
     type=int,
     default=4,
     show_default=True,
-    help="Broadcasts between the cold one and these that do not count.",
+    help="Number of broadcasts that do not count, between the cold one and the measured ones.",
 )
 @click.option(
     "--queue",
     default="50ms",
     show_default=True,
-    help="Most traffic queued in front of a link, as a time.",
+    help="Size of the queue in front of a link, as a time.",
 )
 @click.option(
     "--kill", type=float, help="Kill (SIGKILL) the busiest fast relay at this share of a version."
@@ -107,12 +107,12 @@ def bench() -> None:
     "--swing",
     type=click.FloatRange(0, 0.9),
     default=0.0,
-    help="Every 2 s each uplink becomes slower or faster by this share, by chance.",
+    help="Every 2 s each uplink becomes slower or faster by this share, at random.",
 )
 @click.option(
     "--tls",
     is_flag=True,
-    help="Use TLS on all connections, as beyond loopback. Default: none.",
+    help="Use TLS on all connections, as a run does beyond loopback. Default: no TLS.",
 )
 @click.option(
     "--versions",
@@ -122,7 +122,7 @@ def bench() -> None:
 @click.option(
     "--against",
     default="",
-    help="Also measure any of star,libtorrent,aria2,relay-tree,object-store, cold and warm as echo2d.",
+    help="Also measure any of star,libtorrent,aria2,relay-tree,object-store, cold and warm like echo2d.",
 )
 @click.option(
     "--run-dir", type=DIRECTORY, help="Directory to keep, with all logs. Default: a temporary one."
@@ -195,7 +195,7 @@ def bench_broadcast(
     type=click.FloatRange(0.1, 2000),
     default=200,
     show_default=True,
-    help="Trajectories per second, all workers together.",
+    help="Trajectories per second of all workers together.",
 )
 @click.option(
     "--tokens",
@@ -209,7 +209,7 @@ def bench_broadcast(
     type=click.IntRange(1, 64),
     default=1,
     show_default=True,
-    help="Turns of an environment in which they are written; 1: without one.",
+    help="Turns of an environment in which the tokens are written; 1: no environment.",
 )
 @click.option(
     "--slots", type=click.IntRange(1, 256), default=4, show_default=True, help="Slots of a worker."
@@ -219,7 +219,7 @@ def bench_broadcast(
     type=click.IntRange(0, 16),
     default=0,
     show_default=True,
-    help="Workers more that attack with messages which are costly to refuse.",
+    help="Number of further workers, which attack with messages that are expensive to refuse.",
 )
 @click.option(
     "--seconds",
@@ -240,9 +240,9 @@ def bench_coordinator(*, as_json: bool, **options: Any) -> None:
     """Measure how many workers a coordinator can lead on this host.
 
     A real coordinator (its own process, HTTP, WebSocket, SQLite, tasks) gets scripted workers and a
-    scripted learner, on loopback and in a temporary directory. Lease latency is how long a worker's
-    slot stays empty: from its result being handed to the control link until the LeaseGranted that
-    fills it has come. Exit code 1: the load was not sustained.
+    scripted learner, on loopback and in a temporary directory. Lease latency is the time for which a
+    worker's slot stays empty: from handing its result to the control link until the LeaseGranted arrives
+    that fills the slot. Exit code 1: the load was not sustained.
     """
     from echo2d_lab.bench.coordinator.load import Load
     from echo2d_lab.bench.coordinator.run import run_coordinator_bench
@@ -289,14 +289,17 @@ def bench_delta(*, against: str, as_json: bool, **options: Any) -> None:
 
 @bench.command("liars")
 @click.option(
-    "--lies", default=",".join(LIES), show_default=True, help="Which lies, one worker for each."
+    "--lies",
+    default=",".join(LIES),
+    show_default=True,
+    help="Lies to measure, one worker for each.",
 )
 @click.option(
     "--share",
     type=click.FloatRange(0, 1, min_open=True),
     default=1.0,
     show_default=True,
-    help="Share of its samples that a liar lies about; lies about weights are always told.",
+    help="Share of a liar's samples about which it lies; lies about weights affect all samples.",
 )
 @click.option(
     "--audit-share",
@@ -317,12 +320,12 @@ def bench_delta(*, against: str, as_json: bool, **options: Any) -> None:
     type=click.IntRange(0),
     default=30,
     show_default=True,
-    help="Train step from which on liars join; before it an old version is hardly a lie.",
+    help="Train step from which liars join; before it an old version is hardly a lie.",
 )
 @click.option(
     "--unseeded",
     is_flag=True,
-    help="Replay no seeds, as with SGLang as usual (audit.seeds = none).",
+    help="Replay no seeds, as with SGLang in its usual settings (audit.seeds = none).",
 )
 @click.option(
     "--episodes",
@@ -332,7 +335,7 @@ def bench_delta(*, against: str, as_json: bool, **options: Any) -> None:
 @click.option(
     "--int8",
     is_flag=True,
-    help="A trusted and an honest worker in int8 beside the others; liars claim to be such workers.",
+    help="Add a trusted and an honest worker in int8; liars claim to be such workers.",
 )
 @click.option(
     "--steps", type=click.IntRange(1), default=400, show_default=True, help="Train steps at most."
@@ -351,7 +354,7 @@ def bench_liars(*, lies: str, out: Path | None, as_json: bool, **options: Any) -
     """Measure how soon the audit convicts workers that lie, each in another way.
 
     Coordinator, auditor, learner, honest and lying workers are real processes with the demo's model.
-    Exit code 1: a liar came through for too long, or an honest worker was convicted.
+    Exit code 1: a liar was convicted too late or not at all, or an honest worker was convicted.
     """
     from echo2d_lab.bench.liars.run import LiarsPlan, run_liars_bench
 
@@ -384,12 +387,12 @@ def bench_liars(*, lies: str, out: Path | None, as_json: bool, **options: Any) -
 @click.option(
     "--workers", type=click.IntRange(1, 16), default=1, show_default=True, help="Number of workers."
 )
-@click.option("--predict", help="Also predict this size, from the sizes that are measured.")
+@click.option("--predict", help="Also predict the time for this size, from the measured sizes.")
 @click.option(
     "--dir",
     "directory",
     type=DIRECTORY,
-    help="On the disk to be measured. Default: a temporary one.",
+    help="Directory on the disk to be measured. Default: a temporary one.",
 )
 @json_option("Print one JSON object instead of a table.")
 def bench_publish(
@@ -417,7 +420,7 @@ def bench_publish(
     type=click.FloatRange(12, 24 * 60),
     default=60,
     show_default=True,
-    help="Length; the first count is at a third of it.",
+    help="Length of the run; the first count is at a third of it.",
 )
 @click.option(
     "--scripted",
@@ -444,10 +447,10 @@ def bench_publish(
 @click.option("--out", type=DIRECTORY, help="Keep the run in this new directory.")
 @json_option("Print one JSON object instead of a table.")
 def bench_soak(*, out: Path | None, as_json: bool, **options: Any) -> None:
-    """Let everything happen to a run for an hour, and look for what leaks, is lost, or is not said.
+    """Make all kinds of troubles for a run for an hour, and look for leaks, losses and missing alerts.
 
-    Workers come and go, programs are killed and frozen, tokens are revoked, workers of another build
-    and attackers come. Exit code 1: something leaked, was lost or doubled, or an alert was wrong.
+    Workers join and leave, programs are killed and frozen, tokens are revoked, workers of another build
+    and attackers join. Exit code 1: something leaked, was lost or doubled, or an alert was wrong.
     """
     from echo2d_lab.bench.soak.plan import SoakPlan
     from echo2d_lab.bench.soak.run import run_soak

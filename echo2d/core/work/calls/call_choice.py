@@ -1,7 +1,7 @@
 """One sample of a call: the tokens that its caller has, and the check of what workers report.
 
-What was told to a caller is never taken back: the next worker serves the version of the last token
-or a newer one, and a worker that reports other tokens than before is not believed.
+Tokens that were sent to a caller are never taken back: the next worker serves the version of the last
+token or a newer one, and a worker that reports other tokens than before is not believed.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,8 @@ from echo2d.core.protocol.trajectory import NOTHING, Partial, authored, unpack_t
 from echo2d.core.work.calls.events import CallAsked, CallId
 from echo2d.core.work.leases import Lease
 
-# A worker that leaves gives its leases back a moment before it says goodbye.
+# A choice avoids the worker that failed it for this long, because a leaving worker gives its leases back
+# a moment before it says goodbye.
 CALL_AVOID_S = 1.0
 
 ChoiceKey = tuple[CallId, int]
@@ -22,18 +23,15 @@ ChoiceKey = tuple[CallId, int]
 
 @dataclass(slots=True)
 class CallChoice:
-    """A choice of a call.
-
-    told: what its caller has. since: when it began to wait. lease: None while it waits.
-    avoid: the worker that failed it last, and does not get it for CALL_AVOID_S.
-    """
+    """A choice of a call."""
 
     call: CallAsked
     index: int
-    told: Partial = NOTHING
-    since: float = 0.0
-    lease: Lease | None = None
+    told: Partial = NOTHING  # the tokens that its caller has
+    since: float = 0.0  # when it began to wait
+    lease: Lease | None = None  # None while it waits
     failures: int = 0
+    # The worker that failed it last; it does not get the choice for CALL_AVOID_S.
     avoid: PeerId | None = None
 
     @property
@@ -51,7 +49,7 @@ class CallChoice:
         return self.oldest <= version and (newest is None or version <= newest)
 
     def too_new(self, partial: Partial) -> bool:
-        """Whether a version that is newer than its caller allows wrote part of it."""
+        """Whether a version newer than its caller allows wrote part of it."""
         newest = self.call.max_version
         return newest is not None and partial.version_last > newest
 
@@ -61,8 +59,8 @@ class CallChoice:
         return self.call.max_new_tokens - self.told.length
 
     def before_stop(self, partial: Partial) -> Partial:
-        """The part before the first stop token. Only a result brings that: if its worker fails
-        before, another one can go on.
+        """The part before the first stop token. The stop token itself comes only with a result: if the
+        worker fails before, another one can continue.
         """
         tokens = unpack_tokens(partial.tokens).tolist()
         ends = (at for at, token in enumerate(tokens) if token in self.call.stop_token_ids)
@@ -92,7 +90,7 @@ class CallChoice:
         vocab_size: int,
         believed: Believed,
     ) -> Partial | str:
-        """The whole output with these new tokens; or a text that says what is wrong with them."""
+        """The whole output with these new tokens, or a text that says what is wrong with them."""
         assert self.lease is not None
         base = self.lease.given.base
         # After a new connection a worker reports from its first token again.
@@ -110,4 +108,4 @@ class CallChoice:
         grown = before.plus(said.tokens, said.logprobs, spans, shift=base.length)
         known = min(grown.length, self.told.length)
         same = grown.first(known) == self.told.first(known)
-        return grown if same else "it tells its tokens differently than before"
+        return grown if same else "it reports other tokens than before"

@@ -1,14 +1,14 @@
 """The gateway's calls as work for the scheduler: which choice comes next, and the leases of calls.
 
-    waiting (CallQueue) --lease--> running --> written, unwanted, or its lease is over
+    waiting (CallQueue) --lease--> running --> written, unwanted, or its lease has ended
 
 The run goes first until a call has waited for CALL_PATIENCE_S. Calls never hold more than their share of
-the slots, which is one slot at least. When they have given back all slots, the run goes first again
-for CALL_PATIENCE_S: however few slots there are, run and calls take turns. Choices of one call that have
-no tokens share a lease, because they have one prompt. Calls of a session go to one worker while it
-has a free slot. When no choice can be placed, none is tried again before something has changed.
-Not here: which worker has free slots (`rollouts.scheduler`), which caller is next (`fair_queue`),
-what workers say (`calls`).
+the slots, which is at least one slot. When they have given back all slots, the run goes first again
+for CALL_PATIENCE_S: so run and calls take turns, however few slots there are. Choices of one call that
+have no tokens yet share a lease, because they have one prompt. Calls of a session go to one worker while
+it has a free slot. If no choice can be placed, none is tried again before something has changed.
+Not here: which worker has free slots (`work/scheduler`), which caller is next (`fair_queue`), what
+workers report (`calls`).
 """
 
 from collections import Counter
@@ -31,13 +31,14 @@ from echo2d.core.work.kind import PendingSamples
 from echo2d.core.work.leases import Lease, group_of
 from echo2d.core.work.scheduler import LeaseScheduler
 
-# Sessions whose worker is remembered.
+# The worker is remembered for at most this many sessions.
 _SESSIONS_MAX = 4096
-# Prompts of one worker's running calls: a quarter of what may wait on its link before it is slow.
+# The prompts of one worker's running calls take at most this much: a quarter of what may wait on its
+# link before it counts as slow.
 PROMPT_BYTES_MAX = 16 << 20
-# A call that has waited for so long goes before the run, so that a busy run does not starve calls.
+# A call that has waited for this long goes before the run, so that a busy run does not starve calls.
 CALL_PATIENCE_S = 5.0
-# Tokens reach a reader about five times a second.
+# Workers report the tokens of calls this often, so that a reader gets new ones five times a second.
 REPORT_S = 0.2
 # The number of this kind of work.
 CALLS = 4
@@ -45,13 +46,14 @@ CALLS = 4
 
 @dataclass(slots=True)
 class _CallLease:
-    """A running lease of a call. wanted: by sample, the choices that its caller still waits for.
+    """A running lease of a call.
 
-    The other choices keep their slots until the worker has written them, or the lease ends.
+    Unwanted choices keep their slots until the worker has written them, or the lease ends.
     """
 
     call: CallAsked
     lease: Lease
+    # The choices that its caller still waits for, by sample.
     wanted: dict[int, CallChoice]
 
     @property
@@ -61,14 +63,15 @@ class _CallLease:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingChoice(PendingSamples):
-    """A waiting choice. most: the slots that it and other choices of its call may take together."""
+    """A waiting choice."""
 
     choice: CallChoice
+    # How many slots it and other choices of its call may take together.
     most: int
 
 
 class CallWork:
-    """See the module docstring. `now` is monotonic seconds. share: of all slots."""
+    """See the module docstring. `now` is monotonic seconds. share: the calls' share of all slots."""
 
     def __init__(
         self,
@@ -88,30 +91,30 @@ class CallWork:
         self._held = 0  # slots
         self._prompt_bytes: Counter[PeerId] = Counter()
         self._sessions: dict[str, PeerId] = {}
-        # What everything was like when no other choice could be placed.
+        # The value of `_now_is` when no other choice could be placed.
         self._tried: tuple[int, ...] = ()
         self._run_first_until = 0.0
-        self.handed_over = 0  # leases that went on from tokens
+        self.handed_over = 0  # how many leases continued from tokens
 
     @property
     def running(self) -> int:
-        """The number of choices that run and are wanted."""
+        """The number of running choices that are still wanted."""
         return sum(len(running.wanted) for running in self._running.values())
 
     def wanted(self, key: HeldLease) -> dict[int, CallChoice]:
-        """The choices that a lease is still for, by their sample; none when it is over."""
+        """The wanted choices of a lease, by sample; none after the lease has ended."""
         return self._running[key].wanted if key in self._running else {}
 
     # --- for the scheduler
 
     def priority(self, *, now: float) -> int:
-        """Before the run once a call has waited for long, after it otherwise."""
+        """Calls go before the run once one of them has waited too long, otherwise after it."""
         first = self._queue.oldest
         patient = first is None or now < max(first.since + CALL_PATIENCE_S, self._run_first_until)
         return 1 if patient else -1
 
     def pending(self, *, now: float) -> Iterator[PendingChoice]:
-        """The choices in turn; after each lease the turn is another one."""
+        """The choices in the order of their turns, which starts over after each lease."""
         while (left := self._left()) > 0 and self._tried != self._now_is():
             for choice in self._queue.in_turn():
                 yield PendingChoice(
@@ -129,7 +132,7 @@ class CallWork:
                 self._tried = self._now_is()
 
     def _suits(self, choice: CallChoice, now: float, worker: PeerId) -> bool:
-        """The worker has not just failed this choice, and its link has room for the prompt."""
+        """Whether the worker did not just fail this choice, and its link has room for the prompt."""
         more = len(choice.call.prompt) + len(choice.told.tokens)
         return (
             not choice.avoids(worker, now) and self._prompt_bytes[worker] + more <= PROMPT_BYTES_MAX
@@ -138,7 +141,7 @@ class CallWork:
     def grant(
         self, pending: PendingChoice, worker: Peer, samples: Sequence[int], *, now: float
     ) -> list[Send]:
-        """Lease the choice, and with it those of its call that fit."""
+        """Lease the choice, together with other choices of its call that fit."""
         assert worker.session is not None
         assert worker.engine.serving is not None
         first, call = pending.choice, pending.choice.call
@@ -197,13 +200,13 @@ class CallWork:
         return self._queue.changes, self._scheduler.changes, self._versions.publish_seq, self._held
 
     def _left(self) -> int:
-        """How many more slots calls may hold. They may hold one in any case."""
+        """How many more slots calls may hold. They may always hold one."""
         return max(1, int(self._share * (self._scheduler.slots + self._held))) - self._held
 
     # --- back from the workers
 
     def written(self, key: HeldLease, sample: int, *, now: float) -> list[Send]:
-        """The worker has finished a sample, which may be unwanted by now: its slot is free."""
+        """The worker has finished a sample, which may be unwanted by now: free its slot."""
         running = self._running[key]
         if sample not in running.lease.samples:
             return []
@@ -215,7 +218,7 @@ class CallWork:
         return self._end_unwanted(running, now)
 
     def unwanted(self, choice: CallChoice, *, now: float) -> list[Send]:
-        """The caller does not wait for this choice any more."""
+        """The caller no longer waits for this choice."""
         if choice.lease is None:
             return []
         running, choice.lease = self._running[choice.lease.key], None
@@ -223,10 +226,10 @@ class CallWork:
         return self._end_unwanted(running, now)
 
     def ended(self, key: HeldLease, *, now: float) -> list[CallChoice]:
-        """The lease is over; returns the choices that have to continue at another worker."""
+        """The lease has ended. Returns the choices that another worker must continue."""
         running = self._running.pop(key)
         lease, choices = running.lease, list(running.wanted.values())
-        # A report of several choices may still be looked through.
+        # `progressed` may still go through this dict for the other choices of a report.
         running.wanted.clear()
         for choice in choices:
             choice.lease = None
@@ -239,14 +242,14 @@ class CallWork:
         return choices
 
     def _end_unwanted(self, running: _CallLease, now: float) -> list[Send]:
-        """End and cancel a lease of which no choice is wanted any more."""
+        """End and cancel a lease if none of its choices is wanted any more."""
         if running.wanted:
             return []
         self.ended(running.lease.key, now=now)
         return self._scheduler.stop(running.lease)
 
     def _hold(self, running: _CallLease, slots: int) -> None:
-        """The call's caller holds this many more slots, or fewer."""
+        """Note that the call's caller holds this many more slots (fewer if negative)."""
         self._held += slots
         self._queue.hold(running.call.caller, slots)
 

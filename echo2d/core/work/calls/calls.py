@@ -1,14 +1,14 @@
-"""The gateway's calls: answers callers with tokens from slots that the run does not use.
+"""The gateway's calls: answers callers with tokens, written in slots that the run does not use.
 
     CallAsked --> choices waiting --lease--> running (ChoiceGrew as tokens come) --> ended
         |                ^                      |
      refused             +---- lease ended -----+  the next worker continues from the tokens
 
-A lease of choices is like any other: progress keeps it alive, the same rules judge its output, and
-it is cancelled when no caller wants it. Calls do not count for groups, gates and mu. Nothing is
+A lease of choices is like any other: progress keeps it alive, the same rules check its output, and it
+is cancelled when no caller waits for it. Calls do not count for groups, gates and mu. Nothing is
 durable: calls end with the process.
-Not here: which caller is next (`fair_queue`), priority and share of slots (`call_work`), which
-tokens are believed (`call_choice`), HTTP, text, records.
+Not here: which caller is next (`fair_queue`), priority and share of slots (`call_work`), which tokens
+are believed (`call_choice`), HTTP, text, records.
 """
 
 from collections.abc import Iterator, Sequence
@@ -39,7 +39,7 @@ from echo2d.core.work.kind import Cause, KindOfWork
 from echo2d.core.work.leases import Lease, answer
 from echo2d.core.work.scheduler import LeaseScheduler
 
-# Failed leases of one choice; after that something is wrong with what it asks for.
+# After this many failed leases of one choice, the call itself is probably at fault, and ends.
 CALL_FAILURES_MAX = 3
 
 
@@ -75,7 +75,7 @@ class GatewayCalls(KindOfWork[PendingChoice]):
         self._tokens = 0
 
     def status(self) -> GatewayStatus:
-        """What the status says of calls. ended: the number of calls, by how they ended."""
+        """The calls' part of the status."""
         return GatewayStatus(
             calls=len(self._open),
             waiting=len(self._queue),
@@ -105,7 +105,7 @@ class GatewayCalls(KindOfWork[PendingChoice]):
         return []
 
     def stopped(self, event: ChoiceStopped, *, now: float) -> list[GatewayAction]:
-        """The caller has all that it wants of this choice."""
+        """The caller needs no more of this choice."""
         choice = self._open.get(event.call, event.choice)
         return [] if choice is None else self._done(choice, now)
 
@@ -130,7 +130,7 @@ class GatewayCalls(KindOfWork[PendingChoice]):
     def progressed(
         self, peer: Peer, lease: Lease, deltas: Sequence[SampleDelta], *, now: float
     ) -> list[GatewayAction]:
-        """A worker reports new tokens: their caller gets them."""
+        """A worker reports new tokens: send them to their caller."""
         wanted = self._work.wanted(lease.key)
         actions: list[GatewayAction] = []
         for delta in deltas:
@@ -148,7 +148,7 @@ class GatewayCalls(KindOfWork[PendingChoice]):
     def finished(
         self, peer: Peer, lease: Lease | None, message: SampleFinished, *, now: float
     ) -> list[GatewayAction] | None:
-        """A worker has finished a choice. The result is answered in any case: none is kept here."""
+        """A worker has finished a choice. Every result is answered, because none is kept here."""
         if lease is None:
             return None
         choice = self._work.wanted(lease.key).get(message.sample)
@@ -157,7 +157,7 @@ class GatewayCalls(KindOfWork[PendingChoice]):
             return [*answer(peer, message, "no caller waits for it"), *free]
         grown = self._grown(peer, choice, message)
         if not isinstance(grown, str) and grown.length < choice.told.length:
-            grown = "it is shorter than what was reported of it"
+            grown = "it is shorter than its last report"
         if not isinstance(grown, str):
             grown = choice.end_fault(grown, message.finish) or grown
         if isinstance(grown, str):
@@ -176,26 +176,26 @@ class GatewayCalls(KindOfWork[PendingChoice]):
         ]
 
     def lost(self, lease: Lease, cause: Cause, reason: str, *, now: float) -> list[GatewayAction]:
-        """The lease is over: its choices wait for another worker.
+        """The lease has ended: its choices wait for another worker.
 
-        Those that are whole or have failed too often end.
+        Those that are complete or have failed too often end.
         """
         return self._go_on(lease, reason, now, failures=int(cause in ("failed", "silent")))
 
     def blames(self, lease: Lease, cause: Cause) -> bool:
-        """What a caller asks for may be at fault."""
+        """Workers are not blamed, because the call itself may be at fault."""
         return False
 
     # --- versions, time
 
     def revoked(self, *, now: float) -> list[GatewayAction]:
-        """Versions were revoked: end the calls that were told tokens of them."""
+        """Versions were revoked: end the calls to which their tokens were sent."""
         told = ((choice.call.call, span.key) for choice in self._open for span in choice.told.spans)
-        void = dict.fromkeys(call for call, version in told if self._versions.live(version) is None)
+        over = dict.fromkeys(call for call, version in told if self._versions.live(version) is None)
         return [
             each
-            for call in void
-            for each in self._give_up(call, "revoked", "its version is void", now)
+            for call in over
+            for each in self._give_up(call, "revoked", "its version was revoked", now)
         ]
 
     def refitted(self, *, now: float) -> list[GatewayAction]:
@@ -215,7 +215,7 @@ class GatewayCalls(KindOfWork[PendingChoice]):
         ]
 
     def deadlines(self, *, now: float) -> list[GatewayAction]:
-        """End the calls that have waited for too long."""
+        """End the calls that have waited too long."""
         actions: list[GatewayAction] = []
         for choice in self._queue.late(self._wait_s, now=now):
             actions += self._too_late(choice, now) if choice.call.call in self._open else []
@@ -241,7 +241,7 @@ class GatewayCalls(KindOfWork[PendingChoice]):
     def _tell(
         self, choice: CallChoice, grown: Partial, finish: Finish | None = None
     ) -> list[GatewayAction]:
-        """Tell the caller the tokens that it does not have yet."""
+        """Send the caller the tokens that it does not have yet."""
         known = 4 * choice.told.length
         if len(grown.tokens) <= known and finish is None:
             return []
@@ -272,7 +272,7 @@ class GatewayCalls(KindOfWork[PendingChoice]):
         return [each for choice in choices for each in self._look_at(choice, reason, now)]
 
     def _look_at(self, choice: CallChoice, reason: str, now: float) -> list[GatewayAction]:
-        # Another choice may have ended the call just now.
+        # Another choice may just have ended the call.
         if choice.call.call not in self._open:
             return []
         if choice.failures >= CALL_FAILURES_MAX:
@@ -299,7 +299,7 @@ class GatewayCalls(KindOfWork[PendingChoice]):
         return self._give_up(choice.call.call, "version", detail, now)
 
     def _done(self, choice: CallChoice, now: float) -> list[GatewayAction]:
-        """End a choice. The call ends with its last choice."""
+        """End a choice, and with its last choice the call."""
         self._open.end(choice)
         return self._release(choice, now)
 

@@ -1,9 +1,9 @@
 """The events and actions of the gateway's calls.
 
-A *call* is one waiting HTTP request for text; it has one or more *choices*, each of them one sample
+A *call* is one waiting HTTP request for text. It has one or more *choices*, each of them one sample
 of its prompt. Every CallAsked is answered by ChoiceGrew until each choice has finished, or by one
-CallRefused that ends it; after CallGone by nothing. Nothing of it is durable. Not here: HTTP, and
-which call gets a slot (`call_work`).
+CallRefused, which ends it. After CallGone nothing more is answered. Nothing of a call is durable. Not
+here: HTTP, and which call gets a slot (`call_work`).
 """
 
 from dataclasses import dataclass
@@ -25,30 +25,25 @@ RefusedCode = Literal["busy", "version", "late", "failed", "revoked", "stopping"
 
 @dataclass(frozen=True, slots=True)
 class CallAsked:
-    """A caller wants `choices` samples of this prompt (int32).
-
-    min_version: the oldest version that may write a token; max_version: the newest one that may,
-    if the caller cares. caller: slots are shared fairly between callers.
-    session: calls of one session go to the same worker while it has a free slot, because of its
-    cache.
-    """
+    """A caller wants `choices` samples of this prompt (int32)."""
 
     call: CallId
-    caller: str
+    caller: str  # slots are shared fairly between callers
     prompt: bytes
     choices: int
     max_new_tokens: int
     sampling: Sampling
     stop_token_ids: tuple[int, ...]
     rng_seed: int | None
-    min_version: Version
+    min_version: Version  # the oldest version that may write a token
+    # Calls of one session go to the same worker while it has a free slot, because of its cache.
     session: str
-    max_version: Version | None = None
+    max_version: Version | None = None  # the newest version that may write one; None: any
 
 
 @dataclass(frozen=True, slots=True)
 class ChoiceStopped:
-    """The caller has all that it wants of this choice: a stop text has come."""
+    """The caller needs no more of this choice: a stop text has come."""
 
     call: CallId
     choice: int
@@ -56,7 +51,7 @@ class ChoiceStopped:
 
 @dataclass(frozen=True, slots=True)
 class CallGone:
-    """The caller hung up, or does not read what it is sent; it must not be answered any more."""
+    """The caller hung up, or does not read what it is sent: send it no more answers."""
 
     call: CallId
     how: Literal["gone", "slow"] = "gone"
@@ -70,30 +65,25 @@ CallEvent = CallAsked | ChoiceStopped | CallGone
 
 @dataclass(frozen=True, slots=True)
 class ChoiceGrew:
-    """New tokens (int32) of a choice with their logprobs (float32).
-
-    spans: of all its tokens so far. finish: why the choice is whole; with "stop" its last token is
-    the end token.
-    """
+    """New tokens (int32) of a choice with their logprobs (float32)."""
 
     call: CallId
     choice: int
     tokens: bytes
     logprobs: bytes
-    spans: tuple[VersionSpan, ...]
+    spans: tuple[VersionSpan, ...]  # of all its tokens so far
+    # Why the choice ended; with "stop" its last token is the end token. None: it continues.
     finish: Finish | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class CallRefused:
-    """The call ends for this reason, whatever it was told before.
-
-    version: the newest one that a worker serves now; None: none.
-    """
+    """The call ends for this reason, whatever tokens were sent before."""
 
     call: CallId
     code: RefusedCode
     detail: str
+    # The newest version that a worker serves now; None: there is none.
     version: Version | None
 
 

@@ -1,10 +1,10 @@
 """The queue of waiting choices, fair between callers.
 
-The next slot is for the caller that holds the fewest slots; among several such callers, for the one
-that has held so few for longest. So callers take turns, however many there are, however much one of
-them asks for, and even with a single slot. Of one caller's choices, those with tokens go first,
-then those that came first. The cost of what every event asks for (`oldest`, the first of `in_turn`)
-does not depend on how many wait.
+The next slot goes to the caller that holds the fewest slots, and among several such callers to the one
+that has held this few for longest. So callers take turns, however many there are, however much one of
+them asks for, and even with a single slot. Of one caller's choices, those with tokens go first, then
+those that came first. The cost of what every event needs (`oldest`, the first of `in_turn`) does not
+depend on the number of waiting choices.
 Not here: slots and workers.
 """
 
@@ -29,10 +29,7 @@ class _Lines:
 
 
 class CallQueue:
-    """See the module docstring.
-
-    changes: grows when a choice begins to wait, or ceases to avoid a worker.
-    """
+    """See the module docstring."""
 
     def __init__(self) -> None:
         # All waiting choices, and those of them that avoid a worker, in the order of their arrival.
@@ -40,8 +37,9 @@ class CallQueue:
         self._avoiding: _Line = {}
         self._lines: dict[str, _Lines] = {}
         self._held: Counter[str] = Counter()
-        # The callers that wait, by the number of slots that they hold, each set in turn.
+        # The waiting callers by the number of slots that they hold, each set in the order of turns.
         self._turns: dict[int, dict[str, None]] = {}
+        # Grows when a choice begins to wait, or no longer avoids a worker.
         self.changes = 0
 
     def __len__(self) -> int:
@@ -49,16 +47,16 @@ class CallQueue:
 
     @property
     def callers(self) -> int:
-        """The number of callers that wait."""
+        """The number of waiting callers."""
         return len(self._lines)
 
     @property
     def oldest(self) -> CallChoice | None:
-        """The choice that has waited for longest."""
+        """The choice that has waited longest."""
         return next(iter(self._waiting.values()), None)
 
     def put(self, choice: CallChoice, *, now: float) -> None:
-        """The choice begins to wait."""
+        """Put a choice into the queue."""
         choice.since = now
         self._waiting[choice.key] = choice
         if choice.avoid is not None:
@@ -83,7 +81,7 @@ class CallQueue:
             self._leave_turn(caller)
 
     def hold(self, caller: str, slots: int) -> None:
-        """The caller holds this many more slots, or fewer."""
+        """Note that the caller holds this many more slots (fewer if negative)."""
         if caller in self._lines:
             self._leave_turn(caller)
         self._held[caller] += slots
@@ -100,9 +98,9 @@ class CallQueue:
                 yield from self._lines[caller].fresh.values()
 
     def run_of(self, choice: CallChoice, most: int) -> list[CallChoice]:
-        """The choice and those after it that may share its lease, at most `most`, and at least it.
+        """The choice and those after it that may share its lease, at most `most`, but at least itself.
 
-        They are of one call, and wait without tokens, so that they have one prompt.
+        They belong to one call and have no tokens yet, so they have one prompt.
         """
         run = [choice]
         fresh = self._lines[choice.call.caller].fresh if not choice.told.length else {}
@@ -118,7 +116,7 @@ class CallQueue:
     def late(self, wait_s: float, *, now: float) -> list[CallChoice]:
         """The choices that have waited for `wait_s`.
 
-        Also, choices that have avoided a worker for CALL_AVOID_S cease to do so.
+        It also ends the avoiding of workers that has lasted CALL_AVOID_S.
         """
         while (
             first := next(iter(self._avoiding.values()), None)

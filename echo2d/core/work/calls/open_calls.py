@@ -1,4 +1,4 @@
-"""The open calls, the limits on their number (of one caller, and of all), and how calls ended."""
+"""Keeps the open calls, limits their number (per caller and in all), and counts how calls ended."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -6,21 +6,22 @@ from collections.abc import Iterator
 from echo2d.core.work.calls.call_choice import CallChoice
 from echo2d.core.work.calls.events import CallAsked, CallId
 
-# Choices of one call.
+# One call has at most this many choices.
 CHOICES_MAX = 32
-# Open choices of one caller, and of all. Each may be a call of its own, with 512 KiB of prompt.
+# At most this many choices of one caller, and of all callers, are open. Each may be a call of its own
+# with 512 KiB of prompt.
 CHOICES_OF_CALLER_MAX = 256
 CHOICES_OPEN_MAX = 512
 
 
 class OpenCalls:
-    """The open choices, by call; a call has at least one. ended: the number of calls, by how."""
+    """The open choices, by call; a call has at least one."""
 
     def __init__(self) -> None:
         self._calls: dict[CallId, dict[int, CallChoice]] = {}
         # The number of open choices, by caller.
         self._choices: Counter[str] = Counter()
-        self.ended: Counter[str] = Counter()
+        self.ended: Counter[str] = Counter()  # the number of ended calls, by how they ended
 
     def __len__(self) -> int:
         return len(self._calls)
@@ -35,7 +36,7 @@ class OpenCalls:
         return self._calls.get(call, {}).get(index)
 
     def too_many(self, asked: CallAsked) -> str:
-        """Why the call cannot be accepted now; empty if it can."""
+        """Why the call cannot be accepted now; empty: it can."""
         if (mine := self._choices[asked.caller]) + asked.choices > CHOICES_OF_CALLER_MAX:
             return f"{mine} choices of yours are open; at most {CHOICES_OF_CALLER_MAX} are taken"
         if (every := self._choices.total()) + asked.choices > CHOICES_OPEN_MAX:
@@ -52,7 +53,7 @@ class OpenCalls:
         return list(self._calls[asked.call].values())
 
     def end(self, choice: CallChoice) -> None:
-        """End a choice. With its last choice, the call is done."""
+        """End a choice, and with its last choice the call."""
         call, choices = choice.call.call, self._calls[choice.call.call]
         if len(choices) == 1:
             self.end_call(call, "done")

@@ -1,19 +1,19 @@
-"""Scores versions on held-out questions while the run goes on: each answer by one version alone.
+"""Scores versions on held-out questions during the run: only one version writes each answer.
 
     version published, due --> open --all answers scored--> Evaluated
                                 |  no worker serves it any more --> Evaluated, "n of N"
                                 +- revoked --> forgotten
 
-The first version is due, then each one whose number is at least `every` above the last due one, and
-any version that the learner asks for. Leases of an evaluation go before all other work and name
-exactly this version: a worker with such a lease loads a newer version up to `hold_s` later. Another
-version never writes the missing answers; the score says how many questions it covers.
-Groups of evaluations have numbers of their own and never reach the buffer of batches, and a
-question that is asked here is refused as a prompt of training (`held_out`).
-With an audit, trusted workers alone write the answers.
-An environment is played in episodes. Between two turns an answer waits in memory for the environment, and the worker
-of the last turn, which may have the prefix cached, is told that this turn was accepted when the next one is leased,
-or none will be. Until then the worker keeps the version, for `hold_s` at most.
+The first version is due, then each version whose number is at least `every` above the last due one, and any version
+that the learner asks for. Leases of an evaluation go before all other work and name exactly this version: a worker
+with such a lease loads a newer version up to `hold_s` later. Another version never writes the missing answers; the
+score says how many questions it covers.
+Groups of evaluations have numbers of their own and never reach the buffer of batches, and a question that is asked
+here is refused as a prompt of training (`held_out`).
+With an audit, only trusted workers write the answers.
+An environment is played in episodes. Between two turns an answer waits in memory for the environment. The worker of
+the last turn may have the prefix cached, so it learns that the turn was accepted only when the next turn is leased, or
+when it is known that none follows. Until then the worker keeps the version, for at most `hold_s`.
 Not here: the arithmetic (`summary`), the questions (`questions`), one evaluation (`open_evaluation`).
 """
 
@@ -53,10 +53,10 @@ from echo2d.core.work.leases import Lease, answer, group_of
 from echo2d.core.work.results import Written, written_by
 from echo2d.core.work.scheduler import LeaseScheduler
 
-# A worker that failed a lease gets none of this evaluation for so long: it loads a newer version, or
+# A worker that failed a lease gets none of this evaluation for this long: it loads a newer version, or
 # is broken, and another one should try.
 EVALUATION_AVOID_S = 10.0
-# Evaluations that are remembered; the ledger keeps all.
+# At most this many evaluations are remembered; the ledger keeps all.
 KNOWN_MAX = 1 << 14
 
 
@@ -71,7 +71,7 @@ class PendingAnswers(PendingSamples):
 class Evaluations(TaskWork[PendingAnswers]):
     """See the module docstring. `now` is monotonic seconds.
 
-    known: what was evaluated before, oldest first. Call `advance` after every event.
+    known: earlier evaluations, oldest first. Call `advance` after every event.
     """
 
     number = EVALUATION
@@ -98,16 +98,16 @@ class Evaluations(TaskWork[PendingAnswers]):
             scheduler.add(self)
         self._questions = {each.name: Questions(each) for each in rules.evals}
         self._known = list(known[-KNOWN_MAX:])
-        # By name, the evaluation with the best score.
+        # The evaluation with the best score, by name.
         self._best = best_by_name(self._known, self._is_published)
         self._number = known[-1].number if known else 0
         self._open: list[OpenEvaluation] = []
-        # Versions that are due, and whose questions are not all there yet.
+        # Versions that are due while their questions are not complete yet.
         self._waiting: list[tuple[EvalRules, VersionPublished]] = []
-        # By name, the last version that was due.
+        # The last version that was due, by name.
         self._due_at = self._last_due()
         self._serial = 0
-        # Before anybody deletes copies.
+        # This comes before any copy of a version is deleted.
         self._keep_scored()
         self._began = False
         self._rows: set[str] = set()
@@ -149,7 +149,7 @@ class Evaluations(TaskWork[PendingAnswers]):
                 self._wants(rules, record)
 
     def want(self, version: Version) -> bool:
-        """Have this version evaluated. False: it is not the newest one, and never was evaluated."""
+        """Have this version evaluated. False: it is not the newest version, and was never evaluated."""
         record = self._versions.newest
         if record is None or record.version != version:
             return any(each.version == version for each in self._known)
@@ -172,7 +172,7 @@ class Evaluations(TaskWork[PendingAnswers]):
         ]
 
     def revoked(self) -> list[EvaluationAction]:
-        """Versions were revoked: their scores are nobody's."""
+        """Versions were revoked: their scores no longer count."""
         self._waiting = [pair for pair in self._waiting if self._live(pair[1])]
         self._due_at = self._last_due()
         self._best = best_by_name(self._known, self._is_published)
@@ -204,7 +204,7 @@ class Evaluations(TaskWork[PendingAnswers]):
         return []
 
     def scored(self, event: SampleScored) -> list[EvaluationAction]:
-        """A reward has come, or failed. The evaluation may have ended meanwhile."""
+        """A reward was computed, or failed. The evaluation may have ended meanwhile."""
         found = self._of(event.group)
         kept = None if found is None else found.kept(event.group, event.sample)
         if found is None or kept is None:
@@ -219,7 +219,7 @@ class Evaluations(TaskWork[PendingAnswers]):
     # --- environments
 
     def parked_episode(self, group: GroupId, sample: int) -> ParkedEpisode | None:
-        """The evaluation may have ended meanwhile."""
+        """As in `TaskWork`. None also if the evaluation has ended meanwhile."""
         found = self._of(group)
         return None if found is None else found.parked_episode(group, sample)
 
@@ -253,7 +253,7 @@ class Evaluations(TaskWork[PendingAnswers]):
         for evaluation in list(self._open):
             version = evaluation.key.version
             suits = partial(self._suits, evaluation, now)
-            # One by one: if all had to find room at once, the run would take it before them.
+            # They are placed one by one: if all had to find room at once, the run would take it first.
             for question, sample in evaluation.waiting():
                 before = evaluation.episode(evaluation.group(question.cursor), sample)
                 yield PendingAnswers(
@@ -266,7 +266,7 @@ class Evaluations(TaskWork[PendingAnswers]):
                     question=question,
                 )
                 if evaluation.waits(question, sample):
-                    # What one answer did not find, the others will not find either.
+                    # If one answer found no slot, the others will not find one either.
                     break
 
     def grant(
@@ -279,7 +279,7 @@ class Evaluations(TaskWork[PendingAnswers]):
         before = evaluation.episode(group, samples[0])
         base = NOTHING if before is None else before.partial
         if before is None:
-            # With it the other answers to the question that find room there: they share its prompt.
+            # Other answers to the question that find room there come with it: they share its prompt.
             room = max(1, self._scheduler.free_at(worker.peer))
             samples = evaluation.waiting_of(question)[:room]
         task = evaluation.rules.task
@@ -297,7 +297,7 @@ class Evaluations(TaskWork[PendingAnswers]):
         evaluation.lease(question, lease)
         given = lease.given
         limit = self._rules.limit(task, question.tokens, base.turn_start, base.branch_start)
-        # The same seeds for every version: their scores differ by less chance.
+        # All versions get the same seeds, so that chance makes their scores differ less.
         seeds = sample_seeds(
             self._rules.seed_key, group_of(EVALUATION, question.cursor), given.samples
         )
@@ -325,7 +325,7 @@ class Evaluations(TaskWork[PendingAnswers]):
     def finished(
         self, peer: Peer, lease: Lease | None, message: SampleFinished, *, now: float
     ) -> list[EvaluationAction] | None:
-        """Judge a result, and keep it if this version alone wrote it."""
+        """Judge a result, and keep it if only this version wrote it."""
         if lease is None or message.sample not in lease.samples:
             return None
         evaluation, leases = self._of(lease.given.group), self._scheduler.leases
@@ -368,7 +368,7 @@ class Evaluations(TaskWork[PendingAnswers]):
     def lost(
         self, lease: Lease, cause: Cause, reason: str, *, now: float
     ) -> list[EvaluationAction]:
-        """The lease is over: its open answers wait again."""
+        """The lease has ended: its open answers wait again."""
         evaluation = self._of(lease.given.group)
         assert evaluation is not None
         if cause in ("failed", "silent"):
@@ -397,7 +397,7 @@ class Evaluations(TaskWork[PendingAnswers]):
         if not self._rules.evals:
             return []
         if not self._began:
-            # After a restart the newest version may not have been evaluated.
+            # After a restart the newest version may not be evaluated yet.
             self._began = True
             if (newest := self._versions.newest) is not None:
                 self.published(newest)
@@ -426,11 +426,11 @@ class Evaluations(TaskWork[PendingAnswers]):
         written: Written,
         now: float,
     ) -> list[EvaluationAction]:
-        """A turn of an episode is over: the environment is told of it."""
+        """A turn of an episode has ended: pass it to the environment."""
         group, sample = lease.given.group, message.sample
         before = evaluation.episode(group, sample)
         parked = end_turn(peer, group, message, written, before, since=lease.since, now=now)
-        # A worker that holds very many results refuses leases.
+        # At most `slots` turns are held back, because a worker with very many results refuses leases.
         held_back = evaluation.park(lease, parked, held_back_max=peer.slots)
         asked = evaluation.parked_episode(group, sample)
         assert asked is not None
@@ -448,7 +448,7 @@ class Evaluations(TaskWork[PendingAnswers]):
         return next((each for each in self._open if each.question(group) is not None), None)
 
     def _keep_scored(self) -> None:
-        """The copies of the best versions stay, and of those that may turn out to be the best ones."""
+        """Keep the copies of the best versions, and of versions that may turn out to be the best."""
         self._versions.scored = frozenset(
             (
                 *(VersionKey(each.version, each.digest) for each in self._best.values()),
@@ -458,7 +458,7 @@ class Evaluations(TaskWork[PendingAnswers]):
         )
 
     def _is_published(self, found: Evaluated) -> bool:
-        """Whether its version is not revoked."""
+        """Whether the version of this evaluation is published and not revoked."""
         return self._versions.live(VersionKey(found.version, found.digest)) is not None
 
     def _live(self, record: VersionPublished) -> bool:
@@ -481,11 +481,11 @@ class Evaluations(TaskWork[PendingAnswers]):
         self._serial += 1
         self._open.append(evaluation)
         mine = [each for each in self._open if each.rules.name == rules.name]
-        # Four versions of one [[eval]] are evaluated at a time: the older ones of them end soon.
+        # At most 4 versions of one [[eval]] are evaluated at a time; with a fifth, the oldest ends.
         return self._tell(mine[0], now) if len(mine) > 4 else []
 
     def _can_go_on(self, evaluation: OpenEvaluation, now: float) -> bool:
-        """Whether some worker serves this version, or may come to serve it."""
+        """Whether some worker serves this version, or may serve it later."""
         newest = self._versions.newest
         if newest is not None and key_of(newest) == evaluation.key:
             return True
@@ -503,7 +503,7 @@ class Evaluations(TaskWork[PendingAnswers]):
         return trusted and not evaluation.avoids(worker, now)
 
     def _last_due(self) -> dict[str, Version]:
-        """By name, the last version that was due, of those that are not revoked."""
+        """The last version that was due and is not revoked, by name."""
         due: dict[str, Version] = {}
         for name, key in (
             *((each.name, VersionKey(each.version, each.digest)) for each in self._known),
@@ -515,12 +515,12 @@ class Evaluations(TaskWork[PendingAnswers]):
         return due
 
     def _avoid(self, evaluation: OpenEvaluation, lease: Lease, now: float) -> None:
-        """The worker did not write it: others may, and for a while it gets nothing of this."""
+        """The worker did not write its lease: for a while only others get leases of this evaluation."""
         evaluation.avoid(lease.worker, now + EVALUATION_AVOID_S)
         evaluation.ended(lease)
 
     def _tell(self, evaluation: OpenEvaluation, now: float) -> list[EvaluationAction]:
-        """It is over: what it found is durable from now on."""
+        """End the evaluation, and make its scores durable."""
         rules, key, rows = evaluation.rules, evaluation.key, evaluation.whole_rows()
         found = summed_up(rows, rules.samples, solved_at=rules.solved_at)
         self._number += 1
@@ -564,7 +564,7 @@ class Evaluations(TaskWork[PendingAnswers]):
 
 
 def _forgotten(evaluation: OpenEvaluation) -> list[ForgetEpisode]:
-    """The environment need not keep the episodes that do not go on."""
+    """Tell the environment which episodes are not continued."""
     name = evaluation.rules.name
     return [ForgetEpisode(group, sample, name) for group, sample in evaluation.take_dropped()]
 

@@ -18,28 +18,22 @@ class PassAt:
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """What one version scored on held-out questions.
+    """What one version scored on held-out questions."""
 
-    number: of this evaluation in the run, from 1. name: of the [[eval]]. rows: questions of which
-    all answers are scored; of: questions that there are. samples: answers to each. mean: reward,
-    over the questions; se: its standard error; NaN with fewer than two. truncated: share of the
-    answers that were cut off. tokens: that were written of an answer, on average. seconds: that it took.
-    """
-
-    number: int
-    name: str
+    number: int  # of this evaluation in the run, from 1
+    name: str  # of the [[eval]]
     version: Version
     digest: Digest
-    rows: int
-    of: int
-    samples: int
-    mean: float
-    se: float
+    rows: int  # questions with all answers scored
+    of: int  # all questions
+    samples: int  # answers to each question
+    mean: float  # mean reward over the questions
+    se: float  # standard error of `mean`; NaN with fewer than two questions
     passes: tuple[PassAt, ...]
     parts: tuple[RewardPart, ...]
-    truncated: float
-    tokens: float
-    seconds: float
+    truncated: float  # share of the answers that were cut off
+    tokens: float  # mean number of written tokens per answer
+    seconds: float  # the time that the evaluation took
 
 
 EvaluationRecord = Evaluated

@@ -6,7 +6,7 @@
 
     of an environment: leased --a turn ends--> parked --the environment answers--> waiting, or kept
 
-Kept true: every answer is in one of these places, and this version alone wrote all its tokens.
+Invariant: every answer is in one of these places, and only this version wrote its tokens.
 Not here: which worker writes an answer, and which results are believed (`evaluations`).
 """
 
@@ -23,22 +23,22 @@ from echo2d.core.work.evaluation.summary import ScoredSample
 from echo2d.core.work.events import TurnKept
 from echo2d.core.work.leases import Lease, group_of
 
-# The number of this kind of work. The seeds of answers are made of its groups: another number would change them.
+# The number of this kind of work. The seeds of answers are derived from its groups: another number would change them.
 EVALUATION = 2
-# Leases of one answer that may end without it.
+# This many leases of one answer may end without it; then it is given up.
 ANSWER_FAILURES_MAX = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One answer that is wanted: sample number `sample` to the question `cursor`."""
+    """One wanted answer: sample number `sample` to the question `cursor`."""
 
     cursor: int
     sample: int
 
 
 class OpenEvaluation:
-    """See the module docstring. serial: no other one of this process has it."""
+    """See the module docstring. serial: a number that no other evaluation of this process has."""
 
     def __init__(
         self,
@@ -52,24 +52,24 @@ class OpenEvaluation:
         self.rules, self.key, self.began_at = rules, key, now
         self._questions = {question.cursor: question for question in questions}
         self._first = group_of(EVALUATION, serial * ROWS_MAX)
-        # In the order of the questions.
+        # Waiting samples without tokens, in the order of the questions.
         self._waiting = {question.cursor: set(range(rules.samples)) for question in questions}
-        # Waiting answers that have earlier turns, in the order in which they came to wait.
+        # Waiting answers that have earlier turns, in the order in which they began to wait.
         self._going_on: dict[Asked, None] = {}
         self._parked: dict[Asked, Parked] = {}
-        # Of unfinished answers, what they have from earlier turns.
+        # What unfinished answers have from earlier turns.
         self._episodes: dict[Asked, Episode] = {}
-        # Turns of which the worker has not been told that they were accepted.
+        # Accepted turns whose workers have not been told so.
         self._held_back: dict[Asked, TurnKept] = {}
         self._held_back_of: Counter[PeerId] = Counter()
-        # Given up in the middle of an episode, which the environment has not been told.
+        # Answers given up in the middle of an episode, which the environment does not know yet.
         self._dropped: list[Asked] = []
         self.leased: dict[HeldLease, Lease] = {}
         self._kept: dict[Asked, ScoredSample] = {}
         self._scored: dict[Asked, ScoredSample] = {}
         self._given_up: set[Asked] = set()
         self._failures: Counter[Asked] = Counter()
-        # Workers that failed a lease of this evaluation, and until when they get none.
+        # The workers that failed a lease of this evaluation, and until when each gets none.
         self._avoided: dict[PeerId, float] = {}
 
     @property
@@ -83,12 +83,12 @@ class OpenEvaluation:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is under way."""
+        """Whether no answer is leased, parked or waiting for its reward."""
         return not (self.leased or self._parked or self._kept)
 
     @property
     def answered(self) -> int:
-        """Answers that are written."""
+        """How many answers are written."""
         return len(self._kept) + len(self._scored)
 
     def avoid(self, worker: PeerId, until: float) -> None:
@@ -99,7 +99,7 @@ class OpenEvaluation:
         return now < self._avoided.get(worker, now)
 
     def avoids_until(self, now: float) -> float | None:
-        """When a worker may be tried again; None: all may be, or nothing waits."""
+        """When an avoided worker may be tried again; None: no worker is avoided, or nothing waits."""
         times = [until for until in self._avoided.values() if until > now]
         return min(times, default=None) if self._any_wait else None
 
@@ -107,11 +107,11 @@ class OpenEvaluation:
         return GroupId(self._first + cursor)
 
     def question(self, group: GroupId) -> EvalQuestion | None:
-        """The question that this group is of; None: it is another evaluation's."""
+        """The question of this group; None: the group belongs to another evaluation."""
         return self._questions.get(group - self._first)
 
     def waiting(self) -> Iterator[tuple[EvalQuestion, int]]:
-        """The waiting answers, those that go on first. Answers may be leased between two of them."""
+        """The waiting answers, continued ones first. Answers may be leased between two of them."""
         for asked in list(self._going_on):
             yield self._questions[asked.cursor], asked.sample
         for cursor in list(self._waiting):
@@ -120,7 +120,7 @@ class OpenEvaluation:
                     yield self._questions[cursor], sample
 
     def waits(self, question: EvalQuestion, sample: int) -> bool:
-        """Whether this answer is neither leased nor further."""
+        """Whether this answer still waits for a lease."""
         fresh = self._waiting.get(question.cursor, ())
         return sample in fresh or Asked(question.cursor, sample) in self._going_on
 
@@ -129,11 +129,11 @@ class OpenEvaluation:
         return sorted(self._waiting.get(question.cursor, ()))
 
     def episode(self, group: GroupId, sample: int) -> Episode | None:
-        """What an unfinished answer has from earlier turns; None: its first turn is not over."""
+        """What an unfinished answer has from earlier turns; None: its first turn has not ended."""
         return self._episodes.get(self._asked(group, sample))
 
     def lease(self, question: EvalQuestion, lease: Lease) -> None:
-        """These answers are being written; one that goes on is alone."""
+        """Note that these answers are being written. A continued answer is alone in its lease."""
         self.leased[lease.key] = lease
         if lease.given.base.length:
             (sample,) = lease.samples
@@ -145,7 +145,7 @@ class OpenEvaluation:
             del self._waiting[question.cursor]
 
     def ended(self, lease: Lease) -> None:
-        """The lease is over: what it has not written waits again, unless that failed too often."""
+        """The lease has ended: its unwritten answers wait again, or are given up after too many failures."""
         del self.leased[lease.key]
         cursor = lease.given.group - self._first
         for sample in lease.samples:
@@ -161,16 +161,16 @@ class OpenEvaluation:
                 self._waiting.setdefault(cursor, set()).add(sample)
 
     def keep(self, lease: Lease, sample: int, written: ScoredSample) -> None:
-        """An answer is written, not scored yet. Its lease may have ended with it."""
+        """Keep a written answer, which is not scored yet. Its lease may have ended with it."""
         self._kept[self._asked(lease.given.group, sample)] = written
         if not lease.samples:
             del self.leased[lease.key]
 
     def park(self, lease: Lease, parked: Parked, *, held_back_max: int) -> bool:
-        """A turn is over, and its lease may have ended with it: the environment is to answer.
+        """Park an answer whose turn has ended, perhaps together with its lease, until the environment answers.
 
-        Returns whether its worker is told that it was accepted only when `take_held_back` says so. held_back_max:
-        of so many turns of a worker.
+        Returns whether the turn is held back: then its worker learns that it was accepted only after `take_held_back`.
+        held_back_max: at most this many turns of one worker are held back.
         """
         turn = parked.turn
         asked = self._asked(turn.group, turn.sample)
@@ -184,12 +184,12 @@ class OpenEvaluation:
         return True
 
     def parked_episode(self, group: GroupId, sample: int) -> ParkedEpisode | None:
-        """The parked answer that the environment is asked about."""
+        """The parked answer that waits for the environment; None: it is not parked."""
         asked, question = self._asked(group, sample), self.question(group)
         parked = self._parked.get(asked)
         if parked is None or question is None:
             return None
-        # As of the answers' own seeds, versions differ by less chance.
+        # All versions get the same seeds of episodes, so that chance makes their scores differ less.
         seed_group = group_of(EVALUATION, question.cursor)
         return ParkedEpisode(
             parked,
@@ -209,26 +209,26 @@ class OpenEvaluation:
         self._going_on[asked] = None
 
     def end_episode(self, group: GroupId, sample: int, written: ScoredSample) -> None:
-        """A whole episode is written, not scored yet."""
+        """Keep a finished episode, which is not scored yet."""
         asked = self._asked(group, sample)
         del self._parked[asked]
         self._episodes.pop(asked, None)
         self._kept[asked] = written
 
     def take_held_back(self, group: GroupId, sample: int) -> TurnKept | None:
-        """The last turn of this answer, if its worker is to be told now that it was accepted."""
+        """Take the last turn of this answer, if its worker must still learn that it was accepted."""
         turn = self._held_back.pop(self._asked(group, sample), None)
         if turn is not None:
             self._held_back_of[turn.worker] -= 1
         return turn
 
     def take_dropped(self) -> list[tuple[GroupId, int]]:
-        """The episodes that do not go on since the last call."""
+        """Take the episodes that were given up since the last call."""
         dropped, self._dropped = self._dropped, []
         return [(self.group(asked.cursor), asked.sample) for asked in dropped]
 
     def close(self) -> list[TurnKept]:
-        """Nobody wants what is unfinished; returns the turns of which workers are to be told now."""
+        """Give up all that is unfinished. Returns the turns whose workers must now learn that they were accepted."""
         self._dropped += dict.fromkeys([*self._parked, *self._episodes])
         return list(self._held_back.values())
 
@@ -237,7 +237,7 @@ class OpenEvaluation:
         return self._kept.get(self._asked(group, sample))
 
     def score(self, group: GroupId, sample: int, scored: ScoredSample | None) -> None:
-        """A reward has come; None: it cannot be had."""
+        """Note a scored answer; None: its reward cannot be computed."""
         asked = self._asked(group, sample)
         del self._kept[asked]
         if scored is None:

@@ -1,6 +1,6 @@
 """The questions of one [[eval]]: drawn once, at the start, and the same for every version.
 
-    asked --PromptDrawn--> there      until all are drawn, or the task has no more
+    asked --PromptDrawn--> in `all`      until all are drawn, or the task has no more
 Not here: answers.
 """
 
@@ -10,15 +10,15 @@ from echo2d.core.protocol.trajectory import NO_SOURCE, Source
 from echo2d.core.rules.tasks import EvalRules
 from echo2d.core.work.events import DrawPrompt
 
-# Questions that are asked for at once; drawing one takes a task process milliseconds.
+# At most this many questions are asked for at once; drawing one takes a task process milliseconds.
 QUESTIONS_AHEAD_MAX = 64
-# A data set beyond that is cut: its tokens stay in memory.
+# Only this many questions of a data set are used, because their tokens stay in memory.
 ROWS_MAX = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class EvalQuestion:
-    """Number `cursor` of its task: its tokens (int32), and its row."""
+    """Question number `cursor` of its task, with its tokens (int32)."""
 
     cursor: int
     tokens: bytes
@@ -37,11 +37,11 @@ class Questions:
 
     @property
     def complete(self) -> bool:
-        """Whether all questions are there."""
+        """Whether all questions have been drawn."""
         return self._next >= self._most and not self._asked
 
     def ask(self) -> list[DrawPrompt]:
-        """Ask for more, until QUESTIONS_AHEAD_MAX are asked for."""
+        """Ask for more questions, up to QUESTIONS_AHEAD_MAX at once."""
         actions = []
         while len(self._asked) < QUESTIONS_AHEAD_MAX and self._next < self._most:
             self._asked.add(self._next)
@@ -55,11 +55,11 @@ class Questions:
             self.all[question.cursor] = question
 
     def skip(self, cursor: int) -> None:
-        """This question cannot be asked: it is left out of every evaluation."""
+        """Leave this question out of every evaluation, because it cannot be asked."""
         self._asked.discard(cursor)
 
     def ended(self, cursor: int) -> None:
-        """There is no question from this one on."""
+        """Note that the task has no question from this number on."""
         self._most = min(self._most, cursor)
         self._asked = {asked for asked in self._asked if asked < cursor}
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from echo2d.core.protocol.trajectory import RewardPart
 from echo2d.core.work.evaluation.events import Evaluated, PassAt
 
-# Named numbers that are kept; answers may have different ones.
+# At most this many named numbers are kept; answers may have different ones.
 SUMMARY_PARTS_MAX = 32
 
 
@@ -36,9 +36,9 @@ class Summary:
 def best_by_name(
     known: Iterable[Evaluated], counts: Callable[[Evaluated], bool]
 ) -> dict[str, Evaluated]:
-    """By name, the evaluation of all questions with the highest mean reward; the newest of equal ones.
+    """The evaluation with the highest mean reward, by name; the newest of equal ones.
 
-    counts: whether an evaluation may be the best one.
+    Only evaluations of all questions count, and those for which `counts` is true.
     """
     best: dict[str, Evaluated] = {}
     for each in known:
@@ -54,13 +54,13 @@ def best_by_name(
 
 
 def summed_up(rows: Sequence[Sequence[ScoredSample]], samples: int, *, solved_at: float) -> Summary:
-    """The summary of whole rows, each with `samples` answers. An answer is right from the reward
-    `solved_at` on.
+    """The summary of complete questions, each with `samples` answers. An answer is right if its reward is
+    at least `solved_at`.
     """
     answers = [answer for row in rows for answer in row]
     if not answers:
         return Summary(math.nan, math.nan, (), (), math.nan, math.nan)
-    # Answers to one question are alike, so the questions are what varies independently.
+    # Answers to one question are similar, so only the questions count as independent.
     means = [sum(answer.reward for answer in row) / len(row) for row in rows]
     right = [sum(answer.reward >= solved_at for answer in row) for row in rows]
     return Summary(
@@ -86,7 +86,7 @@ def _standard_error(values: Sequence[float]) -> float:
 
 
 def _pass_at(k: int, drawn: int, right: int) -> float:
-    """The chance that k of the drawn answers hold a right one (arXiv 2107.03374, equation 1)."""
+    """The chance that k of the drawn answers contain a right one (arXiv 2107.03374, equation 1)."""
     return 1.0 - math.comb(drawn - right, k) / math.comb(drawn, k)
 
 

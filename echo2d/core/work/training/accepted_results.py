@@ -1,7 +1,7 @@
-"""Recognises accepted results that a worker sends again because it has not heard the answer.
+"""Recognises accepted results that a worker sends again because it has not received the answer.
 
-Kept true: a repeat is known by the fingerprint of the whole message, also after a restart and when
-its group is finished; of the newest ANSWERED_MAX accepted results none is forgotten.
+Invariant: a repeat is recognised by the fingerprint of the whole message, also after a restart and after its
+group has ended; none of the newest ANSWERED_MAX accepted results is forgotten.
 Not here: which result is accepted (`groups`).
 """
 
@@ -16,9 +16,9 @@ from echo2d.core.cluster.peer import Peer
 from echo2d.core.protocol.control_messages import SampleFinished
 from echo2d.core.work.events import AcceptedResult
 
-# Accepted results whose repeats are recognised; a worker repeats at most its newest 1024.
+# The repeats of this many accepted results are recognised; a worker repeats at most its newest 1024.
 ANSWERED_MAX = 1 << 16
-# More than an attempt and a sample have.
+# The numbers of an attempt and of a sample have fewer bits than this.
 _BITS = 64
 
 
@@ -35,13 +35,13 @@ class AcceptedResults:
     def is_repeat(self, peer: Peer, message: SampleFinished) -> bool | None:
         """Whether this result was accepted before.
 
-        False: a different one of the same attempt and sample was. None: none was.
+        False: a different result of the same attempt and sample was. None: no result of them was.
         """
         before = self._fingerprints.get(_key(message))
         return None if before is None else before == _fingerprint(peer, message)
 
     def add(self, peer: Peer, message: SampleFinished) -> bytes:
-        """The result is accepted; returns its fingerprint."""
+        """Note that the result is accepted, and return its fingerprint."""
         fingerprint = self._fingerprints[_key(message)] = _fingerprint(peer, message)
         keep_newest(self._fingerprints, ANSWERED_MAX)
         return fingerprint
@@ -51,7 +51,7 @@ class AcceptedResults:
 
 
 def _key(message: SampleFinished) -> int:
-    """One number: a tuple with a record in it takes three times the memory, ANSWERED_MAX times."""
+    """The key of a result. It is one number, because a tuple with a record in it takes three times the memory."""
     return (message.lease << _BITS | message.attempt) << _BITS | message.sample
 
 

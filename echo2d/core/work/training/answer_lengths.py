@@ -1,15 +1,15 @@
-"""How many tokens an answer still needs, by those that were finished before.
+"""Predicts how many tokens an answer still needs, from the answers that were finished before.
 
-The logarithm of a length is taken as normal. Part of its variance is the prompt's: within a group answers differ less
-than between groups, and the siblings of an answer, and what its row was answered with before, tell of it.
+The logarithm of a length is assumed to be normal. A part of its variance comes from the prompt: answers differ less
+within a group than between groups. So an answer's siblings, and earlier answers to its row, help to predict it.
 
     left = E[length - c | length > c]        log length ~ N(m + a, v (1 - r b))
     b = n r / (1 + (n - 1) r)                a = b (the mean of these n logarithms - m)
 
-    m, v: of the newest answers of the task.  r: the prompt's share of v.  c: the tokens that there are.
+    m, v: mean and variance over the task's newest answers.  r: the prompt's share of v.  c: the tokens so far.
 
-The longer an answer has been written, the longer it will still take: such lengths are so.
-Not here: who asks (`stragglers`).
+The longer an answer is already, the more tokens it still needs: log-normal lengths have this property.
+Not here: what the predictions are used for (`stragglers`).
 """
 
 import math
@@ -18,29 +18,26 @@ from dataclasses import dataclass, field
 
 from echo2d.core.base.bounded_dict import keep_newest
 
-_MEMORY = 512.0  # answers, after which an older one has lost all but 1/e of its weight
-VARIANCE_MIN = 0.01  # answers that were all of one length may still differ by a tenth
-_ROWS_MAX = 1 << 16
+_MEMORY = 512.0  # after this many answers, an older one has lost all but 1/e of its weight
+VARIANCE_MIN = 0.01  # even if all answers so far had one length, others may differ by a tenth
+_ROWS_MAX = 1 << 16  # the answers of at most this many rows are remembered
 
 
 @dataclass(slots=True)
 class AnswerLengths:
-    """The lengths of one task's answers, in tokens; see the module docstring.
-
-    mean: of the newest lengths. log_mean, variance: of their logarithms. within: the variance within groups. rows: by
-    row, the answers of its last group and the mean of their logarithms.
-    """
+    """The lengths of one task's answers, in tokens; see the module docstring."""
 
     answers: int = 0
-    mean: float = 0.0
-    log_mean: float = 0.0
-    variance: float = 1.0
-    # The part of the variance within a prompt, before groups have shown it.
+    mean: float = 0.0  # of the newest lengths
+    log_mean: float = 0.0  # mean of the logarithms of these lengths
+    variance: float = 1.0  # variance of these logarithms
+    # Their variance within groups. Before groups have shown it, half of the variance.
     within: float = 0.5
+    # For each row, how many answers its last group had, and the mean of their logarithms.
     rows: dict[str, tuple[int, float]] = field(default_factory=dict)
 
     def finished(self, row: str, lengths: Sequence[int]) -> None:
-        """The answers of one group have these lengths. row: empty: the task has none."""
+        """Take in the lengths of one group's answers. row: empty: the task has no rows."""
         count = len(lengths)
         if not count:
             return
@@ -50,7 +47,7 @@ class AnswerLengths:
             self.mean, self.log_mean = sum(lengths) / count, middle
         self.answers += count
         step = min(1.0, count / min(float(self.answers), _MEMORY))
-        # The first groups hardly tell how much groups differ.
+        # The first groups hardly show how much groups differ.
         slow = count / min(self.answers + _MEMORY / 4, _MEMORY + count)
         spread = sum([(each - self.log_mean) ** 2 for each in logs]) / count
         self.variance += slow * (spread - self.variance)
@@ -64,7 +61,7 @@ class AnswerLengths:
             keep_newest(self.rows, _ROWS_MAX)
 
     def left(self, written: int, row: str = "", siblings: Sequence[int] = ()) -> float:
-        """The tokens that an answer needs beyond those `written`, in the mean; its siblings have these lengths."""
+        """The expected number of tokens that an answer needs beyond `written`. siblings: lengths of its siblings."""
         count, middle = self.rows.get(row, (0, 0.0))
         total = count * middle + sum([math.log(max(1, each)) for each in siblings])
         count += len(siblings)
@@ -78,11 +75,11 @@ class AnswerLengths:
             return mean
         beyond = (math.log(written) - middle) / sd
         longer = _above(beyond)
-        # Far beyond all that was seen: as the tail of a log-normal length goes, in proportion to what there is.
+        # Far beyond all lengths so far, use the tail of a log-normal length: the rest grows in proportion to `written`.
         whole = mean * _above(beyond - sd) / longer if longer > 1e-9 else written * (1.0 + variance)
         return max(1.0, whole - written)
 
 
 def _above(deviations: float) -> float:
-    """The share of a normal distribution that is more than so many standard deviations above its mean."""
+    """The share of a normal distribution that is more than this many standard deviations above its mean."""
     return 0.5 * math.erfc(deviations / math.sqrt(2.0))

@@ -1,24 +1,24 @@
-"""Which of the buffered groups a step takes: how many of each task, and which ones first.
+"""Decides which of the buffered groups a step takes: how many of each task, and which ones first.
 
-Of each task (`Quotas`):
+How many of each task (`Quotas`):
 
     weights 0.5 / 0.3 / 0.2, 4 groups:  step 1: 2 1 1,  step 2: 2 1 1,  step 3: 2 2 0,  ...
 
-Each step has floor(groups x share) of every task. The groups that are left go to the tasks that
-have had the least of their share so far. So every step is within one group of the exact share, and
-the sum over steps never drifts away from it.
+Each step has floor(groups x share) of every task. The remaining groups go to the tasks that have had the
+least of their share so far. So every step is within one group of the exact share, and the sum over steps
+never drifts away from it.
 
-Which ones first, where `policy.order` is "priority" (`by_priority`):
+Which ones first, if `policy.order` is "priority" (`by_priority`):
 
-    the last step of a group comes before another place is sure --> it is taken, the earliest first
-    all others                                                  --> those whose rewards differ most first
+    a group might find no place before its last step --> it is taken, the earliest last step first
+    all others                                       --> those whose rewards differ most first
 
-The oldest groups first would lose none that can be saved. This order loses none either: for every step
-to come, the groups that stay and would be too old after it, with all that are in flight, fit into the
-places until then. So it orders only groups that have another step to live, and nothing where every
-place is spoken for. A priority like DistRL's (arXiv 2410.14803) there ranks what is replayed by its
-temporal difference error; the error of a reward against its group's mean is the advantage, so the
-priority is the spread of a group's rewards (`contrast`). Nothing is replayed here (I4).
+Taking the oldest groups first would lose no group that can be saved. This order loses none either: for
+every later step, the groups that stay and would be too old after it, together with all in flight, fit into
+the places until then. So priority orders only groups that can also enter a later step, and no group if every
+place is needed. DistRL (arXiv 2410.14803) gives what it replays a priority by its temporal difference error.
+Here the error of a reward against its group's mean is the advantage, so the priority is the spread of a
+group's rewards (`contrast`). Nothing is replayed here (I4).
 Not here: which groups fit into the step at all (`staleness`).
 """
 
@@ -30,21 +30,24 @@ from echo2d.core.base.ids import GroupId
 
 
 class Quotas:
-    """weights: of the tasks, each above 0. groups: of one step, all tasks together."""
+    """How many groups of each task a step takes.
+
+    weights: those of the tasks, each above 0. groups: the groups of one step, all tasks together.
+    """
 
     def __init__(self, weights: Sequence[Fraction], groups: int) -> None:
         total = sum(weights)
         self._exact = [weight * groups / total for weight in weights]
         self._groups = groups
         self._steps: list[tuple[int, ...]] = []
-        # What each task should have had more by the end of the last step of `_steps`.
+        # How many more groups each task should have had by the end of the last step of `_steps`.
         self._owed = [Fraction(0)] * len(weights)
 
     def of(self, step: int) -> tuple[int, ...]:
-        """The groups of each task in this step, which is at least 1."""
+        """How many groups of each task are in this step; steps count from 1."""
         while len(self._steps) < step:
             if self._steps and not any(self._owed):
-                # Nothing is owed, as before the first step: all begins anew.
+                # Nothing is owed, as before the first step: the quotas repeat.
                 return self._steps[(step - 1) % len(self._steps)]
             self._steps.append(self._next())
         return self._steps[step - 1]
@@ -64,9 +67,9 @@ class Quotas:
 
 
 class Fitting(NamedTuple):
-    """A buffered group that the step can take. last_step: no later one can."""
+    """A buffered group that the step can take."""
 
-    last_step: int
+    last_step: int  # no later step can take it
     priority: float
     group: GroupId
 
@@ -74,10 +77,10 @@ class Fitting(NamedTuple):
 def by_priority(
     fitting: Sequence[Fitting], later: Collection[int], places: int, room: Callable[[int], int]
 ) -> list[GroupId]:
-    """The groups for so many places of a step; fewer if there are no more.
+    """The groups for `places` places of a step; fewer if there are no more.
 
-    later: the last steps of buffered groups that only a later step can take. room(last_step): places of
-    the steps after this one up to that one, less the groups in flight.
+    later: the last steps of buffered groups that only a later step can take. room(last_step): the places of
+    the steps after this one up to last_step, less the groups in flight.
     """
     ranked = sorted(fitting, key=lambda each: (-each.priority, each.last_step, each.group))
     taken: dict[GroupId, Fitting] = {}

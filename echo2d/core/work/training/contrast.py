@@ -1,14 +1,15 @@
-"""How far the rewards of a group differ: which of its samples differ most, and which groups teach nothing.
+"""How much the rewards of a group differ: which of its samples contrast most, and which groups teach nothing.
 
     16 rewards, sorted   0 0 0 0 1 1 1 1 1 1 1 1 1 1 1 1     (0, 1), (0, 1), ... : pairs from the ends inwards
     8 are kept           0 0 0 0                 1 1 1 1     the pairs that contrast most
 
 Pairwise trajectory sampling of Shuffle-R1 (arXiv 2508.05612): twice as many samples are drawn as are
-trained on. Of equal rewards the first samples are kept, whoever was faster and however long they are.
+trained on. Among equal rewards the samples with the lowest numbers are kept, so that neither speed nor length
+decides.
 
 Groups whose rewards are all the same would teach the learner nothing, and are filtered (`VarianceFilter`).
-A step filters at most EXTRA_STEPS_MAX times its groups of R trajectories. The groups after that are taken as
-they are, so that a task whose rewards never differ does not stop the run.
+A step filters at most EXTRA_STEPS_MAX * R trajectories. Later groups are taken as they are, so that a task whose
+rewards never differ does not stop the run.
 Not here: what happens to the samples that are left out, and to a filtered group (`groups`).
 """
 
@@ -18,9 +19,9 @@ from collections.abc import Mapping, Sequence
 from echo2d.core.protocol.trajectory import GroupRecord
 from echo2d.core.rules.run import RunRules
 
-# The learner refuses rewards beyond it.
+# A spread is cut here; the learner refuses rewards beyond it.
 SPREAD_MAX = 1e15
-# A step draws at most 4 R trajectories more because groups had no variance; of pairs, 8 R.
+# A step draws at most 4 R trajectories more because groups had no variance, or 8 R with pairs.
 EXTRA_STEPS_MAX = 4
 
 
@@ -34,9 +35,9 @@ def spread(rewards: Sequence[float]) -> float:
 
 
 def most_contrasting(rewards: Mapping[int, float], count: int) -> set[int]:
-    """Choose the `count` samples whose rewards contrast most; all samples, if there are no more.
+    """Choose the `count` samples whose rewards contrast most; all samples if there are no more.
 
-    Half of them have the highest rewards and half the lowest ones; of an odd number one more is high.
+    Half of them have the highest rewards and half the lowest; if `count` is odd, one more has a high one.
     """
     if len(rewards) <= count:
         return set(rewards)
@@ -59,17 +60,17 @@ class VarianceFilter:
 
     def __init__(self, rules: RunRules) -> None:
         self._rules = rules
-        # Trajectories that were filtered out while `_step` was the open step.
+        # How many trajectories were filtered out while `_step` was the open step.
         self._filtered = 0
         self._step = 0
 
     def opened(self, step: int) -> None:
-        """This is the open step: a new one filters from the start."""
+        """Note the open step: a new one begins to count its filtered trajectories from 0."""
         if step != self._step:
             self._filtered, self._step = 0, step
 
     def concerns(self, record: GroupRecord) -> bool:
-        """Whether this group ought to be filtered."""
+        """Whether this group should be filtered."""
         alone = len(record.trajectories) == 1 < self._rules.group_size
         return self._rules.filter_zero_variance and (alone or no_variance(record))
 

@@ -1,5 +1,4 @@
-"""The unfinished groups, and where each of their samples is: waiting, in one running lease, or
-kept.
+"""The unfinished groups, and where each of their samples is: waiting, in one running lease, or kept.
 
     waiting --granted--> leased --answered--> kept
        ^                    |                  |
@@ -7,10 +6,10 @@ kept.
 
     of an environment: leased --a turn ends--> parked --the environment answers--> waiting, or kept
 
-A late answer under an ended attempt moves a sample on from wherever it is. A waiting sample
-may have tokens already, and earlier turns. This module keeps the books and decides nothing.
-Kept true: no sample is lost or in two places; every attempt ever granted for an unfinished group is
-known, also after a restart, so that a late result finds its group.
+A late answer to an ended attempt moves a sample on from wherever it is. A waiting sample may already have
+tokens, and earlier turns. This module tracks samples and decides nothing.
+Invariant: no sample is lost or in two places; every attempt ever granted for an unfinished group is known,
+also after a restart, so that a late result finds its group.
 Not here: which worker gets a lease, which results count, when a group is dropped.
 """
 
@@ -34,66 +33,60 @@ from echo2d.core.work.events import LeaseGiven, unwritten
 from echo2d.core.work.leases import TRAINING, Lease, LeaseTable
 from echo2d.core.work.training.prompts import DrawnPrompt
 
-# Leases of one sample that failed or fell silent, before its group is dropped for good.
+# If this many leases of one sample failed or fell silent, its group is dropped for good.
 LEASE_FAILURES_MAX = 8
-# Workers whose results of one group were malformed, before it is dropped for good.
+# If this many workers sent malformed results of one group, it is dropped for good.
 BAD_RESULTS_MAX = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """What a waiting sample has already. From `until` on, it may be begun anew.
-
-    since: when it was leased first. worker: where it is to go on; None: anywhere. there_until: it waits
-    so long for a free slot there.
-    """
+    """The tokens of a waiting sample."""
 
     partial: Partial
-    until: float
-    since: float
-    worker: PeerId | None = None
-    there_until: float = -math.inf
+    until: float  # from then on it may be started over
+    since: float  # when it was leased first
+    worker: PeerId | None = None  # the worker that should continue it; None: any
+    there_until: float = -math.inf  # until then it waits for a free slot at that worker
 
 
 @dataclass(slots=True)
 class OpenGroup:
-    """One admitted group.
-
-    given: every attempt. ended: the attempts whose leases may be attempted again. running: the
-    leases that run.
-    kept: by sample, the accepted results; a reward that is NaN has not been scored. partials: of
-    waiting samples. parked: turns that the environment is to answer. episodes: of samples that are not kept, what they
-    have from earlier turns. begun_anew: by sample, how often its
-    episode was.
-    left_out: samples that the group goes on without. took: the lengths of samples in time (`Measurements.length`).
-    unwanted: kept samples that go back as soon as they are scored. returned: by sample that went or
-    goes back, the workers that may not write it again. failures: by sample, leases that
-    failed. fruitless: by sample, leases in a row that continued a
-    partial and added nothing. begun: when it had its first lease, or was recovered.
-    judged_at: for which versions and steps its partials were found good (`partials`); None: one is new since.
-    """
+    """One admitted group."""
 
     group: GroupId
     prompt: DrawnPrompt
     task: TaskRules
     waiting: set[int]
+    # The accepted results by sample; a reward of NaN is not scored yet.
     kept: dict[int, TrajectoryRecord] = field(default_factory=dict)
-    partials: dict[int, Waiting] = field(default_factory=dict)
+    partials: dict[int, Waiting] = field(default_factory=dict)  # of waiting samples
+    # Turns that the environment must answer.
     parked: dict[int, Parked] = field(default_factory=dict)
+    # What samples that are not kept have from earlier turns.
     episodes: dict[int, Episode] = field(default_factory=dict)
+    # How many times each sample's episode was started over.
     begun_anew: Counter[int] = field(default_factory=Counter)
-    given: dict[HeldLease, LeaseGiven] = field(default_factory=dict)
+    given: dict[HeldLease, LeaseGiven] = field(default_factory=dict)  # every attempt
+    # The ended attempts whose leases may have a next attempt.
     ended: list[HeldLease] = field(default_factory=list)
-    running: dict[HeldLease, Lease] = field(default_factory=dict)
+    running: dict[HeldLease, Lease] = field(default_factory=dict)  # the running leases
+    # Kept samples that are given back as soon as they are scored.
     unwanted: set[int] = field(default_factory=set)
-    left_out: set[int] = field(default_factory=set)
+    left_out: set[int] = field(default_factory=set)  # samples that the group continues without
+    # How long samples took, in seconds (`Measurements.length`).
     took: list[float] = field(default_factory=list)
+    # The workers that may not write a sample again that was, or will be, given back.
     returned: dict[int, set[PeerId]] = field(default_factory=dict)
-    moves: Counter[int] = field(default_factory=Counter)
-    failures: Counter[int] = field(default_factory=Counter)
+    moves: Counter[int] = field(default_factory=Counter)  # how often each sample has moved
+    failures: Counter[int] = field(default_factory=Counter)  # how many leases of each sample failed
+    # How many leases of each sample in a row continued a partial and added nothing.
     fruitless: Counter[int] = field(default_factory=Counter)
-    bad_results: dict[PeerId, int] = field(default_factory=dict)
+    bad_results: dict[PeerId, int] = field(default_factory=dict)  # malformed results by worker
+    # When it had its first lease, or was recovered.
     begun: float = math.inf
+    # The versions and the step for which its partials were found good (`partials`); None: one is newer
+    # than that check.
     judged_at: tuple[int, Version] | None = None
 
     def stored(self) -> StoredGroup:
@@ -107,12 +100,12 @@ class OpenGroup:
         return StoredGroup(record, prompt.cursor, prompt.source)
 
     def lengths(self) -> list[int]:
-        """The written tokens of each sample that has any; of unfinished ones, the reported tokens."""
+        """How many tokens were written of each sample with any; reported ones for unfinished samples."""
         kept = [kept.written for kept in self.kept.values() if kept.written]
         return [*kept, *self.unfinished_lengths()]
 
     def unfinished_lengths(self) -> list[int]:
-        """The reported tokens of each sample that has any, and is not kept."""
+        """How many tokens were reported of each sample that has any and is not kept."""
         unfinished = [waiting.partial.written for waiting in self.partials.values()]
         unfinished += [parked.turn.partial.written for parked in self.parked.values()]
         for lease in self.running.values():
@@ -134,7 +127,7 @@ class OpenGroup:
 
     @property
     def lacking(self) -> int:
-        """At least so many samples are neither kept nor left out; the samples of a lease count as one."""
+        """How many samples are neither kept nor left out, at least: the samples of a lease count as one."""
         return len(self.waiting) + len(self.running) + len(self.parked)
 
     def lacks(self) -> list[int]:
@@ -143,7 +136,7 @@ class OpenGroup:
         return sorted([*self.waiting, *self.parked, *leased])
 
     def wait(self, sample: int, *, now: float) -> None:
-        """A sample without tokens waits for a worker, or for an agent outside."""
+        """Let a sample without tokens wait for a worker, or for an external agent."""
         if self.task.episode is not None and self.task.episode.outside:
             self.waiting.discard(sample)
             turn = unwritten(self.group, sample)
@@ -152,7 +145,7 @@ class OpenGroup:
             self.waiting.add(sample)
 
     def offered(self) -> list[Parked]:
-        """The turns of samples that wait for an agent outside to begin."""
+        """The turns of samples that wait for an external agent to begin."""
         return [parked for parked in self.parked.values() if not parked.turn.turn]
 
     @property
@@ -161,31 +154,31 @@ class OpenGroup:
         return not (self.waiting or self.running or self.parked)
 
     def room(self, base: Partial) -> int:
-        """The tokens that a turn may still have which goes on from this base."""
+        """How many tokens a turn may still have that continues from this base."""
         beyond = 0 if base is NOTHING else base.length - base.turn_start
         return self.task.max_new_tokens - beyond
 
     def is_answered(self, sample: int, base: Partial) -> bool:
-        """Whether the sample has its result, for an attempt that went on from this base: of the same turn, or a later
-        one.
+        """Whether the sample already has a result for the turn of an attempt that continues from this base, or for a
+        later turn.
         """
         if sample in self.kept or sample in self.left_out or sample in self.parked:
             return True
         if base.given or self.episodes:
-            # Earlier turns that are not those of the episode are of one that was given back.
+            # If its earlier turns are not those of the episode, they belong to an episode that was given back.
             episode = self.episodes.get(sample)
             return base.first(base.turn_start) != (NOTHING if episode is None else episode.partial)
         return False
 
     def lose_partial(self, sample: int) -> None:
-        """What a waiting sample has of an unfinished turn is lost: the turn begins anew."""
+        """Drop what a waiting sample has of an unfinished turn: the turn starts over."""
         self.partials.pop(sample, None)
         self.judged_at = None
         if (episode := self.episodes.get(sample)) is not None:
             self.partials[sample] = Waiting(episode.partial, math.inf, episode.since)
 
     def earlier(self) -> list[Partial]:
-        """What samples that are not kept have from earlier turns."""
+        """The earlier turns of samples that are not kept."""
         parked = [parked.turn.partial for parked in self.parked.values()]
         return parked + [episode.partial for episode in self.episodes.values()]
 
@@ -196,13 +189,11 @@ class OpenGroup:
 
 @dataclass(slots=True)
 class BetweenTurns:
-    """Samples that no worker writes. offered: no agent outside has begun them. parked: the environment is asked.
-    waiting: for a slot, with what the environment answered.
-    """
+    """How many samples no worker writes."""
 
-    offered: int = 0
-    parked: int = 0
-    waiting: int = 0
+    offered: int = 0  # samples that no external agent has begun
+    parked: int = 0  # samples that wait for the environment
+    waiting: int = 0  # samples that wait for a slot, with the environment's answer
 
 
 class GroupTable:
@@ -212,23 +203,23 @@ class GroupTable:
         self._drawn = drawn
         self._leases = leases
         self._groups: dict[GroupId, OpenGroup] = {}
-        # By task, the number of its groups.
+        # The number of groups of each task.
         self.by_task: Counter[str] = Counter()
         self._owners: dict[HeldLease, OpenGroup] = {}
         # The groups with waiting samples.
         self._waiting: set[GroupId] = set()
-        # The groups whose results are all there.
+        # The groups that have all their results.
         self._whole: set[GroupId] = set()
 
     def __iter__(self) -> Iterator[OpenGroup]:
-        """In the order of admission. The table may change during the iteration."""
+        """The groups in the order of admission. The table may change during the iteration."""
         return iter(list(self._groups.values()))
 
     def __len__(self) -> int:
         return len(self._groups)
 
     def waiting(self) -> list[OpenGroup]:
-        """The groups with waiting samples, in the order of admission: group ids grow."""
+        """The groups with waiting samples, in the order of admission, which is that of group ids."""
         return [self._groups[group] for group in sorted(self._waiting)]
 
     def between_turns(self) -> dict[str, BetweenTurns]:
@@ -244,7 +235,7 @@ class GroupTable:
 
     @property
     def whole(self) -> int:
-        """The number of groups whose results are all there."""
+        """The number of groups that have all their results."""
         return len(self._whole)
 
     def __getitem__(self, group: GroupId) -> OpenGroup:
@@ -278,7 +269,7 @@ class GroupTable:
         return given
 
     def fits_rules(self, group: OpenGroup, given: LeaseGiven) -> bool:
-        """Whether an attempt fits the rules: it may be from before a restart with other rules."""
+        """Whether an attempt fits the rules; before a restart the rules may have been others."""
         has_room = given.base is NOTHING or group.room(given.base) > 0
         return has_room and max(given.samples) < self._drawn(group.task)
 
@@ -308,7 +299,7 @@ class GroupTable:
     ) -> Lease:
         """Lease waiting samples, as the next attempt of an ended lease if there is one.
 
-        A sample that has tokens is leased alone, and goes on from them.
+        A sample that has tokens is leased alone, and continues from them.
         """
         assert group.waiting.issuperset(samples)
         assert len(samples) == 1 or group.partials.keys().isdisjoint(samples)
@@ -366,7 +357,7 @@ class GroupTable:
     def revive(self, given: LeaseGiven, *, now: float) -> None:
         """A worker came back with an ended attempt: it runs again with its waiting samples."""
         group = self._owners[given.key]
-        # Its worker has answered those that went back, and may not answer again.
+        # Samples that were given back are left out: this worker has answered them, and may not answer again.
         samples = [
             sample
             for sample in group.waiting.intersection(given.samples).difference(group.returned)
@@ -379,13 +370,13 @@ class GroupTable:
             self._resume(group, given, samples, now)
 
     def keep(self, group: OpenGroup, record: TrajectoryRecord) -> Lease | None:
-        """Keep the result of a sample; returns the lease if this was its last open one."""
+        """Keep the result of a sample. Returns its lease if this was the lease's last open sample."""
         group.kept[record.sample] = record
         group.episodes.pop(record.sample, None)
         return self._take(group, record.sample)
 
     def park(self, group: OpenGroup, parked: Parked) -> Lease | None:
-        """A turn is over; returns the lease if this was its last open one."""
+        """Park a sample whose turn has ended. Returns its lease if this was the lease's last open sample."""
         ended = self._take(group, parked.turn.sample)
         group.parked[parked.turn.sample] = parked
         self._note(group)
@@ -400,7 +391,7 @@ class GroupTable:
         self._note(group)
 
     def begin_anew(self, group: OpenGroup, sample: int, *, now: float) -> None:
-        """The episode of a waiting or parked sample is forgotten: it waits for its first turn."""
+        """Forget the episode of a waiting or parked sample, which then waits for its first turn."""
         group.episodes.pop(sample, None)
         group.partials.pop(sample, None)
         group.parked.pop(sample, None)
@@ -409,7 +400,7 @@ class GroupTable:
         self._note(group)
 
     def give_back(self, group: OpenGroup, sample: int, *, now: float) -> None:
-        """A kept sample is not wanted: it waits for a worker other than those in `returned`."""
+        """Give a kept sample back: it waits for a worker other than those in `returned`."""
         del group.kept[sample]
         group.begun_anew[sample] += 1
         group.unwanted.discard(sample)
@@ -417,7 +408,7 @@ class GroupTable:
         self._note(group)
 
     def leave_out(self, group: OpenGroup, sample: int) -> Lease | None:
-        """The group goes on without this sample; returns the lease if this was its last open one."""
+        """Continue the group without this sample. Returns its lease if this was the lease's last open sample."""
         group.left_out.add(sample)
         group.episodes.pop(sample, None)
         if group.kept.pop(sample, None) is not None:
@@ -425,7 +416,7 @@ class GroupTable:
         return self._take(group, sample)
 
     def put_back(self, group: OpenGroup, key: HeldLease, sample: int) -> None:
-        """A result under this attempt was useless: its sample waits again.
+        """A result of this attempt was useless: its sample waits again.
 
         Nothing changes if another lease has the sample, or if it is kept.
         """
@@ -476,7 +467,7 @@ class GroupTable:
         return ended
 
     def _note(self, group: OpenGroup) -> None:
-        """The waiting or the kept samples of this group have changed."""
+        """Note that the waiting or the kept samples of this group have changed."""
         (self._waiting.add if group.waiting else self._waiting.discard)(group.group)
         lacks = group.waiting or group.running or group.parked
         (self._whole.discard if lacks else self._whole.add)(group.group)

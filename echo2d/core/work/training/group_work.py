@@ -1,14 +1,13 @@
-"""The run's groups as work for the scheduler: which of their samples wait, and when a new group
-begins.
+"""The run's groups as work for the scheduler: which of their samples wait, and when a new group begins.
 
     waiting samples --place--> leased
     no sample waits --prompt--> a new group: its samples wait
 
-A new group is admitted with its first sample that finds a slot. The others take the next slots, at any
-worker, before a newer group begins. A sample that has tokens goes on alone, at a worker of the version
-that wrote its last one or a newer one; after a while at any worker, from the beginning of its turn.
-Not here: which worker gets them (`scheduler`), what comes back (`groups`), where the samples of a
-group are (`group_table`), what an unfinished sample has (`partials`).
+A new group is admitted when its first sample finds a slot. The others take the next slots, at any worker,
+before a newer group begins. A sample that has tokens continues alone, at a worker that serves the version of
+its last token or a newer one. If it waits too long, any worker writes its turn from the beginning.
+Not here: which worker gets a sample (`scheduler`), what comes back (`groups`), where the samples of a group
+are (`group_table`), what an unfinished sample has (`partials`).
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -30,7 +29,7 @@ from echo2d.core.work.training.staleness import NextGroup
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingOfGroup(PendingSamples):
-    """Waiting samples of this group, which is not admitted yet if it is new."""
+    """Waiting samples of this group. A new group is not admitted yet."""
 
     group: OpenGroup
 
@@ -53,13 +52,13 @@ class GroupWork:
         self._staleness = parts.staleness
         self._scheduler = parts.scheduler
         self._can_begin_anew = True
-        # The tasks that agents outside play.
+        # The tasks that external agents play.
         self.outside = frozenset(
             task.name for task in rules.tasks if task.episode is not None and task.episode.outside
         )
 
     def admit_outside(self) -> Iterator[tuple[OpenGroup, list[RolloutAction]]]:
-        """Begin the groups that agents outside play: they wait for agents, not for slots."""
+        """Begin the groups that external agents play: they wait for agents, not for slots."""
         newest = self._versions.newest
         if newest is None:
             return
@@ -73,8 +72,8 @@ class GroupWork:
             yield group, self._admit(group)
 
     def pending(self, *, now: float) -> Iterator[PendingOfGroup]:
-        """Waiting samples first, the oldest group first; then new groups."""
-        # Slots only get fewer while this runs: once nothing can begin anew, nothing later can.
+        """Waiting samples first, those of the oldest group first; then new groups."""
+        # While this runs slots only get fewer: once no sample can start over, no later one can.
         self._can_begin_anew = True
         for group in self._groups.waiting():
             if group.task.name in self._watch.away:
@@ -114,7 +113,7 @@ class GroupWork:
     # --- inside
 
     def _with_returned(self, group: OpenGroup, fresh: Sequence[int]) -> Iterator[PendingOfGroup]:
-        """Samples without tokens, of which some went back from a worker that may lie."""
+        """Samples without tokens, some of which were taken back from a worker that may lie."""
         oldest = self._staleness.oldest
         for sample in [each for each in fresh if each in group.returned]:
             suits = _all_but(group.returned[sample])
@@ -123,7 +122,7 @@ class GroupWork:
             yield PendingOfGroup(others, oldest, group=group)
 
     def _with_tokens(self, group: OpenGroup, now: float) -> Iterator[PendingOfGroup]:
-        """Each waiting sample that has tokens. Only workers of their version or newer may go on."""
+        """Each waiting sample that has tokens. Only workers of their version or a newer one may continue it."""
         for sample, waiting in sorted(group.partials.items()):
             oldest = self._staleness.oldest
             versions_grow = max(oldest, waiting.partial.version_last)
@@ -136,7 +135,7 @@ class GroupWork:
                 there_alone=now < waiting.there_until,
                 group=group,
             )
-            # It has waited for long, and some worker could begin it anew: drop its tokens.
+            # It has waited too long, and some worker could start it over: drop its tokens.
             late = sample in group.partials and now >= waiting.until
             if late and self._can_begin_anew:
                 self._can_begin_anew = self._scheduler.free_from(oldest) > 0
@@ -144,8 +143,8 @@ class GroupWork:
                     group.lose_partial(sample)
 
     def _next(self, *, outside: bool) -> tuple[NextGroup, DrawnPrompt] | None:
-        """The next group to begin: of the task that the open steps lack most, of those that have a
-        prompt. outside: of those that agents outside play, or of the others.
+        """The next group to begin: one of the task that the open steps lack most, among the tasks that have a
+        prompt. outside: only tasks that external agents play count; otherwise only the others.
         """
         newest = self._versions.newest
         version = None if newest is None else newest.version

@@ -6,14 +6,14 @@
                           v
                        waiting, with all tokens so far --leased--> ...
 
-Episodes that agents outside play (`EpisodeRules.outside`) begin parked, at turn 0: the agent's first call is
-the answer to it. What they call with may follow the prompt anew, as a branch (`Partial.branches`).
+Episodes that external agents play (`EpisodeRules.outside`) begin parked, at turn 0: the agent's first call is
+the answer to that turn. The tokens of a call may follow the prompt directly, as a branch (`Partial.branches`).
 
-A parked sample has no lease and no slot. Its turn is durable before the environment hears of it, and the
-environment's answer before the next turn begins. So an answered turn is never asked for again; one
-without an answer is, after a restart, and says so. The next turn goes back to the worker of the last one while
-that serves the version it served then, because it may still have the prefix in its KV cache.
-Kept true: given tokens have no span; an episode's reward is counted once.
+A parked sample has no lease and no slot. Its turn is durable before the environment gets it, and the
+environment's answer is durable before the next turn begins. So an answered turn is never asked for again. After
+a restart a turn without an answer is asked for again, and marked as such. The next turn goes back to the worker
+of the last turn as long as that serves the same version, because it may still have the prefix in its KV cache.
+Invariant: given tokens have no span; an episode's reward is counted once.
 Not here: the leases (`groups`), unfinished turns (`partials`), episodes of evaluations (`evaluation`).
 """
 
@@ -52,7 +52,7 @@ class OpenEpisodes:
         self._good = good
 
     def parked_episode(self, group: OpenGroup, sample: int) -> ParkedEpisode | None:
-        """The parked sample that its environment, or an agent outside, is asked about."""
+        """The parked sample that waits for its environment or for an external agent; None: it is not parked."""
         parked = group.parked.get(sample)
         if parked is None:
             return None
@@ -81,7 +81,7 @@ class OpenEpisodes:
         return [*([] if event.turn else [Persist(asked.parked.turn)]), Persist(answered)]
 
     def measure(self, asked: ParkedEpisode, *, now: float) -> None:
-        """The environment has answered. How long an agent outside takes to begin does not count."""
+        """Measure the environment's time. The time that an external agent takes to begin does not count."""
         if asked.parked.turn.turn:
             self._statistics.environment_took(asked.name, now - asked.parked.asked_at)
 
@@ -103,18 +103,18 @@ class OpenEpisodes:
         )
 
     def begin_anew(self, group: OpenGroup, sample: int, *, now: float) -> list[RolloutAction]:
-        """The turns of a waiting or parked sample do not count: it begins anew."""
+        """Forget the turns of a waiting or parked sample, which starts over."""
         self._groups.begin_anew(group, sample, now=now)
         forgotten = Persist(EpisodeForgotten(group.group, sample))
         return [forgotten, self.forget(group, sample), *self.offer(group, sample)]
 
     def tell(self, group: OpenGroup, sample: int, *, again: bool = False) -> list[StepEnvironment]:
-        """Tell the environment of the turn of a parked sample. again: it may have been told before."""
+        """Tell the environment about the turn of a parked sample. again: it may know it already."""
         asked = self.parked_episode(group, sample)
         return [] if asked is None else [asked.step(self._rules, again=again)]
 
     def offer(self, group: OpenGroup, sample: int) -> list[StepEnvironment]:
-        """If agents outside play it: one of them may begin this episode."""
+        """Offer this episode to external agents, if they play it and it has not begun."""
         parked = group.parked.get(sample)
         return [] if parked is None or parked.turn.turn else self.tell(group, sample)
 
@@ -122,7 +122,7 @@ class OpenEpisodes:
         return ForgetEpisode(group.group, sample, group.task.name, ended)
 
     def useless(self, group: OpenGroup) -> list[int]:
-        """The waiting and parked samples of which earlier turns cannot become part of a batch any more."""
+        """The waiting and parked samples whose earlier turns can no longer become part of a batch."""
         found = [
             sample for sample, parked in group.parked.items() if not self._good(parked.turn.partial)
         ]
@@ -133,14 +133,14 @@ class OpenEpisodes:
         ]
 
     def recover(self, group: OpenGroup, turns: Iterable[RecoveredTurn], *, now: float) -> None:
-        """After a restart: each sample waits for its next turn, or is parked."""
+        """After a restart: let each sample wait for its next turn, or park it."""
         for sample in sorted(group.waiting):
             group.wait(sample, now=now)
         for turn in turns:
             self._recover(group, turn, now)
 
     def tell_again(self, group: OpenGroup, *, now: float) -> list[RolloutAction]:
-        """After a restart: tell the environment of the parked samples. Those with useless turns begin anew."""
+        """After a restart: tell the environment about parked samples. Samples with useless turns start over."""
         actions: list[RolloutAction] = []
         for sample in self.useless(group):
             actions += self.begin_anew(group, sample, now=now)
@@ -169,19 +169,19 @@ class OpenEpisodes:
         group.partials[kept.sample] = self._waiting(episode.partial, parked, now)
 
     def _waiting(self, partial: Partial, parked: Parked, now: float) -> Waiting:
-        """At its last worker while that serves what it served then."""
+        """The next turn waits for its last worker if that still serves the same version."""
         peer = self._members.get(parked.worker)
         same = (
             peer is not None and parked.served is not None and peer.engine.serving == parked.served
         )
         if peer is None or not same:
             return Waiting(partial, math.inf, parked.since)
-        # A worker reads 5,000 tokens/s of a prefix that it has not cached. A turn waits that long
-        # for a slot at its last worker, because another one would take as long to read it.
+        # A worker reads about 5000 tokens/s of a prefix that it has not cached. A turn waits for a slot at its
+        # last worker for at least as long as another worker would take to read the prefix.
         patience_s = partial.length / 5000.0
         rate = self._statistics.measurements.rate(peer.peer)
         if rate is not None and rate.value > 0:
-            # Or until four slots have come free there, on average: they are not idle meanwhile. A
-            # worker's rate is of whole episodes; each of their turns frees a slot.
+            # It also waits for as long as four slots take to come free there on average: no slot is idle
+            # meanwhile. A worker's rate counts whole episodes, and each of their turns frees a slot.
             patience_s = max(patience_s, 4 / (rate.value * parked.turn.turn))
         return Waiting(partial, math.inf, parked.since, parked.worker, now + patience_s)

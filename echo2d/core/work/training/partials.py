@@ -1,9 +1,8 @@
-"""Partials: the tokens of samples that their worker did not finish, from which another one
-continues.
+"""Partials: the tokens of samples that their worker did not finish, and from which another continues.
 
     LeaseProgress --checked--> gathered with the running lease --lease ended--> waiting
                                                                                   |
-        the sample starts anew <-- revoked, too old, fruitless, or no worker -----+
+        the sample starts over <-- revoked, too old, fruitless, or no worker -----+
         for long enough                                                           |
                                                   base of the next attempt <------+
 
@@ -31,9 +30,10 @@ from echo2d.core.work.leases import Lease, LeaseTable
 from echo2d.core.work.training.group_table import OpenGroup, Waiting
 from echo2d.core.work.training.staleness import Staleness
 
-# Longer than a refit. After that any free worker begins the sample anew, because its group waits.
+# A partial waits this long, which is longer than a refit. After that any free worker starts the sample over,
+# because its group waits.
 PARTIAL_WAIT_S = 30.0
-# Leases in a row that continued a partial and added nothing: the partial itself may be at fault.
+# If more leases in a row continued a partial and added nothing, it is dropped: it may itself be at fault.
 FRUITLESS_MAX = 2
 
 
@@ -55,14 +55,13 @@ class Partials:
         self._audits = audits
 
     def believed(self, peer: Peer) -> Believed:
-        """A test for versions: whether one may have written what this peer reports."""
+        """A test for a version: whether it may have written what this peer reports."""
         return lambda version: version in peer.engine.acknowledged and self._live(version)
 
     def gather(self, peer: Peer, lease: Lease, deltas: Sequence[SampleDelta]) -> list[str]:
-        """A lease's worker reports new output, of at most `lease.room` tokens beyond its base. Returns what is wrong
-        with it.
+        """Take in new output that a lease's worker reports: at most `lease.room` tokens beyond its base.
 
-        Output that begins at the first token replaces what was reported before.
+        Output that begins at the first token replaces what was reported before. Returns what is wrong with the output.
         """
         faults: list[str] = []
         for delta in deltas:
@@ -86,9 +85,9 @@ class Partials:
     def left(
         self, group: OpenGroup, lease: Lease, *, goes_to: PeerId | None = None, now: float
     ) -> list[Note]:
-        """The lease ended: each of its open samples waits with the tokens that it has by now.
+        """The lease ended: each of its open samples waits with the tokens that it has so far.
 
-        goes_to: the worker that is to go on.
+        goes_to: the worker that should continue them.
         """
         notes: list[Note] = []
         base = lease.given.base
@@ -125,10 +124,10 @@ class Partials:
     def forget(self, groups: Iterable[OpenGroup], *, now: float) -> float | None:
         """Forget the partials that have become useless.
 
-        Returns when the next one of the others will have waited for PARTIAL_WAIT_S.
+        Returns when the next one of the others will have waited long enough.
         """
         first = math.inf
-        # Many samples may wait, at every event: whether their tokens are good depends on this alone.
+        # Whether tokens are good depends only on this. Many samples may wait, and this runs at every event.
         basis = self._versions.ended, self._staleness.oldest
         for group in groups:
             if group.judged_at != basis:
@@ -150,7 +149,7 @@ class Partials:
         stale = oldest is not None and self._staleness.outdated(oldest, None)
         if stale:
             return False
-        # At every report: a generator would cost as much again.
+        # This runs at every report, and a generator would cost as much again.
         for span in partial.spans:
             if self._versions.live(span.key) is None:
                 return False
@@ -171,12 +170,12 @@ class Partials:
         )
 
     def _usable(self, partial: Partial, most: int) -> Partial:
-        """The part before the first revoked version, of at most so many tokens."""
+        """The part before the first revoked version, at most `most` tokens."""
         revoked = (span.start for span in partial.spans if not self._live(span.key))
         return partial.first(min(most, next(revoked, partial.length)))
 
 
 def _before(lease: Lease, delta: SampleDelta) -> Partial | None:
-    """The output that new output is appended to; None: something in between is not known."""
+    """The output to which new output is appended; None: something in between is not known."""
     begins = bool(delta.spans) and delta.spans[0].start == 0
     return NOTHING if begins else lease.outputs.get(delta.sample, NOTHING)

@@ -1,11 +1,11 @@
-"""Which groups have waited long enough for their last samples, and are trained without them.
+"""Decides which groups have waited long enough for their last samples, and are trained on without them.
 
     seven of eight samples are kept --> a deadline: `group_patience` times what these took
                                             |
     it passes, or the last batch that can take the group is filled --> the others are left out
 
-At most `missing_share` of the samples, and at least one, may be missing. Such a sample is one that is very long, or one
-at a worker that hangs. Without this the whole group would be dropped once it is too old.
+At most `missing_share` of the samples, but always one, may be missing. A missing sample is very long, or at a worker
+that hangs. Without this the whole group would be dropped once it is too old.
 Not here: leaving the samples out (`groups`).
 """
 
@@ -16,9 +16,9 @@ from echo2d.core.rules.run import MISSING_SHARE, RunRules
 from echo2d.core.rules.tasks import TaskRules
 from echo2d.core.work.training.group_table import GroupTable, OpenGroup
 
-# The rewards of fewer samples say nothing about each other.
+# At least this many samples must be kept: a single reward cannot be compared.
 KEPT_MIN = 2
-_WAIT_S_MIN = 1.0  # until a group is looked at again that waits for a slot
+_WAIT_S_MIN = 1.0  # seconds until a group that waits for a slot is checked again, at least
 
 
 class Patience:
@@ -33,12 +33,12 @@ class Patience:
         self._factor = rules.group_patience
         self._groups, self._is_last_step = groups, is_last_step
         self._kept_min = {task.name: _kept_min(rules, task) for task in rules.tasks}
-        # By group: when it has waited for long enough.
+        # When each group has waited long enough.
         self._due: dict[GroupId, float] = {}
         self._first: float | None = None
 
     def kept(self, group: OpenGroup, *, now: float) -> None:
-        """One more sample of the group is kept, and others are not."""
+        """Note that one more sample of the group is kept, while others are missing."""
         if not self._factor or len(group.kept) < self._kept_min[group.task.name]:
             return
         if group.group not in self._due:
@@ -46,22 +46,22 @@ class Patience:
             self._first = due if self._first is None else min(due, self._first)
 
     def wake_at(self) -> float | None:
-        """When the next group will have waited for long enough."""
+        """When the next group will have waited long enough."""
         return self._first
 
     def over(self, *, now: float) -> list[OpenGroup]:
-        """The groups that have waited for long enough."""
+        """The groups that have waited long enough."""
         if self._first is None or now < self._first:
             return []
         for number, due in self._due.items():
             group = self._groups.get(number)
             if now >= due and group is not None and not _all_leased(group):
-                # It waits for a slot, not for an answer.
+                # This group waits for a slot, not for an answer: give it more time.
                 self._due[number] = now + max(_WAIT_S_MIN, now - group.begun)
         return self._take(lambda _, due: now >= due)
 
     def last_call(self) -> list[OpenGroup]:
-        """The open step is about to get its batch: the groups that no later step can take."""
+        """The groups that no later step can take. Call it before the open step gets its batch."""
         return self._take(lambda group, _: self._is_last_step(group)) if self._due else []
 
     def _take(self, wanted: Callable[[OpenGroup, float], bool]) -> list[OpenGroup]:
@@ -78,13 +78,13 @@ class Patience:
 
 
 def _all_leased(group: OpenGroup) -> bool:
-    """Whether each sample that is missing was leased before, to whatever worker."""
+    """Whether each missing sample was leased before, to any worker."""
     leased = {sample for given in group.given.values() for sample in given.samples}
     return leased.issuperset(group.lacks())
 
 
 def _kept_min(rules: RunRules, task: TaskRules) -> int:
-    """How many samples of such a group must be there."""
+    """How many samples of a group of this task must be kept."""
     drawn = rules.drawn(task)
     missing = max(1, int(drawn * MISSING_SHARE))
     trained = rules.group_size if drawn > rules.group_size else rules.samples_min

@@ -1,13 +1,13 @@
 """The queue of one task's prompts: drawn a little ahead, and taken in the order of their cursor.
 
     DrawPrompt --> asked --PromptDrawn--> ready --> taken by a group
-                                            ^------ given back: the group was dropped for no
-                                                    fault of its prompt
+                                            ^------ given back: the group was dropped without its
+                                                    prompt's fault
 
 Prompts that were given back before a restart are drawn again first, by their cursor.
 
-A prompt whose row is retired (`sampler`) is passed over. Where the prompts end, nothing is asked
-any more.
+A prompt whose row is retired (`sampler`) is passed over. When the task has no more prompts, none is
+asked for any more.
 Not here: groups, and what a prompt means.
 """
 
@@ -21,15 +21,15 @@ from echo2d.core.work.events import DrawPrompt
 from echo2d.core.work.training.sampler import Sampler
 from echo2d.errors import PeerFault
 
-# Prompts that are asked for or ready; drawing one takes a task process milliseconds.
+# At most this many prompts are asked for or ready; drawing one takes a task process milliseconds.
 PROMPTS_AHEAD_MAX = 64
-# Prompts in a row that are too long for the model: then the task does not fit it.
+# If this many prompts in a row are too long for the model, the task does not fit it.
 SKIPPED_MAX = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class DrawnPrompt:
-    """Prompt number `cursor` of its task: its tokens as little-endian int32, and its name."""
+    """Prompt number `cursor` of its task; its tokens are little-endian int32."""
 
     cursor: int
     tokens: bytes
@@ -38,7 +38,7 @@ class DrawnPrompt:
 
 
 def prompt_fault(tokens: bytes, vocab_size: int) -> str:
-    """Why no engine can take this prompt; empty if engines can."""
+    """Why no engine can take this prompt; empty: engines can."""
     try:
         ids = unpack_tokens(tokens)
     except PeerFault as fault:
@@ -71,7 +71,7 @@ class Prompts:
 
     @property
     def over(self) -> bool:
-        """Whether the prompts have ended and none is left to take."""
+        """Whether the task has no more prompts and none is left to take."""
         waiting = self._redraw or self._asked or self._ready or self._again
         return self._end is not None and not waiting
 
@@ -93,7 +93,7 @@ class Prompts:
         return actions
 
     def drawn(self, prompt: DrawnPrompt) -> None:
-        """A prompt has come. One that was not asked for is ignored."""
+        """Take in a drawn prompt. One that was not asked for is ignored."""
         if prompt.cursor in self._asked:
             self._asked.remove(prompt.cursor)
             self._ready[prompt.cursor] = prompt
@@ -106,15 +106,12 @@ class Prompts:
         return self._skipped < SKIPPED_MAX
 
     def ended(self, cursor: int) -> None:
-        """The task has no prompt from this cursor on."""
+        """Note that the task has no prompt from this cursor on."""
         self._end = cursor if self._end is None else min(self._end, cursor)
         self._asked = {asked for asked in self._asked if asked < self._end}
 
     def give_back(self, prompt: DrawnPrompt) -> None:
-        """A prompt whose group was dropped is used again.
-
-        Beyond AGAIN_MAX the oldest is forgotten.
-        """
+        """Use a prompt again whose group was dropped. Beyond 4,096 of them the oldest is forgotten."""
         self._again.append(prompt)
 
     def next(self, newest: Version | None) -> DrawnPrompt | None:
@@ -126,7 +123,7 @@ class Prompts:
             return self._again[0]
         while self._ready:
             prompt = self._ready[min(self._ready)]
-            # A prompt of a lower cursor may come yet, but it cannot be waited for.
+            # A prompt with a lower cursor may still come, but is not waited for.
             if not self.sampler.filters or self.sampler.wants(prompt.source.row, newest):
                 return prompt
             del self._ready[prompt.cursor]
@@ -147,6 +144,6 @@ class Prompts:
 
 
 def prompt_of(stored: StoredGroup) -> DrawnPrompt:
-    """The prompt that a stored group was made of."""
+    """The prompt of a stored group."""
     record = stored.record
     return DrawnPrompt(stored.cursor, record.prompt, stored.source, record.tags)

@@ -1,11 +1,11 @@
-"""Goes on after a restart, of the coordinator or of a link: with groups, with episodes, and with leases.
+"""Continues groups, episodes and leases after a restart of the coordinator or of a link.
 
     the ledger's groups --complete--> buffered
                         --otherwise--> open again: its newest attempts run, rewards and environments are asked again
 
-Leases are durable: a worker that comes back keeps what can still count.
-Kept true: nothing is asked of a worker that another attempt has taken over.
-Not here: how groups go on from there (`judge`), the books (`group_table`).
+Leases are durable: a worker that comes back keeps the leases that can still count.
+Invariant: no worker is asked for samples that another attempt has taken over.
+Not here: how groups continue from there (`judge`), where samples are (`group_table`).
 """
 
 from collections import defaultdict
@@ -88,9 +88,9 @@ class Recovery:
         self._episodes.recover(group, turns, now=now)
         unscored = group.unscored()
         if (group.lacking or unscored) and record.sampling != task.sampling:
-            return self._judge.discard(stored, "rules", "its task is sampled otherwise now")
+            return self._judge.discard(stored, "rules", "its task has another sampling now")
         if self._audits is not None:
-            # What was judged before a restart is not known any more.
+            # The verdicts from before the restart are no longer known.
             for each in kept.values():
                 self._audits.delivered(
                     group.group, record.prompt, each, sampling=record.sampling, now=now
@@ -106,7 +106,7 @@ class Recovery:
                 actions += self._judge.ask_again((group.group, each.sample))
             return actions
         if len(kept) > self._rules.group_size:
-            # It waited for a verdict only, and there is no audit now.
+            # It only waited for a verdict, and there is no audit any more.
             self._groups.add(group)
             return self._judge.complete(group)
         return (

@@ -1,16 +1,16 @@
-"""Notices that a task's rewards fail, before boxes have worked for nothing for long.
+"""Notices that a task's rewards fail, so that boxes do not work in vain for long.
 
     fine --only failures for a while, not of one worker alone--> never succeeded yet: the run stops
       ^                              |                       +-> before: away
       |                              +--of one worker alone, and the expected answers are fine-->
       |                                                          that worker is set aside
       +----any reward succeeds---- away: no leases, the call is repeated with growing pauses
-                                     +--AWAY_S_MAX--> the run stops: a judge may be away, but not for ever
+                                     +--AWAY_S_MAX--> the run stops: a judge may be away, but not without end
 
-Whose fault it is: a worker may write what breaks a scorer. So failures count only if they are of
-several prompts, and of two workers, or of answers that no worker wrote: the expected answers of some
-prompts, which are probed once. While a task is away, samples whose reward fails are held, and not
-left out: their rewards are asked for again.
+A worker may write answers that break a scorer. So failures count only if they concern several prompts, and
+either two workers or answers that no worker wrote: the expected answers of some prompts, which are probed
+once. While a task is away, samples whose reward fails are held instead of left out, and their rewards are
+asked for again.
 Not here: what a failure does to a group (`judge`), the probe itself (`runtime/coordinator/task_calls`).
 """
 
@@ -22,19 +22,19 @@ from typing import Literal
 from echo2d.core.base.ids import GroupId, PeerId
 from echo2d.core.work.events import ProbeRewards, RewardsProbed
 
-# A task's rewards do not come if FAILURES_MAX fail without a success, or if none comes in the FAILING_S
+# A task's rewards count as failing if FAILURES_MAX fail without a success, or if none succeeds in the FAILING_S
 # seconds after the first failure.
 FAILURES_MAX, FAILING_S = 64, 45.0
-# Of this many prompts, if the task has as many.
+# The failures must concern at least this many prompts (or all, if the task has fewer), and this many workers.
 FAILED_PROMPTS_MIN = 8
 FAILED_WORKERS_MIN = 2
 # While a task is away: pauses between two calls, and the time after which the run stops.
 PAUSE_S_MIN, PAUSE_S_MAX = 2.0, 60.0
 AWAY_S_MAX = 1800.0
-# Failures in a row of a task that has succeeded before, from which on an alert says so.
+# After this many failures in a row of a task that has succeeded before, there is an alert.
 ALERT_FAILURES = 8
-# Of the last LATELY failures: at so many, and such a share of the answers between them, an alert says so for
-# LATELY_S, though rewards come, too.
+# The last LATELY failures are remembered. If they are at least LATELY_MIN, and at least LATELY_SHARE of the
+# answers between the first and the last of them, there is an alert for LATELY_S, although other rewards succeed.
 LATELY, LATELY_MIN, LATELY_SHARE, LATELY_S = 64, 16, 0.01, 300.0
 
 Sample = tuple[GroupId, int]
@@ -43,63 +43,56 @@ WatchVerdict = Literal["stop", "away", "set aside"]
 
 @dataclass(slots=True)
 class _OfTask:
-    """failures, cursors, workers, since, reason: of those since the last success. probed: what the
-    expected answers showed. prompts: how many were probed. timed: FAILING_S have passed. over: the
-    run stops. held: samples that wait for a reward.
-    """
+    """The rewards of one task since the last success."""
 
-    ever: bool
+    ever: bool  # whether a reward was ever computed
     failures: int = 0
-    cursors: set[int] = field(default_factory=set)
-    workers: set[PeerId] = field(default_factory=set)
-    since: float = 0.0
-    reason: str = ""
-    probed: Literal["no", "asked", "fine", "failed"] = "no"
-    prompts: int = FAILED_PROMPTS_MIN
+    cursors: set[int] = field(default_factory=set)  # of prompts whose rewards failed
+    workers: set[PeerId] = field(default_factory=set)  # whose answers' rewards failed
+    since: float = 0.0  # the time of the first failure
+    reason: str = ""  # of the last failure
+    probed: Literal["no", "asked", "fine", "failed"] = "no"  # what the expected answers showed
+    prompts: int = FAILED_PROMPTS_MIN  # how many were probed
     away_since: float | None = None
     first_away: float | None = None
     pause_s: float = PAUSE_S_MIN
     next_at: float = 0.0
-    timed: bool = False
-    over: bool = False
-    held: dict[Sample, None] = field(default_factory=dict)
+    timed: bool = False  # whether FAILING_S have passed
+    over: bool = False  # whether the run stops
+    held: dict[Sample, None] = field(default_factory=dict)  # samples that wait for a reward
 
 
 @dataclass(frozen=True, slots=True)
 class FailingRewards:
-    """What the watch says of a task. failures: since the last success. ever: whether a reward has come
-    before. stops_in_s: until the run stops; None: it goes on. retry_s: until the next try; None: the task is
-    not away. share: of the answers between the last failures, those that failed.
-    """
+    """The status of a task whose rewards fail."""
 
-    failures: int
-    ever: bool
+    failures: int  # since the last success
+    ever: bool  # whether a reward was ever computed
     reason: str
-    stops_in_s: float | None
-    retry_s: float | None
+    stops_in_s: float | None  # seconds until the run stops; None: it continues
+    retry_s: float | None  # seconds until the next try; None: the task is not away
+    # The share of the answers between the last failures whose rewards failed.
     share: float = 1.0
 
 
 class RewardWatch:
-    """See the module docstring. `now` is monotonic seconds.
-
-    alert: whether a success must be told: some task has failed, or has not succeeded yet. away: the
-    tasks that get no leases. Both are read at every reward and lease.
-    """
+    """See the module docstring. `now` is monotonic seconds."""
 
     def __init__(self, tasks: Iterable[str], *, succeeded: bool) -> None:
         self._of = {task: _OfTask(succeeded) for task in tasks}
+        # Whether `succeeded` must be called: some task has failed, or has not succeeded yet.
         self.alert = not succeeded
+        # The tasks that get no leases. This and `alert` are read at every reward and lease.
         self.away: set[str] = set()
-        self.set_aside: dict[PeerId, str] = {}
-        # Of each task, its last failures: when, and of which group; and the reason of the last one.
+        self.set_aside: dict[PeerId, str] = {}  # the workers that were set aside, and why
+        # The last failures of each task (time and group), and the reason of the last one.
         self._lately = {task: deque[tuple[float, GroupId]](maxlen=LATELY) for task in self._of}
         self._reason: dict[str, str] = {}
 
     # --- rewards
 
     def succeeded(self, task: str) -> list[Sample]:
-        """A reward has come. Returns the held samples, whose rewards are to be asked for again."""
+        """A reward was computed. Returns the held samples, whose rewards must be asked for again."""
         held = list(self._of[task].held)
         if self._of[task].away_since is not None:
             self._lately[task].clear()
@@ -111,7 +104,7 @@ class RewardWatch:
     def failed(
         self, task: str, sample: Sample, cursor: int, worker: PeerId, reason: str, *, now: float
     ) -> bool:
-        """The task's code failed at an answer of this worker. Returns whether the sample is held."""
+        """The task's code failed on an answer of this worker. Returns whether the sample is held."""
         of_task, self.alert = self._of[task], True
         if not of_task.failures:
             of_task.since = now
@@ -127,7 +120,7 @@ class RewardWatch:
         return of_task.away_since is not None
 
     def probes(self) -> list[ProbeRewards]:
-        """The tasks whose expected answers are to be probed now."""
+        """Ask for the probes of expected answers that are due now."""
         asked = []
         for task, of_task in self._of.items():
             if of_task.failures and of_task.probed == "no":
@@ -136,21 +129,21 @@ class RewardWatch:
         return asked
 
     def probe_ended(self, event: RewardsProbed) -> None:
-        """What became of the probe."""
+        """Take in the result of a probe."""
         of_task = self._of[event.task]
         if not of_task.failures:
             return
         of_task.probed = "fine" if event.succeeded or not event.failed else "failed"
         of_task.prompts = min(FAILED_PROMPTS_MIN, event.failed + event.succeeded) or 1
         if of_task.probed == "failed":
-            # They are other prompts than those of the answers, or the same: it does not matter which.
+            # Whether these are the prompts of the failed answers or others does not matter.
             of_task.cursors.update(range(-event.failed, 0))
             of_task.reason = event.reason or of_task.reason
 
     # --- verdicts
 
     def verdicts(self, *, now: float) -> Iterator[tuple[str, WatchVerdict, str]]:
-        """Tasks, what is to be done about them, and why, for people."""
+        """Yield tasks, what must be done about each, and why (for people)."""
         for task, of_task in self._of.items():
             if of_task.over:
                 continue
@@ -163,7 +156,7 @@ class RewardWatch:
                 continue
             if not of_task.failures:
                 continue
-            # Before anything else: `wake_at` must not name a time that has passed.
+            # This comes first, because `wake_at` must not return a time that has passed.
             of_task.timed = now >= of_task.since + FAILING_S
             several = len(of_task.workers) >= FAILED_WORKERS_MIN
             if of_task.probed == "asked" and not several:
@@ -179,14 +172,14 @@ class RewardWatch:
                 yield task, "set aside", of_task.reason
 
     def go_away(self, task: str, *, now: float) -> None:
-        """No leases from now on."""
+        """Give the task no leases from now on."""
         of_task = self._of[task]
         of_task.away_since, of_task.next_at = now, now + of_task.pause_s
         of_task.first_away = of_task.first_away or now
         self.away.add(task)
 
     def put_aside(self, task: str) -> PeerId:
-        """The only worker whose answers fail is set aside; returns it."""
+        """Set aside the only worker whose answers fail, and return it."""
         (worker,) = self._of[task].workers
         self.set_aside[worker] = self._of[task].reason
         self._of[task] = _OfTask(self._of[task].ever)
@@ -194,7 +187,7 @@ class RewardWatch:
         return worker
 
     def retries(self, *, now: float) -> list[Sample]:
-        """The held samples whose rewards are asked for now. A task that holds none gets leases again."""
+        """The held samples whose rewards must be asked for now. A task that holds none gets leases again."""
         due = []
         for task in sorted(self.away):
             of_task = self._of[task]
@@ -203,21 +196,21 @@ class RewardWatch:
             of_task.pause_s = min(PAUSE_S_MAX, 2 * of_task.pause_s)
             of_task.next_at = now + of_task.pause_s
             if of_task.held:
-                # Two held samples are asked about at each try. The oldest goes to the end: a single
-                # answer must not decide.
+                # Each try asks for the rewards of the two oldest held samples, which then go to the end: a
+                # single answer must not decide.
                 chosen = list(of_task.held)[:2]
                 for sample in chosen:
                     of_task.held.pop(sample)
                     of_task.held[sample] = None
                 due += chosen
             else:
-                # Its groups are gone: new ones show whether it is back.
+                # The groups of its held samples are gone: new groups show whether its rewards succeed again.
                 self.away.discard(task)
                 self._of[task] = _OfTask(of_task.ever, first_away=of_task.first_away)
         return due
 
     def forget(self, task: str, sample: Sample) -> None:
-        """Its group is gone."""
+        """Forget a held sample, because its group is gone."""
         self._of[task].held.pop(sample, None)
 
     def wake_at(self) -> float | None:
@@ -235,7 +228,7 @@ class RewardWatch:
         return min(times, default=None)
 
     def status(self, task: str, *, group_size: int, now: float) -> FailingRewards | None:
-        """None: the rewards of this task come."""
+        """The status of this task; None: its rewards do not fail."""
         of_task, away = self._of[task], self._of[task].away_since
         if away is None and of_task.failures < (ALERT_FAILURES if of_task.ever else 1):
             return self._now_and_then(task, group_size, now)
@@ -251,7 +244,7 @@ class RewardWatch:
         )
 
     def _now_and_then(self, task: str, group_size: int, now: float) -> FailingRewards | None:
-        """Failures between successes, which leave answers out that nobody looks at."""
+        """Report failures between successes, which would otherwise leave answers out unnoticed."""
         lately = self._lately[task]
         if len(lately) < LATELY_MIN or now > lately[-1][0] + LATELY_S:
             return None

@@ -9,15 +9,16 @@
     informative   asked while  volatility + explore * sqrt(age / groups)  >=  mean volatility of all rows
 
 A group whose rewards are all equal teaches nothing: the policy always solves the row, or never does.
-That may change as the policy learns, so every row is asked again some day. `informative` follows
+That may change as the policy learns, so every row is asked again at some time. `informative` follows
 DoPR (arXiv 2602.00815), which weighs the volatility of rewards against exploration. Here the
-volatility is the standard deviation of a group's rewards, half of it the newest group's; the age is
-that of the last judgement, in versions. Its square root is what a random walk has drifted, and over
-the number of groups it is the bonus of UCB. A row that stays dull is asked ever more rarely.
+volatility is a running mean of the standard deviations of a row's groups, in which the newest group counts
+half; the age is the number of versions since the last judgement. The square root of the age is how far a random
+walk drifts, and divided by the number of groups it is the bonus of UCB. A row whose rewards stay equal is asked
+more and more rarely.
 
-Only so many prompts in a row are passed over as rows may be passed over, and then one is asked: a
-task all of whose rows are retired goes on. Without a filter every row is asked, and so is a row that
-is not known. The ledger keeps the judgements (`RowJudged`), so a restart chooses the same prompts.
+At most as many prompts in a row are passed over as there are rows that may be passed over; then one is asked. So
+a task whose rows are all retired continues. Without a filter every row is asked, and an unknown row is always
+asked. The ledger keeps the judgements (`RowJudged`), so a restart chooses the same prompts.
 Not here: the order of the rows, which is the task's own.
 """
 
@@ -30,17 +31,14 @@ from echo2d.core.protocol.trajectory import Source
 from echo2d.core.rules.tasks import Informative, RowFilter
 from echo2d.core.work.events import RowJudged
 
-# Rows that are remembered; of a longer data set the oldest are forgotten, and asked again.
+# At most this many rows are remembered; in a longer data set the oldest are forgotten, and asked again.
 _ROWS_MAX = 1 << 20
-# Prompts in a row that are passed over, however many rows may be passed over.
+# At most this many prompts in a row are passed over, however many rows may be passed over.
 PASSED_MAX = 4096
 
 
 class Sampler:
-    """See the module docstring. row_filter: None: every row is asked. passed: prompts that were
-    passed over so far. filters: whether rows may be passed over at all. retired: of `filter`, rows
-    that were retired and have not been asked again since.
-    """
+    """See the module docstring. row_filter: None: every row is asked."""
 
     def __init__(
         self, row_filter: RowFilter | Informative | None, rows: Iterable[RowJudged] = ()
@@ -48,13 +46,14 @@ class Sampler:
         self._filter = row_filter
         self._rows: dict[str, RowJudged] = {}
         self._passed_in_a_row = 0
-        self.passed = 0
-        self.filters = row_filter is not None
+        self.passed = 0  # how many prompts were passed over so far
+        self.filters = row_filter is not None  # whether rows may be passed over at all
+        # How many rows `filter` has retired that were not asked again since.
         self.retired = 0
-        # Of all rows. Exact, so that it does not depend on the order in which they were judged.
+        # The sum over all rows. It is exact, so that it does not depend on the order of judgements.
         self._volatility = Fraction(0)
         for row in rows:
-            # Another sampler may have written it before a restart.
+            # Before a restart another kind of sampler may have judged the row.
             if self._keeps(row):
                 self._remember(row)
 
@@ -74,16 +73,16 @@ class Sampler:
         return False
 
     def asked(self) -> None:
-        """A prompt is asked."""
+        """Note that a prompt is asked."""
         self._passed_in_a_row = 0
 
     def judged(
         self, source: Source, *, equal: bool, spread: float, version: Version
     ) -> RowJudged | None:
-        """All rewards of a group of this row are there. Returns what is new about the row.
+        """Judge a row by all rewards of one of its groups. Returns what is new about the row.
 
-        equal: whether they are all the same. spread: their standard deviation. version: the newest one
-        that wrote for the group.
+        equal: whether the rewards are all the same. spread: their standard deviation. version: the newest
+        version that wrote for the group.
         """
         if self._filter is None or not source.row:
             return None
@@ -100,7 +99,7 @@ class Sampler:
         return judged
 
     def _may_differ(self, row: RowJudged, newest: Version) -> bool:
-        """Whether this row may be worth asking again."""
+        """Whether this row's rewards may differ again, so that it is worth asking."""
         age = max(0, newest - row.version)
         match self._filter:
             case RowFilter(retire_after, retest_after):
@@ -111,7 +110,7 @@ class Sampler:
         return True
 
     def _keeps(self, row: RowJudged) -> bool:
-        """Whether this row has to be remembered."""
+        """Whether this row must be remembered."""
         return isinstance(self._filter, Informative) or (self.filters and row.equal > 0)
 
     def _is_retired(self, row: RowJudged) -> bool:

@@ -10,16 +10,16 @@ the last step committed in this epoch.
 
 Gate 1. A worker that serves version w may start a group meant for step m if (m - 1) - w <= S. The
 next group is meant for the first free place after all q groups have theirs: m = n + q // G. With
-several tasks q and G are those of the group's task, whose places each step has (`quotas`). Full
-batches above n have no free places: a refusal opens a batch below them, and counting their places
-could make the replay of a long run wait for ever.
+several tasks q and G are those of the group's task, which has places of its own in each step (`Quotas`).
+Full batches above n have no free places: after a refusal a batch below them is open, and counting their
+places could make the replay of a long run wait without end.
 Gates 2 and 3. A group may enter batch n if 0 <= (n - 1) - v <= S. v is the oldest version of its
-tokens; with over_stale "mask", where the learner masks the older ones, it is the newest. No token
-may be newer than n - 1. Of those that may enter, the oldest are taken first, or those with the highest
-priority (`priority`).
+tokens; with over_stale "mask", where the learner masks the older tokens, it is the newest. No token
+may be newer than n - 1. Of the groups that may enter, the oldest are taken first, or those with the
+highest priority (`batch_order`).
 
-Kept true: no group is in two places; a full batch keeps its bytes until one of its groups is
-refused (I4, I5); nothing that is buffered is too old for batch n.
+Invariant: no group is in two places; a full batch keeps its bytes until one of its groups is refused
+(I4, I5); no buffered group is too old for batch n.
 Not here: leases, replies, and what is persisted when.
 """
 
@@ -48,27 +48,23 @@ from echo2d.errors import IntegrityFault
 
 # While the learner trains on batch c + 1, it may fetch batch c + 2.
 PREFETCH_STEPS = 2
-# Refusals of one step in one session. After that something is wrong that other groups cannot mend.
+# After this many refusals of one step in one session, something is wrong that other groups cannot repair.
 REFUSALS_MAX = 5
-# Batches kept for a learner that restarts. Beyond, no batch is given out before a checkpoint.
+# This many batches are kept for a learner that restarts. Then no batch is given out before a checkpoint.
 FROZEN_MAX = 1024
 
 
 @dataclass(slots=True)
 class StepBatch:
-    """The batch of one step.
-
-    digest: of its bytes while it is full, else None. reasons: one text for each refusal of this
-    session.
-    packed: its bytes, kept only for the batch that was filled last.
-    """
+    """The batch of one step."""
 
     step: int
     size: int
     groups: list[StoredGroup] = field(default_factory=list)
-    digest: Digest | None = None
+    digest: Digest | None = None  # of its bytes while it is full, else None
     refusals: int = 0
-    reasons: list[str] = field(default_factory=list)
+    reasons: list[str] = field(default_factory=list)  # one text for each refusal of this session
+    # The batch's bytes; only the batch that was filled last keeps them.
     packed: bytes | None = None
 
     @property
@@ -99,8 +95,8 @@ class StepBatch:
 
 
 class NextGroup(NamedTuple):
-    """A group of this task would be meant for step m, and may start at workers of version `oldest`
-    or a newer one (gate 1).
+    """The next group of this task is meant for step m (`step`), and may start at workers of version
+    `oldest` or a newer one (gate 1).
     """
 
     task: TaskRules
@@ -124,11 +120,11 @@ class Staleness:
         self._oldest_first = rules.order == "oldest"
         self._resume_step = recovered.resume_step
         self._buffer: dict[GroupId, StoredGroup] = {}
-        # By task, the number of buffered groups.
+        # The number of buffered groups of each task.
         self._by_task: Counter[str] = Counter()
         # Buffered groups are packed and dated when they come, so that a batch is filled fast.
-        # By group: the version that counts for the gates, and the newest version.
         self._packed: dict[GroupId, bytes] = {}
+        # For each group: the version that counts for the gates, and the newest version.
         self._ages: dict[GroupId, tuple[Version, Version]] = {}
         self._batches: dict[int, StepBatch] = {}
         # The batch that was filled last keeps its bytes, because the learner is about to fetch it.
@@ -142,7 +138,7 @@ class Staleness:
         stored = {group.record.group: group for group in recovered.groups}
         for frozen in recovered.frozen:
             self._batches[frozen.step] = _recovered_batch(frozen, stored)
-        # n
+        # This is n of the module docstring.
         self.open_step = self._lowest_open()
 
     # --- the numbers
@@ -175,14 +171,14 @@ class Staleness:
 
     def next_groups(self, in_flight: Mapping[str, int]) -> list[NextGroup]:
         """The next group of each task; the one that the open steps lack most comes first."""
-        # A list without a sort where there is one task: groups begin hundreds of times a second.
+        # A single task needs no sort: groups begin hundreds of times a second.
         if len(self._tasks) == 1:
             return [self._next_group(0, in_flight)[-1]]
         found = [self._next_group(number, in_flight) for number in range(len(self._tasks))]
         return [group for *_, group in sorted(found)]
 
     def lacking(self, task: str) -> int:
-        """How many of its groups batch n lacks, besides those that are buffered."""
+        """How many of the task's groups batch n lacks, besides those that are buffered."""
         number = next(at for at, each in enumerate(self._tasks) if each.name == task)
         return max(0, self._places(self.open_step, number) - self._by_task[task])
 
@@ -194,7 +190,7 @@ class Staleness:
     def outdated(self, oldest: Version, newest: Version | None) -> bool:
         """Gate 2: whether no batch from n on can take a group with these token versions.
 
-        newest None: the group's newest version is not known yet.
+        newest: None: the group's newest version is not known yet.
         """
         counts = newest if self._mask else oldest
         return counts is not None and counts < self.oldest
@@ -216,7 +212,7 @@ class Staleness:
     # --- what happens
 
     def admit(self, group: StoredGroup) -> bool:
-        """Buffer a complete group; False: it is not buffered, because it is too old already."""
+        """Buffer a complete group. False: it is already too old, and not buffered."""
         age = self._age_of(group.record)
         if age[0] < self.oldest:
             return False
@@ -261,7 +257,7 @@ class Staleness:
         return batch
 
     def age(self) -> list[StoredGroup]:
-        """Remove and return the buffered groups that batch n cannot take any more."""
+        """Remove and return the buffered groups that batch n can no longer take."""
         oldest = self.oldest
         return self._take_out(group for group, (counts, _) in self._ages.items() if counts < oldest)
 
@@ -270,8 +266,8 @@ class Staleness:
     ) -> list[StoredGroup]:
         """Reopen a full, uncommitted batch; return the groups that leave it.
 
-        They are the refused ones (group: reason), which must be in the batch, and those that are
-        void.
+        They are the refused ones (group: reason), which must be in the batch, and those for which `void` is
+        true, such as groups that a revoked version wrote.
         """
         batch = self._batches[step]
         assert batch.digest is not None
@@ -288,7 +284,7 @@ class Staleness:
         return out
 
     def withdraw(self, void: Callable[[GroupRecord], bool]) -> list[StoredGroup]:
-        """Remove and return the groups that are void, from the buffer and from open batches.
+        """Remove the groups for which `void` is true from the buffer and from open batches, and return them.
 
         Full batches stay as they are.
         """
@@ -300,9 +296,9 @@ class Staleness:
         return out
 
     def resume(self, step: int) -> tuple[list[StepBatch], list[StoredGroup]]:
-        """A new epoch begins after `step`: all steps up to it count as committed.
+        """Begin a new epoch after `step`: all steps up to it count as committed.
 
-        Returns the full batches up to `step`, and the groups of the open ones, which leave them.
+        Returns the full batches up to `step`, and the groups of the open ones, which are removed from them.
         """
         assert self.checkpoint <= step <= self.newest_step
         passed = [self._batches[each] for each in sorted(self._batches) if each <= step]
@@ -319,7 +315,7 @@ class Staleness:
         ]
 
     def commit(self, step: int) -> bool:
-        """The learner has trained on full batch c + 1; returns whether it is the first to do so."""
+        """Note that the learner has trained on full batch c + 1. Returns whether this is the first time."""
         assert step == self.committed + 1
         assert self._full(step)
         first = step > self.ever_committed
@@ -328,7 +324,7 @@ class Staleness:
         return first
 
     def keep_checkpoint(self, step: int) -> None:
-        """The learner's checkpoint has all steps up to this one: their batches are deleted."""
+        """Delete the batches of all steps up to this one, because the learner's checkpoint has them."""
         assert self.checkpoint <= step <= self.committed
         self.checkpoint = step
         self._batches = {each: batch for each, batch in self._batches.items() if each > step}
@@ -351,7 +347,7 @@ class Staleness:
         return max(0, quota - its_own) if batch.missing else 0
 
     def _first(self, step: int, task: int, in_flight: int) -> list[GroupId]:
-        """Of this task's groups that may enter batch n, those for its places."""
+        """The groups of this task for its places in batch n, chosen from those that may enter it."""
         fitting: list[Fitting] = []
         later: list[int] = []
         for group, (counts, newest) in self._ages.items():
@@ -378,7 +374,7 @@ class Staleness:
     def _next_group(
         self, task: int, in_flight: Mapping[str, int]
     ) -> tuple[int, float, int, NextGroup]:
-        """(m, how full the task's share of step m is, task, its next group)."""
+        """Returns (m, how full the task's share of step m is, task, its next group)."""
         rules = self._tasks[task]
         name = rules.name
         step, ahead = self.open_step, self._by_task[name] + in_flight.get(name, 0)
@@ -444,10 +440,7 @@ class Staleness:
 
 
 def _recovered_batch(frozen: BatchFrozen, stored: dict[GroupId, StoredGroup]) -> StepBatch:
-    """A batch as the ledger has it.
-
-    If groups are missing, they were refused after the batch was frozen: it is open again.
-    """
+    """A batch from the ledger. If groups are missing, they were refused after it was frozen: it is open again."""
     groups = [stored[group] for group in frozen.groups if group in stored]
     batch = StepBatch(frozen.step, len(frozen.groups), groups, None, frozen.refusals)
     if batch.missing:

@@ -1,11 +1,11 @@
-"""Which samples move to a faster worker, because their whole group waits for them.
+"""Decides which samples move to a faster worker, because their whole group waits for them.
 
-    a sample is kept --> its group lacks no more than half --> the missing ones are judged: when each will end
+    a sample is kept --> its group lacks at most half --> the end of each missing sample is predicted
                                                                   |
     a faster worker has a free slot --takes, with its tokens, the one that will have taken longest-->
 
-The slot that a sample leaves takes the next one, so nothing is idle for it: long answers end at fast workers, and
-new ones begin at slow ones. A worker's speed is its rate with all slots leased, per slot; lengths are predicted
+The slot that a sample leaves takes the next sample, so no slot is idle: long answers end at fast workers, and new
+answers begin at slow ones. A worker's speed is its rate per slot with all slots leased; lengths are predicted
 (`answer_lengths`).
 Not here: ending the lease and granting the next one (`groups`, `group_work`).
 """
@@ -24,10 +24,10 @@ from echo2d.core.work.ranking import FreeSlots
 from echo2d.core.work.training.answer_lengths import AnswerLengths
 from echo2d.core.work.training.group_table import GroupTable, OpenGroup
 
-# A sample moves only if it ends so much sooner, over what it would take where it is, and by PROGRESS_S seconds:
-# what its worker has not reported yet is written again.
+# A sample moves only if this saves at least this share of its remaining time, and PROGRESS_S seconds: tokens that its
+# worker has not reported yet are written again.
 _GAIN_MIN = 0.25
-# A sample moves at most so often.
+# A sample moves at most this many times.
 MOVES_MAX = 4
 # All late samples are judged again after this share of a sample's usual time, but not more often than every second.
 JUDGED_SHARE = 0.1
@@ -35,14 +35,12 @@ JUDGED_S_MIN = 1.0
 
 
 class Late(NamedTuple):
-    """A lease that a group waits for. whole_s: from its beginning to its end, if it stays where it is; left_s: of
-    these, those still to come. speed: of its worker.
-    """
+    """A lease that a group waits for."""
 
-    whole_s: float
+    whole_s: float  # the seconds from its beginning to its end, if it stays where it is
     lease: HeldLease
-    left_s: float
-    speed: float
+    left_s: float  # the seconds of these that are left
+    speed: float  # of its worker
 
 
 class Move(NamedTuple):
@@ -74,31 +72,31 @@ class Stragglers:
         self._members, self._versions = parts.members, parts.versions
         self._measurements = parts.statistics.measurements
         self._lengths = {task.name: AnswerLengths() for task in rules.tasks}
-        # Groups that lack few samples; those that are over are forgotten when they are judged.
+        # The groups that lack few samples; ended ones are forgotten at the next judgement.
         self._waiting: dict[GroupId, None] = {}
         self._late: list[Late] = []
         self._judge_at = 0.0
-        # Of each worker, as of a number of times that rates were settled.
+        # The speed of each worker, and how many times rates had been settled when it was computed.
         self._speeds: dict[PeerId, float] = {}
         self._settled = -1
-        # Workers below this speed are those than which others are much faster.
+        # Other workers are much faster than a worker below this speed.
         self._fast = 0.0
 
     def kept(self, group: OpenGroup) -> None:
-        """One more sample of the group is kept."""
-        # Where a lease has several samples, more of them may be missing.
+        """Note that one more sample of the group is kept."""
+        # If a lease has several samples, more samples may be missing than `lacking` counts.
         lacking = group.lacking
         if 0 < lacking <= self._lacks_max[group.task.name]:
             self._waiting[group.group] = None
 
     def complete(self, group: OpenGroup) -> None:
-        """The group has all its samples."""
+        """Take in the lengths of a group that has all its samples."""
         lengths = [kept.written for kept in group.kept.values()]
         self._lengths[group.task.name].finished(group.prompt.source.row, lengths)
 
     def waited_for(self) -> Iterator[tuple[OpenGroup, Lease, float]]:
-        """The running leases that groups wait for at workers than which others are much faster: the group, the lease,
-        the worker's speed.
+        """The running leases of waiting groups at workers that are much slower than others: (group, lease, the
+        worker's speed).
         """
         fast = self._fast
         # At most 1,024 groups are judged, those that have waited longest first.
@@ -110,7 +108,7 @@ class Stragglers:
                     yield group, lease, speed
 
     def wake_at(self) -> float | None:
-        """When samples are to be judged again: it may be that nothing else happens before the last one ends."""
+        """When samples must be judged again. Possibly nothing else happens before the last sample ends."""
         return self._judge_at if self._waiting else None
 
     def any_late(self, *, now: float) -> bool:
@@ -120,7 +118,7 @@ class Stragglers:
         return bool(self._late)
 
     def moves(self, free: Iterable[FreeSlots]) -> list[Move]:
-        """Which leases end now, and where their samples go on. free: the workers that have free slots."""
+        """Which leases end now, and which workers continue their samples. free: the workers with free slots."""
         # At most this many workers with free slots are looked at.
         some = islice(free, 32)
         faster = [(self._speeds.get(each.worker, 0.0), each) for each in some]
@@ -138,7 +136,7 @@ class Stragglers:
             self._settled = self._measurements.settled
             self._learn_speeds()
         if min(self._speeds.values(), default=0.0) >= self._fast:
-            self._waiting.clear()  # they are all about as fast
+            self._waiting.clear()  # all workers are about equally fast
         for number in [each for each in self._waiting if self._groups.get(each) is None]:
             del self._waiting[number]
         self._late = sorted(
@@ -151,7 +149,7 @@ class Stragglers:
         )
 
     def _left_s(self, group: OpenGroup, lease: Lease, speed: float) -> float:
-        """Seconds that it still takes there; 0: its worker has not told of it, or it has moved often enough."""
+        """Seconds that the lease still takes there; 0: its worker has reported nothing, or it has moved too often."""
         lengths = self._lengths[group.task.name]
         told, moves = lease.longest, group.moves
         written = lease.given.base.written + min([told.get(sample, 0) for sample in lease.samples])
@@ -160,7 +158,7 @@ class Stragglers:
             return 0.0
         siblings = [len(kept.tokens) // 4 for kept in group.kept.values()]
         left = lengths.left(written, group.prompt.source.row, siblings)
-        # A slot makes `speed` answers/s, which are as long as answers usually are.
+        # A slot makes `speed` answers of mean length per second.
         return left / lengths.mean / speed
 
     def _moves_to(self, free: FreeSlots, speed: float) -> list[Move]:
@@ -174,7 +172,7 @@ class Stragglers:
             lease = self._leases.get(late.lease)
             if lease is None or len(lease.samples) > room:
                 continue
-            # A sample goes on under its last version or a newer one.
+            # A sample is continued by its last version or a newer one.
             if version >= self._version(self._members.get(lease.worker)):
                 found.append(Move(lease, free.worker))
                 room -= len(lease.samples)
@@ -186,16 +184,16 @@ class Stragglers:
         return found
 
     def _learn_speeds(self) -> None:
-        """Answers/s of one slot of each worker whose rate is known.
+        """Compute the answers/s per slot of each worker whose rate is known.
 
-        Each rate is drawn towards the mean of all, the more the less it is known, and wholly if they differ no more
-        than their errors: among many workers alike, some look slow and some fast by chance.
+        Each rate is moved towards the mean of all: further if its error is larger, and completely if the rates differ
+        no more than their errors. Among many equal workers, some look slow and some fast by chance.
         """
         known: list[tuple[PeerId, float, float]] = []
         for peer in self._members:
             slots = self._measurements.slots(peer.peer) if peer.service.active and peer.alive else 0
             if slots and (rate := self._measurements.rate(peer.peer)) is not None:
-                # Its error takes a group for one result; here the samples of a group come one by one.
+                # The rate's error counts a group as one result; here the samples of a group come one by one.
                 off = (rate.sd / rate.value) ** 2 / self._size
                 known.append((peer.peer, math.log(rate.value / slots), off))
         if not known:

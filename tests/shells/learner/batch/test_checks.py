@@ -1,4 +1,4 @@
-"""What the learner refuses (I1, I5)."""
+"""The batches that the learner refuses (I1, I5)."""
 
 import dataclasses
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Whatever a batch claims, no gradient comes from what may not be trained: it is refused, with the reason."""
+"""A hostile batch never gives a gradient from data that may not be trained: it is refused, with the reason."""
 
 import dataclasses
 from collections.abc import Callable
@@ -132,7 +132,7 @@ def with_group(batch: Batch, index: int, group: Group) -> Batch:
 
 
 @given(batches)
-def test_what_keeps_the_rules_is_trained(batch: Batch) -> None:
+def test_a_batch_that_keeps_the_rules_is_trained(batch: Batch) -> None:
     assert faults(batch, STEP, RULES, Trained()) == {}
     for group, answers in zip(
         batch.groups, answers_of(batch, RULES, advantages_of(Recipe())), strict=True

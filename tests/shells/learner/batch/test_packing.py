@@ -1,4 +1,4 @@
-"""How a batch is laid out: every counting token once, within the budget, the same each time."""
+"""The layout of a batch: every counting token once, within the budget, the same each time."""
 
 import dataclasses
 from collections.abc import Sequence

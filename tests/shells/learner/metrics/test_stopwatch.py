@@ -1,4 +1,4 @@
-"""Where the time goes, with a clock that the test sets."""
+"""The shares of the learner's time, with a clock that the test sets."""
 
 import pytest
 

@@ -113,7 +113,9 @@ def test_samples_reach_the_boards_as_a_table_and_not_the_file(tmp_path: Path) ->
     assert "1 + 1?" not in (tmp_path / "metrics.jsonl").read_text()
 
 
-def test_what_fails_now_and_then_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_board_that_fails_now_and_then_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     board = Shown(failures=TRACKER_FAILURES_MAX - 1)
     tracker = Tracking(tmp_path, {"board": lambda: board})
     for step in range(TRACKER_FAILURES_MAX):
@@ -126,7 +128,7 @@ def test_what_fails_now_and_then_goes_on(tmp_path: Path, caplog: pytest.LogCaptu
     )
 
 
-def test_what_always_fails_is_given_up_and_the_others_are_not(
+def test_a_board_that_always_fails_is_given_up_and_the_others_are_not(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken() -> Shown:
@@ -142,7 +144,7 @@ def test_what_always_fails_is_given_up_and_the_others_are_not(
     assert f"gave up tracker=broken failures={TRACKER_FAILURES_MAX}" in caplog.text
 
 
-def test_nobody_waits_for_a_board_that_hangs(
+def test_the_learner_does_not_wait_for_a_board_that_hangs(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tracking, "_CLOSE_S", 0.01)
@@ -244,7 +246,7 @@ end_with(0)
 """
 
 
-def test_weights_and_biases_asks_nobody_for_a_login_and_works_offline(tmp_path: Path) -> None:
+def test_weights_and_biases_asks_for_no_login_and_works_offline(tmp_path: Path) -> None:
     """At a terminal, where it would ask."""
     terminal, ours = pty.openpty()
     kept = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}

@@ -1,4 +1,4 @@
-"""Attention in pieces, against one dense mask over the whole row."""
+"""Attention in pieces, compared with one dense mask over the whole row."""
 
 from typing import Any
 
@@ -152,13 +152,13 @@ def test_another_answer_has_no_gradient_at_all() -> None:
 
 
 @pytest.mark.parametrize("others", [{"softcap": 30.0}, {"s_aux": torch.zeros(HEADS)}])
-def test_what_it_cannot_do_is_refused(others: dict[str, Any]) -> None:
+def test_attention_with_unknown_options_is_refused(others: dict[str, Any]) -> None:
     with pytest.raises(UnknownAttentionError):
         attend(torch.nn.Identity(), *made(5), None, **others)
 
 
 @pytest.mark.parametrize("prompt", [64, 512])
-def test_hardly_any_pair_is_computed_that_nobody_reads(prompt: int) -> None:
+def test_hardly_any_unread_pair_is_computed(prompt: int) -> None:
     """512 answers of reasoning's lengths, in rows of 16,384 tokens: at most 1.2 times the pairs that are read."""
     rng = np.random.default_rng(0)
     answers = [

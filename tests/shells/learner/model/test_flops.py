@@ -1,4 +1,4 @@
-"""Counted operations, against torch's own counter."""
+"""Counted operations, compared with torch's own counter."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What layers keep for the backward pass changes memory, and no number."""
+"""The choice of what layers keep for the backward pass changes memory, but no number."""
 
 import dataclasses
 import shutil

@@ -1,4 +1,4 @@
-"""log p, entropy and variance in blocks of the vocabulary, against torch's own in one piece."""
+"""log p, entropy and variance in blocks of the vocabulary, compared with torch's own in one piece."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The learner that trains an adapter beside a frozen base, with a real model, against a scripted coordinator."""
+"""The learner that trains an adapter beside a frozen base, with a real model and a scripted coordinator."""
 
 import dataclasses
 from pathlib import Path

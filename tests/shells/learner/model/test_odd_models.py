@@ -1,4 +1,4 @@
-"""Odd model directories have the weights that `from_pretrained` gives, also when they are published, or are refused."""
+"""Odd model directories have the weights of `from_pretrained`, also when they are published, or are refused."""
 
 import dataclasses
 import json
@@ -42,7 +42,7 @@ def test_the_weights_are_those_of_from_pretrained(seed: int, base: Path, tmp_pat
 @pytest.mark.parametrize(
     "seed", [1, 4, 6, *(pytest.param(each, marks=later) for each in range(16, 24))]
 )
-def test_what_is_published_has_the_same_weights(
+def test_a_published_version_has_the_same_weights(
     seed: int, base: Path, config: LearnerConfig, tmp_path: Path
 ) -> None:
     model = tmp_path / "model"
@@ -56,7 +56,7 @@ def test_what_is_published_has_the_same_weights(
     assert load_model(published).state_dict().keys() == again.keys()
 
 
-def test_what_the_class_ignores_is_left_out(
+def test_weights_that_the_class_ignores_are_left_out(
     base: Path, config: LearnerConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The layers for several tokens at once, in an index and in a file of their own."""

@@ -108,7 +108,7 @@ def draws() -> list[float]:
     ]
 
 
-def test_what_is_restored_draws_the_same_again(tmp_path: Path) -> None:
+def test_restored_generators_draw_the_same_again(tmp_path: Path) -> None:
     seed_generators(7)
     first = draws()
     torch.save(generator_states(), tmp_path / "state.pt")

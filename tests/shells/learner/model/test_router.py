@@ -1,4 +1,4 @@
-"""How a mixture of experts spreads its tokens, against the router logits that transformers returns."""
+"""How a mixture of experts distributes its tokens, compared with the router logits of transformers."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""What a model says about answer tokens does not depend on where they stand in a row."""
+"""A model's logprobs of answer tokens do not depend on their place in a row."""
 
 import logging
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The learner's own forward pass tells honest trajectories from made-up ones."""
+"""The learner's own forward pass distinguishes honest trajectories from invented ones."""
 
 import dataclasses
 import math
@@ -133,7 +133,7 @@ def test_a_distribution_without_a_doubt_has_no_variance() -> None:
     assert scores_of([ScoreSums([(1, 0)], sums)]) == [TrajectoryScore(1, 0, 0.0, 0.0)]
 
 
-def test_what_is_not_finite_is_left_out() -> None:
+def test_tokens_that_are_not_finite_are_left_out() -> None:
     sums = torch.tensor(
         [[2.0, 2.0, 2.0], [1.0, math.inf, 1.0], [3.0, 3.0, math.nan], [4.0, 4.0, 4.0]]
     )

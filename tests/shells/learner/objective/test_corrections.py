@@ -1,4 +1,4 @@
-"""Importance ratios and what bounds them, part by part."""
+"""Importance ratios and their bounds, part by part."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Advantages and losses of one's own, from a module beside the run."""
+"""A user's own advantages and losses, from a module beside the run."""
 
 from pathlib import Path
 
@@ -69,7 +69,7 @@ def test_a_function_gives_the_loss_of_each_token() -> None:
         ("advantages", "no_module:f", "learner.advantages: cannot import 'no_module:f'"),
         ("loss", "own_losses:missing", "learner.loss: cannot import 'own_losses:missing'"),
         ("loss", "own_losses", "learner.loss: cannot import 'own_losses'"),
-        ("loss", "own_losses:NAME", "learner.loss: 'own_losses:NAME' is no function"),
+        ("loss", "own_losses:NAME", "learner.loss: 'own_losses:NAME' is not a function"),
     ],
 )
 def test_a_function_that_is_not_there_is_the_operators_fault(

@@ -1,4 +1,4 @@
-"""Advantages, means and loss, against numbers worked out by hand or by numpy in another way."""
+"""Advantages, means and loss, compared with numbers computed by hand or by numpy in another way."""
 
 import numpy as np
 import pytest

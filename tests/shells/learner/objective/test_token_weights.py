@@ -1,4 +1,4 @@
-"""Whole recipes: their gradients against the papers' surrogates, differentiated by autograd or written in numpy."""
+"""Whole recipes: gradients compared with the papers' surrogates, differentiated by autograd or written in numpy."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Ranks watch each other through a store: a stopped rank is missed, one that left in order is not."""
+"""Ranks watch each other through a store: a stopped rank is noticed, one that left in order raises no alarm."""
 
 import os
 import queue

@@ -1,4 +1,4 @@
-"""Checkpoints on a real disk: whole or not there, whatever happens when; and which one a learner goes on from."""
+"""Checkpoints on a real disk: each is whole or absent after any failure; and the one from which a learner continues."""
 
 import errno
 import os
@@ -205,7 +205,7 @@ def test_a_damaged_newest_one_is_said_and_the_one_before_is_used(
         step_of(checkpoints)
 
 
-def test_without_any_there_is_nothing_to_go_on_from(tmp_path: Path) -> None:
+def test_without_a_checkpoint_there_is_nothing_to_go_on_from(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path / "none", 2)
     assert not checkpoints
     assert not checkpoints.settle()
@@ -233,7 +233,7 @@ def test_a_checkpoint_under_the_name_of_another_step_is_not_taken(tmp_path: Path
     assert step_of(checkpoints) == 10
 
 
-def test_what_was_saved_beyond_the_step_resumed_at_goes(tmp_path: Path) -> None:
+def test_checkpoints_beyond_the_resumed_step_are_removed(tmp_path: Path) -> None:
     """A learner went back to 10, because 20 is damaged, and comes to 15 and 20 again."""
     checkpoints = Checkpoints(tmp_path, 2)
     for step in (10, 20):
@@ -260,7 +260,7 @@ def test_a_fenced_learner_that_is_late_removes_nothing_of_the_newer_one(tmp_path
     assert names(tmp_path) == [f"step-000000{name}" for name in ("20-epoch-2", "30-epoch-2")]
 
 
-def test_what_is_saved_is_what_it_was_when_saving_began(tmp_path: Path) -> None:
+def test_a_checkpoint_has_the_state_from_when_saving_began(tmp_path: Path) -> None:
     """Training goes on meanwhile, in place."""
     checkpoints, changing = Checkpoints(tmp_path, 2), state(1)
     checkpoints.save(1, 1, changing, {"run": "a"}, {"rng": [(1, None, "x")]})

@@ -1,4 +1,4 @@
-"""Copies to host memory: complete, contiguous, and apart from what they were made of."""
+"""Copies to host memory: complete, contiguous, and independent of the original."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Who a learner is, after restarts too."""
+"""The identity of a learner, also after restarts."""
 
 import dataclasses
 import errno
@@ -42,7 +42,7 @@ def test_a_killed_learner_may_still_hold_the_lock_for_a_moment(tmp_path: Path) -
         freed.join()
 
 
-def test_one_that_took_over_holds_the_lock_once_the_other_has_ended(tmp_path: Path) -> None:
+def test_a_learner_that_took_over_holds_the_lock_once_the_other_has_ended(tmp_path: Path) -> None:
     with ExitStack() as stack:
         with ExitStack() as first:
             own(tmp_path, first)

@@ -1,4 +1,4 @@
-"""The snapshots that a learner publishes, and what it removes of those of learners before it."""
+"""The snapshots that a learner publishes, and those of earlier learners that it removes."""
 
 from pathlib import Path
 
@@ -51,7 +51,7 @@ def test_what_a_fenced_learner_left_is_removed(
     }
 
 
-def test_what_was_left_is_no_reason_for_want_of_room(
+def test_leftovers_are_no_reason_for_want_of_room(
     config: LearnerConfig, coordinator: ScriptedCoordinator
 ) -> None:
     """Else no restart would help. What the learner before this one has may still be in use."""

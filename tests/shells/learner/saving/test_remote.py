@@ -1,4 +1,4 @@
-"""Copies of checkpoints under a URL: whole or not there, and what a learner on an empty disk goes on from."""
+"""Copies of checkpoints under a URL, whole or absent, and the one from which a learner on an empty disk continues."""
 
 import dataclasses
 import logging

@@ -1,4 +1,4 @@
-"""Versions as they are copied and written: the bytes that the library would write, of the moment of the copy."""
+"""Versions as they are copied and written: the bytes that the library would write at the moment of the copy."""
 
 from pathlib import Path
 from typing import cast

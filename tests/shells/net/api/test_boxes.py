@@ -1,4 +1,4 @@
-"""A box's uplink, measured by what the coordinator takes from it."""
+"""A box's uplink, measured by the bytes that the coordinator receives from it."""
 
 import asyncio
 import json
@@ -43,7 +43,7 @@ async def client(clock: Clock) -> AsyncIterator[TestClient[web.Request, web.Appl
         yield made
 
 
-async def test_it_counts_what_comes_after_the_first_part_and_for_how_long(clock: Clock) -> None:
+async def test_a_trial_counts_bytes_and_seconds_after_the_first_part(clock: Clock) -> None:
     async def parts() -> AsyncIterator[bytes]:
         for clock.now in (3.0, 4.0, 5.0):
             yield bytes(1000)

@@ -1,6 +1,6 @@
-"""The public API of a real coordinator under requests that were right once, over one connection that survives.
+"""Damaged requests to the public API of a real coordinator, over one connection that survives.
 
-Every answer is a success or a JSON error with a code; no answer is 5xx but "busy"; afterwards the run goes on.
+Every answer is a success or a JSON error with a code; no answer is 5xx except "busy"; afterwards the run goes on.
 """
 
 import asyncio
@@ -309,7 +309,9 @@ async def test_any_call_of_the_gateway(fuzz: Fuzz, tmp_path: Path) -> None:
         assert (facts["waiting"], facts["running"]) == (0, 0)
 
 
-async def test_what_is_not_http_ends_its_own_connection_only(config: CoordinatorConfig) -> None:
+async def test_a_request_that_is_not_http_ends_its_own_connection_only(
+    config: CoordinatorConfig,
+) -> None:
     rng = random.Random(3)
     async with attacked(config) as (_, connection):
         whole = Request("POST", "/v1/learner/session", {"resume_step": 0}).encode()

@@ -1,4 +1,4 @@
-"""The public API over real HTTP, before a backend that writes down what it is asked."""
+"""The public API over real HTTP, with a backend that records its calls."""
 
 import asyncio
 import gzip
@@ -407,7 +407,7 @@ async def test_seconds_are_finite(call: Client, backend: Backend) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b"\xff", b"[" * 100_000])
-async def test_what_is_no_json_object_is_refused(call: Client, data: bytes) -> None:
+async def test_a_body_that_is_no_json_object_is_refused(call: Client, data: bytes) -> None:
     status, answer = await call("POST", "/v1/learner/session", data=data)
     assert (status, answer["error"]) == (400, "malformed")
 
@@ -614,7 +614,9 @@ async def test_the_page_holds_no_data_and_needs_no_credential(call: Client) -> N
     assert b"/page/main.js" in page
 
 
-async def test_what_is_no_http_is_one_line(call: Client, caplog: pytest.LogCaptureFixture) -> None:
+async def test_bytes_that_are_no_http_are_one_line(
+    call: Client, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level("INFO")
     address = yarl.URL(call.url)
     for noise in (
@@ -638,7 +640,7 @@ async def test_everything_else_is_a_json_error(call: Client) -> None:
     assert (await call("GET", "/v1/versions"))[0] == 405
 
 
-async def test_who_is_fenced_need_not_send_its_bytes(call: Client, backend: Backend) -> None:
+async def test_a_fenced_learner_need_not_send_its_bytes(call: Client, backend: Backend) -> None:
     fenced = {"error": "fenced", "detail": "epoch 3 is in force"}
     backend.reply = Reply(RequestId(7), 409, {**fenced, "epoch": 3})
     assert await call("PUT", "/v1/versions/4/files/a.json?epoch=2", data=b"{}") == (409, fenced)
@@ -657,7 +659,7 @@ async def test_every_answer_tells_browsers_to_keep_out(call: Client, path: str) 
         check_headers(response.headers)
 
 
-async def test_so_does_the_answer_to_what_is_no_http(call: Client) -> None:
+async def test_the_answer_to_bytes_that_are_no_http_has_these_headers_too(call: Client) -> None:
     address = yarl.URL(call.url)
     reader, writer = await asyncio.open_connection(address.host, address.port)
     writer.write(b"GET / HTTP/9.9\r\n\r\n")

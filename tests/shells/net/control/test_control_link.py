@@ -236,7 +236,9 @@ async def run_to_its_end(url: str, identity: Identity = IDENTITY) -> str:
     return str(caught.value)
 
 
-async def test_who_is_not_enrolled_is_told_and_does_not_try_again(server: Coordinator) -> None:
+async def test_a_peer_that_is_not_enrolled_is_told_and_does_not_try_again(
+    server: Coordinator,
+) -> None:
     assert "not enrolled" in await run_to_its_end(server.url, replace(IDENTITY, key=STRANGER))
 
 
@@ -340,7 +342,7 @@ async def test_a_peer_that_goes_silent_is_closed(
         (bytes((4 << 20) + 1), "1009"),
     ],
 )
-async def test_what_breaks_the_protocol_is_said_counted_and_closed(
+async def test_a_breach_of_the_protocol_is_said_counted_and_closes_the_link(
     server: Coordinator, data: bytes | str, words: str
 ) -> None:
     async with raw_socket(server) as socket:
@@ -436,7 +438,7 @@ async def test_both_ends_say_which_build_they_are(server: Coordinator) -> None:
         assert (await owner.hears(Welcome)).build == THIS_BUILD
 
 
-async def test_a_link_that_opens_and_breaks_does_not_start_the_backoff_anew(
+async def test_a_link_that_opens_and_breaks_does_not_reset_the_backoff(
     server: Coordinator, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A coordinator that says what this build does not know is dialled ever more slowly."""

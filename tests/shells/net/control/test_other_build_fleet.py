@@ -1,5 +1,5 @@
-"""A fleet that the coordinator does not understand: real handshakes over real sockets, counted on a
-clock that skips idle time.
+"""A fleet that the coordinator does not understand: real handshakes over real sockets, counted on a clock that skips
+idle time.
 """
 
 import asyncio

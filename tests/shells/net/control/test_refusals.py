@@ -1,5 +1,5 @@
-"""Peers of other builds come again one by one, and are named while they come; a peer that breaks the protocol again
-and again is refused for a while, by its key.
+"""Peers of other builds return one by one, and are named while they do. A peer that breaks the protocol again and again
+is refused for a while, by its key.
 """
 
 from dataclasses import replace
@@ -40,7 +40,7 @@ def test_a_peer_that_comes_too_early_is_told_the_same_time() -> None:
     assert builds.refuse(PeerId("p"), "box", HEAD, RETRY_S_MIN) == (RETRY_S_MIN, False)
 
 
-def test_nobody_waits_for_longer_than_the_limit() -> None:
+def test_no_peer_waits_for_longer_than_the_limit() -> None:
     come_again = ComeAgain()
     waits = [come_again.after_s(PeerId(f"p{n}"), "box", 0.0, at_least_s=1.0) for n in range(2000)]
     assert max(waits) == RETRY_S_MAX
@@ -139,7 +139,7 @@ def test_a_fault_now_and_then_is_forgiven() -> None:
     assert faults.refused(1e9) == ()
 
 
-def test_after_its_time_a_peer_begins_anew() -> None:
+def test_after_its_time_a_peer_begins_again() -> None:
     faults = ProtocolFaults()
     for _ in range(PROTOCOL_FAULTS_MAX):
         faults.count(A, 0.0)

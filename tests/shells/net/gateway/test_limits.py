@@ -1,4 +1,4 @@
-"""So much at once and no more: requests, work on prompts, and what waits for a caller who does not read."""
+"""The gateway's limits: requests, work on prompts, and data that waits for a caller who does not read."""
 
 import asyncio
 import threading
@@ -80,7 +80,7 @@ async def test_prompts_are_rendered_a_few_at_a_time_and_few_wait(
     assert all(task.result() for task in running)
 
 
-async def test_who_hangs_up_frees_no_place_before_the_thread_ends() -> None:
+async def test_a_caller_that_hangs_up_frees_no_place_before_the_thread_ends() -> None:
     desk, work = Desk(), Work()
     async with asyncio.TaskGroup() as tasks:
         gone = [tasks.create_task(desk.do(work)) for _ in range(RENDERING_MAX)]

@@ -58,7 +58,7 @@ def test_output_that_is_cut_names_its_own_tokens_only() -> None:
         {"stream_options": {"other": 1}}, {"max_tokens": 0}, {"what": 1}, {"logit_bias": {"1": 5}},
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_refused_by_name(body: dict[str, Any]) -> None:
+def test_a_wrong_field_is_refused_by_name(body: dict[str, Any]) -> None:
     with pytest.raises(CallRefusal) as refused:
         read_ask(body, NONE, logprobs=False)
     assert refused.value.status == 400

@@ -1,4 +1,4 @@
-"""Strangers at the coordinator's port: few, brief, and never in the way of who has a credential."""
+"""Strangers at the coordinator's port: few, brief, and never in the way of holders of a credential."""
 
 import asyncio
 import random
@@ -123,7 +123,7 @@ def test_a_whole_fleet_may_come_back_at_once_from_one_address() -> None:
 
 
 @pytest.mark.usefixtures("few")
-async def test_strangers_keep_nobody_out(tmp_path: Path) -> None:
+async def test_strangers_keep_no_peer_out(tmp_path: Path) -> None:
     config = make_config(tmp_path)
     run_dir = config.run.run_dir
     async with serving(config, core_machine) as opened, AsyncExitStack() as stack:
@@ -147,7 +147,7 @@ async def test_strangers_keep_nobody_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("few")
-async def test_of_too_many_the_oldest_goes_whatever_it_said() -> None:
+async def test_of_too_many_strangers_the_oldest_goes_whatever_it_said() -> None:
     async with guarded() as (port, door, stack):
         admitted = await Stranger.come(stack, port, A_CALL)
         await admitted.answered()

@@ -1,4 +1,4 @@
-"""An answer that takes long to make is made rarely, a cheap one always."""
+"""An expensive answer is made rarely, a cheap one for each request."""
 
 from dataclasses import dataclass
 
@@ -46,7 +46,7 @@ def test_a_costly_answer_takes_its_share_of_the_time_however_often_it_is_asked_f
     assert len(got) == work.made
 
 
-def test_what_is_asked_for_by_many_takes_its_share_however_cheap_it_is() -> None:
+def test_an_answer_that_many_ask_for_takes_its_share_however_cheap_it_is() -> None:
     work = Work(0.1 * CHEAP_S)
     asked = CostlyAnswer(work.make, cheap_s=0.0, clock=lambda: work.now, cpu=lambda: work.cpu)
     for tick in range(10_000):
@@ -55,7 +55,7 @@ def test_what_is_asked_for_by_many_takes_its_share_however_cheap_it_is() -> None
     assert work.cpu == pytest.approx(10 * ANSWER_SHARE_MAX, rel=0.1)
 
 
-def test_an_answer_that_has_become_cheap_is_made_anew_again() -> None:
+def test_an_answer_that_has_become_cheap_is_made_for_each_request() -> None:
     work = Work(2 * CHEAP_S)
     asked = answer(work)
     assert [asked.get(), asked.get()] == [b"1", b"1"]
@@ -63,7 +63,7 @@ def test_an_answer_that_has_become_cheap_is_made_anew_again() -> None:
     assert [asked.get(), asked.get()] == [b"2", b"3"]
 
 
-def test_after_an_order_a_costly_answer_is_made_anew() -> None:
+def test_after_an_order_a_costly_answer_is_made_again() -> None:
     work = Work(0.1)
     asked = answer(work)
     assert [asked.get(), asked.get()] == [b"1", b"1"]

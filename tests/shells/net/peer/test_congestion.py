@@ -1,4 +1,4 @@
-"""When bbr is set anew: a real socket that writes down which algorithms it was given."""
+"""When bbr is set again: a real socket that records which algorithms it was given."""
 
 import socket
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Who answers when a peer is dialled back, over real sockets; and what owners allow of their uplink."""
+"""Dialling a peer back over real sockets, and the uplink that owners allow."""
 
 import asyncio
 import logging
@@ -81,7 +81,7 @@ async def test_another_peers_port_does_not_answer_for_it() -> None:
         assert await dialled(CAROL, alice.address) != ""
 
 
-async def test_a_port_nobody_listens_on() -> None:
+async def test_a_dialled_port_without_a_listener_is_said() -> None:
     alice = Peer(ALICE)
     async with listening(alice):
         address = alice.address
@@ -221,7 +221,7 @@ async def test_a_worker_answers_for_itself_alone_and_tells_its_owner_once(
     assert lines[0].endswith("127.0.0.9:7: no answer")
 
 
-async def test_who_receives_only_sends_nothing_whatever_the_plan_says(
+async def test_a_peer_that_only_receives_sends_nothing_whatever_the_plan_says(
     double: CoordinatorDouble, tmp_path: Path
 ) -> None:
     options: dict[str, Any] = {"receive_only": True, "uplink_limit": "100mbit"}

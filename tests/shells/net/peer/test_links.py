@@ -61,7 +61,7 @@ async def test_frames_pass_through_a_relay_unchanged() -> None:
     assert leaf.digests == relay.digests == digests
 
 
-async def test_all_that_is_said_is_heard() -> None:
+async def test_every_message_arrives() -> None:
     async with a_pair() as (alice, bob):
         frames = (FrameId(1), FrameId(2))
         bob.links.tell(ALICE, FramesWanted(2, FORM, frames))
@@ -116,7 +116,7 @@ async def test_both_may_dial_at_once_and_one_link_stays() -> None:
         assert opened_less_ended(alice) == opened_less_ended(bob) == 1
 
 
-async def test_a_settled_link_gives_way_to_a_peer_that_dials_anew(
+async def test_a_settled_link_gives_way_to_a_peer_that_dials_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with a_pair() as (alice, bob):
@@ -154,7 +154,7 @@ async def test_a_refusal_says_why() -> None:
             await bob.links.dial(ALICE, *alice.address)
 
 
-async def test_who_cannot_be_reached_is_a_fault_of_the_peer() -> None:
+async def test_a_peer_that_cannot_be_reached_is_a_peer_fault() -> None:
     with socket.create_server((HOST, 0)) as listener:
         port = listener.getsockname()[1]
     with pytest.raises(PeerFault, match=f"cannot reach {HOST}:{port}"):
@@ -339,7 +339,7 @@ async def test_the_kernel_is_told_how_long_silence_may_last() -> None:
         )
 
 
-async def test_closing_tells_everybody_and_leaves_nothing_open() -> None:
+async def test_closing_tells_every_peer_and_leaves_nothing_open() -> None:
     alice, bob, brother = Peer(ALICE, BOB, BROTHER), Peer(BOB, ALICE), Peer(BROTHER, ALICE)
     async with listening(alice, bob, brother):
         await be_cut_off(alice, bytes(16))
@@ -373,17 +373,17 @@ async def test_a_dial_given_up_while_its_connection_is_made_leaves_nothing() -> 
 
 SCENARIOS = [
     test_frames_pass_through_a_relay_unchanged,
-    test_all_that_is_said_is_heard,
+    test_every_message_arrives,
     test_after_much_data_small_messages_still_come_at_once,
     test_both_may_dial_at_once_and_one_link_stays,
     test_a_wrong_secret_opens_nothing,
-    test_who_cannot_be_reached_is_a_fault_of_the_peer,
+    test_a_peer_that_cannot_be_reached_is_a_peer_fault,
     test_a_reader_that_pauses_stops_its_sender_in_bounded_memory,
     test_a_link_that_breaks_in_a_frame_is_resumed_by_sequence,
     test_a_peer_that_breaks_the_protocol_reads_why,
     test_a_peer_that_keeps_ended_streams_is_dropped,
     test_the_kernel_is_told_how_long_silence_may_last,
-    test_closing_tells_everybody_and_leaves_nothing_open,
+    test_closing_tells_every_peer_and_leaves_nothing_open,
     test_a_dial_given_up_while_its_connection_is_made_leaves_nothing,
 ]
 WAYS = [(uvloop, True), (asyncio, True), (uvloop, False)]  # and (asyncio, False) above
@@ -394,7 +394,7 @@ ALL = [(scenario, *way) for scenario in SCENARIOS for way in WAYS]
     ("scenario", "loop", "with_tls"),
     [*ALL, *((test_of_too_many_strangers_the_oldest_goes, *way) for way in WAYS)],
 )
-def test_all_the_same(
+def test_scenarios_run_on_every_loop_with_and_without_tls(
     scenario: Callable[[], Coroutine[None, None, None]],
     loop: ModuleType,
     with_tls: bool,

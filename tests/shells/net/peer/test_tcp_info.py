@@ -1,4 +1,4 @@
-"""What the kernel tells of a connection: a real one over loopback."""
+"""The kernel's facts about a real connection over loopback."""
 
 import socket
 from collections.abc import Iterator
@@ -42,7 +42,7 @@ def test_a_new_connection_has_sent_nothing(pair: tuple[socket.socket, socket.soc
     assert (info.sent, info.again, info.in_flight) == (0, 0, 0)
 
 
-def test_what_was_sent_and_acknowledged_is_counted(
+def test_sent_and_acknowledged_bytes_are_counted(
     pair: tuple[socket.socket, socket.socket],
 ) -> None:
     one, other = pair

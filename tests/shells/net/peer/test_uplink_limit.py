@@ -1,4 +1,4 @@
-"""All links of a peer together: the owner's limit, and the rate that the uplink carries, on a clock of its own."""
+"""All links of a peer together: the owner's limit, and the rate of the uplink, on a clock of the test."""
 
 import asyncio
 from collections.abc import Callable
@@ -72,7 +72,7 @@ def one_lossy(seconds: float) -> list[TcpInfo]:
     return [info(10 * MB * seconds, MB * seconds, 2 * TRIP_S)]
 
 
-async def test_without_a_limit_nobody_waits(clock: Clock) -> None:
+async def test_without_a_limit_no_link_waits(clock: Clock) -> None:
     links = Links(clock, None)
     for _ in range(100):
         links.limit.sent(FRAME)
@@ -83,7 +83,7 @@ async def test_the_owners_limit_holds(clock: Clock) -> None:
     assert await Links(clock, 2 * MB).rate() == pytest.approx(2 * MB, rel=0.05)
 
 
-async def test_those_who_wait_are_allowed_in_turn_as_soon_as_there_is_room(clock: Clock) -> None:
+async def test_waiting_links_are_allowed_in_turn_as_soon_as_there_is_room(clock: Clock) -> None:
     links = Links(clock, MB)
     links.limit.sent(2 * FRAME)
     assert not links.limit.may_send(B)

@@ -81,11 +81,9 @@ def test_keys_and_token_files_are_private_and_come_back(tmp_path: Path) -> None:
         '{"name": "box-1", "role": "wor',
     ],
 )
-def test_what_is_no_token_file_is_said(tmp_path: Path, text: str) -> None:
+def test_a_file_that_is_no_token_file_is_said(tmp_path: Path, text: str) -> None:
     (tmp_path / "token").write_text(text)
-    with pytest.raises(
-        OperatorFault, match=r"is not a token file: expected .*; a cut one is copied"
-    ):
+    with pytest.raises(OperatorFault, match=r"is not a token file: expected .*; copy it again"):
         auth.read_token_file(tmp_path / "token")
 
 
@@ -116,7 +114,7 @@ def test_missing_and_broken_files_are_said(tmp_path: Path) -> None:
         auth.write_token_file(tmp_path / "no" / "folder", TOKEN)
 
 
-def test_a_key_that_somebody_else_makes_meanwhile_stands(
+def test_a_key_that_another_process_makes_meanwhile_stands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     theirs: list[Ed25519PrivateKey] = []

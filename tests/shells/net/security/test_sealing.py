@@ -1,4 +1,4 @@
-"""What seals a peer link: the exchange of keys through TLS, and what is sealed with them."""
+"""The sealing of a peer link: the exchange of keys through TLS, and the sealed units."""
 
 import ssl
 
@@ -22,7 +22,7 @@ def opened(seal: Seal, header: bytes, sealed: bytes) -> bytes:
     return seal.open(header, memoryview(sealed))
 
 
-def test_what_was_sealed_opens_at_the_other_end_alone() -> None:
+def test_a_sealed_unit_opens_at_the_other_end_alone() -> None:
     alice, bob = two_seals()
     sealed = alice.seal(HEADER, memoryview(PAYLOAD))
     assert len(sealed) == len(PAYLOAD) + TAG_BYTES
@@ -41,7 +41,7 @@ def test_a_changed_unit_does_not_open(place: int) -> None:
         opened(bob, HEADER, bytes(sealed))
 
 
-def test_neither_does_a_unit_with_another_header() -> None:
+def test_a_unit_with_another_header_does_not_open() -> None:
     alice, bob = two_seals()
     with pytest.raises(PeerFault, match="changed on the way"):
         opened(bob, HEADER.upper(), alice.seal(HEADER, b""))
@@ -102,7 +102,7 @@ def test_what_comes_behind_the_key_is_left_for_the_link() -> None:
     assert alice.rest == b"the first unit"
 
 
-def test_who_speaks_tls_and_another_protocol_is_told_so() -> None:
+def test_a_peer_that_speaks_tls_and_another_protocol_is_told_so() -> None:
     """As a program of another version: it says its hello through TLS."""
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
     old = BOB_TLS.dialler.wrap_bio(incoming, outgoing, server_hostname=ALICE)

@@ -1,4 +1,4 @@
-"""A run's authority is changed: who follows, and whom nobody follows any more."""
+"""A run's authority is changed: which boxes follow, and which authority no box follows."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Tickets of episodes cannot be made up, changed, or used in another run."""
+"""Tickets of episodes cannot be invented, changed, or used in another run."""
 
 import random
 

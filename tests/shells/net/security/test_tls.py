@@ -68,11 +68,11 @@ def test_members_of_a_run_and_its_coordinator_find_each_other() -> None:
         (make_tls(ALICE_KEY, OTHER_RUN), RUN.coordinator(), COORDINATOR, "certificate"),
     ],
 )
-def test_who_dials_somebody_else_notices(
+def test_a_peer_that_dials_the_wrong_peer_notices(
     dialler: Tls, listener: Tls, expected: str, words: str
 ) -> None:
     mine, theirs = faults(dialler, listener, expected)
-    assert mine.startswith("its certificate is not of who is expected in this run")
+    assert mine.startswith("its certificate is not for the expected member in this run")
     assert words in mine
     assert theirs
 
@@ -83,11 +83,13 @@ def test_who_dials_somebody_else_notices(
         (Tls(RUN.certificate), "it shows no certificate"),
         (
             make_tls(ALICE_KEY, certified_by=OTHER_RUN),
-            "its certificate is not of who is expected in this run",
+            "its certificate is not for the expected member in this run",
         ),
     ],
 )
-def test_who_has_no_certificate_of_this_run_is_refused_by_peers(dialler: Tls, words: str) -> None:
+def test_a_peer_without_a_certificate_of_this_run_is_refused_by_peers(
+    dialler: Tls, words: str
+) -> None:
     mine, theirs = faults(dialler, make_tls(BOB_KEY), BOB)
     assert mine == "", "with TLS 1.3 the dialler learns of it when it reads"
     assert theirs.startswith(words)
@@ -98,7 +100,7 @@ def test_the_coordinator_takes_no_certificate_but_none_of_another_run() -> None:
     assert faults(dialler, RUN.coordinator(), COORDINATOR)[1].startswith("its certificate is not")
 
 
-def test_a_peer_certifies_nobody() -> None:
+def test_a_peer_certifies_no_other_peer() -> None:
     """Its own key under its own certificate is no authority."""
     certified = RUN.certify_peer(public_bytes(ALICE_KEY))
     own = x509.load_pem_x509_certificate(certified.encode())
@@ -112,7 +114,7 @@ def test_a_peer_certifies_nobody() -> None:
     tls = Tls(RUN.certificate)
     tls.present(ALICE_KEY, forged + certified)
     assert faults(Tls(RUN.certificate), tls, COORDINATOR)[0].startswith(
-        "its certificate is not of who is expected"
+        "its certificate is not for the expected member"
     )
 
 

@@ -1,4 +1,4 @@
-"""A run under TLS on loopback, and who tries to get in."""
+"""A run with TLS on loopback, and peers that try to get in."""
 
 import asyncio
 import logging
@@ -211,7 +211,7 @@ async def test_a_control_link_needs_its_peers_certificate(opened: Opened, token:
         assert "does not show the peer's certificate" in await refusal(link.run())
 
 
-async def test_one_line_for_whoever_dials_the_wrong_coordinator(
+async def test_a_peer_that_dials_the_wrong_coordinator_gets_one_line(
     opened: Opened, token: TokenFile, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -219,7 +219,7 @@ async def test_one_line_for_whoever_dials_the_wrong_coordinator(
         "box", "worker", token.secret, token.run_key, authority=OTHER_RUN.certificate
     )
     for url, given, words in [
-        (opened.url, stranger, "its certificate is not of who is expected in this run"),
+        (opened.url, stranger, "its certificate is not for the expected member in this run"),
         (
             opened.url.replace("https:", "http:"),
             replace(token, url=""),
@@ -306,16 +306,16 @@ def links(
         (
             ALICE_TLS,
             FOREIGN_TLS,
-            "it does not believe this end's certificate",
+            "it does not trust this end's certificate",
             "handshake refused: its certificate is not",
         ),
-        (CAROL_TLS, BOB_TLS, "its certificate is not of who is expected in this run", ""),
+        (CAROL_TLS, BOB_TLS, "its certificate is not for the expected member in this run", ""),
         (ALICE_TLS, None, "connection lost", "handshake refused: it does not speak TLS"),
         (None, BOB_TLS, "it does not speak TLS", ""),
     ],
     ids=["no certificate", "another run's", "another peer's", "plain", "to plain"],
 )
-async def test_who_is_not_the_peer_of_the_edge_opens_no_link(
+async def test_a_peer_that_is_not_of_the_edge_opens_no_link(
     alice_tls: Tls | None,
     bob_tls: Tls | None,
     words: str,
@@ -356,7 +356,7 @@ async def test_a_peer_that_says_it_is_another_one_opens_no_link() -> None:
         await close(alice, carol)
 
 
-async def test_silence_hangs_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_silence_of_a_peer_hangs_no_dialler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_links, "HANDSHAKE_S", 0.05)
     alice, bob = links(ALICE, BOB, ALICE_TLS), links(BOB, ALICE, BOB_TLS)
     with socket.create_server((HOST, 0)) as silent:

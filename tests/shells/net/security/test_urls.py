@@ -1,4 +1,4 @@
-"""What people write where a coordinator's URL belongs."""
+"""Texts that people give as a coordinator's URL."""
 
 import pytest
 

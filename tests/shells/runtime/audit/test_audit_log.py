@@ -1,4 +1,4 @@
-"""What `echo2d worker audit` shows, and pardons."""
+"""`echo2d worker audit`: its reports, and its pardons."""
 
 import json
 from pathlib import Path
@@ -66,7 +66,7 @@ def test_show_prints_evidence_and_json(run_dir: Path) -> None:
     assert [each["worker"] for each in json.loads(as_json.output)["workers"]] == [LIAR, HONEST]
 
 
-def test_nothing_audited_is_said(tmp_path: Path) -> None:
+def test_a_run_without_audited_answers_says_so(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path / "run")
     AccessTable(run)
     shown = CliRunner().invoke(main, ["worker", "audit", "--run-dir", str(run.path)])
@@ -74,7 +74,7 @@ def test_nothing_audited_is_said(tmp_path: Path) -> None:
 
 
 def test_a_pardon_is_for_a_convicted_worker(run_dir: Path) -> None:
-    with pytest.raises(OperatorFault, match="expected one convicted worker's name or id, of abab"):
+    with pytest.raises(OperatorFault, match="one convicted worker; there are abab"):
         pardon(run_dir, HONEST)
     with pytest.raises(OperatorFault, match=r"\(liar\)"):
         pardon(run_dir, LIAR[:3])

@@ -1,4 +1,4 @@
-"""The auditor: a real process with a real engine scores what it is told, and says why it cannot."""
+"""The auditor: a real process with a real engine scores the ordered answers, and says why it cannot."""
 
 import asyncio
 import random
@@ -124,7 +124,7 @@ async def test_a_piece_that_goes_on_from_another_workers_is_replayed_at_its_plac
 
 
 @pytest.mark.parametrize("how", ["gone", "rotten", "vocabulary", "logprobs"])
-async def test_what_cannot_be_scored_is_said_and_the_next_order_is_done(
+async def test_an_order_that_cannot_be_scored_is_reported_and_the_next_one_is_done(
     double: CoordinatorDouble, how: str
 ) -> None:
     model = await asyncio.to_thread(a_version, double, 0)

@@ -1,4 +1,4 @@
-"""A worker's engine scores answers of others with the version that it serves, while it generates."""
+"""A worker's engine scores other workers' answers with the version that it serves, while it generates."""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The script for a box is a whole program, whatever the names, options and secrets in it are."""
+"""The script for a box is a valid program for any names, options and secrets."""
 
 import json
 import shutil
@@ -29,7 +29,7 @@ def shell(script: str, *, check: bool = True) -> "subprocess.CompletedProcess[st
 
 @pytest.mark.parametrize("start", ["systemd", "onstart"])
 @pytest.mark.parametrize("source", [None, "git+https://h/r@abc"])
-def test_it_is_a_script_that_shellcheck_accepts(
+def test_the_script_is_one_that_shellcheck_accepts(
     tmp_path: Path, start: BoxStart, source: str | None
 ) -> None:
     path = tmp_path / "box.sh"
@@ -40,7 +40,7 @@ def test_it_is_a_script_that_shellcheck_accepts(
         assert done.stdout == ""
 
 
-def test_nothing_in_it_is_read_by_the_shell() -> None:
+def test_no_value_in_the_script_is_read_by_the_shell() -> None:
     head = box_script(replace(JOB, source=NASTY), "onstart").partition("# --- from here on")[0]
     said = shell(head + 'printf "%s\\0" "$url" "$from" "$token"').stdout.split("\0")
     assert said[:2] == [JOB.url, NASTY]
@@ -90,7 +90,7 @@ def test_a_name_that_is_a_path_is_refused() -> None:
     ],
 )
 @pytest.mark.parametrize("start", ["systemd", "onstart", "cloud-init"])
-def test_what_would_end_a_line_is_refused(hostile: BoxJob, start: BoxStart) -> None:
+def test_a_value_that_would_end_a_line_is_refused(hostile: BoxJob, start: BoxStart) -> None:
     with pytest.raises(OperatorFault, match=r"printable|is not the URL of a coordinator"):
         box_script(hostile, start)
 

@@ -1,4 +1,4 @@
-"""The wheel that a coordinator gives to its boxes is what pip makes of the same files."""
+"""The wheel that a coordinator gives to its boxes equals the one that pip makes of the same files."""
 
 import asyncio
 import base64
@@ -19,7 +19,7 @@ from echo2d.this_build import THIS_BUILD
 from tests.support.polling import HANG_S
 
 
-def test_it_holds_the_package_and_says_so() -> None:
+def test_the_wheel_holds_the_package_and_says_so() -> None:
     name, data = installed_wheel()
     version = importlib.metadata.version("echo2d")
     assert name.startswith(f"echo2d-{version}-")
@@ -60,7 +60,7 @@ def test_a_checkout_that_was_built_in_place_gives_its_metadata(
         installed_wheel()
 
 
-async def test_it_is_made_once() -> None:
+async def test_the_wheel_is_made_once() -> None:
     given = GivenWheel()
     first, second = await asyncio.gather(given.get(), given.get())
     assert first is second
@@ -104,7 +104,7 @@ async def test_a_wheel_that_could_not_be_made_is_tried_again(
     assert await given.get() == ("a.whl", b"")
 
 
-def test_nothing_is_in_it_that_somebody_left_beside_the_code(
+def test_the_wheel_has_no_file_that_was_left_beside_the_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package, elsewhere = tmp_path / "echo2d", tmp_path / "elsewhere"
@@ -149,7 +149,7 @@ def test_every_file_of_the_package_is_in_it() -> None:
     assert wanted - links <= set(names)
 
 
-def test_it_names_the_coordinators_build() -> None:
+def test_the_wheel_names_the_coordinators_build() -> None:
     packed = zipfile.ZipFile(io.BytesIO(installed_wheel()[1]))
     assert packed.read("echo2d/build.txt").decode() == THIS_BUILD.name
 

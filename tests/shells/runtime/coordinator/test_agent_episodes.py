@@ -1,4 +1,4 @@
-"""One episode of an agent outside, between the agent and the core."""
+"""One episode of an outside agent, between the agent and the core."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Agents outside play episodes of the run: real coordinator, ledger, sockets and workers; the engines are fake."""
+"""Outside agents play episodes of the run: real coordinator, ledger, sockets and workers; the engines are fake."""
 
 import asyncio
 import base64
@@ -243,7 +243,7 @@ async def test_an_agent_that_says_the_same_again_and_again_is_as_good_as_silent(
         assert (await agent.call(ticket, ids("+31>")))[0] == 410
 
 
-async def test_nobody_plays_without_a_good_ticket(agent: Agent) -> None:
+async def test_no_agent_plays_without_a_good_ticket(agent: Agent) -> None:
     site = agent.site
     taken = await agent.take()
     ticket: str = taken["ticket"]
@@ -291,7 +291,7 @@ async def test_a_call_that_asks_for_another_sampling_is_refused(agent: Agent) ->
     assert status == 200
     status, said = await agent.call(ticket, ids("31>"))
     assert status == 400
-    assert "do not begin as those of all calls" in said["error"]["message"]
+    assert "do not begin with those that all calls" in said["error"]["message"]
 
 
 async def test_an_episode_without_room_is_full_and_can_still_be_ended(tmp_path: Path) -> None:

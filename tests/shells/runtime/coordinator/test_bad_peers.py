@@ -1,4 +1,4 @@
-"""Workers with a valid token that lie to the real coordinator: told why, believed nothing, and the run goes on."""
+"""Workers with a valid token lie to the real coordinator: they get the reason, nothing is believed, the run goes on."""
 
 import asyncio
 import math
@@ -161,7 +161,7 @@ async def _deliver(
     assert sorted(trajectory.reward for trajectory in batch.groups[0].trajectories) == [0.0, 1.0]
 
 
-async def test_what_breaks_the_protocol_is_said_and_ends_one_link_only(tmp_path: Path) -> None:
+async def test_a_breach_of_the_protocol_is_said_and_ends_one_link_only(tmp_path: Path) -> None:
     config = make_config(tmp_path)
     run_dir = config.run.run_dir
     async with (

@@ -1,4 +1,4 @@
-"""The loop of a running coordinator, closed on what it measures: real sockets, real workers, fake engines."""
+"""A running coordinator decides by its own measurements: real sockets, real workers, fake engines."""
 
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -10,7 +10,7 @@ import pytest
 
 from echo2d.core.coordinator import activation_loop
 from echo2d.engines.base import AdapterBase, GenerateRequest, RefitReport, SampleOutput
-from echo2d.engines.fake import FakeEngine
+from echo2d.engines.fake import FakeEngine, FakePolicy
 from tests.support.live_run import TOKENS, a_run, paced
 from tests.support.peer import a_worker
 
@@ -29,7 +29,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.nightly
 @pytest.mark.alone
 @pytest.mark.usefixtures("often")
-async def test_those_that_are_too_many_stand_by_and_step_in(tmp_path: Path) -> None:
+async def test_surplus_workers_stand_by_and_step_in(tmp_path: Path) -> None:
     async with (
         a_run(tmp_path, AUTO, t_train_s=T_TRAIN_S, prices=PRICES) as run,
         AsyncExitStack() as others,
@@ -70,7 +70,7 @@ async def test_those_that_are_too_many_stand_by_and_step_in(tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("often")
-async def test_one_with_a_spot_notice_ends_when_it_has_finished(tmp_path: Path) -> None:
+async def test_a_worker_with_a_spot_notice_ends_when_it_has_finished(tmp_path: Path) -> None:
     async with (
         a_run(tmp_path, AUTO, t_train_s=T_TRAIN_S, prices=PRICES) as run,
         a_worker(run, tmp_path / "one", paced(3 * NEEDED), slots=4) as leaver,
@@ -92,7 +92,8 @@ class Watched(FakeEngine):
     """Writes down when it is told to stand still, to go on, to refit, and when it hands out tokens."""
 
     def __init__(self) -> None:
-        super().__init__(tokens_per_s=400.0, answer_tokens=(TOKENS, TOKENS), slots=4, refit_s=0.05)
+        policy = FakePolicy(answer_tokens=(TOKENS, TOKENS))
+        super().__init__(policy, tokens_per_s=400.0, slots=4, refit_s=0.05)
         self.story: list[str] = []
 
     async def hold(self) -> None:
@@ -135,7 +136,7 @@ async def test_exclusive_workers_write_nothing_while_a_version_comes(tmp_path: P
     assert facts["provision"]["mode"] == "exclusive"
 
 
-async def test_without_p2p_nobody_but_the_seed_sends(tmp_path: Path) -> None:
+async def test_without_p2p_only_the_seed_sends(tmp_path: Path) -> None:
     async with (
         a_run(tmp_path, {"dissemination.p2p": False}, t_train_s=0.05) as run,
         a_worker(run, tmp_path / "one", paced(100.0)) as one,

@@ -1,7 +1,7 @@
-"""Columns and attachments on their whole way: engine, worker, real sockets, ledger, the learner's trajectory.
+"""The whole way of columns and attachments: engine, worker, real sockets, ledger, the learner's trajectory.
 
-A worker is killed in the middle of an answer and another one goes on, then the coordinator is started again
-before the learner has fetched anything.
+A worker is killed in the middle of an answer and another one continues it; then the coordinator is restarted before the
+learner has fetched anything.
 """
 
 import asyncio
@@ -20,6 +20,7 @@ from echo2d.core.base.canonical import digest_of
 from echo2d.core.coordinator.events import Recovered
 from echo2d.core.protocol.control_messages import PROGRESS_S
 from echo2d.core.rules.run import RunRules
+from echo2d.engines.fake import FakePolicy
 from echo2d.runtime.coordinator.loop import Machine
 from echo2d.runtime.coordinator.main import Opened, core_machine, open_coordinator
 from echo2d.runtime.seed.main import Seed
@@ -99,7 +100,9 @@ def a_site(folder: Path) -> Site:
 
 
 def engine(tokens_per_s: float | None) -> ColumnEngine:
-    return ColumnEngine(answer_tokens=(TOKENS, TOKENS), tokens_per_s=tokens_per_s, slots=1)
+    return ColumnEngine(
+        FakePolicy(answer_tokens=(TOKENS, TOKENS)), tokens_per_s=tokens_per_s, slots=1
+    )
 
 
 def require_columns(trajectory: Trajectory) -> None:

@@ -1,4 +1,4 @@
-"""Several tasks of one run: each prompt and reward reaches its own, and their data stay the same."""
+"""A run with several tasks: each prompt and reward reaches its own task, and their data stay the same."""
 
 import asyncio
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Environments in their processes, as the core asks for them."""
+"""Environments in their processes, with the core's requests."""
 
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
@@ -129,7 +129,7 @@ async def test_a_process_that_dies_costs_no_answered_turn(directory: Path) -> No
         ("zero", "kill", None),
     ],
 )
-async def test_what_goes_wrong_is_no_reward(
+async def test_an_environment_that_fails_gives_no_reward(
     on_error: OnError, name: str, reward: float | None, directory: Path
 ) -> None:
     """Only an error of the environment may count as a zero, if the operator says so."""
@@ -168,7 +168,7 @@ async def test_an_episode_may_be_forgotten_before_anybody_waits_for_its_turn(
         assert (ended.reward, calls._open, calls._episodes._seat_of) == (None, {}, {})
 
 
-async def test_an_episode_that_nobody_goes_on_with_is_forgotten(directory: Path) -> None:
+async def test_a_sample_that_begins_again_gets_another_episode(directory: Path) -> None:
     """A sample that begins anew has another episode, also while the old one is still there."""
     async with calls_of(directory) as calls:
         order = first(*act("go on", 4))
@@ -233,6 +233,6 @@ async def test_a_branch_must_begin_with_the_groups_prompt(directory: Path) -> No
         assert isinstance(ended, EpisodeEnded)
         assert ended.reward is None
         assert ended.reason.startswith("no_continuation: append_only: ")
-        assert ended.reason.endswith("rendered anew it does not begin with the group's prompt")
+        assert ended.reason.endswith("it does not begin with the group's prompt")
         assert not calls.branches
         assert (calls._open, calls._episodes._seat_of) == ({}, {})

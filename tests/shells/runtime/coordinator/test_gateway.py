@@ -1,4 +1,4 @@
-"""The gateway as its users see it: the official client, unmodified, against a coordinator with seed and workers."""
+"""The gateway from its users' side: the official client, unmodified, with a coordinator, seed and workers."""
 
 import asyncio
 import io
@@ -221,7 +221,7 @@ async def test_an_answer_names_its_versions_and_may_ask_for_one(site: Site) -> N
         await client.completions.create(**ask, extra_headers={"X-Echo2d-Version-Exact": "new"})
 
 
-async def test_what_cannot_be_had_is_said_in_openais_words(site: Site) -> None:
+async def test_a_refusal_is_in_openais_words(site: Site) -> None:
     client = await site.client()
     ask: Any = {"model": "policy", "prompt": "1>", "max_tokens": 2}
     changes: list[tuple[dict[str, Any], str]] = [
@@ -289,7 +289,7 @@ async def test_a_worker_that_leaves_hands_its_callers_over(site: Site) -> None:
     assert site.facts["handed_over"] == 1
 
 
-async def test_who_hangs_up_or_is_revoked_holds_no_slot(site: Site) -> None:
+async def test_a_caller_that_hangs_up_or_is_revoked_holds_no_slot(site: Site) -> None:
     await site.worker("box", tokens_per_s=SLOW, answer_tokens=(60, 60))
     client = await site.client()
     await site.serve(1)
@@ -313,7 +313,9 @@ async def test_who_hangs_up_or_is_revoked_holds_no_slot(site: Site) -> None:
     await site.calls_ended()
 
 
-async def test_who_does_not_read_is_given_up(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_caller_that_does_not_read_is_given_up(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its slots are free at once, and nothing more is kept for it."""
 
     async def stuck(*_: object) -> None:
@@ -337,7 +339,7 @@ async def test_who_does_not_read_is_given_up(site: Site, monkeypatch: pytest.Mon
     assert [record["outcome"] for record in await records_of(site)] == ["slow"]
 
 
-async def test_what_makes_no_prompt_is_refused(site: Site) -> None:
+async def test_messages_that_make_no_prompt_are_refused(site: Site) -> None:
     """400 in every case, never 500."""
     url, chat = (
         f"{site.url}/v1/chat/completions",
@@ -396,7 +398,7 @@ async def records_of(site: Site) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (await asyncio.to_thread(path.read_text)).splitlines()]
 
 
-async def test_it_is_off_by_default(tmp_path: Path) -> None:
+async def test_the_gateway_is_off_by_default(tmp_path: Path) -> None:
     async with a_site(tmp_path, **{"gateway.enabled": False}) as site:
         client = await site.client()
         with pytest.raises(openai.NotFoundError):

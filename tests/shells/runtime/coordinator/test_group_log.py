@@ -1,4 +1,4 @@
-"""One id leads from a lease to a train step, in what the coordinator logs."""
+"""One id leads from a lease to a train step in the coordinator's log."""
 
 import logging
 import re
@@ -88,7 +88,7 @@ def test_a_refused_result_names_the_group_of_its_lease(lines: Callable[[str], li
     assert lines("refused")[1] == "refused lease=0.7 attempt=0 sample=0 worker=a no such lease"
 
 
-def test_what_is_remembered_is_bounded(
+def test_the_remembered_groups_are_bounded(
     monkeypatch: pytest.MonkeyPatch, lines: Callable[[str], list[str]]
 ) -> None:
     monkeypatch.setattr("echo2d.runtime.coordinator.group_log.LOGGED_LEASES_MAX", 2)

@@ -1,4 +1,4 @@
-"""What learners ask of the coordinator's shell: versions, around a scripted core; all of it, around the real one."""
+"""Learners' requests to the coordinator's shell: versions, around a scripted core; all, around the real one."""
 
 import asyncio
 import threading
@@ -170,7 +170,7 @@ async def test_a_refused_version_leaves_nothing(
     assert names(run_dir / "versions") == []
 
 
-async def test_what_cannot_be_published_is_one_line(
+async def test_a_version_that_cannot_be_published_is_one_line(
     config: CoordinatorConfig, script: Script, tmp_path: Path, run_dir: Path
 ) -> None:
     outside = await asyncio.to_thread(make_snapshot, tmp_path / "elsewhere")

@@ -1,4 +1,4 @@
-"""What the dashboard is told, how often, and what of it is made anew."""
+"""The data of the dashboard: what it gets, how often, and which parts are made again."""
 
 import json
 from typing import Any
@@ -40,7 +40,7 @@ class Site:
         return found
 
 
-def test_what_a_caller_has_is_not_sent_again() -> None:
+def test_data_that_a_caller_has_is_not_sent_again() -> None:
     site = Site()
     site.cost = 0.01
     site.ask()

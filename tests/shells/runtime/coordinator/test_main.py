@@ -1,4 +1,4 @@
-"""The coordinator's shell around a scripted core: its loop, what is durable when, starting and stopping."""
+"""The coordinator's shell around a scripted core: its loop, when data are durable, starting and stopping."""
 
 import asyncio
 import json
@@ -95,7 +95,7 @@ async def test_rules_and_what_was_recovered_reach_the_core(
         find_coordinator(run_dir)
 
 
-async def test_what_is_answered_is_durable(
+async def test_an_answered_call_is_durable(
     config: CoordinatorConfig, script: Script, run_dir: Path
 ) -> None:
     opened_epoch = EpochOpened(Epoch(3), 7)
@@ -135,7 +135,7 @@ async def test_a_disk_that_does_not_answer_is_told_to_probes(
         assert coordinator.unhealthy() == ""
 
 
-async def test_it_is_ready_when_it_serves_and_its_seed_is_here(
+async def test_the_coordinator_is_ready_when_it_serves_and_its_seed_is_here(
     config: CoordinatorConfig, script: Script
 ) -> None:
     async with open_coordinator(config, make_machine=script.make) as opened:
@@ -290,7 +290,7 @@ async def opens(config: CoordinatorConfig) -> str:
     return str(caught.value)
 
 
-async def test_what_cannot_start_says_why(
+async def test_a_coordinator_that_cannot_start_says_why(
     config: CoordinatorConfig, script: Script, tmp_path: Path
 ) -> None:
     async with serving(config, script.make) as opened:
@@ -323,7 +323,7 @@ async def test_what_cannot_start_says_why(
     model = {"run.base_model": str(tmp_path), "sampling.vocab_size": 0}
     nowhere = {**model, "run.base_model": str(tmp_path / "nix")}
     assert (
-        f"run.base_model: there is no directory {tmp_path}/nix; expected that of a model, and"
+        f"run.base_model: there is no directory {tmp_path}/nix; expected the directory of a model; to"
         in (await opens(make_config(tmp_path, **nowhere)))
     )
     assert f"{tmp_path} has no config.json" in await opens(make_config(tmp_path, **model))
@@ -352,7 +352,7 @@ async def test_a_stopping_coordinator_does_not_wait_for_long_polls(
                 assert response.status == 503
 
 
-async def test_what_has_come_before_the_stop_is_committed_and_answered(
+async def test_calls_from_before_the_stop_are_committed_and_answered(
     config: CoordinatorConfig, script: Script, run_dir: Path
 ) -> None:
     """Also if it is more than one turn takes."""
@@ -386,7 +386,7 @@ async def test_a_caller_that_hangs_up_is_not_answered(
         assert await script.hears(RequestGone) == RequestGone(asked.request)
 
 
-async def test_it_serves_until_a_signal(
+async def test_the_coordinator_serves_until_a_signal(
     config: CoordinatorConfig, run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served = asyncio.Event()

@@ -1,4 +1,4 @@
-"""What a worker's token may ask of the run's status costs the loop little, however often it is asked."""
+"""The requests that a worker's token allows cost the loop little, however often they come."""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""How the coordinator's shell treats peers, around a scripted core: enrolment, what is said to them, revocation."""
+"""How the coordinator's shell treats peers, around a scripted core: enrolment, messages to them, revocation."""
 
 import asyncio
 import random

@@ -1,4 +1,4 @@
-"""Every route of a coordinator with a gateway, asked with every kind of credential: nobody gets what is not theirs."""
+"""Every route of a coordinator with a gateway, with every kind of credential: no holder gets more than it may."""
 
 import asyncio
 import time
@@ -125,7 +125,7 @@ async def ask_all(
 
 
 @pytest.mark.parametrize("place", PLACES)
-async def test_nobody_gets_what_is_not_theirs(tmp_path: Path, place: str) -> None:
+async def test_no_holder_gets_more_than_its_role_allows(tmp_path: Path, place: str) -> None:
     """Only a bearer secret counts; anywhere else it is as good as none."""
     config = make_config(tmp_path, **{"gateway.enabled": True})
     async with serving(config, machine) as opened:

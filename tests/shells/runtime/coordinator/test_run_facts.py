@@ -1,4 +1,4 @@
-"""A run that is started again with another model, task or size of groups."""
+"""A run that is restarted with another model, task or group size."""
 
 from dataclasses import replace
 
@@ -33,13 +33,13 @@ def test_a_run_that_begins_keeps_its_facts() -> None:
 @pytest.mark.parametrize(
     "key", ["run.key", MODEL, "policy.group_size", "policy.trajectories_per_step"]
 )
-def test_what_would_not_fit_is_refused_with_a_way_out(key: str) -> None:
+def test_a_change_that_would_not_fit_is_refused_with_a_way_out(key: str) -> None:
     words = f"{key}: this run began with {FACTS[key]}; found other. Put the old value back, or begin a new run"
     with pytest.raises(OperatorFault, match=words):
         go_on(FACTS, {**FACTS, key: "other"})
 
 
-def test_what_may_be_a_mistake_is_told() -> None:
+def test_a_change_that_may_be_a_mistake_is_told() -> None:
     (kept,), odd = go_on(FACTS, {**FACTS, "tasks": "digits (rows)", "policy.staleness_max": "4"})
     assert odd == ["tasks changed since the last start, from parity (rows) to digits (rows)"]
     assert dict(kept.facts)["policy.staleness_max"] == "4"

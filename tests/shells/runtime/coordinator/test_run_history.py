@@ -55,7 +55,7 @@ def test_rows_after_a_step(tmp_path: Path) -> None:
     assert steps(history) == [1, 2, 3, 4]
 
 
-def test_a_step_that_is_trained_anew_takes_away_what_came_after_it(tmp_path: Path) -> None:
+def test_a_step_that_is_trained_again_removes_the_steps_after_it(tmp_path: Path) -> None:
     history = RunHistory(tmp_path)
     for step in (1, 2, 3, 4, 2):
         history.tell(summary(step))

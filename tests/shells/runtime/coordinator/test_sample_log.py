@@ -1,4 +1,4 @@
-"""The sample log: which groups it shows, as text, and that it holds nothing up."""
+"""The sample log: which groups it shows, as text, and that it delays nothing."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""What page and boards show of a run's samples: few groups of few steps, shortened."""
+"""The samples of a run on page and boards: few groups of few steps, shortened."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What is said to do about a failing task's files, by what is on this host."""
+"""The advice about a failing task's files depends on the files of this host."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from echo2d.tasks.process import TaskFailed
 HERE = Path(__file__)
 NO_FILE = "FileNotFoundError: [Errno 2] No such file or directory"
 NOT_ALLOWED = "PermissionError: [Errno 13] Permission denied"
-READS = "name the file in task.read_paths: a task reads nothing else but its rows"
+READS = "name the file in task.read_paths: a task can read only these and its rows"
 WRITES = "a task may write only in its own temporary folder, tempfile.gettempdir()"
 
 

@@ -141,7 +141,7 @@ async def test_what_a_failure_is_worth(
 
 
 @pytest.mark.parametrize(("failed", "on_error"), [(DIED, "zero"), (RAISED, "retry")])
-async def test_what_may_pass_is_tried_again(
+async def test_a_failure_that_may_pass_is_tried_again(
     failed: TaskFailed, on_error: OnError, pool: Pool
 ) -> None:
     """Only the sample that failed; in the end it has no reward, for nobody judged its answer."""

@@ -1,4 +1,4 @@
-"""Tickets for the core's orders, without HTTP: what a sample that is played again makes of them."""
+"""Tickets for the core's orders, without HTTP, also for a sample that is played again."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -108,13 +108,11 @@ async def test_a_sample_that_is_played_again_has_an_end_of_its_own() -> None:
         second, _ = await play(calls, tickets, 1, AgentEnd(0.25))
         assert await tickets.end(first, AgentEnd(1.0)) == told
         for ticket, reward in ((first, 0.25), (second, 1.0)):
-            with pytest.raises(CallRefusal, match="has ended already, and otherwise"):
+            with pytest.raises(CallRefusal, match="has already ended with another"):
                 await tickets.end(ticket, AgentEnd(reward))
 
 
-async def test_after_a_restart_an_end_is_known_by_its_reward_until_the_sample_is_played_again() -> (
-    None
-):
+async def test_after_a_restart_an_end_is_known_by_its_reward() -> None:
     span = AuthoredSpan(1, 2, Version(0), DIGEST, PeerId("w"))
     tokens = pack_tokens([8, 9])
     kept = TrajectoryRecord(1, tokens, bytes(8), (span,), "stop", 0.5)

@@ -1,4 +1,4 @@
-"""`echo2d doctor` on a box, against a real coordinator: what is right, and what each fault is called."""
+"""`echo2d doctor` on a box, with a real coordinator: a good box, and the name of each fault."""
 
 import asyncio
 import socket
@@ -89,7 +89,7 @@ def test_a_slow_uplink_is_a_warning_and_a_fast_one_has_its_rate() -> None:
     assert box_module._uplink_finding(1e6, 0.0).level == "ok", "it came at once"
 
 
-async def test_what_is_wrong_has_a_line_and_says_what_to_do(
+async def test_a_fault_has_a_line_and_says_what_to_do(
     config: CoordinatorConfig, tmp_path: Path
 ) -> None:
     async with serving(config, core_machine) as opened:

@@ -1,4 +1,4 @@
-"""`echo2d doctor` on the learner's host: before the start, and beside a coordinator that runs."""
+"""`echo2d doctor` on the learner's host: before the start, and beside a running coordinator."""
 
 import asyncio
 import json
@@ -121,7 +121,7 @@ def test_the_command_prints_findings_and_ends_with_their_code(tmp_path: Path) ->
     assert "-> take an address of this host, and a port that is free" in lines
 
 
-def test_without_a_host_to_look_at_it_says_how(tmp_path: Path) -> None:
+def test_without_a_host_to_look_at_doctor_says_how(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["doctor"])
     assert (result.exit_code, result.output.count("\n")) == (2, 1)
     assert "doctor needs --config FILE" in result.output

@@ -20,7 +20,7 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-async def test_it_comes_back_when_it_is_told() -> None:
+async def test_the_link_comes_back_when_it_is_told() -> None:
     async with TicketGateway().serving() as gateway:
         gateway.refusals += [(503, {"Retry-After": "0.1"}), (429, {"Retry-After": "nonsense"})]
         async with GatewayLink(gateway.url, token_file()) as link:
@@ -36,7 +36,7 @@ async def test_a_refusal_that_lasts_is_the_answer() -> None:
     assert (answer.status, answer.reason()) == (503, "503: no")
 
 
-async def test_it_waits_for_a_dead_gateway_and_says_so_once(
+async def test_the_link_waits_for_a_dead_gateway_and_says_so_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, "echo2d.envs")
@@ -66,7 +66,7 @@ async def test_a_request_has_an_end_to_its_patience() -> None:
             await link.ask("GET", "/v1/models", patience_s=0.0)
 
 
-async def test_it_speaks_tls_under_the_authority_of_the_run_alone() -> None:
+async def test_the_link_speaks_tls_under_the_authority_of_the_run_alone() -> None:
     ours, other = (Authority(Ed25519PrivateKey.generate()) for _ in range(2))
     tls = await asyncio.to_thread(ours.coordinator)
     async with TicketGateway().serving(tls=tls) as gateway:

@@ -88,7 +88,7 @@ async def test_a_reward_that_is_no_number_is_an_error() -> None:
     async with TicketGateway().serving() as gateway:
         gateway.add(1)
         await played(gateway, nan, lambda: len(gateway.ends) == 1)
-    assert "no finite number" in gateway.ends["t1"]["error"]
+    assert "not a finite number" in gateway.ends["t1"]["error"]
 
 
 @pytest.mark.parametrize(

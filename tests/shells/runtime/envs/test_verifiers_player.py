@@ -1,4 +1,4 @@
-"""What is made of verifiers' records. With the real package: tests/nightly/envs."""
+"""How verifiers' records are used. With the real package: tests/nightly/envs."""
 
 import itertools
 from types import SimpleNamespace

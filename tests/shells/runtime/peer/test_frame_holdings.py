@@ -1,4 +1,4 @@
-"""What a peer takes in of one form: no wrong frame, and each right one once, also when the form is begun anew."""
+"""The frames of one form that a peer accepts: no wrong one, and each right one once, also if the form begins again."""
 
 import asyncio
 import os
@@ -43,7 +43,7 @@ async def test_a_wrong_frame_is_refused(tmp_path: Path, at_once: bool) -> None:
         assert set(holdings.held(name)) == set(store.held(name)) == held
 
 
-async def test_a_write_that_ends_after_the_form_was_begun_anew_is_counted_in_full(
+async def test_a_write_that_ends_after_the_form_was_begun_again_is_counted_in_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     form = build_form(facts(), {f"f{i}.txt": os.urandom(70_000) for i in range(3)})
@@ -67,7 +67,7 @@ async def test_a_write_that_ends_after_the_form_was_begun_anew_is_counted_in_ful
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(holdings.put_frames(name, frames))
         await begun.wait()
-        holdings.give_up(name)
+        holdings.drop(name)
         for root in form.roots:
             await holdings.accept_root(root)
         go_on.set()

@@ -1,4 +1,6 @@
-"""What a peer has is not fetched: after a restart, in the middle of a form, in a base model. What rots comes again."""
+"""Frames that a peer holds are not fetched: after a restart, in the middle of a form, from a base model. Rotten frames
+are fetched again.
+"""
 
 import asyncio
 import shutil
@@ -19,7 +21,7 @@ from echo2d.core.protocol.control_messages import (
     VersionVerified,
 )
 from echo2d.core.relay import disk_frames
-from echo2d.core.weights.encoding import FormFacts
+from echo2d.core.weights.form import FormFacts
 from echo2d.runtime.peer import frame_holdings as holdings_module
 from echo2d.runtime.peer.frame_holdings import FrameHoldings
 from echo2d.runtime.seed.main import Seed
@@ -132,7 +134,7 @@ async def test_a_restart_in_the_middle_of_a_form(
 # --- rot
 
 
-async def test_a_frame_that_rots_at_a_relay_comes_again_and_nobody_notices(
+async def test_a_frame_that_is_damaged_at_a_relay_comes_again_and_no_peer_notices(
     double: CoordinatorDouble, tmp_path: Path
 ) -> None:
     async with a_seed(double) as seed, a_worker(double, tmp_path / "one") as one:

@@ -1,4 +1,4 @@
-"""The receive queue of a link: what is dropped, what is waited for, and who hears of it."""
+"""The receive queue of a link: what it drops, what it waits for, and which side it tells."""
 
 import asyncio
 import os
@@ -77,10 +77,10 @@ async def test_a_table_that_never_comes_is_told(
     await link.queue.run()
     [(form, reason)] = link.failed
     assert form == FORM.facts.form
-    assert "no table tells of frames" in reason
+    assert "no table names frames" in reason
 
 
-async def test_frames_of_a_form_that_nobody_signed_are_dropped(
+async def test_frames_of_an_unsigned_form_are_dropped(
     link: QueueOfOneLink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(receive_queue, "ROOT_WAIT_S", 0.01)

@@ -1,4 +1,4 @@
-"""A worker's state directory, as systemd gives it: a link to where the service's own user may write."""
+"""A worker's state directory under systemd: a link to a place where the service's own user may write."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ from echo2d.core.base.ids import PublishSeq, RunId
 from echo2d.runtime.peer.state_dir import StateDir
 
 
-def test_it_may_be_a_link(tmp_path: Path) -> None:
+def test_the_state_directory_may_be_a_link(tmp_path: Path) -> None:
     (tmp_path / "private").mkdir()
     link = tmp_path / "box-1"
     link.symlink_to("private")

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 from echo2d.core.base.ids import ChunkId, Digest, FormId, FrameId
-from echo2d.core.weights.encoding import FrameSpan
+from echo2d.core.weights.form import FrameSpan
 from echo2d.runtime.peer.write_behind import UNWRITTEN_BYTES_MAX, WRITE_BYTES, Frames, WriteBehind
 from tests.support.polling import HANG_S
 
@@ -87,7 +87,7 @@ async def test_much_does_not_wait_and_too_much_is_refused() -> None:
     assert disk.behind.has_room
 
 
-async def test_what_waits_is_written_at_the_end_and_what_was_dropped_is_not() -> None:
+async def test_waiting_frames_are_written_at_the_end_and_dropped_ones_are_not() -> None:
     async with a_disk() as disk:
         disk.put(1)
         disk.put(2, form=OTHER)

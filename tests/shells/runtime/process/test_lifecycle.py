@@ -1,4 +1,4 @@
-"""The end of a process comes in any case: real processes, each with something that does not end."""
+"""A process always ends: real processes, each with a part that does not end."""
 
 import resource
 import signal
@@ -59,7 +59,7 @@ def test_one_signal(parts: tuple[str, str], code: int, number: signal.Signals) -
     assert (out, process.returncode) == (f"{number.name}\n", code)
 
 
-def test_it_may_have_as_many_files_open_as_the_system_allows() -> None:
+def test_a_daemon_may_have_as_many_files_open_as_the_system_allows() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     few = f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, {hard}));"
     said = "import resource; print(*resource.getrlimit(resource.RLIMIT_NOFILE))"

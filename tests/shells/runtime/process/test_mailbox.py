@@ -17,7 +17,7 @@ async def test_events_come_in_order_and_many_at_a_time() -> None:
     assert await mailbox.take(timeout_s=0.0) == []
 
 
-async def test_who_brings_too_much_waits_until_some_is_taken() -> None:
+async def test_a_sender_with_too_much_waits_until_some_is_taken() -> None:
     mailbox: Mailbox[int] = Mailbox()
     for number in range(EVENTS_MAX):
         await mailbox.put(number)
@@ -28,7 +28,7 @@ async def test_who_brings_too_much_waits_until_some_is_taken() -> None:
         await mailbox.take(timeout_s=None)
 
 
-async def test_closing_lets_everybody_go_on() -> None:
+async def test_closing_ends_the_wait_of_all_senders() -> None:
     mailbox: Mailbox[int] = Mailbox()
     for number in range(EVENTS_MAX):
         await mailbox.put(number)

@@ -1,4 +1,4 @@
-"""Every number an operator needs has a name, a unit and a help text, and docs/reference/metrics.md has them all."""
+"""Every number that an operator needs has a name, a unit and a help text, and is in docs/reference/metrics.md."""
 
 import asyncio
 import math
@@ -205,7 +205,7 @@ def test_what_a_run_looks_like(tmp_path: Path) -> None:
     assert seen["echo2d_task_tool_seconds{percentile=90,task=}"] == 4.0
 
 
-def test_what_is_not_known_has_no_sample(tmp_path: Path) -> None:
+def test_an_unknown_value_has_no_sample(tmp_path: Path) -> None:
     seen = values(coordinator(tmp_path).render(replace(World().state.status(), process=PROCESS)))
     assert "echo2d_newest_version" not in seen
     assert not any(name.startswith("echo2d_recent_") for name in seen)
@@ -236,7 +236,7 @@ def test_alerts_are_counted_by_kind(tmp_path: Path) -> None:
     assert sum(counted.values()) == seen["echo2d_attention"] == 3
 
 
-def test_nobody_is_woken_for_a_run_that_is_finished(tmp_path: Path) -> None:
+def test_no_operator_is_woken_for_a_run_that_is_finished(tmp_path: Path) -> None:
     told = tuple(Alert(kind, "x") for kind in ("run_finished", "run_changed", "seed_away"))
     seen = values(coordinator(tmp_path).render(replace(World().state.status(), alerts=told)))
     assert seen["echo2d_attention"] == 1

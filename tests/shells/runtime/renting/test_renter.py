@@ -1,4 +1,4 @@
-"""What rents beside a coordinator, with commands that are processes; its cloud is a folder with a file a box."""
+"""The renter beside a coordinator, with commands that are processes; its cloud is a folder with a file per box."""
 
 import asyncio
 import logging
@@ -157,7 +157,9 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_whose_box_goes_is_told_and_its_box_stopped_when_it_holds_nothing(site: Site) -> None:
+async def test_a_worker_whose_box_goes_is_told_and_the_box_is_stopped_when_it_holds_nothing(
+    site: Site,
+) -> None:
     async with site.renting() as renter:
         await until(lambda: renter.status().states["seen"] == 1)
         (box,) = site.there()
@@ -177,7 +179,7 @@ async def test_whose_box_goes_is_told_and_its_box_stopped_when_it_holds_nothing(
         await until(lambda: not site.run.token_path(box.name).exists())
 
 
-async def test_what_the_book_does_not_take_is_not_started(site: Site) -> None:
+async def test_a_box_that_the_book_does_not_take_is_not_started(site: Site) -> None:
     async with open_renter(site.config, site.run, site.access, url="http://127.0.0.1:1") as renter:
         renter._store._db.execute("PRAGMA query_only = 1")
         with pytest.RaisesGroup(StoreFault):
@@ -221,7 +223,7 @@ async def test_where_lists_show_nothing_one_box_is_started_and_no_more(site: Sit
         assert len(site.there()) == 1
 
 
-async def test_who_only_looks_makes_nothing_and_a_coordinator_without_rent_warns(
+async def test_a_command_that_only_looks_makes_nothing_and_a_coordinator_without_rent_warns(
     site: Site,
 ) -> None:
     async with site.renting() as renter:

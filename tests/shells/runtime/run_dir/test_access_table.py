@@ -253,7 +253,7 @@ def test_the_seed_is_known_by_its_key_alone(table: AccessTable) -> None:
     assert table.peer(peer, now_s=0.0).role == "seed"
 
 
-def test_a_hosts_own_token_is_kept_made_again_when_lost_and_in_nobodys_way(
+def test_a_hosts_own_token_is_kept_and_made_again_when_lost(
     table: AccessTable, run: RunDirectory
 ) -> None:
     table.create("learner", "learner")
@@ -414,7 +414,7 @@ def test_a_hosts_own_token_is_made_again_when_its_file_is_damaged(
     assert table.accepts(token, now_s=0.0)
 
 
-def test_no_flipped_bit_gives_somebody_other_rights(tmp_path: Path) -> None:
+def test_no_flipped_bit_gives_a_holder_other_rights(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path / "run")
     table = AccessTable(run)
     token = table.create("box", "worker", max_workers=3, expires_at=2e9)

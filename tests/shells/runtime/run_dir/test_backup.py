@@ -297,7 +297,7 @@ def test_an_earlier_backup_is_reused(run: Run) -> None:
         back_up(stranger.run_dir, run.folder / "x", learner_dir=None, reuse=second, tell=tell)
 
 
-def test_what_has_rotted_in_an_earlier_backup_is_copied_anew(run: Run) -> None:
+def test_a_file_that_has_rotted_in_an_earlier_backup_is_copied_again(run: Run) -> None:
     trained(run, 3, 2)
     first, _ = run.back_up("first")
     rotten = first / "run/versions/3-00000003/model.safetensors"
@@ -386,7 +386,7 @@ def test_a_backup_that_does_not_fit_is_not_begun(run: Run, monkeypatch: pytest.M
     assert not list(run.folder.glob("*backup*"))
 
 
-def test_what_cannot_be_backed_up_is_said(run: Run, tmp_path: Path) -> None:
+def test_a_run_that_cannot_be_backed_up_is_refused(run: Run, tmp_path: Path) -> None:
     def asked(run_dir: Path, target: Path, learner_dir: Path | None = None) -> None:
         back_up(run_dir, target, learner_dir=learner_dir, reuse=None, tell=tell)
 
@@ -404,7 +404,7 @@ def test_what_cannot_be_backed_up_is_said(run: Run, tmp_path: Path) -> None:
         read_manifest(tmp_path)
 
 
-def test_what_cannot_be_restored_is_said(run: Run) -> None:
+def test_a_backup_that_cannot_be_restored_is_refused(run: Run) -> None:
     trained(run, 2, 2)
     target, _ = run.back_up()
     new, out_dir = run.folder / "new", run.folder / "new-out"
@@ -491,9 +491,7 @@ def flip(path: Path) -> None:
         ),
     ],
 )
-def test_what_is_damaged_already_is_not_backed_up_as_if_it_were_whole(
-    run: Run, file: str, line: str
-) -> None:
+def test_a_damaged_run_is_not_backed_up_as_if_it_were_whole(run: Run, file: str, line: str) -> None:
     trained(run, 2, 2)
     flip(run.folder / file)
     with pytest.raises(StoreFault, match=line):

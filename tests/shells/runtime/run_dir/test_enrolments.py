@@ -1,4 +1,4 @@
-"""Enrolments that come together are committed together, and each gets its own answer."""
+"""Enrolments that arrive together are committed together, and each gets its own answer."""
 
 import asyncio
 import threading
@@ -51,7 +51,7 @@ def enrolment(number: int, secret: str = "s") -> Enrolment:
 
 
 @pytest.mark.may_block
-async def test_those_who_wait_share_a_transaction() -> None:
+async def test_waiting_enrolments_share_a_transaction() -> None:
     access = Access()
     enrolments, count = Enrolments(access), ENROLMENTS_MAX + 3
     async with asyncio.TaskGroup() as tasks:
@@ -68,7 +68,7 @@ async def test_those_who_wait_share_a_transaction() -> None:
     assert access.commits == [1, ENROLMENTS_MAX, 2]
 
 
-async def test_each_gets_its_own_answer() -> None:
+async def test_each_enrolment_gets_its_own_answer() -> None:
     access = Access()
     access.go_on.set()
     enrolments = Enrolments(access)
@@ -81,7 +81,7 @@ async def test_each_gets_its_own_answer() -> None:
     assert isinstance(bad, Denied)
 
 
-async def test_a_disk_that_refuses_is_everybodys_answer_and_the_next_try_is_fresh() -> None:
+async def test_a_disk_error_is_the_answer_to_all_callers_and_the_next_try_is_fresh() -> None:
     access = Access()
     access.go_on.set()
     access.fault = StoreFault("full")
@@ -92,7 +92,7 @@ async def test_a_disk_that_refuses_is_everybodys_answer_and_the_next_try_is_fres
     assert await enrolments.enrol(enrolment(1)) == enrolment(1).public_key.hex()
 
 
-async def test_who_hangs_up_takes_nobody_along() -> None:
+async def test_a_peer_that_hangs_up_takes_no_other_one_along() -> None:
     access = Access()
     enrolments = Enrolments(access)
     async with asyncio.TaskGroup() as tasks:

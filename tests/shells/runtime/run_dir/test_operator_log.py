@@ -1,4 +1,4 @@
-"""Token commands and orders about workers are in the log, with who gave them."""
+"""Token commands and orders about workers are in the log, with the person who gave them."""
 
 import getpass
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`echo2d keep restore` asks the coordinator at the run's address whether that is this run's."""
+"""`echo2d keep restore` asks the coordinator at the run's address whether it belongs to this run."""
 
 import asyncio
 import socket

@@ -66,7 +66,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
         yield found
 
 
-def test_what_is_there_with_its_scores(run: Run) -> None:
+def test_versions_are_listed_with_their_scores(run: Run) -> None:
     found = find_results(run.path)
     assert [(each.version, sorted(each.best)) for each in found] == [
         (0, []),

@@ -1,4 +1,4 @@
-"""A coordinator begins a new run where nothing is, goes on where a whole run is, and refuses the rest."""
+"""A coordinator begins a new run in an empty directory, continues a whole run, and refuses anything else."""
 
 import shutil
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`echo2d token`: what it says and does, and what it refuses with one line."""
+"""`echo2d token`: its effects and output, and its refusals in one line."""
 
 import json
 import re

@@ -149,7 +149,7 @@ def test_after_the_machine_went_down_damaged_copies_are_deleted(
     assert [path.name for path in (run_dir / "synced").iterdir()] == [".boot"]
 
 
-def test_what_was_never_read_is_hashed_before_it_is_kept(
+def test_a_copy_that_was_never_read_is_hashed_before_it_is_kept(
     files: VersionFiles, root: Path, run_dir: Path
 ) -> None:
     source = make_snapshot(root / "0")

@@ -1,4 +1,4 @@
-"""What deltas are made from: a copy that is checked, or deltas that are kept, over real files; and what is damaged."""
+"""The bases of deltas: a checked copy, or kept deltas, over real files; and damaged ones."""
 
 import logging
 from dataclasses import replace
@@ -12,7 +12,7 @@ from echo2d.core.base.canonical import digest_of
 from echo2d.core.base.ids import Digest, Version
 from echo2d.core.weights.delta import ChunkMode
 from echo2d.core.weights.encoder import Segment
-from echo2d.core.weights.encoding import FormFacts, decode_record
+from echo2d.core.weights.form import FormFacts, decode_record
 from echo2d.core.weights.kept_deltas import FormKind
 from echo2d.core.weights.manifest import chunk_layout
 from echo2d.errors import StoreFault
@@ -143,7 +143,7 @@ def test_kept_deltas_compose_to_the_delta_that_the_base_would_give(
     assert wire_bytes(segments) < sum(kept.wire_bytes for kept in store.kept())
 
 
-def test_they_are_there_after_a_restart_but_not_what_was_not_finished(
+def test_kept_deltas_are_there_after_a_restart_but_unfinished_ones_are_not(
     run: list[Path], tmp_path: Path
 ) -> None:
     before = DeltaStore(tmp_path / "deltas", ROOM)
@@ -167,7 +167,7 @@ def test_they_are_there_after_a_restart_but_not_what_was_not_finished(
 
 
 @pytest.mark.parametrize("what", ["frames", "table", "list"])
-def test_what_is_damaged_of_them_is_not_used(
+def test_a_damaged_kept_delta_is_not_used(
     run: list[Path], tmp_path: Path, caplog: pytest.LogCaptureFixture, what: str
 ) -> None:
     store = DeltaStore(tmp_path / "deltas", ROOM)

@@ -1,4 +1,4 @@
-"""The seed: a form is forgotten, and perhaps asked for again, while it is being made."""
+"""The seed forgets a form while it is being made, and may get the order again."""
 
 import asyncio
 import threading
@@ -15,7 +15,7 @@ from echo2d.core.protocol.control_messages import (
     SegmentEncoded,
 )
 from echo2d.core.weights.encoder import Segment
-from echo2d.core.weights.encoding import FormFacts, FrameSpan
+from echo2d.core.weights.form import FormFacts, FrameSpan
 from echo2d.runtime.seed.encoder import Base, Encoder
 from echo2d.runtime.seed.main import Seed
 from echo2d.store.frames import FrameStore
@@ -86,7 +86,7 @@ async def being_made(double: CoordinatorDouble) -> tuple[PeerId, FormFacts, Enco
     return peer, facts, order
 
 
-async def test_a_form_asked_for_again_while_it_is_made_begins_anew(
+async def test_a_form_asked_for_again_while_it_is_made_begins_again(
     double: CoordinatorDouble, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = Gate()

@@ -1,4 +1,4 @@
-"""The seed: encodes what it is asked for, tells of every segment, keeps serving, and says when it cannot."""
+"""The seed: encodes the ordered versions, reports every segment, keeps serving, and says when it cannot."""
 
 import asyncio
 import dataclasses
@@ -27,7 +27,7 @@ from echo2d.core.protocol.control_messages import (
     VersionVerified,
 )
 from echo2d.core.topology.uplink_pace import BURST_S, HEADERS
-from echo2d.core.weights.encoding import FormFacts
+from echo2d.core.weights.form import FormFacts
 from echo2d.core.weights.kept_deltas import FormKind
 from echo2d.net.security.auth import public_bytes
 from echo2d.runtime.seed.delta_bases import BaseCopy
@@ -94,7 +94,7 @@ async def test_an_order_that_is_repeated_is_answered_again(double: CoordinatorDo
         ({"facts": b"\xc0"}, ""),
     ],
 )
-async def test_what_cannot_be_encoded_is_said(
+async def test_a_version_that_cannot_be_encoded_is_reported(
     double: CoordinatorDouble, change: dict[str, object], word: str
 ) -> None:
     async with a_seed(double):
@@ -110,7 +110,7 @@ async def test_what_cannot_be_encoded_is_said(
             await double.until_said(FormEncoded)
 
 
-async def test_it_sends_no_more_than_its_limit_and_says_so(
+async def test_the_seed_sends_no_more_than_its_limit_and_says_so(
     double: CoordinatorDouble, tmp_path: Path
 ) -> None:
     limit = 1_000_000

@@ -1,4 +1,4 @@
-"""Deltas at workers: applied to the version held, to a damaged one, and not to another one."""
+"""Deltas at workers: applied to the version that the worker holds, to a damaged one, and not to another one."""
 
 import asyncio
 import dataclasses
@@ -11,7 +11,7 @@ from echo2d.core.protocol.control_messages import (
     RefitDone,
     VersionVerified,
 )
-from echo2d.core.weights.encoding import FormFacts
+from echo2d.core.weights.form import FormFacts
 from echo2d.core.weights.signed_index import Root
 from echo2d.store.disk import write_at
 from echo2d.store.snapshots import build_manifest

@@ -1,4 +1,4 @@
-"""A worker whose disk, or share of it, is too small for a version: it says so, serves the old one, takes the next."""
+"""A worker whose disk, or share of it, is too small for a version reports it, serves the old one, takes the next."""
 
 import asyncio
 import contextlib
@@ -10,7 +10,7 @@ import pytest
 
 from echo2d.core.base.ids import FormId
 from echo2d.core.protocol.control_messages import ApplyFailed, Heartbeat, RefitDone, SampleFinished
-from echo2d.core.weights.encoding import FormFacts
+from echo2d.core.weights.form import FormFacts
 from echo2d.errors import StoreFault
 from echo2d.runtime.peer.state_dir import open_frames
 from echo2d.store.budget import DiskBudget

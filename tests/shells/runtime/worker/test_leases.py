@@ -1,4 +1,4 @@
-"""The leases of a worker: across broken control links, at its end, and of a revoked version."""
+"""The leases of a worker: across broken control links, at its end, and for a revoked version."""
 
 import dataclasses
 from pathlib import Path

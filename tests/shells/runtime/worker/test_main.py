@@ -1,4 +1,4 @@
-"""The worker's process: how it ends, whom it obeys, and what it refuses to begin with."""
+"""The worker's process: how it ends, which coordinator it obeys, and the mistakes that it refuses at the start."""
 
 import asyncio
 import dataclasses

@@ -1,4 +1,4 @@
-"""The owner of a box pauses and resumes its worker, and limits when it works."""
+"""The owner of a box pauses and resumes its worker, and limits its working hours."""
 
 import asyncio
 import dataclasses
@@ -196,7 +196,9 @@ class FakeGpus:
         self._told.unlink()
 
 
-def test_only_when_idle_needs_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_key_only_when_idle_needs_nvidia_smi(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     config = WorkerConfig(token_file=tmp_path / "t", state_dir=tmp_path, only_when_idle=True)
     with pytest.raises(OperatorFault, match="install the NVIDIA driver, or leave only_when_idle"):

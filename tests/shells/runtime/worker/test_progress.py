@@ -1,4 +1,4 @@
-"""What a worker's log and terminal say while a version comes, and what it has done in an hour."""
+"""The worker's log and terminal while a version arrives, and the report of an hour's work."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""One worker, several engines: one download, all of them generate, every token has its version, never a mixture."""
+"""One worker, several engines: one download, all engines generate, every token has its version, never a mixture."""
 
 import asyncio
 import dataclasses

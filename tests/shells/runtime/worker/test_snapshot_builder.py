@@ -1,4 +1,4 @@
-"""What an apply hashes: every result once, and frames only to find out why a result is wrong."""
+"""The hashing of an apply: every result once, and frames only to find out why a result is wrong."""
 
 import asyncio
 import random
@@ -10,7 +10,7 @@ import pytest
 from echo2d.core.base.canonical import Buffer, digest_of
 from echo2d.core.base.ids import Digest
 from echo2d.core.relay import events as relay_events
-from echo2d.core.weights.encoding import FrameSpan
+from echo2d.core.weights.form import FrameSpan
 from echo2d.core.worker.events import ApplyCancelled, SnapshotReady
 from echo2d.runtime.peer.frame_holdings import FrameHoldings
 from echo2d.runtime.worker.snapshot_builder import SnapshotBuilder
@@ -43,7 +43,7 @@ class Peer:
         self.store = FrameStore(path / "frames", budget)
         self.events: asyncio.Queue[relay_events.RelayEvent] = asyncio.Queue()
         owner = NotingOwner()
-        owner.emit = self.events.put_nowait  # type: ignore[method-assign]
+        owner.emit = self.events.put_nowait  # type: ignore[method-assign,assignment]
         self.holdings = FrameHoldings(self.store, owner)
         self.applier = SnapshotBuilder(SlotStore(path / "slots", budget), self.store, self.holdings)
 
@@ -136,7 +136,7 @@ async def test_what_is_damaged_in_the_spare_slot_is_written_again(peer: Peer) ->
 
 
 @pytest.mark.parametrize("what", ["frames", "slots"])
-async def test_what_is_read_wrongly_once_is_read_again(
+async def test_a_chunk_that_is_read_wrongly_once_is_read_again(
     peer: Peer, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     """The disk is right: a version that is not taken would not be tried again for long."""

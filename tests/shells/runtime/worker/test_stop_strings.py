@@ -1,4 +1,4 @@
-"""Answers end with the token that completes a stop string, at engines that know none."""
+"""Answers end with the token that completes a stop string, with engines that have no stop strings."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -118,7 +118,7 @@ async def test_a_stop_string_may_come_in_pieces(bundle: int) -> None:
     assert whole(events, 0) == ("abENEND", "stop_string")
 
 
-async def test_it_may_have_begun_in_an_earlier_attempt() -> None:
+async def test_a_stop_string_may_have_begun_in_an_earlier_attempt() -> None:
     events = await said(Speaker("Dxyz"), lease("x", before="abEN"))
     assert whole(events, 0) == ("D", "stop_string")
 
@@ -152,7 +152,7 @@ async def test_a_version_without_a_tokenizer_cannot_write_such_a_lease() -> None
         await texts.get()
 
 
-async def test_a_tokenizer_is_made_anew_when_any_of_its_files_changes() -> None:
+async def test_a_tokenizer_is_made_again_when_any_of_its_files_changes() -> None:
     texts, files = ServedTexts(), {"tokenizer.json": TOKENIZER.to_str().encode()}
     texts.serve(files)
     first = await texts.get()

@@ -1,4 +1,4 @@
-"""Rows of every kind of file, with the awkward ones that people have."""
+"""Rows of every kind of file, with the irregular ones that people have."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -122,7 +122,7 @@ def test_a_damaged_row_is_named(text: str, tmp_path: Path) -> None:
         rows.row(1)
 
 
-def test_what_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(OperatorFault, match="No such file"):
         RowFiles(found_files([str(tmp_path / "no.jsonl")]))
     with pytest.raises(OperatorFault, match="found none"):

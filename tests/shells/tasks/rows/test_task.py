@@ -1,4 +1,4 @@
-"""The task "rows": which row is asked when, and what is said about rows that do not fit."""
+"""The task "rows": when each row is asked, and the messages about rows that do not fit."""
 
 import json
 import re
@@ -105,7 +105,7 @@ def test_messages_come_from_a_column(tmp_path: Path) -> None:
         ({"scorer": "regex", "scorer_options": {"pattern": "("}}, "pattern"),
     ],
 )
-def test_what_does_not_fit_is_told_in_one_line(
+def test_a_row_that_does_not_fit_is_told_in_one_line(
     options: dict[str, Any], says: str, file: str
 ) -> None:
     with pytest.raises(OperatorFault, match=says) as fault:

@@ -1,4 +1,4 @@
-"""The scorer `remote`, with a judge that really listens: what it says counts, and a busy one is asked again."""
+"""The scorer `remote`, with a real server as judge: its verdicts count, and a busy judge is asked again."""
 
 import json
 import tempfile
@@ -105,7 +105,7 @@ async def test_a_judge_that_stays_away_is_an_error(judge: JudgeServer) -> None:
         (200, "x" * (REPLY_BYTES_MAX + 1), "more than 65536 bytes"),
     ],
 )
-async def test_what_it_refuses_or_garbles_is_an_error_at_once(
+async def test_an_answer_that_the_judge_refuses_or_garbles_is_an_error_at_once(
     judge: JudgeServer, status: int, text: str, complaint: str
 ) -> None:
     judge.replies = [(status, text)]

@@ -1,4 +1,4 @@
-"""The programs and figures of docs/guide/rewards.md, as they stand."""
+"""The programs and figures of docs/guide/rewards.md, unchanged."""
 
 import asyncio
 import re

@@ -1,4 +1,4 @@
-"""The scorers by name, on answers that models give."""
+"""The scorers by name, on typical answers of models."""
 
 from typing import Any
 

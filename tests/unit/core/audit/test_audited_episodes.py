@@ -1,4 +1,4 @@
-"""The audit of episodes: what is scored of them, who is blamed, and how they begin anew."""
+"""The audit of episodes: what is scored, which worker is blamed, and how episodes begin again."""
 
 from dataclasses import replace
 from typing import Any
@@ -165,7 +165,7 @@ def test_a_lie_in_one_turn_gives_the_episode_back_and_only_its_author_is_blamed(
     assert {span.author for span in of_sample(world).spans} == {honest.peer}
 
 
-def test_the_environment_is_told_of_an_episode_that_begins_anew() -> None:
+def test_the_environment_is_told_of_an_episode_that_begins_again() -> None:
     world, first = begun("one", "two")
     seen: list[StepEnvironment] = []
     perform = world._perform
@@ -220,7 +220,7 @@ def test_a_late_answer_to_a_turn_of_an_episode_that_was_given_back_is_refused() 
 
 
 @pytest.mark.parametrize("where", ["parked", "leased"])
-def test_open_episodes_of_a_convicted_worker_begin_anew(where: str) -> None:
+def test_open_episodes_of_a_convicted_worker_begin_again(where: str) -> None:
     world, liar = begun("one", "two")
     if where == "parked":
         key = lease_of(liar)

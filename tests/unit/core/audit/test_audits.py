@@ -1,4 +1,4 @@
-"""The audit within the whole machine: who waits, who is convicted, and what becomes of groups."""
+"""The audit within the whole machine: who waits, who is convicted, and what happens to groups."""
 
 from dataclasses import replace
 from typing import Any
@@ -38,6 +38,12 @@ from tests.support.audited_world import (
 from tests.support.coordinator_world import messages, publish_step, rules, train, version_key
 
 
+def limits_of(world: Any, engine_class: str) -> Any:
+    """What the ledger holds."""
+    found = [each for each in world.ledger.recover().limits if each.engine_class == engine_class]
+    return found[0]
+
+
 def test_a_newcomer_is_audited_before_its_first_answers_are_trained_on() -> None:
     world = started("a", auditor=False)
     request = world.ask_batch(1)
@@ -57,7 +63,7 @@ def test_honest_workers_train_as_without_an_audit(learnt: bool) -> None:
     assert world.audits.baseline.limits is not None
     assert (world.standing("mine"), world.standing("a")) == ("trusted", "clear")
     assert (world.convicts, world.returned) == ([], [])
-    assert world.ledger.limits["torch"].k == (LEARNT.k if learnt else K_MIN)
+    assert limits_of(world, "torch").k == (LEARNT.k if learnt else K_MIN)
 
 
 def test_a_liar_is_convicted_and_nothing_of_it_is_trained_on() -> None:
@@ -152,7 +158,7 @@ def test_a_sample_whose_reward_is_under_way_goes_back_when_it_has_come() -> None
     assert len(world.returned) == 1
 
 
-def test_who_waits_too_long_for_a_verdict_loses_its_sample_to_another_worker() -> None:
+def test_a_worker_that_waits_too_long_for_a_verdict_loses_its_sample_to_another_one() -> None:
     world = started("a", "mine", auditor=False, wait_s=5.0)
     world.work()
     assert world.state.status().audit.waiting > 0  # type: ignore[union-attr]
@@ -183,14 +189,14 @@ def test_limits_are_learnt_from_trusted_workers_before_others_get_leases() -> No
             break
         assert [t for t in trajectories(world) if t.worker == "a"] == []
         train_on(world, 1)
-    assert world.ledger.limits["torch"] is not None
+    assert limits_of(world, "torch") is not None
     train_on(world, 5)
     assert world.standing("a") == "clear"
     world.crash()
     assert not world.audits.learns()
 
 
-def test_without_a_trusted_worker_nobody_waits_and_nobody_is_convicted() -> None:
+def test_without_a_trusted_worker_no_worker_waits_or_is_convicted() -> None:
     world = started("liar", learnt=False, trusted=(), share=1.0)
     world.liars.add("liar")
     train_on(world, 8)
@@ -309,7 +315,7 @@ def test_a_group_of_which_one_verdict_is_bad_is_not_complete_with_the_good_ones(
     assert world.state.status().groups.buffered == 0
 
 
-def test_whom_the_learner_doubts_is_audited_like_a_flagged_worker() -> None:
+def test_a_worker_that_the_learner_doubts_is_audited_like_a_flagged_one() -> None:
     world = started("a", "mine", newcomer=0)
     assert world.standing("a") == "new"
     publish_step(world, 1)
@@ -322,7 +328,7 @@ def test_whom_the_learner_doubts_is_audited_like_a_flagged_worker() -> None:
     assert world.standing("a") == "flagged"
 
 
-def test_a_version_that_nobody_can_score_puts_its_author_on_trial() -> None:
+def test_a_version_that_no_worker_can_score_puts_its_author_on_trial() -> None:
     """Its answers cannot be scored, so its next ones wait for a verdict."""
     world = started("liar", "mine", newcomer=0, share=1.0)
     liar = world.peers["liar"]
@@ -376,11 +382,11 @@ def test_answers_of_mixed_kv_have_limits_of_their_own() -> None:
         assert (status.learnt, status.k_max_mixed) == (1.0, None)
         train_on(world, 1)
     assert world.audits.mixed.limits is not None
-    assert world.ledger.limits["torch, mixed KV"].k > 5 * LEARNT.k
-    assert world.ledger.limits["torch"] == LEARNT
+    assert limits_of(world, "torch, mixed KV").k > 5 * LEARNT.k
+    assert limits_of(world, "torch") == LEARNT
     world.crash()
     assert world.audits.mixed.limits is not None
-    assert world.audits.mixed.limits.k == world.ledger.limits["torch, mixed KV"].k
+    assert world.audits.mixed.limits.k == limits_of(world, "torch, mixed KV").k
     train_on(world, 5)
     assert world.convicts == []
     assert not any(each.reasons for each in world.told), "an honest answer was flagged"
@@ -401,8 +407,8 @@ def test_workers_in_int8_have_limits_of_their_own() -> None:
         assert not any(t.worker == "b-int8" for t in trajectories(world))
         assert any("int8 workers get no lease" in each for each in world.state.status().attention)
         train_on(world, 1)
-    assert world.ledger.limits["torch, int8"].k > 2 * LEARNT.k
-    assert world.ledger.limits["torch"] == LEARNT
+    assert limits_of(world, "torch, int8").k > 2 * LEARNT.k
+    assert limits_of(world, "torch") == LEARNT
     world.crash()
     assert not world.audits.learns("int8")
     train_on(world, 5)
@@ -427,7 +433,7 @@ def test_a_made_up_quantization_brings_no_work() -> None:
     assert {kind.quantization for kind in world.audits._baselines} == {""}
 
 
-def test_a_worker_in_int8_scores_nobody() -> None:
+def test_a_worker_in_int8_scores_no_version() -> None:
     world = started("a", "mine", auditor=False, newcomer=0, share=1.0, quantized=True)
     judge = world.connect("judge", trusted=True, quantization="int8")
     world.handle(PeerConnected(judge.session, judge.peer, replace(judge.hello(), scores=True)))
@@ -477,7 +483,7 @@ def test_a_worker_that_takes_over_computes_kv_caches_itself() -> None:
     assert not audits_module._mixes(written(one, two, two), one)
 
 
-def test_a_sample_that_nobody_else_can_write_begins_anew_with_its_group() -> None:
+def test_a_sample_that_no_other_worker_can_write_begins_again_with_its_group() -> None:
     world = started("liar", newcomer=3)
     liar = world.peers["liar"]
     key, sample = liar.open[0]

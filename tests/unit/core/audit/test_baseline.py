@@ -1,4 +1,4 @@
-"""What honest engines look like, and what is flagged."""
+"""The baseline of honest engines, and the answers that are flagged."""
 
 import math
 from dataclasses import replace

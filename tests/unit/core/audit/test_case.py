@@ -1,4 +1,4 @@
-"""Cases of workers: who is audited, who waits, and who is convicted after how many audits."""
+"""Cases of workers: which workers are audited, which wait, and after how many audits one is convicted."""
 
 import random
 from collections.abc import Callable

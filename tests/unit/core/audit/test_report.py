@@ -1,4 +1,4 @@
-"""What is told of a worker, from the lines of the audit log."""
+"""The report about a worker, from the lines of the audit log."""
 
 from typing import Any
 

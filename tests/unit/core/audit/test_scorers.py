@@ -1,4 +1,4 @@
-"""Who scores answers, what they are told, and what becomes of orders that are not answered."""
+"""The scorers of answers, their orders, and what happens to orders without an answer."""
 
 from collections.abc import Callable
 

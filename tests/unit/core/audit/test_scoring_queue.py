@@ -1,4 +1,4 @@
-"""What waits for an auditor, and what it is told to score next."""
+"""The answers that wait for an auditor, and the order of their scoring."""
 
 import pytest
 

@@ -93,7 +93,7 @@ def tempered(p: Chances, power: float) -> Chances:
 
 @pytest.mark.parametrize("sharpness", [0.5, 2.0, 6.0, 12.0])
 @pytest.mark.parametrize("tokens", [1, 12, 200])
-def test_what_is_drawn_honestly_does_not_convict_however_sure_the_model_is(
+def test_honest_draws_do_not_convict_however_sure_the_model_is(
     sharpness: float, tokens: int
 ) -> None:
     """The ratios are exact: with 4,000 answers the sum comes this close to THRESHOLD in one run of 80."""

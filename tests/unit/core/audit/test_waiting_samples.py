@@ -1,4 +1,4 @@
-"""Samples that wait for a verdict, and what is decided about them."""
+"""Samples that wait for a verdict, and the decisions about them."""
 
 from echo2d.core.audit.waiting_samples import SampleVerdict, WaitingSamples
 from echo2d.core.base.ids import GroupId, PeerId
@@ -42,7 +42,7 @@ def test_a_sample_that_waited_too_long_goes_back_from_those_who_are_not_judged()
     assert [each.blamed for each in waiting.take_decided()] == [frozenset([B])]
 
 
-def test_what_goes_back_comes_first() -> None:
+def test_a_sample_that_goes_back_comes_first() -> None:
     waiting = WaitingSamples(WAIT_S)
     good, bad = waiting.begin(A, GROUP, 0, 0.0), waiting.begin(B, GROUP, 1, 0.0)
     waiting.settle(good, A, good=True)
@@ -50,7 +50,7 @@ def test_what_goes_back_comes_first() -> None:
     assert [each.good for each in waiting.take_decided()] == [False, True]
 
 
-def test_a_sample_that_another_worker_wrote_again_waits_anew() -> None:
+def test_a_sample_that_another_worker_wrote_again_waits_again() -> None:
     waiting = WaitingSamples(WAIT_S)
     first = waiting.begin(A, GROUP, 0, 0.0)
     waiting.withdraw(GROUP, 0)

@@ -1,4 +1,4 @@
-"""Books with a limit."""
+"""Dictionaries with a limit."""
 
 from echo2d.core.base.bounded_dict import keep_newest
 

@@ -1,4 +1,4 @@
-"""One encoding per value."""
+"""Each value has one encoding."""
 
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ class Pair:
 UNPACK = canonical_unpacker(Pair, bytes_max=64)
 
 
-def test_what_was_packed_comes_back() -> None:
+def test_a_packed_value_comes_back() -> None:
     assert UNPACK(pack(Pair(3, b"x"))) == Pair(3, b"x")
 
 

@@ -1,4 +1,4 @@
-"""The codec accepts what the annotations say and nothing else."""
+"""The codec accepts values of the annotated types and nothing else."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -126,14 +126,14 @@ def test_a_known_field_is_checked_also_where_it_may_be_missing() -> None:
 
 
 @pytest.mark.parametrize("fields", [FIELDS, [*FIELDS, None, [], 1]], ids=["few", "many"])
-def test_what_is_stored_has_exactly_its_fields(fields: list[Any]) -> None:
+def test_a_stored_message_has_exactly_its_fields(fields: list[Any]) -> None:
     packed = msgpack.packb(fields)
     with pytest.raises(PeerFault, match="Grown: expected 7 fields"):
         unpacker(Grown, bytes_max=1000)(packed)
     assert unpacker(Grown, bytes_max=1000, grows=True)(packed).disk_bytes is None
 
 
-def test_too_long_is_refused_before_it_is_parsed() -> None:
+def test_a_message_that_is_too_long_is_refused_before_it_is_parsed() -> None:
     with pytest.raises(PeerFault, match="at most 16"):
         Codec({"Everything": Everything}, bytes_max=16).decode(b"\xc1" * 17)
 

@@ -1,4 +1,4 @@
-"""The earliest of many deadlines, whatever becomes of them."""
+"""The earliest of many deadlines, after any changes."""
 
 import random
 
@@ -38,7 +38,7 @@ def test_a_deadline_may_move_either_way_and_end() -> None:
     book.check()
 
 
-def test_it_agrees_with_looking_at_all() -> None:
+def test_the_queue_agrees_with_looking_at_all_deadlines() -> None:
     rng = random.Random(7)
     book = Book()
     for _ in range(3000):

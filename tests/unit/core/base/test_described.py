@@ -1,4 +1,4 @@
-"""A field that is described keeps its default, and carries what is said of it."""
+"""A described field keeps its default, and carries its description."""
 
 from dataclasses import dataclass, fields
 

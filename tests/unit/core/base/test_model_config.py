@@ -1,4 +1,4 @@
-"""What config.json and generation_config.json say."""
+"""The facts in config.json and generation_config.json."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Frames of a known length: anything else is refused before it is decompressed."""
+"""Frames of a known length: any other frame is refused before it is decompressed."""
 
 import tracemalloc
 from itertools import count
@@ -22,7 +22,7 @@ def test_there_and_back() -> None:
     assert declared_length(GOOD) == 400
 
 
-def test_nothing_is_nothing() -> None:
+def test_no_bytes_make_an_empty_frame() -> None:
     assert compress(b"") == b""
     assert decompress(b"", 0) == b""
     assert declared_length(b"") == 0

@@ -1,4 +1,4 @@
-"""Who is told what of a version, and when; through the whole machine."""
+"""Which peer gets which message about a version, and when; through the whole machine."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Broken edges and bad frames: who becomes a leaf, and who is quarantined; through the whole machine."""
+"""Broken edges and bad frames: which peer becomes a leaf, and which is quarantined; through the whole machine."""
 
 from dataclasses import replace
 
@@ -60,7 +60,7 @@ def test_accused_relays_become_leaves() -> None:
     assert messages(world.peers[parent], PlanEdges)[-1].stripes[0].children == ()
 
 
-def test_who_shares_no_edge_accuses_nobody() -> None:
+def test_a_peer_that_shares_no_edge_accuses_no_other_one() -> None:
     world = published("a", "b", "c")
     world.drain()
     edges = {name: messages(world.peers[name], PlanEdges)[-1] for name in ("a", "b", "c")}
@@ -91,7 +91,7 @@ def parents_of(transmission: Transmission, child: PeerId) -> set[PeerId]:
     return {parent for parent, below in transmission.plan.shares if below == child}
 
 
-def test_who_accuses_all_its_parents_becomes_a_leaf_itself() -> None:
+def test_a_peer_that_accuses_all_its_parents_becomes_a_leaf_itself() -> None:
     world = published("a", "b", "c", "d", "e")
     deliver_seed(world)
     transmission = world.state._publishing.spreading
@@ -139,7 +139,7 @@ def test_a_relay_that_two_peers_accuse_is_quarantined_and_passes_nothing_on() ->
     assert any(messages(peer, PlanEdges)[-1].stripes[0].parent == "a" for peer in accusers)
 
 
-def test_what_the_seed_itself_saw_is_enough() -> None:
+def test_a_bad_frame_that_the_seed_itself_saw_is_enough() -> None:
     world = published("a", "b")
     world.drain()
     transmission = world.state._publishing.spreading
@@ -163,7 +163,7 @@ def place_below(world: World, parent: FakePeer, child: FakePeer) -> None:
         transmission.plan = replace(transmission.plan, sources=sources)
 
 
-def test_a_worker_that_takes_another_form_accuses_nobody() -> None:
+def test_a_worker_that_takes_another_form_accuses_no_peer() -> None:
     """It has no place in the plan of the form that it names; the coordinator ended with a KeyError."""
     world = running("a", "b")
     publish_step(world, 2)

@@ -1,4 +1,4 @@
-"""Catch-ups as they go: what ends them, and what is tried instead; through the whole machine."""
+"""Catch-ups: what ends them, and what is tried instead; through the whole machine."""
 
 import pytest
 
@@ -45,7 +45,7 @@ def test_a_catch_up_goes_on_while_newer_versions_spread() -> None:
     assert messages(world.peers["seed"], ForgetForm)[-1].form == full.form
 
 
-def test_who_lacks_some_of_the_base_takes_the_full_form() -> None:
+def test_a_peer_that_lacks_some_of_the_base_takes_the_full_form() -> None:
     world = running("a", "b", steps=2)
     world.slow = {"a"}
     publish_step(world, 3)
@@ -104,7 +104,7 @@ def test_a_lost_copy_is_the_base_of_nothing() -> None:
     assert world.actions == []
 
 
-def test_who_leaves_the_spreading_form_has_no_place_in_it() -> None:
+def test_a_peer_that_leaves_the_spreading_form_has_no_place_in_it() -> None:
     """It would miss the roots of what is still being encoded, and with it all below it."""
     world = running("a", "b", "c", steps=2)
     publish_step(world, 3)
@@ -122,7 +122,9 @@ def test_who_leaves_the_spreading_form_has_no_place_in_it() -> None:
 
 
 @pytest.mark.parametrize(("how", "newest"), [("fails", 3), ("is quarantined", 8), ("goes", 2)])
-def test_who_does_not_get_on_with_a_catch_up_does_not_hold_it(how: str, newest: int) -> None:
+def test_a_peer_that_does_not_get_on_with_a_catch_up_does_not_hold_it(
+    how: str, newest: int
+) -> None:
     world = running("a", "b", steps=2)
     world.slow = {"late"}
     late = newcomer(world, "late")
@@ -148,7 +150,7 @@ def test_who_does_not_get_on_with_a_catch_up_does_not_hold_it(how: str, newest: 
     assert taken_order(world).version == newest
 
 
-def test_who_fails_while_a_newer_version_is_there_takes_that() -> None:
+def test_a_peer_that_fails_while_a_newer_version_is_there_takes_that() -> None:
     world = running("a", "b", steps=2)
     world.slow = {"late"}
     late = newcomer(world, "late")
@@ -270,7 +272,7 @@ def test_a_seed_that_starts_again_gets_all_its_orders_again() -> None:
     assert orders(world)[-2:] == [full, main], "it begins with the last"
 
 
-def test_who_cannot_be_given_a_composed_delta_takes_the_full_form() -> None:
+def test_a_peer_that_cannot_be_given_a_composed_delta_takes_the_full_form() -> None:
     world = running("a", "b", steps=6)
     seed = world.peers["seed"]
     world.say(seed, DeltasKept((KeptDelta(version_digest(1), version_digest(6), 100),)))

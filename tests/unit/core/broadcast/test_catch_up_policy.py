@@ -1,4 +1,6 @@
-"""Deltas: the base of the next one, who takes another form and which, and that no digest is believed unheard."""
+"""Deltas: the base of the next one, the other forms for peers that need one, and that no reported digest is believed
+before it is acknowledged.
+"""
 
 import pytest
 
@@ -13,7 +15,7 @@ from echo2d.core.protocol.control_messages import (
     RefitDone,
 )
 from echo2d.core.status.schema import VersionBytes
-from echo2d.core.weights.encoding import FormFacts
+from echo2d.core.weights.form import FormFacts
 from echo2d.core.weights.kept_deltas import KeptDelta
 from tests.support.catch_up import bases, newcomer, orders, running, served, taken_order
 from tests.support.coordinator_world import (
@@ -48,7 +50,7 @@ def test_the_base_is_the_newest_version_that_half_of_the_workers_have(
     assert orders(world)[-1].base_path == (None if base is None else f"versions/1-{base}")
 
 
-def test_what_was_not_acknowledged_is_no_base() -> None:
+def test_a_version_that_was_not_acknowledged_is_no_base() -> None:
     world = running("a", "b", "c")
     world.slow = {"a", "b"}
     publish_step(world, 2)
@@ -88,7 +90,7 @@ def test_a_newcomer_takes_the_full_form_and_then_deltas() -> None:
 
 
 @pytest.mark.parametrize(("stands", "base"), [(2, "versions/1-2"), (1, "versions/1-1"), (0, None)])
-def test_who_is_behind_takes_a_delta_from_its_own_version_if_that_is_kept(
+def test_a_peer_that_is_behind_takes_a_delta_from_its_own_version_if_that_is_kept(
     stands: int, base: str | None
 ) -> None:
     world = running("a", "b", steps=4)
@@ -98,7 +100,7 @@ def test_who_is_behind_takes_a_delta_from_its_own_version_if_that_is_kept(
     assert late.serving == version_key(4)
 
 
-def test_who_is_further_behind_takes_deltas_that_are_kept_composed() -> None:
+def test_a_peer_that_is_further_behind_takes_kept_deltas_composed() -> None:
     world = running("a", "b", steps=6)
     kept = [
         KeptDelta(version_digest(step), version_digest(step + 1), 10 + step) for step in range(1, 6)
@@ -158,7 +160,7 @@ CHAIN = kept((1, 2, 10), (2, 3, 20), (3, 4, 30))
         (1, [4], [*CHAIN, *kept((1, 3, 25))], DeltaRoute(55, record(1), (version_digest(3),))),
     ],
 )
-def test_what_takes_the_fewest_bytes(
+def test_the_form_with_the_fewest_bytes_is_taken(
     stands: int | None, copies: list[int], deltas: list[KeptDelta], way: DeltaRoute
 ) -> None:
     base = None if stands is None else record(stands)
@@ -166,7 +168,7 @@ def test_what_takes_the_fewest_bytes(
     assert choose_route(record(4), base, copies=kept_copies, deltas=deltas, full_bytes=700) == way
 
 
-def test_nobody_is_given_a_form_of_an_older_publish_than_it_has_heard_of() -> None:
+def test_no_peer_is_given_a_form_of_an_older_publish_than_it_has_heard_of() -> None:
     """A worker refuses the root of such a form and says nothing: it would wait for ever."""
     world = running("a", "b", "c", steps=2)
     world.slow = {"late"}
@@ -184,7 +186,7 @@ def test_nobody_is_given_a_form_of_an_older_publish_than_it_has_heard_of() -> No
     assert taken.record == spreading.record
 
 
-def test_others_that_are_behind_share_the_forms_under_way() -> None:
+def test_other_peers_that_are_behind_share_the_forms_under_way() -> None:
     world = running("a", "b", "c", "d", "e", steps=4)
     for number, stands in enumerate([1, 1, 2, 0, None, None]):
         newcomer(world, f"late-{number}", stands)

@@ -1,4 +1,4 @@
-"""Forms that the seed cannot make, or lost; through the whole machine."""
+"""Forms that the seed cannot make, or has lost; through the whole machine."""
 
 from echo2d.core.base.ids import Digest, FormId, SegmentId
 from echo2d.core.broadcast.publishing import ENCODE_FAILURES_MAX, ENCODE_RETRY_S

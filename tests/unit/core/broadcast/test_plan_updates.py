@@ -1,4 +1,4 @@
-"""Plans by what was measured, and another one where it was guessed; through the whole machine."""
+"""Plans by measured rates, and new plans for guessed ones; through the whole machine."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Which version spreads, and what is told of it; through the whole machine."""
+"""The version that spreads, and the messages about it; through the whole machine."""
 
 import pytest
 
@@ -18,7 +18,7 @@ from tests.support.coordinator_world import World, form_of, messages, rules, tra
 from tests.support.publishing import broadcast, deliver_seed, publish_again, published
 
 
-def test_one_spreads_and_the_newest_waits() -> None:
+def test_one_version_spreads_and_the_newest_waits() -> None:
     world = World()
     world.connect("seed", kind="seed", slots=0)
     world.connect("a")

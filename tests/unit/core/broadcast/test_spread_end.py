@@ -1,4 +1,4 @@
-"""When a version has spread: which workers it waits for, and for how long; through the whole machine."""
+"""The end of a broadcast: the workers that it waits for, and for how long; through the whole machine."""
 
 from echo2d.core.base.ids import FrameId, PeerId, Version
 from echo2d.core.broadcast.spread_end import FIXED_S
@@ -31,7 +31,7 @@ def test_a_worker_that_cannot_apply_is_not_waited_for() -> None:
     assert "disk full" in world.state.status().faults[-1].text
 
 
-def test_nobody_waits_for_a_quarantined_worker() -> None:
+def test_a_version_does_not_wait_for_a_quarantined_worker() -> None:
     world = published("a", "b")
     deliver_seed(world)
     transmission = world.state._publishing.spreading

@@ -1,4 +1,4 @@
-"""T_verify and T_bcast end with the last worker that was there at the publish and still is."""
+"""T_verify and T_bcast end with the last worker that was present at the publish and still is."""
 
 from echo2d.core.base.ids import PeerId, PublishSeq
 from echo2d.core.broadcast.timing import PENDING_MAX, BroadcastTimings
@@ -45,7 +45,7 @@ def test_lost_workers_are_not_waited_for() -> None:
     timings.check()
 
 
-def test_one_that_is_stuck_keeps_no_broadcast_from_being_measured() -> None:
+def test_a_stuck_worker_keeps_no_broadcast_from_being_measured() -> None:
     statistics = Statistics()
     timings = BroadcastTimings(statistics)
     for number in range(PENDING_MAX + 3):
@@ -56,7 +56,7 @@ def test_one_that_is_stuck_keeps_no_broadcast_from_being_measured() -> None:
     assert not statistics.t_verify_s, "nobody has verified"
 
 
-def test_one_of_many_that_is_late_is_no_slow_broadcast() -> None:
+def test_one_late_worker_of_many_is_no_slow_broadcast() -> None:
     statistics = Statistics()
     timings = BroadcastTimings(statistics)
     workers = [PeerId(f"w{number}") for number in range(10)]

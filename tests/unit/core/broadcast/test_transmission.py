@@ -8,7 +8,7 @@ from echo2d.core.cluster.events import VersionPublished
 from echo2d.core.cluster.peer import Peer, PeerReach
 from echo2d.core.protocol.control_messages import Address, FormEncoded, PeerKind, SegmentEncoded
 from echo2d.core.topology.edges import edge_secret
-from echo2d.core.weights.encoding import FormFacts
+from echo2d.core.weights.form import FormFacts
 from echo2d.core.weights.verifier import FormIndex
 from echo2d.errors import PeerFault
 from tests.support.coordinator_world import RULES, rules, version_digest, version_key
@@ -99,7 +99,7 @@ def test_a_form_of_other_bytes_or_length_is_not_believed() -> None:
 
 
 @pytest.mark.parametrize("shape", ["star", "chain", "auto"])
-def test_everyone_gets_a_place(shape: str) -> None:
+def test_every_peer_gets_a_place(shape: str) -> None:
     each = transmission()
     edges = each.make_plan(
         PlanId(7), rules(shape=shape, chains=2), SEED, [peer("a"), peer("b"), peer("c")]
@@ -140,7 +140,7 @@ def test_a_plan_that_suits_keeps_its_trees_for_the_next_version() -> None:
     each.check()
 
 
-def test_where_everybody_relays_a_new_plan_has_the_same_links() -> None:
+def test_where_all_peers_relay_a_new_plan_has_the_same_links() -> None:
     last, each = transmission(), transmission()
     last.make_plan(PlanId(7), rules(shape="auto"), SEED, [peer(name) for name in "abc"])
     each.make_plan(PlanId(8), rules(shape="auto"), SEED, [peer(name) for name in "cba"], last.plan)

@@ -1,4 +1,4 @@
-"""When workers are activated and deactivated, and that noise alone moves hardly anybody."""
+"""When workers are activated and deactivated, and that noise alone hardly changes the set."""
 
 import random
 from dataclasses import replace
@@ -37,7 +37,7 @@ def test_the_cheapest_first_up_to_the_target() -> None:
     assert sorted(activation.active) == ["dear0", "w0", "w1", "w2", "w3"]
 
 
-def test_who_comes_late_is_taken_at_once_while_there_are_too_few() -> None:
+def test_a_worker_that_comes_late_is_taken_at_once_while_there_are_too_few() -> None:
     activation = settled(fleet(1), 5.0)
     assert activation.decide(RULES, fleet(3), pools_of(fleet(3), 5.0), now=0.1).activate == (
         "w1",
@@ -86,7 +86,7 @@ def test_a_loss_is_made_good_up_to_what_there_was() -> None:
     assert activation.changes == 1
 
 
-def test_a_dear_set_is_left_although_somebody_is_lost_again_and_again() -> None:
+def test_an_expensive_set_is_left_although_workers_are_lost_again_and_again() -> None:
     dear, cheap = fleet(9, 2.0, name="dear"), fleet(5, 1.0)
     activation = settled(dear, 5.0)
     for review in range(1, ACTIVATION_PATIENCE):
@@ -111,7 +111,7 @@ def test_a_dear_set_is_left_although_somebody_is_lost_again_and_again() -> None:
     assert {name[0] for name in activation.active} == {"w"}
 
 
-def test_one_that_will_be_taken_away_drains_and_is_replaced() -> None:
+def test_a_worker_that_will_be_taken_away_drains_and_is_replaced() -> None:
     activation = settled(fleet(9), 5.0)
     decision = activation.decide(RULES, fleet(9), pools_of(fleet(9), 5.0), now=1.0, leaving={"w0"})
     assert (len(decision.activate), decision.deactivate) == (1, ("w0",))
@@ -129,7 +129,7 @@ def test_a_shortage_has_to_last() -> None:
     assert activation.changes == 1
 
 
-def test_more_than_enough_goes_one_by_one_dearest_first() -> None:
+def test_surplus_workers_go_one_by_one_the_most_expensive_first() -> None:
     offers = [*fleet(4, 2.0, name="dear"), *fleet(4)]
     activation = settled(offers, 7.0)
     rules = replace(RULES, cool_down_s=0.0)
@@ -164,7 +164,7 @@ def test_a_much_cheaper_set_takes_over_and_a_little_cheaper_one_does_not() -> No
     assert (len(decision.activate), len(decision.deactivate)) == (5, 5)
 
 
-def test_nothing_changes_during_the_cool_down_or_for_who_is_held() -> None:
+def test_no_worker_changes_during_the_cool_down_or_while_it_is_held() -> None:
     rules = replace(RULES, cool_down_s=100.0)
     activation = settled(fleet(9), 4.0, rules)
     assert [
@@ -185,12 +185,12 @@ def test_nothing_changes_during_the_cool_down_or_for_who_is_held() -> None:
     assert later[-1].deactivate
 
 
-def test_all_work_where_nothing_is_enough() -> None:
+def test_all_workers_work_where_no_set_is_enough() -> None:
     activation = Activation()
     assert len(activation.decide(RULES, fleet(3), pools_of(fleet(3), None), now=0.0).activate) == 3
 
 
-def test_where_all_that_is_known_is_too_little_the_unknown_work_too() -> None:
+def test_where_the_known_workers_are_too_few_the_unknown_ones_work_too() -> None:
     """They are never measured otherwise."""
     activation = settled([*fleet(2), *fleet(2, mu=0.0, name="new")], 5.0)
     assert sorted(activation.active) == ["new0", "new1", "w0", "w1"]
@@ -198,7 +198,7 @@ def test_where_all_that_is_known_is_too_little_the_unknown_work_too() -> None:
     assert sorted(alone.active) == ["w0"]
 
 
-def test_nobody_goes_for_the_sake_of_a_guess() -> None:
+def test_no_worker_goes_for_the_sake_of_a_guess() -> None:
     dear = fleet(5, 2.0, name="dear")
     activation = settled(dear, 5.0)
     lie = WorkerOffer("lie", 100.0, 1.0, guessed=True)
@@ -256,7 +256,7 @@ def test_noise_moves_hardly_anybody(rng_seed: int, smoothing: float) -> None:
     assert sum(changes) <= len(changes) / 10, f"rng_seed={rng_seed}"
 
 
-def test_nobody_who_costs_nothing_is_sent_away() -> None:
+def test_no_worker_that_costs_nothing_is_sent_away() -> None:
     free = fleet(9, usd_per_h=0.0)
     activation = settled(free, None)
     for review in range(1, 9):
@@ -264,9 +264,7 @@ def test_nobody_who_costs_nothing_is_sent_away() -> None:
         assert decision == Decision()
 
 
-def test_too_little_is_found_although_somebody_is_lost_more_often_than_a_change_needs_to_show() -> (
-    None
-):
+def test_a_shortage_is_found_although_workers_are_often_lost() -> None:
     rules = replace(RULES, cool_down_s=20.0)
     here = fleet(40)
     activation = settled(here, 4.0, rules)
@@ -284,7 +282,7 @@ def test_a_loss_while_nothing_seems_enough_is_a_loss() -> None:
     assert (len(decision.activate), len(activation.active)) == (1, 5)
 
 
-def test_who_comes_while_reviews_have_found_too_little_works_at_once() -> None:
+def test_a_worker_that_comes_while_reviews_have_found_a_shortage_works_at_once() -> None:
     """A box that was rented for it is paid for from the start."""
     activation = settled(fleet(5), 5.0)
     for review in range(1, ACTIVATION_PATIENCE + 3):
@@ -296,7 +294,7 @@ def test_who_comes_while_reviews_have_found_too_little_works_at_once() -> None:
     assert activation.decide(RULES, fleet(9), pools_of(fleet(9), 9.0), now=75.2) == Decision()
 
 
-def test_who_shows_nothing_keeps_nobody_dear_at_work() -> None:
+def test_a_worker_that_shows_nothing_keeps_no_expensive_worker_at_work() -> None:
     """At the start all work, and some of those that are cheap are never asked for anything."""
     here = [*fleet(9, 2.0, name="dear"), *fleet(5), WorkerOffer("idle", 1.0, 0.9, guessed=True)]
     activation = settled(here, None)

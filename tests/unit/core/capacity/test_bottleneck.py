@@ -1,4 +1,4 @@
-"""What a run waits for, in one sentence."""
+"""The bottleneck of a run, in one sentence."""
 
 import re
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""From what was measured to who is to work."""
+"""From measurements to the workers that should be active."""
 
 import pytest
 
@@ -32,7 +32,7 @@ def fleet(count: int, usd_per_h: float = 1.0, name: str = "w", **more: bool) -> 
     ]
 
 
-def test_nothing_is_too_much_before_it_is_known() -> None:
+def test_no_worker_is_too_much_before_the_demand_is_known() -> None:
     unknown = capacity_planner(Assumptions())
     assert unknown.demand(1) is None
     assert len(unknown.review(fleet(9), 1, now=0.0).activate) == 9
@@ -62,14 +62,14 @@ def test_why_names_the_price_of_a_step_and_of_the_pools_beside_it() -> None:
         provision.review(workers, 1, now=0.0)
         return provision.balance(provision.offers(workers, None), everybody, 1).why
 
-    assert shown() == "what the learner needs is not measured yet: all work"
+    assert shown() == "what the learner needs is not measured yet: all workers work"
     provision.said = SAID
     assert shown() == (
         "5 workers cost 0.04227 usd a step; 4 would cost 0.0491, 6 would cost 0.04444"
     )
 
 
-def test_who_is_here_is_here() -> None:
+def test_active_workers_count_as_available() -> None:
     known = capacity_planner()
     spot = fleet(6, 0.1)
     known.review(spot, 1, now=0.0)
@@ -77,7 +77,7 @@ def test_who_is_here_is_here() -> None:
     assert balance.mu_pool == balance.mu_available == pytest.approx(6 * 1.98)
 
 
-def test_who_will_be_taken_away_does_not_count() -> None:
+def test_a_worker_that_will_be_taken_away_does_not_count() -> None:
     known = capacity_planner()
     known.review(fleet(6), 1, now=0.0)
     assert known.pools is not None
@@ -97,9 +97,7 @@ def test_what_workers_say_makes_nothing_short_beyond_five_times_what_the_learner
     assert (wasteful.shortfall(free, 1) or 0.0) <= 50.0 - 30 * 2.0
 
 
-def test_what_is_measured_takes_the_place_of_what_was_said_and_what_is_thrown_away_does_not_count() -> (
-    None
-):
+def test_measurements_replace_assumptions_and_dropped_work_does_not_count() -> None:
     known = capacity_planner()
     for _ in range(4):
         known.measurements.t_train.add(20.0)
@@ -112,9 +110,7 @@ def test_what_is_measured_takes_the_place_of_what_was_said_and_what_is_thrown_aw
     assert known.offers([worker], None)[0].mu == pytest.approx(1.0, rel=0.05)
 
 
-def test_workers_that_stop_for_a_version_lose_what_was_measured_and_before_that_all_of_a_broadcast() -> (
-    None
-):
+def test_workers_that_stop_for_a_version_lose_the_measured_time() -> None:
     stopping = capacity_planner(Assumptions(10.0, 4.0), rules(RULES, mode="exclusive"))
     before = stopping.demand(1)
     measurements = stopping.measurements
@@ -129,9 +125,7 @@ def test_workers_that_stop_for_a_version_lose_what_was_measured_and_before_that_
     assert measurements.still.estimate == Estimate(1.0, 0.0, 4)
 
 
-def test_without_cost_the_order_has_nothing_to_do_with_prices_and_does_not_hang_on_who_else_is_here() -> (
-    None
-):
+def test_without_cost_the_order_depends_neither_on_prices_nor_on_other_workers() -> None:
     known = capacity_planner(chosen=rules(RULES, by_cost=False))
     candidates = [*fleet(20, 2.0, "dear"), *fleet(20)]
     names = [offer.name for offer in known.offers(candidates, None)]

@@ -1,4 +1,4 @@
-"""Estimates follow what changes, and not what is odd."""
+"""Estimates follow changes, and ignore outliers."""
 
 import math
 import random
@@ -75,7 +75,7 @@ def test_waiting_for_leases_is_not_being_slow() -> None:
     assert rate.estimate == before
 
 
-def test_a_burst_that_nobody_can_make_is_bounded() -> None:
+def test_an_impossible_rate_is_bounded() -> None:
     rate = WorkerRate(prior=0.1, group_size=1, memory_s=1000.0)
     rate.add(1_000_000, 1.0)
     assert rate.made <= 100.0

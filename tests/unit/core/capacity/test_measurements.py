@@ -1,4 +1,4 @@
-"""What workers make, by what they hold and what of it was accepted."""
+"""The rates of workers, from the samples that they hold and the answers that were accepted."""
 
 import pytest
 
@@ -37,7 +37,7 @@ def test_a_standstill_is_no_slowness() -> None:
     assert measurements.t_gen.estimate.value == 10.0
 
 
-def test_who_stands_by_is_thought_of_as_those_who_work_have_become() -> None:
+def test_workers_on_standby_are_expected_to_make_what_active_ones_have_come_to_make() -> None:
     measurements, both = Measurements(1), (A, B)
     for worker in both:
         measurements.holds(worker, 2, 2, now=0.0)
@@ -88,7 +88,7 @@ def test_what_is_thought_of_a_newcomer_is_a_guess_until_it_has_worked() -> None:
     assert measurements.mu(A, 2, 1.0) == pytest.approx(0.5, rel=0.05)
 
 
-def test_who_cannot_be_used_makes_nothing() -> None:
+def test_a_worker_that_cannot_be_used_makes_nothing() -> None:
     measurements = Measurements(1)
     measurements.holds(A, 2, 0, now=0.0)
     measurements.settle(10.0, {A: 1.0}, now=0.0)

@@ -1,4 +1,4 @@
-"""What the learner needs: the worked example, the edges, and a fluid run of the same rules step by step."""
+"""The learner's demand: the worked example, the edges, and a fluid run of the same rules step by step."""
 
 import math
 from dataclasses import replace
@@ -108,7 +108,7 @@ def test_why_not_names_the_numbers_and_what_would_do() -> None:
     assert judge(PAPER, 3.6).why_not == ""
 
 
-def test_what_cannot_be_helped_is_said() -> None:
+def test_a_demand_that_no_change_meets_is_said() -> None:
     hopeless = judge(Demand(1.0, 256, 0, 1, 0.0, "background", pause_s=1000.0), 0.0)
     assert hopeless.changes == ()
     assert hopeless.why_not.endswith("no single change would do")

@@ -1,4 +1,4 @@
-"""What a step takes: exact where a formula is, and as a run takes it where answers have long tails."""
+"""The time of a step: exact where a formula exists, and as in a run where answers have long tails."""
 
 import math
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Which pool makes a step cheapest, and that few pools have to be played to find it."""
+"""The pool with the cheapest step, and that only few pools must be simulated to find it."""
 
 import math
 from dataclasses import replace
@@ -37,7 +37,7 @@ def test_no_pool_is_cheaper_than_the_one_that_is_found(learner_usd_per_h: float)
     assert pools.best.usd_per_step == pytest.approx(played, rel=0.02)
 
 
-def test_a_dear_learner_buys_more_workers_and_a_cheap_one_waits() -> None:
+def test_an_expensive_learner_buys_more_workers_and_a_cheap_one_waits() -> None:
     chosen = [
         Pools(DEMAND, workers(60), usd).played().best.workers for usd in (0.5, 4.0, 20.0, 200.0)
     ]
@@ -64,7 +64,7 @@ def test_the_curve_is_kept_while_it_holds() -> None:
     assert dearer.best.workers < first.best.workers
 
 
-def test_what_seems_slower_needs_more() -> None:
+def test_workers_that_seem_slower_need_a_larger_pool() -> None:
     pools, slower = pools_of(workers(60), 5.0), pools_of(workers(60), 5.0, slower=1.2)
     assert pools is not None
     assert slower is not None

@@ -1,4 +1,4 @@
-"""Pools are priced anew by the bubble: soon, without windup, without flapping, and not in vain for long."""
+"""Pools are priced again by the bubble: soon, without windup or flapping, and not in vain for long."""
 
 import random
 from dataclasses import dataclass, field
@@ -78,7 +78,7 @@ def test_a_prediction_that_is_too_low_is_made_good() -> None:
     assert not any(loop.period() for _ in range(CALM_PERIODS))
 
 
-def test_without_anybody_to_activate_nothing_winds_up() -> None:
+def test_without_a_worker_to_activate_nothing_winds_up() -> None:
     loop = Loop(workers=22, predicted=20.0, needs=40.0)
     for _ in range(100):
         loop.period()
@@ -101,7 +101,7 @@ def test_noise_changes_at_most_one_period_in_ten(rng_seed: int) -> None:
 
 
 @pytest.mark.parametrize(("learner_usd_per_h", "more"), [(100.0, True), (1.0, False)])
-def test_nobody_is_activated_who_costs_more_than_the_waiting(
+def test_no_worker_is_activated_that_costs_more_than_the_waiting(
     learner_usd_per_h: float, more: bool
 ) -> None:
     """17 % of a learner and 20 workers at 1 usd/h, against 4 workers more."""

@@ -38,12 +38,12 @@ def test_bandwidth_decides_where_it_is_metered() -> None:
     )
 
 
-def test_all_if_all_are_too_few() -> None:
+def test_all_workers_if_all_are_too_few() -> None:
     best = choose([A, B], 100.0)
     assert (len(best.offers), best.enough) == (2, False)
 
 
-def test_nobody_if_nothing_is_wanted_and_never_who_makes_nothing() -> None:
+def test_no_worker_if_nothing_is_wanted_and_never_one_that_makes_nothing() -> None:
     assert choose([A], 0.0).offers == ()
     idle = WorkerOffer("idle", 0.0, 0.0)
     assert idle.rho == float("inf")

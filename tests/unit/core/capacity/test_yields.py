@@ -1,4 +1,4 @@
-"""What of a worker's work is worth training on."""
+"""The share of a worker's work that is worth training on."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def test_a_newcomer_counts_as_the_pool_does() -> None:
     assert yields.of(NEW) == pytest.approx(0.6, abs=0.01)
 
 
-def test_whoever_makes_garbage_falls_whatever_others_do() -> None:
+def test_a_worker_that_makes_garbage_falls_whatever_others_do() -> None:
     yields = Yields()
     for _ in range(100):
         yields.judged([GOOD] * 8, trained=True)
@@ -42,13 +42,13 @@ def test_a_worker_that_was_mended_is_believed_again() -> None:
     assert yields.of(BAD) > 0.85
 
 
-def test_only_so_many_workers_are_remembered() -> None:
+def test_the_number_of_remembered_workers_is_limited() -> None:
     yields = Yields()
     yields.judged([PeerId(str(number)) for number in range(2 * YIELD_WORKERS_MAX)], trained=True)
     yields.check()
 
 
-def test_whoever_sends_short_garbage_comes_last_within_a_minute() -> None:
+def test_a_worker_that_sends_short_garbage_comes_last_within_a_minute() -> None:
     """As measured in an attack: 89 trajectories/s of one token each against 11 honest ones.
 
     They are judged 5 s after they were accepted; every ninth honest group has no variance.

@@ -1,4 +1,4 @@
-"""What workers have earned: exactly what is durable, also after a crash of the coordinator."""
+"""What workers have earned: exactly the durable trajectories, also after a crash of the coordinator."""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""What the learner's time goes into: training, waiting, and waiting for rewards alone."""
+"""The learner's time: training, waiting, and waiting only for rewards."""
 
 from echo2d.core.cluster.learner_time import PACE_STEPS, LearnerTime
 
@@ -23,7 +23,7 @@ def test_the_bubble() -> None:
     assert time.starved_s == 4.0
 
 
-def test_what_it_waits_for() -> None:
+def test_what_the_learner_waits_for() -> None:
     time, now = LearnerTime(), 0.0
     for _ in range(3):
         time.trained(1.0, now=now)

@@ -1,4 +1,4 @@
-"""Who is here: joins, silence, rivals for one peer id, limits."""
+"""Membership: joins, silence, rivals for one peer id, limits."""
 
 from collections.abc import Sequence
 from dataclasses import replace

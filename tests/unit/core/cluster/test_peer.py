@@ -1,4 +1,4 @@
-"""What a peer's failures and results do to it, and how many versions it may have served."""
+"""The effect of failures and results on a peer, and the number of versions that it may have served."""
 
 from echo2d.core.base.ids import PeerId
 from echo2d.core.cluster.peer import (

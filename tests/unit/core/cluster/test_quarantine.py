@@ -1,4 +1,4 @@
-"""Whom two peers, or the seed, had a bad frame of; and who says so of everybody."""
+"""Quarantine: peers from which two peers, or the seed, got a bad frame, and peers that accuse all others."""
 
 from echo2d.core.base.ids import PeerId
 from echo2d.core.cluster.quarantine import (
@@ -47,14 +47,14 @@ def test_the_seed_is_enough() -> None:
     assert BAD in quarantine
 
 
-def test_who_accuses_peers_that_others_find_good_is_at_fault_and_counts_for_nothing() -> None:
+def test_a_peer_that_accuses_good_peers_is_at_fault() -> None:
     quarantine = Quarantine()
     assert [accuse(quarantine, BAD, good) for good in GOOD] == [*GOOD[:ALONE_MAX], BAD]
     assert accuse(quarantine, ONE, GOOD[-1]) == GOOD[-1]
     assert not any(good in quarantine for good in GOOD)
 
 
-def test_who_accuses_those_whom_others_accuse_too_is_believed() -> None:
+def test_a_peer_that_accuses_those_whom_others_accuse_too_is_believed() -> None:
     quarantine = Quarantine()
     for culprit in GOOD:
         accuse(quarantine, ONE, culprit)
@@ -62,7 +62,7 @@ def test_who_accuses_those_whom_others_accuse_too_is_believed() -> None:
     assert all(culprit in quarantine for culprit in GOOD)
 
 
-def test_it_ends_and_takes_twice_as_long_the_next_time() -> None:
+def test_a_quarantine_ends_and_takes_twice_as_long_the_next_time() -> None:
     quarantine = Quarantine()
     now = 0.0
     for times in range(10):

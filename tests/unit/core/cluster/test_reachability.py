@@ -1,4 +1,4 @@
-"""Who can be dialled: asked of everybody, believed of nobody, and what plans make of it."""
+"""Peers that can be dialled: all are tested, no claim is believed, and plans use the result."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -92,7 +92,7 @@ def test_a_hello_is_dialled_back_at_once_and_an_answer_gives_an_address() -> Non
     assert (club.peer.reach.reachable, club.address()) == (True, Address("h", 1))
 
 
-def test_who_does_not_answer_has_no_address_and_is_told_why() -> None:
+def test_a_peer_that_does_not_answer_has_no_address_and_is_told_why() -> None:
     club = Club()
     club.hello()
     actions = club.ended("h:1: no answer")
@@ -112,7 +112,7 @@ def test_without_an_address_or_a_secret_nothing_is_dialled(hello: Hello) -> None
     assert club.reachability.wake_at() is None
 
 
-def test_it_is_tried_again_and_a_port_that_opens_or_closes_is_noticed() -> None:
+def test_a_dial_is_tried_again_and_a_port_that_opens_or_closes_is_noticed() -> None:
     club = Club()
     club.hello()
     club.ended("no answer", now=1.0)
@@ -162,7 +162,7 @@ def test_an_answer_to_an_earlier_session_is_none() -> None:
     assert club.address() is None
 
 
-def test_what_is_known_stays_while_it_listens_where_it_did() -> None:
+def test_a_finding_stays_while_the_peer_listens_where_it_did() -> None:
     club = Club()
     club.hello()
     club.ended()
@@ -172,7 +172,7 @@ def test_what_is_known_stays_while_it_listens_where_it_did() -> None:
     assert (club.peer.reach.reachable, club.address()) == (None, None)
 
 
-def test_of_who_is_away_nothing_is_asked() -> None:
+def test_a_peer_that_is_away_is_not_dialled() -> None:
     club = Club()
     club.hello()
     club.ended()
@@ -228,7 +228,7 @@ def test_a_plan_does_not_wait_for_the_answer() -> None:
     assert all(worker.reachable for worker in world.state.status().workers)
 
 
-def test_who_receives_only_has_no_children() -> None:
+def test_a_peer_that_only_receives_has_no_children() -> None:
     world = World(rules(shape="auto"))
     world.receive_only = {"a", "b"}
     for name in "abc":

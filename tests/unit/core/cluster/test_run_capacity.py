@@ -1,4 +1,4 @@
-"""How long a version may spread, by what a run has measured, where its seed's bytes cost money."""
+"""The time that a version may spread, from a run's measurements, if the seed's bytes cost money."""
 
 from typing import Any
 
@@ -37,12 +37,12 @@ def test_half_of_the_slack_less_the_refit() -> None:
     assert spread_s(auto, measured(), 0.0) == pytest.approx(SLACK_SHARE * 100 - 5), "kappa is 1"
 
 
-def test_it_is_not_asked_for_where_bytes_cost_nothing() -> None:
+def test_the_time_is_not_limited_where_bytes_cost_nothing() -> None:
     assert spread_s(rules(staleness_max=4, publish_every=3), measured(), 0.0) is None
 
 
 @pytest.mark.parametrize("lacks", ["t_train", "t_bcast", "t_gen"])
-def test_what_is_not_measured_leaves_no_time(lacks: str) -> None:
+def test_a_missing_measurement_leaves_no_time(lacks: str) -> None:
     statistics, empty = measured(), Statistics()
     setattr(statistics.measurements, lacks, getattr(empty.measurements, lacks))
     assert spread_s(priced(), statistics, 0.0) == 0

@@ -1,4 +1,4 @@
-"""Quantiles, kappa under "auto", what a commit counts, and bounded counters."""
+"""Quantiles, kappa under "auto", the counts of a commit, and bounded counters."""
 
 import pytest
 
@@ -24,7 +24,7 @@ def test_quantile(values: list[float], share: float, found: float | None) -> Non
     assert quantile(values, share) == found
 
 
-def test_it_is_said_when_no_kappa_is_longer_than_a_broadcast() -> None:
+def test_a_run_is_dissemination_bound_when_no_kappa_is_longer_than_a_broadcast() -> None:
     statistics = Statistics()
     assert not statistics.dissemination_bound(0), "nothing is measured yet"
     for _ in range(16):

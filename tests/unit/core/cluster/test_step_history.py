@@ -1,4 +1,4 @@
-"""The summaries of train steps that the curves are made of."""
+"""The summaries of train steps from which the curves are drawn."""
 
 from echo2d.core.base.ids import Digest, GroupId, PeerId, Version
 from echo2d.core.cluster.step_history import (
@@ -110,7 +110,7 @@ def test_curves_have_few_lines_and_name_the_task_where_there_are_several() -> No
     assert list(step.reward_by_tag) == [f"level={level}" for level in range(CURVE_LINES_MAX)]
 
 
-def test_it_is_bounded_and_the_newest_of_a_step_counts() -> None:
+def test_the_history_is_bounded_and_the_newest_of_a_step_counts() -> None:
     history = StepHistory()
     for step in range(2 * RECENT_STEPS_MAX):
         history.trained(step, [], 1.0, RunTotals(float(step), 0, 0, 0), None)

@@ -1,4 +1,4 @@
-"""Publishes: what an epoch may publish, what is revoked, which copies go."""
+"""Publishes: what an epoch may publish, what is revoked, which copies are deleted."""
 
 import pytest
 
@@ -72,7 +72,7 @@ def test_resuming_below_revokes_above() -> None:
     assert versions.above(1, before=Epoch(1)) == []
 
 
-def test_what_is_older_than_a_revoked_publish_is_not_current() -> None:
+def test_a_version_older_than_a_revoked_publish_is_not_current() -> None:
     versions = published(asked(0), asked(1))
     assert versions.current == versions.newest
     versions.revoke([version_key(1)])
@@ -149,8 +149,8 @@ def test_results_go_where_the_disk_has_no_room_and_it_is_said() -> None:
     assert told == [
         DeleteVersion(asked(2).path),
         DeleteVersion(asked(4).path),
-        Note("kept", "version 2 goes: run.disk_bytes_max has no room for it"),
-        Note("kept", "version 4 goes: run.disk_bytes_max has no room for it"),
+        Note("kept", "version 2 is deleted: run.disk_bytes_max has no room for its copy"),
+        Note("kept", "version 4 is deleted: run.disk_bytes_max has no room for its copy"),
     ]
     versions.check()
     # No later version of a span takes the place of the one that went.

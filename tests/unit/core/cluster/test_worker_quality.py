@@ -1,4 +1,4 @@
-"""What each worker's answers are worth."""
+"""The quality of each worker's answers."""
 
 import pytest
 
@@ -27,7 +27,7 @@ def quality(qualities: WorkerQualities, worker: PeerId) -> WorkerQuality:
     return found
 
 
-def test_a_worker_alone_has_means_and_nobody_to_compare_with() -> None:
+def test_a_worker_alone_has_means_and_no_comparison() -> None:
     qualities = WorkerQualities()
     qualities.scored([answer(GOOD, 1.0, 2), answer(GOOD, 0.0, 4)])
     assert qualities.of(BAD) is None
@@ -51,7 +51,7 @@ def test_old_answers_fade() -> None:
     assert quality(qualities, GOOD).reward > 0.9
 
 
-def test_only_so_many_workers_are_remembered() -> None:
+def test_the_number_of_remembered_workers_is_limited() -> None:
     qualities = WorkerQualities()
     qualities.scored(
         [answer(PeerId(str(number)), 1.0) for number in range(2 * QUALITY_WORKERS_MAX)]

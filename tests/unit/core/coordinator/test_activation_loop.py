@@ -1,4 +1,4 @@
-"""Who of the workers that are here gets leases."""
+"""Which of the present workers get leases."""
 
 from dataclasses import replace
 from typing import Any, Literal
@@ -81,9 +81,7 @@ def active(world: World) -> list[str]:
     return [worker.name for worker in workers if worker.active and worker.state == "joined"]
 
 
-def test_workers_say_how_long_they_stopped_for_a_version_but_no_longer_than_it_was_on_its_way() -> (
-    None
-):
+def test_workers_report_how_long_they_stopped_for_a_version() -> None:
     world = World(rules(mode="exclusive"))
     world.connect("seed", kind="seed")
     for name in "ab":
@@ -108,7 +106,7 @@ def test_workers_say_how_long_they_stopped_for_a_version_but_no_longer_than_it_w
     assert statistics.measurements.still.samples
 
 
-def test_nobody_stood_still_for_longer_than_since_the_version_before() -> None:
+def test_no_worker_stood_still_for_longer_than_since_the_version_before() -> None:
     """A version that somebody fetches alone has no time of its own."""
     world = World(rules(mode="exclusive"))
     world.connect("seed", kind="seed")
@@ -175,7 +173,7 @@ def test_computing_kv_caches_again_is_charged_and_does_not_make_a_worker_look_sl
     assert status.provision.estimates.recompute_s is not None
 
 
-def test_without_a_wish_everybody_works() -> None:
+def test_without_a_wish_all_workers_work() -> None:
     world = World()
     for name in "ab":
         world.connect(name)
@@ -226,7 +224,7 @@ def test_a_storm_of_newcomers_is_looked_at_once(monkeypatch: pytest.MonkeyPatch)
     assert looks[1] - begin < 2 * SOON_S
 
 
-def test_a_coordinator_that_stood_still_finds_nobody_slow() -> None:
+def test_a_coordinator_that_stood_still_finds_no_worker_slow() -> None:
     """What they held was done within a trajectory's time; then nobody gave them more."""
     world = settled()
     [worker] = [peer for name, peer in world.peers.items() if name == active(world)[0]]
@@ -242,7 +240,7 @@ def test_a_coordinator_that_stood_still_finds_nobody_slow() -> None:
     assert measurements.mu(worker.peer, 4, None) == pytest.approx(before, rel=0.1)
 
 
-def test_a_lease_that_crosses_a_notice_is_nobodys_fault() -> None:
+def test_a_lease_that_crosses_a_notice_is_no_workers_fault() -> None:
     world = World()
     world.connect("seed", kind="seed")
     for name in "ab":
@@ -264,7 +262,7 @@ def test_a_lease_that_crosses_a_notice_is_nobodys_fault() -> None:
     world.state.check()
 
 
-def test_one_that_loads_nothing_does_not_hide_what_a_broadcast_takes() -> None:
+def test_a_worker_that_loads_nothing_does_not_hide_what_a_broadcast_takes() -> None:
     world = World(AUTO)
     world.connect("seed", kind="seed")
     world.slow.add("broken")
@@ -276,7 +274,7 @@ def test_one_that_loads_nothing_does_not_hide_what_a_broadcast_takes() -> None:
     assert world.state._statistics.measurements.t_bcast.estimate is not None
 
 
-def test_one_whose_link_is_broken_takes_nobodys_place() -> None:
+def test_a_worker_whose_link_is_broken_takes_no_other_ones_place() -> None:
     world = settled()
     [works] = active(world)
     cheaper, other = sorted(set("abc") - {works})
@@ -287,7 +285,7 @@ def test_one_whose_link_is_broken_takes_nobodys_place() -> None:
     world.state.check()
 
 
-def test_a_pause_that_nobody_can_have_made_is_none() -> None:
+def test_an_impossible_pause_does_not_count() -> None:
     """No longer than since it served the version before; said again of the same one, it is no pause at all."""
     world = settled()
     liar = world.peers["b"]
@@ -315,7 +313,7 @@ def test_a_notice_is_noted_once() -> None:
     ]
 
 
-def test_when_all_leave_the_next_one_works_at_once() -> None:
+def test_when_all_workers_leave_the_next_one_works_at_once() -> None:
     world = settled()
     for name in "abc":
         world.say(world.peers[name], Leaving("the whole zone"))
@@ -327,7 +325,7 @@ def test_when_all_leave_the_next_one_works_at_once() -> None:
     world.state.check()
 
 
-def test_after_a_restart_all_work_until_it_is_known_again() -> None:
+def test_after_a_restart_all_workers_work_until_the_demand_is_known_again() -> None:
     world = settled()
     assert len(active(world)) == 1
     world.crash()
@@ -337,7 +335,7 @@ def test_after_a_restart_all_work_until_it_is_known_again() -> None:
     world.state.check()
 
 
-def test_whose_box_is_given_back_finishes_and_gets_nothing_new() -> None:
+def test_a_worker_whose_box_is_given_back_finishes_and_gets_nothing_new() -> None:
     world = settled()
     world.ask_batch(4)
     world.drain()
@@ -357,7 +355,7 @@ def test_whose_box_is_given_back_finishes_and_gets_nothing_new() -> None:
 
 
 @pytest.mark.parametrize("mode", ["all", "auto"])
-def test_who_leaves_makes_nothing_that_could_be_had(mode: Literal["all", "auto"]) -> None:
+def test_a_worker_that_leaves_makes_nothing_that_could_be_had(mode: Literal["all", "auto"]) -> None:
     world = settled(mode=mode)
     before = world.state.status(now=world.now).provision
     world.say(world.peers["c"], Leaving("spot notice"))
@@ -380,7 +378,7 @@ def test_silence_is_a_loss() -> None:
     assert active(world) != ["a"]
 
 
-def test_one_that_will_be_taken_away_is_replaced_at_once() -> None:
+def test_a_worker_that_will_be_taken_away_is_replaced_at_once() -> None:
     world = settled()
     world.say(world.peers["a"], Leaving("spot notice"))
     assert len(active(world)) == 1

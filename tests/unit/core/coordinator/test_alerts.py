@@ -1,4 +1,4 @@
-"""What is wrong with a run, said to a person."""
+"""The alerts about a run, as sentences for people."""
 
 from dataclasses import replace
 from typing import Any
@@ -44,7 +44,7 @@ def beat(world: World, *names: str) -> None:
         world.say(world.peers[name], Heartbeat(0))
 
 
-def test_nothing_when_all_is_well() -> None:
+def test_no_alert_when_all_is_well() -> None:
     assert said(running()) == []
 
 
@@ -78,7 +78,7 @@ def test_a_silent_worker_and_when_its_leases_go_to_others() -> None:
     assert said(world) == [], "it is gone"
 
 
-def test_who_said_that_it_goes_is_not_missed_when_it_has_finished() -> None:
+def test_a_worker_that_said_that_it_goes_is_not_missed_when_it_has_finished() -> None:
     world = running()
     world.say(world.peers["a"], Leaving("spot notice"))
     world.pass_time(9.0)

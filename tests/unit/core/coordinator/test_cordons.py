@@ -129,7 +129,7 @@ def test_a_worker_whose_link_breaks_is_told_when_it_is_back() -> None:
     assert drains(peer) == 2
 
 
-def test_a_daemon_that_starts_anew_is_idle_and_is_not_ended_again() -> None:
+def test_a_daemon_that_starts_again_is_idle_and_is_not_ended_again() -> None:
     world = running()
     peer = world.peers["a"]
     order(world, "a", "drain")

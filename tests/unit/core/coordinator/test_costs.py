@@ -77,7 +77,7 @@ def test_bytes_that_were_paid_for_keep_their_price() -> None:
     assert costs.of(A).at(20.0) == pytest.approx(0.5)
 
 
-def test_no_more_is_believed_than_a_fast_link_carries() -> None:
+def test_no_rate_above_that_of_a_fast_link_is_believed() -> None:
     costs = Costs(0)
     costs.here(A, PRICED, now=0.0)
     costs.moved(A, Traffic(1 << 60, 0), now=2.0)

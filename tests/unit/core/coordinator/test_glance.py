@@ -1,4 +1,4 @@
-"""The few facts that the dashboard asks for all the time, and the tree of a broadcast."""
+"""The few facts for which the dashboard asks all the time, and the tree of a broadcast."""
 
 from tests.support.catch_up import newcomer, running
 from tests.support.coordinator_world import World
@@ -10,7 +10,7 @@ def test_a_run_in_which_nothing_has_happened() -> None:
     assert World().state.tree(0) is None
 
 
-def test_it_agrees_with_the_status() -> None:
+def test_the_glance_agrees_with_the_status() -> None:
     world = running("a", "b", steps=3)
     glance, status = world.state.glance(), world.state.status(now=world.now)
     assert status.newest_version is not None

@@ -1,7 +1,7 @@
-"""What the coordinator does for a large fleet grows no faster than the fleet, counted in Python calls.
+"""The coordinator's work for a large fleet grows no faster than the fleet, counted in Python calls.
 
-Seconds depend on what else the machine does, and calls on the version of Python, so a large fleet is compared
-with a small one. The load is that of `echo2d bench coordinator`, which measures what a trajectory costs.
+Seconds depend on the machine's other work, and calls on the version of Python, so a large fleet is compared with a
+small one. The load is that of `echo2d bench coordinator`, which measures the cost of a trajectory.
 """
 
 from cProfile import Profile

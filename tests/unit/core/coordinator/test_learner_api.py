@@ -219,7 +219,7 @@ def test_resuming_beyond_what_was_given_out_is_refused(beyond: int) -> None:
     assert world.open_session(5).status == 200
 
 
-def test_leases_of_a_revoked_version_are_called_off_through_nobodys_fault() -> None:
+def test_leases_of_a_revoked_version_are_called_off_through_no_workers_fault() -> None:
     world = trained(4)
     world.drain()
     worker = world.peers["a"]
@@ -322,7 +322,7 @@ def test_batches_come_in_order_and_not_too_far_ahead() -> None:
     assert requests[0] not in world.replies
 
 
-def test_nobody_who_hung_up_is_answered_but_the_batch_freezes() -> None:
+def test_a_learner_that_hung_up_is_not_answered_but_the_batch_freezes() -> None:
     world = trained(1, staleness_max=0)
     request = world.ask_batch(2)
     world.handle(RequestGone(request))
@@ -427,7 +427,7 @@ def test_a_step_refused_too_often_stops_the_run_with_the_reasons() -> None:
     assert world.stopped == f"batch 2 was refused {REFUSALS_MAX} times: bad; bad; bad; bad; bad"
 
 
-def test_refusals_are_counted_in_each_session_anew() -> None:
+def test_refusals_are_counted_per_session() -> None:
     world = trained(1)
     for refusals in (REFUSALS_MAX - 1, 1):
         world.open_session(1)

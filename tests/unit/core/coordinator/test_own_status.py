@@ -1,4 +1,4 @@
-"""What the owner of a token reads of the run: own boxes only, and nothing that helps to lie."""
+"""The status for the owner of a token: only the owner's boxes, and nothing that helps to lie."""
 
 import json
 from dataclasses import replace
@@ -105,7 +105,7 @@ def test_its_own_alerts_are_in_it() -> None:
     status = world.state.status(now=world.now)
     (row,) = own(world, status, "a").peers
     (words,) = row.attention
-    assert words.startswith("not heard from for 9 s: its ")
+    assert words.startswith("silent for 9 s: its ")
     (other,) = own(world, status, "b").peers
     assert other.attention == ()
 

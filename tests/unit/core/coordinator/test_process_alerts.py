@@ -1,4 +1,4 @@
-"""What is wrong with the disk, the tokens and the config of a coordinator, said to a person."""
+"""The alerts about the disk, the tokens and the config of a coordinator, as sentences for people."""
 
 from dataclasses import replace
 
@@ -34,7 +34,7 @@ def sentences(process: ProcessStatus, of: Status | None = None) -> list[tuple[st
     return [(alert.kind, alert.sentence) for alert in found]
 
 
-def test_nothing_when_all_is_well() -> None:
+def test_no_alert_when_all_is_well() -> None:
     assert sentences(PROCESS) == []
     assert sentences(replace(PROCESS, disk=None)) == []
 
@@ -67,23 +67,21 @@ def test_tokens_that_expire_within_a_week() -> None:
     assert of_boxes[0] == "token_expires"
     assert of_boxes[1] == (
         "token box-1 expires in 3 days (and 1 more token within a week): new boxes cannot enrol with "
-        "it after that, those that are here stay; `echo2d token change --expires` gives it more time"
+        "it after that, enrolled boxes stay; `echo2d token change --expires` gives it more time"
     )
-    assert of_learner[1].startswith(
-        "token trainer expires in 24 hours: who calls with it is refused"
-    )
+    assert of_learner[1].startswith("token trainer expires in 24 hours: calls with it are refused")
 
 
 def test_a_token_that_has_expired_is_named_still() -> None:
     expired = TokenExpiry("trainer", "learner", -5 * 3600.0)
     ((_, words),) = sentences(replace(PROCESS, expiring_tokens=(expired,)))
     assert words == (
-        "token trainer expired 5 hours ago: who calls with it is refused after that; "
+        "token trainer expired 5 hours ago: calls with it are refused after that; "
         "`echo2d token change --expires` gives it more time"
     )
 
 
-def test_what_is_otherwise_than_at_the_last_start() -> None:
+def test_alerts_name_changes_since_the_last_start() -> None:
     run = RunFacts(changes=("tasks changed since the last start, from a (rows) to b (rows)",))
     ((kind, words),) = sentences(replace(PROCESS, run=run))
     assert kind == "run_changed"

@@ -1,4 +1,4 @@
-"""The routes of the machine: who may say what, and what a session begins with."""
+"""The routes of the machine: which peer may send which message, and how a session begins."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""The status that the machine makes of itself: every key is there from the first moment on."""
+"""The machine's status: it has every key from the first moment on."""
 
 import json
 

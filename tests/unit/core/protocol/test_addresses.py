@@ -1,4 +1,4 @@
-"""What others are told to dial."""
+"""The addresses that other peers get to dial."""
 
 from ipaddress import ip_network
 

@@ -1,4 +1,4 @@
-"""Builds name each other before anything else, whatever else they say."""
+"""Builds name each other before anything else, whatever else they send."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Columns are joined where tokens are, are whole or absent, and stay within their limits."""
+"""Columns are joined with their tokens, are whole or absent, and stay within their limits."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What is known of each token, summed up."""
+"""The sums of the evidence about tokens."""
 
 from dataclasses import replace
 

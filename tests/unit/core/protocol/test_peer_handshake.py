@@ -1,4 +1,4 @@
-"""Who gets in, and who does not."""
+"""Which peers the handshake lets in, and which it refuses."""
 
 import pytest
 
@@ -44,7 +44,7 @@ def test_both_ends_open_after_a_round_trip_and_a_half() -> None:
         ),
         (
             LinkHello(LINK_PROTOCOL_VERSION, RUN, ALICE, CAROL, NONCE, LINK_PROTOCOL_OLDEST),
-            "looked for",
+            "expected a hello for this peer",
         ),
         (
             LinkHello(LINK_PROTOCOL_VERSION, RUN, CAROL, BOB, NONCE, LINK_PROTOCOL_OLDEST),
@@ -75,7 +75,7 @@ def test_a_later_build_that_still_understands_us_is_answered(protocol: int) -> N
     assert bob.take_replies()
 
 
-def test_who_answers_must_be_who_was_dialled() -> None:
+def test_the_peer_that_answers_must_be_the_one_that_was_dialled() -> None:
     secrets = {BOB: SECRET, CAROL: SECRET}
     alice = PeerLink(run_id=RUN, me=ALICE, secrets=secrets, nonce=NONCE, dialled=BOB)
     with pytest.raises(PeerFault, match="dialled"):

@@ -18,7 +18,7 @@ from echo2d.core.protocol.peer_messages import (
     encode,
     frame_header,
 )
-from echo2d.core.weights.encoding import FRAME_BYTES_MAX
+from echo2d.core.weights.form import FRAME_BYTES_MAX
 from echo2d.errors import PeerFault
 from tests.support.peer_link import ALICE, FORM, OTHER_FORM, STRIPE, feed, joined, wire
 
@@ -75,7 +75,7 @@ def test_the_largest_frame_goes_straight_into_its_own_buffer() -> None:
     assert feed(bob, bytes(payload)) == [FrameReceived(2, FORM, ONE, 0, memoryview(payload))]
 
 
-def test_what_comes_behind_a_frame_takes_no_other_read() -> None:
+def test_bytes_behind_a_frame_take_no_other_read() -> None:
     """The next header and more: the read says of how many bytes it is certain that they come."""
     alice, bob = with_stripe()
     first, second = (
@@ -151,7 +151,7 @@ def test_a_stream_serves_one_form_in_one_way() -> None:
         feed(alice, encode(FramesWanted(2, FORM, (ONE,))))
 
 
-def test_what_is_held_and_cancelled_is_told() -> None:
+def test_held_and_cancelled_frames_are_told() -> None:
     alice, bob = joined()
     for message in (FramesHeld(FORM, (FrameRun(ONE, 2),)), FramesCancelled(FORM, (TWO, ONE))):
         assert feed(bob, alice.tell(message)) == [message]

@@ -1,4 +1,4 @@
-"""Units of the wire: what is accepted, and what is a PeerFault before a byte of payload is kept."""
+"""Units of the wire: which are accepted, and which are a PeerFault before a byte of payload is kept."""
 
 import struct
 
@@ -33,7 +33,7 @@ from echo2d.core.protocol.peer_messages import (
     parse_header,
     runs_of,
 )
-from echo2d.core.weights.encoding import FRAME_BYTES_MAX
+from echo2d.core.weights.form import FRAME_BYTES_MAX
 from echo2d.errors import PeerFault
 from tests.support.peer_link import FORM
 
@@ -53,7 +53,7 @@ MESSAGES: list[LinkMessage] = [
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
-def test_what_is_encoded_is_decoded(message: LinkMessage) -> None:
+def test_an_encoded_message_is_decoded(message: LinkMessage) -> None:
     data = encode(message)
     header = parse_header(data[:HEADER_BYTES])
     assert header == Header(TYPE_OF[type(message)], 0, 0, 0, 0, len(data) - HEADER_BYTES)

@@ -1,4 +1,4 @@
-"""What makes a result incredible: every clause of the rule, one by one."""
+"""The rule by which a result is not believed, clause by clause."""
 
 import math
 from dataclasses import replace
@@ -155,6 +155,6 @@ def test_the_honest_one_is_accepted_and_its_repeat_acknowledged() -> None:
     assert answer_to(world, peer, replace(result, finish="length"))[0] is False
 
 
-def test_nobody_answers_for_another_worker() -> None:
+def test_no_worker_answers_for_another_one() -> None:
     world, _, result = a_late_result()
     assert answer_to(world, world.peers["w1"], result) == (False, "the lease is over")

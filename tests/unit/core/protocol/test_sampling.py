@@ -1,4 +1,4 @@
-"""What engines can draw like, and how it is told to a person."""
+"""The samplings that engines support, and their description for people."""
 
 import math
 
@@ -32,10 +32,10 @@ def test_the_whole_distribution_is_cut_by_nothing() -> None:
         (Sampling(min_p=math.nan), "min_p"),
     ],
 )
-def test_what_no_engine_can_do_is_named(sampling: Sampling, fault: str) -> None:
+def test_a_sampling_that_no_engine_can_do_is_named(sampling: Sampling, fault: str) -> None:
     assert sampling.fault.partition(" ")[0] == fault
 
 
-def test_in_words_only_what_cuts_is_told() -> None:
+def test_in_words_only_cutting_parameters_are_told() -> None:
     assert str(WHOLE) == "temperature 1"
     assert str(Sampling(0.7, 0.95, 20, 0.05)) == "temperature 0.7, top_p 0.95, top_k 20, min_p 0.05"

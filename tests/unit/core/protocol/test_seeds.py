@@ -1,4 +1,4 @@
-"""Seeds of samples, and the numbers that they give."""
+"""Seeds of samples, and their random numbers."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Every tag and field of every message is pinned in `wire_format.txt`, so that no change of one goes unnoticed.
+"""Every tag and field of every message is listed in `wire_format.txt`, so that no change of one goes unnoticed.
 
 A failure here means that the wire has changed. Raise PROTOCOL_VERSION (control link) or LINK_PROTOCOL_VERSION (peer
 link) in the same commit, then write the new format down:

@@ -1,4 +1,4 @@
-"""How long a peer had something to send."""
+"""The time for which a peer had something to send."""
 
 import pytest
 
@@ -13,7 +13,7 @@ def test_only_the_time_from_busy_to_not_busy_counts() -> None:
     assert meter.take(20.0) == pytest.approx(2.1)
 
 
-def test_to_hear_again_that_it_is_busy_changes_nothing() -> None:
+def test_a_second_report_of_being_busy_changes_nothing() -> None:
     meter = BusyMeter()
     for at in (1.0, 1.5, 3.0):
         meter.note(at, busy=True)

@@ -56,7 +56,7 @@ def test_a_relay_that_ran_dry_because_there_was_nothing_gets_no_more() -> None:
     assert credit.frames == CREDIT_FRAMES
 
 
-def test_it_grows_once_for_each_time_that_it_held_a_frame_back() -> None:
+def test_a_credit_grows_once_for_each_time_that_it_held_a_frame_back() -> None:
     credit = used_up(Credit())
     report(credit, 0, 0, 0)
     assert credit.frames == CREDIT_FRAMES + 1
@@ -84,13 +84,13 @@ def test_a_queue_that_was_short_for_a_moment_does_not_stand() -> None:
     assert credit.frames == 6
 
 
-def test_it_never_shrinks_below_the_first_three() -> None:
+def test_a_credit_never_shrinks_below_the_first_three() -> None:
     credit = grown(5)
     report(credit, *[9] * 50)
     assert credit.frames == CREDIT_FRAMES
 
 
-def test_it_never_grows_beyond_the_most() -> None:
+def test_a_credit_never_grows_beyond_the_most() -> None:
     credit = grown(CREDIT_FRAMES_MAX)
     used_up(credit)
     report(credit, 0)

@@ -1,4 +1,4 @@
-"""Frames that a peer held and lost: they are asked for again, and nobody is blamed or left waiting for ever."""
+"""Frames that a peer held and lost: they are requested again, and no peer is blamed or left waiting for ever."""
 
 from echo2d.core.base.ids import FrameId, PeerId
 from echo2d.core.protocol.peer_messages import FramesWanted, StreamEnded
@@ -36,14 +36,14 @@ from tests.support.relay_peer import (
 )
 
 
-def test_what_is_lost_in_the_middle_is_asked_for_and_only_that(follower: Peer) -> None:
+def test_a_frame_lost_in_the_middle_is_asked_for_and_only_that_one(follower: Peer) -> None:
     follower.comes(UP, 2, 0, TABLE)
     follower.comes(UP, 2, 1, FRAMES[0])
     assert follower(FramesLost(FORM, FRAMES[:1])) == [Tell(UP, FramesWanted(4, FORM, FRAMES[:1]))]
     assert follower(FramesLost(FORM, FRAMES[:1])) == []
 
 
-def test_what_is_lost_after_the_end_is_asked_for_and_no_parent_is_late(follower: Peer) -> None:
+def test_a_frame_lost_after_the_end_is_asked_for_and_no_parent_is_late(follower: Peer) -> None:
     for sequence, frame in enumerate((TABLE, *FRAMES)):
         follower.comes(UP, 2, sequence, frame)
     follower(Heard(UP, StreamEnded(2, DONE)))
@@ -87,7 +87,7 @@ def test_a_parent_that_was_told_before_is_not_at_fault(follower: Peer) -> None:
     assert frames_to(UP, follower.comes(UP, 2, 2, FRAMES[1])) == []
 
 
-def test_what_is_lost_is_not_told_of(follower: Peer) -> None:
+def test_a_lost_frame_is_not_told_of(follower: Peer) -> None:
     follower.comes(UP, 2, 0, TABLE)
     follower.comes(UP, 2, 1, FRAMES[0])
     follower.comes(UP, 2, 2, FRAMES[1])
@@ -96,7 +96,7 @@ def test_what_is_lost_is_not_told_of(follower: Peer) -> None:
     assert Tell(RIGHT, held((TABLE, FRAMES[1]))) in follower(LinkUp(RIGHT))
 
 
-def test_one_that_wants_what_was_lost_is_told_so(follower: Peer) -> None:
+def test_a_child_that_wants_a_lost_frame_is_told_so(follower: Peer) -> None:
     follower.comes(UP, 2, 0, TABLE)
     follower.comes(UP, 2, 1, FRAMES[0])
     follower(FramesLost(FORM, FRAMES[:1]))
@@ -126,7 +126,7 @@ def test_a_root_says_once_that_what_it_lost_is_gone(root: Peer) -> None:
     assert FrameGone(FORM, FRAMES[1]) not in root(RelayDeadlinePassed(), after=CHILD_GONE_S)
 
 
-def test_whoever_is_not_the_root_waits_for_what_it_lost(follower: Peer) -> None:
+def test_a_peer_that_is_not_the_root_waits_for_frames_that_it_lost(follower: Peer) -> None:
     follower.comes(UP, 2, 0, TABLE)
     follower.comes(UP, 2, 1, FRAMES[0])
     follower(FramesLost(FORM, FRAMES[:1]))

@@ -1,4 +1,4 @@
-"""A form of which something may be here already is asked for only when that is known."""
+"""A form that may partly be on this disk is requested only when the disk has been searched."""
 
 import pytest
 
@@ -102,7 +102,7 @@ def test_a_first_table_on_its_way_is_given_when_it_has_come(follower: Peer) -> N
     assert given == [SendFrame(LEFT, 4, FORM, TABLE, 0, header_only=False)]
 
 
-def test_what_is_found_later_is_told_to_the_parent(follower: Peer) -> None:
+def test_frames_found_later_are_told_to_the_parent(follower: Peer) -> None:
     follower.comes(UP, 2, 0, TABLE)
     assert follower(FramesFound(FORM, FRAMES[:2])) == [Tell(UP, held(FRAMES[:2]))]
     assert frames_to(UP, follower(FramesFound(FORM, FRAMES[:2]))) == []

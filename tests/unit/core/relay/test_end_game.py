@@ -48,12 +48,12 @@ def test_nothing_is_asked_for_before_a_stripe_has_ended(late: Peer) -> None:
     assert asked(late(FrameVerified(RIGHT, 1, FORM, MANY[0], 1, header_only=False))) == []
 
 
-def test_for_each_that_came_one_more_is_asked_for(late: Peer) -> None:
+def test_for_each_frame_that_came_one_more_is_asked_for(late: Peer) -> None:
     late(Heard(UP, StreamEnded(2, DONE)))
     assert asked(late(RepairVerified(UP, FORM, NEWEST[0]))) == [(UP, NEWEST[8:9])]
 
 
-def test_what_comes_by_its_stripe_is_cancelled_at_the_root(late: Peer) -> None:
+def test_a_frame_that_comes_by_its_stripe_is_cancelled_at_the_root(late: Peer) -> None:
     late(Heard(UP, StreamEnded(2, DONE)))
     came = late(FrameVerified(RIGHT, 1, FORM, NEWEST[0], 1, header_only=False))
     assert Tell(UP, FramesCancelled(FORM, NEWEST[:1])) in came

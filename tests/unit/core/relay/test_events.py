@@ -1,4 +1,4 @@
-"""Every event and action is a value, and none is left out of the unions that relays and runtimes match on."""
+"""Every event and action is a value, and is in the unions that relays and runtimes match on."""
 
 from dataclasses import is_dataclass
 
@@ -18,7 +18,7 @@ def test_the_unions_are_complete() -> None:
     }
 
 
-def test_all_are_frozen_and_have_slots() -> None:
+def test_all_events_and_actions_are_frozen_and_have_slots() -> None:
     for kind in (*RelayEvent.__args__, *RelayAction.__args__):
         assert kind.__dataclass_params__.frozen
         assert "__slots__" in vars(kind)

@@ -1,4 +1,4 @@
-"""Frames outside the stripes: who is asked, what is answered, what is taken back."""
+"""Frames outside the stripes: which peer is asked, what it answers, which requests are withdrawn."""
 
 import pytest
 
@@ -61,7 +61,7 @@ def bereft(peer: Peer) -> Peer:
     return peer
 
 
-def test_what_a_lost_parent_owed_is_asked_of_another(bereft: Peer) -> None:
+def test_frames_that_a_lost_parent_owed_are_asked_of_another(bereft: Peer) -> None:
     bereft(RepairVerified(RIGHT, FORM, FRAMES[0]))
     transfer = bereft.relay.transfer(FORM)
     assert transfer is not None
@@ -95,7 +95,7 @@ def test_a_peer_that_does_not_hold_it_is_left_in_peace_for_a_while(bereft: Peer)
     ]
 
 
-def test_what_does_not_come_in_time_is_given_back(bereft: Peer) -> None:
+def test_a_frame_that_does_not_come_in_time_is_given_back(bereft: Peer) -> None:
     assert Tell(RIGHT, FramesCancelled(FORM, FRAMES)) in bereft(
         RelayDeadlinePassed(), after=REPAIR_S
     )
@@ -105,7 +105,7 @@ def test_a_bad_repair_is_accused_and_asked_later(bereft: Peer) -> None:
     assert bereft(FrameRejected(RIGHT, 3, FORM, FRAMES[0])) == [Accuse(FORM, FRAMES[0], RIGHT)]
 
 
-def test_what_is_missing_after_the_last_stripe_is_asked_for(follower: Peer) -> None:
+def test_frames_missing_after_the_last_stripe_are_asked_for(follower: Peer) -> None:
     follower.comes(UP, 2, 0, TABLE)
     assert Tell(UP, FramesWanted(4, FORM, FRAMES)) in follower(Heard(UP, StreamEnded(2, DONE)))
 
@@ -171,7 +171,7 @@ def test_a_newcomer_fetches_from_its_sources_and_then_takes_its_stripes(newcomer
     assert opened(UP, 2) in last
 
 
-def test_what_is_on_disk_is_not_fetched(peer: Peer) -> None:
+def test_frames_on_disk_are_not_fetched(peer: Peer) -> None:
     fill(peer, FRAMES[:-2])
     peer.plan((UP, ()), sources=(LEFT,))
     assert peer(LinkUp(LEFT)) == [Tell(LEFT, FramesWanted(1, FORM, FRAMES[-2:]))]
@@ -201,18 +201,22 @@ def test_a_source_that_sends_keeps_what_it_was_asked_for(newcomer: Peer) -> None
 @pytest.mark.parametrize(
     "event", [RepairRefused(LEFT, FORM, FRAMES[0]), FrameRejected(LEFT, 1, FORM, FRAMES[0])]
 )
-def test_who_does_not_hold_everything_is_no_source(newcomer: Peer, event: RelayEvent) -> None:
+def test_a_peer_that_does_not_hold_everything_is_no_source(
+    newcomer: Peer, event: RelayEvent
+) -> None:
     newcomer(LinkUp(RIGHT))
     assert opened(UP, 2) not in newcomer(event)
     assert opened(UP, 2) in newcomer(RepairRefused(RIGHT, FORM, FRAMES[0]))
 
 
-def test_what_a_lost_source_owed_is_asked_of_another(newcomer: Peer) -> None:
+def test_frames_that_a_lost_source_owed_are_asked_of_another(newcomer: Peer) -> None:
     newcomer(LinkUp(RIGHT))
     assert newcomer(LinkDown(LEFT, "reset")) == [Tell(RIGHT, FramesWanted(1, FORM, FRAMES))]
 
 
-def test_who_follows_already_leaves_its_stripes_when_it_gets_sources(follower: Peer) -> None:
+def test_a_peer_that_follows_already_leaves_its_stripes_when_it_gets_sources(
+    follower: Peer,
+) -> None:
     follower(FormComplete(FORM, 1))
     follower(LinkUp(RIGHT))
     again = follower.plan((UP, ()), generation=1, sources=(RIGHT,))

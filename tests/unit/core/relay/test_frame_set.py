@@ -1,4 +1,4 @@
-"""What is held, missing and asked of one form."""
+"""The held, missing and requested frames of one form."""
 
 from echo2d.core.base.ids import FrameId, PeerId, SegmentId, frame_id
 from echo2d.core.relay.frame_set import FrameSet
@@ -66,7 +66,7 @@ def test_unknown_frames_are_not_held() -> None:
     assert transfer.size(frame_id(FIRST, 3)) == 50
 
 
-def test_what_was_asked_is_given_back_or_comes() -> None:
+def test_a_requested_frame_is_given_back_or_comes() -> None:
     transfer = two_segments()
     transfer.ask(frame_id(FIRST, 1), A, until=5.0)
     transfer.ask(frame_id(FIRST, 2), A, until=6.0)

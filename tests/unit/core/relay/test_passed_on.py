@@ -1,4 +1,4 @@
-"""What a relay tells its parent: how far it has passed a stripe on, and how many frames wait."""
+"""A relay's reports to its parent: how far it has passed a stripe on, and how many frames wait."""
 
 import pytest
 
@@ -110,7 +110,7 @@ def test_a_relay_whose_children_have_all_gone_has_passed_on_everything(relay: Pe
     ],
     ids=["a chain", "a stripe alone", "a leaf"],
 )
-def test_who_need_not_be_waited_for_tells_nothing(
+def test_a_relay_that_need_not_be_waited_for_tells_nothing(
     peer: Peer, edges: tuple[Edge, ...], spares: tuple[float, ...]
 ) -> None:
     peer.plan(*edges, spares=spares)
@@ -136,7 +136,9 @@ def test_with_a_spare_stripe_a_relay_of_one_child_tells_how_far_it_is(peer: Peer
     [(2, 0), (1, 1), (0, 2), (1, -1), (-1, 2)],
     ids=["passed on", "together", "waiting", "fewer than none wait", "before the first"],
 )
-def test_who_claims_more_than_it_got_is_at_fault(relay: Peer, sequence: int, waiting: int) -> None:
+def test_a_relay_that_claims_more_than_it_got_is_at_fault(
+    relay: Peer, sequence: int, waiting: int
+) -> None:
     """LEFT has got the table."""
     with pytest.raises(PeerFault):
         relay(Heard(LEFT, FramesPassed(2, sequence, waiting)))

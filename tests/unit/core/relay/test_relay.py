@@ -1,4 +1,4 @@
-"""One peer in the dissemination: its plans, and what it lets others do."""
+"""One peer in the dissemination: its plans, and what it allows other peers."""
 
 from echo2d.core.base.ids import FormId, Generation, PlanId, StripeId
 from echo2d.core.protocol.control_messages import EdgePeer
@@ -60,7 +60,7 @@ def test_the_plan_of_a_restarted_coordinator_counts_whatever_its_number_is(follo
     assert follower.asked(LEFT, 6, plan=3) == [], "its plan may still be on its way here"
 
 
-def test_a_new_plan_begins_anew_and_knows_what_is_held(follower: Peer) -> None:
+def test_a_new_plan_ends_the_old_streams_and_knows_the_held_frames(follower: Peer) -> None:
     follower.comes(UP, 2, 0, TABLE)
     actions = follower.plan((UP, (LEFT,)), plan=2)
     assert actions[:2] == [

@@ -1,4 +1,4 @@
-"""Streams from parents: when they are opened, what may come on them, when a parent is at fault."""
+"""Streams from parents: when they are opened, what may arrive on them, when a parent is at fault."""
 
 import pytest
 

@@ -48,7 +48,7 @@ def test_the_root_binds_as_much_as_the_link_takes(root: Peer) -> None:
     assert frames_to(LEFT, root(PeerReady(LEFT))) == list(FRAMES[1:3])
 
 
-def test_a_slow_child_holds_up_nobody(root: Peer) -> None:
+def test_a_slow_child_holds_up_no_other_peer(root: Peer) -> None:
     """I6: LEFT never gets ready again, RIGHT gets everything."""
     root.asked(LEFT, 2)
     root.asked(RIGHT, 2)
@@ -143,7 +143,7 @@ def test_of_two_relays_the_one_that_has_passed_it_on_first_is_next(relays: Peer)
     assert counts(sends(relays(FramesFound(FORM, MANY[44:45])))) == {LEFT: 1}
 
 
-def test_a_relay_that_stands_still_holds_up_nobody(relays: Peer) -> None:
+def test_a_relay_that_stands_still_holds_up_no_peer(relays: Peer) -> None:
     """I6: RIGHT passes on nothing, and gets no more than its credit."""
     sent = [*sends(relays(FramesFound(FORM, MANY))), *drain(relays, LEFT, RIGHT)]
     for sequence in range(1, len(MANY)):

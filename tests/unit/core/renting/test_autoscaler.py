@@ -68,7 +68,7 @@ def test_a_row_is_kept_before_a_start() -> None:
     assert kept.rental == start.rental
 
 
-def test_what_is_on_its_way_counts() -> None:
+def test_boxes_on_their_way_count() -> None:
     renting = make()
     assert starts(renting.handle(SHORT, now=1.0)) == []
     assert starts(renting.handle(need(0.4), now=2.0)) == ["large"]
@@ -85,19 +85,19 @@ def test_a_shortfall_has_to_last() -> None:
 
 
 @pytest.mark.parametrize(("workers", "started"), [(0, ["small"]), (1, [])])
-def test_one_is_needed_to_measure_anything(workers: int, started: list[str]) -> None:
+def test_one_box_is_needed_to_measure_anything(workers: int, started: list[str]) -> None:
     renting = make(patience_s=10.0)
     renting.handle(need(0.0), now=1.0)
     renting.handle(need(None, workers=workers), now=2.0)
     assert starts(renting.handle(need(None, workers=workers), now=13.0)) == started
 
 
-def test_nobody_takes_what_is_made() -> None:
+def test_no_box_is_rented_while_no_learner_takes_batches() -> None:
     renting = make(patience_s=1.0)
     assert starts(renting.handle(need(5.0, wanted=False), now=100.0)) == []
 
 
-def test_no_more_than_the_hour_allows() -> None:
+def test_the_cost_per_hour_is_limited() -> None:
     renting = make()
     assert sorted(starts(renting.handle(need(9.0), now=1.0))) == [
         "large"
@@ -105,7 +105,7 @@ def test_no_more_than_the_hour_allows() -> None:
     status = renting.status(now=1.0)
     assert (status.usd_per_h, status.why) == (
         1.7,
-        "the usd/h left, and what can be had, are not enough",
+        "the usd/h left, or the offered boxes, are not enough",
     )
 
 
@@ -191,7 +191,7 @@ def test_a_box_that_never_serves_goes() -> None:
     ]
 
 
-def test_who_stood_still_saw_nobody() -> None:
+def test_a_renter_that_stood_still_stops_no_box_as_idle() -> None:
     renting = make()
     renting.handle(StartEnded(Label("x-cloud-small-1"), ok=True), now=5.0)
     renting.handle(need(0.1, x_cloud_small_1=0.0), now=10.0)
@@ -201,7 +201,7 @@ def test_who_stood_still_saw_nobody() -> None:
     assert not any(isinstance(action, Stop) for action in actions)
 
 
-def test_its_time_is_over() -> None:
+def test_a_box_whose_time_is_over_is_stopped() -> None:
     renting = make()
     label = Label("x-cloud-small-1")
     renting.handle(StartEnded(label, ok=True), now=5.0)
@@ -245,13 +245,13 @@ def test_a_box_that_goes_finishes_what_it_holds_and_gets_nothing_new() -> None:
         -0.1, wanted=True, workers=1, serving={label: 300.0}, holding=frozenset([label])
     )
     assert stops(renting.handle(busy, now=10.0)) == []
-    assert renting.leaving == {label: "nothing was asked of it for 300 s"}
+    assert renting.leaving == {label: "it had no work for 300 s"}
     assert renting.status(now=10.0).states["leaving"] == 1
     assert stops(renting.handle(busy, now=69.0)) == []
     assert stops(renting.handle(need(-0.1, x_cloud_small_1=301.0), now=69.5)) == [label]
 
 
-def test_it_has_so_long_to_finish() -> None:
+def test_a_worker_has_drain_s_to_finish() -> None:
     renting, label = make(drain_s=60.0), Label("x-cloud-small-1")
     renting.handle(StartEnded(label, ok=True), now=5.0)
     busy = NeedMeasured(
@@ -261,7 +261,7 @@ def test_it_has_so_long_to_finish() -> None:
     assert stops(renting.handle(busy, now=70.0)) == [label]
 
 
-def test_who_finishes_before_its_time_ends_is_stopped_in_time() -> None:
+def test_a_box_whose_worker_finishes_before_its_time_ends_is_stopped_in_time() -> None:
     renting, label = make(drain_s=60.0), Label("x-cloud-small-1")
     renting.handle(StartEnded(label, ok=True), now=5.0)
     life_s = renting.live[label].life_s
@@ -275,7 +275,7 @@ def test_who_finishes_before_its_time_ends_is_stopped_in_time() -> None:
     assert stops(renting.handle(busy, now=life_s)) == [label]
 
 
-def test_nothing_is_started_where_lists_do_not_show_what_was() -> None:
+def test_no_box_is_started_where_lists_do_not_show_the_started_ones() -> None:
     renting = make()
     renting.handle(StartEnded(Label("x-cloud-small-1"), ok=True), now=5.0)
     for at in (10.0, 20.0):

@@ -53,7 +53,7 @@ def test_a_box_has_gone_when_two_lists_say_so_settle_s_apart() -> None:
     assert rented.committed_usd(1e6) == pytest.approx(0.5 * 180 / 3600)
 
 
-def test_one_that_is_shown_in_between_or_serves_has_not() -> None:
+def test_a_box_that_is_shown_in_between_or_serves_has_not_gone() -> None:
     rented = started()
     rented.ended(ONE, 50.0)
     show(rented, 60.0)
@@ -64,7 +64,7 @@ def test_one_that_is_shown_in_between_or_serves_has_not() -> None:
     assert ONE in rented.boxes
 
 
-def test_what_comes_back_is_stopped_and_paid_for_all_along() -> None:
+def test_a_box_that_comes_back_is_stopped_and_paid_for_all_along() -> None:
     rented = started()
     rented.ended(ONE, 0.0)
     show(rented, 1.0)
@@ -77,7 +77,7 @@ def test_what_comes_back_is_stopped_and_paid_for_all_along() -> None:
     assert stop.ids == ("i-1",)
 
 
-def test_what_nobody_knows_is_stopped_and_its_number_is_not_used_again() -> None:
+def test_an_unknown_box_is_stopped_and_its_number_is_not_used_again() -> None:
     rented = started()
     show(
         rented,
@@ -85,7 +85,7 @@ def test_what_nobody_knows_is_stopped_and_its_number_is_not_used_again() -> None
         Instance(Label("x-cloud-box-41"), "i-9"),
         Instance(Label("y-cloud-box-99"), "i-8"),
     )
-    assert rented.boxes[Label("x-cloud-box-41")].doomed == "nobody knows it"
+    assert rented.boxes[Label("x-cloud-box-41")].doomed == "this run has not started it"
     assert rented.next_number == 42
     assert len(rented.boxes) == 2  # another run's is none of ours
 
@@ -123,7 +123,7 @@ def test_a_box_whose_process_was_killed_may_still_be_starting() -> None:
     assert rented.next_number == 2
 
 
-def test_so_many_commands_at_a_time() -> None:
+def test_commands_at_a_time_are_limited() -> None:
     rented = RentedBoxes(RULES, [TERMS], [OFFER], [], now=0.0)
     starts = [rented.start(OFFER, 3600.0, 0.0) for _ in range(COMMANDS_MAX + 1)]
     assert starts[-1] == []
@@ -146,7 +146,7 @@ def test_a_list_that_never_shows_anything_is_not_believed() -> None:
     assert not rented.doubts("cloud")
 
 
-def test_who_gives_everything_back_believes_it() -> None:
+def test_a_renter_that_gives_all_boxes_back_believes_an_empty_list() -> None:
     rented = RentedBoxes(
         replace(RULES, closing=True), [TERMS], [OFFER], [started().boxes[ONE].rental], now=100.0
     )
@@ -155,7 +155,7 @@ def test_who_gives_everything_back_believes_it() -> None:
     assert rented.gone.keys() == {ONE}
 
 
-def test_what_it_should_have_shown_has_gone_when_its_time_is_over() -> None:
+def test_a_box_that_lists_should_have_shown_has_gone_when_its_time_is_over() -> None:
     rented = started()
     rented.ended(ONE, 50.0)
     rented.boxes[ONE].made = True
@@ -181,7 +181,7 @@ def test_a_list_that_has_shown_boxes_is_believed_even_after_a_restart() -> None:
     assert again.gone.keys() == {ONE}
 
 
-def test_a_box_that_ended_while_nobody_looked_is_billed_to_its_time() -> None:
+def test_a_box_that_ended_unobserved_is_billed_to_its_end() -> None:
     """A coordinator that was away over the weekend: else the budget would be used up by nothing."""
     kept = started().boxes[ONE].rental
     rented = RentedBoxes(RULES, [TERMS], [OFFER], [kept], now=200_000.0)

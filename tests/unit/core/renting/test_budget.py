@@ -31,7 +31,7 @@ def test_a_started_unit_is_paid_in_full(at: float, usd: float) -> None:
     assert RENTAL.cost_usd(at) == pytest.approx(usd)
 
 
-def test_what_is_set_aside_is_all_until_it_has_ended_by_itself() -> None:
+def test_the_whole_cost_is_set_aside_until_a_box_has_ended_by_itself() -> None:
     assert RENTAL.committed_usd(1000.0) == RENTAL.committed_usd(4000.0) == pytest.approx(0.7)
     assert RENTAL.committed_usd(8200.0) == pytest.approx(1.2)  # it has outlived that
 
@@ -65,7 +65,7 @@ def test_the_worked_example() -> None:
     assert life(longest_s=7200.0) == 7200.0
 
 
-def test_those_that_start_together_do_not_end_together() -> None:
+def test_boxes_that_start_together_do_not_end_together() -> None:
     lives = [
         life_s(n, OFFER, TERMS, BUDGET, committed_usd=0, usd_per_h=0, longest_s=7200.0)
         for n in range(100)

@@ -15,5 +15,5 @@ def test_labels_have_the_number_of_their_box() -> None:
 @pytest.mark.parametrize(
     "label", ["echo2d-ffffffff-aws-g6-17", "echo2d-0a1b2c3d-x", "echo2d-0a1b2c3d-\u0663", "7"]
 )
-def test_others_have_none(label: str) -> None:
+def test_other_labels_have_no_number(label: str) -> None:
     assert RULES.number_of(Label(label)) == 0

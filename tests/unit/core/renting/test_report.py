@@ -48,7 +48,7 @@ def test_every_state_of_a_box() -> None:
     assert tuple(states) == STATES
 
 
-def test_what_a_person_should_know() -> None:
+def test_sentences_for_a_person() -> None:
     rented = started()
     assert renting_status(rented, BUDGET, why="no money", now=2.0).alerts == (
         Alert("renting_short", "renting: more is needed, but no money"),

@@ -29,14 +29,14 @@ def test_traffic_counts() -> None:
     assert names(0.1, gb_per_h=1.0, small=1, metered=1) == ["small"]
 
 
-def test_what_makes_nothing_is_not_taken() -> None:
+def test_an_offer_that_makes_nothing_is_not_taken() -> None:
     assert names(0.1, none=6) == []
 
 
 @pytest.mark.parametrize(
     ("usd_per_h", "wanted"), [(0.3, []), (1.0, ["large"]), (1.3, ["large", "small"])]
 )
-def test_no_more_than_there_is_money_for(usd_per_h: float, wanted: list[str]) -> None:
+def test_the_choice_of_boxes_is_limited_by_the_price(usd_per_h: float, wanted: list[str]) -> None:
     found = choose_boxes(2.0, {SMALL: 6, LARGE: 1}, usd_per_h)
     assert [offer.name for offer in found.offers] == wanted
     assert not found.enough

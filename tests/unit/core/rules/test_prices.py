@@ -1,4 +1,4 @@
-"""What a worker costs, by its name."""
+"""The price of a worker, by its name."""
 
 from echo2d.core.rules.prices import NamedPrice, Price, price_of
 

@@ -1,4 +1,4 @@
-"""Tables of keys check themselves, and take keys of each other."""
+"""Tables of keys check themselves, and reuse keys of each other."""
 
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
@@ -39,7 +39,7 @@ def test_a_key_of_another_table_keeps_its_default_limits_and_meaning() -> None:
         ({"kind": "c"}, "borrowed.kind: expected \"a\" or \"b\"; found 'c'"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_said(values: dict[str, Any], line: str) -> None:
+def test_an_error_names_its_key(values: dict[str, Any], line: str) -> None:
     with pytest.raises(OperatorFault) as fault:
         Borrowed(**values)
     assert str(fault.value).startswith(line)

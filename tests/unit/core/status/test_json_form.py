@@ -1,4 +1,4 @@
-"""The JSON of a status: nothing gets lost on the way there and back, and what is missing is named."""
+"""The JSON of a status: nothing is lost in both directions, and a missing key is named."""
 
 import json
 from collections.abc import Callable
@@ -53,7 +53,7 @@ def of(make: Callable[[], World]) -> Status:
 
 @pytest.mark.parametrize("make", [World, *RICH])
 @pytest.mark.parametrize("process", [None, PROCESS, replace(PROCESS, renting=RENTING)])
-def test_what_is_read_is_what_was_written(
+def test_a_status_that_is_read_equals_the_written_one(
     make: Callable[[], World], process: ProcessStatus | None
 ) -> None:
     status = replace(of(make), process=process)
@@ -114,9 +114,7 @@ def broken(change: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
         (lambda facts: facts["provision"].update(mode="x"), "provision.mode: expected one of background, exclusive"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_said_in_one_line(
-    change: Callable[[dict[str, Any]], None], words: str
-) -> None:
+def test_a_fault_is_said_in_one_line(change: Callable[[dict[str, Any]], None], words: str) -> None:
     with pytest.raises(PeerFault) as caught:
         read_status(broken(change))
     assert str(caught.value).startswith(f"status: {words}")

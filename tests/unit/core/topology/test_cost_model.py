@@ -1,4 +1,4 @@
-"""What a plan costs: the bound, the prediction, and what counts where nothing was measured."""
+"""The cost of a plan: the bound, the prediction, and the defaults for rates that were not measured."""
 
 import math
 from dataclasses import replace
@@ -17,7 +17,7 @@ from echo2d.core.topology.plan import Stripe, Tree
 from tests.support.plans import ABCD, JOB, MB, SEED, facts
 
 
-def test_what_was_not_measured_counts_as_usual() -> None:
+def test_an_unmeasured_rate_counts_as_usual() -> None:
     """The median of the measured peers; the seed's own link says nothing about theirs."""
     peers = (
         facts("seed", 99 * MB),
@@ -36,7 +36,7 @@ def test_what_was_not_measured_counts_as_usual() -> None:
     )
 
 
-def test_downlinks_that_nobody_measured_are_no_obstacle() -> None:
+def test_unmeasured_downlinks_are_no_obstacle() -> None:
     """All three could get 60 MB/s if they could take it in."""
     fast = [
         facts("seed", 100 * MB),
@@ -48,7 +48,7 @@ def test_downlinks_that_nobody_measured_are_no_obstacle() -> None:
     assert [one.downlink for one in fill_in(fast)[1:]] == [60 * MB, 60 * MB, 60 * MB]
 
 
-def test_nobody_is_thought_to_receive_more_slowly_than_it_sends() -> None:
+def test_no_peer_is_thought_to_receive_more_slowly_than_it_sends() -> None:
     assert fill_in((SEED, facts("a", 50 * MB, None)))[1].downlink == 50 * MB
 
 

@@ -1,4 +1,4 @@
-"""What each peer is told of a plan."""
+"""The part of a plan that each peer gets."""
 
 from dataclasses import replace
 

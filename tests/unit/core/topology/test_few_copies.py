@@ -1,4 +1,4 @@
-"""The fewest copies of the seed that are fast enough, and when trees with as few stay."""
+"""The smallest number of the seed's copies that is fast enough, and when trees with that number stay."""
 
 from dataclasses import replace
 
@@ -107,7 +107,7 @@ def test_what_is_sent_straight_is_limited_by_the_copies(copies_max: float) -> No
     assert seed_copies(plan) <= copies_max * (1 + 1e-9)
 
 
-def test_who_may_send_a_copy_to_everybody_has_no_limit() -> None:
+def test_a_seed_that_may_send_a_copy_to_every_peer_has_no_limit() -> None:
     plan = plan_at_most(ONE, JOB, SEED, SLOW, 8.0)
     assert plan is not None
     assert plan.stripes == FASTEST.stripes

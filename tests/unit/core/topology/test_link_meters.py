@@ -1,4 +1,4 @@
-"""The receiver of a link measures what flows."""
+"""The receiver of a link measures its rate."""
 
 from echo2d.core.topology.link_meters import IDLE_S, LinkMeter
 

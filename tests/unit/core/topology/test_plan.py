@@ -1,4 +1,4 @@
-"""Plans as values: what they must hold."""
+"""Plans as values: their invariants."""
 
 from dataclasses import replace
 

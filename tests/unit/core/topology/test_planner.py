@@ -1,4 +1,4 @@
-"""Shapes of plans, and that the one taken is near what no plan can beat."""
+"""Shapes of plans, and that the chosen one is near the bound."""
 
 from cProfile import Profile
 from dataclasses import replace
@@ -95,7 +95,7 @@ def test_a_plan_stays_while_little_has_changed() -> None:
     assert plan_again(plan, PlanId(3), JOB, SEED, even_faster) is None, "small changes add up"
 
 
-def test_a_plan_is_made_anew_when_something_has_changed() -> None:
+def test_a_plan_is_made_again_when_something_has_changed() -> None:
     last = plan_auto(ONE, JOB, SEED, MANY)
     others = {
         "a peer came": [*MANY, facts("e")],
@@ -155,7 +155,7 @@ def test_a_seed_with_uplink_to_spare_sends_straight_too() -> None:
     assert plan.copies()[SEED.peer] > 4
 
 
-def test_in_a_large_swarm_it_sends_the_first_of_every_stripe_instead() -> None:
+def test_in_a_large_swarm_the_seed_sends_to_the_first_peers_of_every_stripe_instead() -> None:
     """A frame to everybody would keep it from feeding the stripes for as long as a hundred others take."""
     plan = planned(125 * MB, mixed(100), wire_bytes=400 << 20)
     assert plan.predicted_s < 1.1 * plan.bound_s
@@ -170,7 +170,7 @@ def test_in_a_large_swarm_peers_that_receive_slowly_are_leaves() -> None:
     assert plan.predicted_s < 1.02 * plan.bound_s
 
 
-def test_those_who_only_receive_are_leaves_too() -> None:
+def test_peers_that_only_receive_are_leaves_too() -> None:
     plan = plan_auto(
         ONE, JOB, SEED, [facts("a"), *(facts(name, receive_only=True) for name in "xyz")]
     )

@@ -1,4 +1,4 @@
-"""Plans that lose a peer or get one."""
+"""Plans that lose a peer or gain one."""
 
 import pytest
 
@@ -98,7 +98,7 @@ def test_a_leaf_that_cannot_send_takes_no_place_before_a_newcomer() -> None:
     assert mended.stripes[0].tree.parents == {"n": "seed", "m": "n"}
 
 
-def test_peers_that_nobody_can_dial_never_share_an_edge() -> None:
+def test_peers_that_cannot_be_dialled_never_share_an_edge() -> None:
     hidden = [facts(name, open_=False) for name in "xyz"]
     plan = plan_chains(ONE, JOB, SEED, [facts("a"), *hidden, facts("b")], 2)
     plan.check()
@@ -122,7 +122,7 @@ def test_when_a_relay_is_lost_its_children_are_shared_out_and_the_seed_sends_no_
     assert all(after.get(peer, 0.0) - before.get(peer, 0.0) < 1.5 for peer in after)
 
 
-def test_a_peer_that_only_receives_takes_nobodys_place_if_another_can() -> None:
+def test_a_peer_that_only_receives_takes_no_place_if_another_can() -> None:
     peers = [facts("a"), facts("m", receive_only=True), facts("b")]
     mended = repair(plan_chains(ONE, JOB, SEED, peers, 1), PeerId("a"))
     mended.check()

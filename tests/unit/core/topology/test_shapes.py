@@ -13,7 +13,7 @@ def test_every_registered_planner_makes_a_sound_plan(shape: str) -> None:
 
 
 @pytest.mark.parametrize("shape", PLANNERS)
-def test_every_registered_planner_plans_for_nobody(shape: str) -> None:
+def test_every_registered_planner_plans_for_no_peers(shape: str) -> None:
     plan = plan_shape(shape, ONE, JOB, SEED, [])
     plan.check()
     assert plan.root == SEED.peer

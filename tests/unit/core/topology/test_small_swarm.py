@@ -1,4 +1,4 @@
-"""Plans for up to SMALL_SWARM peers: every peer that can send relays a stripe, whatever the rates."""
+"""Plans for up to SMALL_SWARM peers: every peer that can send relays a stripe, at any rates."""
 
 from collections import Counter
 from dataclasses import replace
@@ -51,7 +51,7 @@ def test_trees_are_the_same_at_any_rate(uplinks: tuple[float | None, ...]) -> No
     ]
 
 
-def test_what_no_relay_can_take_goes_straight_to_everybody() -> None:
+def test_frames_that_no_relay_can_take_go_straight_to_every_peer() -> None:
     *_, last = planned(ABCD, facts("seed", 100 * MB)).stripes
     assert last.tree.children(SEED.peer) == ("a", "b", "c", "d")
     assert last.spare == 1
@@ -76,18 +76,18 @@ def test_a_slow_uplink_carries_as_little_as_it_can() -> None:
 
 
 @pytest.mark.parametrize(("uplink", "receive_only"), [(10.0 * MB, True), (0.0, False)])
-def test_where_nobody_can_send_it_is_a_star(uplink: float, receive_only: bool) -> None:
+def test_where_no_peer_can_send_the_plan_is_a_star(uplink: float, receive_only: bool) -> None:
     plan = planned([facts(name, uplink, receive_only=receive_only) for name in "abcd"])
     assert (plan.shape, len(plan.stripes)) == ("star", 1)
 
 
-def test_one_peer_alone_has_nobody_to_relay_to() -> None:
+def test_one_peer_alone_has_no_other_one_to_relay_to() -> None:
     plan = planned(ABCD[:1])
     assert (plan.shape, len(plan.stripes)) == ("star", 1)
 
 
 @pytest.mark.parametrize(("uplink", "receive_only"), [(10.0 * MB, True), (0.0, False)])
-def test_who_cannot_send_relays_nothing(uplink: float, receive_only: bool) -> None:
+def test_a_peer_that_cannot_send_relays_nothing(uplink: float, receive_only: bool) -> None:
     plan = planned([*ABCD, facts("m", uplink, receive_only=receive_only)])
     assert relays(ordinary(plan)) == ["a", "b", "c", "d"]
     assert not any(stripe.tree.children(PeerId("m")) for stripe in plan.stripes)
@@ -113,9 +113,7 @@ def test_a_relay_behind_nat_has_a_stripe_through_each_peer_that_can_be_dialled()
     assert Counter(thirds(plan)) == Counter((relay, third) for relay in "xyz" for third in "abc")
 
 
-def test_where_most_uplink_is_behind_nat_those_who_can_be_dialled_reach_each_other_through_it() -> (
-    None
-):
+def test_peers_reach_each_other_through_the_uplink_behind_nat() -> None:
     plan = planned([facts("a"), facts("b"), *(facts(name, open_=False) for name in "xyz")])
     assert {(relay, third) for relay, third in thirds(plan) if relay in "ab"} == {
         ("a", "x"),
@@ -123,7 +121,7 @@ def test_where_most_uplink_is_behind_nat_those_who_can_be_dialled_reach_each_oth
     }
 
 
-def test_the_third_serves_those_that_the_relay_cannot_reach_and_nobody_else() -> None:
+def test_the_third_serves_only_the_peers_that_the_relay_cannot_reach() -> None:
     plan = planned([facts("a"), facts("b"), *(facts(name, open_=False) for name in "xyz")])
     for stripe in ordinary(plan):
         (relay,) = stripe.tree.children(plan.root)
@@ -133,7 +131,7 @@ def test_the_third_serves_those_that_the_relay_cannot_reach_and_nobody_else() ->
             assert set(stripe.tree.children(third)) == set("xyz") - {relay}
 
 
-def test_it_has_a_spare_stripe_in_which_the_seed_serves_them() -> None:
+def test_a_hidden_relay_has_a_spare_stripe_in_which_the_seed_serves_the_others() -> None:
     plan = planned([facts("a"), facts("b"), *(facts(name, open_=False) for name in "xyz")])
     halves = [stripe.tree for stripe in plan.stripes if stripe.spare][:-1]
     assert [tree.children(PeerId(relay)) for tree, relay in zip(halves, "xyz", strict=True)] == [
@@ -142,7 +140,7 @@ def test_it_has_a_spare_stripe_in_which_the_seed_serves_them() -> None:
     assert all(set(tree.children(SEED.peer)) == set("xyz") for tree in halves)
 
 
-def test_where_nobody_can_be_dialled_the_seed_serves_all() -> None:
+def test_where_no_peer_can_be_dialled_the_seed_serves_all() -> None:
     plan = planned([facts(name, open_=False) for name in "wxyz"])
     assert (plan.shape, len(plan.stripes)) == ("star", 1)
 
@@ -173,11 +171,11 @@ def test_where_stripes_are_short_the_thirds_are_used_alike() -> None:
 # --- from one version to the next
 
 
-def test_a_plan_is_made_anew_at_no_cost() -> None:
+def test_a_plan_is_made_again_at_no_cost() -> None:
     assert plan_again(planned(ABCD), ONE, JOB, SEED, ABCD) is None
 
 
-def test_whoever_is_named_first_the_same_links_stay_open() -> None:
+def test_the_same_links_stay_open_whichever_peer_is_named_first() -> None:
     closed = [facts(name, open_=False) for name in "xyz"]
     one, other = planned([*ABCD, *closed]), planned([*reversed(closed), *reversed(ABCD)])
     assert one.shares.keys() == other.shares.keys()

@@ -1,4 +1,4 @@
-"""A peer's uplink is what its receivers got of it while it had something to send."""
+"""A peer's uplink is the rate at which its receivers got data while it had something to send."""
 
 from dataclasses import replace
 
@@ -124,7 +124,7 @@ def test_one_of_three_receivers_cannot_move_the_rate_of_a_relay(lie: float) -> N
     assert rates.uplink(A) == 300
 
 
-def test_nobody_got_more_than_the_form() -> None:
+def test_no_receiver_got_more_than_the_form() -> None:
     rates = Rates()
     version(rates, A, {B: 10.0 * JOB.wire_bytes})
     assert rates.uplink(A) == JOB.wire_bytes / SECONDS
@@ -181,7 +181,7 @@ def test_a_lower_bound_never_lowers_a_rate(before: float, then: float) -> None:
     assert rates.uplink(A) == then
 
 
-def test_only_what_has_changed_is_told() -> None:
+def test_only_changed_rates_are_told() -> None:
     rates = known((A, 100.0))
     assert version(rates, A, {B: 80.0}, busy_s=0.0) == ()
 
@@ -189,7 +189,7 @@ def test_only_what_has_changed_is_told() -> None:
 # --- what is planned with
 
 
-def test_who_is_nearly_like_the_others_is_planned_like_them() -> None:
+def test_a_peer_that_is_nearly_like_the_others_is_planned_like_them() -> None:
     """Of peers that are alike chance would make a plan of many links."""
     rates = known((A, 100.0), (B, 100.0 / ALIKE), (C, 100.0 * ALIKE), (D, 60.0), (S, 130.0))
     assert rates.to_plan_with([S, A, B, C, D]) == {A: 100, B: 100, C: 100, D: 60, S: 130}

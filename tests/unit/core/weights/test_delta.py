@@ -1,4 +1,4 @@
-"""The chunk codec: which mode is chosen, and what is refused whatever the mode."""
+"""The chunk codec: the mode that is chosen, and payloads that are refused in every mode."""
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor

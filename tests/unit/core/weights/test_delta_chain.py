@@ -9,7 +9,7 @@ from echo2d.core.base.canonical import digest_of
 from echo2d.core.base.ids import ChunkId
 from echo2d.core.weights.delta import ChunkMode
 from echo2d.core.weights.delta_chain import compose_record
-from echo2d.core.weights.encoding import NO_BASE, ChunkRecord, decode_record, encode_record
+from echo2d.core.weights.form import NO_BASE, ChunkRecord, decode_record, encode_record
 from echo2d.errors import IntegrityFault
 
 pytestmark = pytest.mark.usefixtures("codec")
@@ -45,7 +45,7 @@ def test_from_a_chunk_in_full_on_no_base_is_needed() -> None:
     assert record.base == NO_BASE
 
 
-def test_what_is_larger_as_a_delta_goes_by_itself() -> None:
+def test_a_chunk_that_is_larger_as_a_delta_goes_by_itself() -> None:
     """Each of two changes half of the words by anything; together that is all of them."""
     rng = random.Random(1)
     first = rng.randbytes(4000)

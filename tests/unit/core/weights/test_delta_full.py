@@ -1,4 +1,4 @@
-"""The exponent plane: its exact bytes, and what is refused."""
+"""The exponent plane: its exact bytes, and refused payloads."""
 
 from itertools import count
 

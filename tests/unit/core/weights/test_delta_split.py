@@ -1,4 +1,4 @@
-"""Changes split into classes: the exact bytes, the smallest and largest numbers, and what is refused."""
+"""Changes split into classes: the exact bytes, the smallest and largest numbers, and refused payloads."""
 
 import tracemalloc
 from itertools import count
@@ -103,7 +103,7 @@ def test_the_encoder_takes_it_if_it_is_smaller(codec: str) -> None:
     assert sent.payload == split(new, base)
 
 
-def test_it_cannot_be_composed() -> None:
+def test_a_split_delta_cannot_be_composed() -> None:
     new, base = weights(0.05)
     sent, kept = encode_twice(new, base)
     later, _ = encode_twice(base, new)

@@ -1,4 +1,4 @@
-"""Differences of words: the exact bytes of both layouts, every difference there is, and what is refused."""
+"""Differences of words: the exact bytes of both layouts, every possible difference, and refused payloads."""
 
 import tracemalloc
 from collections.abc import Sequence
@@ -106,7 +106,7 @@ def test_many_changes_are_not_sparse() -> None:
     assert find_changes(added(range(limit + 1), [1] * (limit + 1)), BASE) is None
 
 
-def test_what_has_nothing_in_common_is_not_dense() -> None:
+def test_chunks_with_nothing_in_common_are_not_dense() -> None:
     rng = np.random.default_rng(0)
     assert encode_dense(rng.bytes(20_000), rng.bytes(20_000)) is None
 

@@ -6,7 +6,7 @@ from echo2d.core.base.canonical import digest_of
 from echo2d.core.base.ids import ChunkId
 from echo2d.core.weights.delta import ChunkMode
 from echo2d.core.weights.encoder import FormBuilder
-from echo2d.core.weights.encoding import (
+from echo2d.core.weights.form import (
     FRAME_BYTES_MAX,
     NO_BASE,
     RECORD_TABLE_BYTES,

@@ -1,4 +1,4 @@
-"""Which kept deltas lead from one snapshot to another."""
+"""The kept deltas that lead from one snapshot to another."""
 
 import pytest
 

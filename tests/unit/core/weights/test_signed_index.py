@@ -8,7 +8,7 @@ from echo2d.core.base.canonical import digest_of
 from echo2d.core.base.codec import INT_MAX
 from echo2d.core.base.ids import SEGMENTS_MAX, Digest, Epoch, PublishSeq, RunId, SegmentId, Version
 from echo2d.core.weights.encoder import RootWriter
-from echo2d.core.weights.encoding import FRAME_BYTES_MAX, RUN_ID_CHARS_MAX, FormFacts
+from echo2d.core.weights.form import FRAME_BYTES_MAX, RUN_ID_CHARS_MAX, FormFacts
 from echo2d.core.weights.signed_index import (
     ROOT_BYTES_MAX,
     ROOT_SEGMENTS_MAX,

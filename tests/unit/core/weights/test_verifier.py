@@ -1,4 +1,4 @@
-"""What a receiver believes: roots, pages, tables, in and out of order, true and false."""
+"""What a receiver believes: true and false roots, pages and tables, in and out of order."""
 
 from dataclasses import replace
 
@@ -7,7 +7,7 @@ import pytest
 from echo2d.core.base.canonical import digest_of
 from echo2d.core.base.ids import ChunkId, Digest, SegmentId, frame_id
 from echo2d.core.weights.delta import ChunkMode
-from echo2d.core.weights.encoding import NO_BASE, ChunkRecord, SegmentTable
+from echo2d.core.weights.form import NO_BASE, ChunkRecord, SegmentTable
 from echo2d.core.weights.manifest import Chunk, FileEntry
 from echo2d.core.weights.signed_index import PAGE_SEGMENTS_MAX, FormTotals, Root, running_digest
 from echo2d.core.weights.verifier import FormIndex

@@ -1,4 +1,4 @@
-"""What a worker may hold follows from what it delivers, whatever it offers."""
+"""The number of samples that a worker may hold follows from its deliveries, not from its offer."""
 
 from dataclasses import dataclass
 
@@ -78,7 +78,7 @@ def test_an_honest_slow_box_with_many_slots_holds_its_share() -> None:
 
 
 @pytest.mark.parametrize("slots", [8, 48, 4096])
-def test_who_delivers_nothing_is_on_trial(slots: int) -> None:
+def test_a_worker_that_delivers_nothing_is_on_trial(slots: int) -> None:
     pool = Pool(*FAST)
     pool.play(20.0)
     pool.join(Box("hold", slots, speed=0.0))
@@ -130,7 +130,7 @@ def test_a_lone_worker_holds_what_it_offers_whatever_it_delivers() -> None:
     assert pool.holds("a") == 64
 
 
-def test_a_pause_for_a_version_is_nobodys_fault() -> None:
+def test_a_pause_for_a_version_is_no_workers_fault() -> None:
     pool = Pool(*FAST)
     pool.play(30.0)
     before = pool.deliveries.rate(PeerId("a"))

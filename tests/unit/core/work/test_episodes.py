@@ -1,4 +1,4 @@
-"""Turns of an episode, apart from any kind of work: room for another one, and what an answer adds."""
+"""Turns of an episode, for any kind of work: room for another turn, and the tokens that an answer adds."""
 
 from dataclasses import replace
 

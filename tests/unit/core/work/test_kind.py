@@ -1,4 +1,4 @@
-"""A fourth kind of work: this module and one line (`Sessions.of`) are all that it takes.
+"""A fourth kind of work needs only this module and one line (`Sessions.of`).
 
 It samples for an outside trainer, which demands one exact version. Through the whole machine, as workers see it.
 """

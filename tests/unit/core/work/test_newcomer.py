@@ -1,4 +1,4 @@
-"""A fleet of scripted workers in virtual time: what a newcomer of many slots gets, if it is fast, or only seems so."""
+"""A fleet of scripted workers in virtual time: the leases of a newcomer with many slots, fast or seemingly fast."""
 
 import random
 from dataclasses import replace
@@ -132,7 +132,7 @@ def test_a_fast_newcomer_of_many_slots_has_all_that_it_can_do_within_a_minute() 
     assert early > 0.9 * late > 0.8 * SLOTS / TOKEN_S * 0.9
 
 
-def test_who_was_fast_for_a_moment_keeps_nothing_from_the_others() -> None:
+def test_a_newcomer_that_was_fast_for_a_moment_keeps_nothing_from_the_others() -> None:
     """Its tokens are made up, so all others look slow beside it; then it writes nothing any more."""
     rules = with_room(RULES, 2 * TOKENS)
     rules = replace(rules, trajectories_per_step=64, group_size=8, group_min=8)

@@ -1,4 +1,4 @@
-"""The ranking of workers agrees with sorting all of them anew, whatever changes."""
+"""The ranking of workers equals a new sorting of all of them, after any changes."""
 
 import random
 
@@ -95,7 +95,7 @@ def test_the_fastest_come_first_and_a_slow_one_gets_what_is_left() -> None:
     assert fleet.choose(0).place(range(2)) == [("fast", (0, 1))]
 
 
-def test_who_rests_is_ranked_again_in_time() -> None:
+def test_a_worker_that_rests_is_ranked_again_in_time() -> None:
     fleet = Fleet()
     peer = worker("a", serving=version_key(0))
     fleet.put(peer)
@@ -106,7 +106,7 @@ def test_who_rests_is_ranked_again_in_time() -> None:
     assert ([room.worker for room in fleet.choose(0)], fleet.ranking.wake_at()) == (["a"], None)
 
 
-def test_it_agrees_with_sorting_all_workers() -> None:
+def test_the_ranking_agrees_with_sorting_all_workers() -> None:
     rng = random.Random(11)
     fleet = Fleet()
     for _ in range(1500):

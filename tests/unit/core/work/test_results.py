@@ -1,4 +1,4 @@
-"""A worker's result, joined to what its sample had before."""
+"""A worker's result is joined to the sample's earlier tokens."""
 
 from dataclasses import replace
 
@@ -38,11 +38,11 @@ def judged(
 
 def test_a_result_follows_what_its_sample_had() -> None:
     base = judged(result(3, 1))
-    assert isinstance(base, Written)
-    more = judged(result(4, 1), base.whole)
-    assert isinstance(more, Written)
-    assert more.whole.tokens == pack_tokens([3, 1, 4, 1])
-    assert [(each.start, each.end, each.author) for each in more.whole.spans] == [(0, 4, "w")]
+    assert not isinstance(base, str)
+    more = judged(result(4, 1), base[0])
+    assert not isinstance(more, str)
+    assert more[0].tokens == pack_tokens([3, 1, 4, 1])
+    assert [(each.start, each.end, each.author) for each in more[0].spans] == [(0, 4, "w")]
 
 
 def test_a_result_without_its_end_token_is_a_fault() -> None:
@@ -63,8 +63,8 @@ def test_a_result_that_no_end_token_ends_says_which_limit_did(
 ) -> None:
     rules = replace(RULES, context_max=context)
     found = judged(result(*[3] * tokens, finish=finish), rules=rules)
-    assert isinstance(found, Written)
-    assert found.finish == said
+    assert not isinstance(found, str)
+    assert found[1] == said
 
 
 def test_a_version_that_the_worker_did_not_serve_is_a_fault() -> None:

@@ -1,4 +1,4 @@
-"""The scheduler with kinds of work that are nothing but queues: order, versions, workers."""
+"""The scheduler with kinds of work that are only queues: order, versions, workers."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -209,7 +209,7 @@ def test_what_a_slow_worker_holds_goes_on_elsewhere_once_slots_there_are_free() 
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_what_a_fast_worker_leaves_alone_goes_on_elsewhere(again: bool) -> None:
+def test_samples_that_a_fast_worker_leaves_alone_go_on_elsewhere(again: bool) -> None:
     """Once may be an accident; then what it wrote before still says how fast it is."""
     run = Queue(0, *[one(preferred=name) for name in ("a", "a", "b")], room=1000)
     fleet = Timed(run, a=2, b=2)

@@ -1,4 +1,4 @@
-"""Every event that the worker's parts name is one the worker's machine takes, every action one it may give."""
+"""The worker's machine takes every event of its parts, and every action of its parts is one of its own."""
 
 from typing import get_args
 

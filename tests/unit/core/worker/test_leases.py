@@ -118,7 +118,7 @@ def _parts(version: VersionKey) -> tuple[Version, Digest]:
         ),
     ],
 )
-def test_what_cannot_be_worked_on_is_given_back(
+def test_a_lease_that_cannot_be_worked_on_is_given_back(
     leases: WorkerLeases, serving: VersionKey | None, lease: LeaseGranted, reason: str
 ) -> None:
     assert leases.granted(lease, serving, now=0.0) == [
@@ -248,7 +248,7 @@ def test_a_lease_that_waits_for_a_refit_that_never_ends_falls_silent(leases: Wor
     assert ENGINE_STALL_S - PROGRESS_S <= last - 1.0 <= ENGINE_STALL_S
 
 
-def test_results_of_a_refit_in_doubt_are_nobodys(leases: WorkerLeases) -> None:
+def test_a_lease_of_a_refit_in_doubt_fails(leases: WorkerLeases) -> None:
     leases.granted(a_lease(samples=(0,)), V1, now=0.0)
     leases.progressed(output(1, label="2-b", finish="stop"), LABELS, now=0.0)
     assert leases.doubted(V2, now=0.0) == [
@@ -283,7 +283,9 @@ def test_progress_names_confirmed_versions_only(leases: WorkerLeases) -> None:
 
 
 @pytest.mark.parametrize("end", ["stop", "engine fault", "stall"])
-def test_what_a_lease_has_is_told_before_it_is_given_back(leases: WorkerLeases, end: str) -> None:
+def test_results_of_a_lease_are_told_before_it_is_given_back(
+    leases: WorkerLeases, end: str
+) -> None:
     leases.granted(a_lease(), V1, now=0.0)
     leases.progressed(output(2), LABELS, now=0.0)
     leases.report(now=PROGRESS_S)
@@ -323,7 +325,7 @@ def test_a_new_connection_hears_everything_again(leases: WorkerLeases) -> None:
     assert again.samples[0].spans == (VersionSpan(0, 3, *_parts(V1)),)
 
 
-def test_what_a_welcome_does_not_keep_ends(leases: WorkerLeases) -> None:
+def test_leases_that_a_welcome_does_not_keep_end(leases: WorkerLeases) -> None:
     leases.granted(a_lease(1), V1, now=0.0)
     leases.granted(a_lease(2, samples=(0,)), V1, now=0.0)
     leases.progressed(output(1, lease=2, finish="stop"), LABELS, now=0.0)

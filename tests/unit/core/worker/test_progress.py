@@ -1,4 +1,4 @@
-"""What the owner of a worker reads about a version that is on its way."""
+"""The owner's view of a version that is arriving at the worker."""
 
 import pytest
 
@@ -20,7 +20,7 @@ def receiving(done: int, total: int | None = 16_100 * MB, version: int = 0) -> S
     return Stage("receiving", Version(version), done, total)
 
 
-def test_how_much_how_fast_how_long_yet() -> None:
+def test_progress_says_how_much_how_fast_and_how_long_yet() -> None:
     meter = ProgressMeter()
     assert meter.update(receiving(0), 0.0).words() == "0.0/16.1 GB"
     assert meter.update(receiving(480 * MB), 10.0).words() == "0.5/16.1 GB 48 MB/s eta 5:25"

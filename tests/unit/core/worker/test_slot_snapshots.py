@@ -1,4 +1,4 @@
-"""The snapshots in the slots: the last one written is current, and what is gone is not published."""
+"""The snapshots in the slots: the last written one is current, and a missing one is not published."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,7 +32,7 @@ def test_the_spare_slot_is_written_and_the_other_one_stays() -> None:
     assert (snapshots.current, dict(snapshots.published)) == (NEW, {NEW: 1})
 
 
-def test_what_is_in_no_slot_is_not_published_and_an_older_publish_changes_nothing() -> None:
+def test_a_snapshot_in_no_slot_is_not_published_and_an_older_publish_changes_nothing() -> None:
     snapshots = both_slots()
     snapshots.publish(NEXT, PublishSeq(2))
     snapshots.publish(NEW, PublishSeq(0))

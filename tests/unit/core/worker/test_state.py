@@ -1,4 +1,4 @@
-"""The worker's machine as a whole: its parts meet here."""
+"""The worker's machine as a whole, with all its parts."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -191,7 +191,7 @@ def test_between_two_turns_it_waits_for_the_next_lease(machine: Machine) -> None
 
 
 @pytest.mark.parametrize("why", ["late", "engine lost"])
-def test_it_waits_no_longer_than_the_lease_says(machine: Machine, why: str) -> None:
+def test_a_refit_waits_no_longer_than_the_lease_says(machine: Machine, why: str) -> None:
     machine.serve(0)
     machine.on(CoordinatorSaid(HELD), CoordinatorSaid(a_lease(2, samples=(1,))))
     root = a_root(1)
@@ -283,7 +283,7 @@ def test_nothing_is_said_while_the_control_link_is_down(machine: Machine) -> Non
     assert [type(message) for message in machine.said(ControlUp(kept))] == [SampleFinished]
 
 
-def test_what_is_served_after_the_hello_is_told_with_the_welcome() -> None:
+def test_a_version_served_after_the_hello_is_told_with_the_welcome() -> None:
     """The hello said that nothing is served, and nothing can be said before the welcome."""
     machine = Machine()
     assert (

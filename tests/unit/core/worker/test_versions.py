@@ -1,4 +1,4 @@
-"""Which version a worker holds, applies and serves."""
+"""The version that a worker holds, applies and serves."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
@@ -107,7 +107,7 @@ def _parts(key: VersionKey) -> tuple[Version, Digest]:
     return key.version, key.digest
 
 
-def test_what_is_under_way_is_told_from_the_first_root_to_the_refit(
+def test_a_version_under_way_is_told_from_the_first_root_to_the_refit(
     versions: WorkerVersions,
 ) -> None:
     root, told = a_root(0), list[UnderWay | None]()
@@ -156,7 +156,7 @@ def test_older_publishes_are_refused_but_not_those_under_way(versions: WorkerVer
     assert IndexRoot(a_root(4)) in versions.announced(a_root(4), now=0.0)
 
 
-def test_what_was_accepted_before_a_restart_counts() -> None:
+def test_a_root_accepted_before_a_restart_counts() -> None:
     versions = make(seq=7)
     assert isinstance(versions.announced(a_root(5), now=0.0)[0], WorkerNote)
     assert versions.announced(a_root(6), now=0.0) == [IndexRoot(a_root(6))]
@@ -366,7 +366,7 @@ def test_a_revoked_version_is_not_served_until_it_is_published_again(
     assert versions.announced(a_root(3, seq=9, epoch=2), now=1.0)[-1] == an_order(3)
 
 
-def test_what_was_revoked_is_not_applied_again(versions: WorkerVersions) -> None:
+def test_a_revoked_version_is_not_applied_again(versions: WorkerVersions) -> None:
     """Told in the epoch that published them (they are forgotten by now), so their forms are not void."""
     for version in range(3):
         serve(versions, version)

@@ -1,4 +1,4 @@
-"""When the owner of a box lets its worker work."""
+"""The hours in which the owner of a box lets its worker work."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Whoever comes, verifies, fails or leaves while versions spread: every peer has a form that it can use, or waits."""
+"""Peers join, verify, fail and leave in any order while versions spread: each has a form that it can use, or waits."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""Whatever comes, goes and is needed: a loss is made good at once, and nothing else moves anybody too soon."""
+"""Under any joins, leaves and demands, a loss is replaced at once, and no other worker changes too soon."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st

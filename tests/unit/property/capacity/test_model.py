@@ -1,4 +1,4 @@
-"""mu_min is where waiting ends, and a suggested change is enough and no larger than it must be."""
+"""mu_min is where waiting ends, and a suggested change is enough and no larger than necessary."""
 
 from dataclasses import replace
 

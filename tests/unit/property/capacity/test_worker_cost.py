@@ -1,4 +1,4 @@
-"""No gap to trying all sets; above EXACT_MAX offers at most one worker over the bound."""
+"""The choice equals the best of all sets; above EXACT_MAX offers it has at most one worker more than the bound."""
 
 from itertools import combinations
 
@@ -18,7 +18,7 @@ def offers(low: int, high: int) -> st.SearchStrategy[list[WorkerOffer]]:
 
 @settings(max_examples=60)
 @given(offers(1, 9), st.floats(0.01, 1.2))
-def test_nothing_is_cheaper(candidates: list[WorkerOffer], share: float) -> None:
+def test_no_set_of_workers_is_cheaper(candidates: list[WorkerOffer], share: float) -> None:
     target = share * sum(offer.mu for offer in candidates)
     best = choose(candidates, target)
     sets = [

@@ -1,7 +1,7 @@
-"""Any message a peer can get past the codec, in any state of the coordinator, among honest work that goes on.
+"""Any message that passes the codec, in any state of the coordinator, during honest work.
 
-The coordinator reacts, refuses or closes the session, never anything else; `World` and `check()` watch the invariants
-after every event. At the end honest peers train as if nothing had happened (I6).
+The coordinator reacts, refuses or closes the session, and never does anything else; `World` and `check()` check the
+invariants after every event. At the end honest peers train as if nothing had happened (I6).
 """
 
 import random

@@ -1,6 +1,6 @@
 """The whole machine under any order of events: the invariants I1, I4, I5 hold, and it can always go on.
 
-`World` checks what is frozen, given out and acknowledged; `check()` runs after every event.
+`World` checks frozen batches, answers and acknowledgements; `check()` runs after every event.
 """
 
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Whatever an engine draws, its end is accepted; an end that none can have made is not."""
+"""Every end that an engine can draw is accepted; an end that no engine can have made is not."""
 
 from dataclasses import dataclass
 from typing import get_args
@@ -51,7 +51,7 @@ streams = st.lists(token_ids, min_size=9, max_size=9)
 
 
 @given(ask=asks(), stream=streams)
-def test_what_an_engine_makes_is_accepted(ask: Ask, stream: list[int]) -> None:
+def test_an_answer_that_an_engine_makes_is_accepted(ask: Ask, stream: list[int]) -> None:
     tokens, finish = engine(ask, stream)
     assert fault(ask, tokens, finish) == ""
     if finish == "context":
@@ -64,7 +64,9 @@ def test_what_an_engine_makes_is_accepted(ask: Ask, stream: list[int]) -> None:
     tokens=st.lists(token_ids, min_size=1, max_size=12),
     finish=st.sampled_from(get_args(Finish)),
 )
-def test_what_no_engine_makes_is_refused(ask: Ask, tokens: list[int], finish: Finish) -> None:
+def test_an_answer_that_no_engine_makes_is_refused(
+    ask: Ask, tokens: list[int], finish: Finish
+) -> None:
     made, ended = engine(ask, [*tokens, *[0] * 9])
     honest = made == tokens and (finish == ended or (finish, ended) == ("length", "context"))
     assert (fault(ask, tokens, finish) == "") == honest

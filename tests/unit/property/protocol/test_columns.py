@@ -1,4 +1,4 @@
-"""Columns: whatever is joined and cut keeps each token's numbers, and any bytes are refused or whole."""
+"""Columns: joining and cutting keeps each token's numbers, and any bytes are refused or whole."""
 
 from itertools import pairwise
 

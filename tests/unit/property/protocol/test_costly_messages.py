@@ -1,7 +1,7 @@
-"""No message that a stranger makes costs much to refuse, however it is nested.
+"""No message of a stranger is expensive to refuse, however it is nested.
 
-A message is built from a random structure of lists, maps, texts and numbers, up to the limit of
-bytes, and given to every codec that a peer reaches.
+A message is built from a random structure of lists, maps, texts and numbers, up to the limit of bytes, and given to
+every codec that a peer reaches.
 """
 
 import tracemalloc

@@ -1,4 +1,4 @@
-"""A real conversation of two peers, damaged and split anywhere, into a link and on into the relay behind it.
+"""A real conversation of two peers, damaged and split anywhere, as input of a link and of the relay behind it.
 
 A link gives events or one PeerFault; the relay reacts or raises PeerFault. Neither keeps more than its limits.
 """
@@ -26,7 +26,7 @@ from echo2d.core.protocol.peer_messages import (
 from echo2d.core.relay import events as relay_events
 from echo2d.core.relay.frame_repair import HELD_FRAMES_MAX
 from echo2d.core.relay.relay import Relay
-from echo2d.core.weights.encoding import FRAME_BYTES_MAX
+from echo2d.core.weights.form import FRAME_BYTES_MAX
 from echo2d.errors import PeerFault
 from tests.support.fuzz import Fuzz, assert_bounded, damaged
 from tests.support.peer_link import ALICE, BOB, CAROL, FORM, STRIPE, an_end, feed, joined, wire

@@ -1,4 +1,4 @@
-"""The peer link under any split of its bytes, any order of what two ends say, and any damage to what arrives."""
+"""The peer link under any split of its bytes, any order of the two ends' messages, and any damage to arriving bytes."""
 
 import itertools
 from contextlib import suppress
@@ -20,7 +20,7 @@ from echo2d.core.protocol.peer_messages import (
     StreamOpened,
     runs_of,
 )
-from echo2d.core.weights.encoding import FRAME_BYTES_MAX
+from echo2d.core.weights.form import FRAME_BYTES_MAX
 from echo2d.errors import PeerFault
 from tests.support.peer_link import ALICE, BOB, FORM, STRIPE, an_end, feed, joined, pieces, wire
 

@@ -1,4 +1,4 @@
-"""Records of groups: any that can be made survives a batch, and damaged bytes are a peer's fault or whole."""
+"""Records of groups: every valid one survives a batch, and damaged bytes are a peer's fault or whole."""
 
 import math
 from typing import get_args

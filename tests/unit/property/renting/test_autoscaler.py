@@ -1,8 +1,9 @@
-"""Never over the budget, none forgotten: whatever commands, lists, clocks and crashes do.
+"""The budget is never exceeded and no box is forgotten, whatever commands, lists, clocks and crashes do.
 
-The world bills a box from the moment its start command was sent, a started unit in full. It is bound to this alone:
-commands end within their time, a list is at most settle_s behind or never shows anything, a box ends by itself when it
-was told to, and no clock is set back while the machine is off or stopped by less than it was (nobody could see that).
+The world bills a box from the moment its start command was sent, with started units in full. It keeps only these rules:
+commands end within their time; a list is at most settle_s behind or never shows anything; a box ends by itself at its
+deadline; and a clock is not set back, while the machine is off or stopped, by less than that time (nobody could see
+it).
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Whatever the peers: the plan reaches all of them, is fast enough if any is, and no bound below its own does."""
+"""For any peers the plan reaches all, is fast enough if any plan is, and no smaller bound of copies is enough."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""Whatever the peers and whatever happens to them, every stripe reaches everyone, and both ends of an edge agree."""
+"""For any peers and any events, every stripe reaches all peers, and both ends of an edge agree."""
 
 import math
 from dataclasses import replace

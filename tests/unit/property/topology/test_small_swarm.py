@@ -1,4 +1,4 @@
-"""Whatever the peers of a small swarm and their rates: every one that can send relays, and nothing is exceeded."""
+"""For any peers and rates of a small swarm, every peer that can send relays, and no limit is exceeded."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -1,7 +1,7 @@
 """The compiled loops and numpy give the same bytes, and refuse the same payloads, at every level.
 
-A draw of `chunk_fuzz` is a pair of chunks. Every codec encodes it, every codec decodes what the others encoded,
-and every codec gets the same spoiled payloads of it.
+A draw of `chunk_fuzz` is a pair of chunks. Every codec encodes it, every codec decodes the encodings of the others, and
+every codec gets the same damaged payloads of it.
 """
 
 import random

@@ -1,4 +1,4 @@
-"""Deltas composed make of the first version the last one, bit for bit, whatever their words and modes are."""
+"""Composed deltas turn the first version into the last one, bit for bit, for any words and modes."""
 
 import numpy as np
 from hypothesis import given, settings

@@ -1,4 +1,4 @@
-"""Encoded chunks that were right once: cut, flipped, swapped, replayed on another base, with lying lengths.
+"""Valid encoded chunks that were cut, flipped, swapped, replayed on another base, or given lying lengths.
 
 A chunk is judged as at a receiver: `decode_record`, then its length and result digest, as `SlotWriter.write_chunk` does
 before a byte of it is written. Each is decoded with one of the codecs that are available here.
@@ -18,7 +18,7 @@ from echo2d.core.base.canonical import Buffer, digest_of, require
 from echo2d.core.base.ids import ChunkId
 from echo2d.core.weights.delta import ChunkMode
 from echo2d.core.weights.delta_words import find_changes
-from echo2d.core.weights.encoding import (
+from echo2d.core.weights.form import (
     NO_BASE,
     ChunkRecord,
     base_sum,
@@ -91,7 +91,7 @@ def received(record: ChunkRecord, payload: Buffer, raw_len: int, base: bytes | N
     return data
 
 
-def test_all_modes_are_here(sent: list[Sent]) -> None:
+def test_the_sent_chunks_use_all_modes(sent: list[Sent]) -> None:
     assert {each.record.mode for each in sent} == set(ChunkMode)
     for each in sent:
         assert received(each.record, each.payload, len(each.new), each.base) == each.new

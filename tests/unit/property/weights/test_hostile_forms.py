@@ -1,4 +1,4 @@
-"""Roots, tables, pages and token files that were right once: believed as they were, or an IntegrityFault."""
+"""Damaged roots, tables, pages and token files: believed only if unchanged, or else an IntegrityFault."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -9,7 +9,7 @@ import pytest
 
 from echo2d.core.base.ids import Digest, SegmentId
 from echo2d.core.protocol.control_messages import TO_PEER, SegmentPage
-from echo2d.core.weights.encoding import FormFacts, SegmentTable
+from echo2d.core.weights.form import FormFacts, SegmentTable
 from echo2d.core.weights.signed_index import Root
 from echo2d.core.weights.verifier import FormIndex
 from echo2d.errors import IntegrityFault, OperatorFault, PeerFault
@@ -38,7 +38,7 @@ def decode_table(data: bytes) -> bytes:
     return SegmentTable.decode(data).encode()
 
 
-def test_what_decodes_is_what_was_sent(fuzz: Fuzz, built: BuiltForm) -> None:
+def test_a_decoded_form_equals_the_sent_one(fuzz: Fuzz, built: BuiltForm) -> None:
     """One encoding per value: damaged bytes that still decode mean exactly themselves, so their digest tells."""
     kinds: list[tuple[Callable[[bytes], bytes], Sequence[bytes]]] = [
         (decode_facts, [built.facts.encode()]),

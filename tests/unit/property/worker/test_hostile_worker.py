@@ -1,6 +1,6 @@
-"""Any message the coordinator's end can get past the codec, in any state of a worker that goes on working.
+"""Any message of the coordinator's end that passes the codec, in any state of a worker that goes on working.
 
-The worker obeys, refuses with a note or gives the lease back; `check()` after every event, and nothing piles up.
+The worker obeys, refuses with a note or gives the lease back; `check()` runs after every event, and nothing piles up.
 """
 
 import random

@@ -1,8 +1,8 @@
 """A worker under any order of events: its shell answers orders late or badly, the coordinator comes and goes.
 
-Beyond `check()`: one apply and one refit at a time; nothing is generated while nothing is served; nothing is said while
-the control link is down; a result names only versions whose RefitDone was produced before, and none that is revoked.
-A refit is of the version that its slot really holds.
+Beyond `check()`: one apply and one refit at a time; nothing is generated while nothing is served; no message is sent
+while the control link is down; a result names only versions whose RefitDone was produced before, and none that is
+revoked. A refit is of the version that its slot really holds.
 """
 
 from dataclasses import replace

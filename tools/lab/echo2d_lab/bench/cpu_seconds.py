@@ -11,7 +11,7 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class ProcessFacts:
-    """cpu_s, user and system: its own, and that of its children that have ended."""
+    """cpu_s: user and system time of the process and of its children that have ended."""
 
     state: str
     parent: int
@@ -20,7 +20,7 @@ class ProcessFacts:
 
     @staticmethod
     def of(pid: int) -> "ProcessFacts":
-        """OSError: it has ended."""
+        """The facts of a process. OSError: it has ended."""
         words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         own, ended = (sum(map(int, words[at : at + 2])) / TICKS_PER_S for at in (11, 13))
         return ProcessFacts(words[0], int(words[1]), own, ended)
@@ -41,10 +41,10 @@ def cpu_s(pid: int) -> float:
 
 
 def family_cpu_s(pids: Collection[int]) -> dict[int, float]:
-    """The CPU seconds that each of these processes, and each that they started, has used."""
+    """The CPU seconds that each of these processes and of their descendants has used."""
     there = processes()
     family = set(pids)
-    # In several turns, because a child may have a lower number than its parent.
+    # Descendants are found in several turns, because a child may have a lower number than its parent.
     while more := {pid for pid, facts in there.items() if facts.parent in family} - family:
         family |= more
     return {pid: there[pid].own_cpu_s + there[pid].ended_cpu_s for pid in family if pid in there}

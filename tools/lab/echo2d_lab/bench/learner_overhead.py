@@ -1,13 +1,13 @@
-"""Measure what a train step costs beyond training: `python -m echo2d_lab.bench.learner_overhead OUT [--steps 24]`.
+"""Measure what a train step costs besides training: `python -m echo2d_lab.bench.learner_overhead OUT [--steps 24]`.
 
 The real learner trains a model of 50 M parameters on generated batches. A stub coordinator links
 and hashes versions, as the real one does on one host, and makes the learner publish every second
 step. So each step that runs while a version is being written has a neighbour that runs alone, and a
-busy machine affects both alike. Not measured: what the coordinator does with a version later in its
+busy machine affects both alike. Not measured: what the coordinator later does with a version in its
 own process.
 
     overhead   share of a step that is not `train`, for steps that begin a version
-    ratio      t_train_s of a step with a version under way / t_train_s of the step before
+    ratio      t_train_s of a step while a version is being written / t_train_s of the step before
 
 With --checkpoints no version is published, and every second step saves a checkpoint: `ratio` is then that
 of a step that waits for the copy and trains while the checkpoint is written. The model has 1 GB of
@@ -51,8 +51,8 @@ NEVER = 1 << 30  # a publish period in steps
 
 
 class StubCoordinator:
-    """Stands in for `echo2d.client.Coordinator`. Batches differ only in their numbers. tokens: of
-    the longest answer.
+    """Replaces `echo2d.client.Coordinator`. Batches differ only in their numbers. tokens: of the
+    longest answer.
     """
 
     run_id = "run"
@@ -116,7 +116,7 @@ class StubCoordinator:
 
 
 def begins(step: int) -> bool:
-    """Whether a version begins after this step and is under way during the next one."""
+    """Whether a version begins after this step and is written during the next one."""
     return step % 2 == 1
 
 
@@ -197,7 +197,7 @@ def report(rows: Sequence[dict[str, Any]], source: StubCoordinator) -> None:
 def report_checkpoints(
     rows: Sequence[dict[str, Any]], source: StubCoordinator, directory: Path
 ) -> None:
-    """A step of an odd number waits for the copy, and has a checkpoint under way."""
+    """A step with an odd number waits for the copy, and a checkpoint is written during it."""
     t = source.t_train_s
     begun = [row["step"] for row in rows if row["step"] % 2 == 0]
     size = sum(path.stat().st_size for path in max(directory.iterdir()).iterdir())
@@ -205,7 +205,7 @@ def report_checkpoints(
     say("t_train_s without a checkpoint under way", [t[step] for step in begun])
     say("t_train_s with one", [t[step + 1] for step in begun if step + 1 in t])
     pairs = [t[step + 1] / t[step] for step in begun if step + 1 in t]
-    # A machine that others use gets slower and faster over several steps; two neighbours make up for that.
+    # A shared machine gets slower and faster over several steps; the mean of two neighbours compensates for that.
     both = [
         t[step + 1] / ((t[step] + t[step + 2]) / 2)
         for step in begun
@@ -213,7 +213,7 @@ def report_checkpoints(
     ]
     say("ratio to the step before", pairs)
     say("ratio to the mean of the steps before and after", both)
-    # A row is written before the checkpoint of its step, so the next one has its seconds.
+    # A row is written before the checkpoint of its step, so the next row has the checkpoint's seconds.
     copies = [row["seconds"]["checkpoint"] for row in rows if "checkpoint" in row["seconds"]]
     say("seconds of the copy, for which training stands still", copies)
 

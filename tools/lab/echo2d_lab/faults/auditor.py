@@ -1,6 +1,6 @@
-"""Simulates the auditor: it knows what each version writes (`engine.mark`), and so finds every lie.
+"""Simulates the auditor: it knows which tokens each version writes (`engine.mark`), and so finds every lie.
 
-It loads versions and scores slowly, sometimes fails, and dies and comes back like any process.
+It loads versions and scores slowly, sometimes fails, and dies and restarts like any process.
 """
 
 import random
@@ -23,13 +23,13 @@ from echo2d.plan.kernel.virtual_clock import Clock
 from echo2d_lab.faults.control_links import Control, SimPeer
 from echo2d_lab.faults.engine import STOP, mark
 
-NUMBER = 1 << 16  # no worker has it
+NUMBER = 1 << 16  # no worker has this number
 LOAD_S = (0.05, 3.0)
 FAILS = 0.05  # share of orders that fail
 
 
 class SimAuditor(SimPeer):
-    """granted: every lease of the run; they tell which sample has which seed."""
+    """granted: all leases of the run, which have the seeds of the samples."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class SimAuditor(SimPeer):
 
 
 def evidence_of(answer: AnswerToScore, right: Sequence[int]) -> Evidence:
-    """What replay finds: tokens that the version would not have written. A stop may come any time."""
+    """The evidence of a replay: tokens that the version would not have written. An end token is right anywhere."""
     wrote = unpack_tokens(answer.tokens).tolist()
     wrong = sum(token not in (sign, STOP) for token, sign in zip(wrote, right, strict=True))
     return Evidence(

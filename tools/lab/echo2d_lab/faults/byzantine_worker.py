@@ -1,4 +1,4 @@
-"""Makes the messages that a lying worker sends instead of a result, or besides it.
+"""Makes the messages that a lying worker sends instead of a result, or in addition to it.
 
 No forged token may become part of a batch.
 """
@@ -23,7 +23,7 @@ from echo2d.core.protocol.control_messages import (
 from echo2d.core.protocol.trajectory import pack_logprobs, pack_tokens
 from echo2d_lab.faults.engine import STOP, VOCAB
 
-INVENTED = 0.3  # share of lies that only an audit can recognise, where there is one
+INVENTED = 0.3  # in a run with an audit, the share of lies that only the audit can recognise
 FORGED = Digest(b"\xee" * 32)
 
 
@@ -93,7 +93,7 @@ def lie(
 ) -> list[ToCoordinator]:
     """Return the messages to send instead of `result`.
 
-    foreign: leases of any worker. plan: the newest one.
+    foreign: leases of any worker. plan: the newest plan.
     """
     kind = chance.choice(
         [

@@ -2,8 +2,8 @@
 
 A peer has one session after another. As with TCP, a session keeps its order in each direction and
 loses nothing until it ends. It ends when it is cut, when either end closes it or dies, or when one
-end has heard nothing for too long. Each end learns of that in its own time, or only when it gives
-up. Messages under way are then lost, or still arrive after the peer's next session has begun: so
+end has received nothing for too long. Each end notices that after a time of its own, or only when it
+gives up. Messages under way are then lost, or still arrive after the peer's next session has begun: so
 messages are reordered and repeated. While a peer is blocked, everything to and from it waits.
 
 Not here: what the two ends do with a message.
@@ -30,12 +30,12 @@ from echo2d_lab.faults.process import Process
 
 # A peer without a Welcome after this time dials again.
 HELLO_S = 10.0
-# The coordinator gives up a session in which it has heard nothing for this long.
+# The coordinator gives up a session in which it has received nothing for this long.
 SILENCE_S = 60.0
-# The same for a peer.
+# A peer gives up a session in which it has received nothing for this long.
 PING_S = 45.0
-BACKOFF_S = (0.25, 15.0)  # first and longest
-# An end learns within this time that a connection was reset.
+BACKOFF_S = (0.25, 15.0)  # first and longest wait between two dials
+# An end notices within this time that a connection was reset.
 NOTICE_S = 3.0
 
 
@@ -73,8 +73,8 @@ class SimSession:
 class SimPeer(Process, ABC):
     """The peer's end: it dials, sends Hello, listens, and dials again. A subclass is the daemon.
 
-    latency_s: one way to the coordinator. blocked_until: no message passes before. barred: its
-    credential is void. trusted: by the operator. closed: other peers cannot dial it.
+    latency_s: one way to the coordinator. blocked_until: no message passes before this time. barred: its
+    credential is revoked. trusted: by the operator. closed: other peers cannot dial it.
     """
 
     def __init__(
@@ -214,12 +214,12 @@ class Control:
         return None if session is None else session.peer
 
     def bar(self, peer: PeerId) -> None:
-        """The credential of a peer that is connected, or was, is void from now on."""
+        """Revoke the credential of a peer that is or was connected."""
         for session in self._sessions.values():
             if session.peer.peer == peer:
                 session.peer.barred = True
 
-    # --- what goes wrong
+    # --- faults
 
     def cut(self, peer: SimPeer) -> None:
         """Reset the peer's connection. The peer may be dead already."""
@@ -229,7 +229,7 @@ class Control:
             self._lose_up(session)
 
     def vanish(self, peer: SimPeer) -> None:
-        """Lose the peer's machine: the coordinator finds out by silence only."""
+        """Lose the peer's machine: the coordinator notices only its silence."""
         for session in self._of(peer):
             session.down.dead = session.up.dead = True
             self._clock.after(self._random.uniform(5.0, SILENCE_S), self._ended_above, session)
@@ -276,7 +276,7 @@ class Control:
                 peer = session.peer
                 self.emit(PeerConnected(session.number, peer.peer, word, peer.trusted))
         else:
-            # The way up carries no other type.
+            # No other type is sent to the coordinator.
             self.emit(PeerSaid(session.number, word))  # type: ignore[arg-type]
 
     def _ended_above(self, session: SimSession) -> None:

@@ -66,9 +66,9 @@ from echo2d_lab.faults.invariants import InvariantChecker, reward_of
 from echo2d_lab.faults.process import Process
 from echo2d_lab.faults.worker import Noted
 
-# Rows of each task; prompts ask them in turn.
+# Rows of each task; prompts use them in turn.
 ROWS = 7
-NUMBER = -1  # names this process in traces
+NUMBER = -1  # this process's number in traces
 TURN_EVENTS_MAX = 256
 COMMIT_S = (0.001, 0.02)
 LONG_POLL_S = 30.0
@@ -81,8 +81,8 @@ OnReply = Callable[[Reply | None], None]  # None: the connection broke
 class SimCoordinator(Process):
     """See the module docstring.
 
-    rewards_fail: how many of the next rewards fail. die: where in the next turn with a transaction
-    the process dies; None: it does not.
+    rewards_fail: this many of the next rewards fail. die: the place in the next turn with a transaction
+    where the process dies; None: it does not die.
     """
 
     def __init__(
@@ -112,9 +112,9 @@ class SimCoordinator(Process):
         self._calls: dict[RequestId, OnReply] = {}
         self._requests = 0
         self._turns = 0
-        # Peers whose credential is void, as far as this process was told.
+        # Peers whose credential is revoked, as far as this process knows.
         self._barred: list[PeerId] = []
-        # It outlives this process: tools have effects.
+        # The environment outlives this process, because tools have effects outside it.
         self._environment = ModelEnvironment()
 
     def start(self) -> None:
@@ -223,7 +223,7 @@ class SimCoordinator(Process):
                 self._judge.persist(action.record)
                 self._environment.heard(action.record)
             elif isinstance(action, Convict):
-                # Its groups are dropped in the same turn, before anything else is done.
+                # The worker's groups are dropped in the same turn, before any other action.
                 self._judge.convicts(action.worker)
         if self._turns % CHECK_EVERY == 0:
             self._judge.compare(self.state)
@@ -294,7 +294,8 @@ class SimCoordinator(Process):
         peer = self.control.peer_of(session)
         if isinstance(message, LeaseGranted):
             self._granted.append(message)
-            # A worker may guess a lease of its own that it was not told of, because it came back just then.
+            # The answer may be about a lease that was given to the worker while it reconnected, so that it only
+            # guesses the lease.
             key = HeldLease(message.lease, message.attempt)
             owner = self._judge.given_to.get(key) if peer is None else peer.peer
             if owner is not None:
@@ -309,7 +310,7 @@ class SimCoordinator(Process):
         self.later(DIAL_BACK_S if fault else CALL_S, self.emit, DialBackEnded(session, fault))
 
     def _step(self, action: StepEnvironment) -> None:
-        """Answer for the environment, which may fail."""
+        """Answer in place of the environment, which may fail."""
         reward: float | None = reward_of(action.cursor, action.sample)
         if self.rewards_fail:
             self.rewards_fail -= 1
@@ -318,7 +319,7 @@ class SimCoordinator(Process):
         self.later(self._random.uniform(0.001, 2.0), self.emit, event)
 
     def _score(self, action: ScoreSample) -> None:
-        """Answer for the task's process, which may fail."""
+        """Answer in place of the task's process, which may fail."""
         if self.rewards_fail:
             self.rewards_fail -= 1
             self.emit(SampleScored(action.group, action.sample, None, "crashed"))

@@ -1,11 +1,11 @@
-"""Simulates a worker's engine. Each token tells which version wrote it, and at which position.
+"""Simulates a worker's engine. Each token shows which version wrote it, and at which position.
 
 `mark` is the token that a version writes at a position of a sample. So `invariants` can compare
-spans with the version that was really loaded (I2), and finds tokens at a wrong position. Positions
-count from the first token of the prompt, so a worker that continues another worker's output counts
-on. A refit happens between two pieces of output.
+spans with the version that was really loaded (I2), and find tokens at a wrong position. Positions
+count from the first token of the prompt, also if a worker continues another worker's output. A refit
+happens between two pieces of output.
 
-Not here: which leases run, and what becomes of their output.
+Not here: which leases run, and what happens to their output.
 """
 
 import random
@@ -27,7 +27,7 @@ from echo2d.core.worker.events import (
 from echo2d_lab.faults.process import Process
 
 VOCAB = 256
-STOP = 1  # ends an answer; `mark` gives none
+STOP = 1  # ends an answer; `mark` never returns it
 EngineEvent = SampleProgressed | GenerationFailed | EngineRefitted | EngineRefitFailed
 
 
@@ -42,8 +42,8 @@ class Pace:
     """How well an engine works.
 
     token_s: seconds per token and sample. faulty: share of refits that fail; a quarter of it is the
-    share of pieces of output that fail. hung: it makes no progress. together: token_s is for all its samples
-    together, however many run.
+    share of pieces of output that fail. hung: the engine makes no progress. together: token_s counts for
+    all running samples together.
     """
 
     token_s: float
@@ -55,7 +55,7 @@ class Pace:
 class SimEngine:
     """An engine that lives and dies with `process`.
 
-    read: returns the version whose files lie in a slot directory now.
+    read: returns the version whose files are in a slot directory now.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class SimEngine:
         self._emit, self._read = emit, read
         self.loaded: VersionKey | None = None
         self._running: dict[tuple[LeaseId, int], set[int]] = {}
-        # During a hold, the arguments of the `_write` calls that wait for its end.
+        # The arguments of the `_write` calls that wait for the end of a hold; None: there is no hold.
         self._held: list[tuple[LeaseGranted, int, int, int, int]] | None = None
 
     def start(self, lease: LeaseGranted) -> None:

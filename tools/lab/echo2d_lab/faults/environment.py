@@ -1,9 +1,9 @@
-"""A modelled environment: short episodes whose answers are known, and which find out what is asked twice.
+"""A modelled environment: short episodes whose answers are known, and which detect a turn that is asked twice.
 
 An episode of prompt `cursor` and sample `sample` has `turns_of` turns, unless it is cut off. Its state is the
-number of turns that it answered, so an answered turn that comes again is found. One that an agent outside plays
-begins with its first call, and some of its later calls begin a branch. Those of evaluations are not
-durable: they begin anew with another coordinator process.
+number of turns that it has answered, so it detects an answered turn that is asked again. An episode that an
+outside agent plays begins with its first call, and some of its later calls begin a branch. Episodes of
+evaluations are not durable: they begin again with another coordinator process.
 """
 
 from collections import Counter
@@ -23,8 +23,8 @@ from echo2d.core.work.events import (
 )
 from echo2d.core.work.leases import TRAINING, kind_of
 
-TURNS = 4  # at most
-GIVEN = (2, 3)  # tokens of an answer, but for one that names the turn
+TURNS = 4  # most turns of an episode
+GIVEN = (2, 3)  # tokens of an environment's answer; one more token names the turn
 
 
 def turns_of(cursor: int, sample: int) -> int:
@@ -32,12 +32,12 @@ def turns_of(cursor: int, sample: int) -> int:
 
 
 def given_after(turn: int) -> bytes:
-    """The tokens that the environment gives behind this turn; of turn 0, an agent's first call."""
+    """The tokens that the environment gives after this turn; for turn 0, an agent's first call."""
     return pack_tokens([*GIVEN, 4 + turn % 8])
 
 
 def branches_after(turn: int, sample: int) -> bool:
-    """Whether the call of an agent outside after this turn begins a branch."""
+    """Whether an outside agent's call after this turn begins a branch."""
     return turn > 0 and (turn + sample) % 3 == 0
 
 
@@ -45,9 +45,9 @@ def branches_after(turn: int, sample: int) -> bool:
 class ModelEnvironment:
     """See the module docstring.
 
-    acknowledged: by group and sample, the turns whose answers are durable. scored: the same of evaluations, as long as
-    the coordinator process lives: the turns that were answered in episodes that go on. begun_anew: how often this
-    coordinator process forgot an episode.
+    acknowledged: for each group and sample, the number of turns whose answers are durable. scored: for each running
+    episode of an evaluation, the number of answered turns, as long as the coordinator process lives. begun_anew: how
+    often this coordinator process forgot an episode.
     """
 
     acknowledged: dict[tuple[GroupId, int], int] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class ModelEnvironment:
     begun_anew: Counter[tuple[GroupId, int]] = field(default_factory=Counter)
 
     def heard(self, record: CoordinatorRecord) -> None:
-        """This is durable now."""
+        """Note that this record is durable now."""
         match record:
             case TurnAnswered(group, sample, turn):
                 self.acknowledged[group, sample] = turn
@@ -66,7 +66,7 @@ class ModelEnvironment:
                 pass
 
     def restarted(self) -> None:
-        """Another coordinator process begins."""
+        """Note that another coordinator process begins."""
         self.scored.clear()
         self.begun_anew.clear()
 
@@ -76,11 +76,11 @@ class ModelEnvironment:
     def step(
         self, order: StepEnvironment, reward: float | None
     ) -> EnvironmentStepped | EpisodeEnded:
-        """reward: of an episode that ends here; None: the environment fails."""
+        """Answer a turn. reward: of an episode that ends here; None: the environment fails."""
         at = order.group, order.sample
         of_evaluation = kind_of(order.group) != TRAINING
         if not of_evaluation and order.begun < self.begun_anew[at]:
-            # The coordinator forgot this episode in the turn in which it asked, and ignores the answer.
+            # The coordinator forgot this episode in the same turn in which it asked, and ignores the answer.
             return EpisodeEnded(*at, order.begun, order.turn, reward, "forgotten")
         given = order.output.given
         outside = not order.turn or bool(given and given[0].start == 0)

@@ -1,7 +1,7 @@
 """Draws a fault schedule from one rng_seed: the rules of a run, its workers, and its faults.
 
-Until `heal_s` anything may go wrong. Then every process runs again and no more faults come. Only
-bad workers stay bad for ever: they must not hold up the others (I6).
+Until `heal_s` any fault may happen. Then every process runs again and no more faults come. Only bad
+workers stay bad for ever: they must not hold up the others (I6).
 """
 
 import random
@@ -19,41 +19,41 @@ from echo2d.registry import SHAPES
 from echo2d_lab.faults.engine import STOP, VOCAB
 
 FaultKind = Literal[
-    "kill_coordinator",  # kill -9, together with the seed; both come back
-    # The same within a turn: before its transaction, after it, or among its other actions.
+    "kill_coordinator",  # kill -9, together with the seed; both restart
+    # A kill within a turn: before its transaction, after it, or among its other actions.
     "kill_in_commit",
     "pause_coordinator",
     "jump_coordinator",
     "kill_seed",
     "encode_fails",
     "kill_worker",
-    "vanish_worker",  # its machine is gone, and the coordinator is not told
-    "stop_worker",  # an orderly end
+    "vanish_worker",  # its machine is lost, and the coordinator gets no message
+    "stop_worker",  # the worker ends in order
     "pause_worker",
     "jump_worker",
     "cut",  # its control link is reset
     "block",  # a partition: it reaches neither coordinator nor peers
-    "cut_links",  # to its peers
+    "cut_links",  # its links to peers are reset
     "hang",  # its engine makes no tokens
-    "revoke",  # its credential becomes void for ever
+    "revoke",  # its credential is revoked for ever
     "kill_learner",
     "second_learner",
     "lose_call",  # an answer to the learner gets lost
     "rewards_fail",
     "kill_auditor",
 ]
-# hoards: it offers many slots, and its engine makes no more tokens for that. fades: its rate falls by FADE at last.
+# hoards: it offers many slots, but its engine makes no more tokens with them. fades: its rate at last falls by FADE.
 Badness = Literal["", "lies", "hangs", "dead", "slow", "hoards", "fades"]
 FADE = 100.0
 HOARDED = 512  # slots
 
-# A newcomer for ever: none of its answers may be trained on before its verdict.
+# With this audit.newcomer a worker stays a newcomer for ever: no answer may be trained on before its verdict.
 NEVER_CLEAR = 1000
 
-# What an earlier process learnt of honest engines.
+# Limits that an earlier process has learnt from honest engines.
 LEARNT = LimitsLearnt("torch", 0.1, 0.002, 0)
 EVALUATED = 0.4
-ENVIRONMENTS = 0.33  # share of the runs in which tasks may be environments
+ENVIRONMENTS = 0.33  # share of runs in which tasks may be environments
 EPISODES = (
     EpisodeRules(
         turns_max=16,
@@ -68,9 +68,9 @@ EPISODES = (
         turns_max=16,
     ),
 )
-OUTSIDE = 0.5  # share of those in which agents outside play some of them
+OUTSIDE = 0.5  # share of environments that outside agents play
 AUDITED = 0.25  # share of runs that have an audit
-# How often each kind is drawn, relative to the others.
+# How often each kind of fault is drawn, relative to the others.
 KINDS: tuple[tuple[FaultKind, int], ...] = (
     ("kill_coordinator", 2), ("kill_in_commit", 4), ("pause_coordinator", 1),
     ("jump_coordinator", 1), ("kill_seed", 1), ("encode_fails", 1), ("kill_worker", 3),
@@ -82,7 +82,7 @@ KINDS: tuple[tuple[FaultKind, int], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
-    """One worker. slots: 0 for a relay peer. lies: share of its results that are lies.
+    """One worker. slots: 0: it is a relay peer. lies: share of its results that are lies.
 
     faulty: share of its refits and applies that fail. bad: a fault that never heals.
     """
@@ -98,7 +98,7 @@ class WorkerSpec:
 
 @dataclass(frozen=True, slots=True)
 class RunFault:
-    """One fault. worker: the number of the worker that it strikes, if its kind strikes one."""
+    """One fault. worker: the number of the worker that it strikes, if the kind strikes a worker."""
 
     at_s: float
     kind: FaultKind
@@ -108,8 +108,8 @@ class RunFault:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """learnt: what the audit knows from the start. train_s: seconds per train step. refusals: share
-    of batches of which the learner refuses a group.
+    """learnt: limits that the audit has at the start. train_s: seconds per train step. refusals: share
+    of batches in which the learner refuses a group.
     """
 
     rng_seed: int
@@ -156,7 +156,7 @@ class Schedule:
 
 
 def with_hoarders(schedule: Schedule) -> Schedule:
-    """The same with one to three more workers that offer many slots, and deliver little, late or nothing."""
+    """The schedule with one to three more workers that offer many slots, and deliver little, late or nothing."""
     chance = random.Random(schedule.rng_seed ^ 0x0A2D)
     kinds: list[Badness] = ["hoards", "hangs", "fades", "slow"]
     more = tuple(
@@ -213,11 +213,11 @@ def _tasks(rng: random.Random, max_new_tokens: int) -> tuple[TaskRules, ...]:
 
 
 def _environments(chance: random.Random, rules: RunRules) -> tuple[TaskRules, ...]:
-    """In one schedule of three, each task may be an environment."""
+    """The tasks; in one schedule of three, each may be an environment."""
     if chance.random() > ENVIRONMENTS:
         return rules.tasks
     tasks = [replace(task, episode=chance.choice([None, *EPISODES])) for task in rules.tasks]
-    # Drawn afterwards: older schedules keep their environments.
+    # Outside agents are drawn last, so that older schedules keep their environments.
     for number, task in enumerate(tasks):
         if task.episode is not None and chance.random() < OUTSIDE:
             tasks[number] = replace(task, episode=replace(task.episode, outside=True))
@@ -225,7 +225,7 @@ def _environments(chance: random.Random, rules: RunRules) -> tuple[TaskRules, ..
 
 
 def _evals(chance: random.Random, rules: RunRules) -> tuple[EvalRules, ...]:
-    """Mostly none. Their questions are rows that the tasks have, too."""
+    """Evaluations; most runs have none. Their questions are rows that the tasks have, too."""
     if chance.random() > EVALUATED:
         return ()
     task = replace(rules.tasks[0], name="held", row_filter=None)
@@ -242,7 +242,7 @@ def _evals(chance: random.Random, rules: RunRules) -> tuple[EvalRules, ...]:
 
 
 def _played(chance: random.Random, rules: RunRules) -> tuple[EvalRules, ...]:
-    """Half of the evaluations are of environments."""
+    """The evaluations; half of them are of environments."""
     if chance.random() < 0.5:
         return rules.evals
     return tuple(
@@ -293,6 +293,6 @@ def _faults(rng: random.Random, workers: int, heal_s: float) -> tuple[RunFault, 
         for _ in range(rng.randint(2, 12))
     ]
     drawn.sort(key=lambda fault: fault.at_s)
-    # More of them may stop a run that has one version only, and must.
+    # ENCODE_FAILURES_MAX failures rightly stop a run that has only one version, so a schedule has fewer.
     too_many = [fault for fault in drawn if fault.kind == "encode_fails"][ENCODE_FAILURES_MAX - 1 :]
     return tuple(fault for fault in drawn if fault not in too_many)

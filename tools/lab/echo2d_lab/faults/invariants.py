@@ -1,10 +1,13 @@
-"""The judge of the loop: what must hold whatever happens, checked at every record, every answer, every lease.
+"""The judge of a simulated run: the invariants that must always hold, checked at every record, answer and lease.
 
-It knows what the processes cannot know together: the ledger, what was granted to whom, what engines really loaded,
-which rewards the task gives. It uses none of the code it judges. Numbers as in the blueprint:
+It sees at once what no single process knows: the ledger, which worker got which lease, which version an engine really
+loaded, which rewards the task gives. It uses none of the code that it judges. Numbers as in docs/design/invariants.md:
 
-    I1 nothing too old, nothing of a revoked version in a batch that freezes    I4 acknowledged is durable, trained once
-    I2 spans name what wrote the tokens, handed over or not    I5 whole groups    I7 only whom it was leased to
+    I1 no token is too old, and none is of a revoked version when its batch freezes
+    I2 spans name the versions that wrote the tokens, handed over or not
+    I4 acknowledged data are durable, and are trained on once
+    I5 groups are whole
+    I7 a result comes only from the worker that has the lease
     I8 (`check` of the cores)
 """
 
@@ -49,7 +52,7 @@ from echo2d.core.protocol.trajectory import (
     unpack_tokens,
 )
 from echo2d.core.rules.run import RunRules
-from echo2d.core.weights.encoding import FormFacts
+from echo2d.core.weights.form import FormFacts
 from echo2d.core.weights.signed_index import Root
 from echo2d.core.work.evaluation.events import Evaluated
 from echo2d.core.work.events import (
@@ -76,12 +79,12 @@ from echo2d_lab.faults.scored_episodes import ScoredEpisodes
 
 
 def reward_of(cursor: int, sample: int) -> float:
-    """What the task gives; every sixth prompt says nothing."""
+    """The task's reward; for every sixth prompt all rewards are equal."""
     return 1.0 if cursor % 6 == 0 else float((cursor + sample) % 2)
 
 
 class InvariantChecker:
-    """See the module docstring. honest(peer): whether it never lies."""
+    """See the module docstring. honest(peer): whether the peer never lies."""
 
     def __init__(self, rules: RunRules, honest: Callable[[PeerId], bool]) -> None:
         self.ledger = MemoryLedger()
@@ -89,48 +92,45 @@ class InvariantChecker:
         self._quotas = Quotas([task.weight for task in rules.tasks], rules.groups_per_step)
         self._asked: dict[RequestId, CoordinatorEvent] = {}
         self._granted: dict[HeldLease, tuple[PeerId, LeaseGranted]] = {}
-        # By attempt, as the ledger says it.
+        # The worker of each attempt, from the ledger.
         self.given_to: dict[HeldLease, PeerId] = {}
-        self._writers: dict[tuple[GroupId, int], set[PeerId]] = defaultdict(
-            set
-        )  # who may have written for a sample
+        # The workers that may have written tokens of a sample.
+        self._writers: dict[tuple[GroupId, int], set[PeerId]] = defaultdict(set)
         self._kept: set[tuple[HeldLease, int]] = set()
         self._seeds: dict[tuple[GroupId, int], int] = {}
-        self._step_of: dict[GroupId, int] = {}  # of every group that was ever frozen
-        self._trained_in: dict[GroupId, int] = {}  # of every group of a committed batch
-        self._refused: set[GroupId] = set()  # by the learner
+        self._step_of: dict[GroupId, int] = {}  # the step of every group that was ever frozen
+        self._trained_in: dict[GroupId, int] = {}  # the step of every group in a committed batch
+        self._refused: set[GroupId] = set()  # groups that the learner refused
         self.barred: set[PeerId] = set()
         self.convicted: set[PeerId] = set()
-        # Kept answers that the version they name would not have written.
+        # Kept answers that the version in their spans would not have written.
         self._lies: set[tuple[GroupId, int]] = set()
-        # Rewards of samples that were drawn and are not trained on.
+        # Rewards of samples that were drawn but are not trained on.
         self._surplus: dict[GroupId, list[float]] = defaultdict(list)
         audit = rules.audit
         self._all_wait = audit is not None and audit.trusts and audit.newcomer == NEVER_CLEAR
         self.steps_committed = self.newest_step = 0
-        self.handed_over = self.joined = (
-            0  # leases that go on from somebody's output, results of such
-        )
+        # Leases that continue another worker's output, and results of such leases.
+        self.handed_over = self.joined = 0
         self.evaluated = 0  # whole evaluations
         self.scored_episodes = ScoredEpisodes(honest, self._published)
         self.outlived = 0  # results under leases of an earlier coordinator process
         self._before: frozenset[HeldLease] = frozenset()
-        self._facts: dict[FormId, FormFacts] = {}  # of every form that was signed
-        self.forms: Counter[str] = (
-            Counter()
-        )  # what the seed was told to make, by kind; for a few peers only: "aside"
+        self._facts: dict[FormId, FormFacts] = {}  # facts of every signed form
+        # Forms that the seed was ordered to make, by kind; "aside": for a few peers only.
+        self.forms: Counter[str] = Counter()
 
     @property
     def audited(self) -> bool:
         return self._rules.audit is not None
 
     def restarted(self) -> None:
-        """Another coordinator process begins."""
+        """Note that another coordinator process begins."""
         self._before = frozenset(self._granted)
         self.scored_episodes.restarted()
 
     def compare(self, state: CoordinatorState) -> None:
-        """The machine holds exactly what is durable; called where nothing waits to be written."""
+        """Check that the machine holds exactly the durable data. Call it when no record waits to be written."""
         groups, ledger = state.status().groups, self.ledger
         in_batches = {
             group for frozen in ledger.frozen.values() for group in frozen.groups
@@ -139,12 +139,12 @@ class InvariantChecker:
             "a group got lost"
         )
 
-    # --- what becomes durable
+    # --- records that become durable
 
     def persist(  # noqa: C901 - one line per record
         self, record: CoordinatorRecord
     ) -> None:
-        """Judges the record, and writes it."""
+        """Judge the record, and write it."""
         match record:
             case EpochOpened(epoch):
                 assert epoch == self.ledger.epoch + 1
@@ -187,7 +187,7 @@ class InvariantChecker:
         return [VersionKey(each.version, each.digest) for each in self.ledger.published.values()]
 
     def _last_committed(self) -> int:
-        """In the epoch in force."""
+        """The last committed step of the epoch in force."""
         ledger = self.ledger
         mine = [step for step, each in ledger.committed.items() if each.epoch == ledger.epoch]
         return max([ledger.resume_step, ledger.checkpoint, *mine])
@@ -206,7 +206,7 @@ class InvariantChecker:
         self.evaluated += record.rows == record.of
 
     def _check_given(self, record: LeaseGiven) -> None:
-        """Only of a sample that has no result, and one alone if it has tokens, which must be as good as a result."""
+        """A lease is only for samples without a result. One with tokens is for one sample, whose tokens are valid."""
         stored = self.ledger.groups[record.group]
         assert not {each.sample for each in stored.record.trajectories} & set(record.samples)
         assert len(record.samples) == 1 or not record.base.length
@@ -232,7 +232,7 @@ class InvariantChecker:
         assert all(math.isfinite(logprob) and logprob <= 1e-4 for logprob in logprobs)
 
     def _check_kept(self, group: GroupId, key: HeldLease, kept: TrajectoryRecord) -> None:
-        """I2, I7, and everything a result must be. The end of an episode is as its last turn was."""
+        """I2, I7, and all other conditions of a result. The end of an episode equals its last turn."""
         assert math.isnan(kept.reward)
         if (turns := self.ledger.turns.get((group, kept.sample))) is None:
             self._check_answer(group, key, kept)
@@ -243,7 +243,7 @@ class InvariantChecker:
         assert partial == Partial(kept.tokens, kept.logprobs, kept.spans, kept.given, kept.branches)
 
     def _check_turn(self, turn: TurnKept) -> None:
-        """A turn is a result; what the environment gave before is in its place, and nobody's."""
+        """A turn must be a valid result. The environment's tokens before it are in their place, and no worker's."""
         task = self._rules.task(self.ledger.groups[turn.group].source.task)
         assert task is not None
         assert task.episode is not None
@@ -309,7 +309,7 @@ class InvariantChecker:
                 mark(version, group, kept.sample, behind + at) for at in range(span.start, span.end)
             ]
             ended = span.end == len(tokens) and kept.finish == "stop"
-            # An earlier turn may have ended where the environment's answer begins.
+            # An earlier turn may have ended right before the environment's answer.
             if ended or any(span.end == given.start for given in kept.given):
                 signed[-1] = wrote[-1]
             assert not honest or wrote == signed, (
@@ -342,25 +342,25 @@ class InvariantChecker:
             self._surplus[record.group].append(kept.reward)
 
     def _is_cut_off(self, stored: StoredGroup, kept: TrajectoryRecord) -> bool:
-        """Whether an episode ended before its environment ended it; there was no room for another turn then."""
+        """Whether an episode ended before its environment ended it; then no room for another turn was left."""
         task = self._rules.task(stored.source.task)
         assert task is not None
         if task.episode is None or kept.turns == turns_of(stored.cursor, kept.sample):
             return False
         length = kept.length + len(given_after(kept.turns)) // 4
-        # No context limits an answer here, so branches do not count.
+        # No context limits an answer in the simulation, so branches do not count.
         full = length >= self._rules.limit(task, stored.record.prompt, length).tokens
         assert full or kept.turns == task.episode.turns_max
         return True
 
     def _drawn(self, stored: StoredGroup) -> int:
-        """How many samples a group of this task has."""
+        """The number of samples in a group of this task."""
         task = self._rules.task(stored.source.task)
         assert task is not None
         return self._rules.drawn(task)
 
     def _check_dropped(self, record: GroupDropped) -> None:
-        """Work is thrown away for a reason that holds only."""
+        """A group is dropped only for a reason that is true."""
         stored = self.ledger.groups[record.group]
         spans = [span for each in stored.record.trajectories for span in each.spans]
         reason = record.reason.partition(":")[0]
@@ -446,7 +446,7 @@ class InvariantChecker:
         self.steps_committed += 1
         self.newest_step = max(self.newest_step, record.step)
 
-    # --- what is said
+    # --- messages
 
     def granted(self, peer: PeerId, lease: LeaseGranted) -> None:
         assert peer not in self.barred, "I7: a lease for a peer whose credential is void"
@@ -467,8 +467,8 @@ class InvariantChecker:
             turns = self.ledger.turns.get((lease.group, lease.samples[0]), [])
             given_bytes = sum([len(each.tokens) for _, each in turns if each is not None])
             left = [len(kept.partial.tokens) for kept, each in turns if each and each.anew]
-            output += max(left, default=0)  # what came before the newest branch
-            # The ledger may be ahead of the message: the same transaction may have forgotten the episode.
+            output += max(left, default=0)  # the tokens before the newest branch
+            # The ledger may be ahead of the message: the same transaction may have deleted the episode.
             void = lease.earlier and (lease.group, lease.samples[0]) in self.ledger.forgotten
             assert void or 4 * (lease.earlier + lease.written) + given_bytes == output
             self.handed_over += lease.written > 0
@@ -483,7 +483,7 @@ class InvariantChecker:
         self.convicted.add(worker)
 
     def performs(self, action: CoordinatorAction) -> None:
-        """I4: nothing is acknowledged that is not durable."""
+        """I4: only durable data are acknowledged."""
         match action:
             case Send(_, SampleAnswered(lease, attempt, sample, accepted)) if accepted:
                 key = HeldLease(lease, attempt)
@@ -539,7 +539,7 @@ class InvariantChecker:
                 pass
 
     def _check_batch(self, step: int, body: bytes, digest: Digest | None) -> None:
-        """A batch that is given out is the one that is frozen, always."""
+        """The learner always gets the frozen batch."""
         frozen = self.ledger.frozen[step]
         assert digest == batch_digest(body) == frozen.digest, "I4: another batch for the same step"
         batch: BatchBody = unpack_batch(body)

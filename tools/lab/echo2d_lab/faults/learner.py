@@ -1,4 +1,4 @@
-"""Simulates the learner: session, publish, take, train, commit, checkpoint. It may die anywhere.
+"""Simulates the learner: session, publish, take, train, commit, checkpoint. It may die at any point.
 
 It makes the same calls as `learner.train`, in the same order. Its weights are digests of the
 previous weights and the batch, with a salt if its arithmetic is not reproducible. Its disk holds
@@ -30,10 +30,10 @@ from echo2d_lab.faults.process import Process
 
 BASE = digest_of(b"base model")
 RETRY_S = 0.5
-# The coordinator's shell copies a snapshot for this long before its state hears of the publish.
+# The coordinator's shell copies a snapshot for this long before its state gets the publish.
 COPY_S = (0.05, 0.5)
 CHECKPOINTS_KEPT = 2
-# Per step, by all learners together. Five refusals of one step would end the run.
+# Refusals per step, of all learners together. Five refusals of one step would end the run.
 REFUSALS_MAX = 2
 
 MakeEvent = Callable[[RequestId], CoordinatorEvent]
@@ -47,7 +47,7 @@ class Checkpoint:
 
 @dataclass(slots=True)
 class ApiCall:
-    """One call under way. reply: None until it arrives. broken: the connection was lost."""
+    """One open call. reply: None until it arrives. broken: the connection was lost."""
 
     make: MakeEvent
     after_s: float = CALL_S
@@ -70,7 +70,7 @@ class SimLearner(Process):
     """See the module docstring.
 
     saved: its checkpoints, oldest first. refused: how often batches were refused, by step. All
-    learners of a run share both. step: the last one that it committed.
+    learners of a run share both. step: the last step that it committed.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class SimLearner(Process):
             self._waits_for = None
 
     def _wait(self, call: ApiCall) -> Generator[float | ApiCall, None, Reply]:
-        """Wait for an answer. Every call may be repeated, so a broken or empty one is."""
+        """Wait for an answer. Every call may be repeated, so a broken or empty one is repeated."""
         while True:
             yield call
             if call.reply is not None and call.reply.status != 204:
@@ -166,7 +166,7 @@ class SimLearner(Process):
         asked = self._ask_batch(epoch, self.step + 1)
         while True:
             batch, digest = yield from self._take(epoch, asked)
-            # The next batch is asked for before this one is trained, so that both overlap.
+            # The next batch is requested before this one is trained, so that both overlap.
             asked = self._ask_batch(epoch, batch.step + 1)
             yield self._train_s * self._random.uniform(0.5, 1.5)
             weights = digest_of(weights + digest + self._salt)
@@ -211,7 +211,7 @@ class SimLearner(Process):
     def _take(
         self, epoch: Epoch, asked: ApiCall
     ) -> Generator[float | ApiCall, None, tuple[BatchBody, Digest]]:
-        """Take the batch, perhaps after refusing a group of it."""
+        """Take the batch, possibly after refusing a group of it."""
         while True:
             reply = yield from self._wait(asked)
             assert isinstance(reply.body, bytes)

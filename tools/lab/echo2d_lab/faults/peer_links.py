@@ -1,8 +1,8 @@
 """Simulates links between peers. Real relays pass forms of one segment and one frame over them.
 
 A message arrives in order after a drawn time, unless the link breaks before. As on a real link,
-frames that arrive after the end of their stream are dropped. Many frames, limited rates and loss
-are simulated elsewhere (`echo2d.plan.broadcast`); here they would only hide the faults of the run.
+frames that arrive after the end of their stream are dropped. Not here: many frames, limited rates and
+loss (`echo2d.plan.broadcast`), which would only hide the faults of the run.
 """
 
 import random
@@ -18,8 +18,8 @@ SEGMENT = SegmentId(0)
 SIZES = (1000,)  # bytes of each frame of a segment
 FRAMES = tuple(frame_id(SEGMENT, index) for index in range(1 + len(SIZES)))
 HANDSHAKE_S = 0.2
-FRAME_S = (0.01, 0.4)  # for one hop
-# An end learns within this time that a link broke.
+FRAME_S = (0.01, 0.4)  # smallest and largest time of one hop
+# An end notices within this time that a link broke.
 NOTICE_S = 1.0
 
 
@@ -40,7 +40,7 @@ class Relaying(Protocol):
 class _Way:
     """One direction of a link.
 
-    ended: streams that the target has ended. repairs: streams that carry single frames.
+    ended: streams that the target has ended. repairs: streams with single frames.
     """
 
     def __init__(self, source: Relaying, target: Relaying) -> None:
@@ -116,7 +116,7 @@ class SimPeerLinks:
         if way is not None:
             way.in_order = max(way.in_order, self._clock.now) + self._random.uniform(*FRAME_S)
             self._clock.at(way.in_order, self._arrive, way, action)
-            # The line takes it at once.
+            # The line accepts the frame at once.
             self._clock.after(0.0, source.call, way.boots[0], self._room, way)
 
     def _arrive(self, way: _Way, what: relay_events.RelayEvent | relay_events.SendFrame) -> None:
@@ -186,7 +186,7 @@ class SimPeerLinks:
                 self._clock.after(self._random.uniform(0.0, NOTICE_S), self._notice, way)
 
     def _notice(self, way: _Way) -> None:
-        """Tell an end that its link broke. A paused end learns it later, a dead one never."""
+        """Tell an end that its link broke. A paused end notices it later, a dead one never."""
         if way.source.up and way.source.boots == way.boots[0]:
             way.source.call(way.boots[0], self._broken, way)
         else:
@@ -199,7 +199,7 @@ class SimPeerLinks:
 
 
 def held(form: FormId) -> tuple[relay_events.RelayEvent, ...]:
-    """Return the events that tell a relay of a form that is complete on its disk."""
+    """Return the events for a relay that has a complete form on its disk."""
     return relay_events.TableHeld(form, SEGMENT, SIZES), relay_events.FramesFound(form, FRAMES[1:])
 
 

@@ -1,10 +1,10 @@
 """Simulates a process that starts, dies and pauses, with a monotonic clock of its own.
 
     down --begin--> up --end--> down
-    up --pause--> paused --(seconds later)--> up, which then runs all calls that came meanwhile
+    up --pause--> paused --(seconds later)--> up, which then runs all calls of that time
 
-Calls that a process has scheduled die with it. Its clock starts anywhere and may jump ahead, like
-that of a suspended virtual machine. Not here: what the process does.
+Calls that a process has scheduled are lost when it dies. Its clock starts at any value and may jump
+ahead, like that of a suspended virtual machine. Not here: what the process does.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from typing import Any
 
 from echo2d.plan.kernel.virtual_clock import Clock
 
-# Added to every timer, so that rounding in the sum of two clocks cannot make it fire early.
+# This is added to every timer, so that rounding in the sum of two clocks cannot make it fire early.
 TICK_S = 1e-6
 
 
@@ -38,7 +38,7 @@ class Process:
         return None
 
     def woken(self) -> None:
-        """Called when `wake_at` has come."""
+        """Called at the time of `wake_at`."""
 
     def begin(self, *, skew_s: float = 0.0) -> None:
         """Start the process. skew_s: how far its clock is ahead of the simulation's."""
@@ -77,7 +77,7 @@ class Process:
             self.set_alarm()
 
     def set_alarm(self) -> None:
-        """Set the timer for `woken` anew. Call this after every event, which may move it."""
+        """Set the timer for `woken` again. Call this after every event, because it may change `wake_at`."""
         wake_at = self.wake_at()
         due = None if wake_at is None else max(self.clock.now, wake_at - self._skew_s) + TICK_S
         if due is None or self._alarm is None or due < self._alarm or self._alarm <= self.clock.now:

@@ -1,6 +1,6 @@
-"""What must hold of an evaluation's episodes: one version writes all turns, each behind everything before it.
+"""The invariants of an evaluation's episodes: one version writes all turns, each after all turns before it.
 
-Nothing of them is durable, so they are judged where they are granted and where the environment is told of them.
+These episodes are not durable, so they are judged where they are granted and where the environment gets their turns.
 """
 
 from collections.abc import Callable
@@ -14,9 +14,9 @@ from echo2d_lab.faults.environment import given_after
 
 
 class ScoredEpisodes:
-    """See the module docstring. turns: that were judged, behind the first ones.
+    """See the module docstring. turns: number of judged turns after the first ones.
 
-    honest(peer): whether it never lies. published(): all versions.
+    honest(peer): whether the peer never lies. published(): all versions.
     """
 
     def __init__(
@@ -24,14 +24,14 @@ class ScoredEpisodes:
     ) -> None:
         self._honest, self._published = honest, published
         self.turns = 0
-        # By group and sample, the last lease, and the last turn.
+        # For each group and sample, the last lease, and the last turn.
         self._leases: dict[tuple[GroupId, int], tuple[PeerId, LeaseGranted]] = {}
         self._told: dict[tuple[GroupId, int], StepEnvironment] = {}
-        # By question and sample, the seed of the environment.
+        # For each question and sample, the seed of the environment.
         self._seeds: dict[tuple[int, int], int] = {}
 
     def restarted(self) -> None:
-        """Another coordinator process begins, and plays its episodes anew."""
+        """Note that another coordinator process begins, which plays its episodes again."""
         self._leases.clear()
         self._told.clear()
 

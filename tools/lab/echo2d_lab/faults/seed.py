@@ -25,13 +25,13 @@ from echo2d.core.protocol.control_messages import (
 )
 from echo2d.core.relay import events as relay_events
 from echo2d.core.relay.relay import Relay
-from echo2d.core.weights.encoding import FormFacts
+from echo2d.core.weights.form import FormFacts
 from echo2d.plan.kernel.virtual_clock import Clock
 from echo2d_lab.faults.control_links import Control, SimPeer
 from echo2d_lab.faults.peer_links import SEGMENT, SimPeerLinks, held
 from echo2d_lab.faults.worker import Noted
 
-ENCODE_S = (0.05, 1.0)  # for each of the two steps of an encoding
+ENCODE_S = (0.05, 1.0)  # smallest and largest time of each of the two steps of an encoding
 
 
 def segment_digest(form: FormId) -> Digest:
@@ -39,7 +39,7 @@ def segment_digest(form: FormId) -> Digest:
 
 
 class SimSeed(SimPeer):
-    """The seed's process, number 0. failures: how many of the next encodings fail."""
+    """The seed's process, number 0. failures: this many of the next encodings fail."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
-"""A worker of the loop: the real WorkerState and Relay, with a disk, an engine and links that are not real.
+"""A worker of a simulated run: the real WorkerState and Relay, with a simulated disk, engine and links.
 
-On its disk, and so there after a crash: forms that are whole, two snapshot slots, the newest publish_seq. Applying
-makes the spare slot garbage until it is done. Everything else dies with the process.
+Whole forms, two snapshot slots and the newest publish_seq are on its disk, and survive a crash. Applying a version
+makes the spare slot garbage until it is done. Everything else is lost with the process.
 """
 
 import random
@@ -60,7 +60,7 @@ from echo2d_lab.faults.engine import Pace, SimEngine
 from echo2d_lab.faults.peer_links import SimPeerLinks, held
 
 CHECK_EVERY = 16  # events between two checks of the machine
-POLL_S = 0.2  # an apply looks so often whether its frames have come
+POLL_S = 0.2  # seconds between two looks of an apply for its frames
 SLOTS = ("slot-0", "slot-1")
 _ARRIVALS = (
     relay_events.FrameVerified, relay_events.RepairVerified, relay_events.TableHeld, relay_events.FramesFound,
@@ -77,7 +77,7 @@ class Slots:
         self._current: str | None = None
 
     def standing(self) -> tuple[Standing, ...]:
-        """The current one last."""
+        """The versions in the slots, the current one last."""
         order = sorted(SLOTS, key=lambda path: path == self._current)
         return tuple(
             Standing(key, path) for path in order if (key := self._holds[path]) is not None
@@ -91,7 +91,7 @@ class Slots:
         return self._holds[path]
 
     def begin(self, stands: Digest | None) -> str:
-        """The spare one is garbage from now on, unless this stands there."""
+        """The path of the spare slot, which is garbage from now on, unless it has the version `stands`."""
         spare = SLOTS[self._current == SLOTS[0]]
         held = self._holds[spare]
         self._holds[spare] = held if held is not None and held.digest == stands else None
@@ -104,7 +104,7 @@ class Slots:
 class SimWorker(SimPeer):
     """See the module docstring. lies: share of its results that it falsifies. granted: all leases ever given.
 
-    stopped: told when it ended in order. Every second one is closed.
+    stopped: is called when it has ended in order. Every second worker is closed to dials.
     """
 
     def __init__(
@@ -161,11 +161,11 @@ class SimWorker(SimPeer):
         self._links.died(self.peer)
 
     def stop(self) -> None:
-        """The operator ends it in order."""
+        """The operator stops it in order."""
         self.call(self.boots, self.feed, StopAsked("SIGTERM"))
 
     def leave(self) -> None:
-        """Its machine will be taken away."""
+        """It gets the notice that its machine will be taken away."""
         self.call(self.boots, self.feed, LeaveAsked("notice"))
 
     # --- its loop
@@ -180,7 +180,7 @@ class SimWorker(SimPeer):
         self.feed(event)
 
     def feed(self, event: WorkerEvent) -> None:
-        """One event after the other: what happens while actions are performed comes after them."""
+        """Handle events one after the other: an event that an action causes is handled after all actions."""
         self._inbox.append(event)
         if self._feeding:
             return
@@ -204,7 +204,7 @@ class SimWorker(SimPeer):
         for action in actions:
             if isinstance(action, ShutDown):
                 if self.session is not None:
-                    self.lose(self.session)  # after what was said before
+                    self.lose(self.session)  # after the messages that were sent before
                 self.end()
                 self._stopped(self.number)
                 return
@@ -216,7 +216,7 @@ class SimWorker(SimPeer):
             self._disk[form] = None
 
     def _search(self, form: FormId) -> None:
-        """What stands in a slot need not come over a link."""
+        """Find the form's version in a slot, so that it need not come over a link."""
         root = self._roots.get(form)
         if root is None or form in self._searched or not self.state.stands_mostly(form):
             return
@@ -316,7 +316,7 @@ class SimWorker(SimPeer):
             self._end_apply(SnapshotReady(form, key.version, key.digest, path))
 
     def _lacks_base(self, root: Root) -> bool:
-        """Another version stands here, or the base has rotted."""
+        """Whether the delta's base is missing: the slot has another version, or the base has rotted."""
         current = self._slots.current
         if root.facts.base_digest is None:
             return False

@@ -1,8 +1,8 @@
 """Plays a whole run in virtual time under a fault schedule: coordinator, seed, workers, learner.
 
 CoordinatorState, WorkerState and every Relay are real. Disks, engines, tasks, the learner and the
-connections are modelled. `InvariantChecker` looks at every record, answer and lease, and the states
-check themselves all along. After `heal_s` the run must train STEPS_AFTER more steps within LIMIT_S,
+connections are modelled. `InvariantChecker` judges every record, answer and lease, and the states
+check themselves regularly. After `heal_s` the run must train STEPS_AFTER more steps within LIMIT_S,
 or it is stuck. The same rng_seed gives the same trace, in any process.
 
 Not here: forms of many frames and their faults (`echo2d.plan.broadcast`).
@@ -31,11 +31,11 @@ from echo2d_lab.faults.peer_links import SimPeerLinks
 from echo2d_lab.faults.seed import SimSeed
 from echo2d_lab.faults.worker import SimWorker
 
-STEPS_AFTER = 3  # train steps that show that the run continues
+STEPS_AFTER = 3  # this many train steps show that the run continues
 # Virtual time for these steps. A hung engine's leases are given back after 120 s, and stuck leases
-# are taken away after 180 s. Of environments each turn may take as long.
+# are taken away after 180 s. With environments each turn may take as long.
 LIMIT_S = 400.0
-# Of one schedule. A process that makes more events is in an endless loop.
+# Events of one schedule. If there are more, some process is in an endless loop.
 EVENTS_MAX = 100_000
 _STAMP = struct.Struct("<dhI")
 
@@ -46,9 +46,9 @@ class RunStuckError(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
-    """What a run came to.
+    """The outcome of a run.
 
-    steps: commits, replays included. handed_over: leases that continued the output of another one.
+    steps: commits, with replays. handed_over: leases that continued the output of another one.
     joined: kept results of such leases. outlived: kept results of leases from before a restart of
     the coordinator. after_s: seconds from the healing to the end. trace: a digest of all events.
     """
@@ -117,7 +117,7 @@ class SimulatedRun:
             raise
 
     def play(self, seconds: float) -> None:
-        """So much time, healed after `heal_s`, whatever comes of it."""
+        """Play this much time, with the healing at `heal_s`, and judge no outcome."""
         self._begin()
         while self._clock.step(min(seconds, self._schedule.heal_s)):
             pass

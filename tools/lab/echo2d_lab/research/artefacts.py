@@ -1,4 +1,4 @@
-"""Tables of numbers as CSV files under docs/figures, a row at a time, so that what took long is not done again."""
+"""Tables of numbers as CSV files under docs/figures, written row by row, so that long measurements are not repeated."""
 
 import csv
 from collections.abc import Mapping, Sequence
@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 FIGURES = Path(__file__).parents[4] / "docs" / "figures"
-DIGITS = 5  # that a number is written with
+DIGITS = 5  # of a number in a cell
 
 
 def read(path: Path) -> list[dict[str, str]]:
-    """Its rows as text; none without the file."""
+    """The file's rows as text; without the file, no rows."""
     if not path.exists():
         return []
     with path.open(newline="") as file:
@@ -18,7 +18,7 @@ def read(path: Path) -> list[dict[str, str]]:
 
 
 def write(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """All rows, or what was there stays."""
+    """Write all rows at once; if that fails, the old file stays."""
     path.parent.mkdir(exist_ok=True)
     spare = path.with_suffix(".part")
     with spare.open("w", newline="") as file:
@@ -29,5 +29,5 @@ def write(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def cell(value: object) -> object:
-    """As it is written; what is compared with a file's cells goes through this first."""
+    """A value as it is written. Apply it also to values that are compared with a file's cells."""
     return f"{value:.{DIGITS}g}" if isinstance(value, float) else value

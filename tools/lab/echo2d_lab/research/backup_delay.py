@@ -1,11 +1,11 @@
-"""How long events of a loaded coordinator wait while its run is backed up, against the time before.
+"""Measures how long events of a loaded coordinator wait while its run is backed up, compared with no backup.
 
     python -m echo2d_lab.research.backup_delay --workers 100 --rate 100 --rounds 4
 
-It starts `echo2d bench coordinator`, and asks that coordinator something 50 times a second that goes
-through its mailbox, its core and its ledger's turn, as any event does. Windows without a backup and
-windows in which `echo2d keep backup` runs again and again take turns in one run, so that both see the same
-machine. What the asking process itself waits for the processor is in both.
+It starts `echo2d bench coordinator`, and sends that coordinator 50 requests a second, which go through
+its mailbox, its core and its ledger's turn, as any event does. Windows without a backup and windows in
+which `echo2d keep backup` runs again and again take turns in one run, so that both have the same machine.
+Both include the time for which the asking process itself waits for a processor.
 """
 
 import argparse
@@ -38,7 +38,7 @@ async def ask(client: AsyncCoordinator, until: float) -> list[float]:
 
 
 async def back_up(run_dir: Path, folder: Path, until: float) -> int:
-    """Back the run up again and again. Returns how often."""
+    """Back the run up again and again. Returns the number of backups."""
     count = 0
     while time.monotonic() < until:
         target = folder / "backup"
@@ -102,7 +102,7 @@ async def main() -> None:
             while not (found := announced(folder)):
                 assert time.monotonic() < deadline, "the coordinator does not start"
                 await asyncio.sleep(0.2)
-            # The fleet joins, and the ledger fills.
+            # In this time the fleet joins, and the ledger fills.
             await asyncio.sleep(40.0)
             await windows(found[0].parents[1], folder, options.rounds)
         finally:

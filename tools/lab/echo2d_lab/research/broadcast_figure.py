@@ -1,8 +1,8 @@
-"""T_verify over the number of workers, for a star and for the plan that is chosen: docs/figures/t_bcast.{csv,png}.
+"""T_verify over the number of workers, for a star and for the chosen plan: docs/figures/t_bcast.{csv,png}.
 
-`python -m echo2d_lab.research.broadcast_figure`, a minute. The learner's host sends 1 Gbit/s (star,
-limited), or as much as anybody can take (star, unlimited). Predictions of the planner, as `echo2d
-plan` has them; those of the chosen plan are also played frame by frame
+`python -m echo2d_lab.research.broadcast_figure` takes a minute. The learner's host sends 1 Gbit/s (star,
+limited), or as much as the workers can receive (star, unlimited). The figures are predictions of the
+planner, as in `echo2d plan`; the chosen plan is also simulated frame by frame
 (`echo2d.plan.broadcast.world`), up to PLAYED_MAX workers.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from echo2d.core.weights.encoding import frame_bytes_for
+from echo2d.core.weights.form import frame_bytes_for
 from echo2d.plan.broadcast.world import CHECK_EVERY_LONG, World
 from echo2d.plan.fleet.forecast import Ablation, BroadcastForecasts
 from echo2d.plan.fleet.spec import MBPS_MAX, FleetSpec, read_fleet
@@ -22,12 +22,12 @@ TIMES, PICTURE = FIGURES / "t_bcast.csv", FIGURES / "t_bcast.png"
 WORKERS = (2, 4, 8, 16, 32, 64, 128, 256)
 PLAYED_MAX = 16
 LEARNER_MBPS = 1000.0
-WIRE_BYTES = 320_000_000  # a delta of 16 GB, 2 % of it
+WIRE_BYTES = 320_000_000  # a delta of 2 % of 16 GB
 RTT_MS = 50.0
 
 
 class Lines(NamedTuple):
-    """What every worker has, Mbit/s."""
+    """The line of every worker, Mbit/s."""
 
     name: str
     uplink_mbps: float
@@ -62,7 +62,7 @@ def fleet_of(lines: Lines, workers: int, learner_mbps: float) -> FleetSpec:
 
 
 def times(lines: Lines, workers: int) -> dict[str, Any]:
-    """A row; all in seconds."""
+    """A row of the table, in seconds."""
     limited = BroadcastForecasts(fleet_of(lines, workers, LEARNER_MBPS), Ablation()).broadcast(
         {"w": workers}
     )
@@ -81,7 +81,7 @@ def times(lines: Lines, workers: int) -> dict[str, Any]:
 
 
 def played(lines: Lines, workers: int) -> float:
-    """The same broadcast with every frame and relay in it."""
+    """T_verify of the same broadcast, simulated with every frame and relay."""
     latency_s = RTT_MS / 4000.0  # one way, to the middle of the network
     seed = PeerSpec(LEARNER_MBPS * MBIT, LEARNER_MBPS * MBIT, 0.0)
     worker = PeerSpec(lines.uplink_mbps * MBIT, lines.downlink_mbps * MBIT, latency_s)

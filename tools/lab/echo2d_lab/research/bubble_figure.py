@@ -1,12 +1,11 @@
 """Bubble over mu_pool / mu_min by the formula, simulated, and in a real run: docs/figures/bubble.{csv,png}.
 
-`python -m echo2d_lab.research.bubble_figure` computes the first two anew for the points that
-docs/figures/bubble_run.csv has; `--run` first measures those that it lacks
+`python -m echo2d_lab.research.bubble_figure` computes the first two again for the points in
+docs/figures/bubble_run.csv; `--run` first measures the points that the file lacks
 (`echo2d_lab.bench.coordinator.bubble`: programs on loopback, two points at once, two minutes each time,
-twenty minutes for all; it goes on where it was stopped). A point is of a mode and of groups of one
-size: of 1 in both modes, of 8 and of 16 in background mode. What a run measured of T_train,
-T_bcast, standing still and the pause of a refit goes into formula and simulation: what they predict
-is the bubble.
+twenty minutes for all; it continues where it was stopped). A point has a mode and a group size: 1 in
+both modes, 8 and 16 in background mode. Formula and simulation get the run's T_train, T_bcast, seconds
+of standing still and pause of a refit, and predict the bubble.
 """
 
 import argparse
@@ -40,17 +39,17 @@ SIDE_BY_SIDE: tuple[tuple[Series, ...], ...] = (
     (("background", 1), ("exclusive", 1)),
     (("background", 8), ("background", 16)),
 )
-# Aimed at, by what was measured before; the CSV has what they were.
+# Target ratios, computed with earlier measurements; the CSV has the measured ones.
 RATIOS = ((1.0, 0.7, 1.1, 0.9, 0.8, 1.2, 1.3), (1.0, 0.8, 1.2))
-T_BCAST_S, STILL_S = 0.41, 0.37  # before anything was
+T_BCAST_S, STILL_S = 0.41, 0.37  # assumed before the first measurement
 RUNS, BUBBLES, PICTURE = (FIGURES / name for name in ("bubble_run.csv", "bubble.csv", "bubble.png"))
 SIMULATED_PERIODS = 200
-LINK_MBPS = 1000.0  # of the simulated workers; the version is as large as makes T_bcast
-GEN_SIGMA = 0.1  # samples of the real engine are equally long, but share its pace with others
+LINK_MBPS = 1000.0  # of the simulated workers; the size of the version is chosen to give T_bcast
+GEN_SIGMA = 0.1  # samples of the real engine are equally long, but share its speed with others
 
 
 def pool(mode: DisseminationMode, ratio: float, known: Sequence[Measured] = ()) -> float:
-    """mu_pool to set for this ratio, if versions take as long as in the points of this mode that are known."""
+    """The mu_pool for this ratio, if versions take as long as in the known points of this mode."""
     mine = [one for one in known if one.mode == mode]
     t_bcast_s = median(one.t_bcast_s for one in mine) if mine else T_BCAST_S
     still_s = median(one.still_s for one in mine) if mine else STILL_S
@@ -60,7 +59,7 @@ def pool(mode: DisseminationMode, ratio: float, known: Sequence[Measured] = ()) 
 
 
 def run(path: Path) -> None:
-    """Measure what the file lacks, two series at the same time."""
+    """Measure the points that the file lacks, two series at the same time."""
     asked = [
         (ratio, series)
         for series, ratios in zip(SIDE_BY_SIDE, RATIOS, strict=True)
@@ -148,7 +147,7 @@ def _fleet(needs: Demand, mu_pool: float, group_size: int) -> FleetSpec:
                 "pause_s": needs.pause_s,
                 "t_gen_s": WORKERS * SLOTS / mu_pool,
                 "still_share": needs.still_share,
-                "gamma": 10.0,  # all work
+                "gamma": 10.0,  # so large that all workers are active
             },
             "simulate": {
                 "hours": SIMULATED_PERIODS * needs.period_s / 3600.0,
@@ -184,7 +183,8 @@ def main() -> None:
     parser.add_argument(
         "--run", action="store_true", help="measure the points that bubble_run.csv lacks"
     )
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # nothing is left running either way
+    # SIGTERM ends it like Ctrl-C, so that no program is left running.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     if parser.parse_args().run:
         run(RUNS)
     rows = list(compared([measured(row) for row in read(RUNS)]))

@@ -1,10 +1,10 @@
-"""What a train step costs with parts left out, and against one data centre: docs/figures/cost{.csv,.png,_runs.csv}.
+"""The cost of a train step with parts left out, and next to a data centre: docs/figures/cost{.csv,.png,_runs.csv}.
 
-`python -m echo2d_lab.research.cost_table` plays `scenarios/mix-*.toml` in virtual time, every case with
-some seeds (of arrivals, speeds, lengths and prices, and of the order in which workers are taken
-without prices): 63 runs, 5 minutes on one core. What cost_runs.csv has is not played again; remove
-it to play anew. Two systems: ECHO-2's (exclusive broadcasts of whole versions) and echo2d's (deltas
-that come while workers generate). "planned" is what `echo2d plan` says beforehand.
+`python -m echo2d_lab.research.cost_table` simulates `scenarios/mix-*.toml`, each case with several seeds
+(of arrivals, speeds, lengths and prices, and of the order in which workers are taken if prices do not
+count): 63 runs, 5 minutes on one core. Runs in cost_runs.csv are not made again; remove the file to
+repeat them. There are two systems: ECHO-2's (exclusive broadcasts of whole versions) and echo2d's (deltas
+that arrive while workers generate). "planned" is the prediction of `echo2d plan`.
 """
 
 import gc
@@ -31,11 +31,11 @@ BARS = {
     "cost-awareness": "#b5403c",
     "deltas": "#2d8a57",
 }  # by what is left out
-BAR_WIDTH = 0.2  # of the distance between two systems
+BAR_WIDTH = 0.2  # relative to the distance between two systems
 
 
 class System(NamedTuple):
-    """How versions come to workers."""
+    """A system: how versions reach the workers."""
 
     name: str
     mode: DisseminationMode
@@ -52,7 +52,7 @@ CASES = {  # what is left out of the system
 
 
 def cases() -> Iterator[tuple[str, System, str]]:
-    """Every row of the table: mix, system, what is left out."""
+    """Every row of the table: mix, system, the part that is left out."""
     for mix in MIXES:
         for system in SYSTEMS:
             yield from ((mix, system, out) for out in CASES if system.delta or out != "deltas")
@@ -77,7 +77,7 @@ def play(mix: str, system: System, out: str, seed: int) -> dict[str, Any]:
 
 
 def run(path: Path) -> list[dict[str, str]]:
-    """Play what the file lacks."""
+    """Make the runs that the file lacks."""
     rows: list[Mapping[str, Any]] = list(read(path))
     wanted = [(*case, seed) for seed in range(SEEDS) for case in cases()]
     for number, (mix, system, out, seed) in enumerate(wanted, start=1):
@@ -97,13 +97,13 @@ def _key(row: Mapping[str, Any]) -> tuple[str, str, str, str]:
 
 
 def table(rows: Sequence[Mapping[str, str]]) -> Iterator[dict[str, Any]]:
-    """What was played, and what was planned."""
+    """The rows of the table: simulated and planned."""
     for mix, system, out in cases():
         yield {**means(rows, mix, system, out), "planned_usd_per_step": planned(mix, system, out)}
 
 
 def means(rows: Sequence[Mapping[str, str]], mix: str, system: System, out: str) -> dict[str, Any]:
-    """Over seeds, and how far they are from the whole system and from the data centre, in percent."""
+    """Means over seeds, and their difference from the whole system and from the data centre, in percent."""
     usd, bubbles = (
         _of(rows, mix, system, out, "usd_per_step"),
         _of(rows, mix, system, out, "bubble"),
@@ -135,12 +135,12 @@ def planned(mix: str, system: System, out: str) -> float:
 def _of(
     rows: Sequence[Mapping[str, str]], mix: str, system: System, out: str, name: str
 ) -> list[float]:
-    """In each run of the case."""
+    """A figure in each run of the case."""
     return [float(row[name]) for row in rows if _key(row)[:3] == (mix, system.name, out)]
 
 
 def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """A picture for each mix: bars by system and what is left out, the data centre as a line."""
+    """Draw a picture for each mix: bars by system and left-out part, and the data centre as a line."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 3.8), layout="constrained")

@@ -1,7 +1,7 @@
-"""`python -m echo2d_lab.research.counted_worker FILE join ...`: `echo2d join`, which notes what it receives.
+"""`python -m echo2d_lab.research.counted_worker FILE join ...`: `echo2d join` that records what it receives.
 
-Each frame with a payload, over whichever link, becomes a line of FILE: its form, and its bytes. A
-worker that is started again adds to the file.
+Each frame with a payload, over any link, becomes a line of FILE: its form, and its bytes. A restarted
+worker appends to the file.
 """
 
 import runpy
@@ -14,7 +14,7 @@ from echo2d.runtime.peer.receive_queue import ReceiveQueue
 
 
 def count_into(file: TextIOWrapper) -> None:
-    """From now on, for all links of this process."""
+    """Record the frames of all links of this process from now on."""
     put = ReceiveQueue.put
 
     def noted(queue: ReceiveQueue, event: FrameReceived | StreamEnded, *, now: float) -> None:
@@ -26,7 +26,7 @@ def count_into(file: TextIOWrapper) -> None:
 
 
 if __name__ == "__main__":
-    # Line by line, because workers are killed.
+    # The file is written line by line, because workers are killed.
     with Path(sys.argv.pop(1)).open("a", buffering=1, encoding="utf-8") as received:
         count_into(received)
         runpy.run_module("echo2d", run_name="__main__")

@@ -1,9 +1,8 @@
-"""The table of the delta page: what versions take on the wire and in CPU time, measured. `make bench-delta`.
+"""The table of the delta page: measured bytes on the wire and CPU time of versions. `make bench-delta`.
 
-Runs `echo2d bench delta` on the last two versions of each run that `tools/lab/echo2d_lab/research/rl_updates.py`
-has made and, where there can be a laboratory, `echo2d bench broadcast` on those of the first; keeps
-what they print in docs/measurements/delta.json, and writes the tables into delta.md beside it. Exit code 1: something
-misses what it must reach.
+It runs `echo2d bench delta` on the last two versions of each run of `tools/lab/echo2d_lab/research/rl_updates.py` and,
+on machines that can have a laboratory, `echo2d bench broadcast` on the versions of the first run. It keeps the output
+in docs/measurements/delta.json, and writes the tables into delta.md beside it. Exit code 1: a figure misses its target.
 """
 
 import argparse
@@ -24,14 +23,14 @@ BEGIN, END = (
 )
 WIRE_PER_CHANGED_MAX = {"1e-6": 0.73, "3e-6": 0.59, "1e-5": 0.48, "1e-4": 0.35}  # by learning rate
 WIRE_MAX = {"1e-6": 0.005}
-PER_MEMCPY_MIN = {"encode": 0.24, "decode": 0.30, "receive": 0.21}  # at the first of them
+PER_MEMCPY_MIN = {"encode": 0.24, "decode": 0.30, "receive": 0.21}  # at the first learning rate
 AGAINST = "xor,index-value,zstd"
 LAB = "--peers 4 --uplink 100mbit --rtt 50ms --bytes 512MiB --warm-up 2"  # 8 versions: a cold one and 5 that count
 LAB_VERSIONS = 8
 
 
 def last_two(run: Path) -> tuple[Path, Path] | None:
-    """The directories; None: there are not two."""
+    """The directories of the last two versions; None: there are fewer."""
     versions = versions_of(run)
     return (versions[-2], versions[-1]) if len(versions) >= 2 else None
 
@@ -45,7 +44,7 @@ def measure(*words: str) -> dict[str, Any]:
 
 
 def misses(lr: str, result: dict[str, Any]) -> list[str]:
-    """What is not as it must be."""
+    """The targets that the result misses."""
     wire, most = result["wire_fraction"] / result["changed_fraction"], WIRE_PER_CHANGED_MAX[lr]
     found = [] if result["roundtrip_ok"] else ["not built again byte for byte"]
     found += [f"wire {wire:.3f} of what changed, not {most}"] if wire > most else []

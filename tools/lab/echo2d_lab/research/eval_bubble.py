@@ -1,11 +1,11 @@
-"""What evaluations cost the learner, in real runs: the bubble with and without them, in turn.
+"""Measures what evaluations cost the learner, in real runs: the bubble with and without them, by turns.
 
     python -m echo2d_lab.research.eval_bubble [--rounds 3] [--steps 22]
 
 Coordinator, three workers with the torch engine and the learner are processes of this machine; S = 2,
-kappa = 1, the demo's tiny model. A step takes STEP_S at least, as of a larger model, and each version is
-asked 200 held-out questions. The bubble is the learner's waiting over all its time, without the first
-steps.
+kappa = 1, the demo's tiny model. A step takes at least STEP_S, as with a larger model, and each version
+answers 200 held-out questions. The bubble is the learner's waiting time over its total time, without the
+first steps.
 """
 
 import argparse
@@ -25,7 +25,8 @@ from echo2d.recipes.recipe_file import changed
 WORKERS, SLOTS = 3, 32
 STEP_S = 5.0
 ROWS = 200
-WARM_STEPS = 2  # that do not count: nothing waits for its first batch in a long run
+# Steps that do not count, because a long run has hardly any wait for the first batch.
+WARM_STEPS = 2
 START_S, RUN_S_MAX = 120.0, 1800.0
 
 POLICY = ("policy.trajectories_per_step=64",)

@@ -1,10 +1,10 @@
-"""Measure what a version would take on the wire in fp8, in full and as a delta, against bf16.
+"""Measure the bytes of a version on the wire in fp8, in full and as a delta, compared with bf16.
 
     python -m echo2d_lab.research.fp8_delta OLD NEW
 
 OLD, NEW: two successive versions, such as the last of `echo2d_lab.research.rl_updates`. Every matrix becomes
-float8_e4m3fn with a scale for each row, a power of two, so that a scale seldom changes; the rest stays as
-it is. `echo2d bench delta` measures both pairs.
+float8_e4m3fn with a scale for each row, a power of two, so that a scale seldom changes; other tensors stay
+unchanged. `echo2d bench delta` measures both pairs.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-LARGEST = 448.0  # of float8_e4m3fn
+LARGEST = 448.0  # the largest number in float8_e4m3fn
 
 
 def in_fp8(version: Path, folder: Path) -> Path:

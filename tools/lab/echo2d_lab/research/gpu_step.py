@@ -1,9 +1,9 @@
-"""Measure train steps on one GPU: how much of it they use, and the planned peak of memory beside the measured one.
+"""Measure train steps on one GPU: their use of the GPU, and the planned and the measured peak of memory.
 
     python -m echo2d_lab.research.gpu_step [--steps 4] [--only TEXT ...] [--profile]
 
-Models with random weights and the shape of Qwen3; 32 answers of 2,000 tokens to prompts of 48, one optimizer step.
-Medians without the first step. MFU counts what `learner/model/flops.py` counts. The plan is that of
+The models have random weights and the shape of Qwen3; a step has 32 answers of 2,000 tokens to prompts of 48 tokens.
+Figures are medians without the first step. MFU uses the operations of `learner/model/flops.py`. The plan is that of
 `echo2d learn --plan`.
 """
 
@@ -32,13 +32,13 @@ VOCABULARY, PROMPT_TOKENS, ANSWER_TOKENS, ANSWERS = 151_936, 48, 2000, 32
 TOKENS = PROMPT_TOKENS + ANSWER_TOKENS
 ROW_TOKENS = 16_384
 GIB = 2**30
-# Hidden size, size inside of the MLP, layers, heads of queries, whether the embedding is the head.
+# Hidden size, intermediate size of the MLP, layers, query heads, whether the head shares the embedding's weights.
 SHAPES = {
     "0.6B": (1024, 3072, 28, 16, True),
     "1.7B": (2048, 6144, 28, 16, True),
     "4 layers of 8B": (4096, 12_288, 4, 32, False),
 }
-# By name: the model, and what the configuration says of it.
+# For each case: the model, and keys of the configuration.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "1.7B, nothing recomputed": ("1.7B", {"recompute": "none"}),
     "1.7B, selective": ("1.7B", {"recompute": "selective"}),
@@ -77,7 +77,7 @@ def main() -> None:
         for name, (shape, changes) in CASES.items():
             if any(each in name for each in asked.only):
                 config = _config(_saved(shape, Path(folder) / shape), changes)
-                # A row of one answer: longer ones than those that are measured would need more for attention.
+                # The plan is for rows of one answer: longer rows than the measured ones would need more for attention.
                 planned = planner.submit(footprint, config, 1, ROW_TOKENS, on_gpu=True)
                 found = _measure(config, asked.steps, profiled=asked.profile)
                 gc.collect()
@@ -89,7 +89,7 @@ def main() -> None:
 
 
 def _saved(name: str, folder: Path) -> Path:
-    """The model's files, which are written once."""
+    """The directory of the model, which is written once."""
     if not folder.exists():
         hidden, inside, layers, heads, tied = SHAPES[name]
         config = Qwen3Config(

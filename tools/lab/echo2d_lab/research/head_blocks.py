@@ -1,9 +1,9 @@
-"""Time the head over the vocabulary on one GPU: forward and backward of 16,000 answer tokens, by the size of a block.
+"""Time the vocabulary head on one GPU: forward and backward of 16,000 answer tokens, by the size of a block.
 
     python -m echo2d_lab.research.head_blocks [--hidden 2048 4096] [--mib 64 256] [--plain]
 
-Random bfloat16 weights, vocabulary 151,936, the gradient of the sum of log p. Medians of 5 after one. --plain: without
-the fused kernels.
+The weights are random bfloat16, the vocabulary has 151,936 tokens, and the gradient is that of the sum of log p.
+Figures are medians of 5 runs after one that does not count. --plain: without the fused kernels.
 """
 
 import argparse

@@ -1,13 +1,12 @@
-"""What slow boxes with many slots cost the others, in real runs: steps/s with these boxes cordoned and in use, in turn.
+"""Measures what slow boxes with many slots cost a real run: steps/s with these boxes cordoned and in use, by turns.
 
     python -m echo2d_lab.research.hostage_table [--work answers] [--boxes 4] [--pairs 5] [--seconds 30]
 
 Coordinator, two workers of 48 slots with the torch engine, and the learner are processes of this machine, with the
-demo's tiny model; S = 2, R = 64. Every second measurement has the boxes in use, and counts against the mean of its two
-neighbours, because a run gets slower with its age.
-A box makes its tokens/s in all, however many slots it offers. --work says what the boxes get beside what the learner
-trains on: scores of every fifth version, calls of the gateway (one after another, with the median of their seconds),
-or an audit; or instead of it, episodes of two turns.
+demo's tiny model; S = 2, R = 64. Every second measurement has the boxes in use, and is compared with the mean of its
+two neighbours, because a run gets slower with its age. A box makes the same tokens/s in total for any number of slots.
+--work says which work the boxes get besides answers to train on: scores of every fifth version, calls of the gateway
+(one after another, with the median of their seconds), or an audit; or episodes of two turns instead of answers.
 """
 
 import argparse
@@ -32,7 +31,7 @@ from echo2d.recipes.recipe_file import changed
 from echo2d.runtime.run_dir.tokens import create_token
 
 SLOTS = 48
-# How many boxes, and of each the slots and the tokens/s that it makes in all.
+# Number of boxes, slots of each, and total tokens/s of each.
 BOXES = {
     "an honest box of 1,024 slots": (1, 1024, 30.0),
     "an honest box of 64 slots": (1, 64, 30.0),
@@ -41,7 +40,7 @@ BOXES = {
 }
 START_S, SETTLED_S, POLL_S = 120.0, 20.0, 3.0
 POLICY = ("policy.trajectories_per_step=64",)
-# Of each kind of work: the task, and what is added to the config.
+# For each kind of work: the task, and text that is appended to the config.
 WORKS = {
     "answers": ("sort_digits", ""),
     "episodes": ("echo2d.demo.two_turns:TwoTurnDigits", ""),
@@ -54,7 +53,7 @@ PACE = ("learner.checkpoint_every=250",)
 
 
 class Run:
-    """The run's programs, and what its operator asks and orders."""
+    """The run's programs, and its operator's requests and orders."""
 
     def __init__(self, folder: Path, model: Path, programs: Programs, work: str) -> None:
         self._folder, self._programs = folder, programs
@@ -85,7 +84,7 @@ class Run:
             threading.Thread(target=self._call_on, daemon=True).start()
 
     def _call_on(self) -> None:
-        """One call after another; until its token is known and a version is served, calls are refused."""
+        """Make one call after another; calls are refused until their token is known and a version is served."""
         out = self._folder / "app.token"
         self._create_token("app", "gateway", out, None)
         client = openai.OpenAI(
@@ -132,7 +131,7 @@ class Run:
         return dict(json.loads(self.asked("status", "--json")))
 
     def join_slow(self, count: int, slots: int, tokens_per_s: float) -> list[str]:
-        """Boxes of one token; returns their names."""
+        """Start boxes with one token. Returns their names."""
         names = [f"slow-{number}" for number in range(count)]
         token = self._folder / "slow.token"
         self._create_token("slow", "worker", token, count)
@@ -142,8 +141,8 @@ class Run:
         return names
 
     def measured(self, order: str, names: list[str], seconds: float) -> tuple[float, float | None]:
-        """steps/s of about so many seconds, SETTLED_S after this order for these boxes, and after how many seconds
-        an alert named one of them; None: not until SETTLED_S."""
+        """Steps/s over about this many seconds, from SETTLED_S after this order for these boxes on, and the seconds
+        until an alert named one of them; None: no alert within SETTLED_S."""
         for name in names:
             self.asked("worker", order, name)
         started, named_s = time.monotonic(), None
@@ -164,7 +163,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", choices=WORKS, default="answers")
     parser.add_argument(
-        "--boxes", type=int, default=len(BOXES), help="the first so many of the boxes"
+        "--boxes", type=int, default=len(BOXES), help="use the first this many of the boxes"
     )
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=30.0)

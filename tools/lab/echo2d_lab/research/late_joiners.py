@@ -1,17 +1,17 @@
-"""What composed deltas save: `python -m echo2d_lab.research.late_joiners runs/rl/1e-6 runs/rl/1e-5`.
+"""Measures what composed deltas save: `python -m echo2d_lab.research.late_joiners runs/rl/1e-6 runs/rl/1e-5`.
 
 A real coordinator, its seed and workers (processes, on loopback) spread the versions of real runs
 (`rl_updates.py`). Workers are killed and come back some versions later, some with an empty
-disk; `--rng-seeds` draw who, when and for how long. Each schedule is run three times. A worker
-that cannot use the delta that spreads takes
+disk; `--rng-seeds` draw which worker, when and for how long. Each schedule is run three times. A
+worker that cannot use the delta that spreads takes
 
     full      the full form
     copies    a delta from a kept copy of its version, otherwise the full form
-    composed  one of these, or a delta composed of kept ones: the product as it is
+    composed  one of these, or a delta composed of kept ones, as echo2d does
 
-A run is a line of JSON in OUT: the payload bytes that workers received, segment tables included,
+A run is a line of JSON in OUT: the payload bytes that workers received, with segment tables,
 by form (full; delta, which spreads; copy, a delta from an older version's copy; composed). A worker
-that has come back is late until it serves the newest version. Prints a table of all lines in OUT.
+that has come back is late until it serves the newest version. It prints a table of all lines in OUT.
 """
 
 import argparse
@@ -30,17 +30,17 @@ from echo2d.core.broadcast.catch_up_policy import DeltaRoute, choose_route
 from echo2d_lab.bench.lab.real_versions import RealVersions
 from echo2d_lab.research.late_run import Absence, LateRun
 
-# What `choose_route` is not told of.
+# The records that are hidden from `choose_route`.
 HIDDEN = {"full": ("copies", "deltas"), "copies": ("deltas",), "composed": ()}
 TITLES = (
     "lr", "versions away", "schedules", "late with a disk", "without", "composing saves, of what",
     "late with a disk take", "all late take", "all workers take",
 )  # fmt: skip
-CHOSEN = ("workers", "versions", "mib", "leave", "away", "fresh")  # options that a line repeats
+CHOSEN = ("workers", "versions", "mib", "leave", "away", "fresh")  # options that each line has
 
 
 def absences(options: argparse.Namespace, rng_seed: int) -> list[Absence]:
-    """Worker 0 never leaves, because someone must generate."""
+    """Draw the absences. Worker 0 never leaves, because one worker must generate."""
     rng, drawn = random.Random(rng_seed), list[Absence]()
     for worker in range(1, options.workers):
         version = 0
@@ -82,7 +82,7 @@ def received(line: dict[str, Any]) -> tuple[int, int, int]:
 
 
 def table(lines: Iterable[dict[str, Any]]) -> Iterator[str]:
-    """What composing saves: the median over the schedules, and the least and the most."""
+    """The rows of the table: what composing saves, as median, smallest and largest value over the schedules."""
     cases: dict[tuple[Any, ...], dict[int, dict[str, Any]]] = {}
     for line in lines:
         case = cases.setdefault((line["run"], *line["away"]), {})

@@ -1,7 +1,7 @@
 """A run whose workers are killed and come back later, for `late_joiners`.
 
 The coordinator is in this process; its seed, and workers with the fake engine, are processes on
-loopback. What each worker receives is counted where it arrives (`counted_worker`).
+loopback. Each worker counts the bytes that it receives (`counted_worker`).
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from echo2d_lab.bench.lab.real_versions import RealVersions
 from echo2d_lab.standins.snapshots import write_model
 
 TASK = {"prompt_tokens": 4, "vocab_size": 512}
-# One trajectory a step, and none while a version spreads.
+# A step has one trajectory, and none is generated while a version spreads.
 POLICY = {"staleness_max": 0, "publish_every": 1, "trajectories_per_step": 1, "group_size": 1}
 POLICY |= {"filter_zero_variance": False}
 
@@ -46,7 +46,7 @@ class Absence(NamedTuple):
 
 
 class WatchedCore(CoordinatorState):
-    """The core as it is. kinds: of the forms that the seed was told to encode."""
+    """The real core. kinds: of the forms that the seed was ordered to encode."""
 
     kinds: ClassVar[dict[str, str]] = {}
 
@@ -65,10 +65,10 @@ class LateRun:
     def __init__(self, folder: Path, versions: RealVersions, size: int) -> None:
         self._folder, self._versions, self._size = folder, versions, size
         self._programs, self._workers = Programs(folder / "logs"), dict[int, Program]()
-        self._noted = Counter[int]()  # lines read of each worker's list of frames
+        self._noted = Counter[int]()  # lines that were read of each worker's list of frames
 
     async def spread(self, count: int, workers: int, schedule: list[Absence]) -> dict[str, Any]:
-        """Spread so many versions to so many workers. The bytes by who took them and by form."""
+        """Spread this many versions to this many workers. Returns the received bytes by worker and by form."""
         text = stub_task.config(self._folder, TASK, 4, POLICY, {"shape": "auto"})
         config = CoordinatorConfig.read(tomllib.loads(text))
         async with (
@@ -112,7 +112,7 @@ class LateRun:
         return {"stayed": stayed, "late": late}
 
     def _start(self, workers: Iterable[int], fresh: Collection[int] = ()) -> None:
-        """fresh: those of them that have lost their disk."""
+        """Start workers. fresh: those that have lost their disk."""
         run, url, token = self._opened.run.path, self._opened.url, self._folder / "worker.token"
         if not token.exists():
             create_token(

@@ -1,9 +1,9 @@
-"""How long a grouped commit of the ledger takes on a disk.
+"""Measures how long a grouped commit of the ledger takes on a disk.
 
     python -m echo2d_lab.research.ledger_commits [--directory D]
 
-One commit is what a coordinator writes in one busy turn: 256 records, of groups of 8 samples (a prompt, 8 results, 8
-rewards), and groups leave again as in a run that goes on. Beside it: a file of as many bytes, written and synced.
+One commit has the records of one busy turn of a coordinator: 256 records, of groups of 8 samples (a prompt, 8 results,
+8 rewards); groups are also deleted, as in a long run. For comparison a file of the same size is written and synced.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from echo2d.core.protocol.trajectory import (
 from echo2d.core.work.events import GroupDropped, PromptTaken, SampleKept, SampleRewarded
 from echo2d.store.ledger import Ledger
 
-RECORDS = 256  # the events of one turn of the coordinator, at most
+RECORDS = 256  # most events in one turn of the coordinator
 GROUP_SIZE = 8
 GROUPS_KEPT = 256  # in the buffer and in frozen batches
 BAR_MS = 20.0
@@ -50,7 +50,7 @@ def group(number: int, tokens: int) -> list[CoordinatorRecord]:
 
 
 def commits_ms(directory: Path, count: int, tokens: int) -> list[float]:
-    """Of each commit; those before the ledger has its steady size do not count."""
+    """Milliseconds of each commit; commits before the ledger has its steady size do not count."""
     endless = (record for number in range(1 << 30) for record in group(number, tokens))
     before = GROUPS_KEPT * (2 * GROUP_SIZE + 1) // RECORDS
     with Ledger.open(directory / "ledger.sqlite") as ledger:

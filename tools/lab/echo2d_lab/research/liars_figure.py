@@ -1,4 +1,4 @@
-"""How soon liars are convicted, over the share of answers that they lie about: docs/figures/liars.{csv,png}.
+"""How soon liars are convicted, over the share of answers about which they lie: docs/figures/liars.{csv,png}.
 
     python -m echo2d_lab.research.liars_figure [--run] [--shares 1,0.5,0.2,0.1,0.05] [--seconds 200]
 
@@ -30,7 +30,7 @@ LIES: tuple[LieKind, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class LiarPoint:
-    """A liar of one run: what it delivered, and what of it was trained on, until it was convicted or the run ended."""
+    """A liar of one run: answers that it delivered, and those that were trained on, until its conviction or the end."""
 
     lie: str
     share: float

@@ -1,14 +1,14 @@
 """Does `policy.group_patience` teach a model to answer shorter? docs/figures/patience_length.jsonl, and a table of it.
 
-`python -m echo2d_lab.research.patience_length` plays the real coordinator core and the real learner's train step in one
+`python -m echo2d_lab.research.patience_length` runs the real coordinator core and the real learner's train step in one
 process, in virtual time (`timed_process`), on a task whose right answers are the long ones (`walk_task`). An answer
-takes TOKEN_S a token, times a factor that is drawn for it: the speed of its slot. The core decides which answers are
+takes TOKEN_S per token, times a factor that is drawn for it: the speed of its slot. The core decides which answers are
 left out, which groups are dropped, and which batch takes a group. No answer moves to a faster worker, and versions
 spread at once.
 
-A seed has the same first model in each setting: values of `group_patience`, and EQUAL, the reference, where an answer
-takes EQUAL_S however long it is, so that none is lost for its length. What a run has learned is looked at with held-out
-prompts. Every finished run is a line of the file, and is not made again; each takes two minutes of one core.
+A seed has the same first model in each setting. The settings are values of `group_patience`, and EQUAL, the reference,
+in which every answer takes EQUAL_S, so that none is lost for its length. Held-out prompts show what a run has learned.
+Every finished run is a line of the file, and is not made again; each takes two minutes of one core.
 """
 
 import argparse
@@ -44,10 +44,10 @@ EQUAL = "equal"
 SETTINGS = ("0", "3", EQUAL)
 SEEDS = range(5)
 T_TRAIN_S, TOKEN_S, EQUAL_S, SIGMA = 20.0, 0.75, 13.5, 0.5
-SLOTS = 127  # about a fifth more than are needed once the answers are long
+SLOTS = 127  # about a fifth more than the run needs once the answers are long
 NEVER_S = 1e9
 LOOK_EVERY, LOOK_SAMPLES = 20, 64
-LAST = 3  # looks whose mean is the end of a run
+LAST = 3  # the mean of this many last looks is the end of a run
 
 
 class Case(NamedTuple):
@@ -58,7 +58,7 @@ class Case(NamedTuple):
 
 
 class Answers(NamedTuple):
-    """How many, their tokens on average, and the share of right ones."""
+    """The number of answers, their mean tokens, and the share of right ones."""
 
     number: int
     tokens: float
@@ -66,14 +66,14 @@ class Answers(NamedTuple):
 
     @staticmethod
     def of(answers: Iterable[tuple[Sequence[int], Sequence[int]]]) -> "Answers":
-        """Of prompts, each with what was written."""
+        """The figures of these answers, each with its prompt."""
         found = [(len(tokens), walk_task.reward(prompt, tokens)) for prompt, tokens in answers]
         means = [fmean(column) for column in zip(*found, strict=True)] or [0.0, 0.0]
         return Answers(len(found), round(means[0], 3), round(means[1], 4))
 
 
 def play(case: Case, steps: int = STEPS) -> dict[str, Any]:
-    """The facts of one run."""
+    """Make one run. Returns its facts."""
     began = time.monotonic()
     model = walk_task.make_model(CACHE, case.seed)
     writer, judge = (
@@ -127,7 +127,7 @@ def play(case: Case, steps: int = STEPS) -> dict[str, Any]:
 
 
 def _swarm(case: Case, writer: TorchWriter) -> TimedProcess:
-    """Groups whose rewards are all equal are not replaced: they teach nothing, in every run alike."""
+    """The run of a case. Groups with equal rewards are not replaced: they teach nothing, in every run alike."""
     rules = RunRules(
         run_id=RunId("patience"),
         staleness_max=STALENESS,
@@ -155,7 +155,7 @@ def _swarm(case: Case, writer: TorchWriter) -> TimedProcess:
 
 
 def _look(judge: TorchWriter, step: int, now: float) -> list[float]:
-    """step, virtual seconds, accuracy and tokens for the held-out prompts, and the same for the hardest ones."""
+    """Step, virtual seconds, accuracy and tokens for the held-out prompts, and the same for the hardest ones."""
     prompts = [prompt.tokens for prompt in HELD_OUT]
     written = judge.write(prompts, [LOOK_SAMPLES] * len(prompts))
     found = [
@@ -174,7 +174,7 @@ def _look(judge: TorchWriter, step: int, now: float) -> list[float]:
 
 
 def facts(run: Mapping[str, Any]) -> dict[str, float]:
-    """What is compared. "end" is the mean of the last looks, "mean" that of all looks after the first step."""
+    """The compared facts. "end" is the mean of the last looks, "mean" that of all looks after the first step."""
     end, run_mean = (
         [fmean(column) for column in zip(*looks, strict=True)]
         for looks in (run["looks"][-LAST:], run["looks"][1:])

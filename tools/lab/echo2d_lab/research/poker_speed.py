@@ -1,6 +1,6 @@
-"""How many hands of poker one core plays: `python -m echo2d_lab.research.poker_speed`.
+"""Measures how many hands of poker one core plays: `python -m echo2d_lab.research.poker_speed`.
 
-Both players decide at once, so this is the environment's own time. It prints the median and the
+Both players decide at once, so the time is that of the environment alone. It prints the median and the
 extremes of several rounds for each opponent.
 """
 
@@ -14,11 +14,11 @@ from examples.environments.poker.environment import Poker
 from examples.environments.poker.notation import ACTIONS, TOKEN_OF
 from examples.environments.poker.opponents import OPPONENTS
 
-WEIGHTS = (2, 8, 3, 2, 1)  # of the policy's ACTIONS
+WEIGHTS = (2, 8, 3, 2, 1)  # how often the policy takes each of its ACTIONS
 
 
 def hands_per_s(opponent: str, hands: int, rng: random.Random) -> float:
-    """In CPU seconds."""
+    """Hands per CPU second."""
     poker = Poker(opponent, alphabet="tokens")
     began = time.process_time()
     for row in range(hands):

@@ -1,16 +1,16 @@
-"""Whether the loop buys the cheapest pool: docs/figures/pools{.csv,_runs.csv}.
+"""Checks whether the control loop chooses the cheapest pool: docs/figures/pools{.csv,_runs.csv}.
 
 `python -m echo2d_lab.research.pool_table` draws fleets by FLEETS_SEED (homes, spot, rented, mixed; S 0 to 6; kappa
-"auto" or max(1, S - 1); groups of 1 to 32; answers of sigma 0.3 to 1.5) and plays each in virtual time: with the loop
-that decides, and with constant pools, which are the cheapest workers that are there, of so much throughput, chosen anew
-whenever somebody comes or leaves. All three seeds are common to a fleet's runs. Three files of `scenarios` are played
-like them. `--fleets 8` plays the first eight, and `--processes 2` two at a time. What pools_runs.csv has is not played
-again; remove it to play anew.
+"auto" or max(1, S - 1); groups of 1 to 32; answers of sigma 0.3 to 1.5) and simulates each: with the loop that decides,
+and with constant pools. A constant pool has the cheapest present workers for a given throughput, chosen again whenever
+a worker joins or leaves. All runs of a fleet have the same three seeds. Three files of `scenarios` are simulated in the
+same way. `--fleets 8` simulates the first eight fleets, and `--processes 2` two at a time. Runs in pools_runs.csv are
+not made again; remove the file to repeat them.
 
     python -m echo2d_lab.research.pool_table [--fleets N] [--processes N] [--check]
 
---check: exit code 1 where the loop is more than WITHIN dearer than the best constant pool in a fleet that is not one of
-OUTSIDE, or WORST dearer in any, or where `plan` is further than PLANNED from the loop.
+--check: exit code 1 if the loop is more expensive than the best constant pool by more than WITHIN in a fleet that is
+not in OUTSIDE, or by more than WORST in any fleet, or if `plan` differs from the loop by more than PLANNED.
 """
 
 import argparse
@@ -30,23 +30,24 @@ from echo2d.plan.fleet.world import FleetWorld
 from echo2d_lab.research.artefacts import FIGURES, cell, read, write
 
 FLEETS, FLEETS_SEED, SEEDS = 40, 47, 3
-# Where the loop was once 26 % dearer and more: docs/measurements/capacity.md.
+# Scenarios in which the loop was once 26 % or more too expensive: docs/measurements/capacity.md.
 FILES = ("fleet-tails", "fleet-tight", "fleet-homes")
 SCENARIOS = Path(__file__).parents[4] / "scenarios"
 FAMILIES = ("homes", "spot", "rented", "mixed")
-# Users have as many boxes, and more: a pool of two may be away altogether.
+# Fleets have at least this many boxes, as users have: a pool of two may be away altogether.
 BOXES_MIN = 5
-# Throughput of the constant pools, over that of the pool which `plan` chooses.
+# Throughput of the constant pools, relative to that of the pool that `plan` chooses.
 SHARES = (0.7, 0.85, 1.0, 1.2)
-# Over the best constant pool: in all fleets but OUTSIDE, and in each. Of `plan`, from the loop.
+# Largest cost above the best constant pool, in all fleets except OUTSIDE, and in each; largest difference of `plan`
+# from the loop.
 WITHIN, WORST, PLANNED = 0.05, 0.10, 0.07
-# The two of 40 that are further than WITHIN (docs/measurements/capacity.md).
+# The two fleets of 40 that exceed WITHIN (docs/measurements/capacity.md).
 OUTSIDE = frozenset({"0", "25"})
 RUNS, TABLE = FIGURES / "pools_runs.csv", FIGURES / "pools.csv"
 
 
 class Case(NamedTuple):
-    """A run: of which fleet, with which pool (`loop`, or its throughput over the planned one), which seed."""
+    """A run: its fleet, its pool (`loop`, or the pool's throughput over the planned one), and its seed."""
 
     fleet: str
     pool: str
@@ -54,7 +55,7 @@ class Case(NamedTuple):
 
 
 def fleet_of(name: str, seed: int = 0) -> FleetSpec:
-    """A drawn one by its number, or a file."""
+    """A drawn fleet by its number, or the fleet of a file."""
     if name.isdigit():
         return drawn(int(name), seed)
     fleet = load_fleet(SCENARIOS / f"{name}.toml")
@@ -62,7 +63,7 @@ def fleet_of(name: str, seed: int = 0) -> FleetSpec:
 
 
 def drawn(number: int, seed: int = 0) -> FleetSpec:
-    """Fleet `number`, with this seed of what happens in it."""
+    """Fleet `number`, with this seed of its events."""
     draw = Random(f"{FLEETS_SEED} {number}")
     family, bound = FAMILIES[number % len(FAMILIES)], (number // len(FAMILIES)) % 7
     group = draw.choice((1, 4, 8, 16, 32))
@@ -101,7 +102,9 @@ def drawn(number: int, seed: int = 0) -> FleetSpec:
 
 
 def _workers(draw: Random, family: str, t_gen_s: float, needed: float) -> list[dict[str, Any]]:
-    """Those that are there on average make 1.6 to 3.5 times what the learner takes, `needed` trajectories/s."""
+    """The fleet's workers. Those that are present on average make 1.6 to 3.5 times `needed`, the trajectories/s that
+    the learner takes.
+    """
     total = needed * draw.uniform(1.6, 3.5)
 
     def kind(name: str, slots: int, share: float, **said: Any) -> dict[str, Any]:
@@ -151,7 +154,7 @@ def _workers(draw: Random, family: str, t_gen_s: float, needed: float) -> list[d
 
 
 def _between(draw: Random, low: float, high: float) -> float:
-    """Even in the logarithm."""
+    """A random number with a uniform logarithm."""
     return _rounded(low * (high / low) ** draw.random())
 
 
@@ -160,7 +163,7 @@ def _rounded(value: float) -> float:
 
 
 class ConstantPool(FleetWorld):
-    """The cheapest workers that are there and make so many trajectories/s, by what the file says of them."""
+    """A fleet whose pool is the cheapest present workers with this throughput, by the figures of the file."""
 
     target = 0.0
 
@@ -204,12 +207,12 @@ def play(case: Case) -> dict[str, Any]:
 
 
 def names(fleets: int) -> tuple[str, ...]:
-    """So many drawn ones, and the files."""
+    """This many drawn fleets, and the files."""
     return *map(str, range(fleets)), *FILES
 
 
 def of_each_family(count: int) -> tuple[str, ...]:
-    """The first so many drawn fleets of each family of which `plan` takes BOXES_MIN workers or more, and the files."""
+    """The first `count` drawn fleets of each family for which `plan` takes BOXES_MIN workers or more, and the files."""
     found = []
     for family in range(len(FAMILIES)):
         numbers = map(str, range(family, FLEETS, len(FAMILIES)))
@@ -225,7 +228,7 @@ def cases(fleets: Sequence[str]) -> Iterator[Case]:
 
 
 def run(path: Path, fleets: Sequence[str], processes: int) -> list[dict[str, str]]:
-    """Play what the file lacks."""
+    """Make the runs that the file lacks."""
     rows: list[Mapping[str, Any]] = list(read(path))
     there = {_case(row) for row in rows}
     wanted = [case for case in cases(fleets) if case not in there]
@@ -242,7 +245,7 @@ def _case(row: Mapping[str, Any]) -> Case:
 
 
 def table(rows: Sequence[Mapping[str, str]], fleets: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """A row for each fleet: what it is, the loop, the best constant pool, `plan`."""
+    """A row for each fleet: its description, the loop, the best constant pool, `plan`."""
     usd = {_case(row): float(row["usd_per_step"]) for row in rows}
     for name in fleets:
         fleet, planned = fleet_of(name), provision(fleet_of(name))
@@ -276,7 +279,7 @@ def table(rows: Sequence[Mapping[str, str]], fleets: Sequence[str]) -> Iterator[
 
 
 def faults(found: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Where the loop or `plan` misses."""
+    """The targets that the loop or `plan` misses."""
     dearer = {row["fleet"]: row["loop_over_best_percent"] / 100 for row in found}
     outside = [
         number for number, share in dearer.items() if share > WITHIN and number not in OUTSIDE

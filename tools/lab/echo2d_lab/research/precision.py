@@ -1,8 +1,8 @@
-"""What layers in bfloat16 cost in accuracy: `python -m echo2d_lab.research.precision [--seeds 0 1 2]`, on one core.
+"""Measures accuracy lost by layers in bfloat16: `python -m echo2d_lab.research.precision [--seeds 0 1 2]`, one core.
 
-The run of `staleness_sweep` with S = 0 (the demo's task and model, 60 train steps), in float32 and in bfloat16 with
-the same seeds. The accuracy is the mean probability of the right answer to held-out prompts, so there is no chance
-in it but that of the training.
+It makes the run of `staleness_sweep` with S = 0 (the demo's task and model, 60 train steps), in float32 and in bfloat16
+with the same seeds. The accuracy is the mean probability of the right answer to held-out prompts, so only the training
+is random.
 """
 
 import argparse

@@ -1,20 +1,20 @@
-"""Measure what rollouts in int8 gain and cost on a real model.
+"""Measure the speed and the errors of rollouts in int8 on a real model.
 
     python -m echo2d_lab.research.quantized_rollouts MODEL [--rounds 3] [--answers 8] [--scored 0] [--slots 48]
 
-The torch engine answers the 80 held-out sums of `make math`, as often as --answers says, in float32, in
-bfloat16 and in int8 (bfloat16 between the layers), one after the other in each round. Seeds are the same
-for all, so that the differences between their rewards have less chance in them. Then a float32 copy of the
-model, as the auditor and a learner on a CPU have it, scores each answer again:
+The torch engine answers the 80 held-out sums of `make math`, --answers times each, in float32, in bfloat16
+and in int8 (bfloat16 between the layers), one after the other in each round. The seeds are the same for
+all, so that the differences between their rewards are less random. Then a float32 copy of the model, as
+the auditor and a learner on a CPU have it, scores each answer again:
 
-    tokens/s   per CPU second, which other work on the machine hardly changes, prompts included; median of the
-               rounds, lowest to highest
+    tokens/s   per CPU second, with prompts; other work on the machine hardly changes it; median of the rounds,
+               smallest to largest
     accuracy   share of right answers at temperature 1, with the standard error over questions
     K          mean |log p - q| of a token: p of float32, q as the engine reported it
     ratio      share of tokens with p / q above learner.tis_cap, and outside the clip
-    missed     share of tokens that lie further than 0.02, 0.05 and 0.1 from where their seed points
+    missed     share of tokens that are further than 0.02, 0.05 and 0.1 from where their seed points
 
-MODEL: a directory; `make math` leaves SmolLM2-135M in ~/.cache/echo2d. It needs reasoning-gym.
+MODEL: a directory; `make math` leaves SmolLM2-135M in ~/.cache/echo2d. The program needs reasoning-gym.
 """
 
 import argparse
@@ -52,7 +52,7 @@ ENGINES = {
     "bfloat16": ("bfloat16", "none"),
     "int8": ("bfloat16", "int8"),
 }
-TOLERANCES = (1.0, 2.5, 5.0)  # of UNIFORM_TOLERANCE
+TOLERANCES = (1.0, 2.5, 5.0)  # in units of UNIFORM_TOLERANCE
 SCORED_TOGETHER = 16
 
 
@@ -124,7 +124,7 @@ async def answered(
 def scored(
     policy: InferencePolicy, sums: Sums, answers: Sequence[Answered]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """log p - q of each token, and how far each is from its seed in tolerances."""
+    """log p - q of each token, and the distance of each from where its seed points, in tolerances."""
     gaps, distances = [], []
     for start in range(0, len(answers), SCORED_TOGETHER):
         part = answers[start : start + SCORED_TOGETHER]

@@ -1,16 +1,16 @@
-"""Measure what a refit costs in each mode, on a real SGLang server on the CPU.
+"""Measure the cost of a refit in each mode, on a real SGLang server on the CPU.
 
     bash tools/sglang_cpu/setup.sh
     python -m echo2d_lab.research.refit_modes [--rounds 3] [--samples 16] [--json]
 
-One server, one thread, a Qwen3 of 3 M parameters in float32. Samples with prompts that share nothing
-run to a fixed length; meanwhile the server is refitted. The modes take turns, and so does a run
-without refits: what a mode's runs take longer than that one, per refit, is what a refit really costs.
+One server has one thread and a Qwen3 of 3 M parameters in float32. Samples with prompts that share
+nothing run to a fixed length; meanwhile the server is refitted. The modes take turns, and so does a run
+without refits: the extra time of a mode's run over that one, per refit, is the real cost of a refit.
 
-Every logprob is computed again by transformers, under the version that its span names: after a refit
-in place with the KV caches of the versions before it. So a wrong span shows. `unlike` is how far the
-logprobs of a refit in place are from those of a clean prefill, which is what an audit compares;
-`moved` is how far a clean prefill is from that of the version before. Both are means, in nats.
+transformers computes every logprob again, under the version that its span names: after a refit in place
+with the KV caches of the versions before it. So a wrong span shows. `unlike` is the difference of the
+logprobs after a refit in place from those of a clean prefill, with which an audit compares; `moved` is the
+difference of a clean prefill from that of the version before. Both are means, in nats.
 """
 
 import argparse

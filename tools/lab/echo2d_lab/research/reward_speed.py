@@ -1,10 +1,10 @@
-"""How fast one task process scores answers, and what that costs the coordinator.
+"""Measures how fast one task process scores answers, and what that costs the coordinator.
 
     python -m echo2d_lab.research.reward_speed [--answers 20000] [--rounds 5]
 
 `exact` and `math` score the same sums through one process, 64 at a time. For `math` each round also
-calls math-verify in a plain loop in this process, on the same answers; the ratio of the two is of
-one round. Coordinator: CPU time of this process per reward.
+calls math-verify in a plain loop in this process, on the same answers; a ratio compares the two in one
+round. Coordinator: CPU time of this process per reward.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from echo2d.core.protocol.trajectory import pack_tokens
 from echo2d.tasks.pool import PIPELINED_MAX, Score, ScoreCall, TaskPool, TextSettings
 
 ROWS = 1000
-END = 0  # any id: the last token of an answer that stopped
+END = 0  # the last token of an answer that stopped; any id will do
 
 
 def write_model(directory: Path) -> Tokenizer:
@@ -61,7 +61,7 @@ async def through_pool(
     ]
     options = {"files": str(directory / "rows.jsonl"), "scorer": scorer, "shuffle": False}
     async with TaskPool("rows", options, texts=TextSettings(str(directory))) as pool:
-        # The process imports and parses what it needs.
+        # These calls do not count: the process imports and parses what it needs.
         await _scored(pool, calls[:ROWS])
         wall, cpu = time.monotonic(), time.process_time()
         right = await _scored(pool, calls)
@@ -84,7 +84,7 @@ def math_alone(answers: int) -> float:
     """Rewards per second of math-verify in a loop, without processes, tokens or rows."""
     from math_verify import parse, verify
 
-    # Its warning at every call is neither a part of it nor of ours.
+    # math-verify warns at every call; the warnings must not be part of the measured time.
     logging.getLogger("math_verify").setLevel(logging.ERROR)
     wanted = [parse(f"${2 * n}$", parsing_timeout=0) for n in range(ROWS)]
     began = time.monotonic()

@@ -1,14 +1,14 @@
-"""Consecutive policy versions by real AdamW steps, to measure deltas on.
+"""Makes consecutive policy versions by real AdamW steps, with which deltas are measured.
 
     python -m echo2d_lab.research.rl_updates OUT --lr 1e-6
 
-    OUT/base-60m-0   what every run starts from: a bf16 Qwen3 model of that size, of that seed
+    OUT/base-60m-0   the base of every run: a bf16 Qwen3 model of that size, of that seed
     OUT/1e-6/v1 ...  the versions of a run at that learning rate, as a learner would publish them
 
-The base is trained on a made-up language until its weights look like those of a trained model. Then come GRPO steps as
-in `learner`: the policy's own samples, advantages normalised in their group, float32 master weights that begin as the
-bf16 ones, AdamW with a constant rate, gradients clipped to 1. On CPU, and the same again on the same machine with the
-same number of threads. What is there already is not made again.
+The base is trained on a synthetic language until its weights look like those of a trained model. Then come GRPO steps
+as in `learner`: the policy's own samples, advantages normalised in their group, float32 master weights that begin as
+the bf16 ones, AdamW with a constant rate, gradients clipped to 1. It runs on the CPU, and gives the same versions on
+the same machine with the same number of threads. Existing versions are not made again.
 """
 
 import argparse
@@ -24,14 +24,14 @@ from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 PRETRAIN_LR, PRETRAIN_WARMUP, PRETRAIN_ROWS = 1e-3, 20, 32
-PROMPTS, GROUP_SIZE = 4, 8  # of a step
+PROMPTS, GROUP_SIZE = 4, 8  # prompts of a step, and samples of each
 PROMPT_TOKENS, OUTPUT_TOKENS = 8, 24
-SUCCESSORS = 16  # tokens that may follow a token, by a Zipf law
+SUCCESSORS = 16  # tokens that may follow a token, with Zipf probabilities
 BETAS = (0.9, 0.999)
 
 
 class Size(NamedTuple):
-    """Of a model."""
+    """The size of a model."""
 
     hidden: int
     layers: int
@@ -47,7 +47,7 @@ SIZES = {
 
 
 class Language:
-    """Sequences in which every token has its few successors, some much more likely than others. Token 0 is padding."""
+    """Sequences in which each token has a few successors, some much likelier than others. Token 0 is padding."""
 
     def __init__(self, vocabulary: int, rng_seed: int) -> None:
         self._chance = torch.Generator().manual_seed(rng_seed)
@@ -106,7 +106,7 @@ def pretrained(size: Size, language: Language, steps: int) -> Any:
 
 
 def update(model: Any, optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> float:
-    """One step; the norm of the gradient before it was clipped."""
+    """Make one step. Returns the norm of the gradient before it was clipped."""
     optimizer.zero_grad()
     torch.autograd.backward(loss)
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -115,7 +115,7 @@ def update(model: Any, optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> 
 
 
 def versions(model: Any, language: Language, lr: float, steps: int) -> Iterator[Any]:
-    """The model after each GRPO step. The reward: how many even tokens are in a sample."""
+    """The model after each GRPO step. The reward is the number of even tokens in a sample."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=BETAS, weight_decay=0.0)
     for step in range(1, steps + 1):
         prompts = language.rows(PROMPTS, PROMPT_TOKENS).repeat_interleave(GROUP_SIZE, dim=0)
@@ -141,11 +141,11 @@ def versions(model: Any, language: Language, lr: float, steps: int) -> Iterator[
 
 
 def save(model: Any, directory: Path) -> None:
-    """As bf16, in one step; the model itself stays as it is."""
+    """Save the model as bf16, in one atomic step; the model itself stays unchanged."""
     spare = directory.with_name(directory.name + ".new")
     shutil.rmtree(spare, ignore_errors=True)
     rounded = {name: tensor.to(torch.bfloat16) for name, tensor in model.state_dict().items()}
-    del rounded["lm_head.weight"]  # it is the embedding, and would be written twice
+    del rounded["lm_head.weight"]  # it is the same as the embedding, and would be written twice
     model.save_pretrained(spare, state_dict=rounded)
     config = json.loads((spare / "config.json").read_text())
     (spare / "config.json").write_text(json.dumps({**config, "dtype": "bfloat16"}, indent=2) + "\n")
@@ -156,7 +156,7 @@ def save(model: Any, directory: Path) -> None:
 
 
 def load(directory: Path) -> Any:
-    """Computing in float32."""
+    """Load the model, to compute in float32."""
     return AutoModelForCausalLM.from_pretrained(
         directory, dtype=torch.float32, local_files_only=True
     )

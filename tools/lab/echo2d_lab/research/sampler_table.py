@@ -1,14 +1,14 @@
-"""What a choice of prompts, samples or groups is worth where most rows teach nothing: a table of docs/guide/tasks.md.
+"""What a choice of prompts, samples or groups is worth where most rows teach nothing: docs/measurements/tasks.md.
 
-`python -m echo2d_lab.research.sampler_table` plays the real coordinator core and the real learner's train step in one
+`python -m echo2d_lab.research.sampler_table` runs the real coordinator core and the real learner's train step in one
 process, as `staleness_sweep` does: its model, 60 steps of 128 trajectories in groups of 8, S and kappa of
 `scenarios/mix-rented.toml`; seeds 0 to 2, ten minutes of one core. Of ROWS rows half are always solved (any answer is
 right), a quarter never, and a quarter are the demo's: to sort eight digits.
 
-Groups whose rewards are all equal are replaced (`policy.filter_zero_variance`) as far as a step does that, so a step
-may train on fewer groups that teach than on others. The accuracy is the mean probability of the right answer to
-held-out prompts. A right answer, of ANSWER_TOKENS, costs what a trajectory of the scenario does at the workers that
-`echo2d plan` chooses. The learner costs what it does there per trajectory that it trains on.
+Groups whose rewards are all equal are replaced (`policy.filter_zero_variance`), but only up to the limit of a step, so
+a step may have more groups that teach nothing than groups that teach. The accuracy is the mean probability of the right
+answer to held-out prompts. A right answer, of ANSWER_TOKENS, costs as much as a trajectory of the scenario at the
+workers that `echo2d plan` chooses. The learner costs as much as there, per trajectory that it trains on.
 """
 
 import argparse
@@ -28,10 +28,10 @@ from echo2d.tasks.sort_digits import EOS, SortDigits, answer
 from echo2d_lab.research.staleness_sweep import BEST, PER_STEP, STEPS, Case, Run, sweep_rules
 
 ROWS = 512
-ANSWER_TOKENS = 9  # eight digits and the end
-KINDS = ("always", "always", "never", "sometimes")  # solved; by row
+ANSWER_TOKENS = 9  # eight digits and the end token
+KINDS = ("always", "always", "never", "sometimes")  # how often each row is solved
 SCENARIO = Path(__file__).parents[4] / "scenarios" / "mix-rented.toml"
-# By name: what changes in the rules of the task, and in those of the run.
+# For each choice: changes of the task's rules, and of the run's rules.
 CHOICES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "shuffle": ({}, {}),
     "filter": (
@@ -98,10 +98,10 @@ class MixedRows:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What came of one run.
+    """The result of one run.
 
-    gained: by how much the held-out accuracy rose. tokens: how many were generated. teaching: groups
-    with variance that were trained on.
+    gained: increase of the held-out accuracy. tokens: number of generated tokens. teaching: groups with
+    variance that were trained on.
     """
 
     gained: float
@@ -151,7 +151,7 @@ def play(name: str, rng_seed: int) -> Found:
 
 
 def line(name: str, found: Sequence[Found], prices: Prices) -> str:
-    """A row of the table: means over the seeds, and the standard error of what was gained."""
+    """A row of the table: means over the seeds, and the standard error of the gain."""
     gained = [each.gained for each in found]
     error = stdev(gained) / len(gained) ** 0.5 if len(gained) > 1 else float("nan")
     tokens = fmean(each.tokens for each in found)

@@ -1,8 +1,8 @@
-"""The README's figure: a broadcast to ever more peers, simulated (`make figures`).
+"""The README's figure: simulated broadcasts to more and more peers (`make figures`).
 
-Plays `scenarios/mixed.toml` with each shape and number of peers, keeps the figures in
-docs/measurements/scale.json, and draws docs/figures/scale.svg from them. What is in the JSON file already is not
-played again: remove it to measure anew.
+It simulates `scenarios/mixed.toml` with each shape and number of peers, keeps the results in
+docs/measurements/scale.json, and draws docs/figures/scale.svg from them. Results in the JSON file are not computed
+again; remove the file to repeat them.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from echo2d.plan.kernel.scenario_file import load_scenario
 REPO = Path(__file__).parents[4]
 SCENARIO = REPO / "scenarios" / "mixed.toml"
 PEERS = (16, 64, 256, 1000)
-CURVES = {  # colour of each, by shape and size
+CURVES = {  # colours by shape and size
     ("star", "80MB"): "#b5403c",
     ("chain", "80MB"): "#c98a1b",
     ("auto", "80MB"): "#2f6db5",
@@ -32,7 +32,7 @@ Results = dict[str, dict[str, float]]
 
 
 class Panel(NamedTuple):
-    """One drawing with logarithmic axes; ticks: of the vertical one."""
+    """One drawing with logarithmic axes. ticks: of the vertical axis."""
 
     title: str
     key: str

@@ -2,8 +2,8 @@
 
     python -m echo2d_lab.research.shared_prompts MODEL [--rounds 3] [--groups 8] [--answers 12]
 
-One CPU thread runs the forward and the backward pass over the answers of one step: first with a
-copy of the prompt for each answer, then with one copy for the answers of a row, and so on in turn.
+One CPU thread runs the forward and the backward pass over the answers of one step, by turns with a
+copy of the prompt for each answer, and with one copy for all answers of a row.
 MODEL: a directory; `make math` leaves SmolLM2-135M in ~/.cache/echo2d.
 """
 
@@ -25,7 +25,7 @@ MICRO_BATCH_TOKENS = 2048
 
 
 def answers(groups: int, size: int, prompt: int, length: int, vocab: int) -> list[PackedAnswer]:
-    """Random tokens: what a pass costs does not depend on them."""
+    """Answers of random tokens, on which the cost of a pass does not depend."""
     rng = np.random.default_rng(0)
     made = []
     for group in range(groups):
@@ -42,7 +42,7 @@ def answers(groups: int, size: int, prompt: int, length: int, vocab: int) -> lis
 def seconds(
     scorer: AnswerScorer, step: Sequence[PackedAnswer], *, shared: bool
 ) -> tuple[float, int]:
-    """What one pass over the step takes, and the positions that it reads."""
+    """Seconds of one pass over the step, and the positions that it reads."""
     if not shared:
         step = [dataclasses.replace(answer, prompt=1) for answer in step]
     batches = micro_batches(step, MICRO_BATCH_TOKENS, packed=True)

@@ -1,9 +1,9 @@
 """The runs of `staleness_sweep` as a table and a picture: docs/figures/staleness.csv and .png.
 
 final    accuracy over the last looks of a run: the mean probability of a right answer to the held-out prompts
-against  the same seed's synchronous run without correction: final minus its final. Starts differ more than outcomes,
-         so this is what to read
-fall     the largest fall of the accuracy below the best that the run had reached before: 0 for one that only rises
+against  final minus the final of the same seed's synchronous run without correction. Seeds differ more than outcomes,
+         so this is the figure to read
+fall     the largest fall of the accuracy below the best earlier value of the run: 0 if the accuracy only rises
 """
 
 import csv
@@ -16,7 +16,7 @@ from typing import Any
 
 FIGURES = Path(__file__).parents[4] / "docs" / "figures"
 LAST_LOOKS = 2
-NAMES = {  # of the corrections, for people
+NAMES = {  # titles of the corrections
     "none": "none",
     "tis": "TIS",
     "icepop": "IcePop",
@@ -39,7 +39,7 @@ def fall(row: Mapping[str, Any]) -> float:
 
 
 def against(rows: Rows) -> dict[Setting, list[float]]:
-    """By setting, for the seeds whose synchronous run is there."""
+    """`against` by setting, for the seeds whose synchronous run exists."""
     synchronous = {row["seed"]: final(row) for row in rows if setting_of(row) == (0, 1, "none")}
     found: dict[Setting, list[float]] = defaultdict(list)
     for row in rows:
@@ -94,7 +94,7 @@ def _mean_age(rows: Rows) -> float:
 
 
 def draw(rows: Rows, folder: Path) -> None:
-    """Of what there is."""
+    """Draw the pictures for the existing runs."""
     lines = list(table(rows))
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "staleness.csv").open("w", newline="", encoding="utf-8") as file:
@@ -105,7 +105,7 @@ def draw(rows: Rows, folder: Path) -> None:
 
 
 def _picture(lines: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Wide enough for its words to be read where a page shows it 800 pixels wide."""
+    """Draw one picture. Its text can be read if a page shows it 800 pixels wide."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10.5, 3.9), layout="constrained")

@@ -1,16 +1,16 @@
-"""What staleness does to learning, and which correction bears it: `make staleness-sweep`, on one core.
+"""Measures how staleness affects learning, and which correction helps: `make staleness-sweep`, on one core.
 
-The real coordinator core and the real learner's train step in one process (`echo2d_lab.bench.lab.in_process`): a worker
-that is always ahead makes the data as stale as the staleness bound S and the publish period kappa let it be. The task
-and the model are the demo's. Every finished run is a line of a file, and is not made again; remove the file to measure
-anew. A run is its seed's: the same machine gives the same numbers again.
+The real coordinator core and the real learner's train step run in one process (`echo2d_lab.bench.lab.in_process`). A
+worker that is always ahead makes the data as stale as the staleness bound S and the publish period kappa permit. The
+task and the model are the demo's. Every finished run is a line of a file, and is not made again; remove the file to
+repeat it. With the same seed the same machine gives the same numbers.
 
 In docs/measurements:
 
-    staleness.jsonl              60 steps: every S x kappa x {none, BEST}, and every correction where it is hardest,
+    staleness.jsonl              60 steps: every S x kappa x {none, BEST}, and every correction in the hardest case,
                                  S = 11 with kappa = 1. Draws docs/figures/staleness.png and .csv (`staleness_figure`)
     staleness_long.jsonl         --long, 360 steps: every S x {default, clip} with kappa = 1, the freshest data that S
-                                 allows. For what an accuracy costs (`usd_to_accuracy`)
+                                 allows. `usd_to_accuracy` computes the cost of an accuracy from it
 """
 
 import argparse
@@ -47,14 +47,15 @@ RUNS, LONG_RUNS = (
     REPO / "docs" / "measurements" / "staleness_long.jsonl",
 )
 
-STEPS, LONG_STEPS, LR = 60, 360, 1e-4  # the accuracy still rises at the end of both
+STEPS, LONG_STEPS, LR = 60, 360, 1e-4  # the accuracy still rises at the end of short and long runs
 PER_STEP, GROUP_SIZE, MAX_NEW_TOKENS = 128, 8, 12
 LOOK_EVERY = 6  # steps between two looks at the accuracy
 SEEDS = (0, 1, 2)
-MORE_SEEDS = (3,)  # of long runs with S = 0 and 3, to say more exactly what S = 3 costs
+MORE_SEEDS = (3,)  # of long runs with S = 0 and 3, to measure the cost of S = 3 more exactly
 BOUNDS = (0, 1, 3, 6, 11)
 HARDEST = (11, 1)
-PURE = {"proximal": "recomputed"}  # with one optimizer step a train step: no clip, importance p / q
+# With one optimizer step per train step this means: no clip, importance p / q.
+PURE = {"proximal": "recomputed"}
 CORRECTIONS: dict[str, dict[str, Any]] = {
     "none": {**PURE, "correction": "none"},
     "tis": {**PURE, "correction": "tis"},
@@ -65,7 +66,7 @@ CORRECTIONS: dict[str, dict[str, Any]] = {
     "clip_tis": {"proximal": "rollout", "correction": "tis"},
 }
 BEST = "clip_tis"
-# The learner's own, with its two-sided clip, and plain GRPO as ECHO-2 has it.
+# The learner's default, with its two-sided clip, and plain GRPO as in ECHO-2.
 LONG = ("default", "clip")
 RECIPES = {**CORRECTIONS, "default": {"clip_ratio_max": 3.0}}
 
@@ -84,7 +85,7 @@ class Case:
 
 
 def cases() -> Iterator[Case]:
-    """Each once, seed by seed: the corrections side by side, then the table."""
+    """Each case once, seed by seed: first the corrections, then the table."""
     compared = [(*HARDEST, correction) for correction in CORRECTIONS]
     table = [
         (bound, kappa, each)
@@ -97,7 +98,7 @@ def cases() -> Iterator[Case]:
 
 
 def long_cases() -> Iterator[Case]:
-    """Each once, what is wanted most first. With S = 0 no ratio is large enough for the two to differ."""
+    """Each case once, the most important first. With S = 0 no ratio is large enough for the two recipes to differ."""
     everything = [(seed, each) for seed in SEEDS for each in LONG]
     for seed, each in sorted(everything, key=lambda one: (one[0] > 0, LONG.index(one[1]))):
         yield from (Case(bound, 1, each, seed) for bound in BOUNDS[each != "default" :])
@@ -109,7 +110,7 @@ def kappas(bound: int) -> list[int]:
 
 
 class Run:
-    """One learner and one swarm. dtype: as learner.dtype. rules, task: None: those of the sweep."""
+    """One learner and one swarm. dtype: as learner.dtype. rules, task: the default is those of the sweep."""
 
     def __init__(
         self,
@@ -124,7 +125,7 @@ class Run:
         model = make_tiny_model(CACHE, recipe)
         self._held_out = held_out_prompts(recipe)
         config = learner_config(case, model, steps=steps, dtype=dtype)
-        self._judge = load_model(model)  # float32, whatever the layers under training are
+        self._judge = load_model(model)  # float32, for any dtype of the trained layers
         self._advantages, self._policy = advantages_of(config), Policy(config, Ranks())
         self._rules = BatchRules(
             case.staleness, PER_STEP // GROUP_SIZE, GROUP_SIZE, len(VOCABULARY), GROUP_SIZE
@@ -135,7 +136,7 @@ class Run:
         )
 
     def train(self) -> dict[str, Any]:
-        """The facts of the run."""
+        """Train. Returns the facts of the run."""
         began, cpu = time.monotonic(), time.process_time()
         rows, ages, trained = [], Counter[int](), Trained()
         looks = [self._look(0)]
@@ -179,7 +180,7 @@ class Run:
         return {name: whole(weight) for name, weight in self._policy.weights().items()}
 
     def _look(self, step: int) -> tuple[int, float]:
-        """The mean probability of a right answer to the held-out prompts; no chance in it."""
+        """The step, and the mean probability of a right answer to the held-out prompts, which is not random."""
         self._judge.load_state_dict(self._weights())
         return step, round(accuracies(self._judge, self._held_out)[1], 4)
 
@@ -197,7 +198,7 @@ def _summary(rows: list[dict[str, float]]) -> dict[str, Any]:
 
 
 def learner_config(case: Case, model: Path, **changes: Any) -> LearnerConfig:
-    """Of the learner's parts that run here; the coordinator's address and the directories are nobody's."""
+    """The config for the learner's parts that run here; the coordinator's address and the directories are unused."""
     config = LearnerConfig(
         url="http://127.0.0.1:1", token_file=Path("none"), model=model, snapshot_root=Path("none"),
         out_dir=Path("none"), steps=STEPS, lr=LR, threads=1, packing=False, device="cpu", rng_seed=case.seed,
@@ -207,7 +208,7 @@ def learner_config(case: Case, model: Path, **changes: Any) -> LearnerConfig:
 
 
 def sweep_rules(case: Case) -> RunRules:
-    """Groups whose rewards are all equal are not replaced: they teach nothing, in every run alike."""
+    """The rules of a case. Groups with equal rewards are not replaced: they teach nothing, in every run alike."""
     return RunRules(
         run_id=RunId("sweep"),
         staleness_max=case.staleness,
@@ -224,7 +225,7 @@ def sweep_rules(case: Case) -> RunRules:
 
 
 def finished(path: Path) -> list[dict[str, Any]]:
-    """The runs that are there. A last line that was cut short is none."""
+    """The runs in the file. A last line that was cut off does not count."""
     if not path.exists():
         return []
     lines = path.read_text(encoding="utf-8").split("\n")[:-1]

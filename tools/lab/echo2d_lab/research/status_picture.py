@@ -1,4 +1,4 @@
-"""A picture of `echo2d status` for docs, of whatever run the status on stdin is; the page on operating says which.
+"""Draws a picture of `echo2d status` for the docs, from a status on stdin; the page on operating names the run.
 
 echo2d status --run-dir RUN_DIR --json | python -m echo2d_lab.research.status_picture docs/figures/status.svg
 """
@@ -20,7 +20,7 @@ COLUMNS = 112  # of the terminal
 
 
 def svg(facts: dict[str, Any]) -> str:
-    """The same for the same facts: rich names its styles after a hash of the content."""
+    """The picture. The same facts give the same picture, because rich names its styles after a hash of the content."""
     console = Console(
         record=True, width=COLUMNS, highlight=False, force_terminal=True, file=io.StringIO()
     )

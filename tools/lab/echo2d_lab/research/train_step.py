@@ -3,19 +3,19 @@
     bash tools/trl/setup.sh
     .cache/trl/venv/bin/python -m echo2d_lab.research.train_step [--rounds 5] [--only NAME ...]
 
-TRL must be there to import, so TRL's environment runs it. Each variant has a process of its own with
+The program imports TRL, so it runs in TRL's environment. Each variant has a process of its own with
 one thread, and the variants take turns, one step each in a round. A step trains a Qwen3 of 42 M
 parameters with random weights in float32 on 2 groups of 4 answers: forward, backward, clipping of the
 gradient's norm and AdamW. Every variant must find the same norm, so all do the same work.
 
-    plain       the bound: a Hugging Face model, an answer at a time without padding, the head on
-                answer tokens alone, PPO's clip, and nothing else
-    echo2d      `Policy.train_step` with laying out. Answers of a group may share one copy of their
+    plain       the bound: a Hugging Face model, an answer at a time without padding, the head only on
+                answer tokens, PPO's clip, and nothing else
+    echo2d      `Policy.train_step` with packing. Answers of a group may share one copy of their
                 prompt, which the bound never does; "a prompt each" turns that off
     TRL         `GRPOTrainer._compute_loss`, without its code for generation. Each micro-batch is
-                padded to its own longest answer, where TRL pads to the longest of the step. On a CPU
-                TRL applies the head to all positions, on a GPU to answer tokens alone;
-                "head as on a GPU" does that here too
+                padded to its own longest answer, while TRL pads to the longest of the step. On a CPU
+                TRL applies the head to all positions, on a GPU only to answer tokens;
+                "head as on a GPU" does that here, too
 """
 
 import argparse
@@ -54,9 +54,9 @@ from echo2d.learner.ranks.ranks import Ranks
 
 VOCABULARY, HIDDEN, LAYERS = 32768, 512, 8
 PROMPT_TOKENS = 64
-ANSWER_TOKENS = ((71, 312, 180, 254), (298, 133, 247, 301))  # by group
+ANSWER_TOKENS = ((71, 312, 180, 254), (298, 133, 247, 301))  # of the answers of each group
 TOKENS = sum(map(sum, ANSWER_TOKENS))
-# How far the rollout's logprobs are off. So little is neither clipped nor truncated in any variant.
+# Error of the rollout's logprobs, so small that no variant clips or truncates anything.
 NOISE = 0.03
 LR, GRAD_CLIP, CLIP = 1e-6, 1.0, 0.2
 NORM_DIFFERENCE_MAX = 1e-4
@@ -201,7 +201,7 @@ def padded(answers: Sequence[Answer]) -> dict[str, Tensor]:
 
 
 def optimized(model: Any, optimizer: torch.optim.Optimizer) -> float:
-    """Clip the gradient and apply it; its norm before."""
+    """Clip the gradient and apply it. Returns its norm before."""
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), GRAD_CLIP)
     optimizer.step()
     optimizer.zero_grad()
@@ -213,7 +213,7 @@ def trained_model(directory: Path) -> Any:
 
 
 def batch_in(directory: Path) -> Batch:
-    """The batch of every step: the same random tokens and rewards, with the logprobs that `prepare` left there."""
+    """The batch of every step: the same random tokens and rewards, with the logprobs that `prepare` has saved."""
     rng, path = np.random.default_rng(0), directory / "logprobs.npy"
     logprobs = np.load(path) if path.exists() else np.zeros(TOKENS, np.float32)
     groups = []
@@ -279,7 +279,7 @@ def prepare(directory: Path) -> None:
 
 
 def take_turns(variant: str, directory: Path) -> None:
-    """Run a step for each line that comes in, and print what it took."""
+    """Run a step for each line on stdin, and print its costs."""
     torch.set_num_threads(1)
     step = VARIANTS[variant](directory)
     for _ in sys.stdin:
@@ -366,7 +366,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", nargs="+", choices=VARIANTS, default=list(VARIANTS))
-    # How the processes of the variants are started.
+    # This option starts the process of a variant.
     parser.add_argument("--variant", nargs=2, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.variant:

@@ -1,12 +1,12 @@
-"""What a trajectory of several turns costs the coordinator: `python -m echo2d_lab.research.turn_cost`.
+"""Measures what a trajectory of several turns costs the coordinator: `python -m echo2d_lab.research.turn_cost`.
 
     scripted workers --bytes--> decode -> CoordinatorState -> ledger (SQLite) -> encode --bytes--> workers
                                               |   ^
                                               v   | a real task process, over its pipe: rewards, or an environment
 
-Trajectories of one turn and of `--turns` turns, of as many written tokens, take turns in one process. It counts the
-CPU time of this process, user and kernel, without that of scripted workers and learner. Sockets, TLS and versions are
-left out: messages are encoded and decoded, and nothing but them differs by the number of turns.
+Trajectories of one turn and of `--turns` turns, with the same number of written tokens, alternate in one process. The
+measure is the CPU time of this process, user and kernel, without that of scripted workers and learner. Sockets, TLS and
+versions are left out: messages are encoded and decoded, and only they depend on the number of turns.
 """
 
 import argparse
@@ -67,16 +67,16 @@ GROUP_SIZE = 8
 VOCAB_SIZE = 32_000
 PROMPT_TOKENS = 128
 WORKERS, SLOTS = 16, 4
-REPORT_TOKENS = 512  # of one LeaseProgress
-ASKED_MAX = 32  # steps or rewards that the task process is asked for
-EVENTS = 16  # of one turn of the loop, with one transaction
+REPORT_TOKENS = 512  # in one LeaseProgress
+ASKED_MAX = 32  # open requests to the task process, for steps or rewards
+EVENTS = 16  # in one turn of the loop, with one transaction
 PER_TURN_MS = 0.3
 FACTOR = 1.2
 
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """A worker's message as it comes from its socket."""
+    """A worker's message in the bytes of its socket."""
 
     session: SessionId
     data: bytes
@@ -85,7 +85,7 @@ class Said:
 class TurnsRun(MemoryRun):
     """A coordinator without sockets.
 
-    tokens: of a turn. outside_s: CPU time of workers and learner. answers: that were accepted.
+    tokens: of a turn. outside_s: CPU time of workers and learner. answers: number of accepted ones.
     """
 
     def __init__(self, rules: RunRules, ledger: Ledger, tokens: int) -> None:
@@ -95,7 +95,7 @@ class TurnsRun(MemoryRun):
         self._tokens = tokens
         self._prompts = StubTask(PROMPT_TOKENS, VOCAB_SIZE)
         self._said: list[Said] = []
-        self._asked = 0  # samples about which the task has not answered
+        self._asked = 0  # samples for which the task has not answered
         self._came = asyncio.Event()
         self._told: list[tuple[FakePeer, LeaseGranted]] = []
         self._by_session: dict[SessionId, FakePeer] = {}
@@ -104,14 +104,14 @@ class TurnsRun(MemoryRun):
         super().__init__(rules)
 
     async def play(self, calls: TaskCalls | EnvironmentCalls, steps: int) -> None:
-        """Train so many steps more."""
+        """Train this many further steps."""
         wanted = self.steps + steps
         self._calls = calls
         async with asyncio.TaskGroup() as self._tasks:
             while self.steps < wanted:
                 with self.outside():
                     self._write()
-                # Real workers take seconds for what these write at once: the task is waited for.
+                # These workers write at once what real ones write in seconds, so the loop waits for the task.
                 while (
                     len(self.pending) < EVENTS
                     and self._asked
@@ -205,7 +205,7 @@ class TurnsRun(MemoryRun):
     # --- workers and learner
 
     def work_at(self, peer: FakePeer, key: VersionKey) -> None:
-        """This peer serves this version, and writes from now on."""
+        """Let this peer serve this version, and write from now on."""
         peer.serving = key
         self._by_session[peer.session] = peer
 
@@ -220,7 +220,7 @@ class TurnsRun(MemoryRun):
                 pass
 
     def _write(self) -> None:
-        """Each lease is written at once, with the reports that it would have had."""
+        """Write each lease at once, with the progress reports that a real worker would send."""
         for peer, lease in self._told:
             key = peer.serving
             assert key is not None
@@ -264,7 +264,7 @@ class TurnsRun(MemoryRun):
 
 
 def rules(tokens: int, turns: int, step: int) -> RunRules:
-    """Of trajectories of so many tokens; a train step takes `step` of them."""
+    """The rules for trajectories of this many tokens; a train step takes `step` of them."""
     episode = None if turns == 1 else EpisodeRules(turns, 2 * tokens + turns * len(GIVEN))
     return RunRules(
         run_id=RunId("run-1"),

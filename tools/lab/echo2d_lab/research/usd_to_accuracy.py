@@ -1,19 +1,18 @@
-"""Dollars until a run is as good as a synchronous one: docs/figures/usd_to_accuracy{.csv,.png}, usd_by_staleness.csv.
+"""Usd until a run is as accurate as a synchronous one: docs/figures/usd_to_accuracy{.csv,.png}, usd_by_staleness.csv.
 
 `python -m echo2d_lab.research.usd_to_accuracy` multiplies two measurements:
 
-    steps ratio    of the long staleness sweep (staleness_long.jsonl): train steps until a run has the
-                   accuracy that the run of its seed with S = 0 has after 120, 180 or 240 steps (GOALS), over those
-                   that the latter took
-    usd a step     of scenarios/mix-rented.toml, played with the same S and kappa = 1, three seeds each, and again with
-                   long answers: 42 runs, four minutes on one core. What usd_by_staleness.csv has is not played again;
-                   remove it to play anew
+    steps ratio    of the long staleness sweep (staleness_long.jsonl): train steps until a run reaches the accuracy that
+                   the run of its seed with S = 0 has after 120, 180 or 240 steps (GOALS), over those steps
+    usd a step     of scenarios/mix-rented.toml, simulated with the same S and kappa = 1, three seeds each, and again
+                   with long answers: 42 runs, four minutes on one core. Runs in usd_by_staleness.csv are not made
+                   again; remove the file to repeat them
 
 and compares with data centres that learn like S = 0: the two of that file's `[centralized]`, an asynchronous one and
-one that generates and trains by turns, and the same by turns with the step that is quoted from ECHO-2's paper.
+one that generates and trains by turns, and the latter with the step time that is quoted from ECHO-2's paper.
 
 Intervals are Student's, of the mean over seeds. Each value is a ratio or a difference of two runs with the same seed,
-so the seeds are paired. They hold for independent values of a normal distribution.
+so the seeds are paired. The intervals assume independent values of a normal distribution.
 """
 
 import gc
@@ -42,14 +41,15 @@ PRICES, TABLE, PICTURE = (
     for name in ("usd_by_staleness.csv", "usd_to_accuracy.csv", "usd_to_accuracy.png")
 )
 PRICED = (0, 1, 2, 3, 4, 6, 11)
-ANSWERS_S = (300.0, 1200.0)  # what one takes: as in the file, and three quarters of a train step
+# Seconds of an answer: as in the file, and three quarters of a train step.
+ANSWERS_S = (300.0, 1200.0)
 GOALS = (120, 180, 240)  # train steps of the synchronous run
-GOAL = GOALS[-1]  # of the picture
-WINDOW = 5  # looks whose mean is the accuracy of the middle one
-# By the number of values n: 95 % of Student's distribution with n - 1 degrees of freedom lie this far from 0 or nearer.
+GOAL = GOALS[-1]  # the goal in the picture
+WINDOW = 5  # the accuracy of a look is the mean of this many looks around it
+# For n values: 95 % of Student's distribution with n - 1 degrees of freedom are within this distance of 0.
 T95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
 PUBLISHED_S = 1508.0  # a synchronous step of ECHO-2's paper, as third parties quote it
-PLAYED = 2000  # times that a data centre generates, for a mean
+PLAYED = 2000  # draws of a data centre's generation time, for their mean
 CORRECTIONS = (("default", "default", "#2f6db5"), ("clip", "plain clip", "#e08a2e"))
 CURVES = {0: "#444444", 1: "#7a4fb5", 3: "#2f6db5", 6: "#2d8a57", 11: "#b5403c"}  # by S
 CENTRES = {
@@ -64,7 +64,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 def smooth(looks: Curve) -> list[tuple[float, float]]:
-    """Each look that has WINDOW // 2 others on both sides, with the mean of them all."""
+    """Each look that has WINDOW // 2 others on both sides, with the mean of all of them."""
     around = [looks[first : first + WINDOW] for first in range(len(looks) - WINDOW + 1)]
     return [(each[WINDOW // 2][0], fmean(accuracy for _, accuracy in each)) for each in around]
 
@@ -74,7 +74,7 @@ def accuracy_at(curve: Curve, step: float) -> float:
 
 
 def steps_to(curve: Curve, accuracy: float) -> float | None:
-    """When it first has this accuracy, between two looks as on a line; None: never."""
+    """The step at which the curve first has this accuracy, interpolated between two looks; None: never."""
     before, below = curve[0]
     for step, found in curve:
         if found >= accuracy:
@@ -130,7 +130,7 @@ def play(fleet: FleetSpec, staleness: int, answer_s: float, seed: int) -> dict[s
 
 
 def prices(fleet: FleetSpec, answer_s: float = ANSWERS_S[0]) -> dict[int, float]:
-    """Usd a step by S; plays what the file lacks."""
+    """Usd a step by S; makes the runs that the file lacks."""
     rows: list[Mapping[str, Any]] = list(read(PRICES))
     there = {(int(row["S"]), float(row["answer_s"]), int(row["seed"])) for row in rows}
     wanted = [(bound, answer_s, seed) for bound in PRICED for seed in SEEDS]
@@ -150,11 +150,12 @@ def prices(fleet: FleetSpec, answer_s: float = ANSWERS_S[0]) -> dict[int, float]
 
 
 def by_turns_s(fleet: FleetSpec) -> float:
-    """Seconds of a step in that data centre if all its GPUs generate, then all train, with nothing else lost.
+    """Seconds of a step in that data centre if all its GPUs generate, and then all train, with no other loss.
 
-    `step_s` is what its halves take beside each other, so both parts together would take as long, but for the last
-    answers: R of them, as long as the file says, on as many slots as make them in `step_s` at the rollouts' share of
-    the machines. The mean of PLAYED draws.
+    In `step_s` one part of the GPUs generates while the other trains, so with all GPUs both phases together take as
+    long, except for the wait for the last of R answers. The lengths are those of the file; the number of slots is the
+    one with which the rollouts' share of the machines makes R answers in `step_s`. The result is the mean of PLAYED
+    draws.
     """
     policy, chance, compared = fleet.policy, random.Random(0), break_even(fleet, provision(fleet))
     assert compared is not None
@@ -193,7 +194,7 @@ def table(
 ) -> Iterator[dict[str, Any]]:
     """A row for each S, correction and goal. A run that was too short counts with its last step.
 
-    A mean with such a run is a lower bound, so it has no interval.
+    A mean that includes such a run is a lower bound, so it has no interval.
     """
     last = smooth(runs[0]["looks"])[-1][0]
     settings = sorted({(row["correction"], row["staleness"]) for row in runs})
@@ -229,7 +230,7 @@ def table(
 def spread(
     name: str, values: Sequence[float], times: float = 1.0, *, known: bool = True
 ) -> dict[str, float | str]:
-    """Their mean and its interval, each multiplied by `times`; empty cells where there is no interval."""
+    """The mean of the values and its interval, each multiplied by `times`; empty cells if there is no interval."""
     ends = interval(values) if known else None
     low, high = ("", "") if ends is None else (times * ends[0], times * ends[1])
     return {name: times * fmean(values), f"{name}_low": low, f"{name}_high": high}
@@ -242,7 +243,7 @@ def draw(
     there: Mapping[str, float],
     path: Path = PICTURE,
 ) -> None:
-    """Accuracy over train steps and over usd, and usd until GOAL over those of a data centre, by S."""
+    """Draw accuracy over train steps and over usd, and usd until GOAL relative to a data centre, by S."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11.5, 4.0), layout="constrained")
@@ -262,7 +263,7 @@ def draw(
                 mean, high = row["over_asynchronous"], row["over_asynchronous_high"]
                 looks = {"fmt": "o", "color": colour, "capsize": 3}
                 if row["too_short"]:
-                    looks["fmt"] = "^"  # it is more than this
+                    looks["fmt"] = "^"  # a lower bound
                 at, half = CURVE_PLACES[row["S"]] + shift, high - mean if high else None
                 answer.errorbar(at, mean, half, label=label if row["S"] == 1 else None, **looks)
     answer.set_xticks(list(CURVE_PLACES.values()), [f"S = {bound}" for bound in CURVE_PLACES])

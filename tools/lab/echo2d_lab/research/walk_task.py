@@ -1,13 +1,13 @@
-"""A task whose right answers are the long ones, and a tiny model that mostly answers too soon: for `patience_length`.
+"""A task whose right answers are the long ones, and a tiny model that mostly answers too early: for `patience_length`.
 
     prompt "3 d"  ->  worked out: "2 d' 1 d'' 0 d''' = d''' <eos>"   or, after fewer moves, "= guess <eos>"
 
-A prompt is a number of moves, one of MOVES, and a place on a ring of PLACES. A move counts down and goes two places on.
-The reward is 1 for an answer that ends with the last place. A guess is right once in PLACES times; working it out takes
-two tokens for each move, so prompts with many moves need long answers. Of each number of moves, the prompt of one place
-is held out.
+A prompt is a number of moves, one of MOVES, and a place on a ring of PLACES. A move decreases the number and goes two
+places further. The reward is 1 for an answer that ends with the last place. A guess is right once in PLACES times; a
+worked-out answer has two tokens for each move, so prompts with many moves need long answers. For each number of moves,
+the prompt of one place is held out.
 
-The model has learned from answers that give up before each move with chance GIVES_UP.
+The model has learned from answers that give up before each move with probability GIVES_UP.
 """
 
 import random
@@ -21,12 +21,12 @@ from echo2d.tasks.sort_digits import write_tokenizer
 PAD, EOS, EQUALS, PLACE_ZERO = 0, 1, 2, 3
 PLACES = 5
 MOVES = (1, 2, 3, 4, 6, 8, 11, 16, 22, 32)
-HARDEST = 3  # the last ones of these
+HARDEST = 3  # this many of the largest MOVES
 COUNT_ZERO = PLACE_ZERO + PLACES
 VOCABULARY_SIZE = COUNT_ZERO + MOVES[-1] + 1
 MAX_NEW_TOKENS = 96  # the longest right answer without a detour has 67
 GIVES_UP = 0.12
-STEPS, BATCH, LR = 300, 128, 2e-3  # until the model works out what it does not give up
+STEPS, BATCH, LR = 300, 128, 2e-3  # after them the model is right whenever it does not give up
 
 
 def prompt_of(moves: int, place: int) -> Prompt:
@@ -69,7 +69,7 @@ class Walk:
 
 
 def make_model(cache: Path, rng_seed: int) -> Path:
-    """Its directory under `cache`; made now, unless it is there."""
+    """The model's directory under `cache`; it is made now unless it exists."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -99,7 +99,7 @@ def make_model(cache: Path, rng_seed: int) -> Path:
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
     model.to(torch.bfloat16).save_pretrained(directory)
-    write_tokenizer(directory)  # a model has to have one; nobody reads it
+    write_tokenizer(directory)  # a model must have a tokenizer, which is never used here
     return directory
 
 

@@ -1,4 +1,4 @@
-"""A learner without a model: takes each batch, "trains", commits, publishes the next version, reports a checkpoint."""
+"""A learner without a model: takes a batch, "trains", commits, publishes the next version, reports a checkpoint."""
 
 import threading
 from concurrent.futures import CancelledError
@@ -10,14 +10,14 @@ from echo2d.client import Batch, Coordinator
 from echo2d.errors import Fault
 from echo2d_lab.standins.snapshots import write_model
 
-WEIGHTS = 1 << 14  # of each version: 64 KiB; only their arrival is of interest here
+WEIGHTS = 1 << 14  # weights of each version, 64 KiB; only their arrival matters
 
 
 class FakeLearner:
-    """Runs in a thread of its own. `steps` committed; `fault`: why it ended before it was stopped.
+    """Runs in a thread of its own. steps: committed so far. fault: why it ended before it was stopped.
 
-    t_train_s: it sleeps so long in each train step. resume_step: the last step that another one
-    before it has checkpointed. A learner of another kind overrides `snapshot` and `took`.
+    t_train_s: it sleeps this long in each train step. resume_step: the last step that an earlier
+    learner has checkpointed. A learner of another kind overrides `snapshot` and `took`.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class FakeLearner:
         try:
             self._train()
         except CancelledError:
-            pass  # stopped while a call was under way
+            pass  # it was stopped during a call
         except Fault as fault:
             self.fault = fault
 

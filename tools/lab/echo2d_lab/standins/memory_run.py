@@ -1,10 +1,10 @@
 """A run in memory: the real CoordinatorState, a `MemoryLedger`, a seed, workers, and no clock but `now`.
 
-Everything that is under way lies in `MemoryRun.pending`; the owner delivers it in the order it likes.
+Undelivered events and messages are in `MemoryRun.pending`; the owner delivers them in any order.
 Persists are applied before any other action of the same turn, as the runtime does. The seed encodes
-and the workers verify, refit and generate at once; `work` plays them until nothing moves.
+and the workers verify, refit and generate at once; `work` runs them until nothing is left to do.
 
-Not here: what a run must keep true. The owner checks that, or does without.
+Not here: the invariants of a run. The owner may check them.
 """
 
 from collections.abc import Callable, Sequence
@@ -82,11 +82,11 @@ from echo2d_lab.faults.memory_ledger import MemoryLedger
 
 @dataclass
 class FakePeer:
-    """A peer as its owner plays it.
+    """A peer that its owner plays.
 
-    served: versions besides `serving` that wrote tokens for the leases that it holds. stands: the
-    version in its current slot. ready: a version that is verified and not refitted yet. leases:
-    those with samples to generate (`open`) or unanswered results.
+    served: versions besides `serving` that wrote tokens for its present leases. stands: the version
+    in its current slot. ready: a version that is verified but not refitted yet. leases: those with
+    samples to generate (`open`) or unanswered results.
     """
 
     name: str
@@ -146,7 +146,7 @@ class FakePeer:
         return tuple(self.leases)
 
     def hello(self, boot_id: str = "b") -> Hello:
-        address = Address("127.0.0.1", 4000)  # nobody dials
+        address = Address("127.0.0.1", 4000)  # no peer dials it
         holding = tuple(
             dict.fromkeys(key for key in (self.serving, self.stands) if key is not None)
         )
@@ -165,7 +165,7 @@ class FakePeer:
         logprobs: Sequence[float] | None = None,
         finish: Finish = "stop",
     ) -> SampleFinished:
-        """Generate the whole sample under what is served now."""
+        """Generate the whole sample with the version that is served now."""
         assert self.serving is not None
         self.open.remove((key, sample))
         output = (3, 4 + sample % 8, 1) if tokens is None else tokens
@@ -183,7 +183,7 @@ class FakePeer:
         return result
 
     def wrote(self, key: HeldLease, sample: int, *tokens: int, start: int = 0) -> LeaseProgress:
-        """Report these tokens of a sample, behind the first `start`, under what is served now."""
+        """Report these tokens of a sample, after the first `start`, with the version that is served now."""
         assert self.serving is not None
         end = start + len(tokens)
         spans = (VersionSpan(start, end, self.serving.version, self.serving.digest),)
@@ -196,7 +196,7 @@ class FakePeer:
 class MemoryRun:
     """See the module docstring. stopped: why the coordinator ended the run; None: it has not.
 
-    probed: of how many prompts the reward of an expected answer fails, and comes.
+    probed: the number of prompts for which the reward of the expected answer fails, and is given.
     """
 
     probed = (0, 8)
@@ -221,7 +221,7 @@ class MemoryRun:
         secret = self._boots.to_bytes(PLAN_SECRET_BYTES, "big")
         return CoordinatorState(self.rules, self.ledger.recover(), plan_secret=secret, now=self.now)
 
-    # --- order
+    # --- delivery
 
     def handle(self, event: CoordinatorEvent) -> list[CoordinatorAction]:
         actions = self.state.handle(event, now=self.now)
@@ -237,12 +237,12 @@ class MemoryRun:
         self.handle(self.pending.pop(index))
 
     def drain(self) -> None:
-        """Deliver until nothing is under way."""
+        """Deliver until nothing is pending."""
         while self.pending:
             self.deliver()
 
     def work(self) -> None:
-        """Let every worker generate, verify and refit at once, until nothing moves."""
+        """Let every worker generate, verify and refit at once, until nothing is left to do."""
         while self.pending or self.step_workers():
             self.drain()
 
@@ -257,7 +257,7 @@ class MemoryRun:
         return moved
 
     def refit(self, peer: FakePeer) -> bool:
-        # As a worker does, wait for leases that the present version alone may write.
+        # As a real worker does, wait for leases that only the present version may write.
         if peer.ready is None or any(lease.hold_s for lease in peer.leases.values()):
             return False
         peer.serving, peer.ready = peer.ready, None
@@ -281,7 +281,7 @@ class MemoryRun:
         trusted: bool = False,
         quantization: str = "",
     ) -> FakePeer:
-        """A session of this peer; a known one comes back with what it holds."""
+        """Open a session of this peer; a known one reconnects with its leases."""
         self._sessions += 1
         peer = self.peers.get(name) or FakePeer(name, kind, slots, SessionId(0), trusted=trusted)
         peer.quantization = quantization or peer.quantization
@@ -309,11 +309,11 @@ class MemoryRun:
         return self.replies[self.ask(make)]
 
     def open_session(self, resume_step: int = 0, *, steps: int = 0) -> Reply:
-        """steps: after which the learner ends."""
+        """Open a learner's session. steps: the learner ends after this many."""
         return self.call(lambda number: SessionAsked(number, resume_step, steps=steps))
 
     def publish_key(self, key: VersionKey, *, epoch: int | None = None) -> Reply:
-        """epoch: that of the session in force, unless it is given."""
+        """Publish a version. epoch: the default is that of the session in force."""
         mine = self.ledger.epoch if epoch is None else Epoch(epoch)
         path = f"versions/{mine}-{key.version}"
         return self.call(
@@ -323,7 +323,7 @@ class MemoryRun:
     def ask_batch(self, step: int) -> RequestId:
         return self.ask(lambda number: BatchAsked(number, self.ledger.epoch, step))
 
-    # --- what an owner may do otherwise
+    # --- methods that an owner may override
 
     def _hello(self, peer: FakePeer, boot_id: str) -> Hello:
         return peer.hello(boot_id)
@@ -338,15 +338,15 @@ class MemoryRun:
         return pack_tokens([2, 3, cursor % self.rules.vocab_size])
 
     def _end_reward(self, order: StepEnvironment) -> float | None:
-        """Of an episode that may end here. None: the environment crashed."""
+        """The reward of an episode that may end here. None: the environment crashed."""
         return float(order.sample % 2)
 
     def _reward(self, order: ScoreSample) -> float | None:
-        """Of two samples of a group one is right. None: the task crashed."""
+        """The reward: every second sample of a group is right. None: the task crashed."""
         return float(order.sample % 2)
 
     def _score(self, answer: AnswerToScore) -> Evidence:
-        """What an auditor finds about an answer: it is honest."""
+        """The auditor's evidence about an answer: it is honest."""
         return Evidence(len(answer.tokens) // 4, 1e-6, 0.0, 1.0, 0.0, 0.0, (0,) * len(TOLERANCES))
 
     def _dial_back(self, order: DialBack) -> str:  # noqa: ARG002 - for owners who need it
@@ -388,7 +388,7 @@ class MemoryRun:
                 pass
 
     def _at(self, *sessions: SessionId) -> list[FakePeer]:
-        """The peers of these sessions, in their order, without those whose session is a later one."""
+        """The peers of these sessions, in this order, without peers that have a later session."""
         by_session = {peer.session: peer for peer in self.peers.values()}
         return [by_session[session] for session in sessions if session in by_session]
 
@@ -412,7 +412,7 @@ class MemoryRun:
             self.pending.append(PeerSaid(seed.session, message))
 
     def _root(self, peer: FakePeer, root: Root) -> None:
-        """The whole version is there as soon as it is known, if its base is."""
+        """The peer holds the whole version as soon as it knows its root, if it has the base."""
         if root.totals is None:
             return
         key, base = VersionKey(root.facts.version, root.totals.snapshot), root.facts.base_digest

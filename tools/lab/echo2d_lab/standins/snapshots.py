@@ -1,4 +1,4 @@
-"""Writes the directory of a model whose weights are whatever the caller has."""
+"""Writes the directory of a model with any weights."""
 
 import json
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""One choice: what its caller was told stays so, whoever goes on."""
+"""One choice: text that its caller has received never changes, whichever worker continues."""
 
 from dataclasses import replace
 
@@ -49,14 +49,14 @@ def test_tokens_come_behind_those_before(leased: CallChoice) -> None:
     assert (second.tokens, leased.room) == (tokens(3, 4, 5), leased.call.max_new_tokens - 2)
 
 
-def test_who_begins_again_must_say_the_same(leased: CallChoice) -> None:
+def test_a_worker_that_begins_again_must_write_the_same(leased: CallChoice) -> None:
     leased.told = told = grown(leased, delta(0, 3, 4))  # type: ignore[assignment]
     assert grown(leased, delta(0, 3, 4)) == told
     assert grown(leased, delta(0, 3)) != told
-    assert grown(leased, delta(0, 3, 5, 6)) == "it tells its tokens differently than before"
+    assert grown(leased, delta(0, 3, 5, 6)) == "it reports other tokens than before"
 
 
-def test_nobody_goes_on_with_an_older_version(leased: CallChoice) -> None:
+def test_no_worker_goes_on_with_an_older_version(leased: CallChoice) -> None:
     leased.told = grown(leased, delta(0, 3, version=2))  # type: ignore[assignment]
     assert leased.oldest == 2
     assert isinstance(grown(leased, delta(1, 4, version=1)), str)
@@ -75,7 +75,7 @@ def test_a_version_that_is_too_new_for_its_caller_may_not_write_it(leased: CallC
     assert not leased.may_be_written_by(Version(0))
 
 
-def test_it_avoids_who_failed_it_for_a_moment() -> None:
+def test_a_choice_avoids_a_worker_that_failed_it_for_a_moment() -> None:
     choice = CallChoice(call(1), 0, since=10.0, avoid=WORKER)
     assert choice.avoids(WORKER, 10.0 + CALL_AVOID_S / 2)
     assert not choice.avoids(WORKER, 10.0 + CALL_AVOID_S)

@@ -1,4 +1,4 @@
-"""Whose turn it is: callers share what calls may hold, run and calls take turns, and waiting costs nothing."""
+"""The order of calls: callers share the slots for calls, run and calls take turns, and waiting costs nothing."""
 
 import sys
 from collections import Counter
@@ -43,7 +43,7 @@ def test_callers_take_turns_at_a_single_slot() -> None:
     assert callers_of(worker, numbers) == ["a", "b", "c", "a", "b", "c", "a"]
 
 
-def test_who_holds_least_is_next() -> None:
+def test_the_caller_that_holds_least_is_next() -> None:
     world, (worker,) = gateway_world(9, share=0.5)
     numbers = {number: "a" if number < 8 else "b" for number in range(12)}
     for number, caller in numbers.items():

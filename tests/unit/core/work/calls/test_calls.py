@@ -1,4 +1,4 @@
-"""The gateway's calls, through the whole machine, as callers and workers see them."""
+"""The gateway's calls, through the whole machine, from the side of callers and workers."""
 
 from dataclasses import replace
 from typing import Any
@@ -99,7 +99,7 @@ def test_the_run_goes_first_and_calls_keep_to_their_share() -> None:
     ]
 
 
-def test_who_has_waited_for_long_goes_before_the_run() -> None:
+def test_a_call_that_has_waited_for_long_goes_before_the_run() -> None:
     world, (worker,) = gateway_world(
         1, staleness_max=8
     )  # one slot, and the run takes it whenever it is free
@@ -115,7 +115,7 @@ def test_who_has_waited_for_long_goes_before_the_run() -> None:
     assert len(worker.leases) == 1
 
 
-def test_what_a_call_holds_is_not_there_for_the_run() -> None:
+def test_slots_that_a_call_holds_are_not_free_for_the_run() -> None:
     """Groups that are larger than all workers together would wait for empty ones for ever."""
     world, (worker,) = gateway_world(
         2, share=0.5, group_size=4, trajectories_per_step=4, staleness_max=8
@@ -197,7 +197,7 @@ def test_a_worker_that_comes_back_tells_its_tokens_again() -> None:
     assert [fault.kind for fault in world.state.status().faults] == ["gateway"]
 
 
-def test_what_a_worker_forgot_goes_to_somebody_else() -> None:
+def test_samples_that_a_worker_forgot_go_to_another_one() -> None:
     world, peers = gateway_world(2, 2)
     world.handle(call(1))
     one, two = sorted(peers, key=lambda peer: not of_calls(peer))
@@ -207,7 +207,7 @@ def test_what_a_worker_forgot_goes_to_somebody_else() -> None:
 
 
 @pytest.mark.parametrize("tokens", [(99,), (7,) * 9, ()])
-def test_bad_output_is_nobodys(tokens: tuple[int, ...]) -> None:
+def test_bad_output_of_workers_is_no_answer(tokens: tuple[int, ...]) -> None:
     world, (worker,) = gateway_world(2)
     world.handle(call(1))
     for _ in range(CALL_FAILURES_MAX):
@@ -220,7 +220,7 @@ def test_bad_output_is_nobodys(tokens: tuple[int, ...]) -> None:
     assert world.state.status().gateway.ended == {"failed": 1}
 
 
-def test_a_version_that_nobody_has_is_refused_one_that_comes_is_waited_for() -> None:
+def test_an_unknown_version_is_refused_and_a_coming_one_is_waited_for() -> None:
     world, (worker,) = gateway_world(2)
     world.handle(call(1, min_version=Version(1)))
     assert refused(world) == [("version", 0)]
@@ -422,7 +422,7 @@ def test_a_report_with_two_bad_choices_ends_their_lease_once() -> None:
     assert of_calls(worker)[-1].lease != lease.lease
 
 
-def test_so_many_choices_and_no_more() -> None:
+def test_the_number_of_choices_is_limited() -> None:
     world, _ = gateway_world(2)
     for number in range(CHOICES_OF_CALLER_MAX // 32):
         world.handle(call(number, choices=32))

@@ -1,4 +1,4 @@
-"""Calls are events and actions of the coordinator, and nothing of them is a record."""
+"""Calls are events and actions of the coordinator, and none of them is a record."""
 
 from typing import get_args
 

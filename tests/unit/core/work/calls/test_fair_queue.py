@@ -1,4 +1,4 @@
-"""Who waits for a slot, in whose turn: by hand, without workers."""
+"""The order of callers that wait for a slot; by hand, without workers."""
 
 from echo2d.core.base.ids import PeerId
 from echo2d.core.protocol.trajectory import Partial
@@ -38,7 +38,7 @@ def test_the_caller_with_fewest_slots_is_next_and_gets_up_when_it_has_some() -> 
     queue.check()
 
 
-def test_what_has_tokens_goes_before_what_has_none() -> None:
+def test_a_choice_with_tokens_goes_before_one_without() -> None:
     queue = CallQueue()
     queued(queue, "a", 1)
     begun = CallChoice(call(2, caller="a"), 0, told=Partial(b"\1\0\0\0", b"\0\0\0\0"))
@@ -55,7 +55,7 @@ def test_choices_of_one_call_go_together_as_far_as_asked() -> None:
     assert queue.run_of(choices[0], 1) == choices[:1]
 
 
-def test_who_waits_too_long_is_late_and_who_avoids_somebody_does_so_for_a_moment() -> None:
+def test_a_choice_that_waits_too_long_is_late() -> None:
     queue = CallQueue()
     (choice,) = queued(queue, "a", 1)
     queue.discard(choice)

@@ -1,4 +1,4 @@
-"""Calls that are open, and how many may be."""
+"""Open calls, and their limit."""
 
 from echo2d.core.work.calls.events import CallId
 from echo2d.core.work.calls.open_calls import (

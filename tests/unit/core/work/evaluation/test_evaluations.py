@@ -1,4 +1,4 @@
-"""Versions are scored whole and by themselves, whatever else happens."""
+"""Each version is scored as a whole and by itself, whatever else happens."""
 
 import math
 from dataclasses import replace
@@ -97,7 +97,7 @@ def test_a_lease_names_one_version_and_the_evaluations_own_sampling() -> None:
     assert by_version[0] == by_version[1]
 
 
-def test_its_questions_never_enter_a_batch() -> None:
+def test_questions_of_an_evaluation_never_enter_a_batch() -> None:
     """The rows of the task are those of the evaluation, in part: they are left out of training."""
     world = World(replace(World().rules, evals=(EVAL,)))
     world.rows = lambda cursor: f"row {cursor}"
@@ -156,7 +156,7 @@ def train_step_3(world: World) -> None:
     world.drain()
 
 
-def test_when_nobody_serves_the_version_any_more_the_score_says_of_how_many() -> None:
+def test_when_no_worker_serves_the_version_any_more_the_score_says_of_how_many() -> None:
     """The worker gives the lease back when the newer version has waited for long enough."""
     world = at_version_2(4)
     worker = world.peers["w0"]
@@ -278,7 +278,7 @@ def test_an_answer_at_the_end_of_a_context_that_only_the_worker_knows_counts() -
 
 
 @pytest.mark.parametrize("lost", ["revoked", "silent", "forgetful"])
-def test_what_a_lost_worker_had_is_written_by_another(lost: str) -> None:
+def test_samples_of_a_lost_worker_are_written_by_another(lost: str) -> None:
     world = at_version_2(4, 4)
     worker = world.peers["w0"]
     assert open_evaluation(world)
@@ -638,7 +638,7 @@ def test_a_turn_of_a_lost_worker_is_written_by_another(monkeypatch: pytest.Monke
     assert len(turns) == len(set(turns))
 
 
-def test_an_episode_that_nobody_can_go_on_with_is_given_up(
+def test_an_episode_that_no_worker_can_go_on_with_is_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     world = at_version_2(24, rules=PLAYED)
@@ -661,7 +661,7 @@ def test_an_episode_that_nobody_can_go_on_with_is_given_up(
     assert [each.rows for each in evaluated(world)] == [3, 2]
 
 
-def test_after_a_crash_episodes_are_played_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_a_crash_episodes_are_played_again(monkeypatch: pytest.MonkeyPatch) -> None:
     world = at_version_2(24, rules=PLAYED)
     stage = Stage(world, monkeypatch)
     stage.end_turn(world.peers["w0"], *long_one(world))

@@ -90,7 +90,7 @@ def test_an_answer_goes_its_way() -> None:
     assert desk.open.answered == 2
 
 
-def test_what_a_lease_did_not_write_waits_again_a_few_times() -> None:
+def test_samples_that_a_lease_did_not_write_wait_again_a_few_times() -> None:
     desk = Desk()
     for _ in range(ANSWER_FAILURES_MAX):
         lease = desk.lease(4, 0, 1)

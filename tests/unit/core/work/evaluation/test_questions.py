@@ -21,7 +21,7 @@ def questions(rows: int) -> Questions:
     )
 
 
-def test_so_many_as_were_asked_for() -> None:
+def test_as_many_questions_as_were_asked_for() -> None:
     made = questions(3)
     assert made.ask() == [DrawPrompt(number, "held") for number in range(3)]
     assert made.ask() == []
@@ -35,7 +35,7 @@ def test_so_many_as_were_asked_for() -> None:
     assert sorted(made.all) == [1, 2]
 
 
-def test_without_a_number_all_that_there_are() -> None:
+def test_without_a_number_all_questions() -> None:
     made = questions(0)
     assert len(made.ask()) == QUESTIONS_AHEAD_MAX
     for cursor in range(QUESTIONS_AHEAD_MAX):

@@ -1,4 +1,4 @@
-"""Mean, standard error and pass@k, against numbers worked out by hand and by brute force."""
+"""Mean, standard error and pass@k, compared with numbers computed by hand and by brute force."""
 
 import math
 from itertools import combinations
@@ -23,7 +23,7 @@ def row(*rewards: float, tokens: int = 4, truncated: bool = False) -> list[Score
     ]
 
 
-def test_nothing_scored_has_no_numbers() -> None:
+def test_an_evaluation_without_scores_has_no_numbers() -> None:
     found = summed_up([], 4, solved_at=1.0)
     assert math.isnan(found.mean)
     assert math.isnan(found.se)

@@ -1,4 +1,4 @@
-"""Results that come again: through the whole machine, and how many are remembered."""
+"""Results that arrive again: through the whole machine, and how many are remembered."""
 
 from dataclasses import replace
 
@@ -23,7 +23,7 @@ def test_the_first_accepted_result_wins() -> None:
     assert sum(world.state.status().results_refused.values()) == 1
 
 
-def test_only_the_newest_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_newest_results_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accepted_results, "ANSWERED_MAX", 2)
     world, (worker,) = world_of(2)
     peer = world.state._members.get(worker.peer)

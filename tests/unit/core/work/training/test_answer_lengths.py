@@ -1,4 +1,4 @@
-"""How many tokens an answer still needs, against lengths that are drawn."""
+"""The number of tokens that an answer still needs, compared with drawn lengths."""
 
 import random
 from statistics import fmean

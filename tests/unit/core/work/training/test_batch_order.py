@@ -1,4 +1,4 @@
-"""Every step has the exact share of each task, within one group, and nothing drifts."""
+"""Every step has the exact share of each task, within one group, and no error adds up."""
 
 import random
 from fractions import Fraction

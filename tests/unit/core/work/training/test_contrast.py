@@ -1,4 +1,4 @@
-"""Groups whose rewards are all the same: how many of them a step does without."""
+"""Groups whose rewards are all the same: how many of them a step drops."""
 
 import pytest
 
@@ -39,7 +39,7 @@ def test_where_groups_have_one_sample_it_is_not_filtered() -> None:
     assert not VarianceFilter(rules(group_size=1)).concerns(group_of(1.0))
 
 
-def test_each_step_filters_only_so_many() -> None:
+def test_each_step_filters_a_limited_number_of_groups() -> None:
     variance_filter = VarianceFilter(rules(group_size=2, trajectories_per_step=4))
     for step in (1, 2):
         variance_filter.opened(step)

@@ -1,4 +1,4 @@
-"""Where each sample of a group is."""
+"""The place of each sample of a group."""
 
 from echo2d.core.base.ids import GroupId, PeerId
 from echo2d.core.protocol.trajectory import TrajectoryRecord, pack_tokens

@@ -28,7 +28,7 @@ def test_admission_stops_at_the_gate() -> None:
     assert world.state.status().groups.in_flight == 4
 
 
-def test_a_group_is_split_only_if_nobody_has_room() -> None:
+def test_a_group_is_split_only_if_no_worker_has_room() -> None:
     world = World(rules(group_size=4, trajectories_per_step=4))
     world.connect("seed", kind="seed", slots=0)
     world.open_session()

@@ -26,7 +26,7 @@ from tests.support.coordinator_world import (
 from tests.support.rollouts import SILENCE_S, dropped, grants, world_of
 
 
-def test_silence_gives_the_open_samples_to_somebody_else() -> None:
+def test_silence_gives_the_open_samples_to_another_worker() -> None:
     world, (one, two) = world_of(2, 2, staleness_max=0, trajectories_per_step=2)
     world.say(one, one.finish(*one.open[0]))
     before = grants(one)[0]
@@ -74,7 +74,7 @@ def test_a_goodbye_frees_the_work_at_once() -> None:
 def test_a_prompt_that_cannot_be_made_is_left_out() -> None:
     """Another one takes its place, and the run stops only if many in a row cannot be made."""
     world, _ = world_of(2)
-    cursor = world.ledger.tasks[""].next_cursor + 50
+    cursor = world.ledger.recover().next_cursor("") + 50
     actions = world.handle(PromptFailed(cursor, "row 3 has no 'question'"))
     assert [each.kind for each in actions if isinstance(each, Note)] == ["prompt"]
     assert world.stopped is None

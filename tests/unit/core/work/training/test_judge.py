@@ -373,7 +373,7 @@ def test_other_rules_after_a_restart_drop_the_groups_that_were_drawn_otherwise()
 def test_pairs_that_waited_for_an_audit_are_chosen_when_it_is_off() -> None:
     world, (worker,) = paired(4)
     [(key, *_), *_] = worker.open
-    world.ledger.limits["torch"] = LEARNT
+    world.ledger.append(LEARNT)
     world.rules = replace(
         world.rules,
         audit=AuditRules(

@@ -338,7 +338,7 @@ def test_a_repeated_turn_is_known_also_after_a_restart() -> None:
     assert len(world.ledger.turns[GroupId(0), 1]) == 1
 
 
-def test_episodes_of_a_revoked_version_begin_anew() -> None:
+def test_episodes_of_a_revoked_version_begin_again() -> None:
     """The turns that it wrote are forgotten, and the environment is told."""
     world, (worker,) = playing(2)
     world.say(worker, worker.finish(*worker.open[-1], tokens=ANSWER))

@@ -1,4 +1,4 @@
-"""What a worker did not finish goes on elsewhere; each through the whole machine, as workers see it."""
+"""Another worker continues the unfinished samples of a worker; through the whole machine, as workers see it."""
 
 from dataclasses import replace
 
@@ -150,7 +150,7 @@ def test_the_joined_spans_name_who_wrote_what() -> None:
     assert world.ledger.groups[again.group].record.trajectories[-1] is kept(world)
 
 
-def test_nobody_goes_on_with_an_older_version() -> None:
+def test_no_worker_goes_on_with_an_older_version() -> None:
     """Until somebody serves the last span's version, or it has waited for too long."""
     world, old, new, _ = two_versions()
     key = next(iter(new.leases))
@@ -166,7 +166,7 @@ def test_nobody_goes_on_with_an_older_version() -> None:
     assert (tokens_of(again.prompt)[-1], again.oldest) == (7, 1)
 
 
-def test_what_nobody_goes_on_from_starts_anew() -> None:
+def test_a_partial_that_no_worker_goes_on_from_starts_again() -> None:
     world, old, new, _ = two_versions()
     key = next(iter(new.leases))
     world.say(new, new.wrote(key, 0, 7))
@@ -179,7 +179,7 @@ def test_what_nobody_goes_on_from_starts_anew() -> None:
     assert (len(tokens_of(again.prompt)), again.max_new_tokens) == (3, 8)
 
 
-def test_what_nobody_could_begin_anew_waits_on() -> None:
+def test_a_sample_that_no_worker_could_begin_again_waits_on() -> None:
     """A run whose only worker is away: it goes on where it was, however long that takes."""
     world, (worker,) = world_of(1, **ONE_GROUP)
     key = next(iter(worker.leases))
@@ -217,7 +217,7 @@ def test_of_a_revoked_worker_no_more_is_taken() -> None:
     assert grants(two)[-1].max_new_tokens == 8
 
 
-def test_what_is_told_again_from_the_first_token_replaces_what_was_told() -> None:
+def test_a_report_from_the_first_token_on_replaces_earlier_ones() -> None:
     world, one, two, key = two_workers()
     for message in (
         one.wrote(key, 0, 7, 8),
@@ -335,7 +335,7 @@ def test_a_lease_that_goes_on_from_a_revoked_version_is_called_off() -> None:
     assert world.state.status().groups.leases == 0
 
 
-def test_what_nobody_gets_on_with_starts_anew() -> None:
+def test_a_partial_that_no_worker_gets_on_with_starts_again() -> None:
     world, one, two, key = two_workers()
     world.say(one, one.wrote(key, 0, 7))
     world.say(one, Goodbye("SIGTERM"))
@@ -414,7 +414,7 @@ def test_a_late_result_is_joined_with_what_its_own_attempt_had() -> None:
     assert two.leases == {}
 
 
-def test_what_somebody_goes_on_from_is_durable() -> None:
+def test_tokens_that_a_worker_goes_on_from_are_durable() -> None:
     world, one, two, key = two_workers()
     world.say(one, one.wrote(key, 0, 7, 8))
     world.say(one, Goodbye("SIGTERM"))
@@ -493,7 +493,7 @@ def test_failures_of_one_moment_are_one_rest() -> None:
     assert len(two.leases) == 4
 
 
-def test_what_is_dropped_counts_by_all_that_was_written_for_it() -> None:
+def test_a_dropped_sample_counts_by_all_tokens_that_were_written_for_it() -> None:
     """The length bias shows only if unfinished answers count: it is the long ones that are cut off by their age."""
     world, _, new, _ = two_versions()
     key = next(iter(new.leases))

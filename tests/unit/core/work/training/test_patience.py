@@ -1,4 +1,4 @@
-"""Groups that are trained without samples that they waited for too long; each through the whole machine."""
+"""Groups that are trained without samples that took too long; each through the whole machine."""
 
 import pytest
 
@@ -68,7 +68,7 @@ def test_a_group_goes_on_without_the_sample_that_it_waited_for_too_long() -> Non
     assert [each.sample for each in group.trajectories] == list(grants(one)[0].samples)
 
 
-def test_it_goes_on_without_it_when_the_last_batch_that_can_take_it_is_filled() -> None:
+def test_a_group_goes_on_without_its_late_sample_before_it_is_too_old() -> None:
     world, one, two = three_of_four(group_patience=1000.0, staleness_max=1)
     (late,) = grants(two)
     for _ in range(2):
@@ -91,7 +91,7 @@ def test_it_goes_on_without_it_when_the_last_batch_that_can_take_it_is_filled() 
 
 
 @pytest.mark.parametrize("changes", [{"group_patience": 0.0}, {"group_min": 4}])
-def test_it_waits_for_it(changes: dict[str, float]) -> None:
+def test_a_group_waits_for_its_late_sample(changes: dict[str, float]) -> None:
     """The operator says so, or three samples are too few."""
     world, _, two = three_of_four(**changes)
     wait(world, 2 * PATIENCE * TOOK_S)

@@ -35,7 +35,7 @@ def test_given_back_ones_come_first_and_count() -> None:
     assert prompts.ask(1) == [DrawPrompt(0)]
 
 
-def test_those_given_back_before_a_restart_are_drawn_again_also_after_the_end() -> None:
+def test_prompts_given_back_before_a_restart_are_drawn_again_also_after_the_end() -> None:
     prompts = Prompts(9, Sampler(None), again=[2, 5])
     assert prompts.ask(1) == [DrawPrompt(2)]
     prompts.drawn(DrawnPrompt(2, b"2"))

@@ -79,7 +79,7 @@ def test_a_welcome_keeps_what_still_runs_and_cancels_the_rest() -> None:
     assert len(grants(worker)) == 1
 
 
-def test_a_lease_the_hello_does_not_name_goes_to_somebody_else_at_once() -> None:
+def test_a_lease_the_hello_does_not_name_goes_to_another_worker_at_once() -> None:
     world, (one, two) = world_of(2, 2, **ONE_STEP)
     key = next(iter(one.leases))
     cut(world, one)
@@ -88,7 +88,7 @@ def test_a_lease_the_hello_does_not_name_goes_to_somebody_else_at_once() -> None
     assert [peer for peer in (one, two) if HeldLease(key.lease, 1) in peer.leases]
 
 
-def test_an_unanswered_result_counts_although_its_lease_went_to_somebody_else() -> None:
+def test_an_unanswered_result_counts_although_its_lease_went_to_another_worker() -> None:
     world, one, two, key = taken_over()
     late = [one.finish(key, sample) for sample in (0, 1)]
     world.connect(one.name, slots=2)
@@ -99,7 +99,7 @@ def test_an_unanswered_result_counts_although_its_lease_went_to_somebody_else() 
     assert late[0].attempt == 0
 
 
-def test_a_lease_that_ended_in_silence_runs_on_if_nobody_took_over() -> None:
+def test_a_lease_that_ended_in_silence_runs_on_if_no_worker_took_over() -> None:
     """A sole worker that was cut off for a while loses nothing."""
     world, (worker,) = world_of(2, **ONE_STEP)
     (key,) = worker.leases
@@ -116,7 +116,7 @@ def test_a_lease_that_ended_in_silence_runs_on_if_nobody_took_over() -> None:
     assert world.state.status().groups.buffered == 1
 
 
-def test_a_lease_is_revived_without_what_somebody_else_has() -> None:
+def test_a_lease_is_revived_without_the_samples_of_another_worker() -> None:
     world, (one, two) = world_of(2, 1, **ONE_STEP)
     (key,) = one.leases
     world.say(one, one.wrote(key, 0, 7))
@@ -131,7 +131,7 @@ def test_a_lease_is_revived_without_what_somebody_else_has() -> None:
     assert world.state.status().groups.leases == 0
 
 
-def test_what_is_generated_for_a_lease_that_somebody_else_has_is_called_off() -> None:
+def test_generation_for_a_lease_that_another_worker_has_is_called_off() -> None:
     world, one, two, key = taken_over()
     result = one.finish(key, 0)
     world.connect(one.name, slots=2)
@@ -307,7 +307,7 @@ def test_workers_carry_on_with_their_leases_and_nothing_is_granted_twice() -> No
     assert dropped(world) == []
 
 
-def test_silence_counts_anew_after_a_restart() -> None:
+def test_silence_counts_from_zero_after_a_restart() -> None:
     """A worker that does not come back is silent from the restart on."""
     world, (one, two) = world_of(2, 2, **ONE_STEP)
     (key,) = one.leases
@@ -353,7 +353,7 @@ def test_late_results_of_ended_attempts_count_after_a_restart_too() -> None:
     assert not two.leases
 
 
-def test_what_was_under_way_goes_on_elsewhere_after_a_restart() -> None:
+def test_samples_under_way_go_on_elsewhere_after_a_restart() -> None:
     """Progress is not durable: a worker tells it again, and then dies."""
     world, (one, two) = world_of(1, 1, staleness_max=0, group_size=1, trajectories_per_step=1)
     one, two = sorted((one, two), key=lambda peer: not peer.leases)
@@ -366,7 +366,7 @@ def test_what_was_under_way_goes_on_elsewhere_after_a_restart() -> None:
     assert unpack_tokens(grants(two)[-1].prompt)[3:].tolist() == [7, 8, 9]
 
 
-def test_plans_are_made_anew() -> None:
+def test_plans_are_made_again_after_a_restart() -> None:
     world, (worker,) = world_of(2)
     before = {message.plan for message in worker.inbox if isinstance(message, PlanEdges)}
     worker.inbox.clear()

@@ -1,4 +1,4 @@
-"""Rewards that always fail end the run, or rest the task, or set a worker aside; each through the whole machine."""
+"""Rewards that always fail end the run, or pause the task, or set a worker aside; each through the whole machine."""
 
 import re
 from collections.abc import Callable
@@ -248,7 +248,7 @@ def test_a_probe_that_takes_long_keeps_no_clock_standing() -> None:
     assert [verdict for _, verdict, _ in watch.verdicts(now=2 * FAILING_S)] == ["stop"]
 
 
-def test_an_answer_that_nobody_can_judge_is_no_success() -> None:
+def test_an_answer_whose_reward_fails_is_no_success() -> None:
     world, (worker,) = run_of(2, reward=broken, probed=(8, 0))
     key, sample = worker.open[0]
     world.say(worker, worker.finish(key, sample))

@@ -53,7 +53,7 @@ def test_a_group_says_how_its_task_is_sampled() -> None:
 def test_each_task_goes_on_at_its_own_cursor_after_a_crash() -> None:
     world = running(8, tasks=MIXED)
     train(world, 4)
-    before = {each.task: each.next_cursor for each in world.ledger.tasks.values()}
+    before = {each.task: each.next_cursor for each in world.ledger.recover().tasks}
     assert before.keys() == {"a", "b", "c"}
     world.crash()
     drawn = {
@@ -113,7 +113,7 @@ def test_prompts_of_retired_rows_are_passed_over_also_after_a_restart() -> None:
     world.reward = lambda cursor, sample: float(sample % 2) if cursor % 2 else 1.0
     train(world, 6)
     asked = [group.cursor for group in world.ledger.groups.values()]
-    retired = {row.source.row for row in world.ledger.rows.values() if row.equal}
+    retired = {row.source.row for row in world.ledger.recover().rows if row.equal}
     assert retired == {"even 0", "even 2", "even 4", "even 6"}
     world.crash()
     world.drain()
@@ -124,7 +124,7 @@ def test_prompts_of_retired_rows_are_passed_over_also_after_a_restart() -> None:
     ]
     assert later
     assert all(cursor % 2 for cursor in later)
-    assert isinstance(next(iter(world.ledger.rows.values())), RowJudged)
+    assert isinstance(next(iter(world.ledger.recover().rows)), RowJudged)
 
 
 def test_a_prompt_of_another_task_is_no_prompt_of_this_one() -> None:

@@ -71,7 +71,7 @@ def test_a_batch_freezes_when_asked_for_full_and_in_order() -> None:
     staleness.check()
 
 
-def test_those_that_age_first_are_taken_first() -> None:
+def test_groups_that_age_first_are_taken_first() -> None:
     staleness = gates(staleness_max=3)
     fill(staleness, group(0, 1), group(1, 0), group(2, 1), group(3, 0))
     assert staleness.freeze(1) is not None  # versions 0: 1 and 3

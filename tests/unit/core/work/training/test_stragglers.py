@@ -1,4 +1,4 @@
-"""Samples that their group waits for move to faster workers; each through the whole machine, as workers see it."""
+"""Samples for which their group waits move to faster workers; each through the whole machine, as workers see it."""
 
 import pytest
 
@@ -52,7 +52,7 @@ def test_the_last_sample_of_a_group_goes_on_at_a_faster_worker() -> None:
     assert world.state.status().handed_over.tokens == 2
 
 
-def test_it_goes_on_elsewhere_although_nothing_else_happens() -> None:
+def test_a_straggler_goes_on_elsewhere_although_nothing_else_happens() -> None:
     """The faster worker has had a free slot for long, and the gates let no group begin."""
     world, one, two = two_speeds(trajectories_per_step=4, staleness_max=0)
     waited_for = grants(one)[-1]
@@ -76,7 +76,7 @@ def test_it_goes_on_elsewhere_although_nothing_else_happens() -> None:
         {"slow": FAST, "fast": SLOW},
     ],
 )
-def test_it_stays_where_it_is(changes: dict[str, float]) -> None:
+def test_a_straggler_stays_where_it_is(changes: dict[str, float]) -> None:
     """The operator forbids it, the other worker may look faster by chance, or is slower."""
     world, one, two = two_speeds(**changes)
     before = len(grants(one))
@@ -86,7 +86,7 @@ def test_it_stays_where_it_is(changes: dict[str, float]) -> None:
     assert len(grants(one)) == before
 
 
-def test_it_stays_while_its_worker_has_told_nothing() -> None:
+def test_a_straggler_stays_while_its_worker_has_told_nothing() -> None:
     world, one, two = two_speeds()
     end(world, two)
     assert not messages(one, LeaseCancelled)

@@ -1,4 +1,4 @@
-"""Priority orders the buffer, and costs no group that the oldest first would have saved."""
+"""Priority orders the buffer, and costs no group that the order by age would have saved."""
 
 from collections import Counter
 
@@ -25,7 +25,7 @@ def in_time(waiting: list[int], places: list[int]) -> bool:
     arriving=st.lists(st.integers(1, 4), max_size=6),
     places=st.lists(st.integers(1, 4), min_size=5, max_size=5),
 )
-def test_whatever_the_oldest_first_saves_is_saved(
+def test_groups_that_the_oldest_first_saves_are_saved(
     fitting: list[tuple[int, float]], later: list[int], arriving: list[int], places: list[int]
 ) -> None:
     """Steps are counted from this one, 0. arriving: last steps of groups that are in flight now."""

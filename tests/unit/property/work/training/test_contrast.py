@@ -1,4 +1,4 @@
-"""The samples that are kept contrast most, whatever the rewards; and equal rewards have no spread at all."""
+"""The kept samples have the largest contrast for any rewards, and equal rewards have no spread at all."""
 
 import math
 import statistics

@@ -1,4 +1,4 @@
-"""The gates against a plain model: whatever comes, frozen batches are fresh, whole, and keep their bytes."""
+"""The gates compared with a plain model: in any order of events, frozen batches are fresh, whole, and unchanged."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Measure how far honest engines agree: what one wrote is replayed by another.
+"""Measure how far honest engines agree: one engine writes answers, and another one replays them.
 
     python -m echo2d_lab.bench.audit.agreement [--model DIR] [--groups 32] [--tokens 100]
         [--replay torch|sglang] [--temperature 1] [--top-p 1]
@@ -7,15 +7,15 @@ Each writer answers the same prompts with the same seeds, alone or in a full bat
 bfloat16. With --replay sglang it draws as SGLang does (`gumbel_writer`), also in a batch that makes
 SGLang draw ranks. Each auditor scores every answer with one prefill. The table gives, for each pair:
 
-    same      answers equal, token by token, to those of the first writer
-    inside    answers of which every token lies where its seed points, within the narrowest tolerance
-    misses    tokens that do not, per million, within each tolerance
-    distance  from where the seed points, in the narrowest tolerance: 99 %, 99.9 %, most
+    same      answers that equal those of the first writer, token by token
+    inside    answers in which every token is where its seed points, within the narrowest tolerance
+    misses    tokens that are not, per million, within each tolerance
+    distance  of a token from where its seed points, in units of the narrowest tolerance: 99 %, 99.9 %, maximum
     K         mean, 99.9 % quantile and maximum over answers
     Z         mean and standard deviation over answers
 
-Two rows at the end show what dishonest writers get: one drew with another seed, one always took the
-likeliest token. Without --model it is the demo's tiny one.
+Two rows at the end show dishonest writers: one drew with another seed, one always took the likeliest
+token. The default of --model is the demo's tiny model.
 """
 
 import argparse
@@ -43,15 +43,15 @@ from echo2d.engines.torch_engine.scoring import Replay, score
 from echo2d_lab.bench.audit.gumbel_writer import write_gumbel
 
 GROUP_SIZE = 8
-GROUPS_OPEN = 256  # an engine takes so many requests at a time
+GROUPS_OPEN = 256  # requests that an engine gets at a time
 KEY = seed_key(b"agreement" * 4)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True, slots=True)
 class HonestWriter:
-    """An honest engine. slots: samples that it runs at once. ranks: it draws as SGLang does beside a
-    greedy request.
+    """An honest engine. slots: samples that it runs at once. ranks: it draws ranks, as SGLang does while a
+    greedy request is in its batch.
     """
 
     dtype: str
@@ -78,7 +78,7 @@ class WrittenAnswer:
 
 @dataclass(frozen=True, slots=True)
 class AuditBench:
-    """What is measured: the model's directory, the prompts, and how they are answered."""
+    """The measurement: the model's directory, the prompts, and how they are answered."""
 
     model: Path
     prompts: Sequence[Sequence[int]]
@@ -178,7 +178,7 @@ def write_greedy(policy: InferencePolicy, prompt: Sequence[int], tokens: int) ->
 def audit(
     bench: AuditBench, policy: InferencePolicy, answer: WrittenAnswer, *, seed: int
 ) -> tuple[Evidence, NDArray[np.float64]]:
-    """What the policy says about an answer, and each token's distance."""
+    """The evidence of the policy about an answer, and each token's distance."""
     scored = score(
         policy,
         bench.prompts[answer.group],
@@ -249,7 +249,7 @@ def measure(bench: AuditBench, policies: dict[str, InferencePolicy]) -> None:
     if bench.replay == "torch":
         written = {writer: asyncio.run(write(bench, writer)) for writer in WRITERS}
     else:
-        # Where tokens are cut off every writer draws ranks.
+        # If the sampling cuts off tokens, every writer draws ranks.
         writers = (*WRITERS, *(() if bench.sampling.cuts else RANKS))
         written = {
             writer: write_as_sglang(bench, writer, policies[writer.dtype]) for writer in writers

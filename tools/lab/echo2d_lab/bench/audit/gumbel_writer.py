@@ -1,8 +1,8 @@
 """Writes answers as SGLang draws them with --enable-deterministic-inference.
 
-It stands in for a GPU with SGLang where figures about the replay are measured: the model runs in
-torch, and the draw follows the formula of `torch_engine/gumbel.py`. The noise comes from that module,
-which is tested against SGLang; the choice of the token is written anew here.
+It replaces a GPU with SGLang in measurements of the replay: the model runs in torch, and the draw follows
+the formula of `torch_engine/gumbel.py`. The noise comes from that module, which is tested against SGLang;
+the choice of the token is a second implementation.
 """
 
 from collections.abc import Collection, Sequence

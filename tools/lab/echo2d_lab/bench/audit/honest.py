@@ -1,12 +1,12 @@
-"""Would an honest worker ever be convicted? Record honest answers, and draw workers from them.
+"""Measure whether an honest worker is ever convicted: record honest answers, and draw workers from them.
 
     python -m echo2d_lab.bench.audit.honest [--answers 20000] [--workers 20] [--model DIR | --log RUN_DIR]
 
 Honest engines in float32 and bfloat16 answer the demo's prompts with the coordinator's seeds; an
-auditor in float32 scores each answer with one prefill. Then each of so many workers is dealt 20,000
-audited answers, at random with repetition: in float32, in bfloat16, or half and half. Limits are
-learnt from 200 answers of trusted workers in float32 alone, the hardest case. The same without
-seeds. With --log the answers are those of a run in which all were audited, over all its versions:
+auditor in float32 scores each answer with one prefill. Then each of --workers workers gets 20,000
+audited answers, drawn at random with repetition: in float32, in bfloat16, or half and half. Limits are
+learnt from 200 answers of trusted workers in float32 only, which is the hardest case. All of this is also
+done without seeds. With --log the answers are those of a run in which all were audited, over all its versions:
 
     echo2d bench liars --lies "" --audit-share 1 --steps 200 --out DIR    # then --log DIR/coordinator
 """
@@ -37,7 +37,7 @@ from echo2d_lab.bench.audit.agreement import AuditBench, HonestWriter, write
 
 GROUP_SIZE = 8
 SLOTS = 64
-TOGETHER = 256  # answers of one forward pass
+TOGETHER = 256  # answers in one forward pass
 DTYPES = ("float32", "bfloat16")
 
 
@@ -70,7 +70,7 @@ def convicted(
     audited: int,
     rng: random.Random,
 ) -> tuple[int, float]:
-    """How many workers are convicted, and the share of all answers that is flagged."""
+    """The number of convicted workers, and the share of all answers that is flagged."""
     count = flagged = 0
     for number in range(workers):
         cases, worker = (
@@ -94,7 +94,7 @@ def recorded_in(run_dir: Path) -> dict[str, list[Evidence]]:
     found: dict[str, list[Evidence]] = {dtype: [] for dtype in DTYPES}
     for row in read_audit_log(run_dir):
         dtype = row["name"].rpartition("-")[2]
-        # Z comes with the ratios, from which the verdicts are made; its parts are not kept.
+        # The log keeps Z and the ratios, on which verdicts are based, but not the parts of Z.
         numbers = (row["k"], row["z"], 1.0, row["cold"], row["hot"])
         found[dtype].append(
             Evidence(row["tokens"], *numbers, row["misses"] and tuple(row["misses"]))

@@ -1,9 +1,9 @@
-"""What people would use instead, on the same links and as many bytes.
+"""Measures the rivals of echo2d's broadcast, on the same links and with the same number of bytes.
 
-Each rival plays the rounds that echo2d plays: a cold one, those that warm up, warm ones (`kinds`). Its programs
-(`rivals`) start before its cold round and go on until the end. What they prepare before the clock starts is free: a
-torrent is made and every peer has it, sums are computed. A peer is done when it holds all bytes, verified. That these
-are the right ones is checked here.
+Each rival has the same rounds as echo2d: a cold one, those that warm up, warm ones (`kinds`). Its programs (`rivals`)
+start before its cold round and run until the end. Preparations before the clock starts cost the rival no time: the
+torrent is made and given to every peer, checksums are computed. A peer is done when it holds all bytes and has verified
+them. This module checks that they are the right bytes.
 """
 
 import hashlib
@@ -34,20 +34,22 @@ from echo2d_lab.bench.lab.cpu import CpuMeter, CpuShares
 from echo2d_lab.bench.lab.netlab import CACHE, Lab
 
 RIVALS = ("star", "libtorrent", "aria2", "relay-tree", "object-store")
-MODULES = {"relay-tree": "http_tree", "object-store": "http_tree"}  # others have their own name
+# The module of a rival, if it does not have the rival's name.
+MODULES = {"relay-tree": "http_tree", "object-store": "http_tree"}
 PROGRAMS = "echo2d_lab.bench.broadcast.rivals"
 LIBTORRENT = "libtorrent==2.1.1"
 PORT, PORTS = 7900, 200  # the first port of the first rival; ports of one rival
 START_S = 60.0
-LOOK_S = 0.5  # between two looks whether a program has ended
-ROOM = Path(__file__).parents[3]  # where echo2d_lab lies
-# Not by its path: a program may have the name of what it imports. It may run in a Python without echo2d_lab.
+LOOK_S = 0.5  # seconds between two checks whether a program has ended
+ROOM = Path(__file__).parents[3]  # the folder of echo2d_lab
+# A program is started as a module and not by its path, because it may have the name of a module that it imports. It
+# may run in a Python without echo2d_lab.
 BOOT = "import runpy, sys; sys.path.insert(0, sys.argv[1]); runpy.run_module(sys.argv[2], run_name='__main__')"
 
 
 @dataclass(frozen=True, slots=True)
 class RivalRound:
-    """One version's bytes. seconds: from the start until the last peer was done; seed_copies, cpu: as of `Round`."""
+    """One version's bytes. seconds: from the start until the last peer was done. seed_copies, cpu: as in `Round`."""
 
     kind: RoundKind
     seconds: float
@@ -57,10 +59,10 @@ class RivalRound:
 
 @dataclass(frozen=True, slots=True)
 class Rival:
-    """How one of them did. Medians over the warm rounds; without any, of the cold one.
+    """The result of one rival. Figures are medians over the warm rounds, or those of the cold one if there is no other.
 
-    ratio, ratio_cold: to the bound, as of `BroadcastResult`. over_ours, over_ours_cold: how many times as long as
-    echo2d it took, warm over warm and cold over cold. rounds: those that count.
+    ratio, ratio_cold: time over the bound, as in `BroadcastResult`. over_ours, over_ours_cold: time over that of
+    echo2d, warm over warm and cold over cold. rounds: those that count.
     """
 
     median_s: float
@@ -84,7 +86,7 @@ class Rival:
         ours_s: float,
         ours_cold_s: float,
     ) -> "Rival":
-        """bound_s, cold_bound_s: of the versions that echo2d has spread. ours_s, ours_cold_s: its T_verify."""
+        """bound_s, cold_bound_s: bounds of the versions that echo2d has spread. ours_s, ours_cold_s: its T_verify."""
         cold_s = next(each.seconds for each in rounds if each.kind == "cold")
         warm = [each for each in rounds if each.kind == "warm"] or rounds
         times = [each.seconds for each in warm]
@@ -104,7 +106,7 @@ class Rival:
 
 
 def check_rivals(names: Sequence[str]) -> None:
-    """OperatorFault: one is unknown, named twice, or cannot be had here."""
+    """OperatorFault: a rival is unknown, is named twice, or cannot be installed here."""
     known = {*RIVALS, *(f"libtorrent:{name}" for name in TRIED)}
     if not set(names) <= known or len(set(names)) < len(names):
         raise OperatorFault(
@@ -114,7 +116,7 @@ def check_rivals(names: Sequence[str]) -> None:
 
 
 def interpreter_of(rival: str) -> str:
-    """The Python that runs it. OperatorFault: it cannot be had."""
+    """The Python that runs the rival. OperatorFault: the rival cannot be installed."""
     if rival == "aria2" and shutil.which("aria2c") is None:
         raise OperatorFault("--against aria2: there is no aria2c (Debian: apt-get install aria2)")
     if rival.partition(":")[0] != "libtorrent":
@@ -136,9 +138,10 @@ def interpreter_of(rival: str) -> str:
 
 
 class RivalPrograms:
-    """The programs of one rival, one for each node, and the socket over which they are given orders.
+    """The programs of one rival, one for each node, and the socket over which they get orders.
 
-    start: starts a program with this name, interpreter and arguments at a node. check: raises a Fault if one has ended.
+    start: starts a program with this name, interpreter and arguments at a node. check: raises a Fault if a program has
+    ended.
     """
 
     def __init__(
@@ -160,7 +163,7 @@ class RivalPrograms:
 
     def __enter__(self) -> Self:
         with ExitStack() as cleanup:
-            # Its path must be short, which the directory's may not be.
+            # A socket's path must be short, and that of the rival's directory may be long.
             room = cleanup.enter_context(tempfile.TemporaryDirectory(prefix="echo2d-rival-"))
             server = cleanup.enter_context(socket.socket(socket.AF_UNIX))
             server.bind(f"{room}/control")
@@ -176,7 +179,7 @@ class RivalPrograms:
         self._cleanup.close()
 
     def prepare(self, content: bytes) -> RivalOffer:
-        """All that may happen before the clock starts; the version before is dropped."""
+        """Do everything that may happen before the clock starts; the version before is dropped."""
         offer = RivalOffer(
             self._versions, len(content), hashlib.sha256(content).hexdigest(), self._versions > 0
         )
@@ -189,7 +192,7 @@ class RivalPrograms:
         return offer
 
     def fetch(self, offer: RivalOffer, limit_s: float) -> float:
-        """Seconds until the last peer was done. Fault: that took too long, or a peer has got other bytes."""
+        """Seconds until the last peer was done. Fault: it took too long, or a peer has got wrong bytes."""
         began_at = time.monotonic()
         self._order("go", offer, self._controls)
         ends = self._answers(self._controls[1:], limit_s)
@@ -218,7 +221,7 @@ class RivalPrograms:
         self._start(number, f"{self._rival}-{number}", python, arguments)
 
     def _accept_all(self, server: socket.socket, cleanup: ExitStack) -> list[socket.socket]:
-        """Each program's connection, by its number."""
+        """The connection of each program, in the order of their numbers."""
         found: dict[int, socket.socket] = {}
         deadline = time.monotonic() + START_S
         server.settimeout(LOOK_S)
@@ -239,7 +242,7 @@ class RivalPrograms:
             control.sendall(line)
 
     def _answers(self, controls: Sequence[socket.socket], limit_s: float) -> list[dict[str, Any]]:
-        """One line of each."""
+        """The next line of each program."""
         waiting, lines = list(controls), dict[socket.socket, bytes]()
         deadline = time.monotonic() + limit_s
         while waiting:
@@ -252,7 +255,7 @@ class RivalPrograms:
                 if lines[control].endswith(b"\n"):
                     waiting.remove(control)
                 elif not lines[control]:
-                    time.sleep(LOOK_S)  # it has ended, which the check tells
+                    time.sleep(LOOK_S)  # the program has ended, which the check reports
         return [json.loads(lines[control]) for control in controls]
 
     def _check_until(self, deadline: float, found: str) -> None:
@@ -262,7 +265,7 @@ class RivalPrograms:
 
 
 class RivalSwarm:
-    """One rival in the laboratory. index: among those of the measurement, for its ports."""
+    """One rival in the laboratory. index: its place among the rivals of the measurement, which gives its ports."""
 
     def __init__(self, rival: str, index: int, lab: Lab, scenario: Scenario, run: Path) -> None:
         self._rival, self._lab, self._scenario = rival, lab, scenario

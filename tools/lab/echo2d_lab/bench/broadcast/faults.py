@@ -1,7 +1,7 @@
-"""What goes wrong in a round of `echo2d bench broadcast`: peers die, fall silent, spoil frames, come late.
+"""The faults in a round of `echo2d bench broadcast`: peers die, fall silent, corrupt frames, join late.
 
-Each trouble strikes once its time has come and the median peer has its share of the version. Not here: what was asked
-for, and what is measured (`run`).
+A fault strikes once its time has come and the median peer has a given share of the version. Not here: the options, and
+what is measured (`run`).
 """
 
 import random
@@ -13,13 +13,13 @@ from echo2d.plan.kernel.scenario import PeerCrash, Scenario
 from echo2d_lab.bench.lab.daemons import Swarm
 from echo2d_lab.bench.lab.netlab import Lab, TrafficCounts
 
-SPOIL_FROM = 0.1  # when so much of a version has come, it shows who passes on most
-SWING_S = 2.0  # between two changes of the uplinks
+SPOIL_FROM = 0.1  # after this share of a version, the counters show which peer passes on most
+SWING_S = 2.0  # seconds between two changes of the uplinks
 
 
 @dataclass(frozen=True, slots=True)
 class _Planned:
-    """Trouble with a peer (None: the busiest one), once both have come: the time and a share of the bytes."""
+    """A fault of a peer (None: the busiest one), due once a time has passed and a share of the bytes has arrived."""
 
     strike: Callable[[int], None]
     node: int | None = None
@@ -28,9 +28,9 @@ class _Planned:
 
 
 class RoundFaults:
-    """The planned troubles of one round. culprits: the peers that they struck so far, in this order.
+    """The planned faults of one round. culprits: the peers that they have struck so far, in this order.
 
-    swing: every SWING_S each uplink becomes slower or faster by this share, by chance.
+    swing: every SWING_S each uplink becomes slower or faster by this share, at random.
     """
 
     def __init__(
@@ -44,13 +44,15 @@ class RoundFaults:
 
     @property
     def gone(self) -> set[int]:
-        """Those who may not end the round that they began."""
+        """The peers that may not end the round that they began."""
         return set(self.culprits) - self._spoiling
 
     # --- plans
 
     def plan(self, *, kill: float | None, partition: float | None, spoil: bool) -> None:
-        """With the busiest of the fast peers, by how much the median one has got; the scenario's by the clock."""
+        """Plan faults of the busiest fast peer, by the share that the median peer has, and the scenario's, by the
+        clock.
+        """
         for fault in self._scenario.faults:
             self._plan_scripted(fault)
         strikes = (
@@ -82,7 +84,7 @@ class RoundFaults:
     def make_due(
         self, elapsed_s: float, version_bytes: int, before: TrafficCounts, counts: TrafficCounts
     ) -> None:
-        """Whatever is due; `before`: the counts at the start of the round."""
+        """Make all faults that are due. before: the counts at the start of the round."""
         if self._swing and elapsed_s >= self._swing_at:
             self._swing_at = elapsed_s + SWING_S
             for node in range(len(self._scenario.peers)):
@@ -97,7 +99,7 @@ class RoundFaults:
             each.strike(self._busiest(before, counts) if each.node is None else each.node)
 
     def mend(self) -> None:
-        """For the next round everybody is there, and honest: another box replaces one that may be quarantined."""
+        """Bring back all peers, honest, for the next round: a new box replaces one that may be quarantined."""
         for node in range(len(self._scenario.peers)) if self._swing else ():
             self._set_uplink(node, 1.0)
         for node in range(1, len(self._scenario.peers)):
@@ -110,7 +112,7 @@ class RoundFaults:
         self._lab.set_link(node, replace(spec, uplink=times * spec.uplink))
 
     def _busiest(self, before: TrafficCounts, counts: TrafficCounts) -> int:
-        """The peer that has passed on most in this round, of the good ones with the fastest uplink."""
+        """The peer that has passed on most in this round, among the good peers with the fastest uplink."""
         good = set(range(1, len(counts.nodes))) - set(self.culprits)
         uplinks = {node: self._scenario.peers[node].uplink for node in good}
         fastest = [node for node, uplink in uplinks.items() if uplink == max(uplinks.values())]
@@ -139,5 +141,5 @@ class RoundFaults:
 
 
 def come_bytes(node: int, before: TrafficCounts, counts: TrafficCounts) -> int:
-    """What the node has received in between."""
+    """The bytes that the node has received between two counts."""
     return counts.nodes[node].down.payload_bytes - before.nodes[node].down.payload_bytes

@@ -1,6 +1,6 @@
-"""`echo2d bench broadcast --plot`: the same measurement with ever more peers, and its picture.
+"""`echo2d bench broadcast --plot`: the same measurement with more and more peers, and its picture.
 
-T_verify over the number of peers, for echo2d and for what it is measured against, with the bound that nobody can beat.
+The picture has T_verify over the number of peers, for echo2d and its rivals, and the bound that no algorithm can beat.
 """
 
 import json
@@ -38,7 +38,7 @@ def run_plot(wanted: BroadcastBench, path: Path) -> int:
 
 
 def measurements(wanted: BroadcastBench) -> Iterator[BroadcastBench]:
-    """The same with 2, 4, 8, ... peers, the first of its scenario, and with all."""
+    """The measurement with the first 2, 4, 8, ... peers of the scenario, and with all."""
     peers = len(wanted.scenario.peers) - 1
     for count in (*(2**power for power in range(1, peers.bit_length()) if 2**power < peers), peers):
         scenario = replace(wanted.scenario, peers=wanted.scenario.peers[: count + 1])
@@ -47,7 +47,7 @@ def measurements(wanted: BroadcastBench) -> Iterator[BroadcastBench]:
 
 
 def draw(results: Results, path: Path) -> None:
-    """One curve each, medians with least and most."""
+    """Draw a curve for each: medians with the smallest and the largest value."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import LogLocator
 

@@ -1,13 +1,13 @@
-"""What a relay's links cost: `python -m echo2d_lab.bench.broadcast.relay_cost [--frame-kib 64]`.
+"""Measures what a relay's links cost: `python -m echo2d_lab.bench.broadcast.relay_cost [--frame-kib 64]`.
 
-It prints CPU seconds per GB received and passed on, of three relays in turns:
+It prints CPU seconds per GB received and passed on, for three relays that take turns:
 
     threads   two blocking threads, plain TCP: one receives into a pool of buffers and hashes, one sends
     plain     our links without TLS
-    sealed    our links, sealed under TLS's keys
+    sealed    our links, sealed with TLS's keys
 
-A sender and a leaf in this process, a relay between them in one of its own, on loopback, links on uvloop. Our relay
-does nothing but forward: no hashing, no disk. CPU time counts from the first frame to the last.
+A sender and a leaf are in this process, and the relay between them is in a process of its own, on loopback, with links
+on uvloop. Our relay only forwards: no hashing, no disk. CPU time counts from the first frame to the last.
 """
 
 import argparse
@@ -35,7 +35,7 @@ from echo2d.net.security.tls import Authority, Tls
 
 TOTAL_BYTES = 2 << 30
 ROUNDS = 5
-POOL_BUFFERS = 8  # of the blocking relay
+POOL_BUFFERS = 8  # buffers of the blocking relay
 WAITING_MAX = 16  # frames that the relay holds before it pauses its parent
 STRIPE = (FormId("0" * 32), PlanId(1), Generation(1), StripeId(0))
 
@@ -45,7 +45,7 @@ SENDER, RELAY, LEAF = KEY_OF
 
 
 class RelayEnd:
-    """One of the three: `source` is whom it takes frames from, `sink` to whom it passes them on."""
+    """One of the three processes. source: the peer from which it takes frames; sink: to which it passes them."""
 
     def __init__(
         self, me: PeerId, source: PeerId | None, sink: PeerId | None, *, frames: int, with_tls: bool
@@ -86,7 +86,7 @@ class RelayEnd:
                 self.pump()
 
     def pump(self) -> None:
-        """Pass on as much as there is room for."""
+        """Pass on as many frames as the link has room for."""
         while (
             self._sink is not None
             and self._stream is not None

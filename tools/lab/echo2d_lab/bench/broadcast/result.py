@@ -1,4 +1,4 @@
-"""What `echo2d bench broadcast` has measured, and how it is shown. Not here: measuring."""
+"""The result of `echo2d bench broadcast`, and its table. Not here: measuring."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,20 +13,22 @@ from echo2d_lab.bench.broadcast.kinds import RoundKind
 from echo2d_lab.bench.delta.cost import DeltaCosts
 from echo2d_lab.bench.lab.cpu import CpuShares
 
-WIRE_TIMES_MAX = 2.5  # of the wire bytes at the seed's uplink: the relay's start-up and what a short version loses ...
-FIXED_S = 1.0  # ... and this for all that does not depend on the version
+# A delta may take this many times its wire bytes at the seed's uplink, for the relays' start-up and the losses of a
+# short version ...
+WIRE_TIMES_MAX = 2.5
+FIXED_S = 1.0  # ... and this for everything that does not depend on the version
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One version. plan_predicted_s: by the coordinator, from the rates it has measured.
+    """One version. plan_predicted_s: the coordinator's prediction, from the rates that it has measured.
 
-    survivors: peers that were there at the publish and stayed. verified: how many of these have.
+    survivors: peers that were present at the publish and stayed. verified: the number of survivors that have verified.
     seed_copies: bytes on the seed's uplink, with all headers and control messages, per byte of the version.
-    late_s: by how much the emulator was late at worst; beyond a few ms the machine was too busy to be believed.
-    cpu: from the publish until all had verified.
-    culprits: the peers with whom trouble was made. missing: survivors that had not verified at the end; a culprit
-    that was killed, cut off or quarantined is no survivor. wire_bytes: of the form that spread; costs: of making it
+    late_s: the emulator's largest delay; above a few ms the machine was too busy, and the figures are not reliable.
+    cpu: use from the publish until all had verified.
+    culprits: the peers that a fault struck. missing: survivors that had not verified at the end; a culprit
+    that was killed, cut off or quarantined is no survivor. wire_bytes: of the form that spread; costs: of encoding it
     and of applying it, if it was a delta.
     """
 
@@ -51,7 +53,7 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class RoundStatistics:
-    """Of the same in several rounds."""
+    """Statistics of one figure over several rounds."""
 
     median: float
     min: float
@@ -64,10 +66,11 @@ class RoundStatistics:
 
 @dataclass(frozen=True, slots=True)
 class DeltaTarget:
-    """What spreading deltas may take: medians over the warm rounds. encode_s, decode_cpu_s: as of DeltaCosts.
+    """How long the broadcast of a delta may take: medians over the warm rounds. encode_s, decode_cpu_s: as in
+    DeltaCosts.
 
-    target_s: 2.5 times the wire bytes at the seed's uplink, encoding, decoding at all peers on the cores of the machine
-    that they share, and a second. reached: whether the median T_verify is no more.
+    target_s: 2.5 times the wire bytes at the seed's uplink, plus encoding, decoding at all peers on the shared cores of
+    the machine, and a second. reached: whether the median T_verify is at most that.
     """
 
     changed_fraction: float
@@ -80,7 +83,7 @@ class DeltaTarget:
 
     @staticmethod
     def of(rounds: Sequence[Round], peers: int, uplink: float, cores: int) -> "DeltaTarget | None":
-        """None: not all of these versions went out as deltas. uplink: of the seed, bytes/s."""
+        """None: not all of these versions were sent as deltas. uplink: of the seed, bytes/s."""
         costs = [each.costs for each in rounds if each.costs is not None]
         if len(costs) < len(rounds):
             return None
@@ -103,13 +106,13 @@ class DeltaTarget:
 
 @dataclass(frozen=True, slots=True)
 class BroadcastResult:
-    """What `--json` prints. Medians over the warm rounds; without any, of the cold one.
+    """The object that `--json` prints. Figures are medians over the warm rounds; without any, of the cold one.
 
-    bound_s: no algorithm is faster; the survivors' if one was killed or cut off. predicted_s: by the planner's cost
-    model if it knew every rate. simulated_s: T_verify in virtual time, likewise; None: there is trouble. Neither counts
-    headers. ratio, ratio_cold: T_verify over bound_s, warm and in round 0 (whose wire bytes are
-    others if deltas follow it). verified_peers: the fewest of any round. load: of the machine, before and after.
-    against: rivals, in the same rounds.
+    bound_s: no algorithm is faster; if a peer was killed or cut off, the bound for the survivors. predicted_s: by the
+    planner's cost model with every rate known. simulated_s: T_verify in virtual time, with every rate known; None: the
+    rounds have faults. Neither counts headers. ratio, ratio_cold: T_verify over bound_s, warm and in round 0 (which has
+    other wire bytes if deltas follow it). verified_peers: the smallest number of any round. load: of the machine,
+    before and after. against: the rivals, in the same rounds.
     """
 
     peers: int
@@ -143,7 +146,7 @@ def line_of(done: Round) -> str:
 
 
 def print_result(result: BroadcastResult) -> None:
-    """A table for people."""
+    """Print a table for people."""
     times = result.t_verify_s
     table = Table("what", "measured", box=None)
     for name, text in (
@@ -175,13 +178,13 @@ def print_result(result: BroadcastResult) -> None:
 
 
 def _kinds_of(rounds: Sequence[Round | RivalRound]) -> str:
-    """How many of each kind."""
+    """The number of rounds of each kind."""
     counts = Counter(each.kind for each in rounds)
     return ", ".join(f"{count} {kind}" for kind, count in counts.items())
 
 
 def _rival_rows(rival: Rival) -> list[tuple[str, str]]:
-    """Warm over warm, cold over cold."""
+    """Rows of a rival: warm over warm, cold over cold."""
     times = f"{rival.median_s:.2f} s ({rival.min_s:.2f}-{rival.max_s:.2f}), ratio {rival.ratio:.2f}"
     warm = f"{times}, {rival.over_ours:.2f} x ours warm, seed copies {rival.seed_copies:.2f}"
     cold = f"{rival.cold_s:.2f} s, ratio {rival.ratio_cold:.2f}"

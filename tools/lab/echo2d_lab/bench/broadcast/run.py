@@ -1,10 +1,10 @@
 """`echo2d bench broadcast`: how long versions take to spread, with real daemons on emulated links.
 
-Round 0 is cold: peers have just joined, there are no links and no rates. A few follow that do not count, for the first
-versions also make the files that later ones reuse. Then come as many warm rounds as asked for, with one between that
-does not count if each makes trouble.
-Not here: what goes wrong in a round (`faults`), what becomes of the figures (`result`).
-T_verify is the coordinator's own figure; bytes are counted at the emulator. Seconds, from the accepted publish.
+Round 0 is cold: peers have just joined, there are no links and no rates. A few rounds follow that do not count, because
+the first versions also make the files that later ones reuse. Then come the warm rounds; if each has a fault, a round
+that does not count comes between two of them.
+Not here: the faults of a round (`faults`), the statistics of the figures (`result`).
+T_verify is the coordinator's own figure; bytes are counted at the emulator. Seconds count from the accepted publish.
 """
 
 import json
@@ -30,7 +30,7 @@ from echo2d.core.base.ids import FormId, PeerId, PlanId
 from echo2d.core.protocol.control_messages import Address
 from echo2d.core.topology.plan import Job, PeerFacts, Plan
 from echo2d.core.topology.shapes import plan_shape
-from echo2d.core.weights.encoding import frame_bytes_for
+from echo2d.core.weights.form import frame_bytes_for
 from echo2d.errors import Fault, OperatorFault
 from echo2d.plan.broadcast.world import World
 from echo2d.plan.kernel.scenario import Scenario
@@ -57,29 +57,30 @@ from echo2d_lab.bench.lab.daemons import Swarm, alive, names
 from echo2d_lab.bench.lab.netlab import QUEUE_S, Lab, TrafficCounts
 from echo2d_lab.bench.lab.real_versions import RealVersions
 
-LOOK_S = 0.02  # between two looks at the emulator's counters: when half of the bytes have come
-STATUS_S = 0.1  # between two looks at the status: as exact as the times of single peers are
+LOOK_S = 0.02  # seconds between two looks at the emulator's counters, which show when half of the bytes have arrived
+# Seconds between two looks at the status: the precision of the times of single peers.
+STATUS_S = 0.1
 ROUND_S_MIN = 60.0  # a round that takes longer than this ...
-ROUND_BOUNDS_MAX = 40.0  # ... and so many times the bound is stuck; a star of 8 takes 9
-COPIES_ON_DISK = 8  # of a version at each peer: the forms and snapshots it keeps
-COPIES_OF_DELTAS = 4  # likewise: next to nothing but snapshots
-MEMORY_DISK = Path(
-    "/dev/shm"
-)  # every peer has a disk of its own; one real disk for all would be the bottleneck
-DIRECTORY = "echo2d-broadcast-"  # then the process that made it
-ROUNDS_MAX = 100  # the coordinator keeps the figures of more
+ROUND_BOUNDS_MAX = 40.0  # ... and than this many times the bound is stuck; a star of 8 takes 9
+# Disk space of each peer, in copies of a version: the forms and snapshots that it keeps.
+COPIES_ON_DISK = 8
+COPIES_OF_DELTAS = 4  # the same with deltas, which take little space beside the snapshots
+# Files are in memory: in a run every peer has a disk of its own; here one real disk for all would be the bottleneck.
+MEMORY_DISK = Path("/dev/shm")
+DIRECTORY = "echo2d-broadcast-"  # the id of the process that made it follows
+ROUNDS_MAX = 100  # the coordinator keeps the figures of more versions
 
 
 @dataclass(frozen=True, slots=True)
 class BroadcastBench:
-    """What was asked for. The culprit of a round is, of the peers with the fastest uplink, the one that passes on most.
+    """The options. The culprit of a round is, of the peers with the fastest uplink, the one that passes on most.
 
-    kill, partition: when the median peer has this share of a version, the culprit is gone
-    (SIGKILL), or silent, until the round is over. corrupt: the share of its frames that it spoils,
-    soon after the start; nothing of this while warming up. swing: every 2 s each uplink becomes
-    slower or faster by this share. against: what else is measured, a round of the same kind after
-    each round. versions: a run of `tools/lab/echo2d_lab/research/rl_updates.py`: its versions go out,
-    the first in full, the others as deltas; with the scenario's bytes each.
+    kill, partition: when the median peer has this share of a version, the culprit is killed (SIGKILL) or cut off, until
+    the round is over. corrupt: the share of its frames that the culprit corrupts, from soon after the start. None of
+    these happens in rounds that warm up. swing: every 2 s each uplink becomes slower or faster by this share. against:
+    rivals, each with a round of the same kind after each round. versions: a run of
+    `tools/lab/echo2d_lab/research/rl_updates.py` whose versions are sent, the first in full, the others as deltas; each
+    has the scenario's bytes.
     """
 
     scenario: Scenario
@@ -123,7 +124,7 @@ class BroadcastBench:
 
     @property
     def lost(self) -> frozenset[int]:
-        """The peers that do not end a round. Any of the fastest may be a culprit; these stand for them."""
+        """The peers that do not end a round. Any of the fastest may be the culprit; the first ones represent them."""
         peers = range(1, len(self.scenario.peers))
         fastest = sorted(peers, key=lambda node: -self.scenario.peers[node].uplink)
         culprits = [share for share in (self.kill, self.partition) if share is not None]
@@ -132,7 +133,7 @@ class BroadcastBench:
 
 
 def with_undialable(scenario: Scenario, share: float) -> Scenario:
-    """The same with so many of the peers behind NAT, evenly spread."""
+    """The scenario with this share of the peers behind NAT, evenly spread."""
     count = len(scenario.peers) - 1
     closed = {
         1 + int((index + 0.999) * count / max(1, round(share * count)))
@@ -145,7 +146,7 @@ def with_undialable(scenario: Scenario, share: float) -> Scenario:
 
 
 def with_rates(scenario: Scenario, times: float) -> Scenario:
-    """The same with all rates multiplied; round trips stay."""
+    """The scenario with all rates multiplied; round trips stay the same."""
     peers = [
         replace(spec, uplink=times * spec.uplink, downlink=times * spec.downlink)
         for spec in scenario.peers
@@ -154,7 +155,7 @@ def with_rates(scenario: Scenario, times: float) -> Scenario:
 
 
 def run_broadcast(wanted: BroadcastBench) -> int:
-    """Measure and print. The exit code: 0 when every survivor of every round has verified its version."""
+    """Measure and print. Returns the exit code: 0 if every survivor of every round has verified its version."""
     result = measure(wanted)
     if wanted.as_json:
         print(json.dumps(asdict(result)))
@@ -164,10 +165,9 @@ def run_broadcast(wanted: BroadcastBench) -> int:
 
 
 def measure(wanted: BroadcastBench) -> BroadcastResult:
-    """OperatorFault: there can be no laboratory here. Fault: a round got stuck, or a daemon ended."""
-    signal.signal(
-        signal.SIGTERM, signal.default_int_handler
-    )  # nothing is left running, and no files
+    """Measure. OperatorFault: this machine cannot have a laboratory. Fault: a round got stuck, or a daemon ended."""
+    # SIGTERM ends it like Ctrl-C, so that no program and no file is left.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with _directory(wanted) as run:
         return _measure(wanted, run, Console(stderr=True))
 
@@ -220,7 +220,7 @@ def result_of(
     load: tuple[float, float],
     against: Mapping[str, Sequence[RivalRound]],
 ) -> BroadcastResult:
-    """Of the warm rounds; without any, of the cold one."""
+    """The result of the warm rounds; without any, of the cold one."""
     warm, peers, cores = (
         rounds[1:] or rounds,
         len(wanted.scenario.peers) - 1,
@@ -262,7 +262,7 @@ def result_of(
 
 
 def simulated_s(scenario: Scenario, wire_bytes: int) -> float:
-    """T_verify of the same relays in virtual time, by a planner that knows every rate."""
+    """T_verify of the same relays in virtual time, with a planner that knows every rate."""
     played = replace(scenario, wire_bytes=wire_bytes, frame_bytes=frame_bytes_for(wire_bytes))
     return World(played).run().t_verify_s
 
@@ -272,12 +272,12 @@ def _kinds(wanted: BroadcastBench) -> Iterator[RoundKind]:
     yield from repeat("warming up", wanted.warm_up)
     for index in range(wanted.rounds):
         if index and wanted.makes_trouble:
-            yield "warming up"  # whoever has come back has links again
+            yield "warming up"  # after it, peers that have come back have links again
         yield "warm"
 
 
 def best_plan(scenario: Scenario, lost: frozenset[int] = frozenset()) -> Plan:
-    """The plan that a coordinator makes which knows every rate, without the peers that are lost."""
+    """The plan of a coordinator that knows every rate, without the peers that are lost."""
     job = Job(FormId("0" * 32), scenario.wire_bytes, frame_bytes_for(scenario.wire_bytes))
     seed, *peers = (
         PeerFacts(
@@ -298,12 +298,12 @@ def _plan_for(wanted: BroadcastBench, wire_bytes: int) -> Plan:
 
 
 def _limit_s(scenario: Scenario) -> float:
-    """A round that takes longer is stuck."""
+    """A round that takes longer than these seconds is stuck."""
     return max(ROUND_S_MIN, ROUND_BOUNDS_MAX * best_plan(scenario).bound_s)
 
 
 class _Round:
-    """One version on its way: publish, make the trouble that was asked for, look on until it has arrived."""
+    """One round: publish a version, make the requested faults, and wait until the version has arrived."""
 
     def __init__(
         self,
@@ -318,7 +318,7 @@ class _Round:
         self._wanted, self._lab, self._swarm, self._progress = wanted, lab, swarm, progress
         self._kind = kind
         self._task = progress.add_task(kind, total=None)
-        self._bytes = wanted.scenario.wire_bytes  # of the form, as far as it is known
+        self._bytes = wanted.scenario.wire_bytes  # of the form, as far as they are known
         self._verified: dict[str, float] = {}
         self._late_s = 0.0
         self._troubles = RoundFaults(wanted.scenario, lab, swarm, swing=wanted.swing, rng=rng)
@@ -379,7 +379,7 @@ class _Round:
         return counts
 
     def _look_on(self, known: int, before: TrafficCounts) -> Mapping[str, Any]:
-        """Until the coordinator has this version's T_verify, and so has seen everybody arrive who is still there."""
+        """Wait until the coordinator has this version's T_verify, so all peers that are still present hold it."""
         started_at = time.monotonic()
         limit_s = _limit_s(self._wanted.scenario)
         status_at = started_at
@@ -415,7 +415,7 @@ class _Round:
 
 @contextmanager
 def _directory(wanted: BroadcastBench) -> Iterator[Path]:
-    """Where everything is kept: as asked for, else for the time of the measurement."""
+    """The directory of all files: the requested one, or one for the time of the measurement."""
     if wanted.run_dir is not None:
         run = wanted.run_dir.absolute()
         if run.exists() and any(run.iterdir()):
@@ -425,7 +425,7 @@ def _directory(wanted: BroadcastBench) -> Iterator[Path]:
         return
     _sweep()
     copies = COPIES_ON_DISK if wanted.versions is None else COPIES_OF_DELTAS
-    copies += len(wanted.against)  # a rival keeps one
+    copies += len(wanted.against)  # a rival keeps one copy
     needed = copies * wanted.scenario.wire_bytes * len(wanted.scenario.peers)
     in_memory = MEMORY_DISK.is_dir() and shutil.disk_usage(MEMORY_DISK).free > 2 * needed
     parent = MEMORY_DISK if in_memory else Path(tempfile.gettempdir())
@@ -434,7 +434,7 @@ def _directory(wanted: BroadcastBench) -> Iterator[Path]:
 
 
 def _sweep() -> None:
-    """Delete what measurements left that were killed."""
+    """Delete the directories of measurements that were killed."""
     for parent in (MEMORY_DISK, Path(tempfile.gettempdir())):
         for left in parent.glob(f"{DIRECTORY}*"):
             if not Path("/proc", left.name.removeprefix(DIRECTORY).partition("-")[0]).exists():

@@ -20,9 +20,9 @@ def scenario_of(
     shape: Any,
     rng_seed: int,
 ) -> Scenario:
-    """From flags. uplinks: of the seed and each peer, in Mbit/s, instead of `peers` and `uplink`.
+    """The scenario of these flags. uplinks: of the seed and each peer, in Mbit/s, instead of `peers` and `uplink`.
 
-    downlink: of everybody; the fastest uplink if None. OperatorFault: a flag that cannot be meant so.
+    downlink: of every peer; None: the fastest uplink. OperatorFault: a flag has no valid value.
     """
     if uplinks is None:
         rates = [parse_rate(uplink)] * (peers + 1)

@@ -1,7 +1,7 @@
-"""Answers by a torch model in this process, decoded as the engine does: what the worker of `in_process` writes with.
+"""Writes answers with a torch model in this process, decoded as the engine does; the worker of `in_process` uses it.
 
-A version is offered by the learner as float32 tensors, served as the bfloat16 that a publish makes of them, computed in
-float32. The same seed and versions give the same answers.
+The learner offers a version as float32 tensors. It is served in the bfloat16 that a publish makes of them, and computed
+in float32. The same seed and versions give the same answers.
 """
 
 import random
@@ -35,7 +35,7 @@ class TorchWriter:
         self._offered: dict[Digest, dict[str, Tensor]] = {}
 
     def offer(self, weights: Mapping[str, Tensor]) -> Digest:
-        """What `refit` will load under this digest. Published versions have to differ."""
+        """Keep the weights that `refit` will load under the returned digest. Published versions must differ."""
         tensors = {
             name: weights[name].detach().to(torch.bfloat16) for name in self._policy.layout.tensors
         }

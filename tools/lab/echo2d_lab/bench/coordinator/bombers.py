@@ -1,7 +1,7 @@
-"""Workers with a valid token that attack: each sends a bomb whenever it is let in, and dials again at once.
+"""Workers with a valid token that attack: each sends a bomb whenever it is welcomed, and dials again at once.
 
-A bomb is a message of the most bytes that is allowed, made of lists in lists. A probe meanwhile asks for
-the status as a person's browser does, and notes how long it takes.
+A bomb is a message of the maximal size, made of nested lists. Meanwhile a probe asks for the status as a
+browser does, and measures how long the answer takes.
 """
 
 import asyncio
@@ -27,15 +27,15 @@ from echo2d.errors import Fault
 from echo2d.net.control.client import ControlLink, Identity, enrol
 from echo2d.net.security.auth import TokenFile
 
-AGAIN_S = 0.02  # from being thrown out to the next dial
-PROBE_S = 0.1  # between two questions for the status
+AGAIN_S = 0.02  # seconds from the end of a session to the next dial
+PROBE_S = 0.1  # seconds between two requests for the status
 _HEAD = b"\x94" + msgpack.packb("LeaseProgress") + b"\x01\x01\xdc\x1f\x40"
 _ONE = b"\x91" * 500 + b"\x90"
 BOMB = (_HEAD + _ONE * 8000)[:MESSAGE_BYTES_MAX]
 
 
 class _BombLink(ControlLink):
-    """A link that does not wait between two dials."""
+    """A control link that does not back off between two dials."""
 
     def drop(self) -> None:
         if self._send_buffer is not None:
@@ -76,7 +76,7 @@ class Bomber:
         if self._link is not None:
             self._link.leave()
 
-    # --- what its link asks
+    # --- callbacks of its link
 
     def hello(self) -> Hello:
         self.dials += 1
@@ -91,14 +91,14 @@ class Bomber:
         self._link.drop()
 
     async def disconnected(self, reason: str) -> None:
-        """It was thrown out, as expected."""
+        """The coordinator has ended the session, as expected."""
 
     async def received(self, message: ToPeer) -> None:
-        """Whatever it is told, it goes on."""
+        """It ignores every message."""
 
 
 class StatusProbe:
-    """Asks for the status every PROBE_S while `measuring`. took_s: of each answer."""
+    """Asks for the status every PROBE_S while `measuring`. took_s: seconds until each answer."""
 
     def __init__(self, url: str, token_file: Path) -> None:
         self.measuring = False
@@ -120,7 +120,7 @@ class StatusProbe:
 
 
 async def attack(bombers: list[Bomber], url: str, token: TokenFile) -> None:
-    """All of them, until they leave. A fault of one ends only that one's attack."""
+    """Run all attackers until they leave. A fault of one ends only its own attack."""
     async with asyncio.TaskGroup() as tasks:
         for bomber in bombers:
             tasks.create_task(_attack(bomber, url, token))

@@ -1,4 +1,4 @@
-"""One point of bubble over throughput, from a real run on this machine: only engines and learner are stand-ins.
+"""Measures the bubble at one throughput, in a real run on this machine: only engines and learner are stand-ins.
 
     this process                                   other processes, as in any run
     a learner that sleeps T_train a step --HTTP--> echo2d coordinate: ledger, task process, seed
@@ -6,11 +6,11 @@
                                                    echo2d join --relay-only, echo2d join --engine fake, twice
 
 The learner is an ordinary client: it takes batch n + 1 while step n "trains", commits, publishes random bytes. The
-engines make TOKENS tokens a trajectory at a set rate, so mu_pool is what was asked for; T_train, T_bcast, how long
-workers stand still for a version and the bubble are measured. The relay joins first, and lines alike keep that order in
-a chain, so both workers get a version at the rate of a line. With this many trajectories a step freshness never binds.
-A publish period in which this machine stood still for a moment does not count, nor do the next few. Not here: what the
-bubble should be (`core.capacity`).
+engines make TOKENS tokens per trajectory at a set rate, so mu_pool is known; T_train, T_bcast, how long workers stand
+still for a version and the bubble are measured. The relay joins first, and equal lines keep that order in a chain, so
+both workers receive a version at the rate of a line. With this many trajectories per step the staleness gate never
+closes. A publish period in which this machine stood still for a moment does not count, nor do the next few. Not here:
+what the bubble should be (`core.capacity`).
 """
 
 import json
@@ -39,24 +39,25 @@ from echo2d_lab.standins.snapshots import write_model
 T_TRAIN_S = 1.0
 PER_STEP, STALENESS, KAPPA = 16, 4, 3
 PERIODS = 30  # publish periods that count
-WARM_PERIODS = 4  # that do not, at the start and after a stall: more than twice S + 1 steps
-PERIODS_MAX = 8 * PERIODS  # then this machine has too much else to do
-WORKERS, SLOTS = 2, 3  # so many that an engine is never without one
-TOKENS = 8  # of each trajectory: the fewest of the fake engine
+# Periods that do not count, at the start and after a stall: more than twice S + 1 steps.
+WARM_PERIODS = 4
+PERIODS_MAX = 8 * PERIODS  # after this many periods, this machine is too busy to measure
+WORKERS, SLOTS = 2, 3  # enough slots that an engine always has a sample to write
+TOKENS = 8  # of each trajectory: the minimum of the fake engine
 VERSION_BYTES = 700_000
-UPLINK = (
-    2.0**24
-)  # bits/s: a chain ranks lines by powers of two, and noise in a measurement changes nothing
-PATIENCE_S = 900.0  # for daemons and answers: machines that others use may stand still for minutes
-STALL_S_MAX = 0.5  # longer than this no thread waits for a core, unless the machine stands still
+# Bits/s: a chain ranks lines by powers of two, so noise in a measurement changes nothing.
+UPLINK = 2.0**24
+# Seconds to wait for daemons and answers: a shared machine may stand still for minutes.
+PATIENCE_S = 900.0
+STALL_S_MAX = 0.5  # a thread waits longer than this for a core only if the machine stands still
 POLL_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One point. group_size: samples of a prompt. mu_pool: as set, trajectories/s; spoiled: periods that did not count.
+    """One point. group_size: samples of a prompt. mu_pool: as set, trajectories/s. spoiled: periods that did not count.
 
-    Of versions the medians: t_bcast_s, pause_s, and still_s, how long workers stood still for one.
+    t_bcast_s, pause_s, and still_s, how long workers stood still for a version: medians over the versions.
     """
 
     mode: DisseminationMode
@@ -87,7 +88,7 @@ def demand(
     pause_s: float,
     mu_pool: float,
 ) -> Demand:
-    """Of the learner here. A trajectory takes as long as all slots' worth of them at the pool's rate."""
+    """The demand of this learner. A trajectory takes as long as mu_pool needs for one trajectory per slot."""
     t_gen_s, share = WORKERS * SLOTS / mu_pool, share_of_bcast(still_s, t_bcast_s)
     return Demand(
         t_train_s, PER_STEP, STALENESS, KAPPA, t_bcast_s, mode, pause_s, t_gen_s, still_share=share
@@ -95,7 +96,7 @@ def demand(
 
 
 def measure(mode: DisseminationMode, group_size: int, mu_pool: float) -> Measured:
-    """The point. Fault: this machine stood still again and again."""
+    """Measure the point. Fault: this machine stood still again and again."""
     with (
         tempfile.TemporaryDirectory(prefix="echo2d-bubble-") as folder,
         _Run(Path(folder), mode, group_size, mu_pool) as run,
@@ -118,7 +119,7 @@ def _config(folder: Path, mode: DisseminationMode, group_size: int) -> str:
 
 
 class _Stalls:
-    """A thread that wants to look every POLL_S, and notes how much later it got to."""
+    """A thread that wakes every POLL_S, and notes how much too late it woke."""
 
     def __init__(self) -> None:
         self._worst_s = 0.0
@@ -127,7 +128,7 @@ class _Stalls:
         self._thread.start()
 
     def take(self) -> float:
-        """Seconds of the worst one since it was asked last."""
+        """Seconds of the longest stall since the last call."""
         worst_s, self._worst_s = self._worst_s, 0.0
         return worst_s
 
@@ -187,7 +188,7 @@ class _Run:
         self._cleanup.close()
 
     def measure(self) -> Measured:
-        """Whole publish periods, from one publish to another."""
+        """Measure whole publish periods, from one publish to the next."""
         self._client.open_session(0)
         self._publish(0)
         learner, stalls = _Learner(self._client, self._intake, self._publish), _Stalls()
@@ -211,7 +212,7 @@ class _Run:
         )
 
     def _periods(self, learner: "_Learner", stalls: _Stalls) -> list[tuple[float, float]]:
-        """Seconds waited and trained in each one that counts."""
+        """Seconds waited and trained in each period that counts."""
         counted: list[tuple[float, float]] = []
         rest = WARM_PERIODS
         for _ in range(PERIODS_MAX):
@@ -246,7 +247,7 @@ class _Run:
 
 
 class _Learner:
-    """Takes, "trains", commits, publishes. _mark: when the last step was ready."""
+    """Takes a batch, "trains", commits, publishes. _mark: when the last step was ready."""
 
     def __init__(
         self, client: Coordinator, intake: ThreadPoolExecutor, publish: Callable[[int], None]
@@ -257,14 +258,14 @@ class _Learner:
         self._mark = time.monotonic()
 
     def period(self) -> tuple[float, float]:
-        """From one publish to the next: seconds waited, and trained."""
+        """Run from one publish to the next. Returns the seconds waited, and trained."""
         steps = [self._step() for _ in range(KAPPA)]
         self._publish(self.steps)
         self._client.checkpoint(self.steps)
         return sum(waited_s for waited_s, _ in steps), sum(trained_s for _, trained_s in steps)
 
     def _step(self) -> tuple[float, float]:
-        """What commits and publishes take is part of T_train, as in a learner whose steps have a floor."""
+        """One step. Commits and publishes take part of T_train, as in a learner whose steps have a minimum."""
         asked = time.monotonic()
         batch = self._coming.result()
         waited_s = time.monotonic() - asked

@@ -1,11 +1,12 @@
-"""Many workers in one process: real keys, enrolment and control links; what an engine would do is scripted.
+"""Many workers in one process, with real keys, enrolment and control links; the engines are scripted.
 
     LeaseGranted --> each sample "generates" for `generate_s`, give or take SPREAD --> SampleFinished --> answered
                           LeaseProgress every PROGRESS_S, with the tokens since the last one
-    last root of a version --(APPLY_S)--> VersionVerified, RefitDone; the tokens from then on are of that version
+    last root of a version --(APPLY_S)--> VersionVerified, RefitDone; this version writes the tokens from then on
 
-Tokens and logprobs are cut out of a few outputs made once. A worker's first samples are as far along as those of a
-fleet that has been running for long. Not here: peer links and snapshots, which never touch the coordinator.
+Tokens and logprobs are cut out of a few outputs that are made once. A worker's first samples begin with as much
+progress as those of a fleet that has been running for long. Not here: peer links and snapshots, which never touch the
+coordinator.
 """
 
 import asyncio
@@ -52,15 +53,15 @@ from echo2d.net.security.auth import TokenFile
 from echo2d_lab.bench.coordinator.load_meter import LoadMeter
 
 SPREAD = 0.25  # samples take generate_s, 25 % more or less
-APPLY_S = 2.0  # fetching and applying a version takes up to so long
+APPLY_S = 2.0  # fetching and applying a version takes up to this many seconds
 VARIANTS = 16  # different outputs; samples of a group take them in turn
-AT_ONCE = 32  # enrolments and first connections under way
+AT_ONCE = 32  # enrolments and first connections at the same time
 ENROL_PATIENCE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """What every worker does. generate_s: for one answer of `tokens` tokens below `vocab_size`."""
+    """The work of every worker. generate_s: seconds for one answer of `tokens` tokens below `vocab_size`."""
 
     slots: int
     tokens: int
@@ -70,7 +71,7 @@ class Script:
 
 @dataclass(frozen=True, slots=True)
 class FakeOutput:
-    """Tokens and logprobs as they travel."""
+    """Tokens and logprobs, packed as in messages."""
 
     tokens: bytes
     logprobs: bytes
@@ -85,7 +86,7 @@ class FakeOutput:
 
 @dataclass(slots=True)
 class _Sample:
-    """versions: who writes the tokens from which one on."""
+    """A sample. versions: the versions that write it, each with its first token."""
 
     sample: int
     output: FakeOutput
@@ -95,7 +96,7 @@ class _Sample:
     reported: int = 0
 
     def written(self, tokens: int, now: float) -> int:
-        """How many of its tokens there are."""
+        """The number of tokens that are written by now."""
         return min(
             tokens, max(0, int(tokens * (now - self.started_at) / (self.ends_at - self.started_at)))
         )
@@ -114,7 +115,7 @@ class _Sample:
 
 @dataclass(slots=True)
 class _Lease:
-    """samples: that are being generated."""
+    """A lease. samples: those that are being generated."""
 
     key: HeldLease
     samples: dict[int, _Sample] = field(default_factory=dict)
@@ -126,7 +127,7 @@ def _root(data: bytes) -> Root:
 
 
 def _no_frames(*_: object) -> None:
-    """What its peer links say."""
+    """Events of peer links, which a scripted worker does not have."""
 
 
 class FakeWorker:
@@ -141,7 +142,7 @@ class FakeWorker:
         rng: random.Random,
         key: Ed25519PrivateKey | None = None,
     ) -> None:
-        """key: of a worker that comes again; None: it has never been here."""
+        """key: of a worker that joins again; None: a worker that has never joined."""
         self.key = key or Ed25519PrivateKey.generate()
         self.welcomed = asyncio.Event()
         self._name = name
@@ -152,7 +153,9 @@ class FakeWorker:
         self._boot_id = secrets.token_hex(8)
         self._loop = asyncio.get_running_loop()
         self._link: ControlLink | None = None
-        self._listen: Address | None = None  # it can be dialled, but no frame is ever asked for
+        self._listen: Address | None = (
+            None  # other peers can dial it, but no frame is ever requested
+        )
         self._dial_back_secret = secrets.token_bytes(SECRET_BYTES)
         self._serving: VersionKey | None = None
         self._leases: dict[HeldLease, _Lease] = {}
@@ -161,7 +164,7 @@ class FakeWorker:
         self._empty_since: deque[float] = deque()  # slots that a result has freed
         self._left = self._draining = False
         self._reports = False  # whether the next report is planned
-        self._young = True  # until its first samples are given
+        self._young = True  # until it has its first samples
 
     @property
     def running(self) -> int:
@@ -171,7 +174,7 @@ class FakeWorker:
         return iter(self._empty_since)
 
     async def run(self, url: str, run_key: bytes) -> None:
-        """Its control link, until `leave`."""
+        """Run its control link until `leave`."""
         identity = Identity(self.key, run_key)
         self._link = ControlLink(url, identity, self, rng=self._rng)
         links = PeerLinks(
@@ -191,13 +194,13 @@ class FakeWorker:
             self._link.leave()
 
     def output(self, sample: int) -> FakeOutput:
-        """What it writes as the next answer."""
+        """The output of its next answer."""
         return self._outputs[sample % VARIANTS]
 
     def acknowledged(self, result: SampleFinished, *, accepted: bool) -> None:
         """Called when the coordinator has answered a result."""
 
-    # --- what its link asks
+    # --- callbacks of its link
 
     def hello(self) -> Hello:
         held = tuple(dict.fromkeys([*self._leases, *(key for key, _ in self._unanswered)]))
@@ -255,7 +258,7 @@ class FakeWorker:
             self._loop.call_later(PROGRESS_S, self._report)
 
     def _fill(self) -> None:
-        """Generate what waits, slot by slot."""
+        """Start waiting samples while slots are free."""
         while self._waiting and self.running < self._script.slots:
             lease, number = self._waiting.popleft()
             if self._leases.get(lease.key) is lease:
@@ -328,7 +331,7 @@ class FakeWorker:
 
     def _refit(self, root: Root, key: VersionKey) -> None:
         if self._serving is not None and key.version <= self._serving.version:
-            return  # a newer one was faster
+            return  # a newer version arrived earlier
         self._serving, now = key, self._loop.time()
         for lease in self._leases.values():
             for sample in lease.samples.values():
@@ -344,7 +347,7 @@ class FakeWorker:
 
 
 class FakeFleet:
-    """All the workers."""
+    """All scripted workers."""
 
     def __init__(self, count: int, script: Script, meter: LoadMeter, *, rng_seed: int) -> None:
         outputs = [FakeOutput.draw(script, variant) for variant in range(VARIANTS)]
@@ -362,7 +365,7 @@ class FakeFleet:
         return sum(worker.running for worker in self.workers)
 
     async def enrol(self, url: str, token: TokenFile) -> None:
-        """All of them with one token, AT_ONCE at a time."""
+        """Enrol all workers with one token, AT_ONCE at a time."""
         gate = asyncio.Semaphore(AT_ONCE)
 
         async def one(worker: FakeWorker) -> None:
@@ -380,7 +383,7 @@ class FakeFleet:
                 tasks.create_task(one(worker))
 
     async def connect(self, url: str, run_key: bytes, tasks: asyncio.TaskGroup) -> None:
-        """Their links become `tasks`; returns when all have been welcomed."""
+        """Run the workers' links in `tasks`; return when all have been welcomed."""
         for start in range(0, len(self.workers), AT_ONCE):
             part = self.workers[start : start + AT_ONCE]
             for worker in part:
@@ -389,7 +392,7 @@ class FakeFleet:
                 await worker.welcomed.wait()
 
     def empty_for(self, seconds: float, now: float) -> int:
-        """Slots that were freed so long ago and are still empty."""
+        """The number of slots that have been empty for this long."""
         return sum(
             now - since >= seconds for worker in self.workers for since in worker.empty_since()
         )

@@ -1,4 +1,4 @@
-"""Defines the load of `echo2d bench coordinator`, and a configuration that does not limit it."""
+"""The load of `echo2d bench coordinator`, and a configuration that does not limit it."""
 
 import math
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from echo2d.errors import OperatorFault
 from echo2d_lab.bench.lab.stub_task import config
 
 GROUP_SIZE = 8
-STEP_S = 10.0  # a batch takes the trajectories of this time
+STEP_S = 10.0  # a batch has the trajectories of this many seconds
 VOCAB_SIZE = 32_000
 PROMPT_TOKENS = 128
 
@@ -17,9 +17,9 @@ PROMPT_TOKENS = 128
 class Load:
     """The options of `echo2d bench coordinator`.
 
-    rate: trajectories/s of all workers together. tokens: written in each trajectory, in so many
-    `turns` of an environment; 1: there is none. slots: of each worker.
-    bombers: workers more that attack with messages which are costly to refuse.
+    rate: trajectories/s of all workers together. tokens: written in each trajectory. turns: of an
+    environment; 1: there is no environment. slots: of each worker. bombers: further workers, which
+    attack with messages that are expensive to refuse.
     """
 
     workers: int = 1000
@@ -46,12 +46,12 @@ class Load:
 
     @property
     def groups(self) -> int:
-        """How many groups are in flight when every slot is leased."""
+        """The number of groups in flight when every slot is leased."""
         return math.ceil(self.workers * self.slots / GROUP_SIZE)
 
     @property
     def generate_s(self) -> float:
-        """How long a turn must take for all slots together to make `rate`."""
+        """Seconds of one turn with which all slots together make `rate`."""
         return self.workers * self.slots / self.rate / self.turns
 
     @property

@@ -1,6 +1,6 @@
-"""Measures a coordinator under load: latencies as its workers see them, CPU and memory.
+"""Measures a coordinator under load: latencies from the workers' side, CPU and memory.
 
-The kernel counts CPU and memory. Latencies count only while `measuring` is set.
+CPU and memory are the kernel's figures. Latencies count only while `measuring` is set.
 """
 
 import os
@@ -32,7 +32,7 @@ class CpuUse:
     """CPU seconds of the coordinator, of this process (load) and of the whole machine.
 
     at: the moment, in seconds of the monotonic clock. `LoadMeter.share` and `shares` use the same
-    type for shares of one core; then `at` is the length of the time in seconds.
+    type for shares of one core; then `at` is the measured time in seconds.
     """
 
     at: float
@@ -54,13 +54,13 @@ class LoadMeter:
         self.answer_s: list[float] = []  # until a result was acknowledged
         self.refused: Counter[str] = Counter()
         self.accepted = 0
-        # Counted from the start, measuring or not: no link should ever be lost.
+        # Lost links also count while `measuring` is not set: no link should ever be lost.
         self.lost_links = 0
         self.uses: list[CpuUse] = []
         self._cuts: list[int] = []
 
     def filled(self, seconds: float) -> None:
-        """Count a slot that is leased again, `seconds` after a result freed it."""
+        """Count a slot that was leased again `seconds` after a result had freed it."""
         if self.measuring:
             self.lease_s.append(seconds)
 

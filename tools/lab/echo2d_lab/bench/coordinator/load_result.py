@@ -1,4 +1,4 @@
-"""What `echo2d bench coordinator` found, as an object and as a table."""
+"""The result of `echo2d bench coordinator`, as an object and as a table."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -14,20 +14,21 @@ from echo2d_lab.bench.coordinator.bombers import Bomber, StatusProbe
 from echo2d_lab.bench.coordinator.load import GROUP_SIZE, Load
 from echo2d_lab.bench.coordinator.load_meter import LoadMeter
 
-STALE_SLOT_S = 1.0  # a slot that has been empty for so long at the end was forgotten, not slow
-SUSTAINED = 0.95  # share of --rate that has to be accepted
+# A slot that has been empty for this long at the end was forgotten, and is not just slow.
+STALE_SLOT_S = 1.0
+SUSTAINED = 0.95  # share of --rate that must be accepted
 
 
 @dataclass(frozen=True, slots=True)
 class LoadResult:
     """The object that `--json` prints. Milliseconds, seconds, 10^6 bytes; shares are of one core.
 
-    lease_*: see `coordinator`; *_parts: [least, most] over fifths of the measured time. answer_*: until a result
-    was acknowledged, so durable. load_cpu_share: of this process. other_cpu_share: of everything else on this machine,
-    the coordinator's seed and task process among it. slots_empty: freed STALE_SLOT_S ago and still empty at the end.
-    enrol_s, connect_s: until all workers were enrolled, and welcomed. steps: train steps in the measured time.
-    status_*: until the status was answered. leases_lapsed: of the scripted workers. bombs, bombers_refused: sent, and
-    dials of the attackers that were refused.
+    lease_*: lease latency, see `run`; *_parts: [smallest, largest] over fifths of the measured time. answer_*: until a
+    result was acknowledged, and so durable. load_cpu_share: of this process. other_cpu_share: of everything else on
+    this machine, with the coordinator's seed and task process. slots_empty: empty for STALE_SLOT_S or longer at the
+    end. enrol_s, connect_s: until all workers were enrolled, and welcomed. steps: train steps in the measured time.
+    status_*: until the status was answered. leases_lapsed: of the scripted workers. bombs: sent. bombers_refused:
+    refused dials of the attackers.
     """
 
     lease_p50_ms: float
@@ -71,7 +72,7 @@ class LoadResult:
         probe: StatusProbe,
         bombers: Sequence[Bomber],
     ) -> "LoadResult":
-        """What the meter has. took: seconds by what was done before."""
+        """The meter's figures. took: seconds of each step before the measurement."""
         if not meter.lease_s or not meter.answer_s:
             raise Fault("no slot was filled while it was measured")
         share, parts, cpu = (
@@ -122,7 +123,7 @@ class LoadResult:
         return asdict(self)
 
     def shortcomings(self, load: Load) -> list[str]:
-        """Why these figures are not those of the load that was asked for; empty when they are."""
+        """Why the run did not sustain the requested load; empty: it did."""
         found = {
             f"only {self.trajectories_per_s:.1f} of {load.rate:g} trajectories/s were accepted": (
                 self.trajectories_per_s < SUSTAINED * load.rate
@@ -152,7 +153,7 @@ def _ms(seconds: float | None, digits: int = 1) -> float:
 
 
 def print_figures(result: LoadResult, load: Load) -> None:
-    """The table at the end, and what it means."""
+    """Print the table at the end, and its meaning."""
     table = Table("what", "measured", "least - most of five parts", box=None)
     table.add_row("lease latency p50", f"{result.lease_p50_ms} ms", "")
     low, high = result.lease_p99_ms_parts

@@ -1,13 +1,13 @@
-"""`echo2d bench coordinator`: how a real coordinator stands many workers; only engines and learner are scripted.
+"""`echo2d bench coordinator`: measures a real coordinator with many workers; only engines and learner are scripted.
 
     this process                                                other processes, as in any run
     N scripted workers: enrolment, control links --WebSocket--> echo2d coordinate: SQLite ledger, task process, seed
     a scripted learner: batches, commits, versions ----HTTP-->
 
-A *lease latency* is how long a slot of a worker stays empty: from the moment its result is handed to the control link
-until the LeaseGranted that fills the slot again has come (first freed, first filled), so with both ways through this
-process, the ledger's transaction, and the wait until enough slots for a whole group are free. Everything else that a
-run does goes on meanwhile: progress of every lease, heartbeats, batches, a new version after each train step.
+A *lease latency* is the time for which a slot of a worker stays empty: from the moment its result is handed to the
+control link until the LeaseGranted arrives that fills the slot again (first freed, first filled). It includes both ways
+through this process, the ledger's transaction, and the wait until enough slots for a whole group are free. Everything
+else of a run happens meanwhile: progress of every lease, heartbeats, batches, a new version after each train step.
 """
 
 import asyncio
@@ -34,17 +34,17 @@ from echo2d_lab.bench.coordinator.load_meter import PARTS, LoadMeter, rss_mb
 from echo2d_lab.bench.coordinator.load_result import STALE_SLOT_S, LoadResult, print_figures
 from echo2d_lab.standins.fake_learner import FakeLearner
 
-START_S = 60.0  # the coordinator listens, on a busy machine
-FULL_S = 120.0  # every slot has been leased once
-WARM_S = 10.0  # of the load before anything is measured
-STOPPED = 130  # exit code after Ctrl-C, as a shell has it
+START_S = 60.0  # the coordinator must listen within this time, also on a busy machine
+FULL_S = 120.0  # every slot must have been leased once within this time
+WARM_S = 10.0  # seconds of load before the measurement
+STOPPED = 130  # exit code after Ctrl-C, as in a shell
 
 
 def run_coordinator_bench(load: Load, *, as_json: bool) -> int:
-    """The exit code: 0, or 1 if the load was not sustained."""
+    """Measure and print. Returns the exit code: 0, or 1 if the load was not sustained."""
     import uvloop
 
-    logging.disable(logging.WARNING)  # a thousand links have a lot to say
+    logging.disable(logging.WARNING)  # a thousand links would log too much
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with (
@@ -162,7 +162,7 @@ class _Run:
         self._took[what] = loop.time() - start
 
     async def _fill(self, fleet: FakeFleet, learner: FakeLearner) -> None:
-        """Until all slots but a group's are leased, and then WARM_S."""
+        """Wait until all slots but those of one group are leased, and then WARM_S."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + FULL_S
         while (running := fleet.running) < fleet.slots - GROUP_SIZE:
@@ -177,7 +177,7 @@ class _Run:
         await asyncio.sleep(min(WARM_S, self._load.seconds))
 
     async def _load_for(self, pid: int, learner: FakeLearner) -> int:
-        """Measure; the train steps meanwhile."""
+        """Measure for the requested time. Returns the train steps in it."""
         before, part_s = learner.steps, self._load.seconds / PARTS
         self._meter.measuring = True
         self._meter.cut(pid)

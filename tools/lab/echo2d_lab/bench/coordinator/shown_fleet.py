@@ -3,8 +3,8 @@
     python -m echo2d_lab.bench.coordinator.shown_fleet FOLDER [--workers 500] [--rate 20] [--t-train 2]
 
 It prints one line of JSON with the coordinator's url, its pid and a viewer's token file as soon as
-every worker has joined, and goes on until it is ended. Only engines and learner are scripted: links,
-leases, versions and what the page asks are those of any run.
+every worker has joined, and runs until it is stopped. Only engines and learner are scripted: links,
+leases, versions and the page's requests are those of any run.
 """
 
 import argparse

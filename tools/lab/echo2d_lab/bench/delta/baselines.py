@@ -1,8 +1,8 @@
-"""How others encode a chunk against its base, for comparison: one zstd frame each, no digests.
+"""Encodings of a chunk against its base in other projects, for comparison: one zstd frame each, no digests.
 
 name          what is compressed
 xor           new XOR base (slime, SkyRL)
-index-value   how far from one changed word to the next, and the new words (grail)
+index-value   the distances from one changed word to the next, and the new words (grail)
 zstd          the new chunk alone
 """
 
@@ -18,7 +18,7 @@ def _xor(new: bytes, base: bytes) -> bytes:
 
 
 def _index_value(new: bytes, base: bytes) -> bytes:
-    """Distances of 65,535 and more make all of them 32 bits wide; an odd last byte goes along."""
+    """A distance of 65,535 or more makes all distances 32 bits wide; an odd last byte is appended."""
     whole = len(new) // 2 * 2
     words = _array(new[:whole], "<u2")
     changed = np.flatnonzero(words != _array(base[:whole], "<u2"))

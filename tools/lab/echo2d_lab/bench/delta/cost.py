@@ -1,6 +1,7 @@
-"""What a delta costs besides spreading it: making it, as the seed does, and applying it, as each worker does.
+"""Measures what a delta costs besides its broadcast: encoding it, as the seed does, and applying it, as each worker
+does.
 
-Measured apart from the spreading, on a machine that does nothing else.
+The measurement is apart from the broadcast, on a machine that does nothing else.
 """
 
 import time
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from echo2d.core.weights.encoder import Segment
-from echo2d.core.weights.encoding import base_sum
+from echo2d.core.weights.form import base_sum
 from echo2d.core.weights.manifest import Chunk, chunk_layout
 from echo2d.runtime.seed.delta_bases import BaseCopy
 from echo2d.runtime.seed.encoder import Encoder
@@ -19,10 +20,10 @@ from echo2d_lab.bench.delta.run import MeasuredChunk, delta_facts, make_files, n
 
 @dataclass(frozen=True, slots=True)
 class DeltaCosts:
-    """encode_s: until the whole form is there, on as many cores as it takes, reading both versions (page cache).
+    """encode_s: until the whole form is encoded, on all cores that it uses, with reading both versions (page cache).
 
-    decode_cpu_s: of one thread: decoding, verifying and writing, as of `bench delta`. wire_fraction: of the snapshot's
-    bytes, tables included. changed_fraction: of the 16-bit words.
+    decode_cpu_s: of one thread, for decoding, verifying and writing, as in `bench delta`. wire_fraction: of the
+    snapshot's bytes, with segment tables. changed_fraction: of the 16-bit words.
     """
 
     changed_fraction: float
@@ -33,7 +34,7 @@ class DeltaCosts:
 
 
 def delta_costs(old: Path, new: Path, out: Path) -> DeltaCosts:
-    """out: where NEW is built again; overwritten."""
+    """Measure. out: the folder in which NEW is rebuilt; it is overwritten."""
     base = _base(old)
     began = time.monotonic()
     encoder = Encoder(delta_facts(), new, base)
@@ -57,7 +58,7 @@ def delta_costs(old: Path, new: Path, out: Path) -> DeltaCosts:
 
 
 def _base(old: Path) -> BaseCopy:
-    """With the sums that the seed knows since it encoded that version itself."""
+    """The base with its checksums, which the seed knows because it has encoded that version itself."""
     facts, sums = (
         delta_facts(),
         {each: base_sum(read_chunk(old, each)) for each in chunk_layout(scan_snapshot(old))},

@@ -1,16 +1,16 @@
-"""`echo2d bench delta`: one version encoded against another, as the seed and the workers do it, and what that costs.
+"""`echo2d bench delta`: encodes one version against another, as the seed and the workers do, and measures the cost.
 
-First all of NEW is encoded, decoded, verified and written, and compared with NEW byte for byte. Then come the speeds,
-of the same functions on chunks that are in memory, in several runs of one thread: bytes of the model per CPU second,
-so that neighbours on the machine disturb little. What is in them:
+First all of NEW is encoded, decoded, verified and written, and compared with NEW byte for byte. Then the speeds of the
+same functions are measured on chunks in memory, in several runs of one thread. They are bytes of the model per CPU
+second, so that other programs on the machine disturb little. Each speed includes:
 
     encode   finding and coding the changes (as sent, and as kept), blake3 and xxh3-128 of the new chunk
     decode   `decode_record`, in the memory of the base; then blake3 of the result, and writing it to its file
-    receive  the same, and before it the base is read from its file (page cache)
+    receive  the same as decode, and before it reading the base from its file (page cache)
     memcpy   the same chunks, copied within memory
 
-Hashing the base and the frames, reading the new files and making files durable are not in them. How much two threads
-are faster than one is measured by the clock: it takes two idle cores.
+Hashing the base and the frames, reading the new files and making files durable are not included. The speed-up of two
+threads is measured by the clock, which needs two idle cores.
 """
 
 import json
@@ -40,7 +40,7 @@ from echo2d.core.base.canonical import digest_of
 from echo2d.core.base.ids import ChunkId, Epoch, PublishSeq, RunId, Version
 from echo2d.core.weights.delta import ChunkMode, encode_twice
 from echo2d.core.weights.encoder import FormBuilder
-from echo2d.core.weights.encoding import (
+from echo2d.core.weights.form import (
     FRAME_BYTES_MIN,
     ChunkRecord,
     FormFacts,
@@ -89,7 +89,7 @@ class DeltaBench:
 
 @dataclass(frozen=True, slots=True)
 class RivalResult:
-    """One encoding of others; `ratio` and speed as in DeltaResult, the speed of one pass over all chunks."""
+    """An encoding of another project; `ratio` and speed as in DeltaResult, the speed of one pass over all chunks."""
 
     wire_fraction: float
     ratio: float
@@ -98,13 +98,14 @@ class RivalResult:
 
 @dataclass(frozen=True, slots=True)
 class DeltaResult:
-    """What `--json` prints. Speeds: MB (10^6 bytes) of the model per CPU second of one thread, medians over the runs.
+    """The object that `--json` prints. Speeds: MB (10^6 bytes) of the model per CPU second of one thread, medians over
+    the runs.
 
-    changed_fraction: of the 16-bit words. wire_fraction, ratio: bytes on the wire, segment tables included, per byte of
-    the snapshot, and the other way round. chunks: how many, by mode. codec: of `echo2d.native`. ..._per_memcpy: medians
-    of the quotients within a run. ..._two_threads: how many times as fast as one, by the clock. least_most: of every
-    speed and quotient over the runs. peak_scratch_mb: what encoding or decoding a chunk allocates at most beside its
-    input, its result included, zstd's own tables (about 1 MB) not.
+    changed_fraction: of the 16-bit words. wire_fraction: bytes on the wire, with segment tables, per byte of the
+    snapshot; ratio: its inverse. chunks: their number by mode. codec: of `echo2d.native`. ..._per_memcpy: medians of
+    the quotients within a run. ..._two_threads: speed of two threads over that of one, by the clock. least_most: the
+    smallest and the largest of every speed and quotient over the runs. peak_scratch_mb: the most that encoding or
+    decoding a chunk allocates beside its input, with its result, without zstd's own tables (about 1 MB).
     """
 
     snapshot_bytes: int
@@ -135,7 +136,7 @@ class DeltaResult:
 
 
 def run_delta_bench(wanted: DeltaBench, *, as_json: bool) -> int:
-    """The exit code; 1: what was decoded is not what was encoded."""
+    """Measure and print. Returns the exit code; 1: the decoded version differs from the encoded one."""
     bar = Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
     codec = next(
         (each for each in native.available() if each == wanted.codec), native.available()[-1]
@@ -186,7 +187,7 @@ def measure(wanted: DeltaBench, bar: Progress) -> DeltaResult:
 
 
 def _matching_files(old: Path, new: Path) -> tuple[FileEntry, ...]:
-    """NEW's files. OperatorFault: their tensors are not in the same places."""
+    """NEW's files. OperatorFault: their tensors are not at the same places as OLD's."""
     mine, theirs = (scan_snapshot(directory) for directory in (new, old))
     weights = [
         {file.path: file for file in files if is_safetensors(file.path)} for files in (mine, theirs)
@@ -213,7 +214,7 @@ def _directory(out: Path | None) -> Iterator[Path]:
 
 @dataclass(slots=True)
 class _Rival:
-    """What one encoding of others has taken so far."""
+    """Bytes and CPU time that an encoding of another project has taken so far."""
 
     encode: Callable[[bytes, bytes], bytes]
     wire_bytes: int = 0
@@ -232,7 +233,7 @@ class _Rival:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredChunk:
-    """One chunk in memory, and as it travels."""
+    """One chunk in memory, and its encoded record."""
 
     place: Chunk
     new: bytes
@@ -241,14 +242,16 @@ class MeasuredChunk:
     payload: bytes
 
     def encode(self) -> None:
-        """All that the seed does with a chunk and its base, but for the sum by which it knows the base."""
+        """Do everything that the seed does with a chunk and its base, except for the base's checksum."""
         base_sum(self.new)
         encode_twice(self.new, self.base)
         digest_of(self.new)
 
     def decode_into(self, out: Path, scratch: memoryview, source: Path | None = None) -> float:
-        """Decode, verify, write: CPU seconds. source: the base is read from there, and that counts; otherwise it comes
-        into `scratch` from memory first, which does not.
+        """Decode, verify and write. Returns CPU seconds.
+
+        source: the file from which the base is read, which counts; None: the base is first copied into `scratch`, which
+        does not count.
         """
         base = None
         if self.base is not None:
@@ -271,7 +274,7 @@ class MeasuredChunk:
 
     @property
     def changed_words(self) -> int:
-        """All of them if there is no base."""
+        """The number of changed words; without a base, of all words."""
         if self.base is None:
             return self.words
         mine, theirs = (
@@ -281,12 +284,12 @@ class MeasuredChunk:
 
 
 def new_scratch() -> memoryview:
-    """For the base of a chunk. Its pages are there."""
+    """Memory for the base of a chunk, whose pages are allocated already."""
     return memoryview(bytearray(b"1" * CHUNK_BYTES))
 
 
 def delta_facts() -> FormFacts:
-    """Of the one form there is here."""
+    """The facts of the only form here."""
     return FormFacts(
         RunId("bench"),
         Epoch(1),
@@ -299,7 +302,7 @@ def delta_facts() -> FormFacts:
 
 
 def make_files(out: Path, files: Sequence[FileEntry]) -> None:
-    """With their space; what they hold stays."""
+    """Make the files with their space; existing content stays."""
     with store_faults("making files in", out):
         for file in files:
             (out / file.path).parent.mkdir(parents=True, exist_ok=True)
@@ -344,12 +347,10 @@ class _Sample:
         self._chunks, self._old, self._out = chunks, old, out
         self._scratch = new_scratch()
         total = sum(len(each.new) for each in chunks)
-        self._copy = np.ones(
-            total, np.uint8
-        )  # its pages are there, which those of zeros would not be
+        self._copy = np.ones(total, np.uint8)  # not zeros, so that its pages are allocated already
 
     def run(self) -> dict[str, float]:
-        """MB/s, and quotients."""
+        """One run: MB/s, and quotients."""
         total = self._copy.size / 1e6
         memcpy, encode = (total / _cpu_s(work) for work in (self._copy_all, self._encode_all))
         decode, receive = (
@@ -371,7 +372,7 @@ class _Sample:
         }
 
     def _two_threads(self, work: Callable[[MeasuredChunk, memoryview], object]) -> float:
-        """How many times as fast they are as one, by the clock."""
+        """The speed of two threads over that of one, by the clock."""
 
         def half(chunks: Sequence[MeasuredChunk], scratch: memoryview) -> None:
             for each in chunks:
@@ -396,7 +397,7 @@ class _Sample:
             each.encode()
 
     def peak_bytes(self) -> int:
-        """The most that encoding or decoding any of them allocates."""
+        """The most bytes that encoding or decoding any chunk allocates."""
         found = 0
         tracemalloc.start()
         try:
@@ -419,7 +420,7 @@ def _cpu_s(work: Callable[[], object]) -> float:
 
 
 def print_result(result: DeltaResult) -> None:
-    """A table for people."""
+    """Print a table for people."""
     table = Table("what", "measured", "least - most", box=None)
     modes = ", ".join(f"{count} {mode}" for mode, count in result.chunks.items() if count)
     table.add_row("words changed", f"{result.changed_fraction:.3%}")

@@ -1,7 +1,7 @@
-"""`echo2d join`, which spoils frames from a SIGUSR2 on: `python -m ...corrupting_relay SHARE join ...`
+"""`echo2d join` that corrupts frames after a SIGUSR2: `python -m ...corrupting_relay SHARE join ...`
 
-An enemy for measurements: it holds a valid credential and keeps the protocol; only, in that share of the frames that it
-passes on, a bit is wrong.
+An enemy for measurements: it has a valid credential and keeps the protocol, but SHARE of the frames that it passes on
+have a wrong bit.
 """
 
 import runpy
@@ -15,7 +15,7 @@ SendFrameCall = Callable[..., bool]
 
 
 class CorruptingRelay:
-    """Spoils every so many-th payload while it is awake."""
+    """Corrupts `share` of the payloads, at equal distances, once it is awake."""
 
     def __init__(self, share: float, send_frame: SendFrameCall) -> None:
         self._every, self._send_frame = round(1 / share), send_frame
@@ -23,11 +23,11 @@ class CorruptingRelay:
         self._sent = 0
 
     def wake(self, *_: object) -> None:
-        """A signal handler."""
+        """Begin to corrupt payloads; a signal handler."""
         self._awake = True
 
     def spoilt(self, payload: memoryview | None) -> memoryview | None:
-        """The payload, or one of which the last bit is wrong."""
+        """The payload, or a copy whose last bit is wrong."""
         if payload is None or not self._awake:
             return payload
         self._sent += 1
@@ -38,7 +38,7 @@ class CorruptingRelay:
         return memoryview(changed)
 
     def install(self) -> None:
-        """For all links of this process."""
+        """Corrupt the payloads of all links of this process."""
         enemy, honest = self, self._send_frame
 
         def send_frame(links: PeerLinks, *about: object) -> bool:

@@ -1,7 +1,7 @@
-"""How much of this machine's cores a measurement used, and what for.
+"""Measures how much of this machine's cores a measurement used, and for what.
 
-All nodes of a laboratory share the cores. Where these are full, a figure is of the machine and not
-of what was measured.
+All nodes of a laboratory share the cores. If these are fully used, a figure shows the machine's limit and
+not that of the measured program.
 """
 
 import os
@@ -14,7 +14,7 @@ from echo2d.demo.processes import Programs
 from echo2d_lab.bench.cpu_seconds import family_cpu_s, machine_cpu_s
 from echo2d_lab.bench.lab.netlab import Lab
 
-# With more than this share of all cores in use, programs wait for each other.
+# If more than this share of all cores is used, programs wait for each other.
 BOUND = 0.8
 
 
@@ -22,8 +22,8 @@ BOUND = 0.8
 class CpuShares:
     """Shares of all cores together, 0 to 1.
 
-    programs: the programs that are measured, and those that they started. everything: also what has
-    nothing to do with the measurement.
+    programs: the measured programs and their child processes. everything: also processes that do not
+    belong to the measurement.
     """
 
     emulator: float
@@ -36,7 +36,7 @@ class CpuShares:
 
     @classmethod
     def of(cls, several: "list[CpuShares]") -> Self:
-        """The medians."""
+        """The medians of several shares."""
         names = [each.name for each in fields(cls)]
         return cls(**{name: median(getattr(each, name) for each in several) for name in names})
 
@@ -48,7 +48,7 @@ class CpuShares:
 
 
 class CpuMeter:
-    """Counts from its making on."""
+    """Counts CPU time from its construction on."""
 
     def __init__(self, lab: Lab, programs: Programs) -> None:
         self._lab, self._programs = lab, programs
@@ -56,7 +56,7 @@ class CpuMeter:
         self._family = self._family_now()
 
     def shares(self) -> CpuShares:
-        """Since the start. What a program used that was killed meanwhile is in `everything` alone."""
+        """The shares since the start. The CPU time of a program that was killed meanwhile is only in `everything`."""
         all_s = (monotonic() - self._at) * (os.cpu_count() or 1)
         used = (
             self._lab.counts().cpu_s - self._emulator,

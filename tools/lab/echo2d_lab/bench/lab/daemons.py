@@ -1,9 +1,10 @@
-"""A run in a laboratory: a real coordinator with its seed in node 0, a real worker in every other, a scripted learner.
+"""A run in a laboratory: a real coordinator with its seed in node 0, a real worker in every other node, and a scripted
+learner.
 
 Workers have the fake engine; a step is one trajectory, S = 0, so nothing is generated while a version spreads. Each
-version is new random bytes in the layout of a model, or one of a real run, spread as a delta; it is published through
-the public API (`echo2d.client`).
-Not here: what is measured, and what goes wrong (`broadcast/run`).
+version consists of new random bytes in the layout of a model, or is a version of a real run, which spreads as a delta.
+It is published through the public API (`echo2d.client`).
+Not here: what is measured, and the faults (`broadcast/run`).
 """
 
 import json
@@ -36,7 +37,7 @@ from echo2d_lab.standins.snapshots import write_model
 
 PORT = 7700
 METRICS_PORT = 7701
-START_S = 120.0  # sixty daemons on a busy machine
+START_S = 120.0  # sixty daemons may take this long to start on a busy machine
 POLL_S = 0.1
 SHARDS = 2
 REPAIRED = re.compile(r'^echo2d_events_total\{kind="RepairVerified"\} ([0-9.e+]+)$', re.MULTILINE)
@@ -85,7 +86,7 @@ metrics_port = {metrics}
 
 @dataclass(frozen=True, slots=True)
 class PreparedVersion:
-    """A version that can be published. wire_bytes: of its form, as far as that is known; costs: if it is a delta."""
+    """A version that can be published. wire_bytes: of its form, as far as known. costs: if it is a delta."""
 
     directory: Path
     wire_bytes: int
@@ -93,9 +94,10 @@ class PreparedVersion:
 
 
 class Swarm:
-    """See the module docstring. Its files are under `run`; corrupt: the share of frames that `spoil` means.
+    """See the module docstring. Its files are under `run`. corrupt: the share of frames that a spoiling worker
+    corrupts.
 
-    versions: those of a real run, instead of random bytes.
+    versions: of a real run, instead of random bytes.
     """
 
     def __init__(
@@ -171,11 +173,11 @@ class Swarm:
             )
 
     def kill(self, node: int) -> None:
-        """SIGKILL."""
+        """Kill the worker of this node with SIGKILL."""
         self._programs.kill(self._peers.pop(node))
 
     def replace(self, node: int) -> None:
-        """Another box takes its place, of which nothing is known."""
+        """Replace the worker of this node by a new box, which the run does not know."""
         name = f"peer-{node}"
         self.kill(node)
         self._wait(f"{name} is gone", lambda facts: name not in names(alive(facts)))
@@ -183,7 +185,7 @@ class Swarm:
         self.join(node)
 
     def spoil(self, node: int) -> None:
-        """From now on it spoils some of the frames that it passes on."""
+        """Let the worker of this node corrupt some of the frames that it passes on."""
         assert self._corrupt is not None
         os.kill(self._peers[node].pid, signal.SIGUSR2)
 
@@ -191,15 +193,15 @@ class Swarm:
         return node in self._peers
 
     def cpu_s(self) -> dict[int, float]:
-        """What each running peer has used so far, user and system."""
+        """CPU seconds of each running peer so far, user and system."""
         return {node: cpu_s(program.pid) for node, program in self._peers.items()}
 
     def cpu_meter(self) -> CpuMeter:
-        """Counts what the whole run uses from now on: coordinator, seed and workers."""
+        """A meter of the whole run from now on: coordinator, seed and workers."""
         return CpuMeter(self._lab, self._programs)
 
     def repaired(self) -> dict[int, int]:
-        """Frames that each running peer has got on a repair stream so far, not down its tree."""
+        """Frames that each running peer has so far received on a repair stream instead of its tree."""
         return {node: self._repaired(node) for node in self._peers}
 
     def _repaired(self, node: int) -> int:
@@ -213,7 +215,9 @@ class Swarm:
     # --- versions
 
     def prepare(self) -> PreparedVersion:
-        """The next version's snapshot: random bytes, so that its full form has the scenario's size, or real weights."""
+        """Make the next version's snapshot: random bytes, so that its full form has the scenario's size, or real
+        weights.
+        """
         version, size = self._version + 1, self._scenario.wire_bytes
         directory = self._directory(version)
         if self._versions is None:
@@ -228,16 +232,18 @@ class Swarm:
         return PreparedVersion(directory, costs.wire_bytes, costs)
 
     def train(self) -> None:
-        """The step that the next version needs: its batch is taken and committed. Version 0 needs none."""
+        """Take and commit the batch of the train step that the next version needs. Version 0 needs none."""
         if self._version >= 0:
             batch = self._coordinator.take_batch(self._version + 1)
             self._coordinator.commit(batch, t_train_s=0.0)
 
     def publish(self, prepared: PreparedVersion) -> int:
-        """Returns when the publish was accepted: the version."""
+        """Publish the version; return its number when the publish was accepted."""
         self._version += 1
         self._coordinator.publish(self._version, prepared.directory)
-        if self._versions is None:  # else the next one is compared with it
+        if (
+            self._versions is None
+        ):  # a real version is kept, because the next one is compared with it
             shutil.rmtree(prepared.directory)
         return self._version
 
@@ -246,7 +252,7 @@ class Swarm:
         return self._coordinator.status()
 
     def settle(self) -> None:
-        """Until every running worker serves the version published last."""
+        """Wait until every running worker serves the last published version."""
         self._wait(f"all workers serve version {self._version}", self._settled)
 
     # --- inside
@@ -292,7 +298,7 @@ class Swarm:
 
 
 def alive(facts: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The workers of a status that are there."""
+    """The workers of a status that are alive."""
     return [worker for worker in facts["workers"] if worker["alive"]]
 
 
@@ -301,7 +307,7 @@ def names(workers: Iterable[Mapping[str, Any]]) -> set[str]:
 
 
 def write_random_snapshot(directory: Path, data_bytes: int, rng_seed: int) -> None:
-    """So many bytes of weights, of which no two words are alike more often than by chance."""
+    """Write a snapshot with this many random bytes of weights."""
     rng = np.random.default_rng(rng_seed)
     words = data_bytes // 2
     counts = (words // SHARDS + (words % SHARDS if shard == 0 else 0) for shard in range(SHARDS))

@@ -1,8 +1,8 @@
-"""Measure the torch engine's tokens/s with a model so small that the engine's own work shows.
+"""Measure the torch engine's tokens/s with a model so small that the engine's own work dominates.
 
     python -m echo2d_lab.bench.lab.engine_tokens [--samples 32] [--tokens 100] [--runs 7]
 
-Prints the median, least and most of the runs. To compare two commits, run it in each by turns.
+It prints the median, the smallest and the largest figure of the runs. To compare two commits, run it by turns in each.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from echo2d.engines.torch_engine.engine import TorchEngine
 
 
 async def measure(model: Path, samples: int, tokens: int, runs: int) -> list[float]:
-    """Tokens/s of each run; one more goes ahead, which warms up."""
+    """Tokens/s of each run, after one run that warms up."""
     engine = TorchEngine(slots_max=samples, threads=1)
     await engine.start()
     await engine.refit(model, "0-a")
@@ -44,7 +44,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         recipe = TinyRecipe(accuracy_stop=0.0, batch=8, layers=1)
         model = make_tiny_model(Path(folder), recipe)
-        # So that no engine of any commit ends an answer early.
+        # No end token, so that no engine of any commit ends an answer early.
         for name in ("config.json", "generation_config.json"):
             facts = json.loads((model / name).read_text()) if (model / name).exists() else {}
             (model / name).write_text(json.dumps({**facts, "eos_token_id": None}))

@@ -4,10 +4,10 @@
     run.open_session(); run.publish(0, digest)
     body, digest = run.take(1); run.commit(1, digest); run.publish(1, digest) ...
 
-The worker is faster than any learner: whenever it may start a group it has finished it at once, by the newest version.
-So it always runs ahead as far as admission lets it, and what waits in the buffer is as stale as S and kappa make it:
-with kappa = 1 exactly S train steps, else S - kappa + 1 to S, once the first S + 1 batches are through. The seed hands
-every version over whole. The same writer and task give the same batches. For experiments; nothing here is durable.
+The worker is faster than any learner: it finishes each group that it may start at once, by the newest version. So it
+always runs ahead as far as admission allows, and the groups in the buffer are as stale as S and kappa permit: with
+kappa = 1 exactly S train steps, else S - kappa + 1 to S, after the first S + 1 batches. The seed hands every version
+over at once. The same writer and task give the same batches. It is for experiments; nothing here is durable.
 """
 
 from collections.abc import Sequence
@@ -29,22 +29,22 @@ OK = 200
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """One whole answer, and log p of each of its tokens under the distribution it was drawn from."""
+    """One whole answer, and log p of each token under the distribution from which it was drawn."""
 
     tokens: list[int]
     logprobs: list[float]
 
 
 class Writer(Protocol):
-    """What the worker generates with."""
+    """The model with which the worker generates."""
 
     def refit(self, version: VersionKey) -> None:
-        """From now on this one writes."""
+        """Let this version write from now on."""
 
     def write(
         self, prompts: Sequence[Sequence[int]], samples: Sequence[int]
     ) -> list[list[Written]]:
-        """samples[i] answers to prompts[i]."""
+        """Write samples[i] answers to prompts[i]."""
 
 
 class InProcess(MemoryRun):
@@ -58,7 +58,7 @@ class InProcess(MemoryRun):
         self.work()
 
     def publish(self, version: int, digest: Digest) -> None:
-        """When this returns, the worker serves it and has written all that it may write by it."""
+        """When this returns, the worker serves the version, and has written everything that it may write by it."""
         reply = self.publish_key(VersionKey(Version(version), digest))
         assert reply.status == OK, reply.body
         self.work()
@@ -70,7 +70,7 @@ class InProcess(MemoryRun):
         return self.batch(request)
 
     def batch(self, request: RequestId) -> tuple[bytes, Digest]:
-        """What `take` returns, once the coordinator has replied."""
+        """The result of `take`, once the coordinator has replied."""
         reply = self.replies.pop(request, None)
         assert reply is not None, (
             f"nothing moves, and there is no batch: {self.stopped or self.state.status()}"
@@ -80,7 +80,7 @@ class InProcess(MemoryRun):
         return reply.body, reply.digest
 
     def commit(self, step: int, digest: Digest, t_train_s: float = 1.0) -> int:
-        """Once the train step has taken its time. Returns the publish period in force."""
+        """Commit the step after its `t_train_s`. Returns the publish period in force."""
         self.wait(t_train_s)
         epoch = self.ledger.epoch
         reply = self.call(lambda number: CommitAsked(number, epoch, step, digest, t_train_s))
@@ -90,7 +90,7 @@ class InProcess(MemoryRun):
         return int(reply.body["publish_every"])
 
     def wait(self, seconds: float) -> None:
-        """The worker has nothing to do in this time."""
+        """Let this time pass; the worker has nothing to do in it."""
         self.now += seconds
 
     # --- the worker and the task
@@ -101,7 +101,7 @@ class InProcess(MemoryRun):
         return PromptDrawn(order.cursor, pack_tokens(prompt.tokens), source)
 
     def step_workers(self) -> bool:
-        """Refit, or write all that was granted."""
+        """Refit, or write all granted samples."""
         worker = self._worker
         if worker.ready is not None:
             self._writer.refit(worker.ready)
@@ -117,7 +117,7 @@ class InProcess(MemoryRun):
         return True
 
     def finish(self, key: HeldLease, sample: int, written: Written) -> SampleFinished:
-        """The result of a sample that was granted, by the version that is served now."""
+        """The result of a granted sample, by the version that is served now."""
         stopped = written.tokens[-1] in self.rules.tasks[0].stop_token_ids
         return self._worker.finish(
             key,

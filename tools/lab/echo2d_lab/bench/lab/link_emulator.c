@@ -5,13 +5,13 @@
  *
  *   node a --TUN--> [queue] uplink a --> delay a,b --> (loss?) [queue] downlink b --TUN--> node b
  *
- * Each link sends one packet after the other at its rate and drops what its queue has no room for (at the tail). Loss
- * is drawn per packet on the way into a node. The kernel hands over TCP in frames of up to 64 KiB (TSO); they are
- * judged segment by segment, and cut where a segment is lost. A packet counts with its Ethernet header.
+ * Each link sends one packet after the other at its rate and drops packets for which its queue has no room (at the
+ * tail). Loss is drawn per packet on the way into a node. The kernel hands over TCP in frames of up to 64 KiB (TSO);
+ * they are judged segment by segment, and cut where a segment is lost. A packet counts with its Ethernet header.
  * Node i has the address 10.77.0.1 + i.
  *
- * Commands come line by line on stdin and are answered with one line each; the end of stdin is the end:
- *   node I UP DOWN QUEUE_S LOSS LATENCY_S CLOSED   bytes/s (0: no limit); CLOSED 1: nobody can open TCP to it
+ * Commands are lines on stdin, and each is answered with one line; the program ends at the end of stdin:
+ *   node I UP DOWN QUEUE_S LOSS LATENCY_S CLOSED   bytes/s (0: no limit); CLOSED 1: no node can open TCP to it
  *   delay I J SECONDS                              one way from I to J; below 0: the sum of their latencies
  *   cut I J ON                                     1: nothing passes from I to J
  *   stats                                          one JSON object
@@ -38,10 +38,10 @@
 #define VNET ((int)sizeof(struct virtio_net_hdr))
 #define ETHERNET 14
 #define FIRST_ADDRESS 0x0A4D0001u
-#define READS_MAX 16      /* packets taken from one node before the others and the clock have their turn */
-#define QUEUE_MIN 16384.0 /* bytes: a queue of less than a handful of packets passes nothing */
-#define PRIORITY 10       /* SCHED_FIFO: a late emulator bunches packets up and overflows queues that are not there */
-#define NICE (-10)        /* of programs: what else runs on the machine has nothing to do with their network */
+#define READS_MAX 16      /* packets taken from one node before the other nodes and the clock have their turn */
+#define QUEUE_MIN 16384.0 /* bytes: a queue of only a few packets passes nothing */
+#define PRIORITY 10       /* SCHED_FIFO: a late emulator sends packets in bursts, which overflow queues wrongly */
+#define NICE (-10)        /* of programs, because other programs of the machine must not disturb their network */
 
 struct link {
     double rate, queue_s; /* bytes/s, 0: no limit */
@@ -146,7 +146,7 @@ static int payload_of(const struct packet *p) { return p->length - VNET - p->hea
 
 static int wire_of(const struct packet *p) { return payload_of(p) + p->segments * (p->head + ETHERNET); }
 
-/* Whom the packet is for, and how it is made up; 0 if it is nothing that can be carried. */
+/* Finds the packet's target and its layout; 0 if the packet cannot be carried. */
 static int dissect(struct packet *p) {
     const struct virtio_net_hdr *vnet = (const void *)p->data;
     const unsigned char *ip = p->data + VNET;
@@ -204,7 +204,7 @@ static struct packet *part_of(struct packet *p, int start, int end) {
 
 /* --- links ---------------------------------------- */
 
-/* How many segments of the packet the link's queue takes now. */
+/* The number of segments of the packet for which the link's queue has room now. */
 static int room(const struct link *link, const struct packet *p, int64_t now) {
     if (link->rate <= 0) return p->segments;
     double limit = link->queue_s * link->rate, waiting = 0;
@@ -214,7 +214,7 @@ static int room(const struct link *link, const struct packet *p, int64_t now) {
     return fit >= p->segments ? p->segments : fit <= 0 ? 0 : (int)fit;
 }
 
-/* The part of the packet that the link's queue takes; NULL if it has no room at all. */
+/* The part of the packet for which the link's queue has room; NULL if it has none. */
 static struct packet *queued(struct link *link, struct packet *p, int64_t now) {
     int fit = room(link, p, now);
     link->dropped += (uint64_t)(p->segments - fit);
@@ -223,7 +223,7 @@ static struct packet *queued(struct link *link, struct packet *p, int64_t now) {
     return kept;
 }
 
-/* The link sends the packet, the first bit not before `first`; when the last bit has left. */
+/* The link sends the packet, the first bit not before `first`. Returns when the last bit has left. */
 static int64_t send_over(struct link *link, const struct packet *p, int64_t first) {
     link->packets += (uint64_t)p->segments;
     link->bytes += (uint64_t)wire_of(p);
@@ -254,7 +254,7 @@ static void enter(struct packet *p, int64_t first, int64_t now) {
     push((struct event){.at = end > now ? end : now, .delivery = 1, .packet = p});
 }
 
-/* At the downlink: what loss leaves of the packet goes on. */
+/* At the downlink: drops lost segments, and sends the rest of the packet. */
 static void arrive(struct packet *p, int64_t first, int64_t now) {
     struct node *node = &nodes[p->to];
     if (cuts[p->from][p->to]) {
@@ -354,7 +354,7 @@ static void obey(const char *line) {
     fflush(stdout);
 }
 
-/* All whole lines that have come; 0 at the end of stdin. */
+/* Handles all whole lines of stdin; 0 at its end. */
 static int read_commands(void) {
     static char text[4096];
     static size_t used;

@@ -1,4 +1,4 @@
-"""A laboratory of real sockets: each peer of a scenario in a network namespace of its own, with the link it has there.
+"""A laboratory of real sockets: each peer of a scenario has a network namespace of its own, with the scenario's link.
 
     with Lab(scenario.peers, directory) as lab:          # needs root, /dev/net/tun and a C compiler
         programs = lab.programs(directory / "logs")
@@ -11,9 +11,9 @@ Node i is peers[i], at `address(i)`. Links are made by `link_emulator.c`, a proc
 nodes: rate and queue of both directions of an access link, loss on the way in, delay per pair, partitions. A peer that
 is not reachable takes no TCP connection from others, as behind NAT.
 
-Nothing has to be cleaned up: namespaces have no name and go with the last process in them; the emulator ends with its
-stdin, programs with their parent, whichever way that ends.
-Not here: what runs in the laboratory (`broadcast/run`), and any decision.
+Nothing has to be cleaned up: namespaces have no name and disappear with the last process in them; the emulator ends
+when its stdin is closed, and programs end with their parent, however that ends. Not here: what runs in the laboratory
+(`broadcast/run`), and any decision.
 """
 
 import ctypes
@@ -38,9 +38,9 @@ from echo2d.demo.processes import Program, Programs
 from echo2d.errors import Fault, OperatorFault
 from echo2d.plan.kernel.scenario import PeerSpec
 
-NODES_MAX = 256  # of the emulator's tables; 64 Python daemons are what one machine bears
-QUEUE_S = 0.05  # what a queue in front of an access link holds
-NETWORK = IPv4Address("10.77.0.1")  # of node 0; all are in one /16
+NODES_MAX = 256  # size of the emulator's tables; one machine can run about 64 Python daemons
+QUEUE_S = 0.05  # a queue in front of an access link holds this many seconds of traffic
+NETWORK = IPv4Address("10.77.0.1")  # the address of node 0; all nodes are in one /16
 SOURCE = Path(__file__).with_name("link_emulator.c")
 CACHE = Path.home() / ".cache" / "echo2d"
 TUN = Path("/dev/net/tun")
@@ -52,17 +52,17 @@ IFF_TUN, IFF_NO_PI, IFF_VNET_HDR = 0x0001, 0x1000, 0x4000
 TUN_F_CSUM, TUN_F_TSO4 = 0x01, 0x02
 SIOCSIFFLAGS, SIOCSIFADDR, SIOCSIFNETMASK, SIOCSIFTXQLEN = 0x8914, 0x8916, 0x891C, 0x8943
 IFF_UP, IFF_RUNNING = 0x1, 0x40
-TUN_PACKETS_MAX = (
-    10_000  # between kernel and emulator: what is dropped is dropped by the emulated queues alone
-)
+# Between kernel and emulator, so that only the emulated queues drop packets.
+TUN_PACKETS_MAX = 10_000
 HERE = Path("/proc/thread-self/ns/net")
-# How much TCP hands over at once: 64 KiB >> (round trip in us >> this), and at least 1 ms at its rate. The kernel's 9
-# makes bursts of two segments on slow links; of three times as many packets two cores would emulate less than half.
+# TCP hands over this much at once: 64 KiB >> (round trip in us >> this), and at least 1 ms at its rate. The kernel's 9
+# makes bursts of two segments on slow links, so three times as many packets, of which two cores could emulate less than
+# half.
 BURSTS, BURST_RTT_LOG = Path("/proc/sys/net/ipv4/tcp_tso_rtt_log"), 15
 
 
 def why_not() -> str | None:
-    """Why there can be no laboratory on this machine, in one line; None if there can."""
+    """Why this machine cannot have a laboratory, in one line; None: it can."""
     if not sys.platform.startswith("linux"):
         return "the laboratory needs Linux: network namespaces"
     if os.geteuid() != 0:
@@ -81,9 +81,9 @@ def why_not() -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class LinkCounts:
-    """What one direction of an access link has carried. link_bytes: with Ethernet, IP and TCP headers.
+    """The traffic of one direction of an access link. link_bytes: with Ethernet, IP and TCP headers.
 
-    payload_bytes: without them. dropped: packets that its queue had no room for.
+    payload_bytes: without headers. dropped: packets for which the queue had no room.
     """
 
     packets: int
@@ -94,7 +94,7 @@ class LinkCounts:
 
 @dataclass(frozen=True, slots=True)
 class NodeCounts:
-    """lost: packets that loss took on the way in."""
+    """lost: packets to this node that were lost at random."""
 
     up: LinkCounts
     down: LinkCounts
@@ -103,9 +103,10 @@ class NodeCounts:
 
 @dataclass(frozen=True, slots=True)
 class TrafficCounts:
-    """Since the start. late_s_max: by how much a packet came too late since the last count, for the machine was busy.
+    """Counts since the start. late_s_max: the largest delay of a packet since the last count by which it came too late,
+    because the machine was busy.
 
-    realtime: whether the emulator goes before ordinary processes.
+    realtime: whether the emulator has priority over ordinary processes.
     """
 
     nodes: tuple[NodeCounts, ...]
@@ -152,12 +153,14 @@ class Lab:
 
     @contextmanager
     def inside(self, node: int) -> Iterator[None]:
-        """This thread in the node's network: sockets it makes, threads and processes it starts. Not across awaits."""
+        """Move this thread into the node's network, with the sockets that it makes and the threads and processes that
+        it starts. Do not use it across awaits.
+        """
         with _entered(self._namespaces[node]):
             yield
 
     def programs(self, logs: Path) -> "LabPrograms":
-        """Programs that end when this process does; to be started `inside` a node, by the main thread."""
+        """Programs that end with this process. The main thread must start them, `inside` a node."""
         return LabPrograms(logs, [str(self._program), "exec", str(os.getpid())])
 
     @property
@@ -167,23 +170,23 @@ class Lab:
     # --- links, changed while they are used
 
     def set_link(self, node: int, spec: PeerSpec) -> None:
-        """The node's access link from now on."""
+        """Change the node's access link from now on."""
         self._specs[node] = spec
         numbers = (spec.uplink, spec.downlink, self._queue_s, spec.loss, spec.latency_s)
         self._order("node", node, *numbers, int(not spec.reachable))
 
     def set_delay(self, one: int, other: int, seconds: float | None) -> None:
-        """One way between these two, in both directions; None: the sum of their latencies again."""
+        """Set the one-way delay between two nodes, in both directions; None: the sum of their latencies again."""
         for pair in ((one, other), (other, one)):
             self._order("delay", *pair, -1 if seconds is None else seconds)
 
     def cut(self, one: int, other: int, *, on: bool = True) -> None:
-        """Nothing passes between these two any more, silently; or again."""
+        """Silently drop everything between two nodes, or end that."""
         for pair in ((one, other), (other, one)):
             self._order("cut", *pair, int(on))
 
     def isolate(self, node: int, *, on: bool = True) -> None:
-        """The node is partitioned from all others; or is back."""
+        """Partition the node from all others, or end that."""
         for other in range(len(self._specs)):
             if other != node:
                 self.cut(node, other, on=on)
@@ -203,7 +206,7 @@ class Lab:
     # --- inside
 
     def _make_node(self, cleanup: ExitStack) -> int:
-        """Its TUN device, with its address, in a new namespace."""
+        """Make a node: a new namespace with a TUN device and its address."""
         node = cleanup.enter_context(_namespace())
         device = _tun_device(node)
         cleanup.callback(os.close, device)
@@ -258,7 +261,7 @@ class LabPrograms(Programs):
         return program
 
     def kill(self, program: Program) -> None:
-        """SIGKILL, and what it started with it; nobody waits for it any more."""
+        """Kill the program and its child processes with SIGKILL; `stop` no longer waits for it."""
         self._running.remove(program)
         with suppress(ProcessLookupError):
             os.killpg(program.pid, signal.SIGKILL)
@@ -270,7 +273,7 @@ class LabPrograms(Programs):
 
 
 def build_emulator() -> Path:
-    """The emulator's program, compiled unless this very source has been."""
+    """The emulator's program; it is compiled unless the same source was compiled before."""
     source = SOURCE.read_bytes()
     program = CACHE / f"link_emulator-{hashlib.blake2b(source, digest_size=8).hexdigest()}"
     if program.exists():
@@ -308,7 +311,7 @@ def _link(facts: dict[str, Any]) -> LinkCounts:
 
 @contextmanager
 def _namespace() -> Iterator[int]:
-    """A new network namespace, as a file; it lasts while somebody is in it or holds the file."""
+    """A new network namespace, as a file; it exists while a process is in it or holds the file open."""
     before = os.open(HERE, os.O_RDONLY | os.O_CLOEXEC)
     try:
         _call("unshare", CLONE_NEWNET)
@@ -343,9 +346,9 @@ def _call(name: str, *arguments: int) -> None:
 
 
 def _tun_device(namespace: int) -> int:
-    """tun0 of the namespace, TCP in frames of up to 64 KiB."""
+    """Open tun0 of the namespace, with TCP in frames of up to 64 KiB."""
     with _entered(namespace):
-        with suppress(FileNotFoundError):  # older kernels
+        with suppress(FileNotFoundError):  # older kernels do not have it
             BURSTS.write_text(f"{BURST_RTT_LOG}\n")
         device = os.open(TUN, os.O_RDWR | os.O_CLOEXEC)
         try:

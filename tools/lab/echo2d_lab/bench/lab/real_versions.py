@@ -1,7 +1,7 @@
-"""Consecutive versions of a real run (`echo2d_lab.research.rl_updates`), made as large as a laboratory wants them.
+"""Consecutive versions of a real run (`echo2d_lab.research.rl_updates`), made as large as a laboratory needs them.
 
-A version's weights are repeated until they have so many bytes: what changes from one version to the next, where and by
-how much, is what training changed, and no chunk is encoded by the help of another one. Blocking functions.
+A version's weights are repeated until they have the wanted size. The changes from one version to the next, their places
+and sizes, are those of the training, and no chunk is encoded with the help of another one. The functions block.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from echo2d.store.snapshots import scan_snapshot
 
 
 def versions_of(run: Path) -> list[Path]:
-    """Its v1, v2, ... in order."""
+    """The run's v1, v2, ... in order."""
     numbered = (path for path in run.glob("v*") if path.is_dir() and path.name[1:].isdigit())
     return sorted(numbered, key=lambda path: int(path.name[1:]))
 
@@ -34,12 +34,12 @@ class RealVersions:
         self._paths = found[-count:]
 
     def weights(self, index: int, words: int) -> NDArray[np.uint16]:
-        """Those of one version, again and again, so many of them."""
+        """The weights of one version, repeated up to this many words."""
         return np.resize(np.concatenate([*_weights(self._paths[index])]), words)
 
 
 def _weights(version: Path) -> Iterator[NDArray[np.uint16]]:
-    """The data sections of its files, bf16 as they are."""
+    """The data sections of the version's files, as 16-bit words."""
     for file in scan_snapshot(version):
         if is_safetensors(file.path):
             path = version / file.path

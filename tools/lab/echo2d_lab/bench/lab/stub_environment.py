@@ -1,9 +1,9 @@
-"""An environment for measurements: a `StubTask` in several turns, that answers at once."""
+"""An environment for measurements: a `StubTask` with several turns, which answers at once."""
 
 from echo2d.tasks.environment import End, Environment, EnvironmentAnswer, Turn
 from echo2d_lab.bench.lab.stub_task import StubTask
 
-# What it says between two turns.
+# The tokens that it gives between two turns.
 GIVEN = (1, 2, 3, 4)
 
 

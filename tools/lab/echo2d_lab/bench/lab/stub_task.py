@@ -1,6 +1,6 @@
-"""A task for measurements: prompts of any tokens, a reward that costs nothing and yet has variance.
+"""A task for measurements: prompts of random tokens, and a reward that costs no time but has variance.
 
-`config` is that of a run with it, in `folder`, on any port.
+`config` makes the config of a run with this task.
 """
 
 import json
@@ -15,7 +15,7 @@ GIVEN_MAX = 64
 
 
 class StubTask:
-    """Prompt number `index` is `prompt_tokens` tokens below `vocab_size`; the reward is the first token's parity."""
+    """Prompts have `prompt_tokens` tokens below `vocab_size`; the reward is the parity of an answer's first token."""
 
     name = "cheap"
     stop_token_ids: Sequence[int] = ()
@@ -42,9 +42,10 @@ def config(
     *,
     turns: int = 1,
 ) -> str:
-    """TOML. task: the arguments of `StubTask`; tokens: of an answer at most; policy, dissemination: these tables.
+    """The config of a run in `folder`, on any port, as TOML. task: the arguments of `StubTask`. tokens: most of an
+    answer. policy, dissemination: these tables.
 
-    turns: more than one: it is a `StubEnvironment`.
+    turns: with more than one, the task is a `StubEnvironment`.
     """
     kind: dict[str, Any] = {"kind": f"{__name__}:{StubTask.__name__}"}
     if turns > 1:
@@ -64,7 +65,7 @@ def config(
 
 
 def _written(table: str, keys: Mapping[str, Any]) -> str:
-    """Of text, numbers and truth JSON is TOML."""
+    """A table in TOML; for text, numbers and truth values JSON is valid TOML."""
     return "".join(
         [f"[{table}]\n", *(f"{key} = {json.dumps(value)}\n" for key, value in keys.items())]
     )

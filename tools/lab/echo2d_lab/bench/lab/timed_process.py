@@ -1,11 +1,11 @@
-"""An `InProcess` in virtual time: an answer arrives when its tokens have been written, and a train step takes time.
+"""An `InProcess` in virtual time: an answer arrives when all its tokens are written, and a train step takes time.
 
     run = TimedProcess(rules, task, writer, prompts, slots=128, takes_s=lambda tokens: 0.5 * tokens)
     run.open_session(); run.publish(0, digest)
     body, digest = run.take(1); run.commit(1, digest, 20.0); run.publish(1, digest) ...
 
-So the core leaves answers out, drops groups and runs ahead as it does with real workers. The version that served when
-an answer began writes all of it. The tokens of an answer come evenly, and are reported every PROGRESS_S.
+So the core leaves answers out, drops groups and runs ahead as it does with real workers. The version that was served
+when an answer began writes all of it. The tokens of an answer are written evenly, and are reported every PROGRESS_S.
 """
 
 import heapq
@@ -34,7 +34,7 @@ Tokens = tuple[int, ...]
 
 @dataclass(slots=True)
 class _Writing:
-    """An answer on its way. reported: how many of its tokens the coordinator knows."""
+    """An answer that is being written. reported: the number of its tokens that the coordinator knows."""
 
     written: Written
     result: SampleFinished
@@ -43,7 +43,7 @@ class _Writing:
     reported: int = 0
 
     def report(self, now: float) -> SampleDelta:
-        """The tokens since the last report; never the end."""
+        """The tokens since the last report, without the end token."""
         count = len(self.written.tokens)
         by_now = int(count * (now - self.began) / (self.ends - self.began))
         start, self.reported = self.reported, min(by_now, count - 1)
@@ -57,10 +57,11 @@ class _Writing:
 
 
 class TimedProcess(InProcess):
-    """See the module docstring. takes_s: seconds of an answer of this many tokens. prompts: all that the task has; they
-    are answered together, in advance for each version, because a model writes many answers in the time of one.
+    """See the module docstring. takes_s: seconds of an answer of this many tokens. prompts: all prompts of the task;
+    they are answered together, in advance for each version, because a model writes many answers in the time of one.
 
-    began: each answer with its prompt. cancelled: those that were left out, or whose group was dropped, on their way.
+    began: each answer with its prompt. cancelled: answers that were left out, or whose group was dropped, before they
+    ended.
     """
 
     def __init__(
@@ -119,7 +120,7 @@ class TimedProcess(InProcess):
         return self._ahead[prompt].popleft()
 
     def _go_on(self, end: float) -> bool:
-        """Play the next thing that happens. False: nothing does before `end`, which it is now."""
+        """Let the next event happen. False: no event is due before `end`, and the clock is set to it."""
         arrives, wakes = self._ends[0][0] if self._ends else _NEVER_S, self.state.wake_at()
         at = min(arrives, self._reports_at, _NEVER_S if wakes is None else wakes)
         self.now = max(self.now, min(at, end))

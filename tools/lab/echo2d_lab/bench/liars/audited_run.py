@@ -1,4 +1,4 @@
-"""A real run on this machine, with the demo's model and any mixture of workers: all real processes."""
+"""A run of real processes on this machine, with the demo's model and any mixture of workers."""
 
 import json
 from collections.abc import Sequence
@@ -39,8 +39,8 @@ quantization = "{quantization}"
 
 @dataclass(frozen=True, slots=True)
 class RunWorker:
-    """A worker of the run. lie: None: it is honest. share: of its samples that it lies about. late: it
-    is started by `join_late`. quantization: as in [worker]; a liar only says so.
+    """A worker of the run. lie: None: it is honest. share: of its samples about which it lies. late:
+    `join_late` starts it. quantization: as in [worker]; a liar only claims it.
     """
 
     name: str
@@ -54,7 +54,7 @@ class RunWorker:
 
 @dataclass(frozen=True, slots=True)
 class AuditSettings:
-    """As in [audit]."""
+    """Keys of [audit]."""
 
     share: float = 0.05
     newcomer: int = 20
@@ -62,8 +62,8 @@ class AuditSettings:
 
 
 class AuditedRun:
-    """See the module docstring. audit: None: the run audits nothing. Its files are under `folder`. task:
-    one of the demo's.
+    """See the module docstring. audit: None: the run has no audit. folder: for its files. task: one of
+    the demo's.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class AuditedRun:
         self.learner: Program | None = None
 
     def start(self) -> Coordinator:
-        """Start every process. The caller closes the client, and ends the programs."""
+        """Start every process. The caller must close the client, and stop the programs."""
         self.model = make_tiny_model(CACHE, self.recipe)
         (self.folder / "snapshots").mkdir(parents=True)
         url = self._start_coordinator()
@@ -99,7 +99,7 @@ class AuditedRun:
         return Coordinator(url, token_file=self.folder / "coordinator" / "tokens" / "viewer.token")
 
     def join_late(self) -> None:
-        """Start the other workers."""
+        """Start the workers that are marked as late."""
         for worker in self._workers:
             if worker.late:
                 self._join(worker, self._url)

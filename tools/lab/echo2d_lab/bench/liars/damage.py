@@ -1,9 +1,9 @@
-"""What a liar costs: held-out accuracy of the demo with one liar of four, with an audit and without.
+"""Measures the damage of a liar: held-out accuracy of the demo with one liar of four, with an audit and without.
 
     python -m echo2d_lab.bench.liars.damage RESULTS.jsonl [--lies ...] [--seeds 0,1,2] [--steps 80]
 
-Each line of RESULTS.jsonl is one run; runs that it has already are not made again. The table gives
-medians over the seeds, with the smallest and the largest.
+Each line of RESULTS.jsonl is one run; runs that the file has are not made again. The table gives medians
+over the seeds, with the smallest and the largest value.
 """
 
 import argparse
@@ -27,16 +27,16 @@ from echo2d_lab.bench.liars.audited_run import AuditedRun, AuditSettings, RunWor
 from echo2d_lab.bench.liars.kinds import LIES, LieKind
 
 POLL_S = 0.5
-SLOTS = 72  # of each of four workers: as many in all as the demo's three
+SLOTS = 72  # of each of four workers: together as many as the demo's three
 NOBODY = "nobody"
-# With an audit, accuracy may be so much lower than without a liar.
+# With an audit, accuracy may be lower by this much than without a liar.
 LOSS_MAX = 0.03
 
 
 @dataclass(frozen=True, slots=True)
 class DamageRun:
-    """One run. lie: "nobody": all four workers are honest. accuracy: greedy, held-out, of the last
-    version. of_liar: trajectories of the liar that were trained on.
+    """One run. lie: "nobody" if all four workers are honest. accuracy: greedy, held-out, of the last
+    version. of_liar: the liar's trajectories that were trained on.
     """
 
     lie: str
@@ -57,7 +57,7 @@ class DamageRun:
 
 
 def wanted(lies: Sequence[str], seeds: Sequence[int], steps: int) -> Iterator[DamageRun]:
-    """The runs to make, the most telling first."""
+    """The runs to make, the most informative first."""
     for lie, audit in (
         (NOBODY, False),
         (NOBODY, True),
@@ -69,7 +69,7 @@ def wanted(lies: Sequence[str], seeds: Sequence[int], steps: int) -> Iterator[Da
 
 
 def measure(asked: DamageRun, folder: Path) -> DamageRun:
-    """Fault: a program has ended that should be running."""
+    """Make one run. Fault: a program that should be running has ended."""
     liar: LieKind | None = None if asked.lie == NOBODY else asked.lie  # type: ignore[assignment]
     workers = [
         RunWorker("trusted", trusted=True),

@@ -1,8 +1,8 @@
 """The torch engine of a worker that lies, in one of the ways of `kinds`.
 
-A lie about weights serves another model under the label of the version that was asked for. A lie
-about sampling writes other tokens than those that were drawn, with the logprobs that they truly
-have, so that only their being drawn is a lie.
+With a lie about weights, it serves another model under the label of the requested version. With a lie
+about sampling, it writes other tokens than it has drawn, with their true logprobs, so that only the
+draw is a lie.
 """
 
 import asyncio
@@ -40,13 +40,13 @@ OF_WEIGHTS = ("version_0", "three_old", "int4", "int8")
 OLD_VERSIONS = 3
 GREEDY, COOL = Sampling(0.0), Sampling(0.7)
 DRAWS = 4
-# Weights that share one scale when they are rounded to a few bits.
+# This many weights share one scale when they are rounded to a few bits.
 ROUNDED_TOGETHER = 32
 
 
 @dataclass(frozen=True, slots=True)
 class OwnAnswer:
-    """An answer as this worker would like to have drawn it."""
+    """The answer that this worker prefers to the drawn one."""
 
     tokens: tuple[int, ...]
     finish: FinishReason
@@ -54,8 +54,8 @@ class OwnAnswer:
 
 
 class LyingEngine(TorchEngine):
-    """See the module docstring. share: of the samples that it lies about; lies about weights are
-    always told. base: the directory of version 0.
+    """See the module docstring. share: of its samples about which it lies; lies about weights affect
+    all samples. base: the directory of version 0.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class LyingEngine(TorchEngine):
         return self._told
 
     def _other_weights(self, snapshot: Path, label: str) -> Path:
-        """The directory that is served instead."""
+        """The directory of the weights that are served instead."""
         if self._lie == "version_0":
             return self._base_model
         mine = self._folder / label
@@ -145,7 +145,7 @@ class LyingEngine(TorchEngine):
         return replace(answer, logprobs=await self._true_logprobs(request, answer.tokens))
 
     def _invented(self, request: GenerateRequest) -> OwnAnswer:
-        """Short garbage, at the price of no computing at all."""
+        """A short random answer, which needs no computation."""
         vocabulary = self._policy().vocab_size
         words = [each for each in range(vocabulary) if each not in request.stop_token_ids]
         length = self._chance.randint(1, max(1, request.max_new_tokens // 2))
@@ -190,7 +190,7 @@ class LyingEngine(TorchEngine):
 
 
 def rounded(weights: torch.Tensor, levels: int) -> torch.Tensor:
-    """Weights as they come out of integers from -levels to levels; vectors stay as they are."""
+    """Weights rounded to integers from -levels to levels, times a scale; vectors stay unchanged."""
     if weights.dim() < 2 or weights.numel() % ROUNDED_TOGETHER:
         return weights
     groups = weights.to(torch.float32).reshape(-1, ROUNDED_TOGETHER)

@@ -1,11 +1,11 @@
-"""`echo2d bench liars`: one real run in which every kind of liar works beside honest workers.
+"""`echo2d bench liars`: one real run in which each kind of liar works beside honest workers.
 
     echo2d coordinate with [audit], its auditor, a learner, trusted and honest workers in float32 and
     bfloat16, and one worker for each lie: all real processes on this machine, with the demo's model
 
-It ends when every liar is convicted, or has delivered as many trajectories as its lie may take. The
-table says for each worker what it delivered until then, what of it was trained on, and what the
-audit found. Not here: the lies (`lying_engine`).
+It ends when every liar is convicted, or has delivered as many trajectories as are allowed for its lie.
+For each worker the table has the trajectories that it delivered until then, those that were trained on,
+and the findings of the audit. Not here: the lies (`lying_engine`).
 """
 
 import json
@@ -28,7 +28,7 @@ from echo2d_lab.bench.liars.audited_run import AuditedRun, AuditSettings, RunWor
 from echo2d_lab.bench.liars.kinds import LIES, LieKind
 
 POLL_S = 0.2
-TOLD_S = 30.0  # until a convicted worker was told so and its process has ended
+TOLD_S = 30.0  # within this time a convicted worker gets the message, and its process ends
 SLOTS = 24
 # Trajectories that a liar may deliver before it is convicted: the targets of docs/reference/security.md.
 DELIVERED_MAX: Mapping[LieKind, int] = {
@@ -41,7 +41,7 @@ DELIVERED_MAX: Mapping[LieKind, int] = {
     "greedy": 300,
     "best_of_4": 2000,
 }
-# int8 weights are no further off than bfloat16: nobody can tell them from honest ones.
+# int8 weights differ from float32 no more than bfloat16 weights do: an audit cannot distinguish them from honest ones.
 HIDDEN: tuple[LieKind, ...] = ("int8",)
 TRAINED_MAX = 10
 HONEST = (
@@ -58,11 +58,11 @@ QUANTIZED = (
 
 @dataclass(frozen=True, slots=True)
 class LiarsPlan:
-    """The options. share: of its samples that a liar lies about. unseeded: seeds are not replayed, as
+    """The options. share: of its samples about which a liar lies. unseeded: seeds are not replayed, as
     with SGLang's usual engine. episodes: the task is an environment of two turns. int8: some honest
-    workers compute in int8, and all liars say that they do. liars_from: the step from which on liars
-    join: before the policy has learnt anything, an old version is no lie. steps: train steps at most.
-    seconds: at most.
+    workers compute in int8, and all liars claim to do so. liars_from: liars join from this step on,
+    because before the policy has learnt anything an old version is hardly a lie. steps, seconds: the run
+    ends after this many train steps, or seconds.
     """
 
     lies: tuple[LieKind, ...] = LIES
@@ -80,8 +80,9 @@ class LiarsPlan:
 
 @dataclass(slots=True)
 class WorkerRow:
-    """One worker. delivered: trajectories, or turns of episodes; trained: those that it finished; both
-    until it was convicted, or the end. convicted_s: after its first trajectory; None: it was not.
+    """One worker. delivered: trajectories, or turns of episodes. trained: trajectories that it finished
+    and that were trained on. Both count until it was convicted, or until the end. convicted_s: seconds
+    after its first trajectory; None: it was not convicted.
     """
 
     name: str
@@ -95,7 +96,7 @@ class WorkerRow:
     begun_s: float | None = field(default=None, repr=False)
 
     def take(self, facts: Mapping[str, Any], now_s: float) -> None:
-        """What the status says of this worker now."""
+        """Update the row from this worker's entry in the status."""
         self.delivered, self.trained = facts["accepted"], facts["trained"]
         self.audited, self.flagged = facts["audited"], facts["flagged"]
         if self.delivered and self.begun_s is None:
@@ -105,7 +106,7 @@ class WorkerRow:
             self.convicted_s = now_s - (self.begun_s or now_s)
 
     def fault(self) -> str:
-        """Which promise this row breaks; empty: none."""
+        """The promise that this row breaks; empty: it breaks none."""
         if not self.lie or self.lie in HIDDEN:
             return f"{self.name} is convicted" if self.verdict else ""
         most = DELIVERED_MAX[self.lie]  # type: ignore[index]
@@ -118,7 +119,7 @@ class WorkerRow:
 
 @dataclass(frozen=True, slots=True)
 class LiarsResult:
-    """delay_s: how long a verdict takes, mean. auditor_s: that it scored and loaded."""
+    """delay_s: mean seconds until a verdict. auditor_s: seconds in which the auditor scored and loaded."""
 
     rows: tuple[WorkerRow, ...]
     steps: int
@@ -157,7 +158,7 @@ def run_liars_bench(plan: LiarsPlan, *, out: Path | None, as_json: bool) -> int:
 
 
 def print_liars(result: LiarsResult) -> None:
-    """One line for each worker, the convicted ones first."""
+    """Print one line for each worker, the convicted ones first."""
     table = Table(box=SIMPLE_HEAD)
     for name in ("worker", "delivered", "trained", "audited", "flagged", "after", "verdict"):
         table.add_column(name, justify="left" if name in ("worker", "verdict") else "right")
@@ -177,7 +178,7 @@ def print_liars(result: LiarsResult) -> None:
 def measure_liars(
     plan: LiarsPlan, folder: Path, programs: Programs, show: Callable[[float, str], None]
 ) -> LiarsResult:
-    """show: gets the share of liars that are done with, and how far the others are."""
+    """Measure. show: gets the share of liars that are decided, and the progress of the others."""
     liars = [
         RunWorker(
             f"liar-{lie}", lie=lie, share=plan.share, late=True,

@@ -1,7 +1,7 @@
-"""`python -m echo2d_lab.bench.liars.worker LIE SHARE BASE join ...`: `echo2d join`, whose engine lies.
+"""`python -m echo2d_lab.bench.liars.worker LIE SHARE BASE join ...`: `echo2d join` with an engine that lies.
 
-An enemy for measurements: it holds a valid credential and keeps the protocol. SHARE: of its samples.
-BASE: the directory of version 0.
+An enemy for measurements: it has a valid credential and keeps the protocol. SHARE: of its samples about which it
+lies. BASE: the directory of version 0.
 """
 
 import runpy
@@ -15,7 +15,7 @@ from echo2d_lab.bench.liars.lying_engine import make_lying_engine
 
 
 def install(lie: LieKind, share: float, base: Path) -> None:
-    """For all engines of this process."""
+    """Let all engines of this process lie."""
     engine.make_torch_engines = partial(make_lying_engine, lie=lie, share=share, base=base)
 
 

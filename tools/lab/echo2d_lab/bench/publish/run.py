@@ -1,9 +1,9 @@
-"""`echo2d bench publish`: how long from the publish call until the last engine serves the version.
+"""`echo2d bench publish`: measures the time from the publish call until the last engine serves the version.
 
-Everything is real but the model: `echo2d coordinate` with TLS, its seed, `echo2d join`, a learner's
-client, files on a disk. Versions are made up (`versions.py`); the engine reads the files and makes
-tokens without a model (`worker.py`). The first version goes out in full, and it and the next one warm
-up; the others are deltas. The stages come from the daemons' logs, in the clock of this machine:
+Everything except the model is real: `echo2d coordinate` with TLS, its seed, `echo2d join`, a learner's
+client, files on a disk. Versions are synthetic (`versions.py`); the engine reads the files and makes
+tokens without a model (`worker.py`). The first version is sent in full, and it and the next one warm up;
+the others are deltas. The stages are read from the daemons' logs, on the clock of this machine:
 
     publish call --> answered      the coordinator has adopted the files
       encoding                     the seed has begun
@@ -12,8 +12,8 @@ up; the others are deltas. The stages come from the daemons' logs, in the clock 
       verified                     the last worker has decoded, hashed and written all chunks
       serving                      the last engine has read them
 
-Beside it, in the same run, the yardstick: one thread reads the same files, hashes and writes them
-once. Files are synced before each publish, as they would be after the seconds of a train step.
+In the same run the yardstick is measured: one thread reads, hashes and writes the same files once. Files
+are synced before each publish, as they would be after the seconds of a train step.
 """
 
 import json
@@ -50,15 +50,15 @@ ROUNDS_MAX = 100
 WORKERS_MAX = 16
 PATIENCE_S = 600.0
 POLL_S = 0.05
-# The coordinator's copies and the learner's directory; each worker has two slots beside them.
+# Disk space in copies of a snapshot: the coordinator's copies and the learner's directory. Each worker needs two more.
 COPIES = 8
 STAGES = ("answered", "encoding", "first_frame", "encoded", "verified", "serving")
 
 
 @dataclass(frozen=True, slots=True)
 class PublishBench:
-    """What was asked for. sizes: bytes of the snapshots, one series each. predict: a size whose time is
-    predicted from theirs; 0: none. directory: on the disk to be measured.
+    """The options. sizes: bytes of the snapshots, one series each. predict: a size whose time is predicted
+    from those of the series; 0: none. directory: on the disk to be measured.
     """
 
     sizes: tuple[int, ...]
@@ -119,7 +119,7 @@ class PublishSeries:
 
 @dataclass(frozen=True, slots=True)
 class PublishResult:
-    """What `--json` prints. predicted: the stages of `predict_bytes`, on a line through the medians."""
+    """The object that `--json` prints. predicted: the stages of `predict_bytes`, on a line through the medians."""
 
     series: tuple[PublishSeries, ...]
     changed: float
@@ -142,7 +142,7 @@ def run_publish_bench(wanted: PublishBench, *, as_json: bool) -> int:
 
 
 def measure(wanted: PublishBench) -> PublishResult:
-    """OperatorFault: the disk has no room. Fault: a daemon ended, or a version did not arrive."""
+    """Measure. OperatorFault: the disk has no room. Fault: a daemon ended, or a version did not arrive."""
     load, series, file_system = os.getloadavg()[0], list[PublishSeries](), ""
     bar = Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
     with bar:
@@ -153,8 +153,8 @@ def measure(wanted: PublishBench) -> PublishResult:
                 PublishRun(folder, size, changed=wanted.changed, workers=wanted.workers) as run,
             ):
                 file_system = _file_system(folder)
-                # On a virtual machine, memory that was never used costs several times what writing
-                # costs.
+                # One round is not counted: on a virtual machine the first use of memory takes several
+                # times as long as writing.
                 _round(run)
                 series.append(PublishSeries.of(size, [_round(run) for _ in rounds]))
     return PublishResult(
@@ -180,7 +180,7 @@ class PublishRun:
         self._cleanup = ExitStack()
 
     def __enter__(self) -> Self:
-        """Returns when two versions are served, so that both slots are there."""
+        """Start the run. It returns when two versions are served, so that both slots exist."""
         with ExitStack() as cleanup:
             (self.folder / "snapshots").mkdir()
             cleanup.callback(self.programs.stop)
@@ -198,7 +198,7 @@ class PublishRun:
         self._cleanup.close()
 
     def write(self) -> tuple[Path, bytes]:
-        """The next version, in a directory to be deleted by the caller, and its manifest."""
+        """Write the next version into a directory, which the caller deletes. Returns it, and the manifest."""
         if self.version >= 0:
             batch = self._client.take_batch(self.version + 1)
             self._client.commit(batch, t_train_s=0.0)
@@ -209,11 +209,11 @@ class PublishRun:
         return directory, manifest
 
     def publish(self, written: tuple[Path, bytes]) -> None:
-        """Returns when the coordinator has answered."""
+        """Publish the version; return when the coordinator has answered."""
         self._client.publish(self.version, *written)
 
     def wait(self) -> None:
-        """Until all workers serve the last version."""
+        """Wait until all workers serve the last version."""
         deadline = time.monotonic() + PATIENCE_S
         while not self._is_served():
             self.programs.check()
@@ -236,7 +236,7 @@ class PublishRun:
         config.write_text(
             COORDINATOR.format(
                 run=self.folder,
-                port=_free_port(),  # where it is found again after a restart
+                port=_free_port(),  # a fixed port, so that a restarted coordinator is found again
                 tls="on",
                 host=host,
                 vocab_size=FAKE_VOCAB_SIZE,
@@ -285,7 +285,7 @@ def _round(run: PublishRun) -> PublishRound:
 
 
 def _yardstick(directory: Path, target: Path) -> float:
-    """Seconds in which this thread reads, hashes and writes the files once, into a new file."""
+    """Seconds in which this thread reads and hashes the files once, and writes them into a new file."""
     buffer, offset = memoryview(bytearray(CHUNK_BYTES)), 0
     os.sync()
     began = time.monotonic()
@@ -319,7 +319,7 @@ def _free_port() -> int:
 
 
 def own_address() -> str:
-    """An address of this machine that is not loopback, so that TLS is used; else loopback."""
+    """An address of this machine that is not loopback, so that TLS is used; loopback if there is no other."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))  # sends nothing; the address is for documentation

@@ -1,9 +1,9 @@
-"""Versions of a made-up model, of any size, that change as training with AdamW changes bf16 weights.
+"""Versions of a synthetic model, of any size, that change as training with AdamW changes bf16 weights.
 
-The master weights are float32, and each step moves all of them by the same amount, up or down. Few of
-the bf16 words show it: those of small weights. The amount is set so that the wanted share of all
-words changes. The weights of one block are repeated until the snapshot has its size; no chunk is
-encoded by the help of another one. Blocking functions.
+The master weights are float32, and each step moves all of them by the same amount, up or down. Only a few
+bf16 words change: those of small weights. The amount is chosen so that the wanted share of all words
+changes. The weights of one block are repeated until the snapshot has its size; no chunk is encoded with
+the help of another one. The functions block.
 """
 
 import json
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from echo2d.client import SnapshotFile, write_snapshot
 
-# Larger than any cache here, and quick to draw.
+# A block is larger than the CPU caches, and can be drawn quickly.
 BLOCK_WORDS = 16 << 20
 FILE_BYTES_MAX = 2 << 30
 SPREAD = 0.02  # standard deviation, as in trained models
@@ -31,7 +31,7 @@ class MadeUpVersions:
         self._size = size // 2 * 2
         block = min(BLOCK_WORDS, self._size // 2)
         drawn = self._rng.standard_normal(block, dtype=np.float32) * np.float32(SPREAD)
-        # A master weight lies anywhere in the cell of its bf16 value.
+        # A master weight may be anywhere in the interval that is rounded to its bf16 value.
         self._master = drawn
         self._step = self._step_for(changed)
 
@@ -63,7 +63,7 @@ class MadeUpVersions:
         return moved
 
     def _step_for(self, changed: float) -> float:
-        """By bisection: the larger the step, the more words change."""
+        """The step with which the wanted share of words changes, by bisection: larger steps change more words."""
         low, high, before = 0.0, SPREAD, _bf16(self._master)
         for _ in range(20):
             middle = (low + high) / 2
@@ -73,7 +73,7 @@ class MadeUpVersions:
 
 
 def _bf16(master: Floats) -> NDArray[np.uint16]:
-    """Rounded to the nearest, ties to even."""
+    """The weights in bf16, rounded to nearest, ties to even."""
     bits = master.view(np.uint32)
     return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype("<u2")
 

@@ -1,8 +1,7 @@
-"""`python -m echo2d_lab.bench.publish.worker join ...`: `echo2d join`, whose fake engine reads the snapshot.
+"""`python -m echo2d_lab.bench.publish.worker join ...`: `echo2d join` with a fake engine that reads the snapshot.
 
-An engine that loads a version from disk reads all its files while it generates nothing. This one does
-that too, into memory of its own, and makes tokens without a model. Unlike SGLang it copies nothing to
-a GPU.
+An engine that loads a version from disk reads all its files, and generates nothing meanwhile. So does this
+one: it reads them into memory, and makes tokens without a model. Unlike SGLang it copies nothing to a GPU.
 """
 
 import asyncio
@@ -30,7 +29,7 @@ class ReadingEngine(FakeEngine):
         return RefitReport(report.label, time.monotonic() - began)
 
     async def tensor_digests(self) -> None:  # type: ignore[override]
-        """None, as SGLang: the worker has nothing to compare."""
+        """None, as with SGLang: the worker has no digests to compare."""
 
 
 def _read(snapshot: Path) -> None:
@@ -46,9 +45,9 @@ def make_reading_engines(options: EngineOptions) -> list[ReadingEngine]:
 
 
 def install() -> None:
-    """For all engines of this process."""
+    """Let the worker of this process use reading engines."""
     fake.make_fake_engines = make_reading_engines  # type: ignore[assignment]
-    # The fake engine keeps the digests of the tensors; this one does not give them.
+    # The fake engine computes digests of the tensors; this one does not need them.
     setattr(fake, "file_tensor_digests", lambda _: {})  # noqa: B010 - for mypy
 
 

@@ -1,1 +1,1 @@
-"""What a refit costs a SGLang server, in each of its modes."""
+"""Measures what a refit of a SGLang server costs in each mode."""

@@ -2,8 +2,8 @@
 
     round 1: none, retract, abort, in_place    round 2: ...    each: the same prompts and lengths
 
-In `none` there is no refit, so the wall time of another mode, less this one's, is what its refits
-cost in all: the truth that pause_s and recompute_s are compared with.
+In `none` there is no refit, so the wall time of another mode minus that of `none` is the total cost of
+its refits: pause_s and recompute_s are compared with this figure.
 """
 
 import asyncio
@@ -35,9 +35,9 @@ Mode = Literal["none", "retract", "abort", "in_place"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefitWork:
-    """samples: that run at once, of prompts that share nothing. refits: of each mode, at equal
-    distances in tokens; fewer if the samples end before. change: of the weights from version to
-    version, relative. held_s: see `sampling_loop.HELD_S_MAX`.
+    """samples: number that run at once, with prompts that share nothing. refits: number in each mode, at
+    equal distances in tokens; fewer if the samples end before. change: relative change of the weights
+    from version to version. held_s: see `sampling_loop.HELD_S_MAX`.
     """
 
     samples: int = 16
@@ -53,9 +53,9 @@ class ModeFound:
     """One mode in one round.
 
     Lists have an entry for each refit. resumes_s: until every request has written a token again.
-    risk: tokens that the server had written and the engine had given nobody: the most at a time,
-    what a worker that dies takes along. lost: tokens that the server wrote and nobody ever got.
-    cuts, wrong, checked, error: see ReplayedSample; of all samples. unlike, moved: means, nats.
+    risk: the largest number of tokens that the server had written and the engine had not yet passed on:
+    they are lost if the worker dies. lost: tokens that the server wrote and the engine never passed on.
+    cuts, wrong, checked, error: see ReplayedSample; over all samples. unlike, moved: means, in nats.
     """
 
     mode: Mode
@@ -86,7 +86,7 @@ def model_config() -> Qwen3Config:
 
 
 def make_versions(folder: Path, work: RefitWork, config: Qwen3Config) -> list[Path]:
-    """The versions: version 0 at random, each other one a little different from the one before."""
+    """Make the versions: version 0 is random, each later one a little different from the one before."""
     torch.manual_seed(0)
     model = Qwen3ForCausalLM(config)
     disable_progress_bar()
@@ -101,7 +101,7 @@ def make_versions(folder: Path, work: RefitWork, config: Qwen3Config) -> list[Pa
 
 
 class _Watch:
-    """Counts what the server writes, by the requests that it answers."""
+    """Counts the tokens that the server writes for each request."""
 
     def __init__(self) -> None:
         self.written: dict[str, int] = {}
@@ -131,7 +131,7 @@ class _Watch:
             await self._changed.wait()
 
     async def all_wrote(self, samples: int) -> None:
-        """Wait until every one of so many samples that goes on has written since now."""
+        """Wait until each of these samples that still runs has written a token after this call."""
         self._since.clear()
         await self.until(lambda: len(self._since) >= samples - self.ended)
 
@@ -161,7 +161,7 @@ class _Answer:
 async def measure(
     server: Running, versions: Sequence[Path], work: RefitWork, mode: Mode
 ) -> ModeFound:
-    """Run the samples to their end, and refit the server meanwhile. EngineFault: one was lost."""
+    """Run the samples to their end, and refit the server meanwhile. EngineFault: a sample was lost."""
     found, watch = ModeFound(mode), _Watch()
     engine = SglangEngine(
         server, slots=work.samples, refit_mode="retract" if mode == "none" else mode, rng_seed=0
@@ -222,7 +222,7 @@ async def _read(
 
 
 def _check(found: ModeFound, versions: Sequence[Path], answers: Sequence[_Answer]) -> None:
-    """Compute every logprob again, under the version that its span names."""
+    """Compute every logprob again, with the version that its span names."""
     disable_progress_bar()
     torch.set_num_threads(1)
     models = {_label(version): folder for version, folder in enumerate(versions)}

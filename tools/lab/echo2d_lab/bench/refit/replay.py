@@ -1,16 +1,16 @@
-"""Computes again what a sample's tokens were likely to be, with the weights and KV caches that the
-spans claim: the proof that the spans are right.
+"""Computes the logprobs of a sample's tokens again, with the weights and KV caches that the spans claim.
+This proves that the spans are right.
 
-A refit in place keeps the KV cache of the old weights, so no version alone gives the logprobs of
-what follows. But the versions one after the other on one cache do:
+A refit in place keeps the KV cache of the old weights, so no version alone gives the logprobs of the
+following tokens. But the versions give them if they work one after the other on one cache:
 
     version   0 0 0 0 | 1 1 1 | 2 2        each feeds its own tokens to the cache of those before it
     token     p p a b | c d e | f g
 
-Where a request was cut and its sample went on as a new one, the cache is that of one version again.
-Nobody outside knows where that was. So every cache that explains the tokens so far is a candidate: it
-may go on, or be replaced by a fresh one from some token on. A token is wrong if no candidate explains
-it.
+If a request was cut and its sample continued as a new request, the cache is that of one version again,
+and the server does not report where that was. So every cache that explains the tokens so far is a
+candidate: it may continue, or a fresh cache may replace it from some token on. A token is wrong if no
+candidate explains it.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,18 +22,18 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
-# Between float32 on one path and on the other, nats.
+# Largest difference of a logprob between the two float32 computations, nats.
 ERROR_MAX = 2e-3
-# A cut near the end of a span may leave two caches that explain it; rarely three.
+# After a cut near the end of a span, two caches may explain the tokens; rarely three.
 CANDIDATES_MAX = 4
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayedSample:
-    """error: the largest difference of a logprob that is explained. cuts: how often a fresh KV cache
-    was needed, at least. wrong: tokens that no version explains where the spans say so. unlike: of each token whose KV
-    mixes versions, how far its logprob is from that of a clean prefill under the version of its
-    span. moved: how far the clean prefill is from that of the version before.
+    """error: the largest difference of an explained logprob. cuts: the smallest number of fresh KV caches
+    that explains the sample. wrong: tokens that the versions of the spans do not explain. unlike: for each
+    token whose KV cache mixes versions, the difference of its logprob from that of a clean prefill under
+    the version of its span. moved: the difference of that clean prefill from one under the version before.
     """
 
     error: float
@@ -49,7 +49,7 @@ def load_model(snapshot: Path) -> Any:
 
 @dataclass(slots=True)
 class _Candidate:
-    """A KV cache that a server may have had. fed: its tokens. cuts: fresh ones before it."""
+    """A KV cache that the server may have had. fed: number of its tokens. cuts: fresh caches before it."""
 
     cache: DynamicCache
     fed: int
@@ -66,7 +66,7 @@ def replay(
     *,
     keeps_kv: bool,
 ) -> ReplayedSample:
-    """keeps_kv: a refit keeps the KV cache; otherwise every span starts with a fresh one."""
+    """Replay a sample. keeps_kv: a refit keeps the KV cache; otherwise every span starts with a fresh one."""
     context = [*prompt, *tokens]
     error, wrong = 0.0, 0
     unlike: list[float] = []
@@ -76,7 +76,7 @@ def replay(
     for label, group in groupby(labels):
         end, first = at + len(list(group)), len(prompt) + at
         here, said = context[: len(prompt) + end], logprobs[at:end]
-        # What a clean prefill gives; from some token on, this may be how it was.
+        # A clean prefill; the server may have made one at some token of this span.
         fresh = _Candidate(
             DynamicCache(), 0, min((each.cuts for each in candidates), default=-1) + 1
         )
@@ -111,7 +111,7 @@ def _off(found: Sequence[float], said: Sequence[float]) -> list[float]:
 
 
 def _feed(model: Any, context: Sequence[int], candidate: _Candidate, first: int) -> list[float]:
-    """Logprobs of context[first:]; the candidate then has all of the context but its last token."""
+    """Logprobs of context[first:]; afterwards the candidate has all of the context except its last token."""
     found = _chosen(model, context, candidate.cache, candidate.fed, first)
     candidate.fed = len(context) - 1
     return found
@@ -120,8 +120,8 @@ def _feed(model: Any, context: Sequence[int], candidate: _Candidate, first: int)
 def _chosen(
     model: Any, context: Sequence[int], cache: DynamicCache, fed: int, first: int
 ) -> list[float]:
-    """Logprobs of context[first:], when `cache` has the KV of the first `fed` tokens; it then has
-    that of all but the last.
+    """Logprobs of context[first:], with the KV of the first `fed` tokens in `cache`; afterwards it has the
+    KV of all tokens except the last.
     """
     rows = torch.tensor([context[fed:-1]])
     logits = model(input_ids=rows, past_key_values=cache, use_cache=True).logits[0].float()

@@ -18,7 +18,7 @@ START_S_MAX = 900.0
 
 @asynccontextmanager
 async def cpu_server(python: Path, folder: Path, model: Path) -> AsyncIterator[Running]:
-    """python: the one of `tools/sglang_cpu`. EngineFault: the server does not start."""
+    """Start the server. python: the interpreter of `tools/sglang_cpu`. EngineFault: the server does not start."""
     process = ServerProcess(Launch(python, FLAGS, folder, dict(os.environ)))
     await process.start(model, "start")
     try:

@@ -1,4 +1,4 @@
-"""Checks the alerts of a run against what was done to it: those that must come, and none that may not.
+"""Checks the alerts of a run against the troubles that it had: expected alerts must come, and no others.
 
 trouble --> ExpectedAlert(kind, subject, until_s, within_s) ----+
 status, every POLL_S --> alerts on show, by kind and subject --> missing, unexpected
@@ -15,14 +15,14 @@ from echo2d.client import AsyncCoordinator
 from echo2d.errors import Fault
 
 POLL_S = 2.0
-# An alert of a dead learner, a strange build or a full disk is on show after so long.
+# An alert about a dead learner, another build or a full disk must be shown within this time.
 WITHIN_S = 30.0
 
 
 @dataclass(slots=True)
 class ExpectedAlert:
-    """One alert that may be on show from at_s until until_s. subject: empty: any. within_s: it must
-    be on show so long after at_s; None: it need not come. came_s: after at_s.
+    """One alert that may be shown from at_s until until_s. subject: empty: any. within_s: it must be shown
+    within this time after at_s; None: it need not come. came_s: when it came, after at_s.
     """
 
     kind: str
@@ -34,7 +34,7 @@ class ExpectedAlert:
     looked: bool = False  # whether the status could be read in that time
 
     def fits(self, kind: str, subject: str, now_s: float) -> bool:
-        """Whether it is this alert. subject: empty: it is about several workers, or about the run."""
+        """Whether an alert is this one. subject: empty: the alert is about several workers, or about the run."""
         same = self.kind == kind and (subject == "" or self.subject in ("", subject))
         return same and self.at_s <= now_s <= self.until_s
 
@@ -49,7 +49,7 @@ class ExpectedAlert:
 
 @dataclass(frozen=True, slots=True)
 class UnexplainedAlert:
-    """An alert that nothing explains, as it was first seen."""
+    """An alert that no trouble explains, as it was first seen."""
 
     at_s: float
     kind: str
@@ -58,7 +58,7 @@ class UnexplainedAlert:
 
 @dataclass(slots=True)
 class AlertBook:
-    """Records which alerts are expected and which ones came. Times are of the monotonic clock."""
+    """Records which alerts are expected and which ones came. Times are those of the monotonic clock."""
 
     expected: list[ExpectedAlert] = field(default_factory=list)
     unexpected: dict[tuple[str, str], UnexplainedAlert] = field(default_factory=dict)
@@ -67,14 +67,14 @@ class AlertBook:
     def expect(
         self, kind: str, subject: str = "", *, for_s: float, within_s: float | None = None
     ) -> ExpectedAlert:
-        """An alert may come from now on, for so long."""
+        """Expect an alert from now on, for this long."""
         now_s = time.monotonic()
         entry = ExpectedAlert(kind, subject, now_s, now_s + for_s, within_s)
         self.expected.append(entry)
         return entry
 
     def coordinator_killed(self, now_s: float) -> None:
-        """Alerts that are on their way need not come: what they are about may be over by the restart."""
+        """Expected alerts need not come any more: their cause may be over when the coordinator is back."""
         for entry in self.expected:
             if entry.came_s is None and not entry.overdue(now_s):
                 entry.within_s = None
@@ -84,14 +84,14 @@ class AlertBook:
             entry.looked |= entry.at_s <= now_s <= entry.until_s
         for alert in status["alerts"]:
             self._note(alert["kind"], alert["subject"], alert["sentence"], now_s)
-        # One alert is about all of a build, and names the first few; the status names them all.
+        # One alert is about all workers of a build, and names only a few; the status names all.
         for peer in status.get("other_builds", ()):
             self._note("peer_build", peer["name"], "", now_s)
 
     def _note(self, kind: str, subject: str, sentence: str, now_s: float) -> None:
         explained = [entry for entry in self.expected if entry.fits(kind, subject, now_s)]
         for entry in explained:
-            # An alert about several workers explains itself by each of them, and names none.
+            # An alert about several workers names none; a trouble of each of them explains it.
             if entry.came_s is None and entry.subject in ("", subject):
                 entry.came_s = now_s - entry.at_s
                 self.seen[kind] = self.seen.get(kind, 0) + 1
@@ -103,7 +103,7 @@ class AlertBook:
 
 
 async def watch_alerts(coordinator: AsyncCoordinator, book: AlertBook) -> None:
-    """Until it is cancelled. A coordinator that cannot be reached shows nothing."""
+    """Watch until it is cancelled. A coordinator that cannot be reached shows no alerts."""
     while True:
         with suppress(Fault):
             book.look(await coordinator.status(), time.monotonic())

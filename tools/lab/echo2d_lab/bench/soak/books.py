@@ -1,8 +1,8 @@
-"""Balances what workers were told against what was trained: no trajectory lost, none doubled.
+"""Balances the accepted trajectories against the trained ones: none may be lost or doubled.
 
-accepted (a scripted worker was told so) = trained + in a dropped group + stored, in no batch yet
+accepted (acknowledged to a scripted worker) = trained + in a dropped group + stored, in no batch yet
 
-A group may be trained without a sample that it waited for too long, but never without an accepted one.
+A group may be trained without a sample that took too long, but never without an accepted one.
 """
 
 import json
@@ -18,7 +18,7 @@ from echo2d_lab.bench.soak.seats import SoakAnswers
 @dataclass(frozen=True, slots=True)
 class Books:
     """Counts of trajectories. accepted: of scripted workers. trained, repeated: of all workers. lost:
-    accepted ones whose group is nowhere. changed: accepted ones in whose place another output was
+    accepted ones whose group cannot be found. changed: accepted ones for which another output was
     trained on.
     """
 
@@ -42,7 +42,7 @@ class Books:
 def balance(
     written: SoakAnswers, trained: SoakBatches, dropped: set[int], stored: set[int]
 ) -> Books:
-    """dropped, stored: groups."""
+    """Balance the books. dropped, stored: groups."""
     outputs = trained.outputs()
     trained_groups = {group for group, _ in outputs}
     lost, changed, counts = [], [], {"dropped": 0, "stored": 0}
@@ -65,7 +65,7 @@ def balance(
 
 
 def dropped_groups(log_lines: Iterable[str]) -> set[int]:
-    """From the log of a coordinator that ran with --log-json."""
+    """The dropped groups in the log of a coordinator that ran with --log-json."""
     found = set()
     for line in log_lines:
         if '"dropped"' in line:

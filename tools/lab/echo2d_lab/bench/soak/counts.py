@@ -1,7 +1,7 @@
-"""What a process holds: memory, threads and descriptors as the kernel counts them, and what Python holds.
+"""Counts what a process holds: memory, threads and descriptors by the kernel, and objects of Python.
 
 `CountQuestion` has both ends: the soak asks, and a thread in the program answers with a line in a file. So
-the product has no port, signal or route for it.
+echo2d itself needs no port, signal or route for it.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from pathlib import Path
 from echo2d.errors import Fault
 from echo2d_lab.bench.coordinator.load_meter import rss_mb
 
-ASK_S = 0.5  # between two looks for a question
+ASK_S = 0.5  # seconds between two looks for a question
 ANSWER_S = 60.0
 TYPES_SHOWN = 400
 
@@ -33,7 +33,7 @@ class Inside:
 
 @dataclass(frozen=True, slots=True)
 class ProcessCounts:
-    """files: open descriptors that are no sockets. inside: None: the program was not observed."""
+    """files: open descriptors other than sockets. inside: None: the program was not observed."""
 
     pid: int
     rss_mb: float
@@ -55,17 +55,17 @@ def _target(entry: Path) -> str:
     try:
         return str(entry.readlink())
     except FileNotFoundError:
-        return ""  # closed meanwhile
+        return ""  # the descriptor was closed meanwhile
 
 
 class CountQuestion:
-    """Two files next to each other: `PATH` is asked for by `PATH.ask`."""
+    """A question and its answer, in two files: `PATH.ask` asks for `PATH`."""
 
     def __init__(self, path: Path) -> None:
         self._answer, self._ask = path, path.with_name(f"{path.name}.ask")
 
     def ask(self) -> Inside:
-        """Blocking. Fault: no answer came."""
+        """Ask, and wait for the answer; blocking. Fault: no answer came."""
         self._answer.unlink(missing_ok=True)
         self._ask.touch()
         deadline = time.monotonic() + ANSWER_S
@@ -76,7 +76,7 @@ class CountQuestion:
         return Inside(**json.loads(self._answer.read_text()))
 
     def answer_once(self) -> None:
-        """Wait until it is asked, and answer. Blocking."""
+        """Wait for a question, and answer it; blocking."""
         while not self._ask.exists():
             time.sleep(ASK_S)
         self._ask.unlink()
@@ -85,7 +85,7 @@ class CountQuestion:
         spare.rename(self._answer)
 
     def answer_in_a_thread(self) -> None:
-        """Answer whenever it is asked, until this program ends."""
+        """Answer every question until this program ends."""
         threading.Thread(target=self._answer_again, name="soak-counts", daemon=True).start()
 
     def _answer_again(self) -> None:

@@ -1,4 +1,4 @@
-"""The soak's learner: publishes a real model, a little changed each time, and remembers what it trained on."""
+"""The soak's learner: publishes a real model that changes a little each time, and records what it trained on."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -10,13 +10,13 @@ from echo2d.client import Batch
 from echo2d_lab.standins.fake_learner import FakeLearner
 
 CHANGED = 0.01  # share of the 16-bit words that a version changes
-LENGTH_BYTES = 8  # of a safetensors header's length
+LENGTH_BYTES = 8  # size of the header's length in a safetensors file
 
 
 @dataclass(slots=True)
 class SoakBatches:
-    """By step: the outputs of its batch by their places (group, sample). A step that is trained
-    again, after the learner resumed, replaces what it was.
+    """For each step the outputs of its batch, by their places (group, sample). A step that a resumed
+    learner trains again replaces its earlier entry.
     """
 
     steps: dict[int, dict[tuple[int, int], bytes]] = field(default_factory=dict)
@@ -33,17 +33,17 @@ class SoakBatches:
         return max(self.steps, default=0)
 
     def outputs(self) -> dict[tuple[int, int], bytes]:
-        """All of them."""
+        """The outputs of all steps."""
         return {place: tokens for step in self.steps.values() for place, tokens in step.items()}
 
     def repeated(self) -> list[tuple[int, int]]:
-        """Places that stand in more than one step."""
+        """Places that are in more than one step."""
         found = Counter(place for step in self.steps.values() for place in step)
         return [place for place, times in found.items() if times > 1]
 
 
 class SoakLearner(FakeLearner):
-    """base: the directory of a model in one file. trained: kept by the soak, across its learners."""
+    """base: the directory of a model in one file. trained: the soak keeps it over several learners."""
 
     def __init__(
         self,

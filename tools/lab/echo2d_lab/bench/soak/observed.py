@@ -1,4 +1,4 @@
-"""Runs an echo2d command as usual, and counts what its process holds when it is asked.
+"""Runs an echo2d command as usual; when asked, it counts what its process holds.
 
 python -m echo2d_lab.bench.soak.observed PATH coordinate --config run.toml
 """

@@ -1,11 +1,11 @@
-"""What happens to a run in `echo2d bench soak`, drawn from a seed: when, and to whom.
+"""The troubles of a run in `echo2d bench soak`, drawn from a seed: when they happen, and to which process.
 
     |-- troubles of all kinds --|count|-- troubles that leave the coordinator alive --|count|
     0                          T/3                                                    T
 
-The coordinator is killed before the first count only, so that the two counts are of one process. What
-makes many things begin anew comes in the first half of a part (EARLY), so that what is bounded is as
-full at each count.
+The coordinator is killed only before the first count, so that both counts are of one process. Troubles that
+empty histories and queues come in the first half of a part (EARLY), so that these are equally full at both
+counts.
 """
 
 import random
@@ -18,17 +18,17 @@ from echo2d.errors import OperatorFault
 TroubleKind = Literal[
     "kill_worker",  # kill -9 of a real worker; it is started again
     "freeze_worker",  # SIGSTOP of a real worker, and SIGCONT
-    "kill_learner",  # it is gone in the middle of a step, and resumes at its checkpoint
+    "kill_learner",  # it ends in the middle of a step, and resumes at its checkpoint
     "kill_seed",
     "kill_tasks",  # kill -9 of the process that makes prompts and rewards
     "revoke",  # a token of two scripted workers
     "other_build",  # a worker with another protocol dials
-    "bomb",  # a worker sends messages that are costly to refuse
-    "upgrade",  # half of the scripted workers come back with the next build, or with this one again
+    "bomb",  # a worker sends messages that are expensive to refuse
+    "upgrade",  # half of the scripted workers come back with the next build, or again with this one
     "kill_coordinator",
 ]
 EARLY: frozenset[TroubleKind] = frozenset({"upgrade", "kill_coordinator"})
-# How often each kind comes, against the others.
+# How often each kind comes, relative to the others.
 WEIGHTS: dict[TroubleKind, float] = {
     "kill_worker": 3,
     "freeze_worker": 2,
@@ -41,8 +41,8 @@ WEIGHTS: dict[TroubleKind, float] = {
     "upgrade": 1,
     "kill_coordinator": 2,
 }
-GAP_S = (15.0, 45.0)  # between the beginnings of two troubles
-# A trouble and its alerts are over after so long; none begins later before a count.
+GAP_S = (15.0, 45.0)  # smallest and largest time between the beginnings of two troubles
+# A trouble and its alerts are over after this time, so no trouble begins within it before a count.
 OVER_S = 100.0
 FIRST_COUNT = 1 / 3
 MINUTES_MIN = 12.0
@@ -50,7 +50,7 @@ MINUTES_MIN = 12.0
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """at_s: since the load began, without the counts. draw: decides whom it strikes, in [0, 1)."""
+    """at_s: since the load began, without the counts. draw: in [0, 1), decides which process it strikes."""
 
     at_s: float
     kind: TroubleKind
@@ -80,7 +80,7 @@ class SoakPlan:
         return 60 * self.minutes * FIRST_COUNT, 60 * self.minutes
 
     def troubles(self, part: Literal[0, 1]) -> list[Trouble]:
-        """Those before the first count, or between the two; one of each kind comes first."""
+        """The troubles before the first count, or between the two; one of each kind comes first."""
         return list(self._drawn(part))
 
     def _drawn(self, part: Literal[0, 1]) -> Iterator[Trouble]:

@@ -1,4 +1,4 @@
-"""What `echo2d bench soak` found: as an object, as a table, and what of it breaks a promise."""
+"""The result of `echo2d bench soak`: as an object, as a table, and the promises that it breaks."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -14,19 +14,19 @@ from echo2d_lab.bench.soak.books import Books
 from echo2d_lab.bench.soak.counts import ProcessCounts
 from echo2d_lab.bench.soak.plan import SoakPlan
 
-# Memory may grow by so much between the two counts.
+# Memory may grow by this much between the two counts.
 RSS_GROWTH_MB_MAX = 10.0
-# Until then histories fill, and memory and objects grow with them: both are compared if the first count
-# comes later.
+# Minutes in which histories fill, and memory and objects grow with them: both are compared only if the first
+# count comes later.
 MEMORY_FROM_MIN = 20.0
-# The same for live objects: what is in flight at one moment differs by so much.
+# Live objects may grow by this share, because the number of objects in flight changes from moment to moment.
 OBJECTS_GROWTH_MAX = 0.02
 TYPES_SHOWN = 8
 
-# The coordinator remembers each machine that was here once, up to 10,000: so many objects for each.
+# The coordinator remembers each machine that has ever joined, up to 10,000, with this many objects for each.
 OBJECTS_PER_MACHINE = 20
 
-# A worker without peer links holds the control link, the listener, and two of its event loop.
+# Sockets of a worker without peer links: the control link, the listener, and two of its event loop.
 WORKER_SOCKETS = 4
 
 Looks = tuple[ProcessCounts, ...]
@@ -35,9 +35,9 @@ Count = Mapping[str, Looks]  # by program
 
 @dataclass(frozen=True, slots=True)
 class SoakReport:
-    """happened: how often each kind of trouble came. counts: of both moments, several looks each.
-    new_machines: that came for the first time between them. seen: alerts that came as expected, by
-    kind.
+    """happened: how often each kind of trouble came. counts: the two counts, with several looks each.
+    new_machines: machines that joined for the first time between them. seen: alerts that came as
+    expected, by kind.
     """
 
     plan: SoakPlan
@@ -67,7 +67,7 @@ class SoakReport:
                 yield f"{name} is not there at the second count"
             elif now[0].pid == then[0].pid:
                 machines = self.new_machines if name == "coordinator" else 0
-                # A plan links a real worker with up to all others and the seed.
+                # A plan may link a real worker with all others and the seed.
                 links = WORKER_SOCKETS + self.plan.real if name.startswith("real-") else 0
                 words = [*_growth(then, now, links)]
                 if self.compares_memory:
@@ -83,7 +83,7 @@ class SoakReport:
 
 
 def _memory_growth(then: Looks, now: Looks, machines: int) -> Iterator[str]:
-    """machines: that came for the first time between the counts."""
+    """Growth of memory and objects. machines: number that joined for the first time between the counts."""
     before_mb, after_mb = _median_mb(then), _median_mb(now)
     if after_mb > before_mb + RSS_GROWTH_MB_MAX:
         yield f"{after_mb - before_mb:.1f} MB more memory"
@@ -95,9 +95,9 @@ def _memory_growth(then: Looks, now: Looks, machines: int) -> Iterator[str]:
 
 
 def _growth(then: Looks, now: Looks, sockets: int) -> Iterator[str]:
-    """What every look of the second count shows more of than any look of the first.
+    """Sentences about counts that are larger in every look of the second count than in any look of the first.
 
-    sockets: it may always hold so many.
+    sockets: the process may always hold this many.
     """
     for what, of in EQUAL.items():
         before, after = _range(then, of), _range(now, of)
@@ -107,7 +107,7 @@ def _growth(then: Looks, now: Looks, sockets: int) -> Iterator[str]:
 
 
 def _most_more(then: ProcessCounts, now: ProcessCounts) -> str:
-    """The types of which there are the most more."""
+    """The types whose number has grown most."""
     assert then.inside is not None
     assert now.inside is not None
     before = then.inside.by_type
@@ -133,7 +133,7 @@ EQUAL: Mapping[str, Callable[[ProcessCounts], int | None]] = {
 
 
 def _range(looks: Looks, of: Callable[[ProcessCounts], int | None]) -> tuple[int, ...]:
-    """The least and the most; empty: it was not counted."""
+    """The smallest and the largest value; empty: it was not counted."""
     found = [count for count in map(of, looks) if count is not None]
     return (min(found), max(found)) if found else ()
 

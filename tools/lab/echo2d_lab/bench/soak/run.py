@@ -1,12 +1,12 @@
-"""`echo2d bench soak`: a run of real processes and scripted workers, to which everything happens for an hour.
+"""`echo2d bench soak`: a run of real processes and scripted workers that has all kinds of troubles for an hour.
 
     this process                                                 other processes, as in any run
     300 scripted workers that come and go --WebSocket--> echo2d coordinate: ledger, task process, seed
     a learner without gradients ---------------HTTP----> echo2d join, 4 times: torch engines, peer links
 
-Troubles are drawn (`plan`). At a third of the time and at the end everybody is here and nothing
-happens for a while; what the processes hold then is counted (`counts`). The alerts are watched all
-the time (`alert_watch`), and at the end every answer is looked for (`books`).
+Troubles are drawn (`plan`). At a third of the time and at the end all workers are present and no trouble
+happens for a while; then the things that processes hold are counted (`counts`). The alerts are watched all
+the time (`alert_watch`), and at the end every answer is accounted for (`books`).
 """
 
 import asyncio
@@ -56,27 +56,27 @@ from echo2d_lab.bench.soak.seats import NEXT_BUILD, ScriptedSeat, SoakAnswers, S
 
 SLOTS, TOKENS, PROMPT_TOKENS = 4, 64, 16
 REAL_SLOTS, REAL_TOKENS_PER_S = 4, 30.0
-PAIR = 2  # scripted workers of a token that may be revoked
+PAIR = 2  # scripted workers that share a token which may be revoked
 PAIRS = 8
 T_TRAIN_S = 2.0
 START_S = 120.0
-CHURN_S = (1.0, 5.0)  # from one worker that goes to the next
+CHURN_S = (1.0, 5.0)  # smallest and largest time from one worker that leaves to the next
 AWAY_S = (5.0, 60.0)
-CUT, NEW = 0.5, 0.2  # shares of the goings without a goodbye, and of the comings as a new machine
-DOWN_S = 40.0  # a real worker or the learner after a kill: its alert must come in that time
+CUT, NEW = 0.5, 0.2  # share of leaves without a goodbye, and of joins as a new machine
+DOWN_S = 40.0  # a killed worker or learner stays down this long: its alert must come in that time
 FROZEN_S = 20.0
 BOMBS_S = 15.0
 STRANGE_S = 60.0
-LOOKS, LOOK_GAP_S = 10, 6.0  # of each count
-REFUSED_S = 700.0  # how long a peer that broke the protocol is refused, and a little more
+LOOKS, LOOK_GAP_S = 10, 6.0  # looks in each count, and seconds between two of them
+REFUSED_S = 700.0  # a peer that broke the protocol is refused a little less long than this
 STOPPED = 130
 
 
 def run_soak(plan: SoakPlan, *, out: Path | None, as_json: bool) -> int:
-    """The exit code: 1 if something leaked, was lost, or an alert was missing or wrong."""
+    """Run the soak. Returns the exit code: 1 if something leaked or was lost, or an alert was missing or wrong."""
     import uvloop
 
-    logging.disable(logging.WARNING)  # three hundred links have a lot to say
+    logging.disable(logging.WARNING)  # three hundred links would log too much
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     progress = Progress(console=Console(stderr=True), disable=as_json)
     try:
@@ -111,11 +111,11 @@ class Soak:
         self._book = AlertBook()
         self._happened: Counter[str] = Counter()
         self._counts: list[Count] = []
-        self._machines: list[int] = []  # that had come as new ones, before each count
+        self._machines: list[int] = []  # number of new machines before each count
         self._away: set[str] = set()  # programs that are down on purpose
         self._pair_tokens: list[str] = []
         self._seats: list[ScriptedSeat] = []
-        self._calm = True  # nobody comes or goes
+        self._calm = True  # no worker joins or leaves
         self._learner: SoakLearner | None = None
         with socket.create_server(("127.0.0.1", 0)) as free:
             self._port = free.getsockname()[1]
@@ -168,7 +168,7 @@ class Soak:
                 await seat.leave(cut=False)
 
     async def _troubles(self, part: Literal[0, 1], began: float, tasks: asyncio.TaskGroup) -> None:
-        """Until the part is over and its last trouble too."""
+        """Make the troubles of a part, until the part and its last trouble are over."""
         self._calm = False
         under_way: list[asyncio.Task[None]] = []
         for trouble in self._plan.troubles(part):
@@ -191,7 +191,7 @@ class Soak:
             await asyncio.sleep(min(1.0, left))
 
     async def _count(self, tasks: asyncio.TaskGroup) -> None:
-        """Everybody is here. Several looks: links and requests come and go meanwhile."""
+        """Count when all workers are present, in several looks, because links and requests come and go."""
         self._note("count")
         self._machines.append(self._happened["new_machine"])
         for seat in self._seats:
@@ -217,7 +217,7 @@ class Soak:
         return found
 
     def _note(self, text: str) -> None:
-        """Into the soak's own log, for somebody who asks why."""
+        """Write a line to the soak's own log, for later questions."""
         with (self._folder / "logs" / "soak.log").open("a") as file:
             file.write(f"{datetime.now(UTC):%H:%M:%S} step {self._trained.last_step}: {text}\n")
 
@@ -321,7 +321,7 @@ class Soak:
         await seat.leave(cut=cut)
         await asyncio.sleep(away_s)
         if seat.here:
-            return  # a count has called everybody back
+            return  # a count has called all workers back
         self._expect_a_worker(seat.name)
         new = self._rng.random() < NEW
         self._happened["new_machine"] += new
@@ -349,7 +349,7 @@ class Soak:
         self._note(f"{trouble.kind} is over")
 
     def _victim(self, trouble: Trouble) -> str:
-        """One of the second half: the first half lives from count to count."""
+        """The name of a real worker of the second half; those of the first half live from count to count."""
         first = self._plan.real // 2
         return f"real-{first + int(trouble.draw * (self._plan.real - first))}"
 
@@ -386,7 +386,7 @@ class Soak:
         self._start_learner((await self._status())["checkpoint_step"])
 
     async def _status(self) -> dict[str, Any]:
-        """Ask until the coordinator answers: it may have been killed."""
+        """The status; it is requested until the coordinator answers, which may have been killed."""
         async with asyncio.timeout(START_S):
             while True:
                 with suppress(Fault):
@@ -467,13 +467,13 @@ class Soak:
         self._away.discard("coordinator")
 
     def _expect_a_start(self) -> None:
-        """A coordinator starts: its workers, its learner and its seed come back one by one."""
+        """Expect the alerts of a coordinator that starts: workers, learner and seed come back one by one."""
         for kind in ("worker_silent", "worker_no_version", "worker_stale"):
             self._book.expect(kind, for_s=PEER_GONE_S + WITHIN_S)
         for kind in ("seed_away", "no_workers", "no_learner", "learner_silent"):
             self._book.expect(kind, for_s=START_S)
 
     def _expect_a_worker(self, name: str) -> None:
-        """A worker comes: it has no version yet, or an old one."""
+        """Expect the alerts of a worker that joins: it has no version yet, or an old one."""
         for kind in ("worker_no_version", "worker_stale"):
             self._book.expect(kind, name, for_s=START_S)

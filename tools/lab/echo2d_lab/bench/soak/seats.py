@@ -1,9 +1,9 @@
-"""The soak's scripted workers: each seat has a worker that leaves, is cut off, and comes again.
+"""The soak's scripted workers: each seat has a worker that leaves, is cut off, and joins again.
 
     away --enrol (a new machine), connect--> here --leave, or its link is cut--> away --a while--> here
                                               +--revoked--> over
 
-Every answer that they write is another one, so that each can be followed into a batch.
+All answers differ, so that each can be followed into a batch.
 """
 
 import asyncio
@@ -29,16 +29,16 @@ from echo2d_lab.bench.coordinator.fake_fleet import FakeOutput, FakeWorker, Scri
 from echo2d_lab.bench.coordinator.load_meter import LoadMeter
 
 ENROL_PATIENCE_S = 120.0
-BASE = 8  # each digit of a serial number is a token below it
+BASE = 8  # a serial number is written in this base; each digit is a token
 DIGITS = 12
-# The release after this one, as this one's coordinator sees it.
+# The next release, as a coordinator of this release sees it.
 NEXT_BUILD = Build(PROTOCOL_VERSION + 1, PROTOCOL_OLDEST, "99.0")
 
 
 @dataclass(slots=True)
 class SoakAnswers:
-    """What all scripted workers wrote. groups: of leases. accepted: the places (group, sample) of
-    answers that the coordinator has acknowledged, by their tokens.
+    """The answers of all scripted workers. groups: groups of their leases. accepted: the places (group,
+    sample) of acknowledged answers, by their tokens.
     """
 
     numbers: "count[int]" = field(default_factory=count)
@@ -47,7 +47,7 @@ class SoakAnswers:
 
 
 class NumberedWorker(FakeWorker):
-    """A scripted worker whose answers differ."""
+    """A scripted worker whose answers have serial numbers."""
 
     written: SoakAnswers
     script: Script
@@ -57,7 +57,7 @@ class NumberedWorker(FakeWorker):
         return replace(super().hello(), build=self.build)
 
     def say_goodbye(self) -> None:
-        """Leave as a worker does that is stopped."""
+        """Sign off like a worker that is stopped."""
         assert self._link is not None
         self._link.send(Goodbye("stopped"))
         self.leave()
@@ -83,8 +83,8 @@ class NumberedWorker(FakeWorker):
 
 
 class ScriptedSeat:
-    """One scripted worker. here: while it is wanted; closed: its token was revoked. build: of the
-    worker that comes next.
+    """One scripted worker. here: it is wanted. closed: its token was revoked. build: of the next worker
+    in this seat.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class ScriptedSeat:
         return self._task is not None and not self._task.done()
 
     async def come(self, url: str, tasks: asyncio.TaskGroup, *, new: bool = False) -> None:
-        """Connect. new: as a machine that has never been here."""
+        """Connect. new: as a machine that has never joined."""
         old = None if new or self._worker is None else self._worker.key
         worker = NumberedWorker(self.name, self._script, [], self._meter, self._rng, old)
         worker.written, worker.script, worker.build = self._written, self._script, self.build
@@ -144,7 +144,7 @@ class ScriptedSeat:
 
 
 class StrangeWorker(FakeWorker):
-    """A worker whose protocol the coordinator does not know. let_in: how often it was welcomed."""
+    """A worker with a protocol that the coordinator does not know. let_in: how often it was welcomed."""
 
     let_in = 0
 

@@ -1,7 +1,7 @@
 """One peer of a BitTorrent swarm of aria2c, for `baselines`, with a tracker of its own beside the seed.
 
-aria2c runs as a daemon that takes orders by JSON-RPC. Warm, daemon and tracker go on, and the tracker knows every peer
-when the clock starts. A connection belongs to one torrent, so no connection can be kept.
+aria2c runs as a daemon that takes orders by JSON-RPC. In warm rounds daemon and tracker keep running, and the tracker
+knows every peer when the clock starts. A connection belongs to one torrent, so no connection can be kept.
 """
 
 import base64
@@ -22,7 +22,7 @@ from echo2d_lab.bench.broadcast.rivals.node import RivalNode, RivalOffer, obey
 
 PIECE_BYTES = 256 << 10
 ANNOUNCE_S = 2
-POLL_S = 0.02  # before the clock starts
+POLL_S = 0.02  # seconds between two polls, which all happen before the clock starts
 START_S = 20.0
 OPTIONS = (
     "--enable-dht=false", "--bt-enable-lpd=false", "--file-allocation=none", "--seed-ratio=0.0", "--quiet=true",
@@ -33,7 +33,7 @@ OPTIONS = (
 
 
 def bencode(value: object) -> bytes:
-    """BEP 3. Keys of a dictionary are given in order."""
+    """A value in the encoding of BEP 3. The keys of a dictionary must be in order."""
     match value:
         case int():
             return b"i%de" % value
@@ -64,7 +64,7 @@ def make_torrent(file: Path, torrent: Path, tracker: str) -> None:
 
 
 class Tracker(BaseHTTPRequestHandler):
-    """Tells every peer of every peer. A peer has one port for all versions."""
+    """Gives every peer the addresses of all peers. A peer has one port for all versions."""
 
     known: ClassVar[dict[tuple[str, int], None]] = {}
 
@@ -85,7 +85,7 @@ class Tracker(BaseHTTPRequestHandler):
 
 
 class Aria2:
-    """One daemon. Its ports: the tracker's, then two for each node."""
+    """One daemon. The first port is the tracker's; then each node has two."""
 
     def __init__(self, node: RivalNode) -> None:
         self._node = node
@@ -127,7 +127,7 @@ class Aria2:
     def fetch(self, offer: RivalOffer) -> None:
         self._add(offer)
         while Path(self._complete.readline().strip()) != self._node.file(offer.version):
-            pass  # a version before
+            pass  # the line is about an earlier version
 
     def _add(self, offer: RivalOffer) -> None:
         torrent = base64.b64encode(self._node.torrent(offer.version).read_bytes()).decode()
@@ -137,7 +137,7 @@ class Aria2:
         self._gid = self._call("aria2.addTorrent", torrent, [], options)
 
     def _is_seeding(self) -> bool:
-        """And every peer that asks the tracker hears of it."""
+        """Whether the daemon seeds, so that every peer that asks the tracker gets its address."""
         facts = self._call("aria2.tellStatus", self._gid, ["seeder"])
         return facts.get("seeder") == "true" and bool(Tracker.known)
 

@@ -1,10 +1,11 @@
-"""Downloads over HTTP, for `baselines`: from relays, as prime-rl's SHARDCAST has them, or from one object store.
+"""Downloads over HTTP, for `baselines`: from relays, as in prime-rl's SHARDCAST, or from one object store.
 
 A version is served in parts, which are byte ranges; a manifest has the SHA-256 of each. The seed is the origin. A relay
-takes all parts from it, and serves each part once it has verified it. The other peers draw a relay for each part, by
-the rate and success that they have measured. Without relays all peers take all parts from the origin: an object store.
-Kinder than SHARDCAST: a relay holds a request until it has the part, where SHARDCAST polls a list (every 30 s unless
-configured otherwise); a part is 256 KiB, not 50 MB; sums are of parts, not of the whole file; connections are kept.
+takes all parts from the origin, and serves each part once it has verified it. The other peers draw a relay for each
+part, by the rate and success that they have measured. Without relays all peers take all parts from the origin, as from
+an object store. This is faster than SHARDCAST: a relay holds a request until it has the part, where SHARDCAST polls a
+list (every 30 s unless configured otherwise); a part has 256 KiB, not 50 MB; checksums are of parts, not of the whole
+file; connections are kept.
 """
 
 import asyncio
@@ -24,18 +25,18 @@ STORE = "object-store"  # the settings without relays
 # 8 peers on links of 50 Mbit/s took 4.3 times the bound with two relays and ten streams of 1 MiB, 3.3 with three relays
 # and three or four streams of 256 KiB.
 PART_BYTES = 256 << 10
-STREAMS = 4  # of one peer at a time
+STREAMS = 4  # requests of one peer at a time
 RETRIES_MAX = 5
-RECENT = 0.3  # of the newest rate or success in its moving mean
+RECENT = 0.3  # weight of the newest rate or success in its moving mean
 HEAL = 0.01  # with each part the success of every relay rises by this, so that a bad one is tried again
-KEEP_S = 3600.0  # an idle connection stays open for so long
+KEEP_S = 3600.0  # an idle connection stays open for this many seconds
 
 
 def relay_numbers(uplinks: Sequence[float]) -> tuple[int, ...]:
-    """The fastest peers, as many as are done first: the origin feeds them, and they feed all other peers.
+    """The relays: the fastest peers, in the number with which the broadcast ends first.
 
-    Of two numbers that are done together, the greater: its relays have uplinks to spare.
-    uplinks: of the origin, then of each peer; 0: it cannot be dialled.
+    The origin feeds the relays, and they feed all other peers. Of two numbers that end at the same time, the larger one
+    is taken: its relays have uplink to spare. uplinks: of the origin, then of each peer; 0: it cannot be dialled.
     """
     origin, *peers = uplinks
     fastest = sorted(range(1, len(uplinks)), key=lambda number: -uplinks[number])
@@ -51,12 +52,12 @@ def relay_numbers(uplinks: Sequence[float]) -> tuple[int, ...]:
 
 
 def part_range(part: int, size: int) -> tuple[int, int]:
-    """Where it begins and ends."""
+    """The first byte of a part, and the end of it."""
     return part * PART_BYTES, min(size, (part + 1) * PART_BYTES)
 
 
 class Source:
-    """A server to fetch from, as this peer has measured it."""
+    """A server from which this peer fetches, with its measured rate and success."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -64,7 +65,7 @@ class Source:
         self._success = 1.0
 
     def weight(self, usual: float) -> float:
-        """usual: the rate of one that has not been measured."""
+        """usual: the rate that is assumed for a source that has not been measured."""
         return (usual if self.rate is None else self.rate) * self._success
 
     def note(self, rate: float | None) -> None:
@@ -78,7 +79,7 @@ class Source:
 
 
 class Holding:
-    """One version at one node. sums: of the parts; there: whether a part has been verified, to be waited for."""
+    """One version at one node. sums: checksums of the parts. there: for each part, an event: it is verified."""
 
     def __init__(self, offer: RivalOffer) -> None:
         self.size = offer.size
@@ -177,7 +178,7 @@ class HttpTree:
                     group.create_task(self._stream(offer, holding, parts, file.fileno()))
 
     async def _stream(self, offer: RivalOffer, holding: Holding, parts: Any, file: int) -> None:
-        """One of STREAMS; each takes the next part of all."""
+        """One of the STREAMS; each takes the next part of all."""
         for part in parts:
             for _ in range(RETRIES_MAX):
                 source = self._draw()
@@ -198,7 +199,9 @@ class HttpTree:
         return self._random.choices(self._sources, weights)[0]
 
     async def _get(self, source: Source, offer: RivalOffer, part: int) -> bytes | None:
-        """None: it failed. The rate counts from the answer's first byte: before, the server waits for the part."""
+        """A part; None: the request failed. The rate counts from the answer's first byte, because before it the server
+        waits for the part.
+        """
         begin, end = part_range(part, offer.size)
         url = f"http://{source.address}:{self._node.port}/{offer.version}"
         try:

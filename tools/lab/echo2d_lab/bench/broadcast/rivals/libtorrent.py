@@ -1,8 +1,8 @@
-"""One peer of a BitTorrent swarm, for `baselines`: libtorrent without DHT and uTP, given every peer's address.
+"""One peer of a BitTorrent swarm, for `baselines`: libtorrent without DHT and uTP, with every peer's address.
 
-For a Python that has libtorrent. Warm, the session of the versions before goes on. A connection belongs to one torrent,
-so no connection can be kept. The peers of a warm version therefore connect to each other before the clock starts, and
-to the seed when it starts.
+It runs in a Python that has libtorrent. In warm rounds the session of earlier versions continues. A connection belongs
+to one torrent, so no connection can be kept. Therefore the peers of a warm version connect to each other before the
+clock starts, and to the seed when it starts.
 """
 
 import importlib
@@ -15,7 +15,7 @@ from echo2d_lab.bench.broadcast.rivals.libtorrent_settings import TRIED
 from echo2d_lab.bench.broadcast.rivals.node import RivalNode, RivalOffer, obey
 
 POLL_S = 0.01
-CONNECT_S = 0.5  # so long a peer of a warm version waits until its connections are up
+CONNECT_S = 0.5  # a peer of a warm version waits this long for its connections
 BASE = {
     "enable_dht": False, "enable_lsd": False, "enable_upnp": False, "enable_natpmp": False,
     "enable_incoming_utp": False, "enable_outgoing_utp": False,

@@ -1,4 +1,4 @@
-"""The settings of libtorrent that were tried; the broadcast page has what each reached. Standard library only."""
+"""The settings of libtorrent that were tried; the broadcast page has the result of each. Standard library only."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,7 +12,9 @@ PLAIN = 2  # libtorrent's enc_policy.pe_disabled
 
 @dataclass(frozen=True, slots=True)
 class TorrentSettings:
-    """changed: from libtorrent's defaults. super_seeding: of the seed. v1_only: no hash trees of BitTorrent v2."""
+    """changed: values that are not libtorrent's defaults. super_seeding: of the seed. v1_only: no hash trees of
+    BitTorrent v2.
+    """
 
     changed: Mapping[str, object] = field(default_factory=dict)
     super_seeding: bool = False
@@ -42,7 +44,7 @@ COMBINED = {
     "strict_end_game_mode": False,
     "initial_picker_threshold": 0,
 }
-# For what `--against libtorrent:NAME` takes.
+# The settings by the NAME in `--against libtorrent:NAME`.
 TRIED: Mapping[str, TorrentSettings] = {
     "default": TorrentSettings(),
     "unlimited-unchokes": TorrentSettings({"unchoke_slots_limit": NO_LIMIT}),

@@ -1,7 +1,8 @@
-"""What the programs of all rivals share: which node a program is, and the orders that `baselines` gives it.
+"""The common part of all rivals' programs: the node of a program, and the orders that `baselines` gives it.
 
-A program gets a `RivalNode` as JSON in its last argument and dials the socket that it names. Over the socket come lines
-of JSON: `prepare` a version, then `go`. Standard library only, because one rival runs in a Python of its own.
+A program gets a `RivalNode` as JSON in its last argument and dials the socket that it names. Over the socket it
+receives lines of JSON: `prepare` a version, then `go`. Standard library only, because one rival runs in a Python of its
+own.
 """
 
 import hashlib
@@ -13,16 +14,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
 
-DIGEST_S_MAX = 4.0  # a program that says that it is done may still be writing for so long
+DIGEST_S_MAX = 4.0  # a program that has reported its end may still be writing for this long
 
 
 @dataclass(frozen=True, slots=True)
 class RivalNode:
-    """Who a program is.
+    """The node at which a program runs.
 
-    number: 0 is the seed. addresses: of all nodes, the seed's first. uplinks: bytes/s of all nodes, 0 for one that no
-    other node can dial. port: the first of PORTS that are its rival's. directory: of all files of its rival. control:
-    the UNIX socket of `baselines`. settings: the name of the rival's settings.
+    number: 0 is the seed. addresses: of all nodes, the seed's first. uplinks: bytes/s of all nodes, 0 for a node that
+    no other node can dial. port: the first of the rival's PORTS. directory: for all files of the rival. control: the
+    UNIX socket of `baselines`. settings: the name of the rival's settings.
     """
 
     number: int
@@ -60,13 +61,13 @@ class RivalNode:
         return self.folder / f"v{version}"
 
     def torrent(self, version: int) -> Path:
-        """Every node can read it. That it costs no transfer favours the rival."""
+        """The torrent, which every node can read. It costs no transfer, in favour of the rival."""
         return Path(self.directory, f"v{version}.torrent")
 
 
 @dataclass(frozen=True, slots=True)
 class RivalOffer:
-    """One version. warm: the programs have spread another one before."""
+    """One version. warm: the programs have spread another version before."""
 
     version: int
     size: int
@@ -75,17 +76,17 @@ class RivalOffer:
 
 
 class RivalPeer(Protocol):
-    """What differs between rivals."""
+    """The part of a program that each rival implements."""
 
     def prepare(self, offer: RivalOffer) -> None:
-        """Everything that may happen before the clock starts. The seed has the file and is prepared first."""
+        """Do everything that may happen before the clock starts. The seed has the file and is prepared first."""
 
     def fetch(self, offer: RivalOffer) -> None:
-        """Not at the seed. It returns when all bytes are there and verified."""
+        """Fetch the version; not called at the seed. It returns when all bytes have arrived and are verified."""
 
 
 def obey(node: RivalNode, peer: RivalPeer) -> None:
-    """Until `baselines` hangs up."""
+    """Follow the orders of `baselines` until it closes the socket."""
     with socket.socket(socket.AF_UNIX) as control:
         control.connect(node.control)
 
@@ -107,7 +108,7 @@ def obey(node: RivalNode, peer: RivalPeer) -> None:
 
 
 def written_digest(node: RivalNode, offer: RivalOffer) -> str:
-    """Of the file, once it is what was offered; of what is there after DIGEST_S_MAX otherwise."""
+    """The file's digest, once it is the offered one; otherwise its digest after DIGEST_S_MAX."""
     deadline = time.monotonic() + DIGEST_S_MAX
     while True:
         digest = hashlib.sha256(node.file(offer.version).read_bytes()).hexdigest()

@@ -1,6 +1,6 @@
 """A plain download, for `baselines`: the seed sends the file to every peer at once, and no peer passes it on.
 
-Warm, a peer asks over the connection that it has kept since its first version.
+In warm rounds a peer asks over the connection that it has kept since its first version.
 """
 
 import socket
@@ -22,7 +22,7 @@ class Star:
             threading.Thread(target=self._accept, args=(server,), daemon=True).start()
 
     def prepare(self, offer: RivalOffer) -> None:
-        """There is nothing to prepare."""
+        """A plain download prepares nothing."""
 
     def fetch(self, offer: RivalOffer) -> None:
         if self._connection is None:

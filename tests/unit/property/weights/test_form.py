@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from echo2d.core.base.canonical import digest_of
 from echo2d.core.base.ids import SegmentId, is_table
-from echo2d.core.weights.encoding import SegmentTable, decode_record, frame_layout
+from echo2d.core.weights.form import SegmentTable, decode_record, frame_layout
 from echo2d.core.weights.manifest import Manifest, chunk_layout
 from echo2d.core.weights.signed_index import Root
 from echo2d.core.weights.verifier import FormIndex

@@ -18,7 +18,7 @@ from echo2d.core.base.ids import (
     frame_id,
 )
 from echo2d.core.weights.delta import ChunkMode
-from echo2d.core.weights.encoding import (
+from echo2d.core.weights.form import (
     FRAME_BYTES_DEFAULT,
     FRAME_BYTES_MAX,
     FRAME_BYTES_MIN,

@@ -1,4 +1,4 @@
-"""Define a form, which is one encoding of a version cut for the wire: its facts, chunk records,
+"""Defines a form, which is a version in full or as a delta, cut for the wire: its facts, chunk records,
 segment tables and frames.
 
     chunks (manifest) -> encoded chunks -> segments of at most 64 MiB, each with its table -> frames
@@ -51,21 +51,22 @@ from echo2d.core.weights.manifest import (
 )
 from echo2d.errors import IntegrityFault
 
-SEGMENT_BYTES_MAX = 64 << 20  # signed as a whole; about a second of a 500 Mbit/s uplink
+# A segment is signed as a whole; this is about a second of a 500 Mbit/s uplink.
+SEGMENT_BYTES_MAX = 64 << 20
 SEGMENT_BYTES_MIN = 1 << 20  # no frame leaves before its segment is closed and signed
-# A segment closes at this share of what came before it. So frames leave soon after the encoder has
-# begun, the last segment is at most a fifth of a form, and a delta of 100 MB has about 19 of them.
+# A segment closes at this share of the bytes before it. So frames leave soon after the encoder has
+# begun, the last segment is at most a fifth of a form, and a delta of 100 MB has about 19 segments.
 SEGMENT_GROWTH = 0.25
 TABLE_BYTES_MAX = 1 << 20  # a table travels as one frame
 FRAME_BYTES_MIN = 64 << 10  # with smaller frames, headers and digests cost too much
 FRAME_BYTES_DEFAULT = 256 << 10
 FRAME_BYTES_MAX = 1 << 20  # with larger frames, a relay waits too long before it can forward
-# Below this, larger frames would be too few: the last ones of each relay hold all others up.
+# A smaller form needs small frames: with few frames, the last ones of each relay delay all other peers.
 SMALL_FORM_BYTES = 1 << 30
 RUN_ID_CHARS_MAX = 64
 BASE_BYTES = 16  # xxh3-128
 NO_BASE = bytes(BASE_BYTES)
-RECORD_TABLE_BYTES = 1 + 4 + BASE_BYTES + DIGEST_BYTES  # of one chunk in an encoded table
+RECORD_TABLE_BYTES = 1 + 4 + BASE_BYTES + DIGEST_BYTES  # for each chunk in an encoded table
 
 SELF_CONTAINED = (ChunkMode.RAW, ChunkMode.FULL)  # modes that need no base
 
@@ -89,16 +90,14 @@ def form_id(
 
 @dataclass(frozen=True, slots=True)
 class FormFacts:
-    """The facts of a form that are fixed before its first segment is encoded.
-
-    base_digest: the digest of the snapshot that the form is a delta from; None for full forms.
-    """
+    """The facts of a form that are fixed before its first segment is encoded."""
 
     run_id: RunId
     epoch: Epoch
     version: Version
     publish_seq: PublishSeq
     kind: FormKind
+    # The digest of the snapshot that the form is a delta from; None for full forms.
     base_digest: Digest | None
     frame_bytes: int
 
@@ -135,15 +134,13 @@ _unpack_facts = canonical_unpacker(FormFacts, bytes_max=1024)
 
 @dataclass(frozen=True, slots=True)
 class ChunkRecord:
-    """One encoded chunk. base: xxh3-128 of the base chunk that it needs, or NO_BASE. result:
-    blake3-256 of the chunk.
-    """
+    """One encoded chunk."""
 
     chunk: ChunkId
     mode: ChunkMode
     wire_bytes: int
-    base: bytes
-    result: Digest
+    base: bytes  # xxh3-128 of the base chunk that it needs, or NO_BASE
+    result: Digest  # blake3-256 of the chunk
 
     @property
     def needs_base(self) -> bool:
@@ -151,8 +148,8 @@ class ChunkRecord:
 
 
 def base_sum(data: Buffer) -> bytes:
-    """The xxh3-128 of a base chunk, as in ChunkRecord.base. It detects disk errors, not attacks;
-    results do that.
+    """The xxh3-128 of a base chunk, as in ChunkRecord.base. It detects disk errors; attacks are
+    detected by ChunkRecord.result.
     """
     return xxh3_128_digest(data)
 
@@ -164,17 +161,15 @@ class LacksBase(IntegrityFault):
 def encode_record(
     chunk: ChunkId, new: Buffer, base: Buffer | None = None
 ) -> tuple[ChunkRecord, bytes]:
-    """Encode one chunk into its record and payload. Chunks are independent, so many threads may
-    call this.
-    """
+    """Encode one chunk into its record and payload. Many threads may call this."""
     return encode_records(chunk, new, base)[0]
 
 
 def encode_records(
     chunk: ChunkId, new: Buffer, base: Buffer | None = None
 ) -> tuple[tuple[ChunkRecord, bytes], tuple[ChunkRecord, bytes]]:
-    """Encode one chunk into the record and payload that are sent, and those that are kept to be
-    composed with others (`delta_chain`): the same ones, unless the first are split.
+    """Encode one chunk into the record and payload to send, and those to keep for composing deltas
+    (`delta_chain`). They are the same unless the first are split.
     """
     sent, kept = encode_twice(new, base)
     result = digest_of(new)
@@ -200,8 +195,8 @@ def decode_record(
 ) -> Buffer:
     """Return the chunk's bytes. LacksBase: there is no base. overwrite: as in `decode_chunk`.
 
-    The result digest is *not* checked here: `SlotWriter.write_chunk` does that. A base is not
-    checked either, because a wrong one gives a wrong result or a fault: ask `require_base` then.
+    The result digest is *not* checked here: `SlotWriter.write_chunk` does that. The base is not
+    checked either, because a wrong one gives a wrong result or a fault: then call `require_base`.
     """
     if record.needs_base and base is None:
         raise LacksBase(f"chunk {record.chunk} needs a base that this peer does not have")
@@ -209,9 +204,9 @@ def decode_record(
 
 
 def require_base(record: ChunkRecord, base: Buffer | None) -> None:
-    """Raise LacksBase if the chunk is a delta, and not from this base.
+    """Raise LacksBase if the chunk is a delta from another base.
 
-    For a chunk that was decoded to a wrong result. A base that was overwritten must be read again.
+    Call it when a chunk was decoded to a wrong result. A base that was overwritten must be read again.
     """
     if record.needs_base and (base is None or base_sum(base) != record.base):
         raise LacksBase(f"chunk {record.chunk} needs a base that this peer does not have")
@@ -219,9 +214,7 @@ def require_base(record: ChunkRecord, base: Buffer | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class FrameSpan:
-    """The place of a payload frame: `length` bytes, by its offsets in the encoded chunk and in the
-    segment.
-    """
+    """The place of a payload frame of `length` bytes: its offsets in the encoded chunk and the segment."""
 
     frame: FrameId
     chunk: ChunkId
@@ -231,13 +224,13 @@ class FrameSpan:
     digest: Digest
 
     def is_made_of(self, payload: Buffer) -> bool:
-        """Whether these bytes are the frame's payload, by length and digest."""
+        """Whether the length and digest of these bytes are those of the frame."""
         return len(payload) == self.length and digest_of(payload) == self.digest
 
 
 @dataclass(frozen=True, slots=True)
 class _TableRecord:
-    """The fields of a table's canonical encoding: columns over chunks and frames."""
+    """The fields of a table's canonical encoding: each bytes field is a column over chunks or frames."""
 
     format: Literal["echo2d-table-1"]
     segment: SegmentId
@@ -255,8 +248,8 @@ _unpack_table = canonical_unpacker(_TableRecord, bytes_max=TABLE_BYTES_MAX)
 
 @dataclass(frozen=True, slots=True)
 class SegmentTable:
-    """The contents of a segment: records of consecutive chunks, digests of frames 1, 2, ..., files
-    in segment 0.
+    """The contents of a segment: the records of consecutive chunks, the digests of frames 1, 2, ..., and
+    in segment 0 the files.
 
     A table is checked when it is made, so every table is valid in itself.
     """
@@ -348,7 +341,7 @@ def _check_record(record: ChunkRecord) -> None:
 def frame_layout(table: SegmentTable, frame_bytes: int) -> tuple[FrameSpan, ...]:
     """Return all payload frames of a segment; frame i is at position i - 1.
 
-    IntegrityFault: the table lists another number of frames than its chunks need.
+    IntegrityFault: the table does not list as many frames as its chunks need.
     """
     places = list(_frame_places(table, frame_bytes))
     if len(places) != len(table.frames):
