@@ -212,11 +212,7 @@ def micro_batches(
     """
     by_length = sorted(answers, key=lambda answer: len(answer.tokens), reverse=True)
     if packed:
-        total = sum(len(answer.tokens) for answer in answers)
-        # A rank gets at least 8 bundles if answers are short enough, because fewer could not be dealt
-        # evenly.
-        room = max(len(by_length[0].tokens), min(tokens_max, total // ranks // 8))
-        rows = _rows(_bundles(by_length, room), tokens_max, ranks, pair_cost)
+        rows = _best_rows(by_length, tokens_max, ranks, pair_cost)
         dealt = [[_in_a_row(row) for row in rows[each::ranks]] for each in range(ranks)]
     else:
         dealt = [
@@ -226,15 +222,40 @@ def micro_batches(
     return dealt[rank] + [_NOTHING] * (max(map(len, dealt)) - len(dealt[rank]))
 
 
+def _best_rows(
+    by_length: Sequence[PackedAnswer], tokens_max: int, ranks: int, pair_cost: float
+) -> list[list[_Bundle]]:
+    """The rows with which the ranks end first. Smaller bundles can be dealt more evenly, but copy prompts more
+    often.
+    """
+    total = sum(len(answer.tokens) for answer in by_length)
+    if ranks == 1:
+        room = max(len(by_length[0].tokens), min(tokens_max, total // 8))
+        return _filled(_bundles(by_length, room), tokens_max)
+    tried = (
+        _rows(
+            _bundles(by_length, min(tokens_max, total // ranks // parts)),
+            tokens_max,
+            ranks,
+            pair_cost,
+        )
+        for parts in (8, 16, 32)
+    )
+    return min(tried, key=lambda rows: _lock_step(rows, ranks, pair_cost))
+
+
+def _lock_step(rows: Sequence[Sequence[_Bundle]], ranks: int, pair_cost: float) -> float:
+    """The cost of what a rank does and waits: each step of the ranks takes as long as its costliest row, its first."""
+    return sum(sum(bundle.cost(pair_cost) for bundle in row) for row in rows[::ranks])
+
+
 def _rows(
     bundles: Sequence[_Bundle], room: int, ranks: int, pair_cost: float
 ) -> list[list[_Bundle]]:
     """Rows of at most `room` tokens, or of one bundle that is wider; the costliest first.
 
-    They are as few as hold all bundles, times the ranks. A single rank waits for nobody: it fills its rows.
+    They are as few as hold all bundles, times the ranks.
     """
-    if ranks == 1:
-        return _filled(bundles, room)
     room = max(room, *(bundle.width for bundle in bundles))
     each = -(-sum(bundle.width for bundle in bundles) // (room * ranks))
     while (rows := _even(bundles, room, each * ranks, pair_cost)) is None:
