@@ -95,7 +95,7 @@ def test_a_run_takes_adapters_of_its_base_model_alone(
         files.adopt(Epoch(1), Version(1), str(stranger))
     assert len(list((run_dir / "versions").iterdir())) == 1
     (adapter / "base.json").write_text("{}")
-    with pytest.raises(OperatorFault, match=r"base\.json does not tell"):
+    with pytest.raises(OperatorFault, match=r"base\.json does not name"):
         files.adopt(Epoch(1), Version(1), str(adapter))
 
 

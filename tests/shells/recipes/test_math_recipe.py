@@ -243,7 +243,7 @@ MISTAKES = [
     ({"config.json": b'{"is_encoder_decoder": true, "model_type": "t5"}'}, "is an encoder-decoder (t5)"),
     ({"config.json": None, "it.gguf": b"GGUF"}, "is GGUF, which cannot be trained; use"),
     ({"config.json": None, "adapter_config.json": b'{"base_model_name_or_path": "Org/Base"}'},
-     "is a LoRA adapter of Org/Base; use that model, or merge the adapter into it"),
+     "is a LoRA adapter of Org/Base; use that model, or merge it into that model"),
     ({"config.json": None, "inner/config.json": b"{}"}, "inner?"),
 ]  # fmt: skip
 

@@ -76,7 +76,7 @@ async def test_too_many_or_too_large_attachments_are_an_error(count: int, size: 
         failed = await pool.prompt(0)
         assert isinstance(failed, TaskFailed)
         assert "attachments of a prompt: expected at most 16, with at most 491520 " in failed.reason
-        assert f"found {count} of {count * size}; make them smaller" in failed.reason
+        assert f"found {count} with {count * size} bytes; make them smaller" in failed.reason
 
 
 async def test_the_largest_prompt_fits_into_an_answer_of_its_process() -> None:

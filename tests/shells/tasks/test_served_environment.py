@@ -216,7 +216,7 @@ def test_where_the_messages_are_too_large_to_be_kept_a_branch_needs_the_same_pro
     talk.say(served, f"{THOUGHT}On.")
     talk.say(guided(noise), "On.")
     with pytest.raises(
-        NoContinuation, match="drops an answer's reasoning; its messages so far went"
+        NoContinuation, match="drops an answer's reasoning; its messages so far were lost"
     ):
         talk.say(guided(noise), f"{THOUGHT}On.")
 

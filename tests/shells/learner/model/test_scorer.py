@@ -120,6 +120,6 @@ def test_a_model_without_a_head_is_the_operators_fault(base: Path) -> None:
 def test_a_model_that_hides_its_states_is_refused_in_one_line() -> None:
     small = Llama4TextConfig(**SMALL, intermediate_size_mlp=48, num_local_experts=2)
     with pytest.raises(
-        OperatorFault, match=r"Llama4ForCausalLM does not give .* SGLang can serve it"
+        OperatorFault, match=r"Llama4ForCausalLM does not return .* SGLang can serve it"
     ):
         AnswerScorer(made(small))

@@ -120,7 +120,7 @@ async def test_after_a_restart_an_end_is_known_by_its_reward() -> None:
     old, _ = make_ticket(ticket_key(RULES.seed_key), *AT)
     async with an_office(stored) as (calls, tickets):
         assert (await tickets.end(old, AgentEnd(0.5)))["ended"]
-        with pytest.raises(CallRefusal, match="otherwise"):
+        with pytest.raises(CallRefusal, match="another reward"):
             await tickets.end(old, AgentEnd(1.0))
         await play(calls, tickets, 1, AgentEnd(1.0))
         with pytest.raises(CallRefusal) as refused:

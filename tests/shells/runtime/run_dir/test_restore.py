@@ -37,7 +37,7 @@ async def test_what_takes_connections_and_gives_no_status_may_be_the_runs_coordi
         monkeypatch.setattr(watch, "WATCH_PATIENCE_S", 0.1)
         monkeypatch.setattr(connection, "ANSWER_SILENCE_S_MAX", 0.1)
         with pytest.raises(
-            OperatorFault, match=r"does not say which run it is of .* --not-running"
+            OperatorFault, match=r"does not say which run it belongs to .* --not-running"
         ):
             await asyncio.to_thread(_run_at, url, token)
     assert await asyncio.to_thread(_run_at, url, token) is None
