@@ -235,6 +235,11 @@ class LearnerConfig(Recipe):
     compile: bool = key(
         "compile the layers with torch.compile: faster on a GPU, after minutes at the start", False
     )
+    moments: Literal["device", "host"] = key(
+        "where AdamW's two moments of each weight are between optimizer steps; host: in memory of the host, "
+        "which takes 8 bytes a weight from the devices and gives the same weights",
+        "device",
+    )
     gradient_sync: Literal["each", "last"] = key(
         "in which micro-batch of an optimizer step the ranks sum gradients; last: less traffic, but every "
         "rank holds the whole model's gradient",

@@ -56,15 +56,22 @@ class MemoryPlan:
     memory: int
     weights: int
     resting: int
-    peak: int
-    row_tokens: int  # of the rows with which `peak` was found
+    # The most in a forward and backward pass with rows of `row_tokens` tokens, and in AdamW's step.
+    computing: int
+    stepping: int
+    row_tokens: int
     # Tokens of the longest prompt with its answer that fits and that the model can read; 0: none fits.
     longest: int
     # In host memory, while training goes on.
     version_copy: int
     checkpoint_copy: int
+    moments: int  # of AdamW, with learner.moments = "host"
     # The shortest train step of which a checkpoint in each step costs at most CHECKPOINT_SHARE.
     least_step_s: float
+
+    @property
+    def peak(self) -> int:
+        return max(self.computing, self.stepping)
 
     @property
     def fits(self) -> bool:
@@ -77,7 +84,7 @@ def plan(config: LearnerConfig, ranks: int, device: PlannedDevice) -> MemoryPlan
     peak_of = functools.partial(footprint, config, ranks, on_gpu=device.on_gpu)
     whole = peak_of(tokens)
     # The weights in float32 with AdamW's two moments.
-    state = whole.resting
+    state = whole.resting + whole.moments
     copy_s, work_s, write_s = _seconds(config.out_dir, state, state * ranks)
     # Training on a CPU also waits for the core on which the checkpoint is written.
     lost_s = copy_s if device.on_gpu else copy_s + work_s
@@ -87,11 +94,13 @@ def plan(config: LearnerConfig, ranks: int, device: PlannedDevice) -> MemoryPlan
         memory=device.memory,
         weights=whole.weights,
         resting=whole.resting,
-        peak=whole.peak,
+        computing=whole.computing,
+        stepping=whole.stepping,
         row_tokens=tokens,
         longest=longest_row(peak_of, whole, device.planned, read_max(config)),
         version_copy=whole.weights // 2,
         checkpoint_copy=state,
+        moments=whole.moments,
         least_step_s=max(lost_s / CHECKPOINT_SHARE, write_s),
     )
 
@@ -147,14 +156,21 @@ def device_for(config: LearnerConfig, ranks: int, gpu_gib: float) -> PlannedDevi
 
 def lines(found: MemoryPlan, config: LearnerConfig) -> list[str]:
     device = "GPU" if found.on_gpu else "rank (host memory)"
-    fits = "" if found.fits else ": THESE ROWS DO NOT FIT"
     return [
         f"{config.model} on {found.ranks} ranks, GiB per {device}:",
         f"  {found.memory / GIB:8.2f}  memory, of which {PLANNED_SHARE:.0%} are planned",
         f"  {found.weights / GIB:8.2f}  weights in float32",
         f"  {found.resting / GIB:8.2f}  between two steps, with AdamW's state",
-        f"  {found.peak / GIB:8.2f}  at the peak of a step, rows of {found.row_tokens:,} tokens{fits}",
+        f"  {found.computing / GIB:8.2f}  at the peak of a forward and backward pass, rows of "
+        f"{found.row_tokens:,} tokens",
+        f"  {found.stepping / GIB:8.2f}  at the peak of AdamW's step",
+        *([] if found.fits else ["THESE ROWS DO NOT FIT"]),
         f"the longest prompt with its answer that fits: {found.longest:,} tokens",
+        *(
+            [f"  {found.moments / GIB:8.2f}  AdamW's moments in host memory, always"]
+            if found.moments
+            else []
+        ),
         "GiB of host memory per rank, while a version or a checkpoint is written:",
         f"  {found.version_copy / GIB:8.2f}  copy of the version",
         f"  {found.checkpoint_copy / GIB:8.2f}  copy of the checkpoint, which stays",
@@ -164,7 +180,7 @@ def lines(found: MemoryPlan, config: LearnerConfig) -> list[str]:
 
 def as_json(found: MemoryPlan, cautions: Sequence[str] = ()) -> str:
     """The plan as JSON. cautions: warnings about the run's other tables."""
-    return json.dumps({**asdict(found), "fits": found.fits, "cautions": list(cautions)})
+    return json.dumps({**asdict(found), "peak": found.peak, "fits": found.fits, "cautions": list(cautions)})
 
 
 def read_max(config: LearnerConfig) -> int:

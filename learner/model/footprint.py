@@ -24,6 +24,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from echo2d.learner.batch.packing import MicroBatch, PackedAnswer, micro_batches
 from echo2d.learner.config import LearnerConfig
 from echo2d.learner.model import logprobs, lora
+from echo2d.learner.model.host_moments import HostMoments
 from echo2d.learner.model.layers import prepare_layers
 from echo2d.learner.model.live_bytes import LiveBytes
 from echo2d.learner.model.load import empty_model
@@ -38,7 +39,13 @@ class Footprint:
     tokens: int  # of the rows of the train step
     weights: int  # the rank's shards
     resting: int  # between two steps, with AdamW's state
-    peak: int  # the most in a train step
+    computing: int  # the most in a forward and backward pass
+    stepping: int  # the most in AdamW's step
+    moments: int = 0  # of AdamW, in host memory
+
+    @property
+    def peak(self) -> int:
+        return max(self.computing, self.stepping)
 
 
 class ImaginedRanks(Ranks):
@@ -94,18 +101,21 @@ def _train(config: LearnerConfig, ranks: Ranks, tokens: int, live: LiveBytes) ->
     live.peak = weights = live.now
     trained = [weight for weight in model.parameters() if weight.requires_grad]
     optimizer = torch.optim.AdamW(trained, fused=True)
+    moments = HostMoments(optimizer, copies=False) if config.moments == "host" else None
     for _ in range(2):
         # In the first step DTensor makes whole tensors for a moment, to find out how an operation is sharded.
         live.peak = live.now
         for _ in range(2):
             _accumulate(micro, scorer, base)
         torch.nn.utils.clip_grad_norm_(trained, 1.0)
-        peak = live.peak
-        optimizer.step()
+        computing, before = live.peak, live.now
+        (moments or optimizer).step()
         # A fused step makes nothing but its state; torch 2.11 copies all of it if tensors have no numbers.
-        live.peak = max(peak, live.now)
+        stepping = live.now if moments is None else before + moments.part_bytes
         optimizer.zero_grad()
-    return Footprint(tokens, weights, live.now, live.peak)
+    return Footprint(
+        tokens, weights, live.now, computing, stepping, 0 if moments is None else moments.bytes
+    )
 
 
 def _accumulate(micro: MicroBatch, scorer: AnswerScorer, base: AnswerScorer | None) -> None:

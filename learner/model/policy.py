@@ -9,6 +9,7 @@ import math
 import random
 import resource
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, Literal
@@ -36,6 +37,7 @@ from echo2d.learner.metrics.staleness import (
 from echo2d.learner.model import lora
 from echo2d.learner.model.begun_step import BegunStep, Leaves, StepLeftError, finishes
 from echo2d.learner.model.flops import ModelSize, peak_of
+from echo2d.learner.model.host_moments import HostMoments
 from echo2d.learner.model.layers import compile_layers, prepare_layers
 from echo2d.learner.model.load import empty_model, fill
 from echo2d.learner.model.router import LayerSums, Routers, router_load
@@ -144,6 +146,7 @@ class Policy:
             weight_decay=config.weight_decay,
             fused=ranks.device.type == "cuda",
         )
+        self._moments = HostMoments(self._optimizer) if config.moments == "host" else None
         # All ranks have built the same model. From here on each has its own dropout. The seeds of two ranks
         # are 1,000,003 apart, because runs use seeds closer together.
         seed_generators(config.rng_seed + ranks.rank * 1_000_003)
@@ -303,7 +306,7 @@ class Policy:
         # Written so that NaN fails too.
         finite = norm < float("inf")
         if finite:
-            self._optimizer.step()
+            (self._moments or self._optimizer).step()
         self._optimizer.zero_grad()
         return norm if finite else None
 
@@ -357,7 +360,8 @@ class Policy:
         """The trained weights and the optimizer's state, not copied. After a checkpoint has filled it, it is
         an argument of `restore`.
         """
-        model, optimizer = get_state_dict(self.model, self._optimizer, options=self._kept)
+        with nullcontext() if self._moments is None else self._moments.on_host():
+            model, optimizer = get_state_dict(self.model, self._optimizer, options=self._kept)
         # Tied weights have two names, of which torch treats only one as frozen.
         trained = self.weights()
         return {"model": {name: model[name] for name in trained}, "optimizer": optimizer}
@@ -384,6 +388,8 @@ class Policy:
         )
         for group, setting in zip(self._optimizer.param_groups, settings, strict=True):
             group.update(setting)
+        if self._moments is not None:
+            self._moments.take()
         if "rng" in progress:
             restore_generators(progress["rng"])
 

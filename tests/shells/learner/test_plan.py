@@ -114,9 +114,7 @@ def test_the_longest_row_lies_between_two_peaks() -> None:
 
     def peak_of(tokens: int) -> Footprint:
         asked.append(tokens)
-        return Footprint(
-            tokens, 10, 20, max(2000, 100 + 2 * tokens)
-        )  # AdamW's, then that of the row
+        return Footprint(tokens, 10, 20, computing=100 + 2 * tokens, stepping=2000)
 
     first = peak_of(1000)
     assert longest_row(peak_of, first, 9000, 1 << 20) == 4450

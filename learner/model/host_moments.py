@@ -1,0 +1,138 @@
+"""Keeps AdamW's moments in host memory between optimizer steps.
+
+    between two steps   the moments of all weights are in host memory (pinned, with a GPU); the device holds none
+    in a step           for a few weights at a time: moments to the device, AdamW's step, moments back
+
+AdamW computes what it computes with all moments on the device, so the weights are the same, bit for bit. A checkpoint
+reads the moments from host memory (`on_host`). The method is that of CPU offload as prime-rl and verl have it.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+class HostMoments:
+    """The moments of one AdamW optimizer.
+
+    part_bytes: the moments that are on the device at a time, in bytes of a rank's shards. copies: False for a plan,
+    whose tensors have no numbers.
+    """
+
+    def __init__(
+        self, optimizer: torch.optim.AdamW, *, part_bytes: int = 1 << 30, copies: bool = True
+    ) -> None:
+        self._optimizer = optimizer
+        self._part_bytes_max, self._copies = part_bytes, copies
+        self._host: dict[tuple[Tensor, str], Tensor] = {}
+        self.bytes = sum(map(_bytes, self._weights()))  # of all moments
+        # The most that is on the device at a time.
+        self.part_bytes = max(
+            (sum(map(_bytes, part)) for part in self._parts(list(self._weights()))), default=0
+        )
+        for weight in self._weights():
+            self._begin(weight)
+            self._store(weight)
+
+    def step(self) -> None:
+        """AdamW's step. The gradients are dropped, each as soon as it is applied."""
+        gradients = {weight: weight.grad for weight in self._weights() if weight.grad is not None}
+        for weight in gradients:
+            weight.grad = None
+        for part in self._parts(list(gradients)):
+            for weight in part:
+                self._load(weight)
+                weight.grad = gradients.pop(weight)
+            self._optimizer.step()
+            for weight in part:
+                weight.grad = None
+                self._store(weight)
+
+    @contextmanager
+    def on_host(self) -> Iterator[None]:
+        """In the block, the optimizer's state has the moments in host memory, as this rank's shards."""
+        kept: list[tuple[dict[str, Any], str, Tensor]] = []
+        for weight in self._weights():
+            state = self._optimizer.state[weight]
+            for name in MOMENTS:
+                kept.append((state, name, state[name]))
+                state[name] = _like(state[name], self._host[weight, name])
+        try:
+            yield
+        finally:
+            for state, name, moment in kept:
+                state[name] = moment
+
+    def take(self) -> None:
+        """Take over moments that were loaded into the optimizer."""
+        for weight in self._weights():
+            self._store(weight)
+
+    def _weights(self) -> Iterator[Tensor]:
+        for group in self._optimizer.param_groups:
+            yield from group["params"]
+
+    def _parts(self, weights: Sequence[Tensor]) -> Iterator[Sequence[Tensor]]:
+        part: list[Tensor] = []
+        size = 0
+        for weight in weights:
+            if part and size + _bytes(weight) > self._part_bytes_max:
+                yield part
+                part, size = [], 0
+            part.append(weight)
+            size += _bytes(weight)
+        if part:
+            yield part
+
+    def _begin(self, weight: Tensor) -> None:
+        """The state with which AdamW begins: no step, and moments of zero."""
+        fused = bool(self._optimizer.defaults["fused"])
+        step = torch.zeros((), device=_local(weight).device if fused else "cpu")
+        self._optimizer.state[weight] = {
+            "step": step,
+            **{name: torch.zeros_like(weight) for name in MOMENTS},
+        }
+
+    def _store(self, weight: Tensor) -> None:
+        """Copy the moments to host memory, and free them on the device."""
+        for name in MOMENTS:
+            moment = _local(self._optimizer.state[weight][name])
+            if self._copies:
+                host = self._host.get((weight, name))
+                if host is None:
+                    host = torch.empty_like(moment, device="cpu", pin_memory=moment.is_cuda)
+                    self._host[weight, name] = host
+                # The next operation on the device waits for this copy, and so does whoever frees it.
+                host.copy_(moment, non_blocking=moment.is_cuda)
+            moment.untyped_storage().resize_(0)
+
+    def _load(self, weight: Tensor) -> None:
+        for name in MOMENTS:
+            moment = _local(self._optimizer.state[weight][name])
+            moment.untyped_storage().resize_(moment.numel() * moment.element_size())
+            if self._copies:
+                moment.copy_(self._host[weight, name], non_blocking=moment.is_cuda)
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """This rank's shard."""
+    found: Tensor = tensor._local_tensor if isinstance(tensor, DTensor) else tensor  # noqa: SLF001
+    return found
+
+
+def _like(moment: Tensor, host: Tensor) -> Tensor:
+    """The shard in host memory, as part of the whole tensor that the moment is part of."""
+    if not isinstance(moment, DTensor):
+        return host
+    return DTensor(host, moment._spec, requires_grad=False)  # noqa: SLF001
+
+
+def _bytes(weight: Tensor) -> int:
+    """The size of both moments of this rank's shard."""
+    return len(MOMENTS) * _local(weight).nbytes
