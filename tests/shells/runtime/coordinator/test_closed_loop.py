@@ -224,7 +224,7 @@ async def test_the_sentence_names_what_the_run_waits_for(
                 "a machine that has much else to do makes it less"
             )
         if found["mu_min"] is not None and kind != "reward":
-            assert f"it needs {3600 * found['mu_min']:,.0f}" in text
+            assert f"the learner needs {3600 * found['mu_min']:,.0f}" in text
         if kind == "dissemination":
             assert f"a broadcast takes {found['estimates']['t_bcast_s']['value']:.3g} s" in text
             assert found["estimates"]["refit_pause_s"]["value"] == pytest.approx(refit_s, rel=0.2)

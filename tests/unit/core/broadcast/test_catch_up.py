@@ -207,7 +207,7 @@ def test_workers_that_never_end_do_not_keep_newcomers_waiting_for_ever() -> None
     world.work()
     assert late.serving == version_key(3 + FULL_LAG_MAX)
     texts = [fault.text for fault in world.state.status().faults]
-    assert "version 2 is not sent on: it is 8 publishes old, and others wait" in texts
+    assert "version 2 is not sent on: it is 8 publishes old, and other peers wait" in texts
 
 
 def test_the_full_form_of_a_newcomer_is_for_all_when_the_delta_fails() -> None:

@@ -30,7 +30,7 @@ BUSY = Situation(
         (
             {},
             "learner",
-            "it waits 1.0% of its time; 7 workers make 12,600 trajectories/h, it needs 11,520",
+            "it waits 1.0% of its time; 7 workers make 12,600 trajectories/h, the learner needs 11,520",
         ),
         ({"bubble": None}, "unknown", "has not done two train steps"),
         (
@@ -52,7 +52,7 @@ BUSY = Situation(
         (
             {"bubble": 0.1, "unscored": 4, "demand": None},
             "rollout",
-            "what it needs is not measured yet",
+            "what the learner needs is not measured yet",
         ),
         (
             {"bubble": 0.5, "demand": replace(DEMAND, mode="background", pause_s=290.0)},
