@@ -175,7 +175,7 @@ def test_an_own_scorer_to_which_no_expected_answer_is_right_is_a_caution() -> No
     trial = tried("--answer '<answer>'")
     assert trial["problems"] == []
     (said,) = trial["cautions"][:1]
-    assert "40 of 40 expected answers are none to the scorer, e.g. row " in said
+    assert "40 of 40 expected answers get a reward of 0 from the scorer, e.g. row " in said
 
 
 def test_expected_answers_that_the_scorer_cannot_read_are_counted() -> None:
@@ -183,8 +183,8 @@ def test_expected_answers_that_the_scorer_cannot_read_are_counted() -> None:
     Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in odd))
     write_run("judge:of_letters")
     cautions = tried("--no-answers")["cautions"]
-    (said,) = [each for each in cautions if "none to the scorer" in each]
-    assert said.startswith("task rows: 10 of 40 expected answers are none to the scorer, e.g. row ")
+    (said,) = [each for each in cautions if "0 from the scorer" in each]
+    assert said.startswith("task rows: 10 of 40 expected answers get a reward of 0 from the ")
     assert said.endswith(" of rows.jsonl 'C'")
 
 
