@@ -44,8 +44,8 @@ from echo2d.this_build import THIS_BUILD
 
 # Seconds between two reports that the learner lives, from opening a session until it is closed.
 ALIVE_EVERY_S = 5.0
-# A manifest of at most this size fits into a request as base64. That of a version of more than about
-# 190 GB does not; then the coordinator hashes the files.
+# A manifest of at most this size fits into a request as base64. The manifest of a version above about 190 GB
+# does not fit; then the coordinator hashes the files.
 MANIFEST_SENT_MAX = BODY_BYTES_MAX * 3 // 4 - (16 << 10)
 
 
@@ -84,7 +84,7 @@ class Evaluation:
     version: int
     digest: str
     rows: int  # questions that were scored
-    of: int  # questions that there are
+    of: int  # all questions of the evaluation
     samples: int  # answers to each question
     mean: float | None  # reward
     se: float | None  # standard error of the mean
@@ -284,7 +284,7 @@ class AsyncCoordinator:
     async def _publish(
         self, version: int, directory: Path, body: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Publish. If the answer to an upload's publish was lost, its retry is refused: then upload again."""
+        """Publish. If the answer to the publish of an upload was lost, the retry is refused: then upload again."""
         while True:
             if "upload" in body:
                 await self._upload(version, directory)

@@ -42,7 +42,7 @@ class EpisodeTurn:
     # What `step` needs if the process ends; None: the episode ends with the process.
     state: bytes | None
     again: bool = False  # the call was made more than once
-    # Those of the first turn, as in `TaskPrompt`.
+    # The tags and the row of the first turn, as in `TaskPrompt`.
     tags: Mapping[str, str] = field(default_factory=dict)
     row: str = ""
     # Empty: `given` follows all tokens so far. Else `given` is the whole conversation, rendered again,
@@ -118,7 +118,7 @@ class Episodes:
         return self._malformed(episode)
 
     async def step(self, call: StepCall) -> EpisodeTurn | EpisodeEnd | TaskFailed:
-        """Take an answer. After anything but a turn the episode is over."""
+        """Take an answer. Unless an EpisodeTurn is returned, the episode is over."""
         transcript = call.transcript if self._pool.about.in_text else b""
         request = [
             *("step", call.episode, call.turns, call.state),
@@ -149,7 +149,7 @@ class Episodes:
     async def _call(self, episode: int, request: list[Any], *, lives_on: bool) -> tuple[Any, bool]:
         """The reply or TaskFailed, and whether the call was made more than once.
 
-        lives_on: it can be made again after its process died.
+        lives_on: the call can be made again after its process died.
         """
         if episode in self._under_way:
             return TaskFailed("error", f"episode {episode}: a call is under way"), False

@@ -109,7 +109,7 @@ class OpenEpisode:
 
 
 class ServedEnvironment:
-    """See the module docstring. first: an instance. make: another one.
+    """See the module docstring. first: an instance of the environment. make: makes another one.
 
     OperatorFault: it needs a model.
     """
@@ -131,7 +131,7 @@ class ServedEnvironment:
             self._system = model.system
 
     def introduction(self) -> list[Any]:
-        """As for `ServedTask`."""
+        """See `ServedTask.introduction`."""
         about = self._about
         return [
             str(about.name),
@@ -270,7 +270,7 @@ class ServedEnvironment:
         try:
             return self._reply(played, self._texts.following([*transcript, *answer], messages))
         except NoContinuation as fault:
-            # A fault in the environment's messages would stay in a branch.
+            # A branch would not remove a fault in the environment's messages.
             if fault.reason == "messages":
                 raise
             return self._reply(played, _whole_again(self._texts, played.said, fault), fault)

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from echo2d.core.protocol.control_messages import Finish
     from echo2d.texts.turns import TurnTexts
 
-# The learner refuses larger ones: their squares would not be finite in float32.
+# The learner refuses larger rewards, because their squares would not be finite in float32.
 _REWARD_MAX = 1e15
 TAGS_MAX = 16  # facts of one prompt
 TURN_TEXTS = "echo2d.tasks.served_task:make_turn_texts"  # of environments in text
@@ -110,7 +110,7 @@ class TaskTexts:
     def answer(self, tokens: Sequence[int], finish: "Finish") -> Answer:
         """The text of the tokens, up to the first stop string.
 
-        ValueError: `finish` says that it ends at a stop string, and it has none.
+        ValueError: by `finish` the text ends at a stop string, but it has none.
         """
         text = self._texts.decode(tokens[:-1] if finish == "stop" else tokens)
         ends = [place for stop in self._stops if (place := text.find(stop)) >= 0]

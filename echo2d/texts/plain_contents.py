@@ -20,7 +20,7 @@ from typing import Any
 
 from echo2d.texts.model_texts import ModelTexts, UnusableText
 
-# A longer tool's output that consists of such texts only would take seconds.
+# Most cuts in a piece. A tool's output with more texts of control tokens would take seconds.
 CUTS_MAX = 4096
 
 

@@ -72,8 +72,7 @@ def _class_of(settings: Mapping[str, Any], config: Mapping[str, Any], built: byt
     own = settings.get("tokenizer_class") or config.get("tokenizer_class")
     name = str(own or "").removesuffix("Fast")
     misnamed = model in known["misnamed"] or config.get("model_name") in known["misnamed"]
-    # A class of its own that `transformers` makes the same of as a plain file, if the file splits
-    # into bytes.
+    # `transformers` makes the same of this class as of a plain file if the file splits into bytes.
     if name == "LlamaTokenizer" and not misnamed and b'"ByteLevel"' in built:
         return ""
     if own and of_model and of_model != name:

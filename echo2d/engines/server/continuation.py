@@ -2,11 +2,10 @@
 each. Pure.
 
 A sample's output is made by one request, or by several when refits cut it; each is one
-`Continuation`. A server's final word on the versions is in the last chunk of a request
-(`StreamChunk.spans`). A token is given out earlier only while it is *certain*: the request began
-under the version being served, and no update was asked for since, so no other version can have
-written it. All other tokens are held until the last chunk, whose spans must also confirm what was
-given out before (I2).
+`Continuation`. Only the last chunk of a request says for certain which version wrote which token
+(`StreamChunk.spans`). A token is given out earlier only while it is *certain*: the request began under the
+version being served, and no update was asked for since, so no other version can have written it. All other
+tokens are held until the last chunk, whose spans must also confirm what was given out before (I2).
 
 A stream may be cumulative or incremental: `StreamChunk.end` is the position at which a chunk ends.
 An aborted request may repeat tokens inconsistently; these are left out.

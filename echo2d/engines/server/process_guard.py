@@ -18,7 +18,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-# The server's main process may have ended while its children keep the pipe open, so it is polled.
+# The server's main process may end while its children keep the pipe open, so the process is polled.
 _LOOK_S = 0.2
 SERVER_LOG_BYTES_MAX = 16 << 20  # of one file; the previous file is kept
 _PR_SET_PDEATHSIG = 1
@@ -57,7 +57,8 @@ class Log:
 
 def main() -> int:
     os.umask(0o077)
-    # A terminal sends these to every process at once; the worker decides when the server ends.
+    # A terminal sends these signals to every process at once. They are ignored here, because the worker decides
+    # when the server ends.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     order = json.loads(sys.stdin.buffer.readline())

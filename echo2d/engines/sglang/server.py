@@ -5,8 +5,8 @@
        +----- doubt, death, close -----+
 
 After any doubt nothing is served until a refit succeeds (I3). A server that was started here is
-ended, and the next refit starts a new one; a server at a URL gets the next version, whatever it
-holds. There is no heartbeat: the server is examined when a request gets no answer (`examine`).
+ended, and the next refit starts a new one; a server at a URL gets the next version, whichever version it has.
+There is no heartbeat: the server is examined when a request gets no answer (`examine`).
 
 Not here: requests (`engine`), and the calls that make up a refit (`weight_update`).
 """
@@ -72,7 +72,7 @@ class Serving:
         self._measured = measured
         self._samples_running = running
         self._recompute = recompute
-        # Samples whose KV cache was dropped when generation stopped last.
+        # Samples whose KV cache was dropped when generation last stopped.
         self._cut: Sequence[SampleState] = ()
         self.label: str | None = None
         self.layout: SnapshotLayout | None = None  # of the version served last

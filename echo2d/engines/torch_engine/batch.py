@@ -20,7 +20,7 @@ from transformers import DynamicCache
 
 from echo2d.engines.torch_engine.policy import InferencePolicy
 
-# Padded tokens of one prefill pass. It bounds the activations: 200 MB at hidden size 4096.
+# Most padded tokens of one prefill pass. The limit bounds the activations: 200 MB at hidden size 4096.
 PREFILL_TOKENS_MAX = 8192
 
 Context = Sequence[int]

@@ -93,7 +93,7 @@ class DecodedSample:
 class Decoder:
     """See the module docstring.
 
-    All methods but `__init__` and `post` run on the decoder's thread. label: None while no version
+    All methods except `__init__` and `post` run on the decoder's thread. label: None while no version
     is served.
     """
 

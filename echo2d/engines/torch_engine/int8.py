@@ -4,10 +4,10 @@
 
 Each output channel of a weight has one scale, and so has each row of the activations. Integers are
 multiplied and added exactly, and each row has its own scale, so no row of a batch changes another.
-Between the layers everything stays in the engine's dtype. Embeddings are looked up, not multiplied,
-so they stay in it too; an output layer that shares their weight gets an int8 copy of its own.
+Between the layers everything stays in the engine's dtype. Embeddings are looked up, not multiplied, so they
+also stay in that dtype; an output layer that shares their weight gets its own int8 copy.
 
-A model is quantized after it was loaded and verified. Not here: when (`policy.py`).
+Not here: when a model is quantized (`policy.py`), which is after it was loaded and verified.
 """
 
 from collections import defaultdict

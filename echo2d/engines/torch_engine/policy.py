@@ -3,8 +3,8 @@
 A version enters memory in one of two ways:
 
 - The next version of the same model is *copied* into the live model. Its tensors are read and
-  compared with the served layout first, so a bad file cannot stop the copy halfway. Of the next
-  adapter on the same base, only the adapter's own tensors are copied.
+  compared with the served layout first, so a bad file cannot stop the copy halfway. If it is an adapter on the
+  same base, only the adapter's own tensors are copied.
 - Anything else is *built* by transformers beside the old model: the first version, another
   architecture, and families whose tensors have other names in the files than in the model.
 
@@ -49,9 +49,9 @@ transformers_logging.disable_progress_bar()
 class InferencePolicy:
     """A causal LM on its device, ready for inference.
 
-    layout: of the snapshot whose numbers it holds. context: most tokens of prompt and answer together,
-    by config.json. adapter: if that snapshot is an adapter, its tensors on the device. int8: by the
-    weights' names, the layers that hold them in int8.
+    layout: the layout of the snapshot whose numbers it holds. context: most tokens of prompt and answer together,
+    by config.json. adapter: if that snapshot is an adapter, its tensors on the device. int8: the layers that
+    hold weights in int8, by the names of these weights.
     """
 
     def __init__(

@@ -115,7 +115,7 @@ class _Judge:
 
 def _passes(status: int) -> bool:
     """Whether another try may succeed. 0: the judge could not be reached."""
-    # Not implemented (501) and an unknown HTTP version (505) stay.
+    # 501 (not implemented) and 505 (unknown HTTP version) do not pass.
     server_fault = status >= HTTPStatus.INTERNAL_SERVER_ERROR and status not in (501, 505)
     # Three refusals may pass: 408 (timeout), 425 (too early) and 429 (too many requests).
     return status == 0 or server_fault or status in (408, 425, 429)
