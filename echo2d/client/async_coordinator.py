@@ -79,7 +79,7 @@ class Published:
 class Evaluation:
     """What a version scored on held-out questions. None: there is no such number."""
 
-    number: int  # in the run, from 1
+    number: int  # counted in the run, from 1
     name: str
     version: int
     digest: str
@@ -222,8 +222,8 @@ class AsyncCoordinator:
         return [Evaluation(**each) for each in body["evaluations"]]
 
     async def evaluate(self, version: int, after: int = 0) -> tuple[list[Evaluation], list[str]]:
-        """Have the newest version evaluated, unless it already was. Returns what `evaluations` does,
-        and the names of the evaluations that are still under way.
+        """Have the newest version evaluated, unless it already was. Returns the same as `evaluations`, and the
+        names of the evaluations that are still under way.
         """
         asked = {"version": version, "epoch": self._epoch, "after": after}
         body = await self._api.call("POST", EVALUATIONS_PATH, asked)

@@ -28,7 +28,7 @@ class Span:
     start: int
     end: int
     version: int
-    digest: str  # of the version's snapshot, hex
+    digest: str  # digest of the version's snapshot, hex
     author: str = ""  # peer id of the worker
 
 
@@ -90,7 +90,7 @@ class Group:
     @property
     def episodes(self) -> list[int]:
         """The number of each trajectory's episode. Trajectories of one episode are its branches 0, 1,
-        ... and share its reward. In a group without branches each trajectory is an episode of its own.
+        ... and share its reward. In a group without branches each trajectory is a separate episode.
         """
         if any(each.branch for each in self.trajectories):
             return [each.episode for each in self.trajectories]
@@ -103,7 +103,7 @@ class Batch:
 
     step: int
     epoch: int
-    digest: str  # of the batch's bytes as they were sent, hex
+    digest: str  # digest of the batch's bytes as they were sent, hex
     groups: tuple[Group, ...]
     # S as the coordinator has it now: the operator may change it during the run. None: not known.
     staleness_max: int | None = None
@@ -142,8 +142,8 @@ def _branches(kept: TrajectoryRecord) -> list[Trajectory]:
         )
         # A turn follows each given range.
         turns = len(given) + (not given or given[0][0] > 0)
-        # A branch's trajectory has a number of its own, above those of all samples, of which there are fewer
-        # than this.
+        # The number of a branch's trajectory is larger than that of any sample, because a group has fewer
+        # samples than this.
         found.append(
             Trajectory(
                 tokens[start:end],

@@ -46,7 +46,7 @@ def _url_in(token_file: Path) -> str:
 class ApiConnection:
     """A connection to a coordinator.
 
-    url: as for `CoordinatorUrls`; empty: that of the token file. timeout_s: for this long a call is
+    url: as for `CoordinatorUrls`; empty: the URL in the token file. timeout_s: for this long a call is
     retried while the coordinator is unreachable.
     """
 

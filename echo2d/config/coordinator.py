@@ -243,7 +243,7 @@ class CoordinatorConfig:
         """
         common = {each.name: getattr(self.sampling, each.name) for each in fields(SamplingTable)}
         if "vocab_size" in task.sampling:
-            raise OperatorFault("task.sampling.vocab_size: all tasks have that of [sampling]")
+            raise OperatorFault("task.sampling.vocab_size: all tasks use the one in [sampling]")
         found = read_table(SamplingTable, {**common, **task.sampling})
         if found.temperature < _TEMPERATURE_MIN and not (greedy and found.temperature == 0):
             raise OperatorFault(

@@ -27,7 +27,7 @@ _SECONDS_MAX = 86400.0
 # More trajectories per hour than this are a typing mistake.
 _RATE_MAX = 1e9
 PROVIDERS_MAX = 16
-OFFERS_MAX = 64  # of all providers together
+OFFERS_MAX = 64  # offers of all providers together
 # A provider's name becomes part of each box's label.
 _NAME = re.compile(r"[a-z][a-z0-9]{0,15}")
 PATTERN = re.compile(r"[A-Za-z0-9._*?-]{1,64}")

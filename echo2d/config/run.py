@@ -1,4 +1,4 @@
-"""The [run] table: the directories of a run on the learner's host, and those of its modules."""
+"""The [run] table: the directories of a run on the learner's host, and the folders of its modules."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

@@ -74,7 +74,7 @@ class SampleOutput:
     # The spans cover exactly these tokens; positions count from the sample's first output token.
     spans: Sequence[LabelSpan]
     finish: FinishReason | None = None  # None: the sample goes on
-    columns: Sequence[Column] = ()  # for exactly these tokens, if any (`core/protocol/columns`)
+    columns: Sequence[Column] = ()  # values for exactly these tokens (`core/protocol/columns`)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +116,9 @@ class EngineOptions:
 
     count: int  # engines to make; none of them is started yet
     slots: int  # samples that each engine runs at once
-    tokens_per_s_max: float = 0.0  # of all engines together; 0: no limit
+    tokens_per_s_max: float = 0.0  # limit of all engines together; 0: no limit
     threads: int  # CPU threads of all engines together; 0: the engine decides
-    # As in the worker's config.
+    # These two are as in the worker's config.
     device: str
     dtype: str
     folder: Path  # where an engine may keep logs
@@ -131,7 +131,7 @@ class EngineOptions:
     key_file: Path | None = None
     # How the server pauses for a new version.
     refit_mode: Literal["retract", "abort", "in_place"] = "retract"
-    quantization: Quantization = "none"  # of the torch engine's linear layers
+    quantization: Quantization = "none"  # quantization of the torch engine's linear layers
 
     @property
     def tokens_per_s_each(self) -> float | None:

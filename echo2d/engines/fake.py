@@ -144,7 +144,7 @@ class FakeEngine:
         self._requests: dict[str, _Request] = {}
         self._weights = asyncio.Lock()  # a refit pauses generation by holding it
         self._held_at: float | None = None
-        self._held_s = 0.0  # of all holds that have ended
+        self._held_s = 0.0  # seconds of all holds that have ended
         # The moment, by `_time`, until which the tokens made so far keep the engine busy.
         self._free_at = 0.0
 

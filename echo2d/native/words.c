@@ -28,16 +28,16 @@
 
 #define BLOCK 64         /* words that a mask of 64 bits describes */
 #define TABLE 64         /* blocks that are handled together; their tables fit into the nearest cache */
-#define AHEAD (2 * BLOCK * TABLE) /* bytes by which fetching is ahead of reading */
-#define GOES_ON 255      /* in a column of bytes: the value continues elsewhere */
+#define AHEAD (2 * BLOCK * TABLE) /* fetching is this many bytes ahead of reading */
+#define GOES_ON 255      /* byte of a column: the value continues elsewhere */
 #define ESCAPED 3        /* the code of a difference that is not -1, 0 or 1 */
-#define CLASSES 16       /* of the base words, by their magnitude */
+#define CLASSES 16       /* classes of the base words, by magnitude */
 #define LOWEST 110       /* the bits 7 to 14 of the largest words of class 0; bf16: below 2^-16 */
 #define RICE_BLOCK 128   /* values that share a parameter */
 #define RICE_MAX 15      /* the largest parameter */
 #define SPLIT_HEAD (4 * (CLASSES + 1))
-#define WORDS_MAX ((size_t)1 << 30) /* of a chunk, so that 32 bits count them */
-#define NEVER ((uint64_t)1 << 62) /* words before the next change of a class that has no more */
+#define WORDS_MAX ((size_t)1 << 30) /* words of a chunk, so that 32 bits count them */
+#define NEVER ((uint64_t)1 << 62) /* the rank of a class that has no more changes */
 
 /* --- unaligned access */
 

@@ -9,7 +9,7 @@ restarts.
 
 No journal says which frames are held; digests decide. A frame is hashed when it is written, when
 it is read for relaying, and by `recover` after a restart, so stale bytes of an earlier form are
-never used. For decoding it is not hashed again, because the decoded chunk is. Tables are *not*
+never used. A frame that is read for decoding is not hashed again, because the decoded chunk is hashed. Tables are *not*
 verified here: after a restart the caller checks them against the signed digests
 (`FormIndex.accept_table`).
 

@@ -32,7 +32,7 @@ class LedgerFacts:
     checkpoint: int  # the learner may have to resume at this step
     committed: int  # the last committed step
     newest: int  # the last frozen or committed step; a learner can resume at it or below
-    versions: dict[str, bytes]  # by path, the digests of published versions that are not revoked
+    versions: dict[str, bytes]  # path -> digest, for published versions that are not revoked
 
 
 def copy_ledger(source: Path, target: Path) -> LedgerFacts:

@@ -53,7 +53,7 @@ class SummedSchema:
     """
 
     def __init__(self, schema: str, unsummed: Collection[str] = ()) -> None:
-        # By table, its columns without the sum, and those of its primary key.
+        # For each table: its columns without the sum, and the columns of its primary key.
         self._columns: dict[str, tuple[list[str], list[str]]] = {}
         self._unsummed = unsummed
         with closing(sqlite3.connect(":memory:")) as database:

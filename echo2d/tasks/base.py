@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 Split = Literal["train", "heldout"]
 
 REWARD_PARTS_MAX = 32  # named numbers of one reward
-TASK_NAME_CHARS_MAX = 64  # of the name of a reward's part, tag or attachment, or of a row's key
-ATTACHMENTS_MAX = 16  # of one prompt
+TASK_NAME_CHARS_MAX = 64  # name of a reward's part, tag or attachment, or key of a row
+ATTACHMENTS_MAX = 16  # attachments of one prompt
 # Most bytes of one prompt's attachments. With 131,072 tokens they fit into one reply of a task's process, 1 MiB.
 ATTACHMENTS_BYTES_MAX = 480 << 10
 

@@ -23,7 +23,7 @@ STATE_BYTES_MAX = 64 << 10  # it is stored after every turn of every episode
 
 
 class EpisodeLost(Exception):  # noqa: N818 - an outcome
-    """A process does not have the episode that it should continue, and there is no saved state."""
+    """A process should continue an episode that it does not have, and there is no saved state."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@
 
 A step that was acknowledged is never executed again: the caller keeps the state that came with it.
 A step that was not acknowledged may be executed again, and its reply then says `again`. If several
-calls ran at the same time, it is unknown which of them ended the process. So each is made again
-alone, in a spare process, and the others are not delayed.
+calls ran at the same time, it is unknown which of them ended the process. So each of these calls is made again
+alone, in a spare process, where it delays no other call.
 
 Every fault ends the episode with a `TaskFailed`, never with a reward.
 """
@@ -29,7 +29,7 @@ from echo2d.tasks.process import TaskFailed, TaskProcess
 from echo2d.tasks.served_environment import CONTENT_CHARS_MAX, OPEN_EPISODES_MAX
 from echo2d.tasks.served_task import checked_tags, short_name
 
-EPISODE_RETRIES = 2  # of a call whose process died
+EPISODE_RETRIES = 2  # retries of a call whose process died
 
 log = logging.getLogger("echo2d.task")
 
@@ -65,7 +65,7 @@ class StepCall:
 
     episode: int
     turns: int  # answers that were acknowledged before
-    state: bytes | None  # that of the last turn
+    state: bytes | None  # state of the last turn
     # All tokens of the newest branch before this answer, from the prompt on, packed int32. Not needed if
     # the environment is in tokens.
     transcript: bytes
@@ -79,7 +79,7 @@ class Seat:
     def __init__(self, process: TaskProcess, calls_max: int) -> None:
         self.process = process
         self.calls = asyncio.Semaphore(calls_max)
-        self.episodes: set[int] = set()  # those that the process has open
+        self.episodes: set[int] = set()  # episodes that the process has open
 
 
 class Episodes:

@@ -4,10 +4,10 @@ If a call raises, hangs, crashes, forks, prints without end or answers nonsense,
 more than raise, its process is killed with everything that the process started. Calls that were queued behind
 the guilty one are sent again, to a fresh process.
 
-A task process has its own session, an empty environment, the kernel limits of `Limits`, and no open
-file but its socket and the three standard ones. It cannot gain privileges. If the coordinator runs as root, the
-task process also has its own user id and no network. Only then is it unable to read the coordinator's files and
-to signal the coordinator.
+A task process has its own session, an empty environment, the kernel limits of `Limits`, and no open file except
+its socket and the three standard ones. It cannot gain privileges. If the coordinator runs as root, the task
+process also has its own user id and no network. Only then is it unable to read the coordinator's files and to
+signal the coordinator.
 
 Not here: the meaning of prompts and rewards (`base`), the life of one process (`process`), and the
 child's side of the socket (`pool_child`).
@@ -77,11 +77,11 @@ class Limits:
     """The kernel's limits for a task process, and for each process that it starts."""
 
     memory_bytes_max: int = 4 << 30  # address space
-    file_bytes_max: int = 64 << 20  # of one file
+    file_bytes_max: int = 64 << 20  # bytes of one file
     files_max: int = 256  # open at once
     # Most processes of the task's user id, threads included. The limit applies only if we are root.
     processes_max: int = 256
-    cpu_s_max: int = 60  # of one call
+    cpu_s_max: int = 60  # CPU seconds of one call
     # False takes the network away, but only if we are root.
     network: bool = False
     # Files and directories that the task needs, besides Python's and its own.
@@ -356,7 +356,7 @@ _CLOSED = TaskFailed("error", "the pool is closed")
 
 
 def _are_tokens(values: list[Any]) -> bool:
-    # Not `isinstance`: True and False are no tokens.
+    # `isinstance` would accept True and False, which are no tokens.
     return all(type(value) is int for value in values)
 
 

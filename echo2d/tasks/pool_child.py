@@ -1,8 +1,8 @@
 """The process that runs a task. Its parent starts, limits and kills it (`process`, `pool`).
 
-They exchange messages over one socket, each a header and msgpack. The child answers requests one by one, in
-order, each under its number. If the task has `async def reward`, a request is answered when its reward is
-ready:
+Parent and child exchange messages over one socket; a message is a header and msgpack. The child answers
+requests one by one, in order, each under its number. If the task has `async def reward`, a request is answered
+when its reward is ready:
 
     ["start", task, options, limits, uid, texts]  ->  ["ok", introduction]     once, before others
     ["prompt", index]                             ->  ["ok", [tokens, tags, row, attachments]]
@@ -32,8 +32,8 @@ reply except "ok" ends the episode.
     parent --SIGTERM, or its death--> guard --SIGKILL--> task process and all that it started
 
 The started process forks and stays behind as the guard. It runs none of the task's code, adopts the
-processes that the task process leaves, and ends when all of them are gone. So whatever a task
-starts, in whatever session, ends with it.
+processes that the task process leaves, and ends when all of them are gone. So every process that a task starts,
+in any session, ends with the task.
 
 The task's module is imported while the process still has the parent's user id, which can read the
 installation. Construction, prompts and rewards run under the task's user id.
@@ -154,7 +154,7 @@ class TaskServer:
         }
         self._allowed: int | None = None  # the last limit of CPU time, in seconds
         self._answering = False
-        self._complaint = ""  # of the call that is interrupted next
+        self._complaint = ""  # reason for the next interruption of a call
         self._copied = False
         os.register_at_fork(after_in_child=self._note_copy)
 

@@ -37,7 +37,7 @@ from echo2d.tasks.pool_child import (
 )
 from echo2d.tasks.user_ids import BorrowedUser
 
-OUTPUT_BYTES_MAX = 1 << 20  # stdout and stderr of one call; all but the first lines are dropped
+OUTPUT_BYTES_MAX = 1 << 20  # stdout and stderr of one call; only the first lines are kept
 # The process itself interrupts a call that is not over in time, and goes on. If the call cannot be
 # interrupted, the process is killed this much later.
 GRACE_S = 1.0

@@ -45,12 +45,12 @@ from echo2d.texts.tool_calls import END_THINK, THINK
 if TYPE_CHECKING:
     from echo2d.core.protocol.control_messages import Finish
 
-OPEN_EPISODES_MAX = 1024  # of one process, each with an instance of the environment
+OPEN_EPISODES_MAX = 1024  # episodes of one process, each with an instance of the environment
 IDLE_INSTANCES_MAX = 64  # kept for the next episodes
-GIVEN_TOKENS_MAX = 1 << 17  # of one turn: 512 KiB in a message
+GIVEN_TOKENS_MAX = 1 << 17  # tokens of one turn: 512 KiB in a message
 # The longest content of a message after the first turn. Longer tool output is cut here, before it fills the context.
 CONTENT_CHARS_MAX = 1 << 15
-CAUSE_CHARS_MAX = 200  # of the reason why a state cannot be saved, or why a branch begins
+CAUSE_CHARS_MAX = 200  # text that says why a state cannot be saved, or why a branch begins
 
 
 class ReadCall(Protocol):

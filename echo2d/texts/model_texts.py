@@ -36,7 +36,7 @@ class UnusableText(Fault):
 class ModelTexts:
     """The tokenizer and chat template of one snapshot.
 
-    files: the content of the TEXT_FILES that the snapshot has. template: replaces its own one.
+    files: the content of the TEXT_FILES that the snapshot has. template: replaces the snapshot's own template.
     day: the day that counts as today in the template, such as 2026-11-28; empty: today.
     context_max: most tokens of prompt and output together; None if the snapshot does not say.
     OperatorFault: the snapshot's tokenizer cannot be read.

@@ -26,7 +26,7 @@ class ServerLaunch(Protocol):
 
     @property
     def folder(self) -> Path:
-        """For its log and keys."""
+        """The folder for its log and keys."""
 
     @property
     def environment(self) -> Mapping[str, str]:

@@ -1,7 +1,7 @@
 """The process between a worker and its inference server: `python -m
 echo2d.engines.server.process_guard`.
 
-It starts the server in a process group of its own and writes its log (without the keys, which the
+It starts the server in its own process group and writes the server's log (without the keys, which the
 server prints). When its own stdin closes, as it does even if the worker is killed, it ends the whole
 group and deletes the file with the keys, if it is still there. Its exit code is the server's.
 """
@@ -20,7 +20,7 @@ from pathlib import Path
 
 # The server's main process may end while its children keep the pipe open, so the process is polled.
 _LOOK_S = 0.2
-SERVER_LOG_BYTES_MAX = 16 << 20  # of one file; the previous file is kept
+SERVER_LOG_BYTES_MAX = 16 << 20  # bytes of one log file; the previous file is kept
 _PR_SET_PDEATHSIG = 1
 
 

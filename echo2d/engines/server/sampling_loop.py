@@ -27,7 +27,7 @@ from echo2d.engines.server.http_client import Lost
 from echo2d.engines.server.recompute import RecomputeMeter
 from echo2d.errors import EngineFault
 
-_LOOK_S = 1.0  # between two looks at the server's load
+_LOOK_S = 1.0  # seconds between two looks at the server's load
 # Most requests in a row that bring no token for one sample. If there are more, another program must be aborting them.
 PIECES_FRUITLESS_MAX = 64
 # A request that goes on through a refit is cut after at least half of this time and at most all of it. With a
@@ -160,10 +160,10 @@ class SamplingLoop:
     ) -> None:
         """Read one request's stream.
 
-        updates: how many updates had been asked for before the request began. Its tokens are
-        certain until another one is asked for. Cached prefixes are shared only by requests that
-        began between the same two updates: their KV is that of one version. The label is not enough,
-        because a version may be served twice, with another one in between.
+        updates: how many updates had been asked for before the request began. Its tokens are certain until
+        another update is asked for. Only requests that began between the same two updates share cached
+        prefixes, because one version computed their KV. The label is not enough, because a version may be
+        served twice, with another version in between.
         resumes: whether generation was stopped when the request came.
         """
         serving, clock = self._serving, asyncio.get_running_loop()

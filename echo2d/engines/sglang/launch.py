@@ -30,7 +30,7 @@ class Launch:
 
     python: Path  # the interpreter of the environment that has SGLang
     arguments: Sequence[str]  # the operator's flags
-    folder: Path  # for the server's log
+    folder: Path  # folder for the server's log
     environment: Mapping[str, str]  # the variables that the server inherits
     name: ClassVar[str] = "SGLang"
 

@@ -32,7 +32,7 @@ class Prefill:
 
     layers: Sequence[tuple[Tensor, Tensor]]  # keys and values [1, heads, tokens, dim]
     logits: Tensor  # [1, vocab], of the next token
-    nbytes: int  # of all these tensors
+    nbytes: int  # bytes of all these tensors
 
 
 class DecodeBatch:

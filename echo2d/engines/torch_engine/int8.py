@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from echo2d.errors import EngineFault
 
-_LEVELS = 127  # on either side of 0
+_LEVELS = 127  # levels on either side of 0
 # int32 holds the sum of this many products of two int8 numbers.
 IN_FEATURES_MAX = (1 << 31) // _LEVELS**2
 
@@ -45,7 +45,7 @@ class Int8Linear(nn.Linear):
         self.bias = layer.bias
 
     def load(self, weight: Tensor) -> None:
-        """Compute with this weight [out, in] from now on, whatever its dtype."""
+        """Compute with this weight [out, in] of any dtype from now on."""
         numbers, scales = quantized(weight)
         self.weight.copy_(numbers)
         self.scales.copy_(scales)

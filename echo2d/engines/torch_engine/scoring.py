@@ -78,7 +78,7 @@ class Scorable:
 
     prompt: Sequence[int]  # all tokens before the scored ones
     answer: Sequence[int]
-    seed: int | None = None  # of the sample; None: no replay
+    seed: int | None = None  # seed of the sample; None: no replay
     written: int = 0  # how many of the prompt's tokens were drawn with the seed already
 
 

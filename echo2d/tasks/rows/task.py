@@ -180,7 +180,7 @@ class RowsTask(TextTask):
             return ""
         both = [f"{self._rows.place(number)} {text!r:.60}" for number, text in unlike[0]]
         return (
-            f"{len(unlike)} of {len(looked)} rows ask what another one asks, and expect another answer, e.g. "
+            f"{len(unlike)} of {len(looked)} rows ask the question of another row, and expect another answer, e.g. "
             f"{' and '.join(both)}"
         )
 
@@ -230,7 +230,7 @@ class RowsTask(TextTask):
             if "{" in self._prompt:
                 hint += "; braces of the text itself are doubled: {{ }}"
             elif column == self._prompt and " " in column:
-                hint += "; in a text, columns stand in braces, such as {question}"
+                hint += "; in a text, columns are in braces, such as {question}"
             raise OperatorFault(
                 f"rows: {place} has no {column!r}; its columns are {', '.join(row)}{hint}"
             ) from None
