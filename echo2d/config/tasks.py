@@ -144,7 +144,7 @@ class EvalTable(Table):
         ' split = "heldout" of rows, gym and sort_digits',
         dict,
     )
-    every: int = key("score a version this many versions after the last scored one", 5, low=1)
+    every: int = key("least distance from one scored version to the next, in versions", 5, low=1)
     samples: int = key("answers to each question", 1, low=1, high=256)
     rows: int = key("number of questions; 0: all", 200, low=0, high=65536)
     sampling: dict[str, Any] = key(
