@@ -196,7 +196,7 @@ def test_questions_with_two_answers_are_counted_over_all_rows() -> None:
     cautions = tried("--no-answers")["cautions"]
     (said,) = [each for each in cautions if "ask what" in each]
     assert said == (
-        "task rows: 2 of 343 rows ask what another one asks, and expect another answer, e.g. "
+        "task rows: 2 of 343 rows ask the question of another row, and expect another answer, e.g. "
         "row 3 of rows.jsonl '206' and row 340 of rows.jsonl '7'"
     )
 

@@ -313,7 +313,7 @@ def test_shares_are_weights_or_exact_numbers(folder: Path) -> None:
             r"sampling\.temperature: expected at least 0\.001, or 0\.0 for \[\[eval\]\]",
         ),
         ({"top_q": 1}, r"sampling\.top_q: unknown key"),
-        ({"vocab_size": 9}, r"task\.sampling\.vocab_size: all tasks have that of \[sampling\]"),
+        ({"vocab_size": 9}, r"task\.sampling\.vocab_size: all tasks use the one in \[sampling\]"),
     ],
 )
 def test_a_wrong_sampling_of_a_task_is_named(

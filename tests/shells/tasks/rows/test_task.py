@@ -91,7 +91,7 @@ def test_messages_come_from_a_column(tmp_path: Path) -> None:
             {"prompt": "{ask}"},
             "has no 'ask'; its columns are .*braces of the text itself are doubled",
         ),
-        ({"prompt": "Think first."}, "in a text, columns stand in braces, such as"),
+        ({"prompt": "Think first."}, "in a text, columns are in braces, such as"),
         ({"prompt": "{question} \\boxed{}"}, "braces of the text itself are doubled"),
         ({"answer": "gold"}, "has no 'gold'"),
         ({"tags": ["no"]}, "has no 'no'"),
