@@ -14,7 +14,7 @@ What a command reports about itself is not believed. A list that does not show a
 
 A box with a label of this run that is unknown, or was believed gone, is marked for return at once.
 It counts against the budget. Two ids under one label are two boxes. A box marked for return is
-stopped when its worker holds nothing any more, or its time to finish is over. docs/guide/renting.md
+stopped when its worker holds nothing any more, or its time to finish is over. docs/design/renting.md
 explains why. Not here: which boxes are useful (`autoscaler`), and what they cost (`budget`).
 """
 
