@@ -64,7 +64,7 @@ def backup(
     from echo2d.runtime.run_dir import backup_files
     from echo2d.runtime.run_dir.backup import back_up
 
-    # A backup waits for every other program.
+    # A backup gives way to every other program.
     os.nice(10)
     with progress_bar("backing up") as tell:
         if verify is not None:
@@ -245,5 +245,5 @@ def _listens(url: str) -> bool:
 
 
 def _nobody_at(url: str, token_file: Path) -> None:  # noqa: ARG001 - as `_run_at`
-    """In place of `_run_at`, where the operator says that the run is stopped."""
+    """Takes the place of `_run_at` if the operator says that the run is stopped."""
     return

@@ -1,6 +1,6 @@
-"""Shows the result of `echo2d simulate` to people: a fleet as `echo2d plan` shows it, a broadcast in sentences.
+"""Shows the result of `echo2d simulate` to people: a fleet as in `echo2d plan`, a broadcast in sentences.
 
-It reads the object that `--json` prints, and decides nothing.
+The module reads the object that `--json` prints, and decides nothing.
 """
 
 from collections.abc import Mapping
