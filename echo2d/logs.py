@@ -23,10 +23,10 @@ from typing import Any
 from echo2d.errors import path_fault
 
 FORMAT = "%(asctime)s level=%(levelname)s area=%(name)s %(message)s"
-# At most this many lines of one kind are written per second. Without a limit a flood of lines could fill the disk.
+# At most this many lines of one kind are logged per second. Without a limit a flood of lines could fill the disk.
 LINES_PER_S_MAX = 100
-# A log file of this size is renamed to FILE.1. It is large enough for weeks of a worker, or for one day of a coordinator
-# that leases hundreds of samples per second.
+# A log file of this size is renamed to FILE.1. It has room for weeks of a worker, or for one day of a coordinator that
+# leases hundreds of samples per second.
 LOG_FILE_BYTES_MAX = 256 << 20
 STORY = "echo2d.story"
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING}

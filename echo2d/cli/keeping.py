@@ -69,7 +69,7 @@ def backup(
     with progress_bar("backing up") as tell:
         if verify is not None:
             if any(each is not None for each in (run_dir, target, learner_dir, reuse)):
-                raise OperatorFault("backup: --verify goes alone")
+                raise OperatorFault("backup: --verify allows no other option")
             facts, where = backup_files.verify(verify, tell), verify
         elif run_dir is None or target is None:
             raise OperatorFault("backup: expected --run-dir DIR and --to DIR, or --verify DIR")

@@ -17,7 +17,7 @@ def break_even_sentence(compared: BreakEven) -> str:
     first = (
         f"a data centre takes {compared.centralized_usd:,.3f} usd a step"
         f"{'' if turns is None else f' ({turns:,.3f} if it generates and trains by turns)'}: this is {abs(saving):.1%} "
-        f"{'cheaper' if saving >= 0 else 'dearer'}; rollouts are {compared.rollout_share:.0%} of its "
+        f"{'cheaper' if saving >= 0 else 'more expensive'}; rollouts are {compared.rollout_share:.0%} of its "
         f"bill, and a trajectory here costs {compared.price_ratio:.2f} times what it costs there"
     )
     if compared.price_ratio_max <= 0:
@@ -39,7 +39,7 @@ def draw_map(compared: BreakEven, path: Path) -> None:
     levels = list(range(-100, 101, 10))
     filled = axes.contourf(100 * shares, ratios, saving, levels, cmap="RdYlGn", extend="both")
     even = axes.contour(100 * shares, ratios, saving, [0.0], colors="black", linewidths=2)
-    axes.clabel(even, fmt=lambda _: "as dear as a data centre")
+    axes.clabel(even, fmt=lambda _: "costs as much as a data centre")
     lines = axes.contour(
         100 * shares, ratios, saving, [20, 40, 60, 80], colors="#444444", linewidths=0.6
     )

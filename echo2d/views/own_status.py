@@ -63,7 +63,7 @@ def own_picture(status: OwnStatus) -> RenderableType:
     for peer in status.peers:
         parts += [Text.assemble(("  ! ", "bold yellow"), words) for words in _sentences(peer)]
     parts += [
-        Text(f"  {peer} enrolled with this token, but has not come since the coordinator started")
+        Text(f"  {peer} enrolled earlier, but has not connected since the coordinator started")
         for peer in status.absent
         if peer not in status.convicted
     ]

@@ -193,7 +193,7 @@ def _provision(status: Status) -> Iterable[RenderableType]:
         here = [worker for worker in status.workers if worker.state == "joined"]
         working = sum(worker.active for worker in here)
         aim = provision.mu_target
-        aimed = "" if aim is None else f" of {per_h(aim)} that are aimed at"
+        aimed = "" if aim is None else f"; the target is {per_h(aim)}"
         words = (
             f"{working} of {len(here)} workers work, "
             f"{per_h(provision.mu_pool)} trajectories/h{aimed}"
@@ -311,9 +311,9 @@ def _auditing(status: Status) -> Iterable[Text]:
     audit = status.audit
     if audit is None:
         return
-    learns = f", limits learnt to {audit.learnt:.0%}" if audit.learnt < 1 else ""
+    learns = f", {audit.learnt:.0%} of the limits learnt" if audit.learnt < 1 else ""
     if audit.learnt_mixed is not None and audit.learnt_mixed < 1:
-        learns += f", of mixed KV to {audit.learnt_mixed:.0%}"
+        learns += f", {audit.learnt_mixed:.0%} of those for mixed KV"
     delay = "" if audit.delay_s is None else f", a verdict takes {seconds(audit.delay_s)}"
     yield Text.assemble(
         _label("audit"),
@@ -337,7 +337,7 @@ def _spreading(status: Status) -> Iterable[Text]:
         _label(f"version {broadcast.version}"),
         (bar(verified, count), "green" if verified == count else "cyan"),
         f"  verified by {verified} of {count}",
-        f", {bytes_sent} in a {broadcast.shape or 'plan to come'}",
+        f", {bytes_sent} in a {broadcast.shape or 'plan that is not made yet'}",
         "" if predicted_s is None else f", predicted {seconds(predicted_s)}",
         "" if waiting is None else f"; version {waiting} waits",
     ]
