@@ -59,7 +59,7 @@ const CHARTS = {
   t_bcast: new Chart("T_bcast, publish to serving, s", {show: seconds, floor: 0}),
   step: new Chart("Duration of a step, s", {show: seconds, floor: 0, named: true}),
 };
-// Not every run has these charts: each is shown once it has a value.
+// Each of these charts is shown once it has a value, because not every run has them.
 const OPTIONAL = ["evals", "parts", "tags", "entropy", "kl", "grad_norm"];
 // The smallest width and the gap of charts and of tiles, in px. page.css has the same gaps.
 const CHART = [336, 24], TILE = [135, 10];
@@ -85,7 +85,7 @@ function balance(id, [least, gap]) {
   }
 }
 
-// A line for each name in a column of the history, whose cells are values by name. The newest names are taken.
+// A line for each name in a column of the history. A cell of the column has values by name. The newest names are taken.
 function lines(history, column) {
   const names = new Set();
   for (const step of [...history.steps].reverse()) for (const name of Object.keys(step[column] ?? {})) if (names.size < KINDS.length) names.add(name);

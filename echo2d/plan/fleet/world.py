@@ -66,10 +66,10 @@ from echo2d.plan.fleet.versions import FleetVersions
 from echo2d.plan.fleet.worker import PLANNED_TOKENS_MAX, STOP, FleetSample, FleetWorker
 from echo2d.plan.kernel.virtual_clock import Clock
 
-# Grants are this share of a sample's time apart, and at most ADVANCE_S_MAX. A slot is empty for half of it on average.
+# Grants are this share of a sample's time apart, but at most ADVANCE_S_MAX. A slot is empty for half of that on average.
 ADVANCE_SHARE = 0.01
 ADVANCE_S_MAX = 1.0
-# If nothing is trained for the time of STANDS_STEPS planned steps, the run ends. LOOKS looks in that time find it out.
+# The run ends if nothing is trained for the time of STANDS_STEPS planned steps. LOOKS looks divide that time.
 STANDS_STEPS, LOOKS = 10, 2
 SILENCE_S = 15.0  # A worker that is silent for this long is given up, as in a run.
 FOREVER_S = 1e12
