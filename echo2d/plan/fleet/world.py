@@ -66,7 +66,7 @@ from echo2d.plan.fleet.versions import FleetVersions
 from echo2d.plan.fleet.worker import PLANNED_TOKENS_MAX, STOP, FleetSample, FleetWorker
 from echo2d.plan.kernel.virtual_clock import Clock
 
-# Grants are this share of a sample's time apart, but at most ADVANCE_S_MAX. A slot is empty for half of that on average.
+# Grants are this share of a sample's time apart, at most ADVANCE_S_MAX. A slot is empty for half of that on average.
 ADVANCE_SHARE = 0.01
 ADVANCE_S_MAX = 1.0
 # The run ends if nothing is trained for the time of STANDS_STEPS planned steps. LOOKS looks divide that time.
