@@ -49,7 +49,7 @@ def test_a_learner_that_is_the_whole_bill_saves_nothing() -> None:
     assert break_even_sentence(alone).endswith("no price would make this cheaper")
     dear = BreakEven(0.5, 1.2, 1.1, 0.03, 10.0)
     assert dear.rollout_share_min is None
-    assert "dearer" in break_even_sentence(dear)
+    assert "more expensive" in break_even_sentence(dear)
 
 
 def test_a_data_centre_that_works_by_turns_is_named_where_the_file_has_it() -> None:

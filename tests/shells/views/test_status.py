@@ -129,7 +129,7 @@ def test_a_run_that_activates_by_itself() -> None:
     assert lines[at].startswith("  bottleneck    it waits 1.0% of its time; 1 worker makes 3,600")
     assert lines[at + 1].startswith(" " * 16 + "so on"), "long words go on below themselves"
     assert (
-        "  activation    1 of 3 workers work, 3,600 trajectories/h of 3,240 that are aimed at; 23% cheaper"
+        "  activation    1 of 3 workers work, 3,600 trajectories/h; the target is 3,240; 23% cheaper"
         in seen(facts)
     )
     rows = {line.split()[1]: line for line in lines if line.startswith("● ")}
