@@ -148,7 +148,7 @@ RATE = "trajectories_per_h = "
 FASTER = {f"{RATE}{rate:g}": f"{RATE}{1.5 * rate:g}" for rate in (150, 75, 45, 30)}
 BARE = str.maketrans("", "", "{}")
 SAVED = ("usd_per_step", "break_even/saving * -100")
-FASTER_LEVER = "1.5 times as many trajectories of each box (quantized or speculative rollouts)"
+FASTER_LEVER = "1.5 times as many trajectories from each box (quantized or speculative rollouts)"
 LEVERS: tuple[tuple[str, str, str, Mapping[str, str], str, str], ...] = (
     (RENTED, PLAYED, "none (`mix-rented.toml`)", NOTHING, "{9.37} | {-23.8} %", "{9.44}, {9.39}"),
     (RENTED, PLAYED, FASTER_LEVER, FASTER, "{8.40} | {-31.7} %", "{8.42}, {8.43}"),
