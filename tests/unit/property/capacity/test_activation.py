@@ -17,7 +17,7 @@ ROUND = st.tuples(NAMES, NAMES, st.one_of(st.none(), st.floats(0.1, 12.0)), st.f
     st.lists(st.floats(0.2, 3.0), min_size=12, max_size=12),
     st.booleans(),
 )
-def test_losses_are_made_good_and_nobody_moves_too_soon(
+def test_losses_are_replaced_at_once_and_no_worker_changes_too_soon(
     rounds: list[tuple[list[int], list[int], float | None, float]],
     prices: list[float],
     by_cost: bool,
