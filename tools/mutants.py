@@ -193,7 +193,7 @@ MUTANTS = (
         "            _leave_files(model)\n",
         "            pass\n",
         (
-            "tests/shells/engines/test_torch_engine.py::test_what_becomes_of_the_files_does_not_matter_any_more",
+            "tests/shells/engines/test_torch_engine.py::test_an_engine_serves_on_when_its_loaded_files_change",
         ),
     ),
     Mutant(

@@ -209,7 +209,7 @@ ACCURACY = "python -m echo2d_lab.research.usd_to_accuracy"
 @pytest.mark.parametrize(
     ("bound", "answer_s", "seed"), [(3, 300.0, 0), (1, 300.0, 1), (1, 1200.0, 2)]
 )
-def test_a_recorded_price_of_a_step_is_what_a_run_gives_today(
+def test_a_recorded_price_of_a_step_equals_that_of_a_run_today(
     bound: int, answer_s: float, seed: int
 ) -> None:
     """Remove docs/figures/usd_by_staleness.csv and play it again, or the change that moved it is wrong."""

@@ -359,7 +359,7 @@ def test_the_price_of_an_accuracy_has_not_moved(text: str, centre: str) -> None:
 # --- the test itself
 
 
-def test_a_planted_mistake_is_found() -> None:
+def test_a_planted_wrong_number_is_found() -> None:
     row = PageNumbers(
         "x.md", "echo2d plan a.toml", "it takes {1,250} s, {2.5} %", ("a/0/b", "c * 100")
     )

@@ -188,7 +188,7 @@ def difference(found: Gradient, expected: Gradient) -> float:
     ],
     ids=str,
 )
-def test_the_gradient_is_that_of_all_tokens_with_a_share_of_0_where_they_were_given(
+def test_the_gradient_equals_that_of_all_tokens_with_a_share_of_0_for_given_ones(
     config: LearnerConfig, batch: Batch, recipe: dict[str, Any]
 ) -> None:
     # A wide clip, so that it drops hardly a token.
@@ -256,7 +256,7 @@ def test_given_tokens_have_no_loss_of_their_own(blind: LearnerConfig, batch: Bat
     assert difference(behind, plain) > 1e-2
 
 
-def test_a_loop_of_ones_own_leaves_them_out_in_the_same_way(
+def test_a_users_own_loop_leaves_out_given_tokens_in_the_same_way(
     blind: LearnerConfig, batch: Batch
 ) -> None:
     model = load_model(blind.model)
@@ -275,7 +275,7 @@ def test_the_head_runs_for_no_given_token(config: LearnerConfig, batch: Batch) -
     assert counted == part.totals.tokens == sum(micro.tokens for micro in part.micro)
 
 
-def test_names_of_episodes_change_no_bit_without_branches(
+def test_numbers_of_episodes_change_no_bit_without_branches(
     config: LearnerConfig, batch: Batch
 ) -> None:
     named = change(batch, lambda _, sample, each: dataclasses.replace(each, episode=9 - sample))
@@ -304,7 +304,7 @@ def test_an_episode_of_several_branches_weighs_as_one(
         assert difference(trained(narrow, branched, rules), expected) < 1e-6
 
 
-def test_a_run_trains_on_them_and_its_rows_say_how_many_there_were(
+def test_a_run_trains_beside_given_tokens_and_its_rows_count_them(
     config: LearnerConfig, coordinator: ScriptedCoordinator
 ) -> None:
     coordinator.spoil[1] = lambda batch: change(

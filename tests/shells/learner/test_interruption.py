@@ -107,7 +107,7 @@ class KilledError(BaseException):
 
 
 @pytest.mark.parametrize("killed_at", [3, 5, 6])
-def test_killed_and_resumed_is_the_same_as_straight(
+def test_a_killed_and_resumed_run_trains_the_same_as_an_uninterrupted_one(
     config: LearnerConfig, coordinator: ScriptedCoordinator, tmp_path: Path, killed_at: int
 ) -> None:
     """Losses, weights and optimizer, bit for bit, with a model that throws dice."""
@@ -166,7 +166,7 @@ def _same(one: Any, other: Any) -> bool:
     ("size", "line"),
     [(100, "cannot write .*(snapshot|metrics)"), (1 << 20, "cannot write the checkpoint")],
 )
-def test_a_full_disk_ends_the_learner_in_one_line_and_it_goes_on_later(
+def test_a_full_disk_ends_the_learner_in_one_line_and_a_later_start_goes_on(
     config: LearnerConfig, coordinator: ScriptedCoordinator, size: int, line: str
 ) -> None:
     config = dataclasses.replace(config, checkpoint_every=1)
@@ -182,7 +182,7 @@ def test_a_full_disk_ends_the_learner_in_one_line_and_it_goes_on_later(
     assert coordinator.said("session") == [0, 2, 2]
 
 
-def test_a_checkpoint_of_another_model_is_told(
+def test_a_checkpoint_of_another_model_is_refused_with_its_name(
     config: LearnerConfig, coordinator: ScriptedCoordinator, tmp_path: Path
 ) -> None:
     learn(config, coordinator)
@@ -191,7 +191,7 @@ def test_a_checkpoint_of_another_model_is_told(
         learn(dataclasses.replace(config, model=model), coordinator, resume=True)
 
 
-def test_a_learner_that_comes_late_takes_the_newest_checkpoint(
+def test_a_learner_that_starts_late_uses_the_newest_checkpoint(
     config: LearnerConfig, coordinator: ScriptedCoordinator
 ) -> None:
     """The older one was at work until this one had its session."""

@@ -186,7 +186,7 @@ def test_a_hook_gives_notice_and_may_fail(caplog: pytest.LogCaptureFixture) -> N
         ("json:hook", "learner.notice: cannot load 'json:hook'"),
     ],
 )
-def test_another_source_is_refused(source: str, line: str) -> None:
+def test_an_unknown_source_of_notices_is_refused(source: str, line: str) -> None:
     with pytest.raises(OperatorFault) as refused:
         asker(source)
     assert str(refused.value).startswith(line)

@@ -70,7 +70,7 @@ def save(shape: Any, directory: Path) -> Path:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", SHAPES)
-def test_the_peak_is_the_planned_one(name: str, tmp_path: Path) -> None:
+def test_the_measured_peak_equals_the_planned_one(name: str, tmp_path: Path) -> None:
     shape, changes = SHAPES[name]
     config = config_in(tmp_path, save(shape, tmp_path / "model"), threads=2, **changes)
     path = write_config(tmp_path / "run.toml", config)
@@ -85,7 +85,7 @@ def test_the_peak_is_the_planned_one(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_a_small_gpu_says_which_rows_fit(tmp_path: Path) -> None:
+def test_the_plan_for_a_small_gpu_says_which_rows_fit(tmp_path: Path) -> None:
     shape = Qwen3Config(**{**BIG, "vocab_size": 8192, "num_hidden_layers": 2})
     config = config_in(tmp_path, save(shape, tmp_path / "model"), micro_batch_tokens=4096)
     path = write_config(tmp_path / "run.toml", config)
@@ -109,7 +109,7 @@ def test_a_learner_on_a_gpu_asks_another_process_which_rows_fit(tmp_path: Path) 
         longest_row_on_gpu(config, 2, 32 << 20)
 
 
-def test_the_longest_row_lies_between_two_peaks() -> None:
+def test_the_longest_row_is_interpolated_between_two_peaks() -> None:
     asked: list[int] = []
 
     def peak_of(tokens: int) -> Footprint:

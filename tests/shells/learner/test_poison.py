@@ -72,7 +72,9 @@ def drawn_poison(rng: random.Random) -> Poison:
 
 @pytest.mark.nightly
 @pytest.mark.timeout(300)
-def test_poison_is_counted_and_changes_nothing(sensitive: LearnerConfig, tmp_path: Path) -> None:
+def test_poisonous_groups_are_counted_and_change_no_weight(
+    sensitive: LearnerConfig, tmp_path: Path
+) -> None:
     rng_seed = random.randrange(1 << 32)
     print(f"rng_seed={rng_seed}")  # noqa: T201 - shown when it fails
     poison = drawn_poison(random.Random(rng_seed))

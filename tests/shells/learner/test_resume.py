@@ -60,7 +60,7 @@ def test_a_late_learner_that_is_told_to_stop_saves_nothing(
     assert sorted((config.out_dir / "checkpoints").iterdir()) == before
 
 
-def test_what_was_trained_before_the_checkpoint_is_not_trained_after_it(
+def test_groups_trained_before_the_checkpoint_are_not_trained_after_it(
     config: LearnerConfig, coordinator: ScriptedCoordinator
 ) -> None:
     learn(config, coordinator)

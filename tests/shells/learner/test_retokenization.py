@@ -251,7 +251,7 @@ def ends_of(tokens: Sequence[int]) -> NDArray[np.int64]:
     return np.cumsum([len(text_of([each])) for each in tokens])
 
 
-def test_500_conversations_are_read_as_they_were_written_and_not_as_their_text(model: Path) -> None:
+def test_500_conversations_are_read_by_their_tokens_and_not_by_their_text(model: Path) -> None:
     episodes = asyncio.run(played(model, served(model)))
     assert [len(each.output.given) for each in episodes] == [TURNS - 1] * EPISODES
     again = [rendered_again(each) for each in episodes]

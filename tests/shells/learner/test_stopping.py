@@ -117,7 +117,7 @@ def checkpoints_of(config: LearnerConfig) -> list[str]:
     return sorted(path.name for path in (config.out_dir / "checkpoints").glob("*"))
 
 
-def test_every_micro_batch_is_a_place_to_stop(
+def test_a_learner_can_stop_after_every_micro_batch(
     config: LearnerConfig, batches: list[Batch], straight: Straight, stop: StopInAStep
 ) -> None:
     """A learner is stopped after each micro-batch of step 2 in turn, until none is left. Its batch comes again."""
@@ -134,7 +134,7 @@ def test_every_micro_batch_is_a_place_to_stop(
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.5, 0.8])
-def test_what_was_applied_since_the_newest_checkpoint_is_saved(
+def test_steps_applied_since_the_newest_checkpoint_are_saved(
     config: LearnerConfig,
     batches: list[Batch],
     straight: Straight,
@@ -169,7 +169,7 @@ def progress_of(config: LearnerConfig) -> dict[str, Any]:
     return found.progress
 
 
-def test_a_learner_is_stopped_in_the_rest_of_a_step_too(
+def test_a_learner_can_stop_in_the_rest_of_an_interrupted_step(
     tmp_path: Path, base: Path, config: LearnerConfig, batches: list[Batch], stop: StopInAStep
 ) -> None:
     """The second one saves nothing: there is a checkpoint of this step, and its name is used once."""
@@ -185,7 +185,7 @@ def test_a_learner_is_stopped_in_the_rest_of_a_step_too(
     straight.is_trained_by(rare)
 
 
-def test_no_group_is_left_out_when_the_parts_are_dealt_otherwise(
+def test_no_group_is_left_out_when_groups_are_dealt_to_other_parts(
     config: LearnerConfig, batches: list[Batch], straight: Straight, stop: StopInAStep
 ) -> None:
     """The learner that goes on makes four optimizer steps of a batch, of which half the groups are trained."""
@@ -207,7 +207,7 @@ def test_no_group_is_left_out_when_the_parts_are_dealt_otherwise(
     assert (seen[0] | trained, seen[0] & trained) == (groups, set())
 
 
-def test_proximal_logprobs_cannot_be_made_again_so_the_step_is_finished(
+def test_a_step_whose_proximal_logprobs_cannot_be_recomputed_is_finished(
     config: LearnerConfig, batches: list[Batch], straight: Straight, stop: StopInAStep
 ) -> None:
     rare = dataclasses.replace(config, checkpoint_every=10, proximal="recomputed")
@@ -219,7 +219,7 @@ def test_proximal_logprobs_cannot_be_made_again_so_the_step_is_finished(
     assert [row["step"] for row in rows_of(rare)] == [1, 2], "nothing is applied: it may leave"
 
 
-def test_a_stop_before_the_first_checkpoint_leaves_the_base_model(
+def test_a_learner_stopped_before_its_first_checkpoint_leaves_the_base_model(
     config: LearnerConfig,
     batches: list[Batch],
     straight: Straight,
@@ -271,7 +271,7 @@ def times(monkeypatch: pytest.MonkeyPatch) -> Times:
         (4, 10.0, 4.0, 0.0, False),  # this step is faster, which is not relied on
     ],
 )
-def test_a_step_is_left_if_it_would_end_too_late(
+def test_a_step_that_would_end_too_late_is_interrupted(
     times: Times, done: int, took_s: float, save_s: float | None, busy_s: float, leaves: bool
 ) -> None:
     clock = StopClock(Ranks(), 25.0, lambda: times.stopped_at)

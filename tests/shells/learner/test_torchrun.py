@@ -30,7 +30,7 @@ def in_a_child(codes: Sequence[int]) -> int:
 
 
 @pytest.mark.parametrize(("codes", "code"), [((0, 0), 0), ((0, 1), 1), ((2, 1), 2), ((-9, 0), 1)])
-def test_the_program_ends_as_its_processes_did(
+def test_the_starting_program_ends_as_its_ranks_did(
     monkeypatch: pytest.MonkeyPatch, codes: tuple[int, ...], code: int
 ) -> None:
     monkeypatch.setattr(torchrun, "CHECK_S", 0.001)

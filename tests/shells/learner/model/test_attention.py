@@ -70,7 +70,7 @@ def made(tokens: int) -> tuple[Tensor, Tensor, Tensor]:
 
 @settings(max_examples=60, deadline=None)
 @given(BUNDLES, st.sampled_from([None, 3, 17]), st.sampled_from([5, 256]))
-def test_pieces_attend_as_under_a_mask(
+def test_pieces_attend_as_under_one_dense_mask(
     bundles: list[tuple[int, list[int]]], window: int | None, queries: int
 ) -> None:
     pieces = pieces_of(bundles)
@@ -141,7 +141,7 @@ def test_rows_without_pieces_are_causal() -> None:
     torch.testing.assert_close(found, expected.transpose(1, 2))
 
 
-def test_another_answer_has_no_gradient_at_all() -> None:
+def test_an_answer_gives_no_gradient_to_another_one() -> None:
     pieces = pieces_of([(0, [9]), (0, [7]), (5, [3, 4])])
     given_tensors = made(28)
     found, _ = attend(torch.nn.Identity(), *given_tensors, None, pieces=AttentionPlans(pieces))

@@ -24,7 +24,9 @@ later = pytest.mark.nightly
 @pytest.mark.parametrize(
     "seed", [*SEEDS[:QUICK], *(pytest.param(each, marks=later) for each in SEEDS[QUICK:])]
 )
-def test_the_weights_are_those_of_from_pretrained(seed: int, base: Path, tmp_path: Path) -> None:
+def test_loaded_weights_equal_those_of_from_pretrained(
+    seed: int, base: Path, tmp_path: Path
+) -> None:
     model = tmp_path / "model"
     drawn = draw(seed, model, base)
     if not drawn[2]:
@@ -82,7 +84,7 @@ def test_weights_that_the_class_ignores_are_left_out(
     AutoModelForCausalLM.from_pretrained(published)
 
 
-def test_an_index_that_does_not_count_is_not_published(
+def test_an_index_that_is_not_used_is_not_published(
     base: Path, config: LearnerConfig, tmp_path: Path
 ) -> None:
     model = tmp_path / "model"

@@ -118,7 +118,7 @@ def test_a_train_step_reports_the_load(config: LearnerConfig, base: Path, family
     assert 0.0 < load.entropy < 1.0
 
 
-def test_rows_have_the_load_and_those_of_a_dense_model_do_not(
+def test_rows_have_the_load_of_experts_only_if_the_model_has_experts(
     config: LearnerConfig, base: Path, tmp_path: Path
 ) -> None:
     dense = dataclasses.replace(config, steps=1)
@@ -142,7 +142,7 @@ def test_rows_have_the_load_and_those_of_a_dense_model_do_not(
         ),
     ],
 )
-def test_the_load_is_that_of_the_sums(layers: list[list[float]], load: RouterLoad) -> None:
+def test_the_load_is_computed_from_the_sums(layers: list[list[float]], load: RouterLoad) -> None:
     assert load_of([torch.tensor(each, dtype=torch.float64) for each in layers]) == load
 
 

@@ -110,7 +110,7 @@ def test_made_up_tokens_with_true_logprobs_were_not_drawn(
     assert min(score.z for score in scores) > 4.0
 
 
-def test_tokens_outside_the_loss_do_not_count(
+def test_tokens_outside_the_loss_do_not_count_in_the_scores(
     config: LearnerConfig, base: Path, honest: NDArray[np.int64]
 ) -> None:
     tokens = honest.copy()
@@ -128,7 +128,7 @@ def test_several_optimizer_steps_score_each_trajectory_once(
     assert len({(score.group, score.sample) for score in scores}) == len(scores) == ANSWERS
 
 
-def test_a_distribution_without_a_doubt_has_no_variance() -> None:
+def test_a_certain_distribution_has_no_variance() -> None:
     sums = torch.tensor([[1.0], [0.0], [0.0], [0.0]])
     assert scores_of([ScoreSums([(1, 0)], sums)]) == [TrajectoryScore(1, 0, 0.0, 0.0)]
 

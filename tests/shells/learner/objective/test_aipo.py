@@ -80,7 +80,7 @@ def ours(pi: Tensor, mu: Tensor) -> tuple[float, list[float]]:
     return surrogate_loss(found.surrogate_n, advantages, shares).item(), gradient.tolist()
 
 
-def test_one_optimizer_step_is_aipo() -> None:
+def test_the_gradient_of_one_optimizer_step_is_that_of_aipo() -> None:
     pi, mu = logprobs(distance=0.6)
     ratios = (pi.detach() - mu).exp()
     assert 0.1 < (ratios > RHO).float().mean() < 0.5
@@ -91,7 +91,7 @@ def test_one_optimizer_step_is_aipo() -> None:
     np.testing.assert_allclose(gradient, expected, rtol=1e-5)
 
 
-def test_where_no_ratio_is_cut_off_it_is_the_gradient_of_the_objective() -> None:
+def test_the_gradient_is_that_of_the_objective_if_no_ratio_is_cut_off() -> None:
     pi, mu = logprobs(distance=0.2)
     assert (pi.detach() - mu).exp().max() < RHO
     rewards = [reward - sum(group) / len(group) for group in REWARDS for reward in group]
