@@ -230,7 +230,9 @@ SIZES_OF_ALL: dict[str, Any] = {
 )
 def test_a_model_with_layers_without_attention_is_refused(config: Any, tmp_path: Path) -> None:
     save_random_model(tmp_path, config, rng_seed=0)
-    with pytest.raises(EngineFault, match=r"^the torch engine serves only models that keep .* use SGLang"):
+    with pytest.raises(
+        EngineFault, match=r"^the torch engine serves only models that keep .* use SGLang"
+    ):
         loaded(tmp_path)
 
 
