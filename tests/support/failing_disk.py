@@ -30,7 +30,7 @@ class Killed(BaseException):
 
 @dataclass
 class FailingDisk:
-    """Counts the calls to the disk by name. Call number `at` fails with `fault`; after Killed all later calls fail, too.
+    """Counts the calls to the disk by name. Call number `at` fails with `fault`; after Killed all later ones fail, too.
 
     torn: call number `at` is a write, half of which is done before it fails. names: the calls that are counted.
     """

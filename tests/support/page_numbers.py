@@ -26,7 +26,7 @@ HALF = 0.5 + 1e-6  # of the last digit: the largest error of rounding
 class PageNumbers:
     """Numbers of a page that one run of a command gives.
 
-    page: its file name, below docs/. command: as the page writes it. text: of the page, with braces around the
+    page: the end of its path below docs/. command: as the page writes it. text: of the page, with braces around the
     numbers. reads: a path for each number. more: further arguments, if the page describes them only in words; the last
     value of a repeated option counts. changed: old and new text of the scenario, if a changed copy was run.
     """

@@ -140,6 +140,6 @@ def main(directory: Path, arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    # End as the learner does, without Python's shutdown: a gloo thread that frees a tensor during the
+    # End as the learner does, before Python's shutdown: a gloo thread that frees a tensor during the
     # shutdown aborts the process.
     program.end_with(main(Path(sys.argv[1]), sys.argv[2:]))

@@ -89,9 +89,7 @@ class SglangDouble:
         # The next `cuts` streams break off after `cut_after` tokens, as by an error in SGLang.
         self.cuts, self.cut_after = 0, 20
         self.live: dict[str, _Request] = {}
-        self.cache: dict[
-            tuple[str, tuple[int, ...]], str
-        ] = {}  # by salted prompt, the weights that made its KV
+        self.cache: dict[tuple[str, tuple[int, ...]], str] = {}  # salted prompt -> KV's weights
         self._resumed = asyncio.Event()
         self._resumed.set()
         self._runner: web.AppRunner | None = None
