@@ -65,7 +65,7 @@ class Peer:
         spares: tuple[float, ...] = (),
         sources: tuple[PeerId, ...] = (),
     ) -> list[RelayAction]:
-        """Receive a plan. edges: the parent and the children in each stripe. spares: share of each; 0: no spare stripe."""
+        """Receive a plan. edges: parent and children in each stripe. spares: shares of the stripes; 0: an ordinary one."""
         shares = spares or (0.0,) * len(edges)
         stripes = [
             StripeEdge(StripeId(n), parent, kids, shares[n])
