@@ -652,7 +652,7 @@ def caught_by(mutant: Mutant, tree: Path) -> str | None:
     path = tree / mutant.path
     source = path.read_text(encoding="utf-8")
     path.write_text(mutant.planted(source), encoding="utf-8")
-    # A planted bug may make a test wait for ever. Nothing else runs meanwhile, so a test that takes 60 s does.
+    # A planted bug may make a test wait for ever. Nothing else runs meanwhile, so a test that takes 60 s counts as one.
     options = ["-x", "-q", "-m", "not soak", "--timeout=60", "-p", "no:cacheprovider"]
     command = [sys.executable, "-m", "pytest", *options, *mutant.tests]
     try:

@@ -111,7 +111,7 @@ class Answers:
             self._note(payload)
 
     def _frame(self) -> bytes | None:
-        """The payload of the next whole frame (empty for all but binary ones). A server's frames are not masked."""
+        """The payload of the next whole frame (empty unless it is binary). A server's frames are not masked."""
         if len(self._bytes) < 2:
             return None
         more = {126: 2, 127: 8}.get(self._bytes[1], 0)

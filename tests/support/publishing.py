@@ -1,4 +1,4 @@
-"""A version that is being published, through the whole machine, for tests of the messages about it."""
+"""A world in which a version is being published, for tests of the messages about it."""
 
 from typing import Any
 

@@ -65,7 +65,7 @@ class Peer:
         spares: tuple[float, ...] = (),
         sources: tuple[PeerId, ...] = (),
     ) -> list[RelayAction]:
-        """Receive a plan. edges: parent and children in each stripe. spares: shares of the stripes; 0: an ordinary one."""
+        """Receive a plan. edges: parent and children in each stripe. spares: the stripes' shares, 0 if ordinary."""
         shares = spares or (0.0,) * len(edges)
         stripes = [
             StripeEdge(StripeId(n), parent, kids, shares[n])

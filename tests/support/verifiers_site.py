@@ -1,4 +1,4 @@
-"""A run for agents' frameworks: a model with Qwen3's chat format, and who may call its gateway.
+"""A run for agents' frameworks: a model with Qwen3's chat format, and tokens for its gateway.
 
 ECHO2D_VERIFIERS names the interpreters that have `verifiers`, separated by ":"; `make nightly-envs`
 installs them.
