@@ -1,7 +1,7 @@
 """Score each trajectory by the forward pass that trains it: do its logprobs and tokens fit the model?
 
-    k   mean of |log p - q| over the tokens in the loss, in nats. It is small after rounding and
-        staleness alone; tokens or logprobs that the model did not make are nats away.
+    k   mean of |log p - q| over the tokens in the loss, in nats. Rounding and staleness alone keep it
+        small; tokens or logprobs that the model did not make raise it to several nats.
     z   sum of (surprise - entropy) / square root of the sum of the surprises' variances. About
         N(0, 1) if the tokens were drawn from p, whatever q says.
 

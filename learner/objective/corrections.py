@@ -62,7 +62,7 @@ def clip_keeps(
 def clip_value(
     ratio_n: Tensor, advantages_n: Tensor, eps_low: float, eps_high: float, ratio_max: float
 ) -> Tensor:
-    """Return the ratio [n] that counts in the clipped surrogate: where it is flat, that of the corner."""
+    """Return the ratio [n] that counts in the clipped surrogate: where this is flat, the ratio at its corner."""
     highest = ratio_max or float("inf")
     return torch.where(
         advantages_n > 0, ratio_n.clamp(max=1.0 + eps_high), ratio_n.clamp(1.0 - eps_low, highest)

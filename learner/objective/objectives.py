@@ -59,8 +59,8 @@ class LossTotals:
 
 def token_shares(mean: Mean, totals: LossTotals, lengths_n: Tensor, *, constant: int) -> Tensor:
     """Return each token's factor in the loss [n]. The totals are those of the whole optimizer step,
-    so that the losses of its micro-batches can be summed. lengths_n: tokens in the loss of the token's
-    answer o_i, with all its branches.
+    so that the losses of its micro-batches can be summed. lengths_n: how many tokens the answer o_i of each
+    token has in the loss, with all its branches.
 
     token      1 / tokens                 DAPO (arXiv 2503.14476): answers count by their length
     sequence   1 / (answers * |o_i|)      GRPO, GSPO: every answer counts the same

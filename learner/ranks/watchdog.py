@@ -11,9 +11,8 @@ power, a network that drops packets, a stopped process, a store that does not an
 - A counter shows life, not progress: a rank may work on one thing for any length of time.
 - Time is counted in checks, so that a pause of the whole machine is not a loss.
 - A rank that has not started yet, or has left in order, is not missed.
-- After the first failure of any rank heartbeats no longer count, so that ranks that wait for the failed
-  one end. A rank that has failed itself still counts them, because it may be saving a checkpoint with
-  other failed ranks.
+- Once any rank has failed, the other ranks ignore heartbeats, so that those that wait for the failed rank
+  end. A failed rank does not ignore them, because it may be saving a checkpoint with other failed ranks.
 """
 
 import contextlib

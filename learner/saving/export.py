@@ -45,7 +45,7 @@ from echo2d.learner.saving.shards import VersionTensors, published_dtype
 from echo2d.logs import say
 
 LAST = "last"
-# A layer's files have the matrices of its experts in turn from two weights.
+# The files of a layer take the matrices of its experts from two weights, alternately.
 WEIGHTS_KEPT = 2
 # Seconds between two lines of progress in the log, if there is no terminal for a bar.
 _LINE_S = 10.0
