@@ -2,8 +2,8 @@
 
     memory       of a rank's tensors at rest and at the peak of a train step (`footprint`)
     longest row  found by doubling or halving the tokens until one row fits and the next does not
-    checkpoint   seconds of the copy, which training waits for, and of the write, which must end before the
-                 next checkpoint
+    checkpoint   the shortest train step with which a checkpoint in each step is cheap enough: training waits
+                 for its copy, and its write must end before the next one
 
 The configuration is not changed. A plan for GPUs does not need a GPU: `--gpu-gib 80 --ranks 8`.
 """

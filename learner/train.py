@@ -18,7 +18,7 @@ checkpoint within learner.stop_within_s: of the present step, or of the one befo
 then on it does not wait for an unreachable coordinator.
 
 A step that is left is not committed, and its batch comes again. Its gradient is dropped. If some of
-its optimizer steps are already applied, it matters of which step the newest checkpoint is:
+its optimizer steps are already applied, the newest checkpoint decides what is saved. If it is
 
     of the step before           nothing is saved: the next learner trains the whole step
     of an older step             a checkpoint is saved that names the groups that were trained

@@ -3,7 +3,7 @@ steps.
 
     parts        whole groups, dealt at random by (rng_seed, step): one part per optimizer step
     bundles      answers of a group that share one copy of its prompt, or one answer alone
-    ranks        bundles are dealt to the ranks, longest first, each to the rank with the least to do
+    ranks        bundles are dealt to the ranks, longest first, each to the rank with the fewest tokens so far
     micro-batch  one row of at most `tokens_max` tokens, or one longer bundle. Bundles are put into rows
                  by best fit, longest first. All ranks get the same number of micro-batches, some of
                  them perhaps empty, because all ranks run forward and backward together
@@ -215,7 +215,7 @@ def micro_batches(
 
 
 def _dealt(bundles: Sequence[_Bundle], ranks: int) -> list[list[_Bundle]]:
-    """Deal bundles, widest first, each to the rank with the least to do."""
+    """Deal bundles, widest first, each to the rank with the fewest tokens so far."""
     dealt: list[list[_Bundle]] = [[] for _ in range(ranks)]
     loads = [(0, rank) for rank in range(ranks)]
     for bundle in sorted(bundles, key=lambda bundle: bundle.width, reverse=True):
@@ -292,7 +292,7 @@ def _answer(
         staleness[span.start : span.end] = (step - 1) - span.version
     if not counts.any():
         return None
-    # Tokens after the last one in the loss are left out: attention is causal, so no other token sees them.
+    # Tokens after the last token in the loss are left out: attention is causal, so no token in the loss sees them.
     end = int(counts.nonzero()[0][-1]) + 1
     counts, staleness = counts[:end], staleness[:end]
     return PackedAnswer(

@@ -3,8 +3,8 @@
 A row holds the answers of a micro-batch, one after the other. `Pieces` says which tokens each of them reads: its
 context, if it has one (a copy of its prompt that several answers share), and itself, up to the present token.
 With CUDA and 16-bit numbers one call of a varlen flash-attention kernel computes a whole row. Elsewhere pieces of
-similar length go through SDPA together, padded to the longest of them; long ones after a context or with a window
-are cut into blocks of queries, so that hardly any unused pair is computed.
+similar length go through SDPA together, padded to the longest of them. Pieces after a context, or longer than the
+window, are cut into blocks of queries, so that hardly any unused pair is computed.
 
 transformers calls `attend` in every layer of a model whose attention is NAME.
 
@@ -30,7 +30,7 @@ from torch.nn import functional
 from echo2d.learner.batch.packing import Pieces
 
 NAME = "echo2d_pieces"
-# Queries in a block: with more there are fewer calls, with fewer there are fewer unused pairs.
+# Queries in a block. Larger blocks need fewer calls; smaller blocks compute fewer unused pairs.
 QUERIES = 256
 WITHOUT = ("softcap", "s_aux", "position_bias", "cache")  # features that `attend` does not have
 
@@ -262,9 +262,7 @@ def _way_back(calls: Sequence[_Call], device: torch.device) -> Tensor | None:
 class VarlenRow:
     """A row in the form that varlen kernels take."""
 
-    keys_k: (
-        Tensor | None
-    )  # indices of all keys, piece by piece; None: all tokens in the row's order
+    keys_k: Tensor | None  # indices of all keys, piece by piece; None: the row's tokens in order
     # [p + 1], int32: where the queries, and the keys, of each piece begin.
     query_bounds: Tensor
     key_bounds: Tensor

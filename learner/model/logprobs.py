@@ -11,8 +11,8 @@ gradient is written once. Logits, softmax and sums are float32 for weights of an
 
 On a GPU one Triton kernel reads a block, and one makes its gradient (`logit_kernels.py`).
 
-Suffixes of names: n = answer tokens, h = hidden size, v = vocabulary, k = the columns of a block, s = the sums of a
-token: the largest logit, its own logit, s0, s1, s2.
+Suffixes of names: n = answer tokens, h = hidden size, v = vocabulary, k = the columns of a block, s = five numbers of
+a token: its largest logit, its own logit, s0, s1, s2.
 """
 
 import functools

@@ -190,9 +190,9 @@ class Policy:
         step that were applied before.
 
         A gradient that is not finite is never applied. If some groups cause it, the first optimizer step raises
-        PoisonedGroupsError, and a later one is skipped. FloatingPointError: no group alone causes it, or every group.
-        StepLeftError: `leaves` returned True; the gradient is dropped, and the random number generators are
-        set back to their states before it.
+        PoisonedGroupsError, and a later one is skipped. FloatingPointError: no group alone causes it, or every group
+        does. StepLeftError: `leaves` returned True; the gradient is dropped, and the random number generators are set
+        back to their states before it.
         """
         if not parts:
             return StepReport(0.0, 0.0, NO_TOKENS, {}, (), Effort(self._lr(step), 0.0, None, 0.0))

@@ -6,9 +6,9 @@
         N(0, 1) if the tokens were drawn from p, whatever q says.
 
 p: the learner's probability of a token at the temperature of its draw, under the weights of that forward
-pass. Older weights wrote the token (staleness), and other parts of the batch may have been trained
-on before (`optimizer_steps`), so an honest worker's figures grow with both: compare workers with
-each other, not with 0.
+pass. These weights differ from those that wrote the token: the token may be stale, and other parts of the
+batch may have been trained before (`optimizer_steps`). Both raise an honest worker's figures, so compare
+workers with each other, not with 0.
 
 Nothing here has a gradient, and everything stays on the device until the step is over.
 

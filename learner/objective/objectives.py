@@ -107,9 +107,9 @@ def distance_to_base(
     || base).
 
     GRPO's KL term (arXiv 2402.03300, eq. 4), after Schulman, "Approximating KL divergence" (2020).
-    Never negative. rollout_logprobs_n: the tokens are samples of the rollout's policy q, so each is weighed
-    by p/q, with gradient; without this factor the gradient is not that of KL(p || base) (DeepSeek-V3.2,
-    arXiv 2512.02556).
+    Never negative. rollout_logprobs_n: if given, each term is multiplied by p/q, with gradient, because the
+    tokens are samples of the rollout's policy q. Without this factor the gradient is not that of KL(p || base)
+    (DeepSeek-V3.2, arXiv 2512.02556).
     """
     log_ratio_n = (base_logprobs_n - logprobs_n).clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX)
     distance_n = log_ratio_n.exp() - log_ratio_n - 1.0

@@ -2,8 +2,8 @@
 
     heartbeat   every silence_s / CHECKS seconds each rank increments its counter in torchrun's
                 store and reads the counter of the next rank
-    loss        after CHECKS checks without a new count the watchdog calls `lost`; this rank ends,
-                so the rank before it misses it next, until all have ended
+    loss        after CHECKS checks without a new count the watchdog calls `lost`, and this rank ends.
+                Then the rank before it gets no new counts and ends too, and so on until all have ended
 
 torch notices a connection that is reset. The watchdog covers failures that reset nothing: a host without
 power, a network that drops packets, a stopped process, a store that does not answer. Invariants:

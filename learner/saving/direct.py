@@ -17,8 +17,8 @@ from typing import Any
 from blake3 import blake3
 from torch.distributed.checkpoint.filesystem import FileSystem
 
-# The size of one write: large enough for any disk, and small enough that the bytes are still in the
-# processor's cache when they are digested.
+# The size of one write: large enough for any disk, and small enough that the bytes stay in the processor's
+# cache until they are digested.
 BUFFER_BYTES = 4 << 20
 # The size of a direct write must be a multiple of the disk's block; no disk has larger blocks than this.
 DIRECT_BLOCK_BYTES = 4096

@@ -5,8 +5,8 @@ of another rank.
               2 bytes per parameter over all ranks
     stream    later, in a thread, while training goes on, the shards go to rank 0 one by one
 
-FSDP2 cuts a tensor along its first dimension, so its bytes are those of its shards in the order of
-the ranks.
+FSDP2 cuts a tensor along its first dimension, so the bytes of a tensor are the bytes of its shards in the
+order of the ranks.
 """
 
 import math

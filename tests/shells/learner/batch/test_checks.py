@@ -156,7 +156,7 @@ def test_another_batch_than_asked_for_is_the_coordinators_fault() -> None:
 
 
 def test_a_group_is_trained_once() -> None:
-    """Not twice in a batch, and not again in a later one."""
+    """It may not be twice in a batch, nor again in a later batch."""
     batch, trained = batch_of(trajectory(), trajectory()), Trained()
     twice = dataclasses.replace(batch, groups=batch.groups[:1] * 2)
     assert faults(twice, STEP, RULES, trained) == {10: "it is in the batch twice"}
@@ -177,7 +177,7 @@ def test_staleness_counts_from_the_oldest_span() -> None:
     assert staleness_histogram(batch_of(trajectory(), mixed)) == {0: 3, 2: 1}
 
 
-def test_a_group_without_one_fresh_token_is_no_group_even_with_masks() -> None:
+def test_a_group_without_a_fresh_token_is_refused_even_with_masks() -> None:
     stale = trajectory(2, spans=[(0, 2, TOO_OLD)])
     assert faults(batch_of(stale, stale), STEP, MASKS, Trained()) == {
         11: "it has no token with staleness up to 2"

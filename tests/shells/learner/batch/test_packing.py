@@ -28,7 +28,7 @@ CENTRED = advantages_of(Recipe(objective="dr_grpo", loss_tokens=1))
 
 
 def answers(*lengths: int, prompt: int = 1) -> list[PackedAnswer]:
-    """Each with tokens, logprobs and an advantage of its own."""
+    """Answers of these lengths, each with its own tokens, logprobs and advantage."""
     return [
         PackedAnswer(
             group_id=0,
@@ -60,7 +60,7 @@ def laid_out(found: Sequence[MicroBatch]) -> list[tuple[int, float, int, float]]
 
 @settings(max_examples=40)
 @given(st.lists(st.integers(2, 30), min_size=1, max_size=20), st.integers(1, 200))
-def test_every_token_that_counts_is_there_once_and_the_budget_holds(
+def test_every_token_in_the_loss_occurs_once_and_the_budget_holds(
     lengths: list[int], tokens_max: int
 ) -> None:
     given_answers = answers(*lengths)
@@ -148,7 +148,7 @@ def test_a_group_of_short_answers_reads_its_prompt_once() -> None:
     )
     assert plain == 8 * 12 * 36
     assert shared == 8 * (29 + 12 * 7)
-    # Two ranks have as much to do as each other.
+    # Two ranks have the same amount of work.
     loads = [
         sum(
             micro.tokens
@@ -251,7 +251,7 @@ def test_parts_hold_every_group_once_and_whole(
     assert len(dealt) == min(count, len(groups))
 
 
-def test_other_steps_are_dealt_otherwise() -> None:
+def test_groups_are_dealt_differently_in_other_steps() -> None:
     groups = [answers(5) for _ in range(20)]
     orders = {
         tuple(id(each) for each in parts(groups, 2, step=step, rng_seed=0)[0])

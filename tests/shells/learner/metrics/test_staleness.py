@@ -14,7 +14,7 @@ from echo2d.learner.metrics.staleness import (
 from tests.support.batches import STEP, batch_of, trajectory, with_given
 
 
-def test_sums_of_micro_batches_are_the_steps() -> None:
+def test_the_sums_of_micro_batches_add_up_to_the_steps() -> None:
     rng = np.random.default_rng(0)
     log_ratio = rng.normal(0, 0.5, 40).astype(np.float32)
     staleness = rng.choice([0, 2, 3], 40)

@@ -64,7 +64,7 @@ TABLE = [
 
 
 class Shown:
-    """A board that remembers; it fails the first `failures` times."""
+    """A board that keeps what it is shown. Its first `failures` calls fail."""
 
     def __init__(self, failures: int = 0) -> None:
         self.rows: list[tuple[int, Mapping[str, float]]] = []
@@ -88,7 +88,7 @@ def rows(out_dir: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (out_dir / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_numbers_of_tables_are_found_by_name() -> None:
+def test_the_numbers_of_a_row_are_found_by_path() -> None:
     assert dict(numbers_in(ROW)) == NUMBERS
 
 
@@ -164,7 +164,7 @@ def test_the_learner_does_not_wait_for_a_board_that_hangs(
     assert "left behind tracker=hangs" in caplog.text
 
 
-def test_a_full_disk_costs_rows_and_no_half_lines(
+def test_a_full_disk_loses_rows_and_leaves_no_half_lines(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     tracker = Tracking(tmp_path, {})
@@ -177,7 +177,7 @@ def test_a_full_disk_costs_rows_and_no_half_lines(
     assert "cannot track step=2" in caplog.text
 
 
-def test_a_full_file_makes_room_for_the_next_rows(
+def test_a_full_file_is_renamed_and_a_new_one_begun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tracker = Tracking(tmp_path, {})
@@ -191,7 +191,7 @@ def test_a_full_file_makes_room_for_the_next_rows(
     assert [json.loads(line)["step"] for line in older] == [3, 4]
 
 
-def test_a_learner_of_which_nothing_is_noted_makes_no_board(tmp_path: Path) -> None:
+def test_tracking_without_rows_makes_no_board(tmp_path: Path) -> None:
     def never() -> Shown:
         raise AssertionError
 
@@ -199,7 +199,7 @@ def test_a_learner_of_which_nothing_is_noted_makes_no_board(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "wandb"])
-def test_a_missing_package_is_told_at_the_start(
+def test_a_missing_package_is_an_error_at_the_start(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
@@ -247,7 +247,7 @@ end_with(0)
 
 
 def test_weights_and_biases_asks_for_no_login_and_works_offline(tmp_path: Path) -> None:
-    """At a terminal, where it would ask."""
+    """The program runs at a terminal, where wandb would ask."""
     terminal, ours = pty.openpty()
     kept = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
     environment = {**kept, "HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}

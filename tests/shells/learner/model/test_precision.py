@@ -93,7 +93,7 @@ def test_lora_and_checkpointing_train_in_bfloat16(config: LearnerConfig) -> None
         ("bfloat16", False, "bfloat16"),
     ],
 )
-def test_the_dtype_is_the_devices_unless_chosen(
+def test_the_device_decides_the_dtype_unless_the_config_does(
     config: LearnerConfig, dtype: Any, cuda: bool, expected: str
 ) -> None:
     assert dataclasses.replace(config, dtype=dtype).explicit(cuda=cuda).dtype == expected

@@ -66,7 +66,7 @@ def test_answers_in_a_row_are_scored_as_each_alone(shape: str) -> None:
 def test_a_model_that_cannot_read_pieces_keeps_its_attention_and_gets_rows(
     changes: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Gemma 2 has a soft cap inside its attention, which only its own has."""
+    """Gemma 2 has a soft cap in its attention, and our attention has none."""
     if changes.get("model_type") == "gemma2":
         model = made(Gemma2Config(**SMALL, attn_logit_softcapping=2.0, query_pre_attn_scalar=8))
     else:
@@ -100,7 +100,7 @@ def test_logits_that_are_changed_in_an_unknown_way_are_the_operators_fault() -> 
         AnswerScorer(model)
 
 
-def test_a_loaded_model_scores_as_it_does_itself(base: Path) -> None:
+def test_the_scores_are_those_of_the_models_own_logits(base: Path) -> None:
     model = load_model(base).eval()
     tokens = np.array([[5, 3, 1, 2, 4]])
     counts = np.array([[False, False, True, True, True]])

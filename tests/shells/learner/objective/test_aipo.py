@@ -33,7 +33,7 @@ TOKENS = sum(map(sum, LENGTHS))
 
 
 def logprobs(distance: float) -> tuple[Tensor, Tensor]:
-    """pi's, with a gradient, and mu's of each token, up to so far apart."""
+    """Logprobs of each token: those of pi, with a gradient, and those of mu, at most `distance` away."""
     generator = torch.Generator().manual_seed(0)
     mu = -0.2 - 2.0 * torch.rand(TOKENS, generator=generator)
     apart = distance * (2.0 * torch.rand(TOKENS, generator=generator) - 1.0)
@@ -91,7 +91,7 @@ def test_one_optimizer_step_is_aipo() -> None:
     np.testing.assert_allclose(gradient, expected, rtol=1e-5)
 
 
-def test_where_no_ratio_is_cut_off_it_is_the_gradient_of_the_objective() -> None:
+def test_without_a_truncated_ratio_the_step_is_the_objectives_gradient() -> None:
     pi, mu = logprobs(distance=0.2)
     assert (pi.detach() - mu).exp().max() < RHO
     rewards = [reward - sum(group) / len(group) for group in REWARDS for reward in group]

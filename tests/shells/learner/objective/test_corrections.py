@@ -44,7 +44,7 @@ def test_the_ratio_is_finite_whatever_the_rollout_says() -> None:
         (9.9, -1.0, True),
     ],
 )
-def test_the_clip_drops_what_has_moved_far_enough(
+def test_the_clip_drops_tokens_whose_ratio_moved_far(
     ratio: float, advantage: float, *, keeps: bool
 ) -> None:
     kept = clip_keeps(torch.tensor([ratio]), torch.tensor([advantage]), EPS_LOW, EPS_HIGH, 0.0)

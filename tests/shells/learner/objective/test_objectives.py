@@ -47,7 +47,7 @@ def test_the_population_has_a_smaller_deviation() -> None:
     ("baseline", "expected"),
     [("centred", [0.75, -0.25, -0.25, -0.25]), ("leave_one_out", [1.0, -1 / 3, -1 / 3, -1 / 3])],
 )
-def test_dr_grpo_subtracts_the_mean_and_rloo_that_of_the_others(
+def test_dr_grpo_subtracts_the_mean_and_rloo_the_mean_of_the_others(
     baseline: AdvantageBaseline, expected: list[float]
 ) -> None:
     found = group_advantages(np.array([1.0, 0.0, 0.0, 0.0], dtype=np.float32), baseline)
@@ -106,7 +106,7 @@ def test_losses_of_micro_batches_add_up() -> None:
     torch.testing.assert_close(sum(parts), whole)
 
 
-def test_its_gradient_is_minus_weight_times_advantage_times_share() -> None:
+def test_the_gradient_is_minus_weight_times_advantage_times_share() -> None:
     logprobs = torch.tensor([-1.0, -2.0], requires_grad=True)
     shares = torch.tensor([0.5, 0.25])
     torch.autograd.backward(
@@ -125,7 +125,7 @@ def test_the_distance_to_the_base_averages_to_the_divergence() -> None:
     assert (p * found).sum() == pytest.approx((p * np.log(p / base)).sum())
 
 
-def test_weighed_by_importance_it_averages_to_the_divergence_under_other_samples() -> None:
+def test_the_distance_weighed_by_importance_averages_to_the_divergence_too() -> None:
     """Over samples of q, and so does its gradient: that of sum_x p log(p / b) over the logits of p."""
     logits = torch.tensor([0.5, -0.2, 0.1], requires_grad=True)
     rollout, base = torch.tensor([0.6, 0.3, 0.1]), torch.tensor([0.2, 0.3, 0.5])

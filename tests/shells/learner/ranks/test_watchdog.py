@@ -67,7 +67,7 @@ def test_a_rank_whose_heartbeats_stop_is_lost(store: HashStore) -> None:
 
 
 def test_a_rank_that_has_not_started_is_not_missed(store: HashStore) -> None:
-    """It may still be starting, or fail before it has; then it records its failure."""
+    """It may still be starting. If it fails before it has started, it records its failure."""
     lost = Lost()
     first = watchdog(store, 0, lost)
     heard(store, 0)

@@ -55,7 +55,7 @@ def bytes_of(directory: Path) -> dict[str, bytes]:
 
 
 def logits(model: Any) -> torch.Tensor:
-    """In float32, of the weights of this model."""
+    """The logits of this model, in float32."""
     with torch.no_grad():
         found: torch.Tensor = model.float().eval()(TOKENS).logits
     return found
@@ -84,7 +84,7 @@ def test_an_export_has_the_bytes_of_a_publish_of_that_step(
     torch.testing.assert_close(logits(loaded), logits(load_model(tmp_path / "export")))
 
 
-def test_without_a_terminal_the_log_says_how_far_it_is(
+def test_without_a_terminal_the_log_has_the_progress(
     trained: LearnerConfig,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -194,7 +194,7 @@ def test_a_line_or_an_object_says_what_was_written(
     assert (found["directory"], found["bytes"]) == (str(second), size)
 
 
-def test_a_step_of_two_epochs_is_that_of_the_higher_one(
+def test_of_two_checkpoints_of_a_step_the_higher_epoch_is_exported(
     trained: LearnerConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     checkpoints = trained.out_dir / "checkpoints"
@@ -211,7 +211,7 @@ def test_a_step_of_two_epochs_is_that_of_the_higher_one(
         ("-1", "--export: expected the number of a step, or last; found '-1'"),
     ],
 )
-def test_a_step_that_is_not_there_is_refused(
+def test_a_step_without_a_checkpoint_is_refused(
     trained: LearnerConfig,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -272,7 +272,7 @@ def test_a_directory_with_something_in_it_is_left_alone(
         ({"lora_rank": 4}, [], "it has other trained weights; use the config of its run"),
     ],
 )
-def test_what_the_checkpoint_does_not_have_is_refused(
+def test_a_config_that_does_not_fit_the_checkpoint_is_refused(
     trained: LearnerConfig,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -321,13 +321,13 @@ def test_a_full_disk_leaves_nothing(
     assert not list(tmp_path.glob("*export*"))
 
 
-def test_a_checkpoint_that_goes_meanwhile_leaves_nothing(
+def test_a_checkpoint_deleted_during_the_export_leaves_nothing(
     trained: LearnerConfig,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A learner that runs deletes its old ones."""
+    """A learner that still runs deletes its old checkpoints."""
     read = SavedWeights.read
 
     def late(self: SavedWeights, name: str, dtype: torch.dtype) -> torch.Tensor:
@@ -352,7 +352,7 @@ def test_a_checkpoint_that_goes_meanwhile_leaves_nothing(
         (["--resum"], "unrecognized arguments: --resum"),
     ],
 )
-def test_an_option_that_would_be_ignored_does_not_start_a_run(
+def test_options_that_would_be_ignored_are_refused(
     config: LearnerConfig,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -384,6 +384,6 @@ def test_the_process_never_holds_the_model(
 
     monkeypatch.setattr(SavedWeights, "read", counted)
     assert run(config, "last", tmp_path / "export") == 0
-    # One more is being read when the cache is full, and the tensor of one is being written.
+    # With a full cache, one more weight is being read, and one tensor is being written.
     assert most[0] <= WEIGHTS_KEPT + 2
     assert len(names) == len(set(names)) > 10

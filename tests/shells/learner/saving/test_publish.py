@@ -33,7 +33,7 @@ def test_published_files_are_the_bases_in_bfloat16(
     assert after > before
 
 
-def test_what_a_fenced_learner_left_is_removed(
+def test_the_versions_of_a_fenced_learner_are_removed(
     config: LearnerConfig, coordinator: ScriptedCoordinator
 ) -> None:
     for name in (
@@ -51,10 +51,10 @@ def test_what_a_fenced_learner_left_is_removed(
     }
 
 
-def test_leftovers_are_no_reason_for_want_of_room(
+def test_leftovers_are_removed_before_the_first_publish(
     config: LearnerConfig, coordinator: ScriptedCoordinator
 ) -> None:
-    """Else no restart would help. What the learner before this one has may still be in use."""
+    """A disk full of them would otherwise stop every restart. The directory of the epoch before may still be in use."""
     for epoch in (0, 1):
         (config.snapshot_root / f"run-epoch-{epoch}-version-7").mkdir()
     coordinator._epoch = 1

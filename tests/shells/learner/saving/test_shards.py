@@ -28,7 +28,7 @@ class Taken:
 
 @pytest.fixture
 def weights() -> dict[str, torch.Tensor]:
-    """Of several types; one with a name that JSON writes otherwise, and one that is no multiple of eight bytes."""
+    """Weights of several types; JSON escapes the name of one, and the size of one is no multiple of 8 bytes."""
     return {
         "b.weight": torch.randn(5, 7),
         "ä": torch.randn(3).to(torch.bfloat16),
@@ -66,10 +66,10 @@ def test_a_version_is_the_file_that_the_library_writes(
     assert not list((tmp_path / "snapshots").iterdir())
 
 
-def test_a_version_is_of_the_moment_in_which_it_was_begun(
+def test_a_version_has_the_weights_from_when_its_publish_began(
     tmp_path: Path, weights: dict[str, torch.Tensor]
 ) -> None:
-    """Training goes on meanwhile, in place; also where the weights are bfloat16 already."""
+    """Meanwhile training changes the same tensors in place; the weights may also be bfloat16 already."""
     taken = Taken()
     publisher = publisher_of(tmp_path, weights, taken)
     before = {name: each.clone() for name, each in published(weights).items()}
@@ -84,7 +84,7 @@ def test_a_version_is_of_the_moment_in_which_it_was_begun(
         assert all(torch.equal(found[name], each) for name, each in expected.items())
 
 
-def test_a_disk_that_refuses_is_told_without_waiting_for_the_next_version(
+def test_a_failed_write_is_raised_before_the_next_version_begins(
     tmp_path: Path, weights: dict[str, torch.Tensor]
 ) -> None:
     publisher = publisher_of(tmp_path, weights, Taken())
