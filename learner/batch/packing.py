@@ -2,17 +2,18 @@
 steps.
 
     parts        whole groups, dealt at random by (rng_seed, step): one part per optimizer step
-    bundles      answers of a group that share one copy of its prompt; else each answer alone
-    ranks        bundles are dealt to the ranks, longest first, each to the rank with the least to do
-    micro-batch  one row of at most `tokens_max` tokens, or one bundle: best fit, longest first.
-                 All ranks get the same number, some of them perhaps empty, because all ranks run
-                 forward and backward together
+    bundles      answers of a group that share one copy of its prompt, or one answer alone
+    ranks        bundles are dealt to the ranks, longest first, each to the rank with the fewest tokens so far
+    micro-batch  one row of at most `tokens_max` tokens, or one longer bundle. Bundles are put into rows
+                 by best fit, longest first. All ranks get the same number of micro-batches, some of
+                 them perhaps empty, because all ranks run forward and backward together
 
-A model that cannot keep the answers of a row apart gets a row for each, padded to the longest of its
-micro-batch. The same batch always gives the same layout. Answers without a token in the loss are left out.
+If the model cannot keep the answers of a row apart, each answer gets its own row, padded to the longest
+answer of its micro-batch. The same batch always gives the same layout. Answers without a token in the loss
+are left out.
 
-Given tokens, and those that are too old, are read as context; they have no entry in n, so nothing that is
-computed for n (log p, ratios, means, scores) is computed for them. Branches of an episode share its
+Given tokens, and tokens that are too old, are read as context. They have no entry in n, so log p, ratios,
+means and scores are not computed for them. Branches of an episode share its
 advantage, and together they have the weight of one answer.
 
 Suffixes of names: b = rows of a micro-batch, t = positions, p = pieces, n = answer tokens in the loss, in
@@ -50,7 +51,7 @@ class PackedAnswer:
     advantage: np.float32
     temperature: float = 1.0
     prompt: int = 1  # how many of the tokens are the prompt, which is the same in the whole group
-    # Tokens in the loss of all branches of its episode; 0: it has no other branch.
+    # How many tokens all branches of its episode have in the loss; 0: its episode has no other branch.
     episode_tokens: int = 0
     first: bool = True  # whether it is the first of these branches in the batch
 
@@ -109,7 +110,7 @@ class MicroBatch:
 
     @property
     def places(self) -> NDArray[np.int64]:
-        """The indices of all tokens but padding, among those of all rows."""
+        """The indices, counted over all rows, of the tokens that are not padding."""
         return np.flatnonzero(np.arange(self.tokens_bt.shape[1]) < self.lengths_b[:, None])
 
 
@@ -214,7 +215,7 @@ def micro_batches(
 
 
 def _dealt(bundles: Sequence[_Bundle], ranks: int) -> list[list[_Bundle]]:
-    """Deal bundles, widest first, each to the rank with the least to do."""
+    """Deal bundles, widest first, each to the rank with the fewest tokens so far."""
     dealt: list[list[_Bundle]] = [[] for _ in range(ranks)]
     loads = [(0, rank) for rank in range(ranks)]
     for bundle in sorted(bundles, key=lambda bundle: bundle.width, reverse=True):
@@ -291,7 +292,7 @@ def _answer(
         staleness[span.start : span.end] = (step - 1) - span.version
     if not counts.any():
         return None
-    # Tokens after the last one in the loss are left out: attention is causal, so no other token sees them.
+    # Tokens after the last token in the loss are left out: attention is causal, so no token in the loss sees them.
     end = int(counts.nonzero()[0][-1]) + 1
     counts, staleness = counts[:end], staleness[:end]
     return PackedAnswer(

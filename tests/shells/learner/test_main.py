@@ -89,7 +89,7 @@ def test_a_gradient_that_is_no_number_ends_the_learner_without_a_restart(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The first step leaves weights with which nothing can be reckoned. A service must not begin again for ever."""
+    """The first step leaves weights that give no finite number. A service must not restart the learner for ever."""
     path = write_config(tmp_path / "run.toml", config, lr=1e30, warmup_steps=0)
     assert main(["--config", str(path)]) == 2
     said = capsys.readouterr().err.splitlines()[-1]
@@ -104,7 +104,7 @@ def test_an_unexpected_error_has_a_traceback_and_a_last_line(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """So other ranks do not wait for this one, nor it for what libraries do at the end."""
+    """So other ranks do not wait for this rank, and this rank does not wait for exit handlers of libraries."""
 
     def full(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")

@@ -9,7 +9,7 @@ from echo2d.learner import torchrun
 
 
 def start(code: int) -> None:
-    """A child that ends with this exit code, or by this signal if it is negative."""
+    """Start a child that ends with this exit code, or by signal -code if the code is negative."""
     if not os.fork():
         if code < 0:
             os.kill(os.getpid(), -code)
@@ -17,7 +17,7 @@ def start(code: int) -> None:
 
 
 def in_a_child(codes: Sequence[int]) -> int:
-    """Where it ends, having no other children than these."""
+    """Call `_end_if_stuck` in a process whose only children end with these codes. Returns its exit code."""
     child = os.fork()
     if not child:
         try:

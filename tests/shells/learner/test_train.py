@@ -51,7 +51,7 @@ def test_a_run_publishes_commits_and_checkpoints_in_order(
     assert coordinator.said("checkpoint") in (
         [0, 3],
         [3],
-    )  # two that are whole at once are told at once
+    )  # two that become complete together are reported together
     assert coordinator.events[-1] == ("checkpoint", 3)
     assert [row["step"] for row in rows] == [1, 2, 3, 4]
     assert [row["staleness"] for row in rows] == [{"0": 16}, *[{"1": 16}] * 3]
@@ -174,7 +174,7 @@ def too_old(batch: Batch) -> Batch:
 def test_the_learner_follows_the_runs_staleness(
     config: LearnerConfig, coordinator: ScriptedCoordinator, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An operator has changed S: what the coordinator admits is not refused, and not wasted."""
+    """An operator has changed S: the learner does not refuse what the coordinator now admits."""
     coordinator.spoil[3] = lambda batch: dataclasses.replace(too_old(batch), staleness_max=5)
     rows = learn(config, coordinator)
     assert coordinator.refused == {}
@@ -199,7 +199,7 @@ def test_a_train_step_can_be_slowed_down(
     assert all(row["t_train_s"] >= 0.1 for row in rows)
 
 
-def test_groups_that_were_trained_are_refused_and_damaged_bytes_asked_for_again(
+def test_trained_groups_are_refused_and_a_damaged_batch_is_taken_again(
     config: LearnerConfig, coordinator: ScriptedCoordinator
 ) -> None:
     damaged = [IntegrityFault("a batch's bytes are not what its digest says")] * 2
@@ -242,7 +242,7 @@ def test_a_directory_that_cannot_be_made_is_named_before_the_session(
 def test_every_recipe_trains_alike_on_fresh_rollouts(
     config: LearnerConfig, coordinator: ScriptedCoordinator, tmp_path: Path
 ) -> None:
-    """All answers are as long as each other, so every mean is the same, and no ratio is far from 1."""
+    """All answers have the same length, so every mean is the same, and no ratio is far from 1."""
     coordinator.lag = 0
     (plain,) = learn(dataclasses.replace(config, steps=1), coordinator)
     recipes: list[dict[str, Any]] = [
@@ -458,7 +458,7 @@ def test_a_learner_that_gets_poison_again_and_again_stops(
 ) -> None:
     class Again(dict[int, Any]):
         def __delitem__(self, _: int) -> None:
-            """What replaces it is poisonous, too."""
+            """Keep the entry, so that the batch with the replacements is poisonous too."""
 
     coordinator.spoil = Again({2: lambda batch: with_poison(batch, 9)})
     with pytest.raises(
@@ -469,7 +469,7 @@ def test_a_learner_that_gets_poison_again_and_again_stops(
 
 
 def named(first: int, count: int) -> list[PackedAnswer]:
-    """An answer of each of so many groups."""
+    """One answer of each of this many groups."""
     nothing = np.zeros(0, dtype=np.float32)
     return [
         PackedAnswer(

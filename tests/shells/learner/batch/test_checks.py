@@ -156,7 +156,7 @@ def test_a_batch_other_than_the_requested_one_is_the_coordinators_fault() -> Non
 
 
 def test_a_group_is_trained_once() -> None:
-    """Not twice in a batch, and not again in a later one."""
+    """It may not be twice in a batch, nor again in a later batch."""
     batch, trained = batch_of(trajectory(), trajectory()), Trained()
     twice = dataclasses.replace(batch, groups=batch.groups[:1] * 2)
     assert faults(twice, STEP, RULES, trained) == {10: "it is in the batch twice"}

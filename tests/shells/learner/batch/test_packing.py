@@ -28,7 +28,7 @@ CENTRED = advantages_of(Recipe(objective="dr_grpo", loss_tokens=1))
 
 
 def answers(*lengths: int, prompt: int = 1) -> list[PackedAnswer]:
-    """Each with tokens, logprobs and an advantage of its own."""
+    """Answers of these lengths, each with its own tokens, logprobs and advantage."""
     return [
         PackedAnswer(
             group_id=0,
@@ -148,7 +148,7 @@ def test_a_group_of_short_answers_reads_its_prompt_once() -> None:
     )
     assert plain == 8 * 12 * 36
     assert shared == 8 * (29 + 12 * 7)
-    # Two ranks have as much to do as each other.
+    # Two ranks have the same amount of work.
     loads = [
         sum(
             micro.tokens

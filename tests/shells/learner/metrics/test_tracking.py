@@ -64,7 +64,7 @@ TABLE = [
 
 
 class Shown:
-    """A board that remembers; it fails the first `failures` times."""
+    """A board that keeps what it is shown. Its first `failures` calls fail."""
 
     def __init__(self, failures: int = 0) -> None:
         self.rows: list[tuple[int, Mapping[str, float]]] = []
@@ -177,7 +177,7 @@ def test_a_full_disk_costs_rows_but_leaves_no_half_line(
     assert "cannot track step=2" in caplog.text
 
 
-def test_a_full_file_makes_room_for_the_next_rows(
+def test_a_full_file_is_renamed_and_a_new_one_begun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tracker = Tracking(tmp_path, {})
@@ -249,7 +249,7 @@ end_with(0)
 
 
 def test_weights_and_biases_asks_for_no_login_and_works_offline(tmp_path: Path) -> None:
-    """At a terminal, where it would ask."""
+    """The program runs at a terminal, where wandb would ask."""
     terminal, ours = pty.openpty()
     kept = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
     environment = {**kept, "HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -19,7 +19,7 @@ def counted(scorer: AnswerScorer, micro: MicroBatch) -> int:
 
 
 def test_a_dense_model_has_the_operations_that_torch_counts() -> None:
-    """It counts matrix products, but not the attention of a CPU."""
+    """torch counts matrix products, but not the attention of a CPU."""
     model = made(Qwen3Config(**{**SMALL, "tie_word_embeddings": False}))
     scorer = AnswerScorer(model)
     (micro,) = micro_batches(answers(61)[:1], 1000, packed=True)

@@ -53,7 +53,7 @@ def test_the_gradient_does_not_depend_on_what_layers_keep(
 def test_the_gradient_of_experts_does_not_depend_on_what_layers_keep(
     config: LearnerConfig, base: Path, tmp_path: Path, family: str, recompute: Any
 ) -> None:
-    """Those of GPT-OSS have biases, and its attention is its own."""
+    """The experts of GPT-OSS have biases, and it keeps its own attention."""
     changes = {"model": saved(tmp_path / "model", family, base), "micro_batch_tokens": 40}
     plain = gradient(config, recompute="none", **changes)
     again = gradient(config, recompute=recompute, **changes)

@@ -61,7 +61,7 @@ def test_a_published_version_has_the_same_weights(
 def test_weights_that_the_class_ignores_are_left_out(
     base: Path, config: LearnerConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The layers for several tokens at once, in an index and in a file of their own."""
+    """The ignored layers predict several tokens at once. They are in the index, and in a file of their own."""
     model = tmp_path / "model"
     shapes = {**SMALL, **MOE, "num_hidden_layers": 46, "vocab_size": 17}
     small = Glm4MoeConfig(**shapes, n_routed_experts=4, first_k_dense_replace=1)

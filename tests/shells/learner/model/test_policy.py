@@ -60,7 +60,7 @@ def test_a_truncated_model_is_the_operators_fault(
         learn(dataclasses.replace(config, model=model), coordinator)
 
 
-# --- learning rates over a run of 12 steps, of which two warm up
+# --- learning rates over a run of 12 steps; the first two are the warm-up
 
 STEPS, WARM_UP = 12, 2
 

@@ -66,7 +66,7 @@ def test_answers_in_a_row_are_scored_as_each_alone(shape: str) -> None:
 def test_a_model_that_cannot_read_pieces_keeps_its_attention_and_gets_rows(
     changes: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Gemma 2 has a soft cap inside its attention, which only its own has."""
+    """Gemma 2 has a soft cap in its attention, and our attention has none."""
     if changes.get("model_type") == "gemma2":
         model = made(Gemma2Config(**SMALL, attn_logit_softcapping=2.0, query_pre_attn_scalar=8))
     else:

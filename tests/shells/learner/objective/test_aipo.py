@@ -33,7 +33,7 @@ TOKENS = sum(map(sum, LENGTHS))
 
 
 def logprobs(distance: float) -> tuple[Tensor, Tensor]:
-    """pi's, with a gradient, and mu's of each token, up to so far apart."""
+    """Logprobs of each token: those of pi, with a gradient, and those of mu, at most `distance` away."""
     generator = torch.Generator().manual_seed(0)
     mu = -0.2 - 2.0 * torch.rand(TOKENS, generator=generator)
     apart = distance * (2.0 * torch.rand(TOKENS, generator=generator) - 1.0)

@@ -60,7 +60,7 @@ def value(recipe: Recipe, inputs: WeightInputs) -> Tensor:
 
 
 def surrogate(ratio: Tensor, advantages: Tensor, bound: float = float("inf")) -> Tensor:
-    """PPO's, and with a bound that of the dual clip."""
+    """The surrogate of PPO; with a bound, that of the dual clip."""
     clipped = torch.minimum(ratio * advantages, ratio.clamp(1 - LOW, 1 + HIGH) * advantages)
     return torch.where(advantages < 0, torch.maximum(clipped, bound * advantages), clipped)
 

@@ -27,7 +27,7 @@ TENSORS, PROGRESS_0 = "__0_0.distcp", PROGRESS.format(0)
 
 @pytest.fixture(autouse=True)
 def one_thread() -> None:
-    """A fork does not inherit torch's others, and would wait for them."""
+    """A forked process does not inherit torch's other threads, and would wait for them."""
     torch.set_num_threads(1)
 
 
@@ -39,7 +39,7 @@ def state(step: int) -> dict[str, Any]:
 
 
 def save(checkpoints: Checkpoints, step: int, epoch: int) -> None:
-    """Durable when this returns."""
+    """Save a checkpoint. It is durable when this returns."""
     checkpoints.save(step, epoch, state(step), {"run": "a"}, {"rng": [(step, None, "x")]})
     assert checkpoints.settle()
 
@@ -49,7 +49,7 @@ def names(directory: Path) -> list[str]:
 
 
 def step_of(checkpoints: Checkpoints) -> int:
-    """The step that a learner goes on from, having looked at all of its state."""
+    """The step from which a learner resumes. All of its state is checked."""
     found = state(-1)
     progress = checkpoints.load_newest(found)
     step = int(progress["step"])
@@ -60,7 +60,7 @@ def step_of(checkpoints: Checkpoints) -> int:
 
 
 def in_a_child(job: Callable[[], None]) -> int:
-    """Its exit code: KILLED also when a signal did it."""
+    """The child's exit code; KILLED also if a signal ended it."""
     child = os.fork()
     if not child:
         try:
@@ -75,7 +75,7 @@ def in_a_child(job: Callable[[], None]) -> int:
 
 
 def at_call(number: int, strike: Callable[[], None]) -> list[int]:
-    """Before the call of this number that changes the disk, for the life of this process. The calls so far."""
+    """Strike before the call of this number that changes the disk, in this process. Returns the calls so far."""
     calls: list[int] = []
     fsync = os.fsync
 
@@ -176,7 +176,7 @@ def test_a_full_disk_is_reported_in_one_line_and_costs_no_checkpoint(
 
 
 def flip_a_bit(path: Path) -> None:
-    """In the middle of the weights, where reading alone notices nothing."""
+    """Flip a bit in the middle of the weights, where reading alone does not notice it."""
     data = bytearray((path / TENSORS).read_bytes())
     data[len(data) // 2] ^= 1
     (path / TENSORS).write_bytes(data)
@@ -240,7 +240,7 @@ def test_a_checkpoint_under_the_name_of_another_step_is_not_used(tmp_path: Path)
 
 
 def test_checkpoints_beyond_the_resumed_step_are_removed(tmp_path: Path) -> None:
-    """A learner went back to 10, because 20 is damaged, and comes to 15 and 20 again."""
+    """A learner resumed at step 10, because checkpoint 20 is damaged, and saves steps 15 and 20 again."""
     checkpoints = Checkpoints(tmp_path, 2)
     for step in (10, 20):
         save(checkpoints, step, 1)
@@ -279,7 +279,7 @@ def test_a_checkpoint_has_the_state_of_the_moment_when_saving_began(tmp_path: Pa
 def test_shards_that_another_host_wrote_to_another_folder_are_reported_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each host has a directory of that name: all of it is missed before it is called whole."""
+    """Each host has its own directory of that name. The missing files are noticed before the checkpoint counts."""
     save_shards = checkpoint._save_shards
 
     def save_elsewhere(directory: Path, *rest: Any) -> dict[str, str]:

@@ -56,7 +56,7 @@ def test_a_file_has_the_written_bytes_and_their_digest(tmp_path: Path, sizes: li
 def test_a_file_is_written_on_a_file_system_without_direct_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str
 ) -> None:
-    """It says so when the file is opened, or at the first write."""
+    """The file system refuses them when the file is opened, or at the first write."""
     opened, write, calls = os.open, os.write, []
 
     def open_otherwise(path: Path, flags: int, mode: int = 0o777, **more: Any) -> int:

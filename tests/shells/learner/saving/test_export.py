@@ -55,7 +55,7 @@ def bytes_of(directory: Path) -> dict[str, bytes]:
 
 
 def logits(model: Any) -> torch.Tensor:
-    """In float32, of the weights of this model."""
+    """The logits of this model, in float32."""
     with torch.no_grad():
         found: torch.Tensor = model.float().eval()(TOKENS).logits
     return found
@@ -327,7 +327,7 @@ def test_a_checkpoint_that_is_removed_meanwhile_leaves_nothing_of_an_export(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A learner that runs deletes its old ones."""
+    """A learner that still runs deletes its old checkpoints."""
     read = SavedWeights.read
 
     def late(self: SavedWeights, name: str, dtype: torch.dtype) -> torch.Tensor:
@@ -384,6 +384,6 @@ def test_the_exporting_process_never_holds_the_whole_model(
 
     monkeypatch.setattr(SavedWeights, "read", counted)
     assert run(config, "last", tmp_path / "export") == 0
-    # One more is being read when the cache is full, and the tensor of one is being written.
+    # With a full cache, one more weight is being read, and one tensor is being written.
     assert most[0] <= WEIGHTS_KEPT + 2
     assert len(names) == len(set(names)) > 10

@@ -16,7 +16,7 @@ from echo2d.learner.saving.identity import SETTINGS_FILE, own, tell_changes
 from tests.support.polling import poll
 
 
-def test_a_learner_is_the_same_after_a_restart(tmp_path: Path) -> None:
+def test_a_learner_has_the_same_identity_after_a_restart(tmp_path: Path) -> None:
     with ExitStack() as stack:
         first = own(tmp_path / "out", stack)
     with ExitStack() as stack:
@@ -29,7 +29,7 @@ def test_two_learners_never_run_in_one_directory(tmp_path: Path) -> None:
         found = own(tmp_path, stack)
         with pytest.raises(OperatorFault, match="another learner runs on"):
             own(tmp_path, stack, wait_s=0.0)
-        # It is told to end the other one's session.
+        # This learner takes over, which ends the other one's session.
         assert own(tmp_path, stack, take_over=True) == found
 
 

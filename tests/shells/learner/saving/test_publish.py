@@ -54,7 +54,7 @@ def test_snapshots_that_a_fenced_learner_left_are_removed(
 def test_leftover_snapshots_are_removed_before_room_is_checked(
     config: LearnerConfig, coordinator: ScriptedCoordinator
 ) -> None:
-    """Else no restart would help. What the learner before this one has may still be in use."""
+    """A disk full of them would otherwise stop every restart. The directory of the epoch before may still be in use."""
     for epoch in (0, 1):
         (config.snapshot_root / f"run-epoch-{epoch}-version-7").mkdir()
     coordinator._epoch = 1

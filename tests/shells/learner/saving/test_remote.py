@@ -27,7 +27,7 @@ from tests.support.scripted_coordinator import ScriptedCoordinator
 
 
 class FlakyFileSystem(MemoryFileSystem):  # type: ignore[misc]
-    """A store in memory that fails. failing: how many of the next calls do; error: what they raise."""
+    """A store in memory that fails. failing: how many of the next calls fail; error: the error that they raise."""
 
     protocol = "flaky"
     store: ClassVar[dict[str, Any]] = {}
@@ -147,7 +147,7 @@ def test_a_newer_checkpoint_on_the_disk_is_used_instead_of_a_copy(tmp_path: Path
     assert names(url) == [name(10), name(30, 2)]
     left = fsspec.core.url_to_fs(url)[0].ls(files(url), detail=False)
     assert sorted(Path(each).name for each in left) == [name(10), name(30, 2)], (
-        "what is not whole goes"
+        "an incomplete copy is removed"
     )
 
 
@@ -271,7 +271,7 @@ def test_the_error_about_a_missing_fsspec_names_the_extra(monkeypatch: pytest.Mo
 
 
 def test_a_learner_moves_to_a_host_with_an_empty_disk(tmp_path: Path, base: Path, url: str) -> None:
-    """It goes on to the same weights as a learner that stays, as the same learner."""
+    """It ends with the same weights as a learner that stays on its host, and has the same identity."""
     (tmp_path / "snapshots").mkdir()
     config = config_in(tmp_path, base, checkpoint_url=url, checkpoint_every=1)
     straight = ScriptedCoordinator(tmp_path / "taken", lag=1)
@@ -299,7 +299,7 @@ def test_a_learner_moves_to_a_host_with_an_empty_disk(tmp_path: Path, base: Path
     assert all(torch.equal(tensor, weights[name]) for name, tensor in expected.items())
 
 
-def test_the_program_says_in_one_line_that_the_store_is_away(
+def test_the_program_reports_an_unreachable_store_in_one_line(
     config: LearnerConfig,
     served: ScriptedCoordinator,
     tmp_path: Path,

@@ -28,7 +28,7 @@ class Taken:
 
 @pytest.fixture
 def weights() -> dict[str, torch.Tensor]:
-    """Of several types; one with a name that JSON writes otherwise, and one that is no multiple of eight bytes."""
+    """Weights of several types; JSON escapes the name of one, and the size of one is no multiple of 8 bytes."""
     return {
         "b.weight": torch.randn(5, 7),
         "ä": torch.randn(3).to(torch.bfloat16),
@@ -69,7 +69,7 @@ def test_a_version_has_the_bytes_that_the_library_writes(
 def test_a_version_has_the_weights_of_the_moment_when_its_copy_began(
     tmp_path: Path, weights: dict[str, torch.Tensor]
 ) -> None:
-    """Training goes on meanwhile, in place; also where the weights are bfloat16 already."""
+    """Meanwhile training changes the same tensors in place; the weights may also be bfloat16 already."""
     taken = Taken()
     publisher = publisher_of(tmp_path, weights, taken)
     before = {name: each.clone() for name, each in published(weights).items()}
