@@ -1,4 +1,4 @@
-"""`python -m echo2d` is the `echo2d` command. In a Python without its packages it prints one line that says so."""
+"""`python -m echo2d` is the `echo2d` command. If its packages are not installed, it prints one line that says so."""
 
 import sys
 

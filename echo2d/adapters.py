@@ -1,11 +1,11 @@
-"""The pin of a LoRA adapter: a file in its directory that names its base model by a digest.
+"""The pin of a LoRA adapter: a file in the adapter's directory that names the base model by a digest.
 
     adapter_config.json  adapter_model.safetensors     as Hugging Face PEFT writes them
-    base.json            {"base_digest": "..."}         64 hex digits, of the base model
+    base.json            {"base_digest": "..."}         the pin: 64 hex digits
 
-Every program that loads an adapter compares the pin. The pin is a file of the snapshot like all others,
-so a snapshot digest names the base, too. The base itself is never published: the learner and the
-workers each have a copy. All functions block.
+Every program that loads an adapter compares the pin with its base model. The pin is a file of the snapshot like all
+others, so the digest of a snapshot covers the base, too. The base itself is never published: the learner and every
+worker have a copy. All functions block.
 """
 
 import json
@@ -18,7 +18,7 @@ from echo2d.core.weights.manifest import ADAPTER_CONFIG, BASE_PIN
 from echo2d.errors import OperatorFault, path_fault
 from echo2d.model_files import weight_files
 
-# These files hold the architecture and the end tokens.
+# These files hold the architecture and the end tokens, so they are part of the base digest.
 _SHAPING = ("config.json", "generation_config.json")
 _DIGEST = re.compile("[0-9a-f]{64}")
 
@@ -31,7 +31,7 @@ def is_adapter(directory: Path) -> bool:
 def base_files(directory: Path) -> list[Path]:
     """The files of a model directory that determine its outputs: weights, index, configuration.
 
-    Symbolic links are followed. OperatorFault: it is no model directory, or it is an adapter.
+    Symbolic links are followed. OperatorFault: the directory holds no model, or it holds an adapter.
     """
     if is_adapter(directory):
         raise OperatorFault(
@@ -46,11 +46,10 @@ def base_files(directory: Path) -> list[Path]:
 
 
 def base_digest(directory: Path) -> str:
-    """The digest of a base model, in hex; reads all of its files.
+    """The digest of a base model, in hex. The function reads all of the model's files.
 
-    It is the blake3-256 of what `b3sum` prints for the `base_files`, in byte order of their
-    names, so that it can be checked by hand. OperatorFault: as in `base_files`, or a file cannot
-    be read.
+    The digest is the blake3-256 of what `b3sum` prints for the `base_files`, in byte order of their names, so that a
+    person can check it by hand. OperatorFault: as in `base_files`, or a file cannot be read.
     """
     try:
         listing = "".join(
@@ -81,7 +80,7 @@ def pinned_base(directory: Path) -> str | None:
     path = directory / BASE_PIN
     try:
         with path.open("rb") as file:
-            # A valid pin, a digest with its key, takes fewer than 256 bytes even with much white space.
+            # A valid pin has a digest and its key: fewer than 256 bytes, even with much white space.
             digest = json.loads(file.read(256))["base_digest"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise OperatorFault(f"{path} does not name the adapter's base model: {error}") from error

@@ -19,7 +19,7 @@ from typing import TypeVar
 
 ErrorT = TypeVar("ErrorT", bound=BaseException)
 
-# For the error of a system call: what the host lacks, and what its owner can do.
+# For each error of a system call: what the host lacks, and what its owner can do.
 HOST_LACKS = {
     errno.EMFILE: "this program may open no more files: raise LimitNOFILE= of its unit, or `ulimit -n`",
     errno.ENFILE: "this host can open no more files",
@@ -47,7 +47,7 @@ class PeerFault(Fault):
 
 
 class IntegrityFault(Fault):
-    """Bytes do not have the digest, the signature or the structure that was promised."""
+    """Bytes do not have the digest, the signature or the structure that was announced for them."""
 
 
 class EngineFault(Fault):
@@ -76,7 +76,7 @@ def first_fault(group: BaseExceptionGroup[ErrorT]) -> ErrorT:
 
 
 def path_fault(text: str, error: OSError) -> Fault:
-    """The fault for a path or an address that the operator named, or for this host. text: what failed."""
+    """The fault for an error of a path or an address that the operator named, or of this host. text: what failed."""
     lacks = HOST_LACKS.get(error.errno or 0)
     if lacks is None:
         return OperatorFault(f"{text}: {error.strerror or error}{_whose(error)}")
@@ -85,7 +85,7 @@ def path_fault(text: str, error: OSError) -> Fault:
 
 
 def of_the_host(error: OSError) -> Fault | None:
-    """The fault for an OSError that no code has handled: of this host, or of another user's path.
+    """The fault for an OSError that no code has handled, if this host or another user's path is the cause.
 
     None: the error is a bug of echo2d.
     """
@@ -94,11 +94,13 @@ def of_the_host(error: OSError) -> Fault | None:
 
 
 def _whose(error: OSError) -> str:
-    """The owner of a path that this user may not use, and what to do; empty: the user owns it, or it is unknown."""
+    """Names the owner of a path that this user may not use, and says what to do. Empty: this user owns the path, or the
+    owner is not known.
+    """
     if not isinstance(error, PermissionError) or error.filename is None:
         return ""
     given = Path(os.fsdecode(error.filename)).absolute()
-    # Files in a closed folder cannot be seen, and `Path.exists` raises an error for them.
+    # `Path.exists` raises an error for files in a folder that this user may not enter; `os.path.exists` does not.
     path = next(each for each in (given, *given.parents) if os.path.exists(each))  # noqa: PTH110
     if path.stat().st_uid == os.geteuid():
         return ""

@@ -1,4 +1,4 @@
-"""How to install what an extra of echo2d needs, into the environment that this process runs in.
+"""Says how to install the packages of an extra of echo2d into the environment of this process.
 
 Messages name the packages themselves and not `echo2d[extra]`, because echo2d is on no package index.
 """
@@ -16,12 +16,12 @@ PICTURES = (".png", ".svg", ".pdf")
 
 
 def install_command(extra: str) -> str:
-    """A shell command. extra: an extra of pyproject.toml; the extra that an engine needs has the engine's name."""
+    """The shell command. extra: an extra of pyproject.toml. The extra of an engine has the engine's name."""
     return shlex.join([*_installer(), *_requirements(extra)])
 
 
 def check_plot(path: Path) -> None:
-    """OperatorFault: no picture can be drawn into this file, which the option --plot names."""
+    """OperatorFault: no picture can be written to this file, which is the value of --plot."""
     if path.suffix not in PICTURES:
         raise OperatorFault(f"--plot {path}: expected a name that ends in {', '.join(PICTURES)}")
     if not path.absolute().parent.is_dir():
@@ -35,7 +35,7 @@ def _installer() -> list[str]:
         return ["pipx", "inject", Path(sys.prefix).name]
     if importlib.util.find_spec("pip") is not None:
         return [sys.executable, "-m", "pip", "install"]
-    # Environments that uv makes have no pip.
+    # An environment that uv has made has no pip.
     return ["uv", "pip", "install", "--python", sys.executable]
 
 
@@ -43,7 +43,7 @@ def _requirements(extra: str) -> list[str]:
     try:
         lines = importlib.metadata.requires("echo2d") or []
     except importlib.metadata.PackageNotFoundError:
-        # echo2d is a checkout on PYTHONPATH, and was never installed.
+        # echo2d was never installed: it is a checkout on PYTHONPATH.
         return [f"{Path(__file__).parents[1]}[{extra}]"]
     marked = re.compile(rf"""([^;]+?)\s*;.*\bextra == ["']{re.escape(extra)}["']""")
     return [found[1] for line in lines if (found := marked.fullmatch(line))]

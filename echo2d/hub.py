@@ -2,9 +2,9 @@
 
     name[@revision] --> one commit --> its safetensors, texts or Parquet files --> the hub's own cache
 
-Only data are downloaded: weights as safetensors, rows as Parquet, and never a program. The path of the
-download has the commit in it, so a run that names the path is pinned to that commit. The hub's own library
-handles the access token (`hf auth login`, HF_TOKEN); no message here contains it.
+Only data are downloaded, never a program: weights as safetensors, rows as Parquet. The path of a download contains the
+commit, so a run that names the path is pinned to that commit. The hub's own library handles the access token (`hf auth
+login`, HF_TOKEN); no message of this module contains it.
 """
 
 import re
@@ -21,28 +21,28 @@ if TYPE_CHECKING:
 
 _PART = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 _NAME = re.compile(rf"({_PART}/{_PART})(?:@([A-Za-z0-9._/-]+))?(?::(.+))?")
-# Endings of a model's text files. Weights are chosen apart; programs (*.py) and pickles (*.bin) are never loaded.
+# Endings of a model's text files. `load_model` chooses the weights. Programs (*.py) and pickles (*.bin) never load.
 _TEXTS = (".json", ".jinja", ".txt", ".model")
 _WEIGHTS = ".safetensors"
 _ROWS = ".parquet"
 
 
 def names_a_repository(text: str) -> bool:
-    """Whether this can be a name on the hub. A path that exists is never taken for one."""
+    """Whether the text can be a name on the hub. If a path of that name exists, it is not."""
     return _NAME.fullmatch(text) is not None and not Path(text).exists()
 
 
 def load_model(name: str) -> Path:
-    """The directory of this model at one commit; it is downloaded if the cache lacks it.
+    """The directory of this model at one commit. The model is downloaded if the cache lacks it.
 
-    OperatorFault: the hub cannot be reached, has no such model, or has it without safetensors.
+    OperatorFault: the hub cannot be reached, does not have the model, or does not have its safetensors.
     """
     repository, revision, _ = _parts(name)
     with _hub(name, "model") as hub:
         info = hub.model_info(repository, revision=revision)
         files = [each.rfilename for each in info.siblings or ()]
         weights = [each for each in files if each.endswith(_WEIGHTS) and "/" not in each]
-        # Some models have the same weights a second time, in their authors' own layout.
+        # Some models have the same weights a second time, in their authors' layout.
         weights = [each for each in weights if not each.startswith("consolidated")]
         if not weights:
             raise OperatorFault(
@@ -57,12 +57,12 @@ def load_model(name: str) -> Path:
 def load_rows(name: str) -> list[Path]:
     """The Parquet files of one split of a data set at one commit. name: OWNER/NAME[@REVISION][:SPLIT].
 
-    OperatorFault: as `load_model`, or it has several splits and the name chooses none.
+    OperatorFault: as in `load_model`, or the data set has several splits and the name chooses none.
     """
     repository, revision, split = _parts(name)
     with _hub(name, "dataset") as hub:
         splits: dict[str, list[str]] = {}
-        # The hub keeps Parquet files that it made of other formats on this branch.
+        # The hub converts data sets of other formats to Parquet, on the branch refs/convert/parquet.
         for tried in dict.fromkeys((revision, revision or "refs/convert/parquet")):
             info = hub.dataset_info(repository, revision=tried)
             splits = _splits(each.rfilename for each in info.siblings or ())
@@ -111,7 +111,7 @@ def _splits(files: Iterable[str]) -> dict[str, list[str]]:
 
 @contextmanager
 def _hub(name: str, kind: str) -> "Iterator[HfApi]":
-    """The hub's client; each of its errors becomes one line that says what to do."""
+    """Yields a client of the hub. Every error of the client becomes one line that says what to do."""
     from huggingface_hub import HfApi, errors
 
     here = f"{name} is neither a path here nor"

@@ -1,11 +1,10 @@
 """The logging of every program: one line per fact, as `kind key=value ...` or as a JSON object, on stderr
 or in a file of bounded size.
 
-Times are local with their UTC offset, so that logs of machines in several zones can be merged.
-Other machines influence the text and the number of some lines. Therefore a message never breaks a
-line, and at most LINES_PER_S_MAX lines of one kind are written per second. STORY is the log of the
-work itself (docs/guide/operating.md). It is not throttled, because each of its lines reports work that
-was granted or accepted.
+Times are local and have their UTC offset, so that logs of machines in several time zones can be merged. Other machines
+influence the text and the number of some lines. Therefore a message never has a line break, and at most
+LINES_PER_S_MAX lines of one kind are written per second. STORY is the log of the work itself
+(docs/guide/operating.md). It is not throttled, because each of its lines reports work that was granted or accepted.
 """
 
 import fcntl
@@ -24,10 +23,10 @@ from typing import Any
 from echo2d.errors import path_fault
 
 FORMAT = "%(asctime)s level=%(levelname)s area=%(name)s %(message)s"
-# Lines of one kind per second. Without this limit a flood of lines could fill the disk.
+# At most this many lines of one kind are logged per second. Without a limit a flood of lines could fill the disk.
 LINES_PER_S_MAX = 100
-# A log file of this size is renamed to FILE.1. It holds a worker's log of weeks, or the log of one day of
-# a coordinator that leases hundreds of samples a second.
+# A log file of this size is renamed to FILE.1. It has room for weeks of a worker, or for one day of a coordinator that
+# leases hundreds of samples per second.
 LOG_FILE_BYTES_MAX = 256 << 20
 STORY = "echo2d.story"
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING}
@@ -199,7 +198,9 @@ def start_logging(
 
 
 def present() -> tuple[int, bool, Path | None]:
-    """The present level, whether lines are JSON, and the file: with these a child logs like its parent."""
+    """The present level, whether lines are JSON, and the log file. A child process is given these to log in the same
+    way.
+    """
     root = logging.getLogger()
     files = [Path(each.baseFilename) for each in root.handlers if isinstance(each, LogFile)]
     as_json = any(isinstance(handler.formatter, JsonLine) for handler in root.handlers)

@@ -1,4 +1,4 @@
-"""Finds the files of a model's directory that hold its weights, as `transformers` does, and checks them. The functions
+"""Finds the files with the weights in a model's directory, as `transformers` does, and checks them. All functions
 block.
 
     the file that config.json names in `transformers_weights` | model.safetensors | the files of its index
@@ -28,14 +28,14 @@ _CONVERT = (
 class WeightFiles:
     """The files of weights in a model's directory."""
 
-    read: tuple[Path, ...]  # the files with the weights, sorted
+    read: tuple[Path, ...]  # the files that hold the model's weights, sorted
     index: Path | None  # the index that names these files; None: there is no index
-    ignored: tuple[Path, ...]  # other files of weights
+    ignored: tuple[Path, ...]  # other files with weights, which are not read
     told: bool = False  # whether config.json names the file or the index
 
     @property
     def named(self) -> bool:
-        """Whether `transformers` finds the files; otherwise `read` has all files of weights."""
+        """Whether `transformers` finds the files; if not, `read` has all files with weights."""
         return self.index is not None or [path.name for path in self.read] == [SINGLE] or self.told
 
     @property
@@ -51,9 +51,9 @@ class WeightFiles:
 
 
 def weight_files(directory: Path) -> WeightFiles:
-    """The files of weights. If `transformers` finds none, such as those of an adapter, all of them are read.
+    """The files with the weights. If `transformers` finds none, for example in an adapter's directory, all are read.
 
-    OperatorFault: the directory or its index cannot be read, or a file that the index names is not there.
+    OperatorFault: the directory or its index cannot be read, or a file that the index names is missing.
     """
     try:
         found = sorted(path for path in directory.iterdir() if path.name.endswith(_SUFFIX))
@@ -81,9 +81,9 @@ def weight_files(directory: Path) -> WeightFiles:
 
 
 def require_model(directory: Path, *, trains: bool = True) -> None:
-    """Check config.json, tokenizer.json and the headers of the weights; the weights may be missing on this host.
+    """Check config.json, tokenizer.json and the headers of the weights. The weights may be missing on this host.
 
-    OperatorFault: no program can load this model or, with `trains`, our learner cannot train it.
+    OperatorFault: no program can load this model, or `trains` is set and our learner cannot train it.
     """
     if not (directory / "config.json").exists():
         raise OperatorFault(_no_model(directory))
@@ -98,7 +98,7 @@ def require_model(directory: Path, *, trains: bool = True) -> None:
             f"{directory} is quantized ({method}); convert it to bfloat16 before training, or take the model "
             "that it was made from"
         )
-    # Imported here, because the client does not need it.
+    # This import stands here because the client does not need it.
     from echo2d.core.base.model_config import vocab_size
 
     _check_vocabulary(_object(directory / "tokenizer.json"), vocab_size(config))
@@ -113,7 +113,7 @@ def require_model(directory: Path, *, trains: bool = True) -> None:
 
 
 def loading_error(error: Exception) -> str:
-    """What transformers says about a directory that it cannot load, without its lists and hints."""
+    """What transformers says about a directory that it cannot load, without the lists and hints of its message."""
     said = " ".join(str(error).split())
     if said.startswith("Unrecognized configuration class"):
         return "its config.json does not describe a causal language model"
@@ -123,7 +123,7 @@ def loading_error(error: Exception) -> str:
 
 
 def _no_model(directory: Path) -> str:
-    """Why a path without config.json is no model, and what to take instead."""
+    """Says why a path without config.json is no model, and what to use instead."""
     if directory.suffix == ".gguf" or any(directory.glob("*.gguf")):
         return f"{directory} is GGUF, which cannot be trained; use the model from which it was made"
     if not directory.is_dir():
@@ -141,7 +141,7 @@ def _no_model(directory: Path) -> str:
 
 
 def _check_vocabulary(tokenizer: dict[str, Any], size: int | None) -> None:
-    """OperatorFault: the tokenizer has tokens that the model does not know. Added tokens are not checked."""
+    """OperatorFault: the tokenizer has tokens beyond the model's vocabulary. Added tokens are not checked."""
     match tokenizer:
         case {"model": {"vocab": dict(vocab)}}:
             ids = {*vocab.values()}
@@ -157,7 +157,7 @@ def _check_vocabulary(tokenizer: dict[str, Any], size: int | None) -> None:
 
 
 def _check_weights(path: Path, *, trains: bool) -> None:
-    """OperatorFault: the file is not whole or, with `trains`, has integer weights."""
+    """OperatorFault: the file is not whole, or `trains` is set and it has integer weights."""
     try:
         with path.open("rb") as file:
             start, size = file.read(len(_LFS_POINTER)), path.stat().st_size
@@ -170,7 +170,7 @@ def _check_weights(path: Path, *, trains: bool) -> None:
     except IntegrityFault as fault:
         raise OperatorFault(f"{path} is cut off or damaged ({fault}); download it again") from fault
     for name, tensor in json.loads(header[LENGTH_BYTES:]).items():
-        # Only names in .weight are checked: valid models have integer buffers of masks and positions.
+        # Only names that end in .weight are checked, because valid models have integer buffers of masks and positions.
         if trains and name.endswith(".weight") and not tensor["dtype"].startswith(("F", "BF")):
             raise OperatorFault(
                 f"{path}: {name} has the dtype {tensor['dtype']}; expected BF16, F16 or F32, as before it was quantized"

@@ -1,6 +1,6 @@
 """Finds the operator's own modules: tasks, scorers, environments, losses, advantages.
 
-Python looks for them in run.toml's folder and in those of run.modules, after all installed packages: a
+Python looks for them in the folder of run.toml and in the folders of run.modules, after all installed packages. So a
 file in these folders never replaces a library.
 """
 
@@ -23,9 +23,9 @@ _OWN_CODE = str(Path(__file__).parent) + os.sep
 
 
 def load_own(entry: str) -> Any:
-    """Import what an operator's "module:attribute" names. OperatorFault: it does not exist.
+    """Import the object that an operator names as "module:attribute". OperatorFault: it does not exist.
 
-    An error that the module raises while it is imported is passed on.
+    If the module raises an error while it is imported, this error is passed on.
     """
     module, _, attribute = entry.partition(":")
     if not (module and attribute):
@@ -33,7 +33,7 @@ def load_own(entry: str) -> Any:
     try:
         return load(entry)
     except ModuleNotFoundError as error:
-        # The missing module may be another one, which this module imports.
+        # The missing module may be another one that this module imports. Then the error is passed on.
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise
         raise OperatorFault(
@@ -48,12 +48,12 @@ def load_own(entry: str) -> Any:
 
 
 def require_own(entry: str, folders: Iterable[Path]) -> None:
-    """OperatorFault: `load_own` would find no such module, or no such name in it, or the function does not take one
+    """OperatorFault: `load_own` would not find the module, or the name in it, or the function does not take one
     argument. Nothing is imported.
 
-    folders: run.toml's and those of run.modules.
+    folders: the folder of run.toml, and the folders of run.modules.
     """
-    # Imported here, because no task needs it.
+    # This import stands here because no task needs it.
     import ast
     from importlib.machinery import PathFinder
 
@@ -75,7 +75,7 @@ def require_own(entry: str, folders: Iterable[Path]) -> None:
     except (OSError, SyntaxError, ValueError) as error:
         raise OperatorFault(f"module {module!r}, {source}, cannot be read: {error}") from error
     names = set(_names_in(tree))
-    # With a star import or __getattr__ a module may have names that its text does not show.
+    # If a module has a star import or __getattr__, it may have names that its text does not show.
     if attribute not in names and not {"*", "__getattr__"} & names:
         raise OperatorFault(_has_no(module, str(source), attribute))
     for node in tree.body:
@@ -97,7 +97,7 @@ def _require_one_argument(entry: str, takes: "ast.arguments") -> None:
 
 
 def _names_in(tree: "ast.Module") -> Iterator[str]:
-    """All names that the module defines or imports somewhere."""
+    """All names that the module defines or imports anywhere in its text."""
     import ast
 
     for node in ast.walk(tree):
@@ -111,10 +111,10 @@ def _names_in(tree: "ast.Module") -> Iterator[str]:
 
 
 def place_of(error: BaseException) -> tuple[str, str]:
-    """Where the operator's code raised this, as "FILE:LINE in FUNCTION", and the traceback from the first
-    frame of that code on; empty: the operator's code was not running.
+    """The place at which the operator's code raised this error, as "FILE:LINE in FUNCTION", and the traceback from the
+    first frame of the operator's code on. Both are empty if none of that code was running.
     """
-    # Imported here, because only a task that fails needs it.
+    # This import stands here because only a task that fails needs it.
     import traceback
 
     frames = list(traceback.walk_tb(error.__traceback__))
@@ -149,7 +149,9 @@ def _hint(module: str) -> str:
 
 
 def _places() -> str:
-    """Folders where Python looks for modules, without its own library; it marks those that this user cannot read."""
+    """The folders in which Python looks for modules, without its own library. Folders that this user cannot read are
+    marked.
+    """
     paths = (os.path.normpath(path) for path in sys.path if not path.startswith(sys.base_prefix))
     places = [path for path in dict.fromkeys(paths) if not path.startswith("__editable__")]
     closed = {path for path in places if not os.access(path, os.R_OK | os.X_OK)}

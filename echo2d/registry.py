@@ -7,8 +7,8 @@ Another distribution adds commands, engines, providers and tasks by entry points
 `echo2d.commands`, `echo2d.engines`, `echo2d.providers` and `echo2d.tasks`. It cannot replace a name that is
 listed here. A scorer of another distribution needs no entry point: its name is "package.module:function".
 
-An entry is the text "module:attribute": the names can be read without an import, and `load` imports the
-entry that is needed.
+An entry is the text "module:attribute". So the names can be read without an import, and `load` imports only the entry
+that is needed.
 
     COMMANDS    a click command, shown by `echo2d --help`
     ENGINES     factory: engines.base.EngineOptions -> list[Engine]
@@ -33,11 +33,11 @@ class ProviderKind:
 
     factory: str
     meaning: str
-    # It starts and stops boxes that cost money; otherwise its boxes join by themselves.
+    # Whether the provider starts and stops boxes that cost money. If not, its boxes join by themselves.
     rents: bool = True
-    # The operator must give it the commands `start`, `stop` and `list`; otherwise it takes no commands.
+    # Whether the operator must give the commands `start`, `stop` and `list`. If not, there must be none.
     commands: bool = False
-    # It reads `provider.options`; otherwise they must be empty.
+    # Whether the provider reads `provider.options`. If not, they must be empty.
     options: bool = False
 
 

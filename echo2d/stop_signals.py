@@ -9,7 +9,7 @@ import ctypes
 import signal
 import threading
 
-# Seconds. A service manager signals each process of a service, and torchrun then signals its processes again.
+# In seconds. A service manager signals every process of a service, and then torchrun signals its processes again.
 SAME_STOP_S = 1.0
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 

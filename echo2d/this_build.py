@@ -1,7 +1,7 @@
 """The name of this build, which other programs see: its version and its commit.
 
-In a checkout the commit is read from git's files without running git. Changes that are not committed
-do not change the name. A wheel from a coordinator has the name of the coordinator's build in BUILD_FILE.
+In a checkout the commit is read from git's files without running git. Uncommitted changes do not change the name. A
+wheel that a coordinator serves has the name of the coordinator's build in BUILD_FILE.
 """
 
 import re

@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TypeVar
 
-# A chunk that is processed takes up to about 50 MB; 16 threads are faster than any disk that was measured.
+# Processing a chunk takes up to about 50 MB of memory. 16 threads are faster than any disk that was measured.
 CHUNK_THREADS_MAX = 16
 
 _Item = TypeVar("_Item")
@@ -18,7 +18,7 @@ _Result = TypeVar("_Result")
 
 
 class Buffers:
-    """Buffers of one size that several threads use again: new memory takes longer than decoding or reading."""
+    """Buffers of one size that several threads reuse, because new memory takes longer than decoding or reading."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -38,7 +38,7 @@ class Buffers:
 
 
 def chunk_threads() -> int:
-    """How many chunks are processed at once: with three or more cores, one is left to the event loop."""
+    """How many chunks are processed at once. With three or more cores, one core is left to the event loop."""
     return max(2, min(CHUNK_THREADS_MAX, len(os.sched_getaffinity(0)) - 1))
 
 
@@ -55,8 +55,7 @@ def in_threads(
         try:
             for item in items:
                 waiting.append(pool.submit(work, item))
-                # Up to four results per thread wait to be taken, so that threads go on while their
-                # consumer is busy.
+                # Up to four results per thread wait to be taken, so that threads go on while the caller is busy.
                 if len(waiting) > 4 * count:
                     yield waiting.popleft().result()
             while waiting:

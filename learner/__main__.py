@@ -49,7 +49,7 @@ from echo2d.stop_signals import SIGNALS, stop_told
 if TYPE_CHECKING:
     from echo2d.learner.ranks.ranks import Rendezvous
 
-# Options that need one of these other options.
+# Each of these options needs one of the options to its right.
 _GO_WITH = {
     "ranks": ("plan",),
     "gpu_gib": ("plan",),
@@ -107,9 +107,9 @@ def _choose_allocator() -> None:
 
 
 class _FailureReport:
-    """Prints one line for a failure of the whole job: that of the rank that failed first.
+    """Prints one line for a failure of the whole job: the line of the rank that failed first.
 
-    The other ranks fail because of it, and end without output. Before the ranks have met, the first
+    The other ranks fail because of that failure, and end without output. Before the ranks have met, the first
     rank of each host prints.
     """
 
@@ -133,9 +133,8 @@ class _FailureReport:
     def lose(self, reason: str) -> None:
         """End the process at once, because another rank is lost.
 
-        It waits for nothing, because a collective with a lost rank, or a call to a lost host, may block
-        for ever. If this rank had failed before, it ends with the code of that failure, which is why it
-        ends.
+        The process does not end in order, because a collective with a lost rank, or a call to a lost host,
+        may block for ever. If this rank itself had failed before, the exit code is that of its own failure.
         """
         line = f"lost another rank: {reason}"
         report = threading.Thread(target=self.report, args=(line, 1), daemon=True)
@@ -156,10 +155,10 @@ class _FailureReport:
 
 
 def _load(options: argparse.Namespace) -> LearnerConfig:
-    """The config. From now on the operator's own functions in it can be imported."""
+    """Load the config, and make the operator's own functions that it names importable."""
     config = LearnerConfig.load(options.config, options.settings)
     if config.advantages or config.loss or config.notice:
-        # After all installed modules, because a file there must not replace a library.
+        # These folders come after all installed modules, because a file in them must not replace a library.
         sys.path += map(str, module_folders(options.config, options.settings))
     return config
 
@@ -230,7 +229,7 @@ def _run(options: argparse.Namespace, here: Place, failures: _FailureReport) -> 
             watch.start()
         service.starting("loading the model")
         log.info("loading model=%s", config.model)
-        # The import of torch takes seconds, and a mistake in the configuration is reported before.
+        # The import of torch takes seconds, so mistakes in the configuration are reported before it.
         from echo2d.learner.train import Learner
 
         rendezvous = failures.rendezvous
@@ -254,7 +253,7 @@ def _run(options: argparse.Namespace, here: Place, failures: _FailureReport) -> 
 
 def stop_on_signals(stop: Callable[[str], None]) -> None:
     """Call `stop` with the signal's name on the first SIGINT or SIGTERM. The next signal ends the process, unless
-    it comes at once (`stop_signals`).
+    it comes within SAME_STOP_S of the first (`stop_signals`).
     """
 
     def first(number: int, _: object) -> None:
@@ -313,7 +312,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         "--export",
         nargs=2,
         metavar=("STEP", "DIR"),
-        help="write the checkpoint of a step, or of the last one, to a Hugging Face directory, and exit",
+        help="write the checkpoint of STEP, a number or `last`, to a Hugging Face directory, and exit",
     )
     parser.add_argument(
         "--merge",

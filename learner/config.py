@@ -1,8 +1,8 @@
 """Read and check the [learner] table of the run's TOML file; tables of other programs are ignored.
 
 The coordinator decides staleness bound, publish period, trajectories per step and group size, and
-sends them with the session. Keys that [run] of the same file has are not repeated here. An
-OperatorFault names the key that is wrong.
+sends them with the session. If the file has a table [run], token_file, snapshot_root and model
+default to its values. An OperatorFault names the key that is wrong.
 """
 
 import math
@@ -55,53 +55,53 @@ class Recipe(Table):
         "the objective, which decides advantages, ratios and clip", "grpo"
     )
     advantages: str = key(
-        "module:function with your own advantages: rewards of a group [g] to advantages [g]", ""
+        "module:function that makes your own advantages [g] from the rewards [g] of a group", ""
     )
     loss: str = key(
-        "module:function with your own loss: a WeightInputs to losses [n], with gradient", ""
+        "module:function that makes your own losses [n], with gradient, from a WeightInputs", ""
     )
     advantage_std: Literal["sample", "population"] = key(
-        "which deviation of a group's rewards divides advantages; TRL and verl: sample", "sample"
+        "standard deviation that divides a group's advantages; TRL and verl: sample", "sample"
     )
     loss_mean: Literal["auto", "token", "sequence", "constant"] = key(
         "mean over tokens, mean over answers, or sum / (answers * loss_tokens); auto: the objective's own",
         "auto",
     )
     loss_tokens: int = key(
-        "with the mean constant: the length of an answer, e.g. sampling.max_new_tokens", 0, low=0
+        "for the mean constant: assumed tokens of an answer, e.g. sampling.max_new_tokens", 0, low=0
     )
     proximal: Literal["rollout", "recomputed", "loglinear"] = key(
-        "what the clip compares with: the rollout's logprobs, those at the step's start "
+        "logprobs that the clip compares with: the rollout's, those of the weights at the step's start "
         "(decoupled PPO), or an interpolation by version",
         "rollout",
     )
     clip_eps_low: float = key(
-        "the clip drops negative tokens below 1 - this ratio; 0: the objective's own (0.2, gspo 3e-4)",
+        "the clip drops tokens of negative advantage at ratios below 1 - this; 0: the objective's own (0.2, gspo 3e-4)",
         0.0,
         low=0.0,
         high=1.0,
     )
     clip_eps_high: float = key(
-        "the clip drops positive tokens above 1 + this ratio; 0: the objective's own (0.2, gspo 4e-4)",
+        "the clip drops tokens of positive advantage at ratios above 1 + this; 0: the objective's own (0.2, gspo 4e-4)",
         0.0,
         low=0.0,
     )
     clip_ratio_max: float = key(
-        "two-sided clip: drops negative tokens above this ratio; 0: off", 3.0, low=0.0
+        "two-sided clip: drops negative-advantage tokens above this ratio; 0: off", 3.0, low=0.0
     )
     correction: Literal["none", "tis", "icepop", "sequence_mask"] = key(
-        "truncate importance ratios (tis), mask tokens (icepop), or mask answers and truncate the other ratios",
+        "truncate importance ratios (tis), mask tokens (icepop), or mask answers and truncate the rest (sequence_mask)",
         "tis",
     )
     tis_cap: float = key("importance ratios are truncated at this value", 2.0, low=1.0)
     mask_low: float = key(
-        "least importance ratio that is kept, of tokens (icepop) or answers' means (sequence_mask); 0: 0.5",
+        "lowest importance ratio that is kept: a token's (icepop), or an answer's mean (sequence_mask); 0 means 0.5",
         0.0,
         low=0.0,
         high=1.0,
     )
     mask_high: float = key(
-        "largest ratio that is kept; 0: 5 for icepop, 2 for sequence_mask", 0.0, low=0.0
+        "highest ratio that is kept; 0 means 5 for icepop, 2 for sequence_mask", 0.0, low=0.0
     )
     kl_coef: float = key(
         "weight of the KL distance to the base model; above 0 a second model stays in memory",
@@ -150,12 +150,12 @@ class LearnerConfig(Recipe):
     """The whole [learner] table, checked when it is made."""
 
     url: str = key(
-        "the coordinator, https://HOST:PORT; http:// means no TLS; empty: that of the token file",
+        "the coordinator, https://HOST:PORT; http:// means no TLS; empty: as the token file says",
         "",
     )
     token_file: Path = key(
-        "token file of the role learner; for another host than the coordinator's, `echo2d token create NAME "
-        "--role learner` makes it",
+        "token file of the role learner; `echo2d token create NAME --role learner` makes one for a learner that "
+        "runs on another host than the coordinator",
         or_else="RUN_DIR/tokens/learner.token",
     )
     model: Path = key(
@@ -212,7 +212,7 @@ class LearnerConfig(Recipe):
     weight_decay: float = key("weight decay of AdamW", 0.0, low=0.0)
     grad_clip: float = key("the gradient's norm is clipped to this", 1.0, above=0.0)
     poison_max: int = key(
-        "how often in a row groups whose gradient is not finite are replaced, before the learner stops",
+        "replace groups whose gradient is not finite at most this often in a row; then the learner stops",
         3,
         low=0,
         high=4,
@@ -221,19 +221,19 @@ class LearnerConfig(Recipe):
         "tokens of one forward and backward pass, including padding", 16384, low=1
     )
     row_tokens_max: int = key(
-        "most tokens of a prompt and answer; 0: as --plan says with CUDA, any on a CPU", 0, low=0
+        "most tokens of prompt and answer; 0: with CUDA as --plan says, on a CPU any", 0, low=0
     )
     too_long: Literal["truncate", "refuse"] = key(
         "an answer beyond row_tokens_max: train its first tokens, or replace its group", "truncate"
     )
     packing: bool = key("put several short answers into a row, if the model supports it", True)
     recompute: Literal["auto", "none", "selective", "all"] = key(
-        "results of a layer that the backward pass computes again, to save memory: all, or all but attention "
-        "and every second matrix product; auto: selective with CUDA, else none",
+        "results of a layer that the backward pass computes again, to save memory; selective: all except those of "
+        "attention and of every second matrix product; auto: selective with CUDA, else none",
         "auto",
     )
     compile: bool = key(
-        "compile the layers with torch.compile: faster on a GPU, after minutes at the start", False
+        "compile layers with torch.compile: faster on a GPU, but minutes slower to start", False
     )
     moments: Literal["device", "host"] = key(
         "where AdamW's two moments of each weight are between optimizer steps; host: in memory of the host, "
@@ -241,8 +241,8 @@ class LearnerConfig(Recipe):
         "device",
     )
     gradient_sync: Literal["each", "last"] = key(
-        "in which micro-batch of an optimizer step the ranks sum gradients; last: less traffic, but every "
-        "rank holds the whole model's gradient",
+        "ranks sum gradients after each micro-batch of an optimizer step, or only after the last: less traffic, "
+        "but every rank holds the whole model's gradient",
         "each",
     )
     rng_seed: int = key("random seed of dropout and of dealing groups to optimizer steps", 0, low=0)
@@ -256,24 +256,24 @@ class LearnerConfig(Recipe):
         "type in which the ranks sum gradients; bfloat16 halves the traffic and rounds", "float32"
     )
     device: str = key(
-        "auto, cpu, cuda or cuda:N; under torchrun cuda is a GPU for each rank", "auto"
+        "auto, cpu, cuda or cuda:N; under torchrun, cuda gives each rank its own GPU", "auto"
     )
     peak_tflops: float = key(
-        "peak of one device in bfloat16, for MFU; 0: by the device's name, if it is known",
+        "peak of one device in bfloat16, for MFU; 0: the peak known for the device's name, if any",
         0.0,
         low=0.0,
     )
     threads: int = key("CPU threads of torch; 0: torch decides", 0, low=0, high=1024)
     patience_s: float = key("seconds to wait for an unreachable coordinator", 60.0, above=0.0)
     rank_silence_s: float = key(
-        "under torchrun: seconds without a heartbeat after which a rank is lost, and all end",
+        "under torchrun: a rank is lost after this many seconds without a heartbeat, and all end",
         120.0,
         low=1.0,
     )
     checkpoint_every: int = key("train steps between checkpoints", 10, low=1, high=250)
     stop_within_s: float = key(
         "seconds from a signal or a notice to a saved checkpoint; a step that would end too late is left "
-        "in the middle, and its batch comes again; torchrun ends its processes after 30",
+        "in the middle, and its batch comes again; torchrun ends its processes 30 s after a signal",
         25.0,
         low=0.0,
     )
@@ -283,8 +283,8 @@ class LearnerConfig(Recipe):
         "",
     )
     checkpoint_url: str = key(
-        "URL of fsspec, such as s3://bucket/folder, to which each checkpoint is copied before it counts; "
-        "empty: none",
+        "fsspec URL, such as s3://bucket/folder; a checkpoint counts only once it is copied there; "
+        "empty: no copies",
         "",
     )
     checkpoints_kept: int = key(
@@ -310,7 +310,7 @@ class LearnerConfig(Recipe):
 
     @staticmethod
     def of(document: Mapping[str, Any], folder: Path = Path()) -> "LearnerConfig":
-        """The table of a parsed file, with keys that it leaves out from [run]. folder: the one that the file is in."""
+        """The table of a parsed file. Keys that it leaves out are taken from [run]. folder: the folder of the file."""
         values = dict(table_of(document, LearnerConfig.TABLE))
         if RunTable.TABLE in document:
             run = read_table(RunTable, table_of(document, RunTable.TABLE), folder)
@@ -331,7 +331,7 @@ class LearnerConfig(Recipe):
         return config
 
     def explicit(self, *, cuda: bool) -> "LearnerConfig":
-        """The config without `auto` in the keys for which the device alone decides what it means."""
+        """A copy of the config in which `auto` is replaced, where the device alone decides what it means."""
         chosen: dict[str, Any] = {}
         if self.dtype == "auto":
             chosen["dtype"] = "bfloat16" if cuda else "float32"

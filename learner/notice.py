@@ -44,8 +44,8 @@ class MetadataService:
     path: str
     reason: Callable[[str], str]  # an answer -> the reason in it, "" for none
     headers: Mapping[str, str] = field(default_factory=dict)
-    # The path and the headers by which to ask for a token first, with PUT, and the header in which to
-    # send the token.
+    # If a token is needed: the path and the headers of the PUT that asks for it, and the name of the header
+    # in which the token is then sent.
     token: tuple[str, Mapping[str, str], str] | None = None
 
     def ask(self, base: str) -> str:

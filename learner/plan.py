@@ -2,9 +2,10 @@
 
     memory       of a rank's tensors at rest and at the peak of a train step (`footprint`)
     longest row  found by doubling or halving the tokens until one row fits and the next does not
-    checkpoint   the copy that training waits for, and the write that must end before the next one
+    checkpoint   the shortest train step with which a checkpoint in each step is cheap enough: training waits
+                 for its copy, and its write must end before the next one
 
-The configuration is not changed. A plan for GPUs does not need any: `--gpu-gib 80 --ranks 8`.
+The configuration is not changed. A plan for GPUs does not need a GPU: `--gpu-gib 80 --ranks 8`.
 """
 
 import functools
@@ -31,7 +32,7 @@ PLANNED_SHARE = 0.9
 # Training may wait for the copies of checkpoints for this share of a step.
 CHECKPOINT_SHARE = 0.03
 _PROBE_BYTES = 256 << 20
-# The longest row is searched between these numbers of tokens. A model may read fewer than the second.
+# The longest row is searched between these two numbers of tokens. A model may read fewer than _TOKENS_MAX.
 TOKENS_MIN, _TOKENS_MAX = 256, 1 << 20
 
 
@@ -66,7 +67,7 @@ class MemoryPlan:
     version_copy: int
     checkpoint_copy: int
     moments: int  # of AdamW, with learner.moments = "host"
-    # The shortest train step of which a checkpoint in each step costs at most CHECKPOINT_SHARE.
+    # If train steps take at least this long, a checkpoint in each of them costs at most CHECKPOINT_SHARE of it.
     least_step_s: float
 
     @property
@@ -108,10 +109,10 @@ def plan(config: LearnerConfig, ranks: int, device: PlannedDevice) -> MemoryPlan
 def longest_row(
     peak_of: Callable[[int], Footprint], first: Footprint, memory: int, tokens_max: int
 ) -> int:
-    """The tokens, at most tokens_max, of the row whose peak is `memory`; 0: not even TOKENS_MIN fit.
+    """The tokens of the longest row whose peak fits into `memory`, at most tokens_max; 0: not even TOKENS_MIN fit.
 
-    The peak of a longer row grows with its tokens at least as fast as that of a shorter one, so between two rows the
-    peaks are below the line through the peaks of both.
+    The peak as a function of the tokens never becomes less steep. So between two rows it is nowhere above the straight
+    line through their peaks.
     """
     short = long = first
     while long.peak <= memory and long.tokens < tokens_max:
@@ -127,7 +128,8 @@ def longest_row(
 
 
 def longest_row_on_gpu(config: LearnerConfig, ranks: int, memory: int) -> int:
-    """`MemoryPlan.longest` for GPUs with `memory` bytes, planned in another process, because this one's ranks are real.
+    """`MemoryPlan.longest` for GPUs with `memory` bytes. Another process plans it, because a plan imagines its ranks,
+    and the ranks of this process are real.
 
     OperatorFault: rows of learner.micro_batch_tokens do not fit.
     """
@@ -190,8 +192,8 @@ def read_max(config: LearnerConfig) -> int:
 
 
 def _seconds(directory: Path, copied: int, written: int) -> tuple[float, float, float]:
-    """Seconds to copy `copied` bytes, of a core's work to write and digest as many, and until `written` bytes are on
-    the disk. Measured with a copy and a synced file of _PROBE_BYTES.
+    """Three numbers of seconds: to copy `copied` bytes; of a core's work to write and digest `copied` bytes; until
+    `written` bytes are on the disk. Measured with a copy and a synced file of _PROBE_BYTES.
     """
     source, copy = (torch.ones(_PROBE_BYTES, dtype=torch.uint8) for _ in range(2))
     begun = time.monotonic()

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from echo2d.learner.ranks.ranks import Ranks
 
-# What one rank finds. The highest finding of any rank decides.
+# The findings of a rank. The highest finding of all ranks decides.
 GOES_ON, FINISHES, LEAVES = range(3)
 
 

@@ -37,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
     except ChildFailedError as failed:
         return _code_of([each.exitcode for each in failed.failures.values()]) or 1
     except SignalException as stopped:
-        # The processes have ended. This one ends by the same signal, as the caller of `wait` expects.
+        # The learner processes have ended. This process ends by the same signal, so that its parent sees the signal.
         signal.signal(stopped.sigval, signal.SIG_DFL)
         os.kill(os.getpid(), stopped.sigval)
     return 0

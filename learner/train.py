@@ -1,33 +1,33 @@
 """Run the learner's loop: take a batch, check it, train, commit, publish, checkpoint.
 
     open a session, publish the version to resume from, then for each step n:
-        take batch n             faults: refuse the groups and take the batch again
+        take batch n             if groups have faults: refuse them and take the batch again
         train step n
         commit step n            the answer gives kappa, the publish period
         publish version n        if kappa steps have passed since the last publish, or n is the last
         save checkpoint n        every checkpoint_every steps, and when the loop ends
-        report a durable step    when a checkpoint is complete: the oldest of those kept
+        report a durable step    when a checkpoint is complete: the step of the oldest one kept
 
-While step n trains, batch n + 1 is fetched, and the version before is written and published in the
-background; it is published before the next publish begins. All ranks run this loop in step (`ranks`),
-and only rank 0 talks to the coordinator and writes files.
+While step n trains, batch n + 1 is fetched in the background, and the newest version is written and
+published there; the next publish begins only when this one has ended. All ranks run this loop in step
+(`ranks`), and only rank 0 talks to the coordinator and writes files.
 
 The order keeps I4: a committed step has been trained, a step reported durable is on disk, and after
 a crash the newest checkpoint says where to resume. When told to stop, the learner saves a
-checkpoint within learner.stop_within_s: of the present step, or of the one before (`stopping`). Then
-it does not wait for an unreachable coordinator.
+checkpoint within learner.stop_within_s: of the present step, or of the one before (`stopping`). From
+then on it does not wait for an unreachable coordinator.
 
 A step that is left is not committed, and its batch comes again. Its gradient is dropped. If some of
-its optimizer steps are applied already, the newest checkpoint decides:
+its optimizer steps are already applied, the newest checkpoint decides what is saved. If it is
 
-    it is of the step before     nothing is saved: the next learner trains the whole step
-    it is older                  a checkpoint is saved that names the groups that were trained
+    of the step before           nothing is saved: the next learner trains the whole step
+    of an older step             a checkpoint is saved that names the groups that were trained
                                  (`begun_step`); the next learner trains the others
 
 So an epoch saves each step at most once, and no group is trained twice or left out. In the second case
-the next session publishes other bytes as the same version, which revokes what workers have written
-under it; therefore this is only done if whole steps would be lost otherwise. With `recomputed` proximal
-logprobs it is not possible, and the step is finished.
+the next session publishes other bytes under the same version number, and everything that workers have
+written under that version is revoked. So such a checkpoint is saved only if whole steps would be lost
+without it. With `recomputed` proximal logprobs it cannot be saved, so the step is finished.
 """
 
 import contextlib
@@ -73,7 +73,7 @@ from echo2d.learner.stopping import StopClock
 from echo2d.logs import say
 from echo2d.sd_notify import Notifier
 
-# Seconds between two checks of a waiting learner for a failed publish, or a rank that was told to stop.
+# While the learner waits, it checks every BEAT_S seconds whether a publish failed or a rank was told to stop.
 BEAT_S = 1.0
 
 log = logging.getLogger("echo2d.learner")
@@ -126,7 +126,7 @@ class Learner:
         self._begun: BegunStep | None = None  # of the step after `_step`
         self._stop = StopClock(self._ranks, config.stop_within_s, lambda: prefetch.stopped_at)
         self._publishes_late = False
-        # How many groups were refused as poison, each time that the present batch came.
+        # For each time that the present batch came: how many of its groups were refused as poison.
         self._poisoned: list[int] = []
         self._evals: Sequence[str] = ()
         self._step = self._saved = self._published = self._restore() if resume else 0
@@ -150,7 +150,7 @@ class Learner:
         if self._publishes_late and self._published < self._step:
             with contextlib.suppress(Unanswered):
                 self._publish(self._step)
-        # After an unanswered publish or report, the opening of the next session does the same.
+        # If a publish or a report was not answered, the opening of the next session makes up for it.
         with contextlib.suppress(Unanswered):
             self._ranks.share(self._publisher.settle)
             if self._ranks.share(lambda: self._evals and self._published == self._step):
@@ -183,9 +183,9 @@ class Learner:
         self._rules = _rules(session, self._policy.vocab_size, self._config, self._row_tokens_max)
         _check_temperature(self._config.temperature, session)
         self._evals = session.evaluations
-        # Cleaned before the first publish, which needs the space on the disk. The epoch before may not know
-        # yet that it is fenced and may still be publishing, so its version stays until this session has
-        # published.
+        # Old versions are removed before the first publish, which needs the space on the disk. The learner of
+        # the epoch before may not know yet that it is fenced and may still be publishing, so its version stays
+        # until this session has published.
         self._ranks.share(lambda: self._writer.clean(self._epoch - 1))
         self._publish(self._step)
         self._ranks.share(self._start_batches)
@@ -205,7 +205,7 @@ class Learner:
             self._follow(batch)
             self._advance(batch, wait_s=time.monotonic() - waiting)
         if self._stop.told:
-            # Another rank may be the one that was told to stop.
+            # Perhaps only another rank was told to stop.
             self._prefetch.stop()
 
     def _open_tracking(self) -> None:
@@ -266,8 +266,8 @@ class Learner:
     def _open_session(self) -> Session:
         """Open a session at the newest checkpoint.
 
-        An older learner may go on saving checkpoints until this session replaces it; then the
-        newest one is loaded again.
+        An older learner may go on saving checkpoints until this session replaces it. If the coordinator
+        then refuses the step, the checkpoint that is newest now is loaded.
         """
         while True:
             try:
@@ -288,7 +288,7 @@ class Learner:
             self._prefetch.request(step)
 
     def _fetch(self, step: int) -> Batch:
-        """Take a batch, again if it arrives damaged. IntegrityFault: its digest did not match three
+        """Take a batch. If it arrives damaged, take it again. IntegrityFault: its digest did not match three
         times.
         """
         # A batch damaged in transit arrives whole the next time; one damaged at its source never
@@ -340,8 +340,8 @@ class Learner:
         self._request(batch.step)
 
     def _refuse_poison(self, batch: Batch, poison: PoisonedGroupsError) -> None:
-        """Have the groups replaced whose gradients are not finite. FloatingPointError: more than poison_max
-        times in a row.
+        """Have the groups replaced whose gradients are not finite. FloatingPointError: this was necessary more
+        than poison_max times in a row.
         """
         self._poisoned.append(len(poison.groups))
         if len(self._poisoned) > self._config.poison_max:
@@ -400,7 +400,8 @@ class Learner:
         if publishes and not self._publishes_late:
             with self.watch("publish"):
                 self._publish(step)
-        # Recorded before the checkpoint: a durable step is not trained again, so its row would be lost.
+        # Recorded before the checkpoint: a durable step is not trained again, so a crash between the two would
+        # lose its row.
         self._ranks.share(lambda: self._record(batch, report, t_train_s=t_train_s, wait_s=wait_s))
         self._poisoned.clear()
         if self._stop.told:
@@ -421,7 +422,7 @@ class Learner:
         )
 
     def _leave(self, step: int, begun: BegunStep | None, wait_s: float) -> None:
-        """Leave `step` uncommitted. begun: the optimizer steps of it that are applied."""
+        """Leave `step` uncommitted. begun: those of its optimizer steps that are applied."""
         if begun is not None:
             seconds = time.monotonic() - self._step_began_at - wait_s
             self._begun = dataclasses.replace(begun, seconds=seconds)

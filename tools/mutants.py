@@ -67,7 +67,7 @@ MUTANTS = (
     ),
     Mutant(
         "I1, gate 4",
-        "the learner trains on what is one step too old",
+        "the learner trains on a token that is one step too old",
         "learner/batch/checks.py",
         "span.version <= self.staleness_max",
         "span.version <= self.staleness_max + 1",
@@ -75,7 +75,7 @@ MUTANTS = (
     ),
     Mutant(
         "I1, revocation",
-        "what revoked versions wrote stays in the buffer",
+        "output of revoked versions stays in the buffer",
         "echo2d/core/work/training/staleness.py",
         "out = self._take_out(g.record.group for g in self._buffer.values() if void(g.record))",
         "out: list[StoredGroup] = []",
@@ -99,7 +99,7 @@ MUTANTS = (
     ),
     Mutant(
         "I2, handed over",
-        "spans of what a second worker adds count from its own first token",
+        "spans of a second worker count from its own first token",
         "echo2d/core/protocol/trajectory.py",
         "start = span.start + shift",
         "start = span.start",
@@ -107,7 +107,7 @@ MUTANTS = (
     ),
     Mutant(
         "I1, handed over",
-        "somebody goes on from what a revoked version wrote",
+        "a worker continues output of a revoked version",
         "echo2d/core/work/training/partials.py",
         "if self._versions.live(span.key) is None:\n                return False",
         "pass",
@@ -115,7 +115,7 @@ MUTANTS = (
     ),
     Mutant(
         "I1, handed over",
-        "a worker on an older version goes on",
+        "a worker on an older version continues output of a newer one",
         "echo2d/core/work/training/group_work.py",
         "versions_grow = max(oldest, waiting.partial.version_last)",
         "versions_grow = oldest",
@@ -140,7 +140,7 @@ MUTANTS = (
     ),
     Mutant(
         "I3, rot",
-        "a frame is passed on as the disk gives it",
+        "a frame from the disk is passed on unchecked",
         "echo2d/store/frames.py",
         "span.frame for span in spans if not _intact(data, span, spans[0].offset_in_segment)",
         "span.frame for span in spans[:0]",
@@ -156,7 +156,7 @@ MUTANTS = (
     ),
     Mutant(
         "I3, roots",
-        "a segment table is believed unread",
+        "a segment table is believed without a check",
         "echo2d/core/weights/verifier.py",
         "digest_of(data) == self._signed.get(segment),",
         "segment in self._signed,",
@@ -193,7 +193,7 @@ MUTANTS = (
         "            _leave_files(model)\n",
         "            pass\n",
         (
-            "tests/shells/engines/test_torch_engine.py::test_what_becomes_of_the_files_does_not_matter_any_more",
+            "tests/shells/engines/test_torch_engine.py::test_an_engine_serves_on_when_its_loaded_files_change",
         ),
     ),
     Mutant(
@@ -206,7 +206,7 @@ MUTANTS = (
     ),
     Mutant(
         "I4, durable",
-        "a commit is acknowledged and not written",
+        "a commit is acknowledged but not written",
         "echo2d/core/coordinator/learner_api.py",
         "            Persist(committed),\n",
         "",
@@ -230,7 +230,7 @@ MUTANTS = (
     ),
     Mutant(
         "I4, leases",
-        "a restart forgets what was granted",
+        "a restart forgets which leases were granted",
         "echo2d/core/work/training/recovery.py",
         "for attempt in recovered.given:",
         "for attempt in recovered.given[:0]:",
@@ -262,7 +262,7 @@ MUTANTS = (
     ),
     Mutant(
         "I5, pairs",
-        "all of twice as many samples are trained on",
+        "all samples are trained on, though twice as many are drawn",
         "echo2d/core/work/training/judge.py",
         "most_contrasting(rewards, self._rules.group_size)",
         "most_contrasting(rewards, self._rules.drawn(group.task))",
@@ -310,7 +310,7 @@ MUTANTS = (
     ),
     Mutant(
         "I4, turns given back",
-        "a late answer goes on from turns of an episode that began anew",
+        "a late answer continues turns of an episode that has begun again",
         "echo2d/core/work/training/group_table.py",
         "base.first(base.turn_start) != (NOTHING if episode is None else episode.partial)",
         "base.turn_start != (0 if episode is None else episode.partial.length)",
@@ -326,7 +326,7 @@ MUTANTS = (
     ),
     Mutant(
         "pairs, contrast",
-        "the highest rewards alone are kept",
+        "only the highest rewards are kept",
         "echo2d/core/work/training/contrast.py",
         "key=lambda sample: (rewards[sample], sample))",
         "key=lambda sample: (-rewards[sample], sample))",
@@ -358,7 +358,7 @@ MUTANTS = (
     ),
     Mutant(
         "I6, deliveries",
-        "a worker holds what it offers, whatever it delivers",
+        "a worker's leases depend only on its offered slots, not on what it delivers",
         "echo2d/core/work/deliveries.py",
         "work.allowed = math.ceil(min(SLOTS_MAX, most))",
         "work.allowed = SLOTS_MAX",
@@ -390,7 +390,7 @@ MUTANTS = (
     ),
     Mutant(
         "I4, lost transactions",
-        "a ledger without its newest transactions goes on",
+        "a ledger without its newest transactions is used",
         "echo2d/store/ledger.py",
         "        if self._turn_file is not None and missing > 0:",
         "        if self._turn_file is not None and missing > 1 << 40:",
@@ -398,7 +398,7 @@ MUTANTS = (
     ),
     Mutant(
         "I6, forgotten",
-        "a lease runs on that its worker has come back without",
+        "a lease continues though its worker has come back without it",
         "echo2d/core/work/scheduler.py",
         'actions += self._lose(lease, "forgotten", "the worker forgot it", now)',
         "self.leases.renew(lease, tokens=False, now=now)",
@@ -422,7 +422,7 @@ MUTANTS = (
     ),
     Mutant(
         "I3, base",
-        "a delta is made from a version that hardly anybody has",
+        "a delta is made from a version that hardly any worker has",
         "echo2d/core/broadcast/catch_up_policy.py",
         "for peer in workers) >= len(workers):",
         "for peer in workers) >= 0:",
@@ -454,7 +454,7 @@ MUTANTS = (
     ),
     Mutant(
         "credits, grow",
-        "a relay where something waits gets more all the same",
+        "a relay with a queue still gets more",
         "echo2d/core/relay/credit.py",
         "if waiting == 0 and self._used_up:",
         "if self._used_up:",
@@ -462,7 +462,7 @@ MUTANTS = (
     ),
     Mutant(
         "credits, shrink",
-        "a queue that stands at a relay stays",
+        "a standing queue at a relay is never reduced",
         "echo2d/core/relay/credit.py",
         "self.frames - (self._least > WAITING)",
         "self.frames",
@@ -470,7 +470,7 @@ MUTANTS = (
     ),
     Mutant(
         "credits, claim",
-        "a relay says that it passed on what it was never sent",
+        "a relay may claim to have passed on frames that it never got",
         "echo2d/core/relay/stripes.py",
         "if sequence + waiting > self.cursor or min(sequence, waiting) < 0:",
         "if min(sequence, waiting) < 0:",
@@ -502,7 +502,7 @@ MUTANTS = (
     ),
     Mutant(
         "I7, leases",
-        "a result counts whoever sends it",
+        "a result counts whichever worker sends it",
         "echo2d/core/work/training/group_table.py",
         "return group if given.worker == peer and sample in given.samples else None",
         "return group if sample in given.samples else None",
@@ -582,7 +582,7 @@ MUTANTS = (
     ),
     Mutant(
         "stragglers, credit",
-        "who ends an answer is credited with what another worker wrote of it",
+        "a worker that ends an answer is credited with another worker's tokens of it",
         "echo2d/core/capacity/measurements.py",
         "work.accepted += share",
         "work.accepted += 1.0",
@@ -590,7 +590,7 @@ MUTANTS = (
     ),
     Mutant(
         "renting, need",
-        "what workers say may have any number of boxes rented",
+        "reports of workers can cause any number of boxes to be rented",
         "echo2d/core/capacity/demand.py",
         "return min(self.pools.best.mu - here, most - sum(one.mu for one in staying))",
         "return max(self.pools.best.mu - here, most + sum(one.mu for one in staying))",
@@ -606,7 +606,7 @@ MUTANTS = (
     ),
     Mutant(
         "load, status",
-        "a status that takes long is made for everybody who asks",
+        "a slow status is made again for each request",
         "echo2d/net/http/costly_answer.py",
         "if took_s < self._cheap_s else",
         "if took_s > self._cheap_s else",
@@ -614,7 +614,7 @@ MUTANTS = (
     ),
     Mutant(
         "columns",
-        "what another worker goes on from has its columns shifted by the given tokens",
+        "columns of output that another worker continues are shifted by the given tokens",
         "echo2d/core/protocol/trajectory.py",
         "before = self.columns if self.spans else blank_columns(columns, self.length)",
         "before = self.columns or columns",
@@ -652,7 +652,7 @@ def caught_by(mutant: Mutant, tree: Path) -> str | None:
     path = tree / mutant.path
     source = path.read_text(encoding="utf-8")
     path.write_text(mutant.planted(source), encoding="utf-8")
-    # A planted bug may make a test wait for ever. Nothing else runs meanwhile, so a test that takes 60 s does.
+    # A planted bug may make a test wait for ever. Nothing else runs meanwhile, so a test that takes 60 s counts as one.
     options = ["-x", "-q", "-m", "not soak", "--timeout=60", "-p", "no:cacheprovider"]
     command = [sys.executable, "-m", "pytest", *options, *mutant.tests]
     try:

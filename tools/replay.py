@@ -117,7 +117,7 @@ def _lines(evidence: Evidence, rules: Rules) -> list[str]:
         f"ledger    {evidence.path}, {evidence.file_bytes:,} bytes",
         f"rules     {shape}, S {the.staleness_max}"
         if rules.known
-        else f"rules     guessed: {shape}; --config tells",
+        else f"rules     guessed: {shape}; --config has the real ones",
         f"epoch     {recovered.epoch}, begun after step {recovered.resume_step}; checkpoint {recovered.checkpoint}",
         f"versions  {newest}; {len(recovered.published)} published, {evidence.revoked} revoked",
         f"groups    {len(recovered.groups)} stored: {held} in batches{waiting}",

@@ -25,7 +25,7 @@ from echo2d.cli.workers import worker
 from echo2d.errors import Fault, OperatorFault, of_the_host
 from echo2d.registry import COMMANDS, load
 
-# Commands that another distribution adds, and how to install it.
+# Commands that another distribution adds, and how to install that distribution.
 ELSEWHERE = {
     "bench": "it comes with echo2d-lab, which `make setup` installs in a clone of the repository"
 }
@@ -39,8 +39,8 @@ SECTIONS = {
 
 
 class Faultless(FullSentences):
-    """Turns a fault, or a wrong option, into one line on stderr and the exit code that says whose
-    mistake it was. Other distributions add commands (`registry.COMMANDS`).
+    """Turns a fault or a wrong option into one line on stderr. The exit code says whose mistake it was. Other
+    distributions add commands (`registry.COMMANDS`).
     """
 
     def list_commands(self, ctx: click.Context) -> list[str]:

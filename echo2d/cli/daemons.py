@@ -149,7 +149,7 @@ def rented(config: Path, *, stop: bool, as_json: bool) -> None:
     from echo2d.runtime.renting import renter
 
     loaded = CoordinatorConfig.load(config)
-    # Giving boxes back may take 900 s: a cloud may need minutes to end one.
+    # Giving boxes back may take 900 s, because a cloud may need minutes to end a box.
     facts = asyncio.run(renter.give_back(loaded, 900.0)) if stop else _rented(loaded)
     if as_json:
         click.echo(json.dumps(facts))
@@ -229,7 +229,7 @@ def join(
     given, more = {key: value for key, value in flags.items() if value is not None}, []
     if hub.names_a_repository(named := str(given.get("base_model", ""))):
         given["base_model"] = hub.load_model(named)
-        # A worker that starts again after a pause uses the loaded model, and does not ask the hub.
+        # The directory replaces the name, so that a worker that starts again after a pause does not ask the hub.
         more = [f"--base-model={given['base_model']}"]
     loaded = WorkerConfig.load(config, given, settings)
     from echo2d.runtime.process.lifecycle import start_again
@@ -262,7 +262,7 @@ def worker_options(words: Sequence[str]) -> tuple[dict[str, Any], tuple[str, ...
 
 
 def _print_script(ctx: click.Context, start: "BoxStart", install_from: str | None) -> None:
-    """OperatorFault: an option is missing, or was given although the script chooses its value."""
+    """Print the script. OperatorFault: an option is missing, or was given although the script chooses its value."""
     from echo2d.runtime.box.script import BoxJob, box_script, join_options, token_of_box
 
     if ctx.params["token_file"] is None:
@@ -280,13 +280,13 @@ def _print_script(ctx: click.Context, start: "BoxStart", install_from: str | Non
     )
     options = tuple(_typed_options(ctx, besides=("token_file", "print_script", "install_from")))
     if ctx.params["name"] is None:
-        # Rented machines often share one host name, so the token's name is used.
+        # The token's name becomes the worker's name, because rented machines often share one host name.
         options += ("--name", token.name)
     engine = None if ctx.params["relay_only"] else ctx.params["engine"] or "torch"
     url = ctx.params["url"] or token.url
     job = BoxJob(url, token, join_options(engine or "", options), engine, install_from)
     text = box_script(job, start)
-    with suppress(OSError):  # stdout is no file, but a pipe or a test's object
+    with suppress(OSError):  # stdout may have no file descriptor, as in tests
         if stat.S_ISREG(os.fstat(sys.stdout.fileno()).st_mode):
             os.fchmod(sys.stdout.fileno(), 0o600)
     click.echo(text, nl=False)
@@ -294,7 +294,7 @@ def _print_script(ctx: click.Context, start: "BoxStart", install_from: str | Non
 
 
 def _typed_options(ctx: click.Context, *, besides: Sequence[str]) -> Iterator[str]:
-    """The options that were typed on this command line, as words for another one."""
+    """The options that were typed on this command line, as words for another command line."""
     for each in ctx.command.params:
         name = each.name or ""
         typed = ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE

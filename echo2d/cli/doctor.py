@@ -74,7 +74,7 @@ def _of_the_box(
         raise OperatorFault(
             "doctor needs --config FILE; on a box also URL --token-file FILE [--state-dir DIR]"
         )
-    # `echo2d join` needs a state directory; here it may be left out if there is no --config.
+    # `echo2d join` needs a state directory. `echo2d doctor` does not, if there is no --config.
     unused = {} if config is not None else {"state_dir": Path("unused")}
     loaded = WorkerConfig.load(config, {**unused, **given}, settings)
     folder = loaded.state_dir if config is not None else given.get("state_dir")

@@ -63,7 +63,7 @@ def _files_in(source: Path) -> list[Path]:
 
 
 def _copied(source: Path, target: Path) -> Path:
-    """Copy the file unless an equal one is there already. OperatorFault: a different one is there."""
+    """Copy the file, unless the target has the same content. OperatorFault: the target has another content."""
     try:
         if target.exists():
             if target.is_file() and filecmp.cmp(source, target, shallow=False):

@@ -98,7 +98,7 @@ def plan(
 def _fleet(
     scenario: Path | None, settings: Sequence[str], live: str | None, token_file: Path | None
 ) -> "FleetSpec":
-    """The fleet of the scenario file, or of a running coordinator."""
+    """The fleet that the scenario file describes, or that a running coordinator has."""
     from echo2d.plan.fleet.spec import load_fleet
 
     if (scenario is None) == (live is None):
@@ -200,7 +200,7 @@ def _simulate_fleet(
     from echo2d.plan.fleet.world import FleetWorld
 
     fleet = load_fleet(scenario, settings)
-    # Garbage collection would take a fifth of the time; a simulated day leaves few reference cycles.
+    # Garbage collection would take a fifth of the time, and a simulated day leaves few reference cycles.
     gc.disable()
     with progress_bar("simulating") as tell:
         return FleetWorld(fleet, Ablation(*parts)).run(tell)

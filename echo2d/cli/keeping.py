@@ -64,12 +64,12 @@ def backup(
     from echo2d.runtime.run_dir import backup_files
     from echo2d.runtime.run_dir.backup import back_up
 
-    # A backup waits for every other program.
+    # A backup gives way to every other program.
     os.nice(10)
     with progress_bar("backing up") as tell:
         if verify is not None:
             if any(each is not None for each in (run_dir, target, learner_dir, reuse)):
-                raise OperatorFault("backup: --verify goes alone")
+                raise OperatorFault("backup: --verify allows no other option")
             facts, where = backup_files.verify(verify, tell), verify
         elif run_dir is None or target is None:
             raise OperatorFault("backup: expected --run-dir DIR and --to DIR, or --verify DIR")
@@ -245,5 +245,5 @@ def _listens(url: str) -> bool:
 
 
 def _nobody_at(url: str, token_file: Path) -> None:  # noqa: ARG001 - as `_run_at`
-    """In place of `_run_at`, where the operator says that the run is stopped."""
+    """Takes the place of `_run_at` if the operator says that the run is stopped."""
     return

@@ -17,16 +17,16 @@ from echo2d.errors import OperatorFault
 if TYPE_CHECKING:
     from echo2d.core.rules.table import Table
 
-# Seconds between two lines of progress of a long command, where stderr is no terminal.
+# If stderr is no terminal, a long command prints a line of progress after this many seconds.
 _LINE_S = 10.0
-# click does not check read access: a file of another user is reported where it is read, by
-# `errors.path_fault`, which says whose file it is.
+# click does not check whether the file can be read. `errors.path_fault` reports that when the file is read, and says
+# which user owns it.
 FILE = click.Path(path_type=Path, dir_okay=False, readable=False)
 DIRECTORY = click.Path(path_type=Path, file_okay=False)
 
 
 class RunFolder(click.Path):
-    """A run's directory; given the folder of its run.toml, it finds the run's directory in it."""
+    """The type of a run's directory. If the folder of the run.toml is given, it finds the run's directory in there."""
 
     def __init__(self) -> None:
         super().__init__(path_type=Path, file_okay=False, readable=False)
@@ -70,8 +70,8 @@ class FullSentences(click.Group):
 class Sectioned(click.Command):
     """A command that shows its options under headings.
 
-    sections: heading -> names of options. table: these options are keys of this table, which has
-    their help; an option that is not given is not among the arguments.
+    sections: heading -> names of options. table: the options are keys of this table, which has their help. An option
+    that is not typed is not among the arguments.
     """
 
     def __init__(
@@ -181,7 +181,8 @@ def serve(
 
 @contextmanager
 def progress_bar(what: str, *, size: int = 0) -> Iterator[Callable[[float], None]]:
-    """A bar on a terminal, elsewhere a line on stderr every _LINE_S. Call it with the share that is done.
+    """Show a bar on a terminal, elsewhere a line on stderr every _LINE_S. Yields a function that takes the share
+    that is done.
 
     size: bytes that are copied; if it is given, the bar and the lines show MB/s.
     """
@@ -212,7 +213,7 @@ def progress_bar(what: str, *, size: int = 0) -> Iterator[Callable[[float], None
 
 def end(code: int) -> NoReturn:
     """Exit the process with this code."""
-    # Without this freeze, the last garbage collection takes a second if torch is loaded.
+    # If torch is loaded, the last garbage collection would take a second. After a freeze it has nothing to do.
     gc.freeze()
     sys.exit(code)
 
@@ -222,8 +223,9 @@ def coordinator_at(
 ) -> Callable[[], tuple[str, Path]]:
     """A function that finds the coordinator's URL and a token file.
 
-    role: which token of the run directory it takes. Call the function before every request: a restarted
-    coordinator may listen elsewhere. OperatorFault: neither a run directory nor a URL with a token file was given.
+    Call the function before every request, because a restarted coordinator may listen elsewhere. role: the role of the
+    token that is taken from the run directory. OperatorFault: neither a run directory nor a URL with a token file was
+    given.
     """
     if run_dir is not None:
         from echo2d.runtime.run_dir.run_directory import find_coordinator

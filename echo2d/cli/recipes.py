@@ -1,4 +1,4 @@
-"""`echo2d init` sets up a run after a few questions; `echo2d try` tries its tasks before a box costs money."""
+"""`echo2d init` sets up a run after a few questions. `echo2d try` tries the tasks of a run before a box costs money."""
 
 import inspect
 import json
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from echo2d.recipes.run_folder import WrittenRun
     from echo2d.runtime.trial import TellProgress, Trial
 
-SHOWN_TOKENS = 4  # token files that are named
+SHOWN_TOKENS = 4  # At most this many token files are named.
 TASK_CHOICES = {
     "tiny": "digits to sort, with a tiny model that is made here, to try everything",
     "questions": "questions with answers, in a file of yours",
@@ -174,7 +174,7 @@ def try_run(
 
 @contextmanager
 def _telling() -> "Iterator[TellProgress]":
-    """Shows on a terminal's last line what is being tried, and how much of it is done."""
+    """Shows on the last line of a terminal what is being tried, and how much of that is done."""
     from echo2d.views.progress import progress_line
 
     with progress_line() as line:
@@ -194,7 +194,7 @@ def _tell(written: "WrittenRun", here: list[str], there: list[str]) -> None:
     shown += f", ... ({len(written.boxes)} in all)" if len(written.boxes) > SHOWN_TOKENS else ""
     click.echo(f"Wrote {written.config} for the task {written.task}, and {shown}.\n")
     click.echo(f"Type on this host:\n\n{_indented(here)}\n")
-    # If only this host can reach the coordinator, the worker runs here and no box needs a token.
+    # If only this host can reach the coordinator, the worker runs on this host and no box needs a token.
     if several or not written.local:
         click.echo(
             f"Copy {'its own token file' if several else str(written.boxes[0])} to each box, and type there, "
@@ -208,7 +208,7 @@ def _tell(written: "WrittenRun", here: list[str], there: list[str]) -> None:
 def _set_up(
     given: dict[str, Any], tell: "TellProgress", *, asks: bool
 ) -> "tuple[WrittenRun, Trial]":
-    """Ask for what is not given, try the run, and write it. OperatorFault: it cannot be written."""
+    """Ask for the decisions that no option gives, try the run, and write it. OperatorFault: it cannot be written."""
     from echo2d.recipes.new_run import (
         ANSWERS,
         QUESTIONS,
@@ -300,10 +300,10 @@ def _own_address() -> str:
 
 
 def next_commands(written: "WrittenRun") -> tuple[list[str], list[str]]:
-    """What to type on this host, and on a box. `echo2d` is written as it was typed here."""
+    """The commands to type on this host, and those for a box. `echo2d` is written as the operator typed it."""
     script, echo2d = Path(sys.argv[0]), "echo2d"
     if script.name == echo2d and str(shutil.which(echo2d)) != str(script.absolute()):
-        # It was called by its path, which is not the `echo2d` on PATH.
+        # The operator typed a path, so that `echo2d` on PATH may be missing or another one.
         echo2d = sys.argv[0]
     here = [
         f"{echo2d} try --config {written.config}",
@@ -328,7 +328,9 @@ def _list_tasks(*, as_json: bool) -> None:
 
 
 def _about(made_by: Any) -> dict[str, Any]:
-    """The docstring of a task or scorer, and its options with their defaults; null: required."""
+    """The docstring of a task or scorer, and its options with their defaults. The default of a required option is
+    null.
+    """
     options = {
         name: None if each.default is inspect.Parameter.empty else json.dumps(each.default)
         for name, each in inspect.signature(made_by).parameters.items()

@@ -9,7 +9,7 @@ import click
 from echo2d.cli.parts import DIRECTORY, FILE, FullSentences, json_option, run_dir_option
 from echo2d.errors import OperatorFault
 
-SHOWN_IDS = 3  # machines of a token that the list names; --json has all
+SHOWN_IDS = 3  # The list names this many machines of a token; --json has all.
 SECONDS_PER_UNIT = {"d": 86400, "h": 3600, "min": 60}
 
 
@@ -115,7 +115,7 @@ def _ago(seconds: float) -> str:
 
 
 def _span(seconds: float) -> str:
-    """The duration in the largest unit of which it has two or more; else in seconds."""
+    """The duration in the largest unit that fits at least twice; if there is none, in seconds."""
     for unit, length in SECONDS_PER_UNIT.items():
         if seconds >= 2 * length:
             return f"{seconds // length:.0f} {unit}"
@@ -146,9 +146,9 @@ def token_change(
 ) -> None:
     """Let the credential NAME expire later or earlier, or give it a new secret.
 
-    Machines that have joined stay members when the secret changes, even if they are restarted with
-    the old file. No new machine can join with the old secret, and holders with another role are
-    refused. To shut out the machines too, use `echo2d token revoke`, with or without --delete.
+    When the secret changes, machines that have joined stay members, even if they restart with the old file. The old
+    secret lets no new machine join, and gives no access to holders of other roles. To shut out the machines too, use
+    `echo2d token revoke`, with or without --delete.
     """
     from echo2d.runtime.run_dir.tokens import extend_token, rotate_token
 
@@ -174,7 +174,7 @@ def token_change(
 @click.option(
     "--lost",
     is_flag=True,
-    help="The key was lost or stolen: write a new token file for each box, with which it no longer obeys the old key.",
+    help="The key was lost or stolen: write new token files. A box with its new file no longer obeys the old key.",
 )
 @click.option("--url", help="With --lost: URL for the token files, https://HOST:PORT.")
 @click.option(
@@ -187,9 +187,9 @@ def token_change(
 def token_new_authority(run_dir: Path, *, lost: bool, url: str | None, out: Path) -> None:
     """Change the key that signs for the run, while its coordinator is stopped.
 
-    The old key names the new one, so boxes follow when they next connect, with the token files that they have.
-    A thief could sign another new key with a stolen one. With --lost the old key names no new key: no box follows,
-    and each box needs the new token file that this command writes.
+    The old key signs the new one, so boxes accept it when they next connect, and keep their token files.
+    A thief who has the old key could also sign a new one. So with --lost the old key signs nothing: each box needs the
+    new token file that this command writes.
     """
     from echo2d.runtime.run_dir.tokens import new_authority
 

@@ -88,7 +88,9 @@ def status(
 
 
 def _show_scores(run_dir: Path | None, find: "Find", *, as_json: bool) -> None:
-    """Show the scores in the run directory, which needs no coordinator, or those of a coordinator elsewhere."""
+    """Show the scores that are in the run directory, for which no coordinator must run, or those of a coordinator
+    elsewhere.
+    """
     import asyncio
 
     from echo2d.client import Evaluation

@@ -44,8 +44,8 @@ from echo2d.this_build import THIS_BUILD
 
 # Seconds between two reports that the learner lives, from opening a session until it is closed.
 ALIVE_EVERY_S = 5.0
-# A manifest of at most this size fits into a request as base64. That of a version of more than about
-# 190 GB does not; then the coordinator hashes the files.
+# A manifest of at most this size fits into a request as base64. The manifest of a version above about 190 GB
+# does not fit; then the coordinator hashes the files.
 MANIFEST_SENT_MAX = BODY_BYTES_MAX * 3 // 4 - (16 << 10)
 
 
@@ -79,12 +79,12 @@ class Published:
 class Evaluation:
     """What a version scored on held-out questions. None: there is no such number."""
 
-    number: int  # in the run, from 1
+    number: int  # counted in the run, from 1
     name: str
     version: int
     digest: str
     rows: int  # questions that were scored
-    of: int  # questions that there are
+    of: int  # all questions of the evaluation
     samples: int  # answers to each question
     mean: float | None  # reward
     se: float | None  # standard error of the mean
@@ -222,8 +222,8 @@ class AsyncCoordinator:
         return [Evaluation(**each) for each in body["evaluations"]]
 
     async def evaluate(self, version: int, after: int = 0) -> tuple[list[Evaluation], list[str]]:
-        """Have the newest version evaluated, unless it already was. Returns what `evaluations` does,
-        and the names of the evaluations that are still under way.
+        """Have the newest version evaluated, unless it already was. Returns the same as `evaluations`, and the
+        names of the evaluations that are still under way.
         """
         asked = {"version": version, "epoch": self._epoch, "after": after}
         body = await self._api.call("POST", EVALUATIONS_PATH, asked)
@@ -284,7 +284,7 @@ class AsyncCoordinator:
     async def _publish(
         self, version: int, directory: Path, body: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Publish. If the answer to an upload's publish was lost, its retry is refused: then upload again."""
+        """Publish. If the answer to the publish of an upload was lost, the retry is refused: then upload again."""
         while True:
             if "upload" in body:
                 await self._upload(version, directory)

@@ -28,7 +28,7 @@ class Span:
     start: int
     end: int
     version: int
-    digest: str  # of the version's snapshot, hex
+    digest: str  # digest of the version's snapshot, hex
     author: str = ""  # peer id of the worker
 
 
@@ -39,7 +39,7 @@ class Trajectory:
     tokens: NDArray[np.int32]  # [n]
     # [n], natural log, of the distribution that the tokens were sampled from; 0 for given tokens.
     logprobs: NDArray[np.float32]
-    spans: tuple[Span, ...]  # cover all tokens but the given ones
+    spans: tuple[Span, ...]  # cover all tokens except the given ones
     reward: float
     worker: str  # peer id of the worker that finished it
     # "stop": at a stop token; "length": at the token limit; "context": the model's context was full.
@@ -56,8 +56,8 @@ class Trajectory:
     branch: int = 0
     # Its number in its group; branch b has b * 65,536 plus the number of its episode.
     sample: int = 0
-    # By name, numbers for each token [n, ...], read-only, such as experts; 0 for given tokens. A column
-    # is left out if one of the engines that wrote tokens here did not write it.
+    # Numbers for each token [n, ...], such as experts, by the column's name; read-only; 0 for given tokens. A
+    # column is left out if one of the engines that wrote these tokens did not write it.
     columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     # What belongs to its prompt, such as pictures; see `Coordinator.attachment`.
     attachments: tuple[Attachment, ...] = ()
@@ -90,7 +90,7 @@ class Group:
     @property
     def episodes(self) -> list[int]:
         """The number of each trajectory's episode. Trajectories of one episode are its branches 0, 1,
-        ... and share its reward. In a group without branches each trajectory is an episode of its own.
+        ... and share its reward. In a group without branches each trajectory is a separate episode.
         """
         if any(each.branch for each in self.trajectories):
             return [each.episode for each in self.trajectories]
@@ -103,7 +103,7 @@ class Batch:
 
     step: int
     epoch: int
-    digest: str  # of the batch's bytes as they were sent, hex
+    digest: str  # digest of the batch's bytes as they were sent, hex
     groups: tuple[Group, ...]
     # S as the coordinator has it now: the operator may change it during the run. None: not known.
     staleness_max: int | None = None
@@ -142,8 +142,8 @@ def _branches(kept: TrajectoryRecord) -> list[Trajectory]:
         )
         # A turn follows each given range.
         turns = len(given) + (not given or given[0][0] > 0)
-        # A branch's trajectory has a number of its own: above every sample's, which are fewer than
-        # this.
+        # The number of a branch's trajectory is larger than that of any sample, because a group has fewer
+        # samples than this.
         found.append(
             Trajectory(
                 tokens[start:end],
@@ -155,7 +155,7 @@ def _branches(kept: TrajectoryRecord) -> list[Trajectory]:
                 ),
                 kept.reward,
                 kept.worker,
-                # All but the last branch end with a turn whose answer no later call continued.
+                # Every branch except the last ends with an answer that no later call continued.
                 kept.finish if end == kept.length else "stop",
                 {part.name: part.value for part in kept.reward_parts},
                 given,

@@ -46,7 +46,7 @@ def _url_in(token_file: Path) -> str:
 class ApiConnection:
     """A connection to a coordinator.
 
-    url: as for `CoordinatorUrls`; empty: that of the token file. timeout_s: for this long a call is
+    url: as for `CoordinatorUrls`; empty: the URL in the token file. timeout_s: for this long a call is
     retried while the coordinator is unreachable.
     """
 
@@ -121,8 +121,8 @@ class ApiConnection:
         content: dict[str, Any] = (
             {"data": _parts(body)} if isinstance(body, Path) else {"json": body}
         )
-        # The same for publishing: without a manifest the coordinator first hashes the version, for
-        # minutes if it is large and the disk slow.
+        # A publish may be silent for longer: without a manifest the coordinator first hashes the version, which
+        # takes minutes if the version is large and the disk slow.
         silence_s = 3600.0 if path.startswith(VERSIONS_PATH) else ANSWER_SILENCE_S_MAX
         timeout = aiohttp.ClientTimeout(
             total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=silence_s

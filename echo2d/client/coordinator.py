@@ -23,7 +23,7 @@ _Result = TypeVar("_Result")
 class Coordinator:
     """A connection to a coordinator, for programs without asyncio.
 
-    It runs an `AsyncCoordinator` in an event loop in a thread of its own. Threads may call it at
+    It runs an `AsyncCoordinator` in an event loop in its own thread. Threads may call it at
     the same time. The methods are those of `AsyncCoordinator`.
     """
 

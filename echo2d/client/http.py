@@ -23,7 +23,7 @@ OWN_STATUS_PATH = "/v1/status/own"
 DIGEST_HEADER = "X-Echo2d-Digest"
 STALENESS_HEADER = "X-Echo2d-Staleness-Max"
 
-# Of a JSON body; the longest one refuses all groups of a batch, each with a reason.
+# Most bytes of a JSON body; the longest one refuses all groups of a batch, each with a reason.
 BODY_BYTES_MAX = 1 << 20
 # A request for a batch that is not ready is answered after this time, and the client repeats it.
 LONG_POLL_S = 30.0

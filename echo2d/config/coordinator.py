@@ -49,7 +49,7 @@ class ServeTable(Table):
 
     host: str = key("address on which the API and the control links listen", "127.0.0.1")
     port: int = key(
-        "TCP port of both; 0: any free port, written to coordinator.json in run_dir",
+        "TCP port of the API and the control links; 0: any free port, written to coordinator.json in run_dir",
         7700,
         low=0,
         high=PORT_MAX,
@@ -74,7 +74,7 @@ class SamplesTable(Table):
         64 << 20,
         low=0,
     )
-    viewers: bool = key("viewer tokens see prompts and answers too, on the page", False)
+    viewers: bool = key("holders of viewer tokens see prompts and answers on the page too", False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,7 +182,7 @@ class CoordinatorConfig:
     rent: RentTable
     prices: tuple[PriceTable, ...] = ()
     providers: tuple[ProviderConfig, ...] = ()
-    folder: Path = Path()  # the one that the config's file is in
+    folder: Path = Path()  # the folder of the config's file
     # The [learner] table as the file has it; empty if there is none.
     learner: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
@@ -243,7 +243,7 @@ class CoordinatorConfig:
         """
         common = {each.name: getattr(self.sampling, each.name) for each in fields(SamplingTable)}
         if "vocab_size" in task.sampling:
-            raise OperatorFault("task.sampling.vocab_size: all tasks have that of [sampling]")
+            raise OperatorFault("task.sampling.vocab_size: all tasks use the one in [sampling]")
         found = read_table(SamplingTable, {**common, **task.sampling})
         if found.temperature < _TEMPERATURE_MIN and not (greedy and found.temperature == 0):
             raise OperatorFault(
@@ -253,7 +253,7 @@ class CoordinatorConfig:
         return found
 
     def task_of(self, table: EvalTable, names: Sequence[str]) -> int:
-        """The index of the task that an [[eval]] is about. names: those of all tasks, in order.
+        """The index of the task that an [[eval]] is about. names: the names of all tasks, in order.
 
         OperatorFault: there is no such task.
         """

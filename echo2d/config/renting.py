@@ -27,7 +27,7 @@ _SECONDS_MAX = 86400.0
 # More trajectories per hour than this are a typing mistake.
 _RATE_MAX = 1e9
 PROVIDERS_MAX = 16
-OFFERS_MAX = 64  # of all providers together
+OFFERS_MAX = 64  # offers of all providers together
 # A provider's name becomes part of each box's label.
 _NAME = re.compile(r"[a-z][a-z0-9]{0,15}")
 PATTERN = re.compile(r"[A-Za-z0-9._*?-]{1,64}")
@@ -64,20 +64,20 @@ class RentTable(Table):
         "seconds without work after which a box is given back", 900.0, above=0.0, high=_SECONDS_MAX
     )
     join_s: float = key(
-        "seconds within which a new box must serve a version, or one that stopped must serve again",
+        "seconds within which a new box, or a box that stopped serving, must serve a version",
         1800.0,
         above=0.0,
         high=_SECONDS_MAX,
     )
     # At most an hour: a trajectory takes less, and a draining box costs money.
     drain_s: float = key(
-        "seconds that the worker of a box to be given back has to finish what it holds",
+        "seconds that a worker has to finish its leases before its box is given back",
         120.0,
         low=0.0,
         high=3600.0,
     )
     patience_s: float = key(
-        "seconds for which there must be too few workers before a box is started",
+        "a box is started only if there were too few workers for this many seconds",
         60.0,
         low=0.0,
         high=_SECONDS_MAX,
@@ -88,7 +88,7 @@ class RentTable(Table):
 class ProviderTable(Table):
     TABLE: ClassVar[str] = "provider"
 
-    name: str = key("lower-case letters and digits; part of each box's label")
+    name: str = key("name in lower-case letters and digits; part of each box's label")
     kind: str = key(
         "; ".join(f"{name}: {kind.meaning}" for name, kind in PROVIDERS.items()), choices=PROVIDERS
     )
@@ -125,7 +125,7 @@ class ProviderTable(Table):
 class OfferTable(Table):
     """A kind of box that a provider offers.
 
-    For a provider that does not rent, it holds the price of the workers whose names match.
+    If the provider does not rent boxes, the offer gives the price of the workers whose names match.
     """
 
     TABLE: ClassVar[str] = "provider.offer"
@@ -140,7 +140,7 @@ class OfferTable(Table):
         low=0.0,
         high=_RATE_MAX,
     )
-    # Of one offer at a time.
+    # At most 512 boxes of one offer exist at a time.
     max: int = key("most boxes at a time", 1, low=1, high=512)
     availability: float = key(
         "share of the time in which a box is available", 1.0, above=0.0, high=1.0

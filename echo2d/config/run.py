@@ -1,4 +1,4 @@
-"""The [run] table: the directories of a run on the learner's host, and those of its modules."""
+"""The [run] table: the directories of a run on the learner's host, and the folders of its modules."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class RunTable(Table):
         "model directory: gives the vocabulary size; LoRA adapters must belong to it", None
     )
     disk_bytes_max: int = key(
-        "bytes that versions and uploads may take here; frames may take as many again",
+        "most bytes of versions and uploads on this host; frames may take as many bytes in addition",
         DISK_BYTES_MAX,
         low=1,
     )
@@ -36,7 +36,7 @@ class RunTable(Table):
     )
     keep_every: int = key(
         "train steps between two versions that are kept for `echo2d keep export`, while there is room; 0: only"
-        " the last one and those with the best scores",
+        " the last version and those with the best scores are kept",
         0,
         low=0,
     )
@@ -48,13 +48,13 @@ def module_folders(path: Path, settings: Iterable[str] = ()) -> tuple[Path, ...]
 
 
 def module_folders_of(document: Mapping[str, Any], folder: Path) -> tuple[Path, ...]:
-    """The same for a parsed file. folder: the one that the file is in."""
+    """The same for a parsed file. folder: the folder of the file."""
     values = table_of(document, RunTable.TABLE)
     return flat_folders((folder, *(read_table(RunTable, values, folder).modules if values else ())))
 
 
 def flat_folders(folders: Iterable[Path]) -> tuple[Path, ...]:
-    """The absolute ones of these folders, without "..", as a traceback shows them."""
+    """Return the absolute paths among these folders, without "..", as a traceback shows them."""
     return tuple(Path(normpath(each)) for each in folders if each.is_absolute())
 
 

@@ -37,7 +37,7 @@ def read_table(table: type[AnyTable], values: Mapping[str, Any], folder: Path = 
 
 def meant(name: str, keys: Collection[str]) -> str:
     """Say which key was probably meant, or list all keys if none is similar."""
-    # From a similarity of 0.7 on, one name may be the other one, mistyped.
+    # If the similarity is at least 0.7, one name may be the other one with a typing mistake.
     near = difflib.get_close_matches(name, keys, 1, 0.7)
     return f"did you mean {near[0]}?" if near else f"expected one of {', '.join(keys)}"
 
@@ -89,7 +89,7 @@ def split_setting(setting: str) -> tuple[str, str, str]:
 
 
 def with_settings(document: dict[str, Any], settings: Iterable[str]) -> dict[str, Any]:
-    """The parsed document, after each TABLE.KEY=VALUE was put into every table of that name.
+    """Put each TABLE.KEY=VALUE into every table of that name; return the document.
 
     A value that is not TOML counts as text. OperatorFault: a setting is malformed.
     """

@@ -30,13 +30,13 @@ class SamplingTable(Table):
     )
     top_k: int = key("draw from this many of the likeliest tokens; 0: from all", 0, low=0)
     min_p: float = key(
-        "draw from tokens at least this likely, as a share of the likeliest one's; 0.0: from all",
+        "draw from tokens whose probability is at least this share of the likeliest one's; 0.0: from all",
         0.0,
         low=0.0,
         high=0.999,
     )
     stop: tuple[str, ...] = key(
-        "texts that end an answer, at the token that completes one; for tasks in text", ()
+        "for tasks in text: texts that end an answer, at the token that completes one of them", ()
     )
     vocab_size: int = key(
         "every token id is below this; 0: read it from run.base_model", 0, low=0, high=1 << 24
@@ -52,7 +52,7 @@ class TaskTable(Table):
     kind: str = key(f"a task of echo2d ({', '.join(TASKS)}), or your own as package.module:Class")
     name: str = key("name in metrics and trajectories; empty: the task's own name", "")
     weight: float = key(
-        "with several tasks: its share of the groups of a step is this over the sum of all weights",
+        "with several tasks: this over the sum of all weights is the task's share of each step's groups",
         1.0,
         above=0.0,
         high=1e6,
@@ -64,8 +64,8 @@ class TaskTable(Table):
     sampler: Literal["shuffle", "filter", "informative", "pairs"] = key(
         "shuffle: every row is asked once in an epoch; filter: rows whose rewards are all the same"
         " are retired for a while; informative: rows whose rewards differ less than those of the"
-        " average row are asked rarely; pairs: every row, with 2 x group_size answers, of which the"
-        " most contrasting half is trained on",
+        " average row are asked rarely; pairs: every row gets 2 x group_size answers, and the half"
+        " whose rewards contrast most is trained on",
         "shuffle",
     )
     explore: float = key(
@@ -87,30 +87,30 @@ class TaskTable(Table):
         "further variables of the model's chat template, such as enable_thinking", dict
     )
     turns_max: int = key(
-        "for an environment: most answers of one episode; a longer one is cut off, with reward 0",
+        "for an environment: most answers of one episode; a longer episode is cut off and gets reward 0",
         16,
         low=1,
         high=1024,
     )
     episode_tokens: int = key(
-        "for an environment: most tokens of one episode after its prompt, written and given; max_new_tokens"
-        " limits each answer",
+        "for an environment: most tokens of one episode after its prompt, both written and given ones;"
+        " max_new_tokens limits each answer",
         8192,
         low=1,
         high=NEW_TOKENS_MAX,
     )
     overlong_tokens: int = key(
-        "tokens before max_new_tokens that each cost an equal share of overlong_penalty (DAPO's soft overlong"
-        " punishment); 0: length costs nothing",
+        "each of this many tokens before max_new_tokens costs an equal share of overlong_penalty (DAPO's soft"
+        " overlong punishment); 0: length costs nothing",
         0,
         low=0,
     )
     overlong_penalty: float = key(
-        "reward that an answer of max_new_tokens loses, with overlong_tokens", 1.0, low=0.0
+        "reward that an answer of max_new_tokens loses if overlong_tokens is above 0", 1.0, low=0.0
     )
     on_error: Literal["zero", "drop_sample", "retry"] = key(
-        "what happens to an answer whose reward raises an error; retry: three tries, then as"
-        " drop_sample",
+        "what happens to an answer whose reward raises an error; retry: the reward is"
+        " tried three times, then the answer is dropped as with drop_sample",
         "drop_sample",
     )
     processes: int = key("processes that draw prompts and compute rewards", 2, low=1, high=256)
@@ -120,9 +120,9 @@ class TaskTable(Table):
         False,
     )
     memory_bytes_max: int = key(
-        "address space of one task process, mapped files included", 4 << 30, low=256 << 20
+        "bytes of address space of one task process, mapped files included", 4 << 30, low=256 << 20
     )
-    cpu_s_max: int = key("CPU seconds of one prompt or reward", 60, low=1, high=3600)
+    cpu_s_max: int = key("CPU seconds that one prompt or reward may take", 60, low=1, high=3600)
     environment: tuple[str, ...] = key(
         "names of environment variables of the coordinator that the task gets", ()
     )
@@ -137,22 +137,22 @@ class EvalTable(Table):
 
     TABLE: ClassVar[str] = "eval"
 
-    task: str = key("name of the task whose questions and reward it uses; empty: the first", "")
-    name: str = key("its name; empty: the task's, with /heldout", "")
+    task: str = key("name of the task that gives questions and reward; empty: the first task", "")
+    name: str = key("name of the evaluation; empty: the task's name with /heldout", "")
     options: dict[str, Any] = key(
         "keyword arguments of the task's class that differ from the task's, such as"
         ' split = "heldout" of rows, gym and sort_digits',
         dict,
     )
-    every: int = key("a version is scored if it is this many after the last scored one", 5, low=1)
+    every: int = key("least distance from one scored version to the next, in versions", 5, low=1)
     samples: int = key("answers to each question", 1, low=1, high=256)
-    rows: int = key("questions; 0: all", 200, low=0, high=65536)
+    rows: int = key("number of questions; 0: all", 200, low=0, high=65536)
     sampling: dict[str, Any] = key(
         "keys of [sampling] that differ from the task's; temperature 0.0 is greedy", dict
     )
     hold_s: float = key(
-        "most seconds by which a worker puts off a newer version to finish an answer, all turns of an episode "
-        "together",
+        "most seconds for which a worker delays a newer version to finish an answer; all turns of an episode "
+        "count together",
         60.0,
         above=0.0,
         high=3600.0,

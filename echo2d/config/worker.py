@@ -41,20 +41,20 @@ class WorkerConfig(Table):
         low=1,
     )
     base_model: Path | None = key(
-        "model directory on this box: its data are not fetched again; adapters need it", None
+        "model directory on this box, whose data need not be fetched; adapters need it", None
     )
     name: str = key("name shown by `echo2d status`; empty: the host's name", "")
     engine: str = key("the inference engine", "torch", choices=ENGINES)
     engine_python: Path | None = key(
-        "python of the environment in which SGLang is installed; its servers are started with it",
+        "python of the environment in which SGLang is installed; it runs the servers",
         None,
     )
     engine_args: str = key(
-        "flags for the SGLang servers that are started, written as on a command line", ""
+        "flags for the SGLang servers that this worker starts, written as on a command line", ""
     )
     engine_url: str = key(
         "URLs of running SGLang servers, one per engine, separated by commas;"
-        " empty: servers are started here",
+        " empty: this worker starts servers",
         "",
     )
     engine_key_file: Path | None = key(
@@ -89,7 +89,7 @@ class WorkerConfig(Table):
     relay_only: bool = key("pass versions on and generate nothing", False)
     receive_only: bool = key("receive versions and pass none on to other workers", False)
     hours: str = key(
-        "when it works, in local time of this box, such as 22:00-07:00,12:00-13:00; empty: always",
+        "times at which it works, in local time of this box, such as 22:00-07:00,12:00-13:00; empty: always",
         "",
     )
     only_when_idle: bool = key("work only while no other program is on a GPU (nvidia-smi)", False)
@@ -104,7 +104,7 @@ class WorkerConfig(Table):
     )
     listen_host: str = key("address on which this worker listens for peers", "127.0.0.1")
     listen_port: int = key(
-        "TCP port on which it listens for peers; 0: any free port", 0, low=0, high=PORT_MAX
+        "TCP port on which this worker listens for peers; 0: any free port", 0, low=0, high=PORT_MAX
     )
     advertise: str = key(
         "HOST:PORT at which other peers reach this worker, the host as an IP address"
@@ -130,7 +130,7 @@ class WorkerConfig(Table):
         _ = self.uplink_bytes_per_s_max, self.announced, self.windows
 
     def _require_keys_of_engine(self) -> None:
-        """OperatorFault: a key would be ignored, because only the other engine reads it.
+        """OperatorFault: a key is set that only the other engine reads, so it would be ignored.
 
         The fake engine takes the place of either one, and engines of other distributions read what they need.
         """
@@ -190,7 +190,7 @@ class WorkerConfig(Table):
             return None
         host, _, port = self.advertise.rpartition(":")
         with suppress(ValueError):
-            # Nothing binds this address: it is sent to the coordinator.
+            # No socket is bound to this address. It is only sent to the coordinator.
             found = ipaddress.ip_address(host.strip("[]") or "0.0.0.0")  # noqa: S104
             if 0 < int(port) <= PORT_MAX:
                 return str(found), int(port)

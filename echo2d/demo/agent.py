@@ -20,7 +20,7 @@ from echo2d.demo.two_turns import OPENING, RIGHT, WRONG
 from echo2d.net.security.auth import TokenFile, read_token_file
 from echo2d.tasks.sort_digits import SortDigits, answer
 
-AT_ONCE = 300  # episodes at once: a few more than the workers have slots
+AT_ONCE = 300  # episodes that are played at once, a few more than the workers have slots
 RETRY_S = 0.2  # seconds until a request is sent again
 
 log = logging.getLogger("echo2d.agents")
@@ -57,7 +57,7 @@ class Player:
         return written
 
     async def _post(self, path: str, body: dict[str, Any], secret: str) -> dict[str, Any]:
-        """The reply. A request that fails for a moment is sent again. OverError: it was refused for good."""
+        """Send a request, again if it fails for a moment, and return the reply. OverError: it was refused for good."""
         headers = {"Authorization": f"Bearer {secret}"}
         while True:
             try:

@@ -1,9 +1,8 @@
-"""Kill processes of a demo with `kill -9` at points drawn from its seed, and measure how long each
+"""Kills processes of a demo with `kill -9` at steps that are drawn from the demo's seed, and measures how long each
 recovery takes.
 
-Programs of the demo are restarted here, as a supervisor would do. Seed and task processes belong to
-the coordinator, which restarts them itself. Not here: what the run must still achieve
-(`demo/results.py`).
+This module restarts the programs of the demo, as a supervisor would do. Seed and task processes belong to the
+coordinator, which restarts them itself. Not here: what the run must still achieve (`demo/results.py`).
 """
 
 import contextlib
@@ -23,7 +22,7 @@ from echo2d.runtime.seed.supervisor import SEED_MODULE
 
 VictimKind = Literal["learner", "coordinator", "worker", "seed", "task process"]
 VICTIM_KINDS: tuple[VictimKind, ...] = get_args(VictimKind)
-# The demo starts these. The coordinator starts the other kinds.
+# The demo starts processes of these kinds. The coordinator starts those of the other kinds.
 PROGRAM_KINDS = ("learner", "coordinator", "worker")
 RECOVERED: Mapping[str, str] = {
     "learner": "has trained a step again",
@@ -32,10 +31,10 @@ RECOVERED: Mapping[str, str] = {
     "seed": "is connected again",
     "task process": "runs again",
 }
-STEPS_MIN = 8  # fewer have no room for a kill of each kind
-# All kills are in this share of the steps; a later recovery might not end in time.
+STEPS_MIN = 8  # With fewer steps there is no room for a kill of each kind.
+# All kills happen in this first share of the steps, because a later recovery might not end in time.
 LAST_SHARE = 0.85
-PAUSE_S_MAX = 1.0  # a supervisor waits at most this many seconds before it restarts a program
+PAUSE_S_MAX = 1.0  # A supervisor waits at most this long before it restarts a program.
 TASK_MODULE = "echo2d.tasks.pool_child"
 
 
@@ -43,7 +42,7 @@ TASK_MODULE = "echo2d.tasks.pool_child"
 class PlannedKill:
     """A kill that is due once this step is trained.
 
-    name: of the program or of the coordinator's child process. pause_s: until a program is restarted.
+    name: the name of the program, or of the coordinator's child process. pause_s: seconds until a program is restarted.
     """
 
     step: int
@@ -53,12 +52,10 @@ class PlannedKill:
 
 
 def plan_kills(steps: int, workers: int, rng_seed: int) -> list[PlannedKill]:
-    """Plan kills over the run in random order: workers again and again, every other kind at least
-    once.
-    """
+    """Plan kills over the run in random order. Workers are killed again and again, every other kind at least once."""
     rng = random.Random(rng_seed)
     kinds = list(VICTIM_KINDS)
-    # A kill of a worker every 16 steps, and of a task process every 40.
+    # A worker is killed every 16 steps, and a task process every 40.
     kinds += ["worker"] * (steps // 16 - 1)
     kinds += ["task process"] * (steps // 40 - 1)
     rng.shuffle(kinds)
@@ -82,7 +79,7 @@ def find_process(kind: VictimKind, name: str, programs: Programs) -> int | None:
     for pid in children_of(programs["coordinator"].pid):
         with contextlib.suppress(OSError):
             if module.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
-                # The process of a task is the child of its guard.
+                # A task process is the child of its guard.
                 return pid if kind == "seed" else next(iter(children_of(pid)), None)
     return None
 
@@ -108,7 +105,7 @@ def start_again(kind: VictimKind, name: str, programs: Programs) -> None:
 
 @dataclass(slots=True)
 class _Open:
-    """A kill that was carried out. mark: (epoch, step) of the newest train step at that time."""
+    """A kill that was carried out. mark: (epoch, step) of the newest train step at the time of the kill."""
 
     planned: PlannedKill
     pid: int
@@ -144,7 +141,7 @@ class Chaos:
         return all(kill.recovery_s is not None for kill in self._kills)
 
     def kills(self) -> tuple[Kill, ...]:
-        """Return all planned kills in order. A kill that was never made counts as not recovered."""
+        """All planned kills in order. A kill that was never carried out counts as not recovered."""
         now_s = time.monotonic() - self._began
         done = (
             Kill(
@@ -195,9 +192,7 @@ class Chaos:
         self._say(f"{time.monotonic() - self._began:5.1f} s  {text}")
 
     def _reached(self) -> tuple[int, tuple[int, int]]:
-        """The highest train step, and (epoch, step) of the newest row, which may repeat an earlier
-        step.
-        """
+        """The highest train step, and (epoch, step) of the newest row. The newest row may repeat an earlier step."""
         rows = read_rows(self._metrics)
         return (
             (max(row["step"] for row in rows), (rows[-1]["epoch"], rows[-1]["step"]))

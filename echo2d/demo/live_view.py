@@ -1,4 +1,4 @@
-"""Show a demo to a person: a live view of its status and metrics, and tables at the end."""
+"""Shows a demo to a person: a live view of its status and metrics, and tables at the end."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
@@ -148,7 +148,7 @@ def _measured(result: DemoResult) -> list[tuple[str, str]]:
 
 
 def kills_table(kills: Sequence[Kill]) -> Table:
-    """The table of kills by kind, with the seconds that each recovery took."""
+    """A table with a row for each kind of process that was killed, and the seconds that the recoveries took."""
     table = Table("kill -9 of", "times", "seconds until it moved again", box=None)
     for kind in sorted({kill.kind for kill in kills}):
         waits = [kill.recovery_s for kill in kills if kill.kind == kind]

@@ -1,4 +1,4 @@
-"""Child programs of a demo or test. Each has a process group and a log file of its own, and ends without leftovers."""
+"""Child programs of a demo or test. Each has its own process group and log file, and leaves no process behind."""
 
 import contextlib
 import os
@@ -26,7 +26,7 @@ class Program:
         self.start()
 
     def start(self, *more: str) -> None:
-        """Start it with these further arguments; also again, after it has ended."""
+        """Start the program with these further arguments. It may be started again after it has ended."""
         with self.log.open("ab") as sink:
             self._process = subprocess.Popen(
                 [*self._argv, *more],
@@ -55,7 +55,9 @@ class Program:
             self._process.send_signal(signal.SIGTERM)
 
     def wait(self, timeout_s: float) -> int:
-        """Wait for its return code. It is killed after `timeout_s`, and in any case the rest of its process group."""
+        """Wait for the return code. The program is killed after `timeout_s`. The rest of its process group is always
+        killed.
+        """
         try:
             return self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -66,7 +68,7 @@ class Program:
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def tail(self) -> str:
-        """The end of its log, which shows people why it failed."""
+        """The end of the program's log, which shows a person why it failed."""
         lines = self.log.read_text(errors="replace").splitlines()
         return "\n".join(lines[-12:])
 
@@ -101,7 +103,7 @@ class Programs:
         return next(program for program in self._running if program.name == name)
 
     def check(self) -> None:
-        """Fault, with the end of the log: a program that should be running has ended."""
+        """Fault: a program that should be running has ended; the text has the end of its log."""
         for program in self._running:
             if program.returncode not in (None, 0):
                 raise Fault(
@@ -109,7 +111,9 @@ class Programs:
                 )
 
     def stop(self) -> None:
-        """Send SIGTERM to all but the first (the coordinator), then to it, so that the others can sign off."""
+        """Send SIGTERM to all programs except the first (the coordinator), and last to the coordinator, so that the
+        others can sign off.
+        """
         for together in (self._running[1:], self._running[:1]):
             for program in together:
                 program.terminate()
@@ -147,8 +151,8 @@ def start_worker(
 ) -> Program:
     """Start `echo2d join` with these flags and a credential of its own.
 
-    run: the folder in which `coordinator` is the run directory; the worker's token, made at the first
-    start, and its state are written there. module: takes the place of echo2d.
+    run: the folder whose subfolder `coordinator` is the run directory. The worker's state is written there, and its
+    token is made there at the first start. module: takes the place of echo2d.
     """
     token = run / f"{name}.token"
     if not token.exists():

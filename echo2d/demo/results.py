@@ -1,4 +1,4 @@
-"""Collect what a demo run measured, and judge whether it kept its promises."""
+"""Collects what a demo run measured, and judges whether the run kept its promises."""
 
 import json
 from collections import Counter
@@ -9,10 +9,10 @@ from typing import Any
 
 from echo2d.core.capacity.estimators import quantile
 
-_GAIN_MIN = 0.15  # of held-out greedy accuracy: the last version's minus that of version 0
-STALE_SHARE_MIN = 0.10  # of trained trajectories have staleness >= 1, which proves the overlap
+_GAIN_MIN = 0.15  # held-out greedy accuracy of the last version minus that of version 0
+STALE_SHARE_MIN = 0.10  # share of trained trajectories with staleness >= 1: they prove the overlap
 GAIN_MIN_CHAOS = 0.10  # takes the place of _GAIN_MIN in runs in which processes were killed
-SEED_COPIES_MAX = 1.5  # a chain sends each byte from the seed about once
+SEED_COPIES_MAX = 1.5  # in a chain the seed sends each byte about once
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +30,7 @@ class Quantiles:
 
 @dataclass(frozen=True, slots=True)
 class WorkerEnd:
-    """The final state of one worker. digest_ok: whether its engine's weights in memory are those of
-    its version.
-    """
+    """The final state of one worker. digest_ok: whether the weights in its engine's memory are those of its version."""
 
     id: str
     version: int | None
@@ -62,11 +60,11 @@ class Kill:
 class DemoResult:
     """The object that `echo2d demo --json` prints at the end. Seconds, bytes, shares in 0..1.
 
-    accuracy: greedy, on 200 fixed held-out prompts, of version 0 and the last version. reward: mean of
-    the first and of the last tenth of the steps. bubble_ratio: share of the learner's time in which it
-    waited for data, without the first step (start-up). seed_copies: bytes that the seed sent per byte
-    of a version, mean over versions. steps_again: steps that were trained more than once because the
-    learner was killed; batches_changed: those of them that were not trained on the same batch.
+    accuracy: greedy accuracy of version 0 and of the last version on 200 fixed held-out prompts. reward: mean of the
+    first and of the last tenth of the steps. bubble_ratio: share of the time for which the learner waited for data,
+    without the first step (start-up). seed_copies: bytes that the seed sent per byte of a version, mean over versions.
+    steps_again: steps that were trained more than once because the learner was killed. batches_changed: how many of
+    these steps were not trained on the same batch.
     """
 
     steps: int
@@ -97,7 +95,7 @@ class DemoResult:
         return asdict(self)
 
     def broken_promises(self, *, judge_accuracy: bool) -> list[str]:
-        """The broken promises in words. judge_accuracy: for runs of full length, which must reach the gain."""
+        """The broken promises in words. judge_accuracy: the run has its full length, so it must reach the gain."""
         gain = self.accuracy_last - self.accuracy_first
         stale = sum(
             count for staleness, count in self.staleness_histogram.items() if staleness >= 1
@@ -144,7 +142,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def trained_again(rows: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
-    """Count the steps that were trained more than once, and those of them that got another batch."""
+    """Count the steps that were trained more than once, and how many of these got another batch."""
     batches: dict[int, list[str]] = {}
     for row in rows:
         batches.setdefault(row["step"], []).append(row["batch"])
@@ -154,9 +152,7 @@ def trained_again(rows: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
 
 
 def add_up(lives: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Merge the last status of each coordinator process into one of the run, because each process
-    counts from 0.
-    """
+    """Merge the last statuses of all coordinator processes into one status of the run. Each process counts from 0."""
     total = dict(lives[-1])
     for name in ("versions_published", "wire_bytes", "full_bytes"):
         total[name] = sum(life[name] for life in lives)
@@ -180,8 +176,8 @@ def staleness_histogram(rows: Sequence[Mapping[str, Any]]) -> dict[int, int]:
 
 
 def bubble_ratio(rows: Sequence[Mapping[str, Any]]) -> float:
-    """The share of time that the learner waited for data, without the first step, when workers were
-    starting.
+    """The share of the time for which the learner waited for data. The first step is left out, because the workers were
+    still starting.
     """
     waited = sum(float(row["wait_s"]) for row in rows[1:])
     trained = sum(float(row["t_train_s"]) for row in rows[1:])
@@ -189,7 +185,7 @@ def bubble_ratio(rows: Sequence[Mapping[str, Any]]) -> float:
 
 
 def tenth(rows: Sequence[Mapping[str, Any]], *, last: bool) -> float:
-    """Mean reward of the first or last tenth of the steps (at least one)."""
+    """Mean reward of the first or last tenth of the steps (at least one step)."""
     count = max(1, len(rows) // 10)
     part = rows[-count:] if last else rows[:count]
     return sum(float(row["reward_mean"]) for row in part) / len(part)

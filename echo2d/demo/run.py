@@ -1,5 +1,4 @@
-"""Run the demo: coordinator, workers and learner as real processes on one machine, improving a
-small model by GRPO.
+"""Runs the demo: coordinator, workers and learner are real processes on one machine, and train a small model by GRPO.
 
 Nothing is faked: HTTP and WebSocket, peer links, signed roots, safetensors, rewards. The results
 come from the coordinator's status, the learner's metrics and the weights themselves.
@@ -40,14 +39,14 @@ from echo2d.runtime.run_dir.tokens import create_token
 from echo2d.tasks.sort_digits import EOS
 
 STEPS = 80
-# Samples that one engine generates at once: three workers hold a little more than a batch.
+# The number of samples that one engine generates at once. Three workers then hold a little more than a batch.
 SLOTS = 96
-START_S = 60.0  # a program may take this long to start: it imports torch, perhaps on a busy machine
+START_S = 60.0  # A program may take this long to start, because it imports torch.
 _POLL_S = 0.25
 CACHE = Path.home() / ".cache" / "echo2d"
 
 DemoTask = Literal["sort_digits", "two_turn_digits", "agents"]
-# The value of task.kind for names that no registered task has.
+# The value of task.kind for the names of tasks that are not registered.
 DEMO_KINDS = {"two_turn_digits": "echo2d.demo.two_turns:TwoTurnDigits"}
 MEASURES: Mapping[DemoTask, Callable[..., float]] = {
     "sort_digits": greedy_accuracy,
@@ -81,7 +80,7 @@ shape = "chain"
 delta = {delta}
 """
 
-# For outside agents: the options of their task, and a further table of the config.
+# With outside agents the config has these options of their task, and this further table.
 _AGENTS = f"{{ opening = [{OPENING}], stop_token_ids = [{EOS}] }}"
 _GATEWAY = """
 [gateway]
@@ -102,8 +101,8 @@ rng_seed = {seed}
 class Demo:
     """The options of `echo2d demo`.
 
-    task: sort_digits; two_turn_digits, whose accuracy is that of the second answer; or agents, the same game, played
-    by an outside program.
+    task: sort_digits; two_turn_digits, whose accuracy is that of the second answer; or agents, which is the same game
+    of two turns, played by an outside program.
     """
 
     steps: int = STEPS
@@ -223,7 +222,7 @@ def _start_coordinator(demo: Demo, run: Path, model: Path, programs: Programs) -
     announced = json.loads(wait_for(run / "coordinator" / "coordinator.json", programs, START_S))
     url = str(announced["url"])
     learner = DEMO_LEARNER.format(**facts, steps=demo.steps)
-    # The ports are written into the config, so that a restarted coordinator listens at the same address.
+    # The ports are written into the config, so that a coordinator that restarts listens at the same address.
     ports = f"port = {announced['port']}\n\n[link]\nport = 0"
     config.write_text(config.read_text().replace("port = 0", ports) + learner)
     return url
@@ -273,10 +272,9 @@ def _watch(
 def _settled(
     coordinator: Coordinator, programs: Programs, chaos: Chaos, facts: dict[str, Any], demo: Demo
 ) -> dict[str, Any]:
-    """Wait at most a minute, until every worker serves the last version and all killed processes have
-    recovered. Returns the last status.
+    """Wait until every worker serves the last version and all killed processes have recovered, but at most a minute.
+    Returns the last status.
     """
-    # The last version has a minute to reach every worker.
     deadline = time.monotonic() + 60.0
     while not (_all_serve(facts, demo) and chaos.quiet) and time.monotonic() < deadline:
         programs.check()

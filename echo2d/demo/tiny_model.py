@@ -1,12 +1,12 @@
-"""Make a tiny real model for the demo: Qwen3, 223 k parameters, pre-trained on `sort_digits`.
+"""Makes a tiny real model for the demo: Qwen3, 223 k parameters, pre-trained on `sort_digits`.
 
-Supervised steps on fresh prompts end when an exact answer has probability >= `accuracy_stop` at
-temperature 1, so that GRPO has something to improve. This takes a few seconds on one core. The same
-recipe gives the same bytes on one machine.
+The model is trained by supervised steps on new prompts, until the right answer has probability >= `accuracy_stop` at
+temperature 1. So GRPO still has something to improve. This takes a few seconds on one core. On one machine the same
+recipe gives the same bytes.
 
-Accuracies are measured without sampling, because each prompt has one right answer: its probability
-is the product of its tokens' probabilities, and greedy decoding gives it exactly if each of its
-tokens is the most likely one. One teacher-forced pass measures both.
+Accuracies are measured without sampling, because each prompt has one right answer. The answer's probability is the
+product of its tokens' probabilities. Greedy decoding gives the answer exactly if each of its tokens is the most likely
+one. One teacher-forced pass measures both.
 """
 
 import dataclasses
@@ -33,14 +33,14 @@ from echo2d.tasks.sort_digits import (
 if TYPE_CHECKING:
     import torch
 
-# Raise it when the code makes another model of the same recipe: cached models of the old format are ignored.
+# Raise this number when a change of the code changes the model of a recipe. Cached models of older numbers are ignored.
 _FORMAT = 1
 BATCH_MAX = 512  # rows of one forward pass while measuring
 
 
 @dataclass(frozen=True, slots=True)
 class TinyRecipe:
-    """Everything that determines the weights. rng_seed: for the initial weights and the prompts."""
+    """Everything that determines the weights. rng_seed: the seed of the initial weights and the prompts."""
 
     rng_seed: int = 0
     digits_min: int = 8
@@ -55,7 +55,7 @@ class TinyRecipe:
 
 
 def make_tiny_model(cache: Path, recipe: TinyRecipe | None = None) -> Path:
-    """The Hugging Face model directory of `recipe` under `cache`; it is made now unless it exists.
+    """The directory of the recipe's model under `cache`, in Hugging Face's form. It is made now unless it exists.
 
     RuntimeError: `steps_max` steps did not reach `accuracy_stop`.
     """
@@ -144,7 +144,7 @@ def _pretrain(recipe: TinyRecipe) -> Any:
     import torch
 
     task = SortDigits(recipe.rng_seed, recipe.digits_min, recipe.digits_max)
-    # 256 prompts for the stop check; their indices are far behind those that training uses.
+    # The check for the stop uses 256 prompts. Their indices are far beyond those of training.
     checks = [task.prompt((1 << 40) + index) for index in range(256)]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.rng_seed)
@@ -187,8 +187,8 @@ def accuracies(model: Any, prompts: Sequence[Prompt]) -> tuple[float, float]:
 def _answer_logprobs(
     model: Any, prompts: Sequence[Prompt]
 ) -> tuple["torch.Tensor", "torch.Tensor"]:
-    """Teacher-force the right answers: (log p [b, t], 0 outside the answer; whether it is the most
-    likely token [b, t]).
+    """Teacher-force the right answers. Returns log p of each token [b, t], 0 outside the answer, and whether the token
+    is the most likely one [b, t].
     """
     import torch
 

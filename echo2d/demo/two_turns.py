@@ -1,10 +1,10 @@
 """The demo's game of two turns: sort the digits of the prompt, and try again.
 
     prompt "31415926>"  ->  answer "11324569<eos>"
-    hint  "<31415926>"  ->  answer "11234569<eos>"       "+" in place of "<" if the first answer was right
+    hint  "<31415926>"  ->  answer "11234569<eos>"       the hint begins with "+" if the first answer was right
 
-Prompts and alphabet are those of the task `sort_digits`. The reward is the share of right answers among
-the two. The module also measures how often a model's second answer is right.
+Prompts and alphabet are those of the task `sort_digits`. The reward is the share of the two answers that are right. The
+module also measures how often a model's second answer is right.
 """
 
 import json
@@ -26,7 +26,7 @@ OPENING = WRONG  # the first token of every call of an outside agent
 class TwoTurnDigits(Environment):
     """Sort digits, learn whether the answer was right, and sort the same digits again.
 
-    digits_min, digits_max: of a prompt; the length is drawn per prompt.
+    digits_min, digits_max: limits of a prompt's length, which is drawn for each prompt.
     """
 
     name = "two_turn_digits"
@@ -64,8 +64,8 @@ class TwoTurnDigits(Environment):
 def second_turn_accuracy(
     directory: Path, prompts: Sequence[Prompt], opening: Sequence[int] = ()
 ) -> float:
-    """The share of prompts that the model in `directory` answers right in its second turn, by greedy
-    decoding in float32. All prompts have the same length. opening: tokens before the first turn's.
+    """The share of prompts that the model in `directory` answers right in its second turn, by greedy decoding in
+    float32. All prompts have the same length. opening: tokens that stand before those of the first turn.
     """
     import torch
 
@@ -73,7 +73,7 @@ def second_turn_accuracy(
 
     model = load_tiny_model(directory)
     asked = torch.tensor([list(prompt.tokens) for prompt in prompts])
-    length = asked.shape[1]  # also that of an answer, which has the end token in place of ">"
+    length = asked.shape[1]  # An answer has the same length, with the end token in place of ">".
     asked_first = torch.tensor([[*opening, *prompt.tokens] for prompt in prompts])
     first = _greedy(model, asked_first, length)
     right = _right(first, prompts)

@@ -3,9 +3,9 @@
     y = W x + scale * B (A x)      A [r, in], B [out, r]
     scale = lora_alpha / r, or lora_alpha / sqrt(r) with use_rslora
 
-PEFT can write much else. A key that is set and unknown here is an `EngineFault`: an adapter that
-was wrongly taken for plain LoRA would be another policy. This module needs no torch. Not here: which
-base model the adapter belongs to.
+PEFT can write other kinds of adapters. A key that is set and that this module does not know is an
+`EngineFault`, because an adapter that is wrongly read as plain LoRA would be another policy. This module needs
+no torch. Not here: which base model the adapter belongs to.
 """
 
 import math
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from echo2d.engines.layout import SnapshotLayout
 from echo2d.errors import EngineFault
 
-# Usual values are 8 to 256. A far larger one would multiply the adapter until only it counts.
+# Usual values are 8 to 256. With a far larger value only the adapter's output would count.
 ALPHA_MAX = 1e6
 
 _A, _B = ".lora_A.weight", ".lora_B.weight"
@@ -83,7 +83,7 @@ def adapter_layout(layout: SnapshotLayout) -> AdapterLayout:
 
 
 def _layers(layout: SnapshotLayout) -> dict[str, tuple[str, str]]:
-    # A layer counts if either of its two tensors is there; the check below finds a missing half.
+    # A layer is listed even if only one of its two tensors is there; the check below reports the missing one.
     found = {name.removesuffix(_A).removesuffix(_B) for name in layout.tensors}
     # PEFT wraps the model in two modules of its own, whose names come first.
     layers = {

@@ -45,15 +45,15 @@ class GenerateRequest:
     """
 
     request_id: str
-    # May end with output tokens of an earlier attempt; then they are already subtracted from
+    # The prompt may end with output tokens of an earlier attempt. Their number is already subtracted from
     # `max_new_tokens`.
     prompt: Sequence[int]
     samples: int
     max_new_tokens: int
     sampling: Sampling = WHOLE
     stop_token_ids: Sequence[int] = ()
-    # One for each sample, which draws as if it were alone in a request with that seed; None: the
-    # engine chooses.
+    # One seed for each sample. A sample draws as if it were alone in a request with its seed. None: the engine
+    # chooses the seeds.
     rng_seeds: Sequence[int] | None = None
     # This many tokens of `prompt` were drawn for the same sample, in an earlier attempt or turn. A
     # *seeded* engine goes on drawing where these ended (`core/protocol/seeds`).
@@ -71,10 +71,10 @@ class SampleOutput:
     tokens: Sequence[int]
     # Natural log of the sampling distribution (temperature applied, full vocabulary), accurate to float32.
     logprobs: Sequence[float]
-    # They cover exactly these tokens; positions count from the sample's first output token.
+    # The spans cover exactly these tokens; positions count from the sample's first output token.
     spans: Sequence[LabelSpan]
     finish: FinishReason | None = None  # None: the sample goes on
-    columns: Sequence[Column] = ()  # for exactly these tokens, if any (`core/protocol/columns`)
+    columns: Sequence[Column] = ()  # values for exactly these tokens (`core/protocol/columns`)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +83,10 @@ class RefitReport:
 
     label: str
     pause_s: float  # seconds in which no token could be generated, without recompute_s
-    # Prompt and output so far of every running sample whose KV cache the engine dropped for the new
-    # weights, and computes again.
+    # How many tokens the engine computes again, because it dropped their KV cache for the new weights: prompt
+    # and output so far of running samples.
     recomputed_tokens: int = 0
-    # Seconds that this takes the engine, within the refit or after it; None: not known yet.
+    # Seconds that the engine needs for that, during the refit or after it; None: not known yet.
     recompute_s: float | None = 0.0
 
 
@@ -95,7 +95,7 @@ class AdapterBase:
     """The model that an adapter belongs to, as the caller verified it."""
 
     directory: Path
-    digest: str  # the one that the adapter names (`adapters.base_digest`)
+    digest: str  # the digest that the adapter names (`adapters.base_digest`)
     tensors: Mapping[str, bytes]  # blake3-256 of each tensor, by its name in the files
 
 
@@ -110,15 +110,15 @@ class EngineLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
-    """What the operator chose for the engines of one worker; a factory of `registry.ENGINES` reads
-    what concerns it.
+    """What the operator chose for the engines of one worker. Each factory of `registry.ENGINES` reads the
+    fields that it needs.
     """
 
     count: int  # engines to make; none of them is started yet
     slots: int  # samples that each engine runs at once
-    tokens_per_s_max: float = 0.0  # of all engines together; 0: no limit
+    tokens_per_s_max: float = 0.0  # limit of all engines together; 0: no limit
     threads: int  # CPU threads of all engines together; 0: the engine decides
-    # As in the worker's config.
+    # These two are as in the worker's config.
     device: str
     dtype: str
     folder: Path  # where an engine may keep logs
@@ -131,7 +131,7 @@ class EngineOptions:
     key_file: Path | None = None
     # How the server pauses for a new version.
     refit_mode: Literal["retract", "abort", "in_place"] = "retract"
-    quantization: Quantization = "none"  # of the torch engine's linear layers
+    quantization: Quantization = "none"  # quantization of the torch engine's linear layers
 
     @property
     def tokens_per_s_each(self) -> float | None:
@@ -142,7 +142,7 @@ class EngineOptions:
 class Engine(Protocol):
     """All methods run on one event loop. `EngineFault` is the only fault that leaves them.
 
-    After a *doubtful* refit (neither surely done nor surely not) `label` is None and `generate`
+    After a *doubtful* refit (the engine may or may not have the new weights) `label` is None and `generate`
     raises `EngineFault` until a later refit succeeds (I3: the old version or nothing, never a
     mixture).
     """
@@ -163,10 +163,10 @@ class Engine(Protocol):
         """Load the files in directory `snapshot` (verified by the caller) and serve them as
         `label`.
 
-        With `base` they are an adapter, and base and adapter are served together; a base that is
-        loaded already stays. The engine makes sure that the base's tensors in its memory are those
-        of `base`. EngineFault: the refit failed. Then either the old version is still served (`label`
-        unchanged) or none (`label` None).
+        With `base` the files are an adapter, which is served together with that base. A base that is loaded
+        already is not loaded again. The engine makes sure that the base's tensors in its memory are those of
+        `base`. EngineFault: the refit failed. Then either the old version is still served (`label` unchanged)
+        or none (`label` None).
         """
 
     async def hold(self) -> None:
@@ -209,7 +209,7 @@ class ScoringEngine(Engine, Protocol):
         label: str,
         replay: SeedReplay,
     ) -> list[Evidence]:
-        """What the served version says about each answer, with one prefill each.
+        """Score each answer under the served version, with one prefill per answer.
 
         EngineFault: the engine serves another version than `label`, or an answer has tokens that the
         version does not know.

@@ -1,9 +1,9 @@
 """An engine without a model, for tests and simulations. Every token is a hash of its context.
 
 So a test can compute any token again: `fake_token` is the policy, and `fake_logprob` gives the
-logprob of any token. The engine needs no torch. The task that consumes a request makes its tokens,
-at the engine's pace; a thread is used only to read the files of a snapshot. Like a real engine it
-checks the snapshot's layout, and it can be told to fail.
+logprob of any token. The engine needs no torch. The asyncio task that consumes a request makes its tokens, at
+the engine's pace. A thread is used only to read the files of a snapshot. Like a real engine it checks the
+snapshot's layout. It can be told to fail.
 """
 
 import asyncio
@@ -58,7 +58,7 @@ def fake_logprob(label: str, context: Sequence[int], token: int) -> float:
 
     It does not depend on seed and sample, so a learner can score tokens again.
     """
-    # Steps per nat: a logprob is one of 2^16 values in (-8, 0], each exact in float32.
+    # A logprob is one of 2^16 values in (-8, 0], in steps of 2^-13; float32 holds each of them exactly.
     return -(_hash(f"logprob {token} {label}", context) % (1 << 16)) / (1 << 13)
 
 
@@ -81,10 +81,10 @@ def make_fake_engines(options: EngineOptions) -> "list[FakeEngine]":
 
 @dataclass(frozen=True, slots=True)
 class FakePolicy:
-    """What a fake engine writes: `fake_token`, and `eos_token_id` after a drawn length.
+    """What a fake engine writes: tokens from `fake_token`, and `eos_token_id` at a drawn length.
 
-    A sample goes on if its request does not name that token as a stop token, and is shorter if the hash gives a stop
-    token earlier, or if its request allows fewer tokens.
+    If the request does not name `eos_token_id` as a stop token, the sample goes on after it. The sample ends
+    earlier if the hash gives a stop token, or if the request allows fewer tokens.
     """
 
     rng_seed: int = 0
@@ -107,16 +107,16 @@ class FakePolicy:
 
 
 class FakeEngine:
-    """An engine without a model, of the pace that one has.
+    """An engine without a model that keeps the pace of a real one.
 
     tokens_per_s: pace of the whole engine; None: as fast as its consumers.
     bundle_tokens: a delta holds up to this many tokens.
-    refit_s: seconds that a refit pauses generation. prefill_tokens_per_s: a refit then pauses it for
-    longer, as if the KV cache of every unfinished sample was computed again; None: in no time.
-    refit_outcomes: of the next refits, in order; after them every refit is "done".
+    refit_s: seconds that a refit pauses generation. prefill_tokens_per_s: the pause is longer by the time in
+    which the KV caches of all unfinished samples would be computed again at this rate; None: by no time.
+    refit_outcomes: the outcomes of the next refits, in order; every later refit is "done".
 
-    A greedy request draws as sample 0 under seed 0. No sample waits for a slot: `slots` only shapes
-    `load`.
+    A greedy request draws as sample 0 under seed 0. No sample waits for a slot: `slots` only changes what
+    `load` reports.
     """
 
     def __init__(
@@ -144,8 +144,8 @@ class FakeEngine:
         self._requests: dict[str, _Request] = {}
         self._weights = asyncio.Lock()  # a refit pauses generation by holding it
         self._held_at: float | None = None
-        self._held_s = 0.0  # of all holds that have ended
-        # When the engine will have spent the time of all tokens made so far, by `_time`.
+        self._held_s = 0.0  # seconds of all holds that have ended
+        # The moment, by `_time`, until which the tokens made so far keep the engine busy.
         self._free_at = 0.0
 
     @property

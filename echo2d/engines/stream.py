@@ -25,7 +25,7 @@ SAMPLES_OPEN_MAX = 16_384
 def check_request(
     request: GenerateRequest, *, vocab_size: int, context_max: int | None
 ) -> OutputLimit:
-    """Check a request against an engine's vocabulary and context; returns where its output ends.
+    """Check a request against an engine's vocabulary and context; return the limit of its output.
 
     context_max: tokens of prompt and output together; None: no limit. EngineFault: the engine could
     not run the request.

@@ -60,7 +60,7 @@ TARGET static inline unsigned NAME(ones)(uint64_t mask) {
 #endif
 }
 
-/* The place of the one bit that has `ones` one bits below it. The mask has such a bit. */
+/* The place of the 1 bit that has `ones` 1 bits below it. The mask must have such a bit. */
 TARGET static inline unsigned NAME(one_after)(uint64_t mask, unsigned ones) {
 #if defined(IS_AVX512) || defined(IS_AVX2)
     return lowest_bit(_pdep_u64((uint64_t)1 << ones, mask));
@@ -228,7 +228,7 @@ TARGET static bool NAME(find)(const uint8_t *new, const uint8_t *base, size_t wo
 TARGET static void NAME(apply_classes)(uint8_t *chunk, size_t words, struct table *table,
                                        struct cursor *cursors) {
     for (size_t first = 0; first < words / BLOCK; first += TABLE) {
-        /* Classes are those of the base, so all are read before a word of these blocks is changed. */
+        /* Classes are those of the base's words, so all are read before a word of these blocks changes. */
         uint8_t *from = chunk + 2 * BLOCK * first;
         NAME(tabulate)(from, min_size(words / BLOCK - first, TABLE), table);
         for (unsigned class = 0; class < CLASSES; class++) {

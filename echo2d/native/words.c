@@ -28,16 +28,16 @@
 
 #define BLOCK 64         /* words that a mask of 64 bits describes */
 #define TABLE 64         /* blocks that are handled together; their tables fit into the nearest cache */
-#define AHEAD (2 * BLOCK * TABLE) /* bytes by which fetching is ahead of reading */
-#define GOES_ON 255      /* in a column of bytes: the value continues elsewhere */
+#define AHEAD (2 * BLOCK * TABLE) /* fetching is this many bytes ahead of reading */
+#define GOES_ON 255      /* byte of a column: the value continues elsewhere */
 #define ESCAPED 3        /* the code of a difference that is not -1, 0 or 1 */
-#define CLASSES 16       /* of the base words, by their magnitude */
+#define CLASSES 16       /* classes of the base words, by magnitude */
 #define LOWEST 110       /* the bits 7 to 14 of the largest words of class 0; bf16: below 2^-16 */
 #define RICE_BLOCK 128   /* values that share a parameter */
 #define RICE_MAX 15      /* the largest parameter */
 #define SPLIT_HEAD (4 * (CLASSES + 1))
-#define WORDS_MAX ((size_t)1 << 30) /* of a chunk, so that 32 bits count them */
-#define NEVER ((uint64_t)1 << 62) /* words before the next change of a class that has no more */
+#define WORDS_MAX ((size_t)1 << 30) /* words of a chunk, so that 32 bits count them */
+#define NEVER ((uint64_t)1 << 62) /* the rank of a class that has no more changes */
 
 /* --- unaligned access */
 
@@ -71,7 +71,7 @@ static inline void add_at(uint8_t *chunk, size_t place, uint16_t difference) {
     put16(chunk + 2 * place, (uint16_t)(word_at(chunk, place) + difference));
 }
 
-/* The number of the lowest one bit; bit 0 is the lowest. The mask must not be 0. */
+/* The number of the lowest 1 bit; bit 0 is the lowest. The mask must not be 0. */
 static inline unsigned lowest_bit(uint64_t mask) {
 #if defined(__GNUC__)
     return (unsigned)__builtin_ctzll(mask);
@@ -219,7 +219,7 @@ struct columns_made {
 };
 
 /* Write what follows a code 3, and return where the columns go on. If not `escaped`, the same is written
- * but does not count: a branch that cannot be predicted would take longer. */
+ * but does not count, because a branch that the CPU cannot predict would take longer. */
 static inline void write_escaped(uint16_t difference, bool escaped, uint8_t **small,
                                  uint8_t **large) {
     uint16_t value = zigzag(difference);
@@ -339,8 +339,8 @@ struct rice {
 
 static inline size_t rice_blocks(size_t count) { return (count + RICE_BLOCK - 1) / RICE_BLOCK; }
 
-/* The parameter with which the block takes the fewest bits, the smallest of those. bits: of its zeros
- * and ones. */
+/* The parameter with which the block takes the fewest bits; of several, the smallest. bits: set to the
+ * number of its zeros and ones. */
 static unsigned best_rice(const uint32_t *numbers, size_t count, size_t *bits) {
     uint64_t now = 0;
     for (size_t i = 0; i < count; i++) now += numbers[i];
@@ -411,13 +411,13 @@ static inline uint64_t bits_at(const uint8_t *bytes, size_t length, size_t bit) 
     return found >> (bit & 7);
 }
 
-/* Count the zeros from `bit` on, and go past the one bit after them, whose window is left. False: there
- * is no one bit. */
+/* Count the zeros from `bit` on, and go past the 1 bit after them; the window then begins behind it.
+ * False: there is no 1 bit. */
 static bool read_unary(struct split_source *from, uint64_t *window, uint64_t *zeros) {
     const uint64_t valid = ((uint64_t)1 << 57) - 1;
     *zeros = 0;
     if (*window == 0) {
-        /* Only here the number of bits read of the window matters. */
+        /* How many bits the window has matters only here. */
         while ((*window = bits_at(from->unary, from->unary_bits >> 3, from->bit) & valid) == 0) {
             if (from->bit + 57 >= from->unary_bits) return false;
             from->bit += 57;

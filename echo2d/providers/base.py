@@ -23,7 +23,7 @@ class BoxOrder:
 
     label: Label
     offer: str  # the operator's name for this kind of box
-    url: str  # of the coordinator
+    url: str  # URL of the coordinator
     token_file: Path  # lets one worker join until the box's life is over
     life_s: float  # the box must end by itself after this time
 
@@ -36,7 +36,7 @@ class ProviderOptions:
     start: tuple[str, ...]
     stop: tuple[str, ...]
     list: tuple[str, ...]
-    timeout_s: float  # for one call of the provider
+    timeout_s: float  # seconds for one call of the provider
     options: Mapping[str, Any]  # `provider.options`, which only this kind understands
     prefix: str  # every label of this run begins with it
     environment: Mapping[str, str]  # variables for the commands

@@ -1,7 +1,7 @@
 """A provider that runs the operator's own commands: works with any cloud that has a command line.
 
-A command is an argument list, not a shell line. It gets the operator's environment and, of these
-variables, those that are known:
+A command is an argument list, not a shell line. It gets the operator's environment, and each of these variables
+whose value is known:
 
     ECHO2D_LABEL            name of the box: `start` tags the box with it, `stop` stops the box that has it
     ECHO2D_LABEL_PREFIX     every label of this run begins with it; `list` may show others
@@ -32,9 +32,9 @@ from echo2d.core.renting.events import Instance
 from echo2d.errors import ProviderFault
 from echo2d.providers.base import BoxOrder, ProviderOptions
 
-# Of stdout and of stderr each: enough for a list of all boxes of a large account.
+# Most bytes of stdout, and of stderr: enough for a list of all boxes of a large account.
 _OUTPUT_BYTES_MAX = 4 << 20
-LINES_MAX = 20_000  # of a list; a run cannot have more boxes
+LINES_MAX = 20_000  # lines of a list; a run cannot have more boxes
 _REASON_CHARS_MAX = 300
 # `timeout` kills the command this long after its time, if this process has not done so.
 WATCHDOG_S = 5.0
@@ -169,7 +169,7 @@ async def _output(process: asyncio.subprocess.Process) -> str:
 
 
 async def _ended(process: asyncio.subprocess.Process) -> int:
-    """Wait for the exit code, but not, as `process.wait()` does, for the end of the output."""
+    """Wait for the exit code only. `process.wait()` would also wait for the end of the output."""
     while process.returncode is None:  # noqa: ASYNC110 - there is no event for it
         # Commands take seconds.
         await asyncio.sleep(0.02)

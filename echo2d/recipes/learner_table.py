@@ -1,4 +1,4 @@
-"""The [learner] table, for programs that write or show whole configs; the learner itself defines and checks it."""
+"""The [learner] table, for programs that write or show whole configs. The learner defines and checks the table."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -15,7 +15,7 @@ def check_learner_table(document: Mapping[str, Any], folder: Path) -> None:
 
 
 def check_learner_of(config: CoordinatorConfig, path: Path, settings: Iterable[str]) -> None:
-    """OperatorFault: the learner would refuse the [learner] table of a run's file; the file may have none."""
+    """OperatorFault: the learner would refuse the [learner] table of a run's file. A file without one is valid."""
     if config.learner:
         LearnerConfig.load(path, settings)
 

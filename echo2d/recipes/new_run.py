@@ -2,8 +2,8 @@
 
     the operator's decisions --> run.toml's text --> config --trial--> folder, run, tokens
 
-The trial is that of `echo2d try`, without answers of the base model: it finds the mistakes over which the
-run would fail.
+The trial is the one of `echo2d try`, but without answers of the base model. It finds mistakes that would make the run
+fail.
 """
 
 import asyncio
@@ -40,12 +40,12 @@ from echo2d.tasks.sort_digits import EOS, SortDigits
 
 NewTask = Literal["tiny", "questions", "class", "environment", "agents"]
 
-# Usual names of columns in data sets, the likeliest first.
+# Usual names of the column with the question, the likeliest first.
 QUESTIONS = ("question", "problem", "prompt", "input", "query", "instruction")
 ANSWERS = ("answer", "final_answer", "target", "output", "label", "solution")
-# In GSM8K an answer has the steps first, then this mark and the number.
+# In GSM8K an answer has the steps first, then this mark, then the number.
 BEFORE_ANSWER = "####"
-# Share of the questions that is held out, and the largest share, which is used if there are few questions.
+# The share of the questions that is held out. If there are few questions, a larger share is, at most the second one.
 _HELD_OUT, _HELD_OUT_MAX = 0.05, 0.2
 _CACHE = Path.home() / ".cache" / "echo2d"
 TINY_MODEL = "model"  # name of the tiny model's copy in the run's folder
@@ -57,7 +57,7 @@ _TINY = ("sampling.max_new_tokens=12", "learner.steps=80", "learner.lr=2e-4", "l
 class QuestionRows:
     """Rows with one right answer each. rows: files, patterns of files, or a directory of `datasets`.
 
-    prompt, answer: columns; prompt may be a text with columns in braces. asked: files with the
+    prompt, answer: names of columns; prompt may also be a text with names of columns in braces. asked: files with the
     held-out questions; None: a share of `rows` is held out.
     """
 
@@ -90,7 +90,7 @@ def first_row(rows: Sequence[str]) -> DataRow:
 
 
 def offered_tokens(model: Path) -> int:
-    """The suggested limit of tokens of an answer: 1024, or half of the model's context if that is less."""
+    """The suggested token limit per answer: 1024, or half of the model's context if that is less."""
     try:
         reads = context_max(json.loads((model / "config.json").read_bytes()))
     except (OSError, ValueError):
@@ -200,7 +200,7 @@ def _presets(job: NewRun) -> list[str]:
 
 
 def _modules(job: NewRun) -> list[str]:
-    """The setting with which the run finds a module of the current folder, from wherever it is started."""
+    """The setting with which a run finds a module of the current folder, even if it is started elsewhere."""
     scorer = "" if job.questions is None else job.questions.scorer
     hooks = [
         each.partition("=")[2]
@@ -223,7 +223,7 @@ def _path(path: Path, folder: Path) -> str:
 
 
 def _before_its_folder(config: CoordinatorConfig) -> CoordinatorConfig:
-    """The config for the trial, before its folder exists: with the current folder, and with absolute paths."""
+    """The config for the trial. Its folder does not exist yet, so it has the current folder, and absolute paths."""
 
     def found(options: Mapping[str, Any]) -> dict[str, Any]:
         files = options.get("files")
@@ -240,7 +240,7 @@ def _before_its_folder(config: CoordinatorConfig) -> CoordinatorConfig:
 
 
 def _flat(path: Path) -> Path:
-    """The path without "..", which would lead through a folder that does not exist yet."""
+    """The path without "..", because ".." cannot lead through a folder that does not exist yet."""
     return Path(os.path.normpath(path))
 
 

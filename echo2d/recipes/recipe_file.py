@@ -41,7 +41,8 @@ def parsed(text: str) -> dict[str, Any]:
 def changed(text: str, settings: Sequence[str]) -> str:
     """The config with each "table.key=value" set.
 
-    A setting changes every table of that name, or adds a new one at the end. A value that is no TOML becomes a text.
+    A setting changes every table of that name. If there is none, it adds one at the end. A value that is not valid TOML
+    becomes a text.
     OperatorFault: a setting is malformed.
     """
     for setting in settings:

@@ -22,13 +22,13 @@ from echo2d.runtime.run_dir.tokens import create_token, own_token
 
 CONFIG_FILE = "run.toml"
 RUN_DIR = "coordinator"
-_BOXES_MAX = 1000  # twice the largest fleet; `echo2d token create` makes further tokens
+_BOXES_MAX = 1000  # twice the largest fleet; `echo2d token create` makes more tokens
 EXPIRES = "30d"  # a box that joins in this time stays a member
 
 
 @dataclass(frozen=True, slots=True)
 class Boxes:
-    """How many machines may join. one_token: all join with the same token file, instead of one for each."""
+    """How many machines may join. one_token: all join with the same token file; otherwise each gets its own."""
 
     count: int = 1
     one_token: bool = False

@@ -1,13 +1,13 @@
 """`echo2d run`: coordinator, local workers and learner of a run, started and watched by one program.
 
     coordinate --coordinator.json exists--> join, ...  and  learn
-    a program ends with 0: if it is the learner, the run is done and all end; another one was told to end
+    a program ends with 0: the learner: the run is done, and all end; another program: it was told to end
                         2: an operator's mistake, which another start would repeat: all end
                         1: it is started again after a pause, a learner with --resume
 
-They are the programs that an operator starts by hand, with the same files. So a run may be continued by
-hand, or be taken over from there, and workers on other hosts may join. Their lines are one log, each with
-the name of its program. Not here: what a program does.
+An operator can start the same programs by hand, with the same files. So a run that this program began may
+be continued by hand, and the other way round, and workers on other hosts may join. The lines of all programs
+are one log, each with the name of its program. Not here: what a program does.
 """
 
 import os
@@ -42,7 +42,7 @@ PAUSE_S_MIN, PAUSE_S_MAX = 1.0, 30.0
 _STOP_S = 120.0
 COORDINATOR, LEARNER = "coordinator", "learner"
 
-# Lines of this area are about a lease or a group, so there are many.
+# Lines of this area are about one lease or group each, so there are many of them.
 _OF_EACH_GROUP = f"level=INFO area={STORY} "
 
 
@@ -83,7 +83,7 @@ class OneHost:
         self._programs: list[Supervised] = []
         self._stopping = threading.Event()
 
-    # --- from here the caller's thread
+    # --- called in the caller's thread
 
     def run(self, workers: int, *, resume: bool) -> int:
         """Run until the learner has made its last step, or `stop` was called. Returns the exit code.
@@ -191,7 +191,7 @@ class OneHost:
                 raise Fault(f"the coordinator does not listen after {LISTENS_S_MAX:.0f} s")
 
     def _look(self) -> None:
-        """Start again what has failed. Fault: something has failed for good."""
+        """Restart the programs that have failed. Fault: a program has failed for good."""
         now = time.monotonic()
         for program in self._programs:
             if program.process is None:

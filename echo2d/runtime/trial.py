@@ -59,7 +59,7 @@ class TriedAnswer:
     text: str
     finish: str
     tokens: int  # of the answer; 0: it was given as a text
-    reward: float | None  # None: the reward failed, or nothing can judge the answer
+    reward: float | None  # None: computing it failed, or the task cannot judge this answer
     parts: dict[str, float]
     seconds: float
     failed: str = ""  # why there is no reward
@@ -92,7 +92,7 @@ class TriedTask:
     leaked: int  # prompts that contain their expected answer
     groups: int
     varied: int | None  # groups whose rewards differ; None: no answer was made
-    printed: str  # the first output of its processes to stdout and stderr
+    printed: str  # the beginning of what its processes wrote to stdout and stderr
     prompts: list[TriedPrompt]
 
 
@@ -191,7 +191,7 @@ class _TaskTrial:
 
     async def draw(self, prompts: int, tell: TellProgress) -> None:
         """Draw the first prompts, and choose those that are shown. OperatorFault: a prompt cannot be made."""
-        # At most 200 rows' expected answers are judged, and their prompts measured.
+        # The expected answers of at most 200 rows are scored, and the prompts of these rows are measured.
         most = 200 if self._pool.about.in_text and self._episodes is None else prompts
         last = min(most, self._pool.about.epoch_length or most)
         for index in range(last):
@@ -270,7 +270,7 @@ class _TaskTrial:
 
     def _tell_worthless(self, first: TriedPrompt) -> None:
         told = (
-            f"task {self._name}: {self._worthless} of {self._judged} expected answers are none to the "
+            f"task {self._name}: {self._worthless} of {self._judged} expected answers get a reward of 0 from the "
             f"scorer, e.g. {first.where} {_short(first.expected or '')!r}"
         )
         if self._worthless < self._judged or self._own_scorer:

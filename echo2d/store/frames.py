@@ -9,7 +9,7 @@ restarts.
 
 No journal says which frames are held; digests decide. A frame is hashed when it is written, when
 it is read for relaying, and by `recover` after a restart, so stale bytes of an earlier form are
-never used. For decoding it is not hashed again, because the decoded chunk is. Tables are *not*
+never used. A frame that is read for decoding is not hashed again, because the decoded chunk is hashed. Tables are *not*
 verified here: after a restart the caller checks them against the signed digests
 (`FormIndex.accept_table`).
 
@@ -97,8 +97,8 @@ class FrameStore:
         self._spare = root / "spare"
         self._spares: dict[Path, int] = {}  # sizes in bytes
         self._spare_names = count()
-        # How often the deletion of spare files freed space. A caller that found the disk full tries
-        # again when it changes.
+        # How often the deletion of spare files freed space. A caller that found the disk full tries again when
+        # this number changes.
         self.freed = 0
         shutil.rmtree(self._spare, ignore_errors=True)
         with store_faults("opening the frame store", root):
@@ -221,8 +221,8 @@ class FrameStore:
         """Read the payload of one encoded chunk, or any adjacent frames of a segment, without
         verifying it.
 
-        For callers that hash the decoded chunk, and call `verify` to find the damaged frames if
-        that is wrong.
+        For callers that hash the decoded chunk, and call `verify` to find the damaged frames if the hash is
+        wrong.
         """
         if not spans:
             return b""

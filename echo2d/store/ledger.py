@@ -122,12 +122,10 @@ def ledger_faults(path: Path) -> Iterator[None]:
 class Ledger:
     """One open ledger. Not thread-safe."""
 
-    def __init__(
-        self, path: Path, connection: sqlite3.Connection, lock: IO[bytes] | None
-    ) -> None:
+    def __init__(self, path: Path, connection: sqlite3.Connection, lock: IO[bytes] | None) -> None:
         self._path = path
         self._db = connection
-        # None in memory: no other process and no crash can come between.
+        # None for a ledger in memory, which no other process and no crash can reach.
         self._lock = lock
         self._turn_file = None if lock is None else TurnNumber(path)
         # The number of the newest transaction.
@@ -233,7 +231,7 @@ class Ledger:
                     self._db.execute(statement)
             newest = next(self._read(NEWEST_EPOCH), EpochOpened(Epoch(0), 0))
             return Recovered(
-                # A restored run skips what the run it was copied from may have used.
+                # A restored run skips the epochs that the original run may have used.
                 epoch=Epoch(max(newest.epoch, counters.get(EPOCH_FLOOR, 0))),
                 resume_step=newest.resume_step,
                 learner=newest.learner,

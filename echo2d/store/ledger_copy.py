@@ -6,8 +6,8 @@ made during the copy.
 
 A restored run must never be mistaken for the run that it was copied from. That run may have opened
 sessions and published versions after the copy: its learner knows a newer epoch, and its workers
-refuse publishes older than those that they know. So epochs and publish numbers of a restored ledger
-go on far above both.
+refuse publishes older than those that they know. So the epochs and publish numbers of a restored ledger
+continue far above those of that run.
 """
 
 import sqlite3
@@ -32,7 +32,7 @@ class LedgerFacts:
     checkpoint: int  # the learner may have to resume at this step
     committed: int  # the last committed step
     newest: int  # the last frozen or committed step; a learner can resume at it or below
-    versions: dict[str, bytes]  # by path, the digests of published versions that are not revoked
+    versions: dict[str, bytes]  # path -> digest, for published versions that are not revoked
 
 
 def copy_ledger(source: Path, target: Path) -> LedgerFacts:
@@ -66,8 +66,8 @@ def copy_database(source: Path, target: Path) -> None:
 def mark_restored(path: Path, *, age_s: float) -> None:
     """Raise the ledger's epoch and publish number above all that its run may have used since the copy.
 
-    age_s: the age of the copy. It is added, so that a second restore of one backup goes on above the
-    first one.
+    age_s: the age of the copy. It is added, so that a second restore of the same backup gets higher numbers
+    than the first.
     """
     with ledger_faults(path), closing(sqlite3.connect(path, isolation_level=None)) as connection:
         check_format(connection, path)

@@ -62,7 +62,7 @@ from echo2d.core.work.events import (
 from echo2d.errors import PeerFault
 from echo2d.store.row_sums import SummedSchema
 
-# Counters that `mark_restored` sets: epochs and publish numbers up to their values are used.
+# Counters that `mark_restored` sets: all epochs and publish numbers up to their values may be used already.
 EPOCH_FLOOR: Final = "epoch_floor"
 PUBLISH_FLOOR: Final = "publish_floor"
 SCHEMA_VERSION = 18

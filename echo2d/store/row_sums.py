@@ -1,4 +1,4 @@
-"""Checksums of the ledger's rows: they show whether the disk returns what was written, and what it does not.
+"""Checksums of the ledger's rows. They show whether the disk returns what was written, and which rows differ.
 
     SummedSchema    gives each table a column `sum`, and makes the parts of statements that write it; `damage` reads
                     everything and reports what is damaged: a page, the schema, or a row
@@ -53,7 +53,7 @@ class SummedSchema:
     """
 
     def __init__(self, schema: str, unsummed: Collection[str] = ()) -> None:
-        # By table, its columns without the sum, and those of its primary key.
+        # For each table: its columns without the sum, and the columns of its primary key.
         self._columns: dict[str, tuple[list[str], list[str]]] = {}
         self._unsummed = unsummed
         with closing(sqlite3.connect(":memory:")) as database:
@@ -78,7 +78,7 @@ class SummedSchema:
         return f"row_sum('{table}', {', '.join(values)})"
 
     def damage(self, connection: sqlite3.Connection) -> Iterator[Damage]:
-        """Yield each damage, while the caller asks for more.
+        """Yield every damage; the caller may stop early.
 
         The connection returns text that is not UTF-8 as bytes.
         """
@@ -175,7 +175,9 @@ def register(connection: sqlite3.Connection) -> None:
 
 
 def row_sum(*values: _Value) -> bytes:
-    """The sum of a table's name and a row's values. A whole number may come back from SQLite as a float: same sum."""
+    """The sum of a table's name and a row's values. A whole number, which SQLite may return as a float, has the
+    sum of that float.
+    """
     parts = []
     for value in values:
         match value:

@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from echo2d.tasks.environment import Environment, EnvironmentAnswer, Turn
 
-# The episode of an agent ends if the agent neither calls nor ends it for this long.
+# An agent's episode ends if the agent makes no call for this long.
 AGENT_SILENCE_S = 600.0
 
 
@@ -21,8 +21,8 @@ class Agents(Environment):
 
     rows: how many rows the agents have; a ticket names one of them. 0: agents choose by the ticket's
     seed. opening: the tokens that every call begins with; empty: the first token of the model's chat
-    template. stop_token_ids: end an answer, besides the model's own end tokens. silence_s: an episode
-    ends if its agent neither calls nor ends it for this long.
+    template. stop_token_ids: end an answer, besides the model's own end tokens. silence_s: an episode ends if
+    its agent makes no call for this long.
     """
 
     name = "agents"

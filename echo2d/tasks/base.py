@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 Split = Literal["train", "heldout"]
 
 REWARD_PARTS_MAX = 32  # named numbers of one reward
-TASK_NAME_CHARS_MAX = 64  # of a reward's part, a tag, an attachment or a row's key
-ATTACHMENTS_MAX = 16  # of one prompt
-# Of all attachments of one prompt: with 131,072 tokens they fit into one answer of a task's process, 1 MiB.
+TASK_NAME_CHARS_MAX = 64  # name of a reward's part, tag or attachment, or key of a row
+ATTACHMENTS_MAX = 16  # attachments of one prompt
+# Most bytes of one prompt's attachments. With 131,072 tokens they fit into one reply of a task's process, 1 MiB.
 ATTACHMENTS_BYTES_MAX = 480 << 10
 
 
@@ -65,7 +65,7 @@ class Answer:
     """One finished answer."""
 
     text: str  # without the end token
-    finish: "Finish"  # how it ended; all but "stop" and "stop_string" mean that it was cut off
+    finish: "Finish"  # how it ended; all except "stop" and "stop_string" mean that it was cut off
     tokens: int  # how many it has
 
 

@@ -3,12 +3,11 @@
     root, in our namespaces --unshare, bind mounts--> its files are readable
                             --setuid--> a user who can read little, for good
 
-A task runs as a user of its own. If Python or the task's files are in a home directory that other
-users may not enter, such as that of root on a rented box, the process gets its own view of the disk,
-in which that directory holds these files only. If the kernel does not allow this, or only its owner
-may read a file, the start fails with a sentence that says what to do. The process also gets its own
-small directories in place of those that all users may write to: files that it left there would belong
-to its user id, which another process gets later.
+A task runs as a user of its own. If Python or the task's files are in a home directory that other users may not
+enter, such as root's on a rented box, the process gets its own view of the disk, in which that directory holds
+these files only. If the kernel does not allow this, or a file is readable for its owner only, the start fails
+with a sentence that says what to do. The process also gets its own small directories in place of those that all
+users may write to: files that it left there would belong to its user id, which another process gets later.
 """
 
 import ctypes
@@ -54,7 +53,7 @@ def confine(
     # A current directory from before the confinement would be a way around it.
     os.chdir("/")
     if not limits["network"]:
-        # Only root may do this. For another user the call fails, and the network stays.
+        # Only root may take the network away. For another user the call fails, and the process keeps the network.
         libc().unshare(CLONE_NEWNET | CLONE_NEWIPC)
     own = str(Path(__file__).parents[2])
     pythons = (*sys.path, sys.prefix, sys.base_prefix)

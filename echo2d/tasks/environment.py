@@ -23,7 +23,7 @@ STATE_BYTES_MAX = 64 << 10  # it is stored after every turn of every episode
 
 
 class EpisodeLost(Exception):  # noqa: N818 - an outcome
-    """A process does not have the episode that it should continue, and there is no saved state."""
+    """A process should continue an episode that it does not have, and there is no saved state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Turn:
 
     messages: Sequence[Mapping[str, Any]] = ()  # the new ones only, each with "role" and "content"
     tokens: Sequence[int] = ()  # the new ones only
-    # The first turn alone has these three.
+    # Only the first turn has these three fields.
     tools: Sequence[Mapping[str, Any]] = ()  # JSON schemas of functions that may be called
     tags: Mapping[str, str] = field(default_factory=dict)  # facts that reach the metrics
     row: str = ""  # a name of the row that stays the same in all runs, if it has one
@@ -62,7 +62,7 @@ class EnvironmentAnswer:
 
     text: str  # without the end token and tool calls; empty if the environment is in tokens
     tool_calls: Sequence[ToolCall]
-    finish: "Finish"  # how it ended; all but "stop" and "stop_string" mean that it was cut off
+    finish: "Finish"  # how it ended; all except "stop" and "stop_string" mean that it was cut off
     tokens: Sequence[int]  # all of them, including the end token
 
 

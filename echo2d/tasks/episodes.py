@@ -7,8 +7,8 @@
 
 A step that was acknowledged is never executed again: the caller keeps the state that came with it.
 A step that was not acknowledged may be executed again, and its reply then says `again`. If several
-calls ran at the same time, it is unknown which of them ended the process. So each is made again
-alone, in a spare process, and the others are not delayed.
+calls ran at the same time, it is unknown which of them ended the process. So each of these calls is made again
+alone, in a spare process, where it delays no other call.
 
 Every fault ends the episode with a `TaskFailed`, never with a reward.
 """
@@ -29,7 +29,7 @@ from echo2d.tasks.process import TaskFailed, TaskProcess
 from echo2d.tasks.served_environment import CONTENT_CHARS_MAX, OPEN_EPISODES_MAX
 from echo2d.tasks.served_task import checked_tags, short_name
 
-EPISODE_RETRIES = 2  # of a call whose process died
+EPISODE_RETRIES = 2  # retries of a call whose process died
 
 log = logging.getLogger("echo2d.task")
 
@@ -42,7 +42,7 @@ class EpisodeTurn:
     # What `step` needs if the process ends; None: the episode ends with the process.
     state: bytes | None
     again: bool = False  # the call was made more than once
-    # Those of the first turn, as in `TaskPrompt`.
+    # The tags and the row of the first turn, as in `TaskPrompt`.
     tags: Mapping[str, str] = field(default_factory=dict)
     row: str = ""
     # Empty: `given` follows all tokens so far. Else `given` is the whole conversation, rendered again,
@@ -65,7 +65,7 @@ class StepCall:
 
     episode: int
     turns: int  # answers that were acknowledged before
-    state: bytes | None  # that of the last turn
+    state: bytes | None  # state of the last turn
     # All tokens of the newest branch before this answer, from the prompt on, packed int32. Not needed if
     # the environment is in tokens.
     transcript: bytes
@@ -79,7 +79,7 @@ class Seat:
     def __init__(self, process: TaskProcess, calls_max: int) -> None:
         self.process = process
         self.calls = asyncio.Semaphore(calls_max)
-        self.episodes: set[int] = set()  # those that the process has open
+        self.episodes: set[int] = set()  # episodes that the process has open
 
 
 class Episodes:
@@ -118,7 +118,7 @@ class Episodes:
         return self._malformed(episode)
 
     async def step(self, call: StepCall) -> EpisodeTurn | EpisodeEnd | TaskFailed:
-        """Take an answer. After anything but a turn the episode is over."""
+        """Take an answer. Unless an EpisodeTurn is returned, the episode is over."""
         transcript = call.transcript if self._pool.about.in_text else b""
         request = [
             *("step", call.episode, call.turns, call.state),
@@ -149,7 +149,7 @@ class Episodes:
     async def _call(self, episode: int, request: list[Any], *, lives_on: bool) -> tuple[Any, bool]:
         """The reply or TaskFailed, and whether the call was made more than once.
 
-        lives_on: it can be made again after its process died.
+        lives_on: the call can be made again after its process died.
         """
         if episode in self._under_way:
             return TaskFailed("error", f"episode {episode}: a call is under way"), False

@@ -1,7 +1,7 @@
 """The task "gym": problems that reasoning-gym generates, scored by their own generator.
 
 A generator makes problem i from (rng_seed, i), so nothing is stored. A held-out question never comes
-up in training: index i is the first of several candidates that is on the wanted side.
+up in training: problem i is the first of several candidates that is on the wanted side of the split.
 """
 
 from collections.abc import Mapping

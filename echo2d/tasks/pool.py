@@ -1,13 +1,13 @@
 """Runs a task in a pool of processes that can be killed.
 
-A call that raises, hangs, crashes, forks, prints without end or answers nonsense is an error of
-that one call. A process that did more than raise is killed with everything that it started. Calls
-queued behind the guilty one are sent again, to a fresh process.
+If a call raises, hangs, crashes, forks, prints without end or answers nonsense, only that call fails. If it did
+more than raise, its process is killed with everything that the process started. Calls that were queued behind
+the guilty one are sent again, to a fresh process.
 
-A task process has its own session, an empty environment, the kernel limits of `Limits`, and no open
-file but its socket and the three standard ones. It cannot gain privileges. Where the coordinator
-runs as root, it also has its own user id and no network; only then can it neither read the
-coordinator's files nor signal the coordinator.
+A task process has its own session, an empty environment, the kernel limits of `Limits`, and no open file except
+its socket and the three standard ones. It cannot gain privileges. If the coordinator runs as root, the task
+process also has its own user id and no network. Only then is it unable to read the coordinator's files and to
+signal the coordinator.
 
 Not here: the meaning of prompts and rewards (`base`), the life of one process (`process`), and the
 child's side of the socket (`pool_child`).
@@ -37,7 +37,7 @@ from echo2d.tasks.served_task import (
 
 # Calls sent at once to a process. Their replies fit into a socket buffer, so it never blocks on us.
 PIPELINED_MAX = 64
-# Calls of a concurrent process that are under way at once.
+# Most calls that are under way at once in a concurrent process.
 CONCURRENT_MAX = 64
 
 
@@ -77,12 +77,12 @@ class Limits:
     """The kernel's limits for a task process, and for each process that it starts."""
 
     memory_bytes_max: int = 4 << 30  # address space
-    file_bytes_max: int = 64 << 20  # of one file
+    file_bytes_max: int = 64 << 20  # bytes of one file
     files_max: int = 256  # open at once
-    # Of the task's user id, threads included. It applies only where we are root.
+    # Most processes of the task's user id, threads included. The limit applies only if we are root.
     processes_max: int = 256
-    cpu_s_max: int = 60  # of one call
-    # False takes the network away, but only where we are root.
+    cpu_s_max: int = 60  # CPU seconds of one call
+    # False takes the network away, but only if we are root.
     network: bool = False
     # Files and directories that the task needs, besides Python's and its own.
     read_paths: tuple[str, ...] = ()
@@ -96,7 +96,7 @@ class TaskPlace:
     environment: Mapping[str, str] | None = None
     # Relative paths in its options count from this folder.
     folder: Path = Path("/")
-    # Whole paths of folders with modules of the operator's.
+    # Absolute paths of folders with the operator's own modules.
     modules: tuple[Path, ...] = ()
 
 
@@ -106,7 +106,7 @@ class TextSettings:
 
     directory: a model's, with tokenizer.json. template: replaces its chat template. system: the
     first message, if not empty. options: further variables of the template. stops: texts that end an
-    answer. turns: "module:function", which makes the `TurnTexts` of an environment of `ModelFiles`.
+    answer. turns: "module:function", which makes the `TurnTexts` of an environment from `ModelFiles`.
     day: as in `ModelTexts`.
     """
 
@@ -121,12 +121,12 @@ class TextSettings:
 
 @dataclass(frozen=True, slots=True)
 class TaskIntroduction:
-    """What a task says of itself.
+    """What a task says about itself.
 
-    digest: of its data; empty if it has none. epoch_length: prompts after which they repeat; None:
-    it does not say. concurrent: its rewards or its turns are `async def`. in_text: echo2d makes its
-    tokens. environment: it is played in turns, by `Episodes`. turn_end: the special token that the
-    model's chat template puts behind an answer; None: none is known.
+    digest: of its data; empty if it has none. epoch_length: after this many prompts they repeat; None: the task
+    does not say. concurrent: its rewards or its turns are `async def`. in_text: echo2d makes its tokens.
+    environment: it is played in turns, by `Episodes`. turn_end: the special token that the model's chat
+    template puts behind an answer; None: none is known.
     """
 
     name: str
@@ -146,7 +146,7 @@ class TaskPool:
 
     task: a name in `registry.TASKS`, or "module:Class" of a module that this interpreter can
     import. options: keyword arguments of the class, plain values. timeout_s: of one call. texts:
-    for a task in text. told: a failure, as people read it.
+    for a task in text. told: puts a failure into words for people.
     """
 
     def __init__(
@@ -180,7 +180,7 @@ class TaskPool:
         self.take_over([make() for _ in range(processes)])
 
     def take_over(self, processes: Sequence[TaskProcess]) -> None:
-        """Ask these processes from now on."""
+        """Send all calls to these processes from now on."""
         self._processes = processes
         self._spares: list[TaskProcess] = []
         # Last in, first out: a light load keeps few processes busy, and the others never start.
@@ -214,7 +214,7 @@ class TaskPool:
         return b"".join(each.printed for each in self._processes).decode(errors="replace")
 
     def spare(self) -> TaskProcess:
-        """One process more, which no prompt or reward is asked of. `close` ends it, too."""
+        """Make one more process, which gets no calls for prompts and rewards. `close` ends it, too."""
         made = self._make()
         made.introduction = self._processes[0].introduction
         self._spares.append(made)
@@ -222,7 +222,7 @@ class TaskPool:
 
     @asynccontextmanager
     async def aside(self, processes: int) -> AsyncIterator[Self]:
-        """Another pool of the same task, for calls that must not wait behind those of this one."""
+        """Another pool of the same task, for calls that must not wait behind the calls of this pool."""
         made, others = copy.copy(self), [self._make() for _ in range(processes)]
         for process in others:
             process.introduction = self._processes[0].introduction
@@ -263,7 +263,7 @@ class TaskPool:
                     f"task {self._task} introduces itself wrongly: expected a string as name and "
                     "integers as stop_token_ids"
                 )
-        # Another process, or a later one, must not read other data: prompts are asked by number.
+        # Prompts are asked for by number, so every process, also a later one, must read the same data.
         for process in self._processes:
             process.introduction = introduction
         if self.about.concurrent:
@@ -297,7 +297,7 @@ class TaskPool:
         return parse_score(reply)
 
     async def expected(self, index: int) -> tuple[str | None, str] | TaskFailed:
-        """The expected answer to prompt `index`, if the task knows one, and where the prompt stands."""
+        """The expected answer to prompt `index`, if the task knows one, and where the prompt is from."""
         (reply,) = [reply async for reply in self._call([["expected", index]])]
         match reply:
             case TaskFailed():
@@ -330,8 +330,7 @@ class TaskPool:
                 yield packed if isinstance(packed, TaskFailed) else _CLOSED
                 done += 1
                 continue
-            # A process may answer only the first requests, if one of them cost its life. The loop
-            # sends the rest again.
+            # If one of the requests ends the process, the later ones get no reply. The loop sends these again.
             async with self._process() as process, aclosing(process.ask(packed)) as replies:
                 async for reply in replies:
                     yield _CLOSED if self._closed else reply
@@ -357,12 +356,12 @@ _CLOSED = TaskFailed("error", "the pool is closed")
 
 
 def _are_tokens(values: list[Any]) -> bool:
-    # Not `isinstance`: True and False are no tokens.
+    # `isinstance` would accept True and False, which are no tokens.
     return all(type(value) is int for value in values)
 
 
 def parse_prompt(reply: Any) -> TaskPrompt | TaskFailed:
-    """The prompt that a process made. It may be hostile, so what it checks itself counts for nothing."""
+    """The prompt that a process made. The process may be hostile, so its own checks do not count."""
     match reply:
         case TaskFailed():
             return reply
@@ -378,7 +377,7 @@ def parse_prompt(reply: Any) -> TaskPrompt | TaskFailed:
 
 
 def parse_score(reply: Any) -> Score | TaskFailed:
-    """What a process says that an answer or an episode is worth."""
+    """The score that a process gives an answer or an episode."""
     match reply:
         case TaskFailed():
             return reply
@@ -393,7 +392,7 @@ def parse_score(reply: Any) -> Score | TaskFailed:
 def _pack_next(requests: Sequence[object]) -> list[bytes] | TaskFailed:
     """Pack as many of the first requests as may be sent at once.
 
-    TaskFailed: already the first one is too long.
+    TaskFailed: even the first one is too long.
     """
     packed: list[bytes] = []
     size = 0

@@ -1,18 +1,19 @@
 """The process that runs a task. Its parent starts, limits and kills it (`process`, `pool`).
 
-Both speak over one socket, with a header and msgpack. The child answers requests one by one, in
-order, under their numbers; a task with `async def reward` answers as its rewards end:
+Parent and child exchange messages over one socket; a message is a header and msgpack. The child answers
+requests one by one, in order, each under its number. If the task has `async def reward`, a request is answered
+when its reward is ready:
 
     ["start", task, options, limits, uid, texts]  ->  ["ok", introduction]     once, before others
     ["prompt", index]                             ->  ["ok", [tokens, tags, row, attachments]]
                                                       or ["end", ""]
     ["reward", index, output, finish]             ->  ["ok", [value, parts]] or ["unjudged", reason]
 
-or ["error", reason], ["timeout", reason] or ["broken", reason]: an error after which this process
-should be killed. Tokens are packed int32. Prompts are not sent back with their answers: the task
-makes prompt `index` again if it is not among the last ones.
+or ["error", reason], or ["timeout", reason], or ["broken", reason] for an error after which this process should
+be killed. Tokens are packed int32. The parent does not send a prompt back with its answer: if prompt `index` is
+not among the last ones, the task makes it again.
 
-An environment has no prompts and rewards but episodes, under numbers of the parent:
+An environment has episodes instead of prompts and rewards; the parent numbers them:
 
     ["reset", episode, row, seed]                 ->  ["ok", [*turn, tags, row]] or ["end", ""]
     ["step", episode, turns, state, transcript, answer, finish]
@@ -22,17 +23,17 @@ An environment has no prompts and rewards but episodes, under numbers of the par
     turn: ["turn", given tokens, state or nil, why there is none, "" or "word: detail" of a branch]
     end:  ["end", value, parts, last word]
 
-turns: answers before this one. state: after these, for a process that does not have the episode;
-without one the reply is ["died", reason]. transcript: all tokens before the answer, if the environment
-is in text. A branch: the new messages cannot follow these tokens, so the given tokens are the whole
-conversation. ["no_continuation", "word: detail"]: that could not be made either. Every reply but "ok"
-ends the episode.
+turns: answers before this one. state: the state after these answers, for a process that does not have the
+episode; without a state such a process replies ["died", reason]. transcript: all tokens before the answer, if
+the environment is in text. A branch: the new messages cannot follow these tokens, so the given tokens are the
+whole conversation. ["no_continuation", "word: detail"]: the whole conversation could not be made either. Every
+reply except "ok" ends the episode.
 
     parent --SIGTERM, or its death--> guard --SIGKILL--> task process and all that it started
 
 The started process forks and stays behind as the guard. It runs none of the task's code, adopts the
-processes that the task process leaves, and ends when all of them are gone. So whatever a task
-starts, in whatever session, ends with it.
+processes that the task process leaves, and ends when all of them are gone. So every process that a task starts,
+in any session, ends with the task.
 
 The task's module is imported while the process still has the parent's user id, which can read the
 installation. Construction, prompts and rewards run under the task's user id.
@@ -73,7 +74,7 @@ if TYPE_CHECKING:
 TASK_START_S_MAX = 590.0
 TASK_MESSAGE_BYTES_MAX = 1 << 20  # a prompt and an answer of 100,000 tokens each fit
 TASK_REASON_CHARS_MAX = 500  # enough for the text of an exception; it ends up in logs
-# The length of the body, and the number of the request that it is, or that it answers.
+# The length of the body, and the number of the request; a reply has the number of its request.
 HEADER = struct.Struct(">II")
 LATE = "no answer in "
 NUMBER_MAX = (1 << 32) - 1
@@ -111,7 +112,7 @@ def guard(link: socket.socket) -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, wakes)
         os.setsid()
         return
-    # Only the child may hold the socket: its end must be the end of the file for the parent.
+    # Only the child may hold the socket, so that the parent reads the end of the file when the child ends.
     link.close()
     while os.getppid() == parent and signal.sigwait(wakes) == signal.SIGCHLD and not _ended(task):
         pass
@@ -153,7 +154,7 @@ class TaskServer:
         }
         self._allowed: int | None = None  # the last limit of CPU time, in seconds
         self._answering = False
-        self._complaint = ""  # of the call that is interrupted next
+        self._complaint = ""  # reason for the next interruption of a call
         self._copied = False
         os.register_at_fork(after_in_child=self._note_copy)
 
@@ -206,7 +207,7 @@ class TaskServer:
     def _interruptible(self, work: Coroutine[Any, Any, list[Any]]) -> Generator[Any, Any, Any]:
         """Await `work`. If it computes for too long without waiting, it is interrupted.
 
-        It has half of `timeout_s` at a time, because the time of all other calls passes too.
+        It may compute for half of `timeout_s` at a time, because meanwhile the time of all other calls passes too.
         """
         go_on: Callable[[Any], Any] = work.send
         value: Any = None
@@ -245,7 +246,7 @@ class TaskServer:
         match request:
             case ["start", task, options, limits, uid, texts]:
                 self._limits = limits
-                # After all installed modules, because a file there must not replace a library.
+                # These folders come after all installed modules, because a file in them must not replace a library.
                 sys.path += limits["modules"]
                 make = _import(task)
                 # The model is read while this process may still read all files.
@@ -314,7 +315,7 @@ class TaskServer:
         self._copied = True
 
     def _end_copies(self) -> None:
-        """End this process if it is a fork that the task made: only the original answers."""
+        """End this process if it is a fork that the task made: only the original process may answer."""
         if self._copied:
             os._exit(0)
 

@@ -37,7 +37,7 @@ from echo2d.tasks.pool_child import (
 )
 from echo2d.tasks.user_ids import BorrowedUser
 
-OUTPUT_BYTES_MAX = 1 << 20  # stdout and stderr of one call; all but the first lines are dropped
+OUTPUT_BYTES_MAX = 1 << 20  # stdout and stderr of one call; only the first lines are kept
 # The process itself interrupts a call that is not over in time, and goes on. If the call cannot be
 # interrupted, the process is killed this much later.
 GRACE_S = 1.0
@@ -76,9 +76,9 @@ class TaskFailed:
 class TaskProcess:
     """See the module docstring.
 
-    start_request: makes the first request to every fresh process, which names its task and its user id: that of a
-    `BorrowedUser` if we are root, else None, our own user. timeout_s: for one request. environment: all of its
-    environment variables. folder: the process's current directory.
+    start_request: makes the first request to every fresh process. The request names the task and the process's
+    user id: that of a `BorrowedUser` if we are root, else None for our own. timeout_s: for one request.
+    environment: all environment variables of the process. folder: the process's current directory.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class TaskProcess:
         self._asked = 0
 
     async def ask(self, requests: Sequence[bytes]) -> AsyncGenerator[Any, None]:
-        """Yield replies as they come, to all requests, or to the first ones if the process ends.
+        """Yield the replies as they come. If the process ends early, only the first requests have replies.
 
         The last one is then a TaskFailed.
         """
@@ -126,7 +126,7 @@ class TaskProcess:
         if not sound and self._child is child:
             await self.kill()
         if not sound and reply.kind == "timeout":
-            # The process reports a late call itself. It did not, so a call blocks it, perhaps another one.
+            # The process itself would report a late call. It did not, so some call blocks it, perhaps another one.
             return TaskFailed("died", f"the process was blocked: {reply.reason}")
         return reply
 
@@ -153,7 +153,9 @@ class TaskProcess:
         return introduction
 
     async def _make_ready(self) -> TaskFailed | None:
-        """Start the process if none runs. Returns None if it runs now, or why not; no call is to blame."""
+        """Start the process if none runs. Returns None if it runs now, else the reason why not, for which no
+        call is to blame.
+        """
         if self._child is not None and self._child.link.fault is not None:
             await self.kill()
         if self._child is not None:

@@ -45,12 +45,12 @@ from echo2d.texts.tool_calls import END_THINK, THINK
 if TYPE_CHECKING:
     from echo2d.core.protocol.control_messages import Finish
 
-OPEN_EPISODES_MAX = 1024  # of one process, each with an instance of the environment
+OPEN_EPISODES_MAX = 1024  # episodes of one process, each with an instance of the environment
 IDLE_INSTANCES_MAX = 64  # kept for the next episodes
-GIVEN_TOKENS_MAX = 1 << 17  # of one turn: 512 KiB in a message
+GIVEN_TOKENS_MAX = 1 << 17  # tokens of one turn: 512 KiB in a message
 # The longest content of a message after the first turn. Longer tool output is cut here, before it fills the context.
 CONTENT_CHARS_MAX = 1 << 15
-CAUSE_CHARS_MAX = 200  # of the reason why a state cannot be saved, or why a branch begins
+CAUSE_CHARS_MAX = 200  # text that says why a state cannot be saved, or why a branch begins
 
 
 class ReadCall(Protocol):
@@ -109,7 +109,7 @@ class OpenEpisode:
 
 
 class ServedEnvironment:
-    """See the module docstring. first: an instance. make: another one.
+    """See the module docstring. first: an instance of the environment. make: makes another one.
 
     OperatorFault: it needs a model.
     """
@@ -131,7 +131,7 @@ class ServedEnvironment:
             self._system = model.system
 
     def introduction(self) -> list[Any]:
-        """As for `ServedTask`."""
+        """See `ServedTask.introduction`."""
         about = self._about
         return [
             str(about.name),
@@ -270,7 +270,7 @@ class ServedEnvironment:
         try:
             return self._reply(played, self._texts.following([*transcript, *answer], messages))
         except NoContinuation as fault:
-            # A fault in the environment's messages would stay in a branch.
+            # A branch would not remove a fault in the environment's messages.
             if fault.reason == "messages":
                 raise
             return self._reply(played, _whole_again(self._texts, played.said, fault), fault)

@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from echo2d.core.protocol.control_messages import Finish
     from echo2d.texts.turns import TurnTexts
 
-# The learner refuses larger ones: their squares would not be finite in float32.
+# The learner refuses larger rewards, because their squares would not be finite in float32.
 _REWARD_MAX = 1e15
 TAGS_MAX = 16  # facts of one prompt
-TURN_TEXTS = "echo2d.tasks.served_task:make_turn_texts"  # of environments in text
+TURN_TEXTS = "echo2d.tasks.served_task:make_turn_texts"  # texts of environments in text
 NEEDS_MODEL = "a task in text needs a model with tokenizer.json and a chat template"
 
 
@@ -53,7 +53,7 @@ class ModelFiles:
     system: str  # the first message of every prompt; empty: none
     options: Mapping[str, Any]  # further variables of the template
     stops: Sequence[str] = ()  # texts that end an answer
-    # As in `TextSettings`.
+    # These are as in `TextSettings`.
     turns: str = TURN_TEXTS
     day: str = ""
 
@@ -110,7 +110,7 @@ class TaskTexts:
     def answer(self, tokens: Sequence[int], finish: "Finish") -> Answer:
         """The text of the tokens, up to the first stop string.
 
-        ValueError: `finish` says that it ends at a stop string, and it has none.
+        ValueError: by `finish` the text ends at a stop string, but it has none.
         """
         text = self._texts.decode(tokens[:-1] if finish == "stop" else tokens)
         ends = [place for stop in self._stops if (place := text.find(stop)) >= 0]
@@ -197,7 +197,7 @@ class ServedTask:
         prompt = self._prompt(index)
         if index == 0 and self._tokens(self._task.prompt(0)) != self._tokens(prompt):
             raise OperatorFault(
-                "prompt(0) gives another prompt at each call; expected the same one: seed what is drawn with the index"
+                "prompt(0) gives another prompt at each call; expected the same one: seed random choices with the index"
             )
         find = getattr(self._task, "expected", None)
         text = None if find is None or self._texts is None else getattr(find(prompt), "text", None)

@@ -18,11 +18,12 @@ from typing import BinaryIO
 
 from echo2d.errors import OperatorFault
 
-# systemd leaves the first range unused (containers have no other ids), and subordinate ids begin above the second one.
+# systemd leaves the first range unused, and a container may have no higher ids. Subordinate ids begin above the
+# second range.
 TASK_UIDS = (*range(65520, 65534), *range(66000, 67000))
 LOCKS = Path("/run/echo2d/task-users")
 _UID_MAP = Path("/proc/self/uid_map")
-# As this user, kill all that it may kill. No fork escapes, because the kernel signals all processes at once.
+# Kill, as this user, all processes that it may kill. No fork escapes, because the kernel signals all processes at once.
 _END_ALL = (
     "import os, sys; uid = int(sys.argv[1]); "
     "os.setgroups([]); os.setgid(uid); os.setuid(uid); os.kill(-1, 9)"
@@ -74,7 +75,7 @@ def processes_of(uid: int) -> list[int]:
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # ended meanwhile
-            # The owner of the folder would not do: it is root if the process is not dumpable.
+            # The owner of the folder may be another user: it is root if the process is not dumpable.
             status = (folder / "status").read_text()
             runs = "State:\tZ" not in status and f"\nUid:\t{uid}\t" in status
             found += [int(folder.name)] if runs else []

@@ -42,7 +42,7 @@ def templates_of(files: Mapping[str, bytes], settings: Mapping[str, Any]) -> dic
 
 
 def compiled(template: str, day: str) -> Template:
-    """Compile a template. day: the one that `strftime_now` formats, such as 2026-11-28; empty: today.
+    """Compile a template. day: the day that `strftime_now` formats, such as 2026-11-28; empty: today.
 
     TemplateError: it is not a template.
     """

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from echo2d.texts.model_texts import ModelTexts
 
-# Most tokens held back. A character has at most four bytes, so tokens that are not text by then never will be.
+# Most tokens held back. A character has at most four bytes, so tokens that are still not text will never be.
 UNREADABLE_TOKENS_MAX = 8
 
 

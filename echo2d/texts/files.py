@@ -16,7 +16,7 @@ TEXT_FILES = (*TOKEN_FILES, CLASS_FILE)
 
 
 def read_text_files(directory: Path) -> dict[str, bytes]:
-    """Read those of TEXT_FILES that a model's directory has. Blocking.
+    """Read the files of TEXT_FILES that a model's directory has. Blocking.
 
     OperatorFault: one of them cannot be read.
     """
@@ -28,8 +28,8 @@ def read_text_files(directory: Path) -> dict[str, bytes]:
 
 
 def token_files(directory: Path) -> dict[str, bytes]:
-    """All that decides which tokens a text has: those of TOKEN_FILES that a model's directory has, and the keys of its
-    config.json that name the tokenizer's class. Blocking.
+    """All that decides which tokens a text has: the files of TOKEN_FILES that a model's directory has, and the
+    keys of its config.json that name the tokenizer's class. Blocking.
 
     OperatorFault: one of them cannot be read.
     """

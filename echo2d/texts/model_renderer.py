@@ -54,7 +54,7 @@ def model_renderer(
         ]
         if wanted != [_prompt(usual, messages) for messages in _ASKED]:
             return None
-        # Control tokens in messages are encoded as plain text. The renderer's own tokens must not change by that.
+        # Control tokens in messages are encoded as plain text. The renderer's own tokens must stay the same.
         for words in (frozenset(texts.added.values()), control):
             careful = made(words)
             if _made_by(careful) == _made_by(usual):

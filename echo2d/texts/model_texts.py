@@ -19,9 +19,9 @@ from echo2d.errors import Fault
 from echo2d.texts.chat_template import compiled, render, templates_of
 from echo2d.texts.tokenizer_files import load_tokenizer
 
-# Of a rendered template; a request has at most 1 MiB.
+# Most characters of a rendered template; a request has at most 1 MiB.
 PROMPT_CHARS_MAX = 4 << 20
-# Characters of a template's own error message.
+# Most characters of a template's own error message.
 TEMPLATE_WORDS_MAX = 300
 
 
@@ -36,7 +36,7 @@ class UnusableText(Fault):
 class ModelTexts:
     """The tokenizer and chat template of one snapshot.
 
-    files: the content of the TEXT_FILES that the snapshot has. template: replaces its own one.
+    files: the content of the TEXT_FILES that the snapshot has. template: replaces the snapshot's own template.
     day: the day that counts as today in the template, such as 2026-11-28; empty: today.
     context_max: most tokens of prompt and output together; None if the snapshot does not say.
     OperatorFault: the snapshot's tokenizer cannot be read.
@@ -127,8 +127,8 @@ class ModelTexts:
 def _bytes_per_token(tokenizer: Mapping[str, Any], added: Sequence[AddedToken]) -> int | None:
     """The most bytes of a text that one token covers; None if they are not known.
 
-    They are known if nothing of a text is changed, dropped or cut off before the merges: in a byte-level
-    BPE without normalizer. In its vocabulary every byte is one character.
+    They are known for a byte-level BPE without normalizer, because it does not change, drop or cut off anything
+    before the merges. In its vocabulary every byte is one character.
     """
     model = tokenizer["model"]
     steps = tokenizer.get("pre_tokenizer") or {}

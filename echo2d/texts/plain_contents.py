@@ -3,10 +3,10 @@
     messages --template--> whole text --> the template's own pieces | texts of messages
                                               with control tokens   |  as plain text
 
-A message is a stranger's text: a tool's output may contain "<|im_end|>". The template's own
-"<|im_end|>" becomes a control token, that of a message becomes ordinary tokens. If no message holds
-the text of a control token, the whole is tokenized in one piece, as in every other program.
-In a tool's output, words of the template's frame such as "</tool_response>" are plain text too.
+A message is a stranger's text: a tool's output may contain "<|im_end|>". The template's own "<|im_end|>"
+becomes a control token; an "<|im_end|>" in a message becomes ordinary tokens. If no message holds the text of a
+control token, the whole is tokenized in one piece, as in every other program. In a tool's output, words of the
+template's frame such as "</tool_response>" are plain text too.
 Not here: rendering, and the order of messages.
 """
 
@@ -20,7 +20,7 @@ from typing import Any
 
 from echo2d.texts.model_texts import ModelTexts, UnusableText
 
-# A longer tool's output that consists of such texts only would take seconds.
+# Most cuts in a piece. A tool's output with more texts of control tokens would take seconds.
 CUTS_MAX = 4096
 
 

@@ -53,9 +53,9 @@ def _difference(ours: ModelTexts, theirs: Any, messages: list[dict[str, Any]]) -
     except UnusableText as fault:
         return f"transformers renders a prompt where {fault.detail}"
     if text != expected:
-        return f"a prompt begins {text[:_SHOWN]!r}, and that of transformers {expected[:_SHOWN]!r}"
+        return f"a prompt begins {text[:_SHOWN]!r}; transformers begins it {expected[:_SHOWN]!r}"
     tokens = ours.encode(text, special=False)
     ids = theirs.encode(text, add_special_tokens=False)
     if tokens != ids:
-        return f"a prompt has the tokens {tokens[:_SHOWN]}, and that of transformers {ids[:_SHOWN]}"
+        return f"a prompt has the tokens {tokens[:_SHOWN]}; with transformers it has {ids[:_SHOWN]}"
     return ""

@@ -3,7 +3,7 @@
     rendering of (conversation, answer, new messages) = prompt | answer | given
 
 The given text is cut out of the rendering of an example conversation, at an answer that marks the
-place. It is right for every conversation only if the template appends, so that is probed first.
+place. It is right for every conversation only if the template appends to earlier text, which is probed first.
 Spaces around an answer do not count: templates strip them, but the tokens of an answer stay.
 Not here: tokens, and conversations.
 """

@@ -1,9 +1,9 @@
 """Reads the tokenizer of a model's directory as `transformers` 5 reads it, without importing it. Blocking.
 
 `tokenizer.json` is not all of a tokenizer: other files of the directory name its special tokens and add tokens, some
-classes replace the file's pipeline by their own (`tokenizer_classes.json`, made by tools/tokenizer_classes.py), and
-its truncation and padding are settings of its last user, which are dropped.
-The steps follow `AutoTokenizer.from_pretrained` of transformers 5.23, for a local directory with a `tokenizer.json`.
+classes replace the file's pipeline by their own (`tokenizer_classes.json`, made by tools/tokenizer_classes.py),
+and its settings of truncation and padding, which its last user chose, are dropped. The steps follow
+`AutoTokenizer.from_pretrained` of transformers 5.23, for a local directory with a `tokenizer.json`.
 Not here: chat templates, and the reading of the files.
 """
 
@@ -72,8 +72,7 @@ def _class_of(settings: Mapping[str, Any], config: Mapping[str, Any], built: byt
     own = settings.get("tokenizer_class") or config.get("tokenizer_class")
     name = str(own or "").removesuffix("Fast")
     misnamed = model in known["misnamed"] or config.get("model_name") in known["misnamed"]
-    # A class of its own that `transformers` makes the same of as a plain file, if the file splits
-    # into bytes.
+    # `transformers` makes the same of this class as of a plain file if the file splits into bytes.
     if name == "LlamaTokenizer" and not misnamed and b'"ByteLevel"' in built:
         return ""
     if own and of_model and of_model != name:
@@ -202,7 +201,7 @@ def _rebuilt(
     cls: Mapping[str, Any],
     args: Mapping[str, Any],
 ) -> tuple[dict[str, Any], Tokenizer]:
-    """The document with the pipeline of the class instead of its own, and its tokenizer without added tokens.
+    """The document, whose pipeline is replaced by that of the class, and its tokenizer without added tokens.
 
     tokenizer: of the file; it must not be used afterwards.
     """

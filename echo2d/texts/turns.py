@@ -2,11 +2,11 @@
 
     first prompt | answer (written) | given | answer (written) | given | ...
 
-The next prompt is the last one, the tokens that the model wrote, and a rendering of the new
-messages only. Nothing that an engine has read or written is ever tokenized again, because a text
-does not determine the tokens that it came from. The *given* tokens begin with those that the chat
-template puts after an answer (its end token if the model did not write it, then often an end of
-line), and end where the next answer begins.
+The next prompt consists of the last prompt, the tokens that the model wrote, and a rendering of the new
+messages only. Nothing that an engine has read or written is ever tokenized again, because a text does not
+determine the tokens that it came from. The *given* tokens begin with those that the chat template puts after an
+answer (its end token if the model did not write it, then often an end of line), and end where the next answer
+begins.
 
 A template that changes earlier text, for example by dropping the reasoning of earlier answers, is
 found by `template_probe` and refused: NoContinuation. If the package `renderers` knows the model, it

@@ -1,23 +1,23 @@
-"""Shows when far-away rollouts are cheaper than a data centre: in a sentence, and as a map of the saving."""
+"""Shows when rollouts on far-away workers are cheaper than in a data centre: in a sentence, and as a map."""
 
 from pathlib import Path
 
 from echo2d.plan.fleet.break_even import BreakEven
 
-# What ECHO-2 reports: 33.3 to 36.3 % saved. Its rollouts' share is inferred from its ablation without cost-awareness
-# (docs/measurements/capacity.md); the price ratio then follows from the saving.
+# ECHO-2 reports a saving of 33.3 to 36.3 %. The share of its rollouts is inferred from its ablation without
+# cost-awareness (docs/measurements/capacity.md); the price ratio then follows from the saving.
 PAPER_SAVING, PAPER_SHARE = 0.345, 0.66
-POINTS = 201  # of the map, each way
+POINTS = 201  # points of the map in each direction
 
 
 def break_even_sentence(compared: BreakEven) -> str:
-    """What a data centre would cost, and up to which prices it is more expensive than this run."""
+    """Says what a data centre would cost, and up to which prices this run is cheaper."""
     saving, least = compared.saving, compared.rollout_share_min
     turns = compared.synchronous_usd
     first = (
         f"a data centre takes {compared.centralized_usd:,.3f} usd a step"
         f"{'' if turns is None else f' ({turns:,.3f} if it generates and trains by turns)'}: this is {abs(saving):.1%} "
-        f"{'cheaper' if saving >= 0 else 'dearer'}; rollouts are {compared.rollout_share:.0%} of its "
+        f"{'cheaper' if saving >= 0 else 'more expensive'}; rollouts are {compared.rollout_share:.0%} of its "
         f"bill, and a trajectory here costs {compared.price_ratio:.2f} times what it costs there"
     )
     if compared.price_ratio_max <= 0:
@@ -27,7 +27,7 @@ def break_even_sentence(compared: BreakEven) -> str:
 
 
 def draw_map(compared: BreakEven, path: Path) -> None:
-    """A map of the saving over the rollouts' share and the price ratio; it marks this run and the paper's."""
+    """Draw the saving over the rollouts' share and the price ratio, and mark this run and that of the paper."""
     # matplotlib is imported here because only this function needs it, and its import is slow.
     import numpy as np
     from matplotlib.figure import Figure
@@ -39,7 +39,7 @@ def draw_map(compared: BreakEven, path: Path) -> None:
     levels = list(range(-100, 101, 10))
     filled = axes.contourf(100 * shares, ratios, saving, levels, cmap="RdYlGn", extend="both")
     even = axes.contour(100 * shares, ratios, saving, [0.0], colors="black", linewidths=2)
-    axes.clabel(even, fmt=lambda _: "as dear as a data centre")
+    axes.clabel(even, fmt=lambda _: "costs as much as a data centre")
     lines = axes.contour(
         100 * shares, ratios, saving, [20, 40, 60, 80], colors="#444444", linewidths=0.6
     )

@@ -96,7 +96,7 @@ def workers_table(found: Forecast) -> Table:
 
 def _broadcast_line(found: Forecast) -> Text:
     times = found.broadcast
-    # Which workers pass versions on; the line says nothing about it if all of them do.
+    # The line says which workers pass versions on, unless all of them do.
     only = {
         "all": "",
         "unmetered": "; metered workers only receive",

@@ -1,7 +1,7 @@
-"""Orders about workers, given to a running coordinator: cordon, uncordon, drain.
+"""Gives a running coordinator orders about workers: cordon, uncordon, drain.
 
-Workers are named as `echo2d status` shows them, or by the beginning of their id. `drain_and_wait`
-orders the drain again after a restart of the coordinator, because a coordinator forgets drains.
+A worker is named as in `echo2d status`, or by the beginning of its id. A coordinator that restarts forgets drains, so
+`drain_and_wait` then gives its order again.
 """
 
 import asyncio
@@ -14,10 +14,10 @@ from echo2d.core.status.schema import PeerStatus, Status, WorkerStatus
 from echo2d.errors import OperatorFault, PeerFault
 from echo2d.views.watch import Find
 
-# A coordinator may be away this long, for example while it restarts.
+# The coordinator may be away for this long, for example while it restarts.
 PATIENCE_S = 60.0
 _LOOK_S = 1.0  # seconds between two looks at workers that drain
-# A name with fewer characters is not taken for the beginning of an id.
+# The beginning of an id needs at least this many characters.
 _ID_CHARS_MIN = 4
 _NAMES_MAX = 12  # in an error
 
@@ -48,7 +48,8 @@ async def drain_and_wait(
 ) -> list[dict[str, Any]]:
     """Drain these workers and wait until all have ended. tell: gets a line at every change.
 
-    within_s: after this time their samples go to other workers. Returns the outcome for each: ended or called off.
+    within_s: after this time the samples that are left go to other workers. Returns for each worker whether it ended
+    or its drain was called off.
     """
     loop = asyncio.get_running_loop()
     async with await _client(find) as client:
@@ -68,8 +69,8 @@ async def drain_and_wait(
                 peer = peers.get(worker)
                 if peer is not None:
                     seen_at[worker] = loop.time()
-                # A restarted coordinator knows only workers that have connected again. A worker
-                # that has not connected for 60 s counts as ended.
+                # A coordinator that was restarted knows only the workers that have connected again. A worker that has
+                # not connected for 60 s counts as ended.
                 elif loop.time() < seen_at[worker] + 60.0:
                     continue
                 words, outcome = _progress(peer)
@@ -90,7 +91,7 @@ async def drain_and_wait(
 
 
 def _progress(peer: PeerStatus | None) -> tuple[str, str]:
-    """A line about a draining worker, and the outcome of the drain; empty: it goes on."""
+    """A line about a draining worker, and the outcome of its drain; the outcome is empty while the drain goes on."""
     if peer is None or peer.state == "gone":
         return "ended", "ended"
     if not peer.cordoned:
@@ -106,7 +107,7 @@ async def _order(
     try:
         return await client.order_worker(worker, order, hand_over=hand_over)
     except PeerFault as fault:
-        # No such worker, or a token with another role: this is the operator's mistake.
+        # The worker does not exist, or the token has another role: the operator made a mistake.
         raise OperatorFault(str(fault)) from fault
 
 
@@ -136,7 +137,7 @@ def _find(peers: Sequence[PeerStatus], name: str) -> tuple[str, str]:
     found = [peer for peer in peers if peer.name == name]
     if not found and len(name) >= _ID_CHARS_MIN:
         found = [peer for peer in peers if peer.id.startswith(name)]
-    # A new box often has the name of one that is gone, so workers that are here take precedence.
+    # A new box often has the name of a box that is gone, so workers that are not gone take precedence.
     here = [peer for peer in found if peer.state != "gone"] or found
     if len(here) == 1:
         return here[0].id, here[0].name

@@ -1,7 +1,7 @@
-"""Draws what the owner of boxes may see of a run: the owner's own boxes, and the run's progress.
+"""Draws what the owner of some boxes may see of a run: these boxes, and the run's progress.
 
-It draws an `OwnStatus` (`core/status/schema.py`). Names come from other machines and are shown as
-text, never as markup.
+The module draws an `OwnStatus` (`core/status/schema.py`). Names come from other machines and are shown as text, never
+as markup.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,7 +38,7 @@ def is_own(facts: Mapping[str, Any]) -> bool:
 
 
 def print_own_status(facts: Mapping[str, Any]) -> None:
-    """Print the answer of `GET /v1/status/own`. PeerFault: facts is no such answer."""
+    """Print the answer of `GET /v1/status/own`. PeerFault: facts is not an answer of that endpoint."""
     plain_console().print(own_picture(read_own_status(facts)))
 
 
@@ -63,7 +63,7 @@ def own_picture(status: OwnStatus) -> RenderableType:
     for peer in status.peers:
         parts += [Text.assemble(("  ! ", "bold yellow"), words) for words in _sentences(peer)]
     parts += [
-        Text(f"  {peer} enrolled with this token, but has not come since the coordinator started")
+        Text(f"  {peer} enrolled earlier, but has not connected since the coordinator started")
         for peer in status.absent
         if peer not in status.convicted
     ]

@@ -1,5 +1,5 @@
-"""One line at the bottom of a terminal that shows what a program does, with a bar; log lines scroll
-above it. It is shown only if stderr is a terminal.
+"""A line at the bottom of a terminal that shows what a program does, with a bar. Log lines scroll above it. The line is
+shown only if stderr is a terminal.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ class ProgressLine:
         self._live = live
 
     def show(self, words: str, share: float | None) -> None:
-        """share: how much of the work is done; None: not known, so no bar is shown."""
+        """Show these words. share: how much of the work is done; None: it is not known, so no bar is shown."""
         line = Text(words, no_wrap=True, overflow="ellipsis")
         if share is not None:
             line = Text.assemble((bar(share, 1.0), "cyan"), f" {share:4.0%}  ", line)
@@ -33,7 +33,7 @@ class ProgressLine:
 
 @contextmanager
 def progress_line(console: Console | None = None) -> Iterator[ProgressLine | None]:
-    """The line, until the block ends; None: stderr is no terminal."""
+    """Show the line until the block ends. Yields None if stderr is no terminal."""
     console = console or Console(stderr=True, highlight=False)
     if not console.is_terminal:
         yield None

@@ -1,4 +1,4 @@
-"""Draws a run's results: samples, scores of versions, what the audit found, and the closing lines of `echo2d run`."""
+"""Draws the results of a run: samples, scores of versions, what the audit found, and the last lines of `echo2d run`."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -153,7 +153,7 @@ def _share(part: int, whole: int) -> str:
 def closing_lines(metrics: Path, run_dir: Path, steps: int) -> Iterator[str]:
     """The closing lines: steps, scores, and where the model is.
 
-    metrics: the learner's metrics.jsonl, which may be missing. steps: after this many the run ends.
+    metrics: the learner's metrics.jsonl, which may be missing. steps: the run ends after this many steps.
     """
     step, first, last = 0, dict[str, dict[str, Any]](), dict[str, dict[str, Any]]()
     with suppress(OSError), metrics.open() as lines:

@@ -1,6 +1,6 @@
-"""Shows the result of `echo2d simulate` to people: a fleet as `echo2d plan` shows it, a broadcast in sentences.
+"""Shows the result of `echo2d simulate` to people: a fleet as in `echo2d plan`, a broadcast in sentences.
 
-It reads the object that `--json` prints, and decides nothing.
+The module reads the object that `--json` prints, and decides nothing.
 """
 
 from collections.abc import Mapping
@@ -81,15 +81,15 @@ def _fleet_lines(facts: Mapping[str, Any]) -> list[str]:
         + (f" for {facts['seed_usd']:,.2f} usd" if facts["seed_usd"] else "")
         + f"; workers passed on {facts['relayed_gb']:,.1f} GB",
         (
-            f"changes  {facts['activation_changes']:,} of the active workers that were not necessary; "
-            f"hosts that the learner lost: {facts['learner_losses']:,}"
+            f"changes  the active workers were changed without need {facts['activation_changes']:,} times; "
+            f"the learner lost its host {facts['learner_losses']:,} times"
         ),
     ]
     if "slots_busy" in facts:
         lines.append(
             f"tools    {facts['episodes_parked']:,.1f} episodes waited for one on average; slots were busy "
-            f"{facts['slots_busy']:.1%} of the time; {facts['stayed']:.1%} of the episodes that could went on "
-            f"where they were; {facts['prefill_ratio']:.2f} times the tokens needed were read"
+            f"{facts['slots_busy']:.1%} of the time; {facts['stayed']:.1%} of the turns that could stay at their "
+            f"worker did; workers read {facts['prefill_ratio']:.2f} times the tokens needed"
         )
     return lines
 

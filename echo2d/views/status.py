@@ -1,7 +1,7 @@
-"""Draws the status of a run for a terminal: training, workers, the version that spreads, alerts.
+"""Draws the status of a run for a terminal: training, workers, the version that is being sent, alerts.
 
-It draws a `Status` (`core/status/schema.py`) and makes no request. Names and texts that come from other
-machines are shown as text, never interpreted as markup.
+The module draws a `Status` (`core/status/schema.py`) and makes no request. Names and texts that come from other
+machines are shown as text, never as markup.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -40,7 +40,7 @@ COLOURS = {"joined": "green", "suspected": "yellow", "gone": "red"}
 def print_status(facts: Mapping[str, Any], *, only: str = "") -> None:
     """Print the answer of `GET /v1/status` in a few lines. only: as in `status_picture`.
 
-    PeerFault: facts is no such answer.
+    PeerFault: facts is not an answer of that endpoint.
     """
     console = plain_console()
     lines = console.height if console.is_terminal else None
@@ -48,9 +48,9 @@ def print_status(facts: Mapping[str, Any], *, only: str = "") -> None:
 
 
 def narrowed(facts: Mapping[str, Any], only: str, *, must: bool = False) -> Mapping[str, Any]:
-    """The answer with only the workers, or an owner's boxes, that match `only`, as in `status_picture`.
+    """The answer with only those workers or boxes that match `only`, as in `status_picture`.
 
-    OperatorFault: with `must`, none matches.
+    OperatorFault: `must` is set and none matches.
     """
     if not only:
         return facts
@@ -88,18 +88,17 @@ def status_picture(
 ) -> RenderableType:
     """The whole picture. lines: height of the terminal; workers that do not fit are only counted.
 
-    width: of the terminal; columns that do not fit are left out. only: part of the name, the id or the
-    state of the workers to show.
+    width: width of the terminal; columns that do not fit are left out. only: part of the name, the id or the state of
+    the workers to show.
     """
     sentences, faults = status.attention, status.faults[-5:]
     egress, room = [*_costs(status), *_egress(status)], None
     if lines is not None:
         # A terminal shows up to 8 alerts; other output shows all of them.
         sentences = sentences[:8]
-        # A picture has 22 lines besides workers, alerts and faults; a long bottleneck takes four of
-        # them.
+        # Besides workers, alerts and faults a picture has 22 lines. Four of them are room for a long bottleneck.
         others = 22 + len(egress) + len(sentences) + len(faults)
-        # At least this many workers are shown, however small the terminal is.
+        # At least 4 workers are shown, however small the terminal is.
         room = max(4, lines - others)
     parts: list[RenderableType] = [
         _main_numbers(status, tokens_per_s, width),
@@ -178,7 +177,7 @@ def _tiles(status: Status, tokens_per_s: float | None, width: int) -> Table:
 
 
 def _step(status: Status) -> str:
-    """The committed step, the number of steps, and the time that the remaining ones will take."""
+    """The committed step, the number of steps of the run, and the time that the remaining steps will take."""
     steps, eta_s = status.learner.steps, status.learner.eta_s
     if steps is None:
         return f"{status.committed_step} committed"
@@ -194,7 +193,7 @@ def _provision(status: Status) -> Iterable[RenderableType]:
         here = [worker for worker in status.workers if worker.state == "joined"]
         working = sum(worker.active for worker in here)
         aim = provision.mu_target
-        aimed = "" if aim is None else f" of {per_h(aim)} that are aimed at"
+        aimed = "" if aim is None else f"; the target is {per_h(aim)}"
         words = (
             f"{working} of {len(here)} workers work, "
             f"{per_h(provision.mu_pool)} trajectories/h{aimed}"
@@ -281,7 +280,7 @@ def _evaluating(status: Status) -> Iterable[Text]:
 
 
 def _playing(status: Status) -> Iterable[Text]:
-    """The episodes that no worker writes at present: they wait for their environment or for a slot."""
+    """The episodes that wait for their environment or for a slot, so that no worker writes them at present."""
     for task in status.tasks:
         if task.episodes is not None:
             yield Text.assemble(_label(task.name or "environment"), episodes_words(task.episodes))
@@ -312,9 +311,9 @@ def _auditing(status: Status) -> Iterable[Text]:
     audit = status.audit
     if audit is None:
         return
-    learns = f", limits learnt to {audit.learnt:.0%}" if audit.learnt < 1 else ""
+    learns = f", {audit.learnt:.0%} of the limits learnt" if audit.learnt < 1 else ""
     if audit.learnt_mixed is not None and audit.learnt_mixed < 1:
-        learns += f", of mixed KV to {audit.learnt_mixed:.0%}"
+        learns += f", {audit.learnt_mixed:.0%} of those for mixed KV"
     delay = "" if audit.delay_s is None else f", a verdict takes {seconds(audit.delay_s)}"
     yield Text.assemble(
         _label("audit"),
@@ -338,7 +337,7 @@ def _spreading(status: Status) -> Iterable[Text]:
         _label(f"version {broadcast.version}"),
         (bar(verified, count), "green" if verified == count else "cyan"),
         f"  verified by {verified} of {count}",
-        f", {bytes_sent} in a {broadcast.shape or 'plan to come'}",
+        f", {bytes_sent} in a {broadcast.shape or 'plan that is not made yet'}",
         "" if predicted_s is None else f", predicted {seconds(predicted_s)}",
         "" if waiting is None else f"; version {waiting} waits",
     ]
@@ -356,10 +355,10 @@ def _is_meant(only: str, worker: WorkerStatus | OwnPeerStatus) -> bool:
 def workers_table(
     status: Status, *, rows: int | None = None, width: int = PLAIN_COLUMNS, only: str = ""
 ) -> Table:
-    """The workers, and how much of the spreading version each has.
+    """The workers, and how much each has of the version that is being sent.
 
-    If not all fit, workers in trouble come first. No word and no number is cut: less important columns
-    are left out. width, only: as in `status_picture`.
+    If not all workers fit, those in trouble come first. If not all columns fit, the less important ones are left out.
+    No word and no number is cut. width, only: as in `status_picture`.
     """
     wanted = [worker for worker in status.workers if _is_meant(only, worker)]
     # Workers that have been gone for 600 s are only counted: spot boxes come and go all day.
@@ -449,14 +448,14 @@ def columns_of(status: Status) -> list[str]:
 
 
 def trouble(worker: WorkerStatus) -> tuple[bool, bool, int, str]:
-    """A sort key: silent workers first, then by lag; workers that are gone come last."""
+    """A sort key: silent workers come first, then the others by lag; workers that are gone come last."""
     lag = worker.lag
     # A worker that serves no version has no lag, and ranks as if it lagged most.
     return (worker.state == "gone", worker.alive, -(1 << 30 if lag is None else lag), worker.name)
 
 
 def running_word(worker: WorkerStatus) -> str:
-    """Running samples, usable slots, and the slots that the worker offers if these are more."""
+    """The running samples and the usable slots; if the worker offers more slots than are usable, also that number."""
     offered = f" of {worker.slots}" if worker.usable < worker.slots else ""
     return f"{worker.running}/{worker.usable}{offered}"
 
@@ -487,7 +486,7 @@ def worker_cells(worker: WorkerStatus) -> dict[str, Text]:
 
 
 def _refit(pause_s: float | None, recompute_s: float | None) -> str:
-    """The pause, and the time for computing KV caches again, if there was any."""
+    """The pause of a refit, and the time in which KV caches were computed again, if there was any."""
     return f"{seconds(pause_s)} + {seconds(recompute_s)}" if recompute_s else seconds(pause_s)
 
 
@@ -500,7 +499,7 @@ def _makes(worker: WorkerStatus) -> Text:
 
 
 def _reward(worker: WorkerStatus) -> Text:
-    """The worker's mean reward, and how much it is above that of others on the same prompts."""
+    """The worker's mean reward, and by how much it exceeds that of other workers on the same prompts."""
     if worker.reward is None:
         return Text("-")
     above = "" if worker.reward_above is None else f" {worker.reward_above:+.2f}"
@@ -539,7 +538,7 @@ def _fault(fault: FaultStatus) -> Text:
 
 
 def bar(part: float, whole: float, cells: int = 24) -> str:
-    """A progress bar; it is empty if there is no whole."""
+    """A progress bar; it is empty if the whole is 0."""
     filled = round(cells * min(1.0, part / whole)) if whole else 0
     return "█" * filled + "░" * (cells - filled)
 
@@ -565,7 +564,7 @@ def per_h(mu: float) -> str:
 
 
 def age(value: float) -> str:
-    """A time span in whole units, such as how long ago something was."""
+    """A time span in whole units, for example how long ago something happened."""
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
         if value >= 2 * length:
             return f"{value / length:.0f} {unit}"
@@ -588,7 +587,7 @@ class TokenRate:
         self._rate = 0.0
 
     def update(self, tokens: int, now: float) -> float:
-        # Fewer tokens than before mean that the coordinator restarted its count: the interval is skipped.
+        # If there are fewer tokens than before, the coordinator has restarted its count, and the interval is skipped.
         if self._last is not None and now > self._last[1] and tokens >= self._last[0]:
             measured = (tokens - self._last[0]) / (now - self._last[1])
             self._rate += 0.2 * (measured - self._rate)

@@ -15,7 +15,7 @@ def trial_lines(trial: Mapping[str, Any]) -> Iterator[str]:
             f"{name} {'any number' if count is None else f'{count:,}'}"
             for name, count in trial["held_out"].items()
         ]
-        yield f"Held out, in questions: {', '.join(parts)}"
+        yield f"Questions that are held out: {', '.join(parts)}"
         yield ""
     for word, texts in (
         ("PROBLEM", trial["problems"]),
@@ -24,12 +24,12 @@ def trial_lines(trial: Mapping[str, Any]) -> Iterator[str]:
     ):
         yield from (f"{word}: {text}" for text in texts)
     if not trial["problems"]:
-        yield "Nothing keeps the run from starting."
+        yield "The run can start: no problem was found."
     yield ""
 
 
 def _of_task(task: Mapping[str, Any]) -> Iterator[str]:
-    questions = "without end" if task["questions"] is None else f"{task['questions']:,} in an epoch"
+    questions = "unlimited" if task["questions"] is None else f"{task['questions']:,} in an epoch"
     network = "with the network" if task["network"] else "without the network"
     yield f"Task {task['name']} ({task['kind']}): prompts {questions}; it runs {network}."
     yield f"The longest of the first prompts has {task['longest']:,} tokens."

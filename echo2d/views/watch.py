@@ -1,8 +1,7 @@
 """`echo2d status --watch`: shows the status again and again, across restarts of the coordinator.
 
-On a terminal the picture is redrawn in place; elsewhere each interval prints a plain block, or one
-line with `as_json`. If the first request gets no answer, that is the operator's mistake. A later
-request without an answer is shown as a pause.
+On a terminal the picture is redrawn in place. Elsewhere each interval prints a plain block, or one line with `as_json`.
+If the first request gets no answer, the watch ends with an OperatorFault. If a later one gets none, a pause is shown.
 """
 
 import asyncio
@@ -22,9 +21,9 @@ from echo2d.core.status.schema import OwnStatus, Status
 from echo2d.views.own_status import is_own, own_picture
 from echo2d.views.status import TokenRate, age, narrowed, plain_console, status_picture
 
-# Wait this long for one answer: a person waits at the terminal.
+# Wait at most this long for one answer, because a person waits at the terminal.
 ANSWER_S = 5.0
-# A single status waits this much longer, because the coordinator may just be starting.
+# A single status repeats its request for this long, because the coordinator may just be starting.
 WATCH_PATIENCE_S = 5.0
 
 # Finds the URL and the token file of the coordinator. OperatorFault: no coordinator runs.
@@ -55,10 +54,10 @@ class Asker:
         await self._close()
 
     async def status(self) -> dict[str, Any]:
-        """The answer as JSON; with a worker's token, facts about its own boxes only.
+        """The answer as JSON; with a worker's token it has only the boxes of that token.
 
-        Away: no answer came now, but there was one before. OperatorFault: there never was one, or
-        the coordinator does not accept the token.
+        Away: this request got no answer, but an earlier one did. OperatorFault: no request ever got an answer, or the
+        coordinator does not accept the token.
         """
         try:
             facts = await self._ask(await self._present())
@@ -83,7 +82,7 @@ class Asker:
             return await client.status()
 
     async def _present(self) -> AsyncCoordinator:
-        """A client for the coordinator's present address: a restarted one may listen elsewhere."""
+        """A client for the coordinator's present address; after a restart the address may be another one."""
         try:
             at = await asyncio.to_thread(self._find)
         except OperatorFault as fault:
@@ -117,7 +116,7 @@ class Screen:
         self._live.stop()
 
     def show(self, facts: Mapping[str, Any], *, now: float) -> None:
-        """Show a fresh answer; `now` is monotonic seconds. PeerFault: it is not a status."""
+        """Show a new answer; `now` is monotonic seconds. PeerFault: the answer is not a status."""
         self._answered_at = now
         if self._as_json:
             print(json.dumps(narrowed(facts, self._only)), flush=True)
@@ -148,7 +147,7 @@ class Screen:
     def _draw(
         self, status: Status | OwnStatus, tokens_per_s: float | None, away: Text | None = None
     ) -> None:
-        """Draw on the terminal. away: a line above the last status, while there is no answer."""
+        """Draw on the terminal. away: the line that is shown above the last status while no answer comes."""
         picture = self._picture(status, tokens_per_s, self._console.height - (away is not None))
         self._live.update(picture if away is None else Group(away, picture), refresh=True)
 
@@ -173,7 +172,7 @@ async def status_once(find: Find) -> dict[str, Any]:
 
 
 async def typed_status_once(find: Find) -> Status:
-    """The same as a `Status`. PeerFault: a key is missing."""
+    """One answer, as a `Status`. PeerFault: a key is missing."""
     return read_status(await status_once(find))
 
 

@@ -8,7 +8,7 @@ const LEFT = 44, RIGHT = 10, TOP = 8, BOTTOM = 18;
 const TICKS_Y = 4, TICK_WIDTH = 90;
 const NAME_CHARS = 20;
 
-// Lines of one chart, each with a colour and dashes of its own.
+// The kinds of lines in one chart. Each kind has its own colour and dashes.
 export const KINDS = ["", "second", "third", "fourth", "fifth"];
 
 const short = name => name.length > NAME_CHARS ? `${name.slice(0, NAME_CHARS - 1)}\u2026` : name;
@@ -22,7 +22,7 @@ export function ticks(low, high, wanted) {
   return {step, at: found};
 }
 
-// The lowest and the highest value, with some room at both ends; a flat line comes out in the middle.
+// The lowest and the highest value, with some room at both ends. A flat line is drawn in the middle.
 export function span(values, {floor = null, ceiling = null} = {}) {
   let low = Infinity, high = -Infinity;
   for (const value of values) { if (value < low) low = value; if (value > high) high = value; }
@@ -33,7 +33,7 @@ export function span(values, {floor = null, ceiling = null} = {}) {
   return [low === floor ? low : low - room, high === ceiling ? high : high + room];
 }
 
-// The mean of the last `width` values at each point: a smoother line.
+// A smoother line: at each point the mean of the last `width` values.
 export function smoothed(points, width) {
   const found = [], window = [];
   let sum = 0;
@@ -47,8 +47,8 @@ export function smoothed(points, width) {
 }
 
 export class Chart {
-  // show: formats a value. floor: the axis begins here unless values are lower. ceiling: the same at its upper end.
-  // named: values are shown in a row of their own, with the names of their lines.
+  // show: formats a value. floor: the axis begins here unless values are lower. ceiling: the axis ends here unless
+  // values are higher. named: values are shown in a row of their own, with the names of their lines.
   constructor(title, {show, floor = null, ceiling = null, named = false}) {
     this.show = show;
     this.named = named;

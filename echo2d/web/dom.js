@@ -24,7 +24,7 @@ function fitted(node, attributes, children) {
   return node;
 }
 
-// A bar that shows a share. words: the same for screen readers.
+// A bar that shows a share. words: the text for screen readers.
 export function bar(share, words, kind = "") {
   const fill = made("i");
   fill.style.width = `${(100 * Math.max(0, Math.min(1, share))).toFixed(1)}%`;

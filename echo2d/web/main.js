@@ -9,14 +9,14 @@ import {Tree} from "./tree.js";
 import {Workers} from "./workers.js";
 
 const POLL_MS = 2000;
-// Wait this long after a request without an answer; a coordinator that restarts is away for seconds.
+// After a request without an answer wait this long, because a coordinator that restarts is away for seconds.
 const RETRY_MS = 3000;
 const TOKENS_WINDOW_S = 20;
-// The browser's names for the errors of an answer that did not come, or was cut off.
+// The browser's names for the errors of a request whose answer did not come or was cut off.
 const AWAY = ["TypeError", "SyntaxError", "TimeoutError", "AbortError"];
 const THEMES = ["auto", "light", "dark"];
 
-// All that is known of the run. status: the last one; seen: its number; age: its age in seconds.
+// Everything that is known about the run. status: the newest status; seen: its number; age: its age in seconds.
 const page = {role: null, seen: 0, age: 0, now: null, status: null, workers: [], history: new History(), evaluations: [], tokens_per_s: null, looks: [], stripe: 0};
 page.tree = new Tree({open: id => table.open(id), choose: stripe => { page.stripe = stripe; page.tree.plan(null); soon(); }});
 const table = new Workers(page), samples = new Samples();
@@ -80,7 +80,7 @@ function take(seen, status) {
   page.status = status;
   const {columns, rows} = status.workers;
   page.workers = rows.map(row => Object.fromEntries(columns.map((name, at) => [name, row[at]])));
-  // Alerts are found by the peer's id, because a peer may have another one's name.
+  // The alerts of a peer are found by its id, because two peers may have the same name.
   status.alerts_of = id => status.alerts.filter(alert => alert.peer === id).map(alert => alert.sentence);
 }
 

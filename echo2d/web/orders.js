@@ -11,7 +11,7 @@ const ORDERS = {
   uncordon: "It works again; a drain that has not ended is called off.",
 };
 
-// The buttons for this worker. A viewer sees instead which token is needed.
+// The buttons for this worker. A viewer sees no buttons, but is told which token is needed.
 export function orders(worker, role) {
   if (role !== "operator") return [made("p", {class: "dim"}, "To take it out of service, log in with an operator's token.")];
   const said = made("p", {role: "status"}), asked = made("div", {class: "row"});

@@ -59,7 +59,7 @@ const CHARTS = {
   t_bcast: new Chart("T_bcast, publish to serving, s", {show: seconds, floor: 0}),
   step: new Chart("Duration of a step, s", {show: seconds, floor: 0, named: true}),
 };
-// Not every run has these charts: each is shown once it has a value.
+// Each of these charts is shown once it has a value, because not every run has them.
 const OPTIONAL = ["evals", "parts", "tags", "entropy", "kl", "grad_norm"];
 // The smallest width and the gap of charts and of tiles, in px. page.css has the same gaps.
 const CHART = [336, 24], TILE = [135, 10];
@@ -85,7 +85,7 @@ function balance(id, [least, gap]) {
   }
 }
 
-// A line for each name in a column of the history, whose cells are values by name. The newest names are taken.
+// A line for each name in a column of the history. A cell of the column has values by name. The newest names are taken.
 function lines(history, column) {
   const names = new Set();
   for (const step of [...history.steps].reverse()) for (const name of Object.keys(step[column] ?? {})) if (names.size < KINDS.length) names.add(name);
@@ -171,7 +171,7 @@ function provision({provision: {activation, bottleneck, mu_pool, mu_target, why}
   const sentence = `${bottleneck.text}.`;
   if (activation !== "auto") return sentence;
   const here = workers.filter(worker => worker.state === "joined"), working = here.filter(worker => worker.active);
-  const aimed = mu_target === null ? "" : ` of ${perHour(mu_target)} that are aimed at`;
+  const aimed = mu_target === null ? "" : `; the target is ${perHour(mu_target)}`;
   return `${sentence} ${working.length} of ${here.length} workers work, ${perHour(mu_pool)} trajectories/h${aimed}${why && `; ${why}`}`;
 }
 
@@ -252,7 +252,7 @@ export function drawRest(page) {
   const wanted = capacity.estimates, known = each => each === null ? null : each;
   fill("capacity", facts([
     ["made by the active", rate(capacity.mu_pool)], ["the learner needs", rate(capacity.mu_min)],
-    ["aimed at", capacity.mu_target === null ? null : rate(capacity.mu_target)], ["all that are here", rate(capacity.mu_available)],
+    ["the target", capacity.mu_target === null ? null : rate(capacity.mu_target)], ["all that are here", rate(capacity.mu_available)],
     ["bubble now, predicted", `${percent(capacity.bubble, 1)}, ${percent(capacity.bubble_predicted, 1)}`],
     ["T_train", known(wanted.t_train_s) && seconds(wanted.t_train_s.value)], ["an answer takes", known(wanted.t_gen_s) && seconds(wanted.t_gen_s.value)],
     ["thrown away", known(wanted.discarded) && percent(wanted.discarded.value, 1)], ["changes of the active set", capacity.activation === "auto" ? count(capacity.changes) : null],

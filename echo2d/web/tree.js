@@ -1,7 +1,7 @@
 // The present broadcast: how much each peer of the plan has received, and from which peer it receives.
 //
-// Up to LIST_MAX peers are shown as an indented list, with a bar and a rate each; more peers as squares, with a band
-// for each hop from the seed. A rate is what arrived between two answers of the coordinator.
+// Up to LIST_MAX peers are shown as an indented list, each with a bar and a rate. More peers are shown as squares, with
+// a band for each hop from the seed. A rate covers the time between two answers of the coordinator.
 
 import {bar, fill, made, $} from "./dom.js";
 import {bytes, long, percent, seconds} from "./format.js";

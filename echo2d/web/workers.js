@@ -20,7 +20,7 @@ export function state(worker) {
   return worker.leaving ? "leaving" : worker.active ? "joined" : "standby";
 }
 
-// The pause, and the time for computing KV caches again.
+// The pause of a refit, and the time in which KV caches were computed again.
 export const refit = (pause, recompute) => seconds(pause) + (recompute ? ` + ${seconds(recompute)}` : "");
 
 function reward({reward: mean, reward_above: above}) {
@@ -28,7 +28,7 @@ function reward({reward: mean, reward_above: above}) {
   return number(mean, 2) + (above === null ? "" : ` (${above < 0 ? "" : "+"}${number(above, 2)})`);
 }
 
-// The slots that the worker may use, and those that it offers if these are more.
+// The slots that the worker may use; if it offers more, also that number.
 const slotsOf = worker => worker.usable < worker.slots ? `${worker.usable} of ${worker.slots}` : String(worker.slots);
 
 const makes = worker => worker.mu === null || worker.state === "gone" ? NONE : `${worker.mu_sd === null ? "~" : ""}${perHour(worker.mu)}`;

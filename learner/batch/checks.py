@@ -1,10 +1,10 @@
 """Check a batch of the coordinator before it is trained.
 
 The learner trusts nothing: `faults` checks every span of every trajectory (I1, I5), and a group
-with a fault is refused, never trained. An answer ends with written tokens; before them
-some may be given, which are context for the model but not part of the loss. With `masks`, I1 holds
-for each token: a group is accepted if any of its tokens is fresh enough, and its stale tokens are
-context too. Not here: how a batch is laid out (`packing`).
+with a fault is refused, never trained. Tokens of an answer are written or given; the last one is
+always written. Given tokens are context for the model but not part of the loss. With `masks`, I1 holds
+for each token: a group is accepted if at least one of its tokens is fresh enough, and its stale tokens
+are context too. Not here: how a batch is laid out (`packing`).
 """
 
 from collections import Counter
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from echo2d.client import Batch, Group, PeerFault, Span, Trajectory
 
-# A softmax in float32 gives 0 for less likely tokens, so no engine draws them.
+# A float32 softmax gives probability 0 to a token with a lower logprob, so no engine draws it.
 _LOGPROB_MIN = -104.0
 # Values of `finish` for answers that were cut off.
 CUT_OFF = ("length", "context")
@@ -181,9 +181,9 @@ def _trajectory_fault(trajectory: Trajectory, step: int, rules: BatchRules) -> s
     if not abs(trajectory.reward) <= 1e15:
         return f"its reward is {trajectory.reward}"
     written = [(span.start, span.end) for span in trajectory.spans]
-    # If one of the two lists is out of order, so is the result.
+    # If one of the two lists is out of order, the merged list is out of order too.
     pieces = list(merge(written, trajectory.given))
-    # They cover the tokens if each begins where the one before ends, so that edges come in equal pairs.
+    # The pieces cover the tokens if each begins where the one before ends, so that edges come in equal pairs.
     edges = [0, *chain(*pieces), length]
     if edges[::2] != edges[1::2] or any(start >= end for start, end in pieces):
         given = " and given tokens" if trajectory.given else ""

@@ -8,11 +8,12 @@ steps.
     micro-batch  one row. All ranks run their first one together, then their second one, and so on, so
                  these are of about one cost: each step of the ranks waits for its slowest row
 
-A model that cannot keep the answers of a row apart gets a row for each, padded to the longest of its
-micro-batch. The same batch always gives the same layout. Answers without a token in the loss are left out.
+If the model cannot keep the answers of a row apart, each answer gets its own row, padded to the longest
+answer of its micro-batch. The same batch always gives the same layout. Answers without a token in the loss
+are left out.
 
-Given tokens, and those that are too old, are read as context; they have no entry in n, so nothing that is
-computed for n (log p, ratios, means, scores) is computed for them. Branches of an episode share its
+Given tokens, and tokens that are too old, are read as context. They have no entry in n, so log p, ratios,
+means and scores are not computed for them. Branches of an episode share its
 advantage, and together they have the weight of one answer.
 
 Suffixes of names: b = rows of a micro-batch, t = positions, p = pieces, n = answer tokens in the loss, in
@@ -50,7 +51,7 @@ class PackedAnswer:
     advantage: np.float32
     temperature: float = 1.0
     prompt: int = 1  # how many of the tokens are the prompt, which is the same in the whole group
-    # Tokens in the loss of all branches of its episode; 0: it has no other branch.
+    # How many tokens all branches of its episode have in the loss; 0: its episode has no other branch.
     episode_tokens: int = 0
     first: bool = True  # whether it is the first of these branches in the batch
 
@@ -109,7 +110,7 @@ class MicroBatch:
 
     @property
     def places(self) -> NDArray[np.int64]:
-        """The indices of all tokens but padding, among those of all rows."""
+        """The indices, counted over all rows, of the tokens that are not padding."""
         return np.flatnonzero(np.arange(self.tokens_bt.shape[1]) < self.lengths_b[:, None])
 
 
@@ -363,7 +364,7 @@ def _answer(
         staleness[span.start : span.end] = (step - 1) - span.version
     if not counts.any():
         return None
-    # Tokens after the last one in the loss are left out: attention is causal, so no other token sees them.
+    # Tokens after the last token in the loss are left out: attention is causal, so no token in the loss sees them.
     end = int(counts.nonzero()[0][-1]) + 1
     counts, staleness = counts[:end], staleness[:end]
     return PackedAnswer(

@@ -46,8 +46,8 @@ class BatchPrefetch:
     def wait(self, step: int, alive: Callable[[], float | None]) -> Batch | None:
         """Return the batch of a step that was requested, or None if the learner is to stop.
 
-        An exception of `take` is raised here. `alive` is called at once and then again after the
-        seconds that it returns (None: not again).
+        An exception of `take` is raised here. While this waits it calls `alive`, which returns the seconds
+        until its next call (None: it is not called again).
         """
         while not self.stopped:
             if (found := self._found[step]) is not None:

@@ -69,7 +69,7 @@ def facts_of(
 ) -> dict[str, str | int]:
     """The facts of the log line. The coordinator's line with the same digest names the groups.
 
-    steps: of the run. eta_s: seconds until its end.
+    steps: number of the run's last train step. eta_s: seconds until then.
     """
     kl_base = row["kl_base"]
     return {
@@ -116,7 +116,7 @@ def _lengths(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def _by_task(batch: Batch) -> dict[str, dict[str, Any]]:
-    """For each task: groups, mean reward, its parts, lengths, and mean rewards by the prompts' tags."""
+    """For each task: groups, mean reward, means of the reward's parts, lengths, and mean rewards by prompt tag."""
     tasks: dict[str, list[Group]] = {}
     for group in batch.groups:
         tasks.setdefault(group.trajectories[0].task, []).append(group)

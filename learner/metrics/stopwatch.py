@@ -7,7 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 
-WAIT, TRAIN = "wait", "train"  # for batches; forward, backward and optimizer
+WAIT, TRAIN = "wait", "train"  # waiting for batches; forward, backward and optimizer
 
 
 class Stopwatch:
@@ -33,8 +33,8 @@ class Stopwatch:
         return lap
 
     def shares(self) -> dict[str, float]:
-        """Shares of T_train, which is the time of all laps except waiting; largest first. All but
-        "train" is overhead.
+        """Shares of T_train, which is the time of all laps except waiting; largest first. All
+        except "train" is overhead.
         """
         worked = {doing: seconds for doing, seconds in self._whole.items() if doing != WAIT}
         total = sum(worked.values())

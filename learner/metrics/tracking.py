@@ -6,7 +6,7 @@ if configured.
 
 A full metrics.jsonl becomes metrics.1.jsonl, and a new one is begun.
 Tracking never stops or delays training. A failure (full disk, no network, broken package) is logged,
-and the row is missing there. The learner waits for boards only when it closes, for _CLOSE_S. A
+and the file or the board lacks the row. The learner waits for boards only when it closes, for _CLOSE_S. A
 missing package is an OperatorFault at the start. A step that is trained again after a crash has two
 rows, of which the last one counts.
 """
@@ -30,9 +30,9 @@ from echo2d.extras import install_command
 # Failures in a row after which a board is closed: a full disk may recover, a broken package will not.
 TRACKER_FAILURES_MAX = 5
 QUEUE_MAX = 1024  # rows waiting for a board: minutes of a fast run, days of a slow one
-# Of metrics.jsonl and of metrics.1.jsonl, which hold a hundred thousand train steps each.
+# The most bytes of metrics.jsonl, and of metrics.1.jsonl: each holds a hundred thousand train steps.
 METRICS_BYTES_MAX = 256 << 20
-_CLOSE_S = 20.0  # at the end of a run, to show the waiting rows
+_CLOSE_S = 20.0  # seconds at the end of a run to show the waiting rows
 
 Row = tuple[int, Mapping[str, float], "SampleTable"]
 # One row for each sample; SAMPLE_COLUMNS names its cells.
@@ -51,8 +51,8 @@ class Board(Protocol):
 
 
 class Tracking:
-    """Writes rows to the file and to all boards. makers: by name; each is called in its board's
-    thread, at the first row.
+    """Writes rows to the file and to all boards. makers: a constructor of each board, by name; it is
+    called in the board's thread, at the first row.
     """
 
     def __init__(self, out_dir: Path, makers: Mapping[str, Callable[[], Board]]) -> None:

@@ -1,10 +1,10 @@
-"""Attention within the pieces of a row: products with other answers' tokens are not even computed.
+"""Attention within the pieces of a row: products between tokens of different answers are never computed.
 
 A row holds the answers of a micro-batch, one after the other. `Pieces` says which tokens each of them reads: its
 context, if it has one (a copy of its prompt that several answers share), and itself, up to the present token.
 With CUDA and 16-bit numbers one call of a varlen flash-attention kernel computes a whole row. Elsewhere pieces of
-similar length go through SDPA together, padded to the longest of them; long ones after a context or with a window
-are cut into blocks of queries, so that hardly any unused pair is computed.
+similar length go through SDPA together, padded to the longest of them. Pieces after a context, or longer than the
+window, are cut into blocks of queries, so that hardly any unused pair is computed.
 
 transformers calls `attend` in every layer of a model whose attention is NAME.
 
@@ -30,7 +30,7 @@ from torch.nn import functional
 from echo2d.learner.batch.packing import Pieces
 
 NAME = "echo2d_pieces"
-# Queries in a block: with more there are fewer calls, with fewer there are fewer unused pairs.
+# Queries in a block. Larger blocks need fewer calls; smaller blocks compute fewer unused pairs.
 QUERIES = 256
 WITHOUT = ("softcap", "s_aux", "position_bias", "cache")  # features that `attend` does not have
 
@@ -162,7 +162,7 @@ class AttentionPlans:
         return whole if back_t is None else whole.index_select(0, back_t)
 
     def _on_device(self, window: int | None, device: torch.device) -> Any:
-        """The calls with tensors, not arrays, and the index of each token's output among theirs (None: its own)."""
+        """The calls, with tensors in place of arrays, and what `_way_back` returns for them."""
         if (made := self._made.get((window, device))) is None:
             calls = _calls(self._pieces, window)
             made = self._made[window, device] = (
@@ -197,7 +197,7 @@ def _calls(pieces: Pieces, window: int | None) -> list[_Call]:
         for alike in _alike(whole, key=lambda piece: piece[1])
         for queries in [_padded([start + np.arange(tokens) for start, tokens in alike])]
     ]
-    # In each call the number of keys before the block is the same, so that one mask fits all.
+    # All blocks of a call have the same number of keys before them, so that one mask fits all.
     by_before: dict[int, list[Any]] = defaultdict(list)
     for block in blocks:
         by_before[len(block[1]) - len(block[0])].append(block)
@@ -213,8 +213,7 @@ def _alike(items: Sequence[Any], *, key: Callable[[Any], int]) -> list[list[Any]
     found: list[list[Any]] = []
     for item in sorted(items, key=key, reverse=True):
         longest = key(found[-1][0]) if found else 0
-        # Pieces go together if the shortest has this share of the longest one's tokens, or lacks so
-        # few.
+        # An item joins a group if it has at least 80 % of the longest item's length, or is at most 8 shorter.
         if found and key(item) >= min(0.8 * longest, longest - 8):
             found[-1].append(item)
         else:
@@ -263,11 +262,11 @@ def _way_back(calls: Sequence[_Call], device: torch.device) -> Tensor | None:
 class VarlenRow:
     """A row in the form that varlen kernels take."""
 
-    keys_k: Tensor | None  # the indices of all keys, piece by piece; None: those of the row itself
+    keys_k: Tensor | None  # indices of all keys, piece by piece; None: the row's tokens in order
     # [p + 1], int32: where the queries, and the keys, of each piece begin.
     query_bounds: Tensor
     key_bounds: Tensor
-    # Of the longest piece.
+    # The most queries, and the most keys, of any piece.
     queries_longest: int
     keys_longest: int
 

@@ -1,7 +1,8 @@
 """What a learner keeps of a train step that it left: the optimizer steps that were applied.
 
-A checkpoint holds it as plain values. The learner that resumes trains only the other groups of the
-batch, but reports about all groups to the coordinator and the metrics, except for the routers' load.
+A checkpoint holds it as plain values. A learner that resumes trains only the groups that those steps did
+not cover. Its report to the coordinator and its metrics cover all groups; only the routers' load covers
+just the groups that it trained itself.
 """
 
 from collections.abc import Callable
@@ -12,8 +13,8 @@ from echo2d.client import TrajectoryScore
 from echo2d.learner.metrics.staleness import SUMS, Tally, empty_tally
 from echo2d.learner.ranks.ranks import Ranks
 
-# Called on all ranks before each micro-batch, with the number of micro-batches done, of those in the
-# step, and of optimizer steps applied. Returns whether the ranks leave the step.
+# Called on all ranks before each micro-batch, with three numbers: micro-batches done, micro-batches in the
+# step, and optimizer steps applied. Returns whether the ranks leave the step.
 Leaves = Callable[[int, int, int], bool]
 
 
@@ -22,7 +23,7 @@ class BegunStep:
     """The optimizer steps that are applied, over all ranks."""
 
     parts: int  # number of these optimizer steps
-    groups: frozenset[int]  # that they trained, or skipped as poison
+    groups: frozenset[int]  # the groups that they trained, or skipped as poison
     norm: float  # the largest gradient norm
     poisoned: int
     operations: float  # of forward and backward
@@ -53,8 +54,8 @@ class BegunStep:
     def tally_of(self, staleness_max: int, ranks: Ranks) -> Tally:
         """What this rank adds to the tally of the parts that are trained now.
 
-        The tally is that of all ranks, so the first rank adds it and the others add nothing. A tally of
-        another staleness bound, or of a build with other sums, does not fit and is left out.
+        The kept tally already covers all ranks, so only the first rank adds it. A tally of another
+        staleness bound, or of a build with other sums, does not fit and is left out.
         """
         count, kept = staleness_max + 1, self.tally
         if not ranks.leads or kept.sums_s.shape != (len(SUMS), count):

@@ -1,9 +1,9 @@
 """Floating-point operations of a train step, for MFU (model FLOPs utilization, arXiv 2204.02311, appendix B).
 
-A token takes 2 operations forward and 4 backward for each weight of the layers' matrices that it passes through. With
-experts, only those count that the token is sent to. Attention adds 4 forward and 8 backward for each pair of tokens
-and channel of the queries; only pairs that are read count. The head counts for answer tokens only, because it is run
-only for these. Operations that the backward pass repeats do not count.
+A token takes 2 operations forward and 4 backward for each weight of the layers' matrices that it passes through. Of
+the experts, only those that the token is sent to count. Attention adds 4 forward and 8 backward for each channel of
+the queries and each pair of tokens of which one reads the other. The head counts for answer tokens only, because it
+runs only for these. Operations that the backward pass repeats do not count.
 """
 
 from collections.abc import Sequence

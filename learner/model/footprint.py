@@ -1,8 +1,8 @@
 """Find the memory of a train step by running it on tensors that have a shape and no numbers.
 
 The model's own code runs, sharded over the ranks: its layers, what they keep for the backward pass, logprobs in
-blocks, AdamW. The other ranks are imagined: a process group sends nothing. So neither the planned memory nor the
-planned devices are needed, and it takes seconds.
+blocks, AdamW. The other ranks are imagined: the process group is a fake that sends nothing. So neither the planned
+memory nor the planned devices are needed, and it takes seconds.
 
 Not counted: what a device needs for itself (kernels, communication, gaps between tensors), and on a CPU the memory
 that the allocator does not give back.
@@ -97,20 +97,22 @@ def _train(config: LearnerConfig, ranks: Ranks, tokens: int, live: LiveBytes) ->
             probes=False,
         )
     gc.collect()
-    # Here the whole model exists for a moment; the learner makes its model without that.
+    # Until here the whole model exists for a moment, which never happens in the learner, so the peak is reset.
     live.peak = weights = live.now
     trained = [weight for weight in model.parameters() if weight.requires_grad]
     optimizer = torch.optim.AdamW(trained, fused=True)
     moments = HostMoments(optimizer, copies=False) if config.moments == "host" else None
     for _ in range(2):
-        # In the first step DTensor makes whole tensors for a moment, to find out how an operation is sharded.
+        # The peak is reset: in the first step DTensor makes whole tensors for a moment, to find out how an operation
+        # is sharded.
         live.peak = live.now
         for _ in range(2):
             _accumulate(micro, scorer, base)
         torch.nn.utils.clip_grad_norm_(trained, 1.0)
         computing, before = live.peak, live.now
         (moments or optimizer).step()
-        # A fused step makes nothing but its state; torch 2.11 copies all of it if tensors have no numbers.
+        # A real fused step allocates only its state. If tensors have no numbers, torch 2.11 also copies the state, so
+        # the peak inside the step does not count.
         stepping = live.now if moments is None else before + moments.part_bytes
         optimizer.zero_grad()
     return Footprint(

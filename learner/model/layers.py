@@ -3,8 +3,8 @@
 learner.recompute decides which results of a layer the backward pass computes again instead of keeping them in memory:
 
     none        nothing: the most memory
-    selective   all but the results of attention and of every second matrix product; products of experts with biases
-                are never kept, because transformers adds the biases in place
+    selective   all except the results of attention and of every second matrix product; if experts have biases,
+                their products are computed again too, because transformers adds the biases in place
     all         the whole layer, from its input: the least memory, a third more work
 """
 
@@ -51,8 +51,9 @@ def prepare_layers(model: Any, config: LearnerConfig, device: torch.device) -> N
 
 
 def compile_layers(model: Any, config: LearnerConfig, device: torch.device) -> None:
-    """Compile the layers in place, after they were sharded. What a layer recomputes is compiled with it, so that the
-    config decides and not the compiler. All layers of a kind share one piece of code, for any number of tokens.
+    """Compile the layers in place, after they were sharded. The recomputation of a layer is compiled with it, so that
+    the config decides what is kept, not the compiler. All layers of a kind share one piece of code, for any number of
+    tokens.
     """
     what = config.explicit(cuda=device.type == "cuda").recompute
     how = _how(model, what)

@@ -1,4 +1,4 @@
-"""Count the bytes of all living tensors, for tensors that have a shape and no memory."""
+"""Count the bytes that all living tensors would have. The tensors have a shape, but no memory."""
 
 import weakref
 from typing import Any, Self
@@ -43,7 +43,7 @@ class LiveBytes(TorchDispatchMode):
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         if any(issubclass(each, DTensor) for each in types):
-            # A DTensor does the operation on its shard, and that operation comes here too.
+            # A DTensor runs the operation on its shard, and that call is counted here.
             return NotImplemented
         found = function(*args, **(kwargs or {}))
         for each in tree_iter(found):

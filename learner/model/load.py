@@ -24,8 +24,8 @@ from echo2d.learner.saving.shards import first_row
 
 
 def empty_model(directory: Path, *, on_meta: bool = True) -> Any:
-    """A causal language model of transformers whose float32 weights are on the meta device, or else where torch makes
-    them by default.
+    """A causal language model of transformers, with float32 weights on the meta device. on_meta: False: the weights
+    are where torch makes them by default.
 
     OperatorFault: the directory lacks a file, a file is damaged, or transformers cannot make such a model.
     """

@@ -1,4 +1,4 @@
-"""log p, entropy and its variance of answer tokens, without the logits of the whole vocabulary in memory.
+"""For each answer token: log p, the entropy, and the variance of -log p, without all logits in memory at once.
 
 The vocabulary is read in blocks of columns. The forward pass keeps a maximum and three sums for each token
 (the online softmax of arXiv 1805.02867, with two more moments); the backward pass computes the logits of a block
@@ -11,8 +11,8 @@ gradient is written once. Logits, softmax and sums are float32 for weights of an
 
 On a GPU one Triton kernel reads a block, and one makes its gradient (`logit_kernels.py`).
 
-Suffixes of names: n = answer tokens, h = hidden size, v = vocabulary, k = the columns of a block, s = the sums of a
-token: the largest logit, its own logit, s0, s1, s2.
+Suffixes of names: n = answer tokens, h = hidden size, v = vocabulary, k = the columns of a block, s = five numbers of
+a token: its largest logit, its own logit, s0, s1, s2.
 """
 
 import functools
@@ -24,12 +24,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-# Bytes of a block's logits, by device. On a CPU they fit into its cache. Elsewhere wide blocks need fewer kernels, and
-# fewer reads and writes of the hidden states' gradient, to which each block adds.
+# Bytes of a block's logits, by device. On a CPU they fit into its cache. Elsewhere wide blocks are faster: they need
+# fewer kernels, and the hidden states' gradient, to which each block adds, is read and written less often.
 LOGIT_BLOCK_BYTES = {"cpu": 4 << 20}
 BLOCK_BYTES_ELSEWHERE = 256 << 20
-# Matrix products of narrower blocks are slow, and so are those of a number of columns that is not a multiple of this:
-# on an H200 they took twice as long. 16,384 tokens then need 16 MB.
+# The columns of a block are a multiple of this. On an H200 matrix products with fewer columns, or with another number
+# of them, took twice as long. With 16,384 tokens the narrowest block has 16 MB.
 COLUMNS_MIN = 256
 
 log = logging.getLogger("echo2d.learner")
@@ -70,7 +70,7 @@ class LogitBlock:
         return self.tail.bend_(self.raw_nk).div_(self.temperatures_n[:, None])
 
     def inside(self) -> tuple[Tensor, Tensor]:
-        """Which tokens are in this block [n], and their columns in it [n, 1], or 0."""
+        """Which tokens have their column in this block [n], and that column [n, 1], 0 for the other tokens."""
         places_n = self.tokens_n - self.start
         here_n = (places_n >= 0) & (places_n < self.raw_nk.shape[1])
         return here_n, (places_n * here_n)[:, None]
@@ -232,7 +232,7 @@ class _BlockWork(NamedTuple):
 
 @functools.cache
 def _block_work(device: torch.device) -> _BlockWork:
-    """How blocks are read on this device: by kernels on a GPU if they run there."""
+    """The functions that read blocks on this device: on a GPU the Triton kernels if they run there."""
     plain = _BlockWork(read_block, block_gradient)
     if device.type != "cuda":
         return plain

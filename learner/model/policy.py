@@ -86,7 +86,7 @@ class _Applied:
     """The optimizer steps of a train step that this process has applied, or skipped as poison."""
 
     parts: list[Part]
-    # Of the optimizer steps that were applied.
+    # These two lack the optimizer steps that were skipped. done has an entry for each micro-batch.
     done: list[_Accumulated]
     norms: list[float]
     before: BegunStep | None  # the optimizer steps that another process had applied
@@ -98,7 +98,7 @@ class _Applied:
 
     @property
     def micro(self) -> int:
-        """The micro-batches of this process's optimizer steps, those of this rank."""
+        """How many micro-batches this process's optimizer steps have on this rank."""
         return sum(len(part.micro) for part in self.parts)
 
 
@@ -128,9 +128,9 @@ class Policy:
         self._loss = loss_of(config)
         self._scorer = AnswerScorer(self.model, packing=config.packing)
         if config.compile:
-            # Compiled after the scorer has tried the layers, whose few tokens are not worth compiling for.
+            # The scorer has run the layers before this on a few tokens, for which compiling does not pay.
             compile_layers(self.model, config, ranks.device)
-        # Compiled layers get no hooks, which would cut them into pieces.
+        # Compiled layers get no hooks, because a hook would cut the compiled code into pieces.
         self._routers = Routers(self.model, hooked=not config.compile)
         self._base = (
             AnswerScorer(self._base_model(), packing=config.packing) if config.kl_coef else None
@@ -193,10 +193,10 @@ class Policy:
         parts, because all answers were filtered, nothing changes. begun: the optimizer steps of this
         step that were applied before.
 
-        A gradient that is not finite is not applied. PoisonedGroupsError: some groups cause it, in the first optimizer
-        step; a later optimizer step is skipped. FloatingPointError: no group causes it alone, or every group does.
-        StepLeftError: `leaves` returned True; the gradient is dropped, and the random number generators are
-        set back to their states before it.
+        A gradient that is not finite is never applied. If some groups cause it, the first optimizer step raises
+        PoisonedGroupsError, and a later one is skipped. FloatingPointError: no group alone causes it, or every group
+        does. StepLeftError: `leaves` returned True; the gradient is dropped, and the random number generators are set
+        back to their states before it.
         """
         if not parts:
             return StepReport(0.0, 0.0, NO_TOKENS, {}, (), Effort(self._lr(step), 0.0, None, 0.0))
@@ -239,7 +239,7 @@ class Policy:
         return _report(whole_step, effort, router)
 
     def _begun(self, applied: "_Applied", staleness_max: int) -> BegunStep | None:
-        """The optimizer steps that are applied, over all ranks, which make this call together. None: there are none."""
+        """The optimizer steps that are applied, over all ranks. All ranks call this together. None: there are none."""
         before, done = applied.before, applied.done
         if not applied.parts:
             return before
@@ -290,7 +290,7 @@ class Policy:
         """
         found: list[_Accumulated] = []
         for each in part.micro:
-            # The GPU is at most one micro-batch behind, because copying the next one to it waits for it.
+            # The GPU is at most one micro-batch behind, because the copy of the next one to the GPU waits for it.
             if leaves_after(len(found)):
                 raise StepLeftError(None)
             if isinstance(self.model, FSDPModule) and self._config.gradient_sync == "last":
@@ -313,9 +313,9 @@ class Policy:
     def _poison(
         self, step: int, part: Part, staleness_max: int, leaves_after: Callable[[int], bool]
     ) -> PoisonedGroupsError:
-        """The groups whose gradients alone are not finite. FloatingPointError: no group is such, or every group is.
+        """The groups whose gradients alone are not finite. All ranks compute the gradient of each group together.
 
-        All ranks compute the gradient of each group together.
+        FloatingPointError: no group has such a gradient, or every group has.
         """
         groups: dict[int, list[PackedAnswer]] = {}
         for answer in part.answers:
@@ -357,8 +357,8 @@ class Policy:
         return lora.trained(self.model)
 
     def state(self) -> dict[str, Any]:
-        """The trained weights and the optimizer's state, not copied. After a checkpoint has filled it, it is
-        an argument of `restore`.
+        """The trained weights and the optimizer's state, not copied. To resume, a checkpoint fills the result,
+        which is then given to `restore`.
         """
         with nullcontext() if self._moments is None else self._moments.on_host():
             model, optimizer = get_state_dict(self.model, self._optimizer, options=self._kept)

@@ -1,7 +1,7 @@
 """Measure how a mixture of experts spreads its tokens.
 
-A hook on each router sums up one forward pass, and only inside `Routers.counting`: repetitions in the backward pass
-do not count, and neither does a pass that trains nothing. transformers knows which modules are routers, because it
+A hook on each router sums up a forward pass, but only inside `Routers.counting`. So repetitions in the backward pass,
+and passes that train nothing, do not count. transformers knows which modules are routers, because it
 can record their output. A router that does not return its chosen experts is not measured.
 
 Suffixes of names: t = tokens of the pass, e = experts of a layer, c = experts that a token is sent to.
@@ -62,7 +62,7 @@ class Routers:
 
 
 def router_load(passes: Sequence[Sequence[LayerSums]], ranks: Ranks) -> RouterLoad | None:
-    """The load in these forward passes of all ranks, which make this call together. None: a dense model."""
+    """The load in the forward passes of all ranks, which call this together. None: a dense model."""
     layers = [torch.stack(layer).sum(0) for layer in zip(*passes, strict=True)]
     if not layers:
         return None
@@ -92,7 +92,7 @@ def _routers_of(model: nn.Module) -> list[tuple[nn.Module, int]]:
 
 
 def _matching(model: nn.Module, recorder: Any) -> Iterator[tuple[nn.Module, int]]:
-    """The modules whose output this recorder of transformers records. It may be a class, and not an OutputRecorder."""
+    """The modules whose output this recorder of transformers records. It is an OutputRecorder or only a class."""
     # A recorder that does not name a class is left out.
     target = getattr(recorder, "target_class", recorder)
     wanted: tuple[type, ...] = (target,) if isinstance(target, type) else ()

@@ -1,12 +1,12 @@
 """Score the answer tokens of a micro-batch by a model: one pass through its layers, then its head in blocks.
 
-Before training the scorer runs the model on a few tokens, and finds out
+Before training, the scorer runs the model on a few tokens and finds out
 
 - how the model changes the output of its head (`LogitTail`);
 - whether the model has the same logits with our attention as with its own;
 - whether an answer has the same logits alone, after another answer, and after a shared prompt.
 
-If one of the last two is not true, the model keeps its own attention, and every answer gets its own row.
+If one of the last two checks fails, the model keeps its own attention, and every answer gets its own row.
 
 Suffixes of names: b = rows, t = positions, v = vocabulary, n = answer tokens of a micro-batch, in row-major order.
 """
@@ -40,8 +40,8 @@ class AnswerScorer:
     """log p and entropy of answer tokens by `model`, a causal language model of transformers."""
 
     def __init__(self, model: Any, *, packing: bool = True, probes: bool = True) -> None:
-        """probes: False: the model's weights have no numbers yet, so if it runs with our attention, it is
-        assumed to compute the same as with its own.
+        """probes: False if the model's weights have no numbers, so that logits cannot be compared. If the
+        model then runs with our attention, its logits are assumed to be right.
         """
         self.model = model
         self._device = next(model.parameters()).device
@@ -160,7 +160,8 @@ def _score(
 
 
 def _tail(model: Any, device: torch.device) -> LogitTail:
-    """How the model changes the output of its head: known values replace it, and the model's logits are compared.
+    """How the model changes the output of its head. One run replaces this output by known values, which are then
+    compared with the model's logits.
 
     OperatorFault: the change is not known here.
     """

@@ -1,14 +1,14 @@
 """Score each trajectory by the forward pass that trains it: do its logprobs and tokens fit the model?
 
-    k   mean of |log p - q| over the tokens in the loss, in nats. It is small after rounding and
-        staleness alone; tokens or logprobs that the model did not make are nats away.
+    k   mean of |log p - q| over the tokens in the loss, in nats. Rounding and staleness alone keep it
+        small; tokens or logprobs that the model did not make raise it to several nats.
     z   sum of (surprise - entropy) / square root of the sum of the surprises' variances. About
         N(0, 1) if the tokens were drawn from p, whatever q says.
 
 p: the learner's probability of a token at the temperature of its draw, under the weights of that forward
-pass. Older weights wrote the token (staleness), and other parts of the batch may have been trained
-on before (`optimizer_steps`), so an honest worker's figures grow with both: compare workers with
-each other, not with 0.
+pass. These weights differ from those that wrote the token: the token may be stale, and other parts of the
+batch may have been trained before (`optimizer_steps`). Both raise an honest worker's figures, so compare
+workers with each other, not with 0.
 
 Nothing here has a gradient, and everything stays on the device until the step is over.
 

@@ -1,6 +1,6 @@
 """Compute off-policy corrections: how much a token written by an older version still counts.
 
-    p      the learner's probability of an answer token, given all before it, by the present weights
+    p      the learner's probability of an answer token, given all tokens before it, with the present weights
     q      the probability recorded by the engine that wrote it (the *rollout's*, never recomputed)
     m      its probability under the *proximal* policy, from which the step may move only a little
     rho    p / q, the importance ratio; 1 if nothing changed in between
@@ -39,10 +39,10 @@ def loglinear_share(staleness_n: Tensor) -> Tensor:
     pass.
 
     alpha = (v_m - v_q) / (v_p - v_q) with the versions of the token (v_q, from its span), of the
-    weights that train step n starts from (v_m = n-1), and of those that it makes (v_p = n): s / (s
-    + 1) for staleness s. So fresh tokens are judged by the clip alone, old ones mostly by their
-    importance. (A-3PO, arXiv 2512.06547. AReaL counts the version that a step makes as the one it starts
-    from, so its share is (s - 1) / s from s = 1 on.)
+    weights that train step n starts from (v_m = n-1), and of those that it makes (v_p = n). This is
+    s / (s + 1) for staleness s. So for fresh tokens only the clip matters, for old ones mostly their
+    importance. (A-3PO, arXiv 2512.06547. AReaL takes the version that a step makes to be the one that it
+    starts from, so its share is (s - 1) / s from s = 1 on.)
     """
     return staleness_n / (staleness_n + 1.0)
 
@@ -62,7 +62,7 @@ def clip_keeps(
 def clip_value(
     ratio_n: Tensor, advantages_n: Tensor, eps_low: float, eps_high: float, ratio_max: float
 ) -> Tensor:
-    """Return the ratio [n] that counts in the clipped surrogate: where it is flat, that of the corner."""
+    """Return the ratio [n] that counts in the clipped surrogate: where this is flat, the ratio at its corner."""
     highest = ratio_max or float("inf")
     return torch.where(
         advantages_n > 0, ratio_n.clamp(max=1.0 + eps_high), ratio_n.clamp(1.0 - eps_low, highest)

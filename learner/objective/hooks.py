@@ -3,8 +3,8 @@
     def advantages(rewards_g): ...    rewards of a group's episodes [g], float32, to advantages [g]
     def loss(inputs): ...             a `WeightInputs` to the loss of each token [n], with gradient
 
-A loss is summed with the tokens' shares, which `loss_mean` decides. Modules are found like those of tasks: installed,
-in run.toml's folder, or in one of run.modules.
+The learner multiplies each token's loss by the token's share (`loss_mean`) and sums them. Modules are found like those
+of tasks: installed, in run.toml's folder, or in one of run.modules.
 """
 
 from collections.abc import Callable

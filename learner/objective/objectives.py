@@ -59,8 +59,8 @@ class LossTotals:
 
 def token_shares(mean: Mean, totals: LossTotals, lengths_n: Tensor, *, constant: int) -> Tensor:
     """Return each token's factor in the loss [n]. The totals are those of the whole optimizer step,
-    so that the losses of its micro-batches can be summed. lengths_n: tokens in the loss of the token's
-    answer o_i, with all its branches.
+    so that the losses of its micro-batches can be summed. lengths_n: how many tokens the answer o_i of each
+    token has in the loss, with all its branches.
 
     token      1 / tokens                 DAPO (arXiv 2503.14476): answers count by their length
     sequence   1 / (answers * |o_i|)      GRPO, GSPO: every answer counts the same
@@ -107,9 +107,9 @@ def distance_to_base(
     || base).
 
     GRPO's KL term (arXiv 2402.03300, eq. 4), after Schulman, "Approximating KL divergence" (2020).
-    Never negative. rollout_logprobs_n: the tokens are samples of the rollout's policy q, so each is weighed
-    by p/q, with gradient; without this factor the gradient is not that of KL(p || base) (DeepSeek-V3.2,
-    arXiv 2512.02556).
+    Never negative. rollout_logprobs_n: if given, each term is multiplied by p/q, with gradient, because the
+    tokens are samples of the rollout's policy q. Without this factor the gradient is not that of KL(p || base)
+    (DeepSeek-V3.2, arXiv 2512.02556).
     """
     log_ratio_n = (base_logprobs_n - logprobs_n).clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX)
     distance_n = log_ratio_n.exp() - log_ratio_n - 1.0

@@ -8,8 +8,8 @@
 
 Under gspo each log ratio is the mean over its answer. With one optimizer step per train step
 `recomputed` has p = m, so nothing is clipped and the importance is rho. `correct` is the recipe's
-correction. With "none" the weight is PPO's own ratio under `rollout`; otherwise x counts as 1, which
-treats the data as fresh.
+correction. With the correction "none" the weight under `rollout` is PPO's own ratio; under the other two
+x counts as 1, as if the data were fresh.
 
 Suffixes of names: n = answer tokens of a micro-batch.
 """
@@ -37,7 +37,7 @@ class TokenWeights:
     """The result of `weigh` for each token [n], without gradient."""
 
     weights_n: Tensor
-    # Replaces the ratio in the surrogate loss: the same as weights_n, but not 0 where the clip is flat.
+    # The ratio in the surrogate loss: weights_n, except that where the clip is flat it is that of the corner.
     surrogate_n: Tensor
     log_ratio_n: Tensor  # log(p / q) of the token itself
     keeps_n: Tensor  # whether the clip keeps the token

@@ -182,18 +182,18 @@ class Ranks:
         return values
 
     def mesh(self) -> DeviceMesh:
-        """The devices of all ranks, between which FSDP2 shards."""
+        """The devices of all ranks. FSDP2 distributes shards over them."""
         if not dist.is_initialized():
             _begin_alone(self.device)
         return init_device_mesh(self.device.type, (self.size,))
 
     def shard(self, model: Any, config: LearnerConfig) -> Any:
-        """Leave this rank its shards of the model (FSDP2), or all of it if it is the only rank. The model may be on the
-        meta device.
+        """Reduce the model to this rank's shards (FSDP2); a single rank keeps all of it. The model may be on the meta
+        device.
 
         A transformer block is gathered only while it runs, forward or backward. With learner.dtype = bfloat16 it
-        is rounded to bfloat16 when it is gathered, so even a single rank has a mesh: the weights stay float32, and
-        gradients are summed in learner.reduce_dtype.
+        is rounded to bfloat16 when it is gathered, so even a single rank needs FSDP2 and a mesh. The weights stay
+        float32, and gradients are summed in learner.reduce_dtype.
         """
         narrow = config.explicit(cuda=self.device.type == "cuda").dtype == "bfloat16"
         if self.size == 1 and not narrow:
@@ -250,7 +250,7 @@ class Rendezvous:
         dist.destroy_process_group()
 
     def is_first_failure(self, line: str) -> bool:
-        """Record this rank's failure. Returns whether no other rank has recorded one before."""
+        """Record this rank's failure. Returns whether it is the first failure of any rank."""
         if self._watchdog is not None:
             self._watchdog.fail()
         mine = f"{self._place.rank}: {line}"
@@ -268,7 +268,7 @@ class Rendezvous:
 
 
 def layers_of(model: Any) -> list[Any]:
-    """The model's transformer blocks. FSDP2 gives each a new class, which is a subclass of its own."""
+    """The model's transformer blocks. FSDP2 replaces the class of a block by a subclass, so base classes count too."""
     names = set(getattr(model, "_no_split_modules", None) or ())
     return [
         module
@@ -278,7 +278,7 @@ def layers_of(model: Any) -> list[Any]:
 
 
 def whole(value: Tensor) -> Tensor:
-    """The tensor with the shards of all ranks, which make this call together."""
+    """The whole tensor, gathered from the shards of all ranks. All ranks make this call together."""
     if not isinstance(value, DTensor):
         return value
     found: Tensor = value.full_tensor()

@@ -2,8 +2,8 @@
 
     heartbeat   every silence_s / CHECKS seconds each rank increments its counter in torchrun's
                 store and reads the counter of the next rank
-    loss        after CHECKS checks without a new count the watchdog calls `lost`; this rank ends,
-                so the rank before it misses it next, until all have ended
+    loss        after CHECKS checks without a new count the watchdog calls `lost`, and this rank ends.
+                Then the rank before it gets no new counts and ends too, and so on until all have ended
 
 torch notices a connection that is reset. The watchdog covers failures that reset nothing: a host without
 power, a network that drops packets, a stopped process, a store that does not answer. Invariants:
@@ -11,9 +11,8 @@ power, a network that drops packets, a stopped process, a store that does not an
 - A counter shows life, not progress: a rank may work on one thing for any length of time.
 - Time is counted in checks, so that a pause of the whole machine is not a loss.
 - A rank that has not started yet, or has left in order, is not missed.
-- After the first failure of any rank heartbeats no longer count, so that ranks that wait for the failed
-  one end. A rank that has failed itself still counts them, because it may be saving a checkpoint with
-  other failed ranks.
+- Once any rank has failed, the other ranks ignore heartbeats, so that those that wait for the failed rank
+  end. A failed rank does not ignore them, because it may be saving a checkpoint with other failed ranks.
 """
 
 import contextlib

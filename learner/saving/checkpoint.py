@@ -14,9 +14,9 @@ as durable, because the disk may disappear with its host. A learner loads the ne
 places.
 
 Model and optimizer are copied when `save` is called and written while training goes on. If the
-newest checkpoint is damaged, a warning is logged and the one before it is loaded. Therefore a step is
-reported to the coordinator as durable, so that it may delete batches, only when it is that of the oldest
-of `keep` checkpoints: the batches after any of them still exist.
+newest checkpoint is damaged, a warning is logged and the one before it is loaded. Therefore the step
+that is reported to the coordinator as durable is that of the oldest of `keep` checkpoints. The
+coordinator may delete the batches up to this step, so the batches after each checkpoint still exist.
 
 Ranks on several hosts need one directory that all hosts see. Another number of ranks can load a
 checkpoint, but without the states of the random number generators. Load only checkpoints that you
@@ -86,7 +86,7 @@ class Checkpoints:
     ) -> None:
         self._directory = directory
         self._remote = remote
-        self._copied: list[str] = []  # the whole copies of the last save, oldest first
+        self._copied: list[str] = []  # the complete copies after the last save, oldest first
         self._keep = keep
         self._ranks = ranks or Ranks()
         self._channel = self._ranks.channel()
@@ -151,8 +151,8 @@ class Checkpoints:
         pool.shutdown(wait=False)
 
     def settle(self, *, wait: bool = True) -> bool:
-        """Whether the save under way has finished, so that its checkpoint is durable; False if no save
-        was under way.
+        """Wait for the save under way if `wait`. Returns whether it has finished, so that its checkpoint is
+        durable; False if no save was under way.
 
         StoreFault: the save failed; earlier checkpoints still exist.
         """
@@ -376,7 +376,7 @@ def _progress(path: Path) -> list[dict[str, Any]]:
 
 
 def _require_format(path: Path, found: object) -> None:
-    """OperatorFault, and not a fault after which an older checkpoint is loaded: a person must decide that."""
+    """OperatorFault: the checkpoint has another format. No older one is loaded then: a person must decide that."""
     if found != CHECKPOINT_FORMAT:
         raise OperatorFault(
             f"the checkpoint {path} has format {found}; this learner reads format "

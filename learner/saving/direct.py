@@ -1,7 +1,7 @@
 """Write large files past the page cache and digest them meanwhile, so that training is slowed least.
 
-Usually a checkpoint is not read again. Pages of the cache for it would have to be found, filled and freed,
-on a core that training on a CPU needs, and the digest would read them all again.
+Usually a checkpoint is not read again. With the page cache, pages for it would be found, filled and freed, on
+a core that training on a CPU needs, and the digest would read all of them again.
 """
 
 import contextlib
@@ -17,8 +17,8 @@ from typing import Any
 from blake3 import blake3
 from torch.distributed.checkpoint.filesystem import FileSystem
 
-# The size of one write: large enough for any disk, and small enough that the bytes are still in the
-# processor's cache when they are digested.
+# The size of one write: large enough for any disk, and small enough that the bytes stay in the processor's
+# cache until they are digested.
 BUFFER_BYTES = 4 << 20
 # The size of a direct write must be a multiple of the disk's block; no disk has larger blocks than this.
 DIRECT_BLOCK_BYTES = 4096
@@ -44,7 +44,7 @@ class DirectFile(io.RawIOBase):
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise
-            # Without O_EXCL, because some file systems have made the file when they refuse.
+            # Without O_EXCL, because some file systems refuse O_DIRECT only after they have made the file.
             self._file = os.open(path, flags & ~os.O_EXCL, 0o666)
 
     @property

@@ -6,8 +6,8 @@ the checkpoint. One process writes it, without torch.distributed and without the
     checkpoint ---> weight in bfloat16 ---> its tensors in the files      a model, or an adapter
     base's files -> W + alpha / rank * B A, rounded once ---^             an adapter, merged
 
-Invariants: the process never holds the whole model, only the weight that it reads and the WEIGHTS_KEPT
-before it. The directory appears whole or not at all.
+Invariants: the process never holds the whole model, only the weight that it reads and the last WEIGHTS_KEPT
+weights. The directory appears complete or not at all.
 """
 
 import functools
@@ -45,7 +45,7 @@ from echo2d.learner.saving.shards import VersionTensors, published_dtype
 from echo2d.logs import say
 
 LAST = "last"
-# A layer's files have the matrices of its experts in turn from two weights.
+# The files of a layer take the matrices of its experts from two weights, alternately.
 WEIGHTS_KEPT = 2
 # Seconds between two lines of progress in the log, if there is no terminal for a bar.
 _LINE_S = 10.0
@@ -79,7 +79,7 @@ class Exported:
 
 # --- single weights of a checkpoint, whatever number of ranks saved it
 #
-# Only the weight that is read and one rank's shard of it are in memory.
+# In memory are only the weight that is being read, and one rank's shard of it.
 
 _MODEL = "model."  # prefix of the names of the model's weights in a checkpoint
 

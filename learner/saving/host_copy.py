@@ -1,8 +1,8 @@
 """Copy a tensor to ordinary host memory, from a GPU through two pinned buffers.
 
-A copy into pinned memory runs at the speed of the bus, and a copy into ordinary memory at a fraction
-of it. But pinned memory is scarce: torch rounds each block up to a power of two and keeps it. So each
-piece is copied into one buffer while the piece before it is copied out of the other.
+A copy from a GPU into pinned memory runs at the speed of the bus, a copy into ordinary memory at a fraction
+of that. But pinned memory is scarce: torch rounds each block up to a power of two and keeps it. So there are
+two small pinned buffers: a piece is copied into one while the piece before it is copied out of the other.
 """
 
 from functools import cache

@@ -1,4 +1,4 @@
-"""The identity of a learner, which the coordinator knows it by even after restarts, and its settings.
+"""A learner's identity, by which the coordinator recognizes it after a restart, and its settings.
 
     out_dir/learner.id      the name of the first host, and a random number
     out_dir/learner.lock    held by the one process that runs on this directory

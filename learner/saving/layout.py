@@ -1,9 +1,9 @@
-"""Which part of which weight each tensor of a model's files is.
+"""For each tensor in a model's files: which weight, or which part of a weight, it is.
 
 transformers keeps the experts of a layer in one weight [experts, out, in], and their gate and up projections in
 one matrix; the files of such a model have a tensor for each expert and projection. So a tensor in a file is a
 whole weight, or one expert's matrix, or some rows of this matrix. The names are found by transformers' own rules for
-loading; a rule that changes its tensors in any other way is refused by name.
+loading. If a rule changes a tensor in any other way, the model is refused, and the error names the tensor.
 """
 
 import logging

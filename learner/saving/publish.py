@@ -101,7 +101,7 @@ class SnapshotWriter:
         ]
 
     def _index(self, path: Path) -> bytes:
-        """The index of the files that are written: that of the base, unless tensors of the base are left out."""
+        """The index of the files that are written: the base's own, or a new one if tensors of the base are left out."""
         data = path.read_bytes()
         index: dict[str, Any] = json.loads(data)
         files = {name: file for file, names in self._files.items() for name in names}
@@ -154,8 +154,8 @@ class Publisher:
         pool.shutdown(wait=False)
 
     def settle(self, *, patient: bool = True) -> None:
-        """Wait for the version under way and raise the exception of its publish. patient: False: do
-        nothing if it is not over.
+        """Wait for the version under way and raise the exception of its publish. patient: False: if it
+        is not over, return at once.
         """
         if self._going is not None and (patient or self._going.done()):
             going, self._going = self._going, None

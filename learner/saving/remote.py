@@ -26,8 +26,8 @@ from echo2d.learner.saving.files import store_faults, whole_directory
 from echo2d.learner.saving.identity import ID_FILE
 
 DIGESTS = "digests.blake3"
-# Seconds before each further try: 16 s in all, in which a service that restarts or throttles answers
-# again. A learner that stops does not have much more time.
+# Seconds before each further try: 16 s in all. Within this time a service that restarts or throttles answers
+# again, and a learner that was told to stop does not have much more time.
 PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0)
 # Errors that another try would not change.
 _LASTING = (

@@ -5,8 +5,8 @@ of another rank.
               2 bytes per parameter over all ranks
     stream    later, in a thread, while training goes on, the shards go to rank 0 one by one
 
-FSDP2 cuts a tensor along its first dimension, so its bytes are those of its shards in the order of
-the ranks.
+FSDP2 cuts a tensor along its first dimension, so the bytes of a tensor are the bytes of its shards in the
+order of the ranks.
 """
 
 import math
@@ -24,7 +24,7 @@ from echo2d.learner.saving.layout import WeightPart
 class VersionTensors:
     """The tensors of a version, by name: their shapes and published dtypes.
 
-    parts: the weight or part of a weight that each tensor is.
+    parts: for each tensor, the weight or the part of a weight that it is.
     """
 
     ranks = 1  # in how many parts each tensor is written
@@ -43,7 +43,7 @@ class VersionTensors:
 class Shards(VersionTensors):
     """A copy of this rank's shards of `weights`, which may change once this object exists.
 
-    parts: the tensors of a version, by name, and the weight or part that each of them is.
+    parts: for each tensor of a version, by name, the weight or the part of a weight that it is.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Shards(VersionTensors):
 
     def _bytes(self, name: str, rank: int) -> int:
         """The size of a rank's part. Weights that are not sharded are the same on all ranks; rank 0
-        sends them.
+        yields its own.
         """
         size, part = self.size(name), self._parts[name]
         if part.weight not in self._sharded:

@@ -198,7 +198,7 @@ def says_who_waits(shown: str) -> bool:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("site", [ABLATED], indirect=True)
-def test_p2p_prices_and_deltas_can_be_switched_off(site: Site) -> None:
+def test_a_run_works_without_p2p_prices_and_deltas(site: Site) -> None:
     for name in ("spot-1", "home"):
         site.join(name)
     learner = site.learner()

@@ -40,14 +40,18 @@ def site(tmp_path: Path) -> Iterator[CrashSite]:
         ),
     ],
 )
-def test_a_run_survives(site: CrashSite, points: tuple[Point, ...], workers: int) -> None:
+def test_a_run_survives_a_kill_of_each_process(
+    site: CrashSite, points: tuple[Point, ...], workers: int
+) -> None:
     """The steps between two kills need what the first one took: the second brings nothing back."""
     run_with_crashes(site, *points, workers=workers)
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(900)
-def test_learner_and_coordinator_die_by_themselves_and_together(site: CrashSite) -> None:
+def test_a_run_survives_kills_of_learner_and_coordinator_alone_and_together(
+    site: CrashSite,
+) -> None:
     """At drawn moments: no step is missing, none has two digests, and what is trained again is the same batch."""
     rng_seed = random.randrange(1 << 32)
     print(f"rng_seed={rng_seed}")  # noqa: T201 - shown when it fails
@@ -70,7 +74,7 @@ def test_learner_and_coordinator_die_by_themselves_and_together(site: CrashSite)
 @pytest.mark.soak
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("number", range(SOAK_POINTS))
-def test_a_run_survives_at_any_moment(site: CrashSite, number: int, soak_from: int) -> None:
+def test_a_run_survives_a_kill_at_any_moment(site: CrashSite, number: int, soak_from: int) -> None:
     rng_seed = soak_from + number
     point = Point.draw(rng_seed)
     print(f"rng_seed={rng_seed} {point}")  # noqa: T201 - shown when it fails

@@ -101,7 +101,7 @@ def test_a_demo_survives_chaos(tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(("staleness", "kappa"), [(0, 1), (2, 3)])
-def test_the_smallest_staleness_and_the_largest_kappa(
+def test_a_demo_runs_with_the_smallest_staleness_and_the_largest_kappa(
     tmp_path: Path, staleness: int, kappa: int
 ) -> None:
     """S = 0 is strictly on-policy; kappa = S + 1 publishes as rarely as possible. Neither deadlocks."""
@@ -135,7 +135,7 @@ def processes_of(run: Path) -> list[int]:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_ends_everything(tmp_path: Path, number: signal.Signals) -> None:
+def test_ctrl_c_ends_every_process_of_a_demo(tmp_path: Path, number: signal.Signals) -> None:
     run = tmp_path / "run"
     arguments = command("--steps=1000", "--workers=1", f"--run-dir={run}")
     with subprocess.Popen(

@@ -98,7 +98,7 @@ def dice() -> random.Random:
     return random.Random(rng_seed)
 
 
-def test_ten_kills_change_nothing(tmp_path: Path) -> None:
+def test_ten_kills_of_a_learner_change_nothing_in_what_is_trained(tmp_path: Path) -> None:
     rng = dice()
     base = make_base(tmp_path / "models")
     batches = record(base, STEPS)
@@ -164,7 +164,7 @@ def kill_all_ranks(directory: Path, config: LearnerConfig, ranks: int, rng: rand
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("ranks", OF_RANKS)
-def test_kills_of_all_ranks_change_nothing(tmp_path: Path, ranks: int) -> None:
+def test_kills_of_all_ranks_change_nothing_in_what_is_trained(tmp_path: Path, ranks: int) -> None:
     (kills, steps), rng = OF_RANKS[ranks], dice()
     base = make_base(tmp_path / "models", layers=2)
     batches = record(base, steps)

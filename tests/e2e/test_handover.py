@@ -75,7 +75,7 @@ def snapshots_of(site: Site, count: int) -> list[Path]:
     return folders
 
 
-def test_another_worker_goes_on_where_a_killed_one_stopped(site: Site) -> None:
+def test_another_worker_continues_a_sample_where_a_killed_worker_stopped(site: Site) -> None:
     coordinator = site.coordinate()
     folders = snapshots_of(site, 2)
     with Coordinator(site.url(), token_file=site.run_dir / "tokens" / "learner.token") as learner:
@@ -120,7 +120,7 @@ def test_another_worker_goes_on_where_a_killed_one_stopped(site: Site) -> None:
 
 
 @pytest.mark.nightly
-def test_a_sample_outlives_a_killed_coordinator(site: Site) -> None:
+def test_a_long_sample_survives_a_killed_coordinator(site: Site) -> None:
     """Its worker goes on meanwhile, and finishes it under the attempt that began it."""
     coordinator = site.coordinate()
     url = site.url()

@@ -54,7 +54,7 @@ def run(command: str, installed: Path, cwd: Path) -> str:
     return done.stdout
 
 
-def test_the_description_names_no_file_that_is_not_beside_it(built: Path) -> None:
+def test_the_package_description_links_to_no_missing_file(built: Path) -> None:
     """A package index shows it without the files of the checkout."""
     (wheel,) = built.glob("*.whl")
     text = read_metadata(wheel)
@@ -64,7 +64,7 @@ def test_the_description_names_no_file_that_is_not_beside_it(built: Path) -> Non
     assert [each for each in targets if not each.startswith("https://")] == []
 
 
-def test_the_wheel_has_one_package_and_what_the_pages_copy(built: Path) -> None:
+def test_the_wheel_has_one_package_and_the_files_that_the_pages_copy(built: Path) -> None:
     (wheel,) = built.glob("*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {name.partition("/")[0] for name in names} == {"echo2d", "echo2d-0.1.0.dist-info"}
@@ -107,7 +107,7 @@ def test_the_services_are_installed_as_the_page_says(installed: Path, tmp_path: 
     assert (tmp_path / "etc/systemd/system/echo2d-join@.service").is_file()
 
 
-def test_the_programs_start_without_a_checkout(installed: Path, tmp_path: Path) -> None:
+def test_the_installed_programs_start_without_a_checkout(installed: Path, tmp_path: Path) -> None:
     run("echo2d files scenarios --to . && echo2d files examples --to .", installed, tmp_path)
     assert "workers" in run("echo2d plan scenarios/fleet-small.toml", installed, tmp_path)
     assert os.access(tmp_path / "examples" / "rent" / "aws.sh", os.X_OK)

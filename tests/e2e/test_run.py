@@ -84,7 +84,7 @@ def steps(config: Path) -> list[int]:
     return [row["step"] for row in read_rows(path) if "loss" in row] if path.exists() else []
 
 
-def test_a_run_of_ones_own_rows_and_scorer_trains_and_goes_on(folder: Path) -> None:
+def test_a_run_with_a_users_rows_and_scorer_trains_and_resumes(folder: Path) -> None:
     config = init(folder)
     config.write_text(config.read_text() + "\n[worker]\nslots = 3\n")
     log = folder / "log"
@@ -115,7 +115,7 @@ def test_a_run_of_ones_own_rows_and_scorer_trains_and_goes_on(folder: Path) -> N
 
 
 @pytest.mark.nightly
-def test_a_run_of_a_model_and_rows_of_the_hub_is_pinned_to_their_commits(folder: Path) -> None:
+def test_a_run_with_a_model_and_rows_of_the_hub_is_pinned_to_their_commits(folder: Path) -> None:
     rows = folder / "rows" / "main"
     rows.mkdir(parents=True)
     table = csv_file.read_csv(folder / "rows.csv", convert_options=AS_TEXT)
@@ -137,7 +137,7 @@ def test_a_run_of_a_model_and_rows_of_the_hub_is_pinned_to_their_commits(folder:
 
 
 @pytest.mark.nightly
-def test_what_is_killed_starts_again_and_a_mistake_ends_all(folder: Path) -> None:
+def test_a_killed_process_is_restarted_and_an_operators_mistake_ends_the_run(folder: Path) -> None:
     config = init(folder)
     log = folder / "log"
     with running(config, log, "--set=learner.steps=10000", "--workers=2") as program:

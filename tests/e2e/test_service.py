@@ -132,7 +132,7 @@ def test_services_report_each_stage_of_their_life(site: Site, service: Service) 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", ["coordinator", "box", "learner"])
-def test_a_program_that_hangs_falls_silent(
+def test_a_program_that_hangs_stops_its_watchdog_messages(
     site: Site, service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """Then the service manager sends SIGABRT, and the log has the line."""
@@ -157,7 +157,7 @@ def test_a_program_that_hangs_falls_silent(
 
 
 @pytest.mark.nightly
-def test_starting_and_ending_without_a_coordinator(site: Site, service: Service) -> None:
+def test_programs_start_and_end_without_a_coordinator(site: Site, service: Service) -> None:
     coordinator, url = site.coordinate(), site.url()
     of_box = service("box")
     box = site.join("box", "--engine=fake")
@@ -183,7 +183,7 @@ def test_starting_and_ending_without_a_coordinator(site: Site, service: Service)
 
 
 @pytest.mark.nightly
-def test_ending_while_the_coordinator_hangs(site: Site, service: Service) -> None:
+def test_programs_end_while_the_coordinator_hangs(site: Site, service: Service) -> None:
     """Nobody's end takes another's word; the learner's last step is on disk and counts."""
     coordinator = site.coordinate()
     of_box = service("box")
@@ -214,7 +214,7 @@ def test_ending_while_the_coordinator_hangs(site: Site, service: Service) -> Non
 
 
 @pytest.mark.nightly
-def test_ending_while_the_engine_hangs(site: Site, service: Service, tmp_path: Path) -> None:
+def test_a_worker_ends_while_its_engine_hangs(site: Site, service: Service, tmp_path: Path) -> None:
     with Hanging(tmp_path / "hanging", ENGINE_HANGS) as programs:
         site.coordinate()
         site.url()
@@ -284,7 +284,9 @@ def test_a_worker_that_is_still_starting_ends_at_once(site: Site, tmp_path: Path
 
 
 @pytest.mark.nightly
-def test_a_second_signal_that_comes_at_once_changes_nothing(site: Site, service: Service) -> None:
+def test_a_second_signal_right_after_the_first_changes_nothing(
+    site: Site, service: Service
+) -> None:
     coordinator = site.coordinate()
     of_box = service("box")
     box = site.join("box", "--engine=fake")

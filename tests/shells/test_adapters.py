@@ -32,7 +32,7 @@ def adapter(folder: Path) -> Path:
     return folder
 
 
-def test_the_base_digest_is_that_of_b3sums_lines(base: Path) -> None:
+def test_the_base_digest_equals_that_of_b3sums_lines(base: Path) -> None:
     lines = [
         f"{blake3((base / name).read_bytes()).hexdigest()}  {name}\n"
         for name in ("config.json", "model.safetensors")
@@ -41,13 +41,13 @@ def test_the_base_digest_is_that_of_b3sums_lines(base: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "generation_config.json"])
-def test_what_shapes_the_numbers_changes_the_digest(base: Path, name: str) -> None:
+def test_every_file_that_shapes_the_weights_changes_the_digest(base: Path, name: str) -> None:
     before = base_digest(base)
     (base / name).write_bytes(b'{"other": 1}')
     assert base_digest(base) != before
 
 
-def test_no_other_file_changes_the_digest_nor_does_the_place_of_the_files(
+def test_neither_other_files_nor_the_place_of_the_files_change_the_digest(
     base: Path, tmp_path: Path
 ) -> None:
     """Download caches are folders of links, with a model card beside the model."""
@@ -61,13 +61,13 @@ def test_no_other_file_changes_the_digest_nor_does_the_place_of_the_files(
 
 
 @pytest.mark.parametrize("missing", ["config.json", "model.safetensors"])
-def test_half_a_model_is_no_base(base: Path, missing: str) -> None:
+def test_an_incomplete_model_is_no_base(base: Path, missing: str) -> None:
     (base / missing).unlink()
     with pytest.raises(OperatorFault, match=r"no config.json, or no .safetensors"):
         base_digest(base)
 
 
-def test_no_directory_and_an_adapter_are_no_base(base: Path) -> None:
+def test_a_missing_directory_and_an_adapter_are_refused_as_a_base(base: Path) -> None:
     with pytest.raises(OperatorFault, match="No such file"):
         base_digest(base / "none")
     (base / "adapter_config.json").write_text("{}")
@@ -75,7 +75,7 @@ def test_no_directory_and_an_adapter_are_no_base(base: Path) -> None:
         base_digest(base)
 
 
-def test_an_adapter_says_its_base_and_a_model_needs_none(base: Path, tmp_path: Path) -> None:
+def test_an_adapter_names_its_base_and_a_model_needs_none(base: Path, tmp_path: Path) -> None:
     small = adapter(tmp_path / "small")
     pin_base(small, base_digest(base))
     assert pinned_base(small) == base_digest(base)
@@ -85,7 +85,7 @@ def test_an_adapter_says_its_base_and_a_model_needs_none(base: Path, tmp_path: P
 @pytest.mark.parametrize(
     "pin", [None, "", "{", "[]", "{}", '{"base_digest": 3}', '{"base_digest": "ab"}', " " * 5000]
 )
-def test_an_adapter_that_does_not_say_its_base(tmp_path: Path, pin: str | None) -> None:
+def test_an_adapter_that_does_not_name_its_base_is_refused(tmp_path: Path, pin: str | None) -> None:
     small = adapter(tmp_path / "small")
     if pin is not None:
         (small / "base.json").write_text(pin)
@@ -127,7 +127,7 @@ def layout(config: dict[str, Any], names: tuple[str, ...] = NAMES) -> SnapshotLa
         ),
     ],
 )
-def test_a_plain_adapter(config: dict[str, Any], scale: float) -> None:
+def test_a_plain_adapter_is_accepted(config: dict[str, Any], scale: float) -> None:
     assert adapter_layout(layout(config)) == AdapterLayout(4, scale, {"m.q": (NAMES[0], NAMES[1])})
 
 
@@ -158,6 +158,6 @@ def test_an_adapter_that_is_not_plain_is_refused(change: dict[str, Any]) -> None
 @pytest.mark.parametrize(
     "names", [NAMES[:1], NAMES[1:], (*NAMES, "lm_head.weight"), (*NAMES, "m.q.lora_magnitude")]
 )
-def test_tensors_come_in_pairs_and_nothing_else_comes(names: tuple[str, ...]) -> None:
+def test_an_adapter_has_only_pairs_of_tensors(names: tuple[str, ...]) -> None:
     with pytest.raises(EngineFault, match="adapter tensor"):
         adapter_layout(layout(PLAIN, names))

@@ -43,7 +43,7 @@ def children_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def test_help_is_fast() -> None:
+def test_the_help_is_printed_fast() -> None:
     """Compared with a Python that does nothing. The best of several counts, because machines are shared."""
     times: dict[str, list[float]] = {"pass": [], "help": []}
     for _ in range(5):
@@ -62,7 +62,7 @@ def test_every_command_is_documented(name: str, command: click.Command) -> None:
     assert name in (REPO / "README.md").read_text(), f"README does not name {name}"
 
 
-def test_without_a_terminal_a_long_command_says_how_far_it_is(
+def test_a_long_command_without_a_terminal_prints_its_progress(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for interval_s, lines in ((0.0, 2), (10.0, 0)):
@@ -77,7 +77,7 @@ def test_without_a_terminal_a_long_command_says_how_far_it_is(
             assert "exporting version 3: 25% in 0 s, 0 s to go\n" in said.err
 
 
-def test_a_long_copy_says_how_fast_it_is(
+def test_a_long_copy_prints_its_speed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     times = iter([0.0, 12.0, 12.0])
@@ -93,14 +93,14 @@ def test_coordinate_needs_a_config() -> None:
     assert output.startswith("echo2d: coordinate needs --config")
 
 
-def test_print_config_names_every_table() -> None:
+def test_the_option_print_config_names_every_table() -> None:
     code, output = run("coordinate", "--print-config")
     assert code == 0
     for table in ("run", "coordinator", "policy", "sampling", "task", "dissemination", "link"):
         assert f"[{table}]" in output
 
 
-def test_a_malformed_config_is_one_line(tmp_path: Path) -> None:
+def test_a_malformed_config_gives_one_line(tmp_path: Path) -> None:
     config = tmp_path / "run.toml"
     config.write_text('[policy]\nstaleness_max = "two"\n')
     code, output = run("coordinate", "--config", str(config))
@@ -108,7 +108,7 @@ def test_a_malformed_config_is_one_line(tmp_path: Path) -> None:
     assert output.count("\n") == 1
 
 
-def test_plan_answers_as_json_and_as_tables() -> None:
+def test_the_command_plan_answers_as_json_and_as_tables() -> None:
     small = str(REPO / "scenarios" / "fleet-small.toml")
     code, output = run("plan", small, "--json")
     assert code == 0
@@ -123,7 +123,7 @@ def test_plan_answers_as_json_and_as_tables() -> None:
     assert output.count("\n") == 1
 
 
-def test_simulate_plays_a_fleet_where_the_file_has_one() -> None:
+def test_the_command_simulate_plays_a_fleet_if_the_file_has_one() -> None:
     small = str(REPO / "scenarios" / "fleet-small.toml")
     code, output = run("simulate", small, "--set=simulate.hours=0.3", "--json")
     assert code == 0
@@ -148,7 +148,7 @@ def test_simulate_plays_a_fleet_where_the_file_has_one() -> None:
         assert (code, output.count("\n")) == (2, 1)
 
 
-def test_what_simulate_finds_can_be_read(tmp_path: Path) -> None:
+def test_the_result_of_simulate_is_printed_for_people(tmp_path: Path) -> None:
     small = str(REPO / "scenarios" / "fleet-small.toml")
     code, output = run("simulate", small, "--set=simulate.hours=0.1")
     assert code == 0
@@ -163,7 +163,7 @@ def test_what_simulate_finds_can_be_read(tmp_path: Path) -> None:
         assert raw not in output + broadcast
 
 
-def test_simulate_says_how_it_went(tmp_path: Path) -> None:
+def test_the_command_simulate_reports_how_the_broadcast_went(tmp_path: Path) -> None:
     path = tmp_path / "three.toml"
     path.write_text('bytes = "1MiB"\n[[peers]]\n[[peers]]\ncount = 3\n')
     code, output = run("simulate", str(path), "--json")
@@ -183,26 +183,28 @@ def test_simulate_says_how_it_went(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "code"), [("bytes = 1", 2), ('bytes = "1GiB"\nlimit = "1s"\n[[peers]]\n[[peers]]', 1)]
 )
-def test_simulate_says_in_one_line_what_is_wrong(tmp_path: Path, text: str, code: int) -> None:
+def test_the_command_simulate_reports_a_mistake_in_one_line(
+    tmp_path: Path, text: str, code: int
+) -> None:
     path = tmp_path / "bad.toml"
     path.write_text(text)
     found, output = run("simulate", str(path))
     assert (found, output.count("\n")) == (code, 1)
 
 
-def test_status_needs_to_know_whom_to_ask() -> None:
+def test_the_command_status_needs_a_coordinator_to_ask() -> None:
     code, output = run("status")
     assert (code, output.count("\n")) == (2, 1)
 
 
-def test_scores_are_shown_alone() -> None:
+def test_the_option_scores_cannot_be_combined_with_others() -> None:
     for other in ("--watch", "--worker=box"):
         code, output = run("status", "--run-dir=nowhere", "--scores", other)
         assert (code, output.count("\n")) == (2, 1)
         assert "--scores cannot be used with" in output
 
 
-def test_no_sentence_of_the_help_is_cut() -> None:
+def test_no_sentence_of_the_help_is_truncated() -> None:
     for words in ([], ["token"], ["bench"], ["worker"], ["keep"]):
         shown = CliRunner().invoke(main, [*words, "--help"], terminal_width=80).output
         assert "..." not in shown.partition("--help")[2], shown
@@ -216,7 +218,7 @@ def test_the_help_shows_every_command_under_one_of_four_headings() -> None:
         assert shown.count(f"\n  {name} ") == 1, name
 
 
-def test_the_options_of_join_stand_under_headings() -> None:
+def test_the_options_of_join_are_grouped_under_headings() -> None:
     shown = CliRunner().invoke(main, ["join", "--help"]).output
     headings = [line for line in shown.splitlines() if line.endswith(":") and line[0] != " "]
     assert headings == [
@@ -248,7 +250,7 @@ def test_the_template_has_the_learners_table_too() -> None:
         (("cordn",), "echo2d: No such command 'cordn'. Did you mean `echo2d worker cordon`? See "),
     ],
 )  # fmt: skip
-def test_a_wrong_option_is_one_line(arguments: tuple[str, ...], said: str) -> None:
+def test_a_wrong_option_gives_one_line(arguments: tuple[str, ...], said: str) -> None:
     code, output = run(*arguments)
     assert code == 2
     assert output.startswith(said)

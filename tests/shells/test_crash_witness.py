@@ -104,7 +104,7 @@ def test_a_group_is_trained_without_the_sample_that_it_waited_for(tmp_path: Path
         "the sample was in the batch",
     ],
 )
-def test_no_other_sample_may_be_missing(
+def test_a_group_without_another_sample_is_reported(
     tmp_path: Path, records: list[CoordinatorRecord], fault: str
 ) -> None:
     with pytest.raises(AssertionError, match=f"group 1 {fault}"):
@@ -112,7 +112,7 @@ def test_no_other_sample_may_be_missing(
 
 
 @pytest.mark.parametrize("missing", [[], [LATE]])
-def test_a_complete_group_that_is_dropped_for_no_reason_is_lost(
+def test_a_complete_group_dropped_without_a_reason_counts_as_lost(
     tmp_path: Path, missing: list[int]
 ) -> None:
     complete = [*scored([each for each in ALL if each not in missing]), *left_out(*missing)]

@@ -17,7 +17,7 @@ EXTRAS = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]["option
 
 
 @pytest.mark.parametrize("extra", [name for name in EXTRAS if name != "dev"])
-def test_the_packages_themselves_are_named(extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_advice_names_the_missing_packages(extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = [f'{each}; extra == "{name}"' for name in EXTRAS for each in EXTRAS[name]]
     monkeypatch.setattr(importlib.metadata, "requires", lambda _: ["aiohttp>=3.10", *lines])
     words = shlex.split(install_command(extra))
@@ -25,11 +25,11 @@ def test_the_packages_themselves_are_named(extra: str, monkeypatch: pytest.Monke
     assert words[1:] == ["-m", "pip", "install", *EXTRAS[extra]]
 
 
-def test_this_installation_knows_its_extras() -> None:
+def test_an_installed_copy_knows_its_extras() -> None:
     assert "matplotlib" in install_command("plot")
 
 
-def test_under_pipx_and_uv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_advice_fits_pipx_and_uv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     assert install_command("plot").startswith(f"uv pip install --python {sys.executable} ")
     (tmp_path / "echo2d").mkdir()
@@ -38,7 +38,9 @@ def test_under_pipx_and_uv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert install_command("plot").startswith("pipx inject echo2d ")
 
 
-def test_a_checkout_that_was_never_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_advice_fits_a_checkout_that_was_never_installed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def requires(name: str) -> list[str]:
         raise importlib.metadata.PackageNotFoundError(name)
 

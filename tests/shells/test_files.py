@@ -15,7 +15,7 @@ def run(*arguments: str) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
-def test_every_folder_that_a_page_copies_from_is_there() -> None:
+def test_every_folder_that_a_page_copies_from_exists() -> None:
     for folder in ("examples", "grafana", "scenarios", "systemd"):
         if (REPO / folder).is_dir():
             assert (SHARE / folder).resolve() == (REPO / folder).resolve()
@@ -41,13 +41,13 @@ def test_the_files_are_listed_with_their_paths() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "..", "../core", "/etc", "systemd/none", "nothing"])
-def test_a_wrong_name_is_one_line(name: str) -> None:
+def test_a_wrong_name_gives_one_line(name: str) -> None:
     code, said = run(name)
     assert code == 2
     assert said.startswith(f"echo2d: no file or folder is called {name!r}; found: examples, ")
 
 
-def test_a_copy_needs_a_name(tmp_path: Path) -> None:
+def test_the_copy_command_needs_a_name(tmp_path: Path) -> None:
     code, said = run("--to", str(tmp_path))
     assert code == 2
     assert said.startswith("echo2d: --to: say which files to copy: examples, ")

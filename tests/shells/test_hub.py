@@ -81,7 +81,7 @@ def test_a_model_is_loaded_at_one_commit_without_programs(
     assert SECRET not in caplog.text
 
 
-def test_rows_are_the_parquet_files_of_one_split(served: LocalHub) -> None:
+def test_rows_are_read_from_the_parquet_files_of_one_split(served: LocalHub) -> None:
     found = hub.load_rows("o/rows:main/train")
     assert [each.name for each in found] == [
         "train-00000-of-00002.parquet",
@@ -104,7 +104,7 @@ def test_rows_are_the_parquet_files_of_one_split(served: LocalHub) -> None:
         (hub.load_rows, "o/none", "--rows o/none has no Parquet files on the hub"),
     ],
 )  # fmt: skip
-def test_a_name_that_cannot_be_loaded_is_one_line(
+def test_a_name_that_cannot_be_loaded_gives_one_line(
     served: LocalHub, load: object, name: str, said: str
 ) -> None:
     assert callable(load)
@@ -114,7 +114,7 @@ def test_a_name_that_cannot_be_loaded_is_one_line(
     assert SECRET not in str(refused.value)
 
 
-def test_without_the_hub_the_line_says_what_to_type_where_it_can_be_reached(
+def test_an_unreachable_hub_gives_a_line_with_the_command_for_another_host(
     served: LocalHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
@@ -127,7 +127,7 @@ def test_without_the_hub_the_line_says_what_to_type_where_it_can_be_reached(
         assert line in str(refused.value)
 
 
-def test_a_folder_that_exists_wins(served: LocalHub, tmp_path: Path) -> None:
+def test_an_existing_folder_is_preferred_to_the_hub(served: LocalHub, tmp_path: Path) -> None:
     assert hub.names_a_repository("o/m")
     (tmp_path / "o" / "m").mkdir(parents=True)
     assert not hub.names_a_repository("o/m")

@@ -31,12 +31,12 @@ def record(text: str, *values: object, second: int = 0) -> logging.LogRecord:
     return made
 
 
-def test_a_message_is_one_printable_line() -> None:
+def test_a_message_is_logged_as_one_printable_line() -> None:
     line = OneLine(FORMAT).format(record("name=%s", "box\nlevel=CRITICAL all is lost\x1b[2J"))
     assert line.endswith("level=INFO area=echo2d.test name=box level=CRITICAL all is lost [2J")
 
 
-def test_a_flood_is_cut_and_counted() -> None:
+def test_a_flood_of_messages_is_cut_and_counted() -> None:
     passes: Callable[[logging.LogRecord], object] = Throttle().filter
     kept = [number for number in range(3 * LINES_PER_S_MAX) if passes(record("%s", number))]
     assert kept == list(range(LINES_PER_S_MAX))
@@ -49,7 +49,7 @@ def test_a_flood_is_cut_and_counted() -> None:
     assert following.getMessage() == "on"
 
 
-def test_the_story_has_no_holes() -> None:
+def test_messages_about_the_story_of_a_run_are_never_dropped() -> None:
     passes: Callable[[logging.LogRecord], object] = Throttle().filter
     told = logging.LogRecord(STORY, logging.INFO, __file__, 1, "%s", ("leased",), None)
     assert all(passes(told) for _ in range(3 * LINES_PER_S_MAX))
@@ -69,7 +69,7 @@ def test_a_flood_of_one_kind_does_not_hide_another(caplog: pytest.LogCaptureFixt
     assert passed[-1].getMessage() == "frame an accusation"
 
 
-def test_text_and_json_say_the_same(caplog: pytest.LogCaptureFixture) -> None:
+def test_text_and_json_logs_have_the_same_facts(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     say(
         logging.getLogger("echo2d.test"),
@@ -101,7 +101,7 @@ def test_text_and_json_say_the_same(caplog: pytest.LogCaptureFixture) -> None:
     }
 
 
-def test_a_traceback_is_in_its_line() -> None:
+def test_a_traceback_is_logged_in_its_line() -> None:
     try:
         int("x")
     except ValueError:
@@ -124,7 +124,7 @@ def root() -> Iterator[logging.Logger]:
     root.setLevel(level)
 
 
-def test_a_child_logs_like_its_parent(root: logging.Logger, tmp_path: Path) -> None:
+def test_a_child_process_logs_like_its_parent(root: logging.Logger, tmp_path: Path) -> None:
     for expected in (
         (logging.DEBUG, True, None),
         (logging.INFO, False, None),
@@ -135,7 +135,7 @@ def test_a_child_logs_like_its_parent(root: logging.Logger, tmp_path: Path) -> N
     assert root.handlers
 
 
-def test_a_time_has_its_utc_offset() -> None:
+def test_a_time_in_the_log_has_its_utc_offset() -> None:
     made = record("on", second=1_700_000_000)
     texts = (OneLine(FORMAT).format(made).split()[0], json.loads(JsonLine().format(made))["time"])
     for text in texts:
@@ -179,7 +179,7 @@ def test_a_full_log_file_makes_room_and_no_line_is_lost(tmp_path: Path) -> None:
     assert sorted(file.name for file in tmp_path.iterdir()) == ["log", "log.1"]
 
 
-def test_a_log_file_that_was_moved_away_is_begun_again(tmp_path: Path) -> None:
+def test_a_log_file_that_was_moved_away_is_created_again(tmp_path: Path) -> None:
     """So logrotate may do it, too."""
     path = tmp_path / "log"
     file = LogFile(path)
@@ -190,6 +190,6 @@ def test_a_log_file_that_was_moved_away_is_begun_again(tmp_path: Path) -> None:
     assert ((tmp_path / "old").read_text(), path.read_text()) == ("before\n", "after\n")
 
 
-def test_a_log_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_a_log_file_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     with pytest.raises(OperatorFault, match=r"--log-file: cannot write .*/nix/log: No such file"):
         LogFile(tmp_path / "nix" / "log")

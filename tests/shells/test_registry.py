@@ -16,7 +16,7 @@ ENTRIES = [*ENGINES.values(), *FACTORIES, *SHAPES.values(), *TASKS.values()]
 
 
 @pytest.mark.parametrize("entry", ENTRIES)
-def test_every_entry_can_be_loaded(entry: str) -> None:
+def test_every_entry_of_the_registry_can_be_loaded(entry: str) -> None:
     assert callable(load(entry))
 
 
@@ -28,12 +28,12 @@ def test_every_entry_can_be_loaded(entry: str) -> None:
         (("join",), ENGINES),
     ],
 )
-def test_help_lists_the_names(command: tuple[str, ...], names: dict[str, object]) -> None:
+def test_the_help_lists_the_names(command: tuple[str, ...], names: dict[str, object]) -> None:
     shown = CliRunner().invoke(main, [*command, "--help"]).output
     assert f"[{'|'.join(names)}]" in shown
 
 
-def test_names_in_a_sentence() -> None:
+def test_names_are_joined_into_a_sentence() -> None:
     assert one_of({"a": 1}) == '"a"'
     assert one_of({"a": 1, "b": 2, "c": 3}) == '"a", "b" or "c"'
 

@@ -21,7 +21,7 @@ def manager(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ServiceM
         yield manager
 
 
-def test_a_life(manager: ServiceManager) -> None:
+def test_a_program_reports_start_readiness_and_stop(manager: ServiceManager) -> None:
     notifier = Notifier(manager.environment())
     notifier.starting("reading")
     assert manager.told() == {"STATUS": "reading"}
@@ -56,7 +56,7 @@ def test_a_program_that_stops_does_not_become_ready_again(manager: ServiceManage
     assert notifier.wait_s(None) is None, "nothing is due any more"
 
 
-def test_status_is_short(manager: ServiceManager) -> None:
+def test_a_long_status_is_shortened(manager: ServiceManager) -> None:
     Notifier(manager.environment()).starting("w" * 9999)
     assert manager.told() == {"STATUS": "w" * WORDS_MAX}
 
@@ -73,7 +73,7 @@ def test_status_is_short(manager: ServiceManager) -> None:
         ({"WATCHDOG_USEC": "2000000", "WATCHDOG_PID": "1"}, STATUS_S),
     ],
 )
-def test_a_watchdog_for_another_process_is_none(
+def test_a_watchdog_for_another_process_is_ignored(
     manager: ServiceManager, change: dict[str, str], every_s: float
 ) -> None:
     notifier = Notifier({**manager.environment(), **change})

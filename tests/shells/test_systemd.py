@@ -70,14 +70,14 @@ def command(unit: str) -> list[str]:
     )
 
 
-def test_there_is_one_for_each_program_and_the_deploy_page_names_it() -> None:
+def test_each_program_has_a_unit_that_the_deploy_page_names() -> None:
     assert UNITS == ["echo2d-coordinate.service", "echo2d-join@.service", "echo2d-learner.service"]
     page = (REPO / "docs" / "guide" / "deploy.md").read_text()
     assert [path.name for path in FOLDER.iterdir() if path.name not in page] == []
 
 
 @pytest.mark.parametrize("unit", UNITS[:2])
-def test_the_command_takes_these_options(unit: str) -> None:
+def test_the_command_of_a_unit_accepts_its_options(unit: str) -> None:
     program, name, *options = command(unit)
     assert Path(program).name == "echo2d"
     taken = cli.main.commands[name].make_context(name, options).params
@@ -86,7 +86,7 @@ def test_the_command_takes_these_options(unit: str) -> None:
     )
 
 
-def test_the_learner_takes_these_options() -> None:
+def test_the_learner_accepts_the_options_of_its_unit() -> None:
     program, *options = command("echo2d-learner.service")
     assert (Path(program).name, options[0]) == ("echo2d", "learn")
     taken = _parse(options[1:])
@@ -129,14 +129,14 @@ def test_the_examples_fit_the_units_and_each_other() -> None:
 
 
 @pytest.mark.parametrize("unit", UNITS)
-def test_the_keys_of_a_unit_are_known_to_systemd_247(unit: str) -> None:
+def test_systemd_247_knows_every_key_of_a_unit(unit: str) -> None:
     assert NEWER & keys_of(unit).keys() == set()
     assert keys_of("restart-steps.conf").keys() >= NEWER
     assert seconds(keys_of(unit)["RestartSec"][0]) >= 10, "no other delay is known there"
 
 
 @pytest.mark.parametrize("unit", UNITS)
-def test_how_a_unit_starts_again_and_ends(unit: str) -> None:
+def test_a_unit_declares_how_it_restarts_and_ends(unit: str) -> None:
     keys = keys_of(unit)
     assert (keys["Type"], keys["Restart"], keys["KillMode"]) == (
         ["notify"],
@@ -196,7 +196,7 @@ def test_systemd_understands_every_line(tmp_path: Path, unit: str, drop_in: str)
 
 
 @needs_systemd
-def test_systemd_would_say_what_is_wrong(tmp_path: Path) -> None:
+def test_systemd_finds_a_planted_mistake(tmp_path: Path) -> None:
     environment = installed(tmp_path)
     unit = tmp_path / UNITS[0]
     unit.write_text(unit.read_text().replace("KeyringMode=private", "KeyringMode=prvate"))
@@ -205,7 +205,7 @@ def test_systemd_would_say_what_is_wrong(tmp_path: Path) -> None:
 
 @needs_systemd
 @pytest.mark.parametrize("name", EXPOSURE_MAX)
-def test_little_is_open_to_them(tmp_path: Path, name: str) -> None:
+def test_a_unit_gives_its_program_few_rights(tmp_path: Path, name: str) -> None:
     """systemd's own measure: 0 is shut in, 10 is root; most services of a distribution have 9.6."""
     environment = installed(tmp_path, name if name in DROP_INS else "")
     unit = tmp_path / DROP_INS.get(name, name)

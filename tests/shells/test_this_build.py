@@ -65,6 +65,6 @@ def test_a_wheel_from_a_coordinator_names_the_coordinators_build(tmp_path: Path)
         assert build_name(tmp_path) == expected
 
 
-def test_our_name_fits_and_is_shown_as_it_is() -> None:
+def test_the_name_of_this_build_fits_and_is_shown_unchanged() -> None:
     assert len(THIS_BUILD.name) <= BUILD_CHARS_MAX
     assert THIS_BUILD.shown == THIS_BUILD.name

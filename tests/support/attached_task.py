@@ -1,4 +1,4 @@
-"""A task whose prompts have attachments: one that all prompts share, and one of its own for each."""
+"""A task whose prompts have attachments: all prompts share one, and each prompt has one of its own."""
 
 from collections.abc import Sequence
 

@@ -25,15 +25,17 @@ from tests.support.coordinator_world import World, publish_step, rules, version_
 LIE = (9, 9, 1)  # what liars write; honest workers of a `MemoryRun` write (3, x, 1)
 MIXED_K = 0.6  # nats
 INT8_K = 0.3
-INT8_LOGPROB = b"\0\0\0\xc0"  # -2.0, by which answers of workers in int8 are known
+INT8_LOGPROB = b"\0\0\0\xc0"  # -2.0, which marks answers of workers in int8
 LEARNT = LimitsLearnt("torch", 0.1, 0.002, 0)
 
 
 class AuditedWorld(World):
-    """A world whose auditor sees lies, unless it is away. told: what audits told. mixes: workers that
-    refit in place: each answer was begun under the version before, and MIXED_K is found of the rest.
-    INT8_K is found of what workers with quantized weights write. episodes: the task is an environment.
-    scored: what the auditor was asked about.
+    """A world whose auditor recognises lies, unless it is away. It measures INT8_K for answers of workers with
+    quantized weights.
+
+    told: the results of audits. mixes: workers that refit in place: each of their answers begins under the version
+    before, and the auditor measures MIXED_K for the rest. episodes: the task is an environment. scored: the answers
+    that the auditor was ordered to score.
     """
 
     def __init__(
@@ -112,7 +114,7 @@ class AuditedWorld(World):
         return super().step_workers() or any(lied)
 
     def lie(self, name: str) -> bool:
-        """This worker finishes everything that it has with made-up tokens; whether it had any."""
+        """Finish all of this worker's samples with made-up tokens. Returns whether it had any."""
         peer = self.peers[name]
         said = 0
         while peer.open and not peer.closed:
@@ -123,7 +125,7 @@ class AuditedWorld(World):
 
 
 def _mixed(result: SampleFinished) -> SampleFinished:
-    """The same, but its first token is of the version before, if there is one."""
+    """The same result, except that the version before, if there is one, wrote its first token."""
     (span,) = result.spans
     if not span.version:
         return result
@@ -133,8 +135,8 @@ def _mixed(result: SampleFinished) -> SampleFinished:
 
 
 def started(*names: str, auditor: bool = True, **changes: Any) -> AuditedWorld:
-    """Version 0 is served by these workers. "mine" is trusted, and so is "mine-int8", one of those
-    that compute in int8.
+    """A world in which these workers serve version 0. "mine" and "mine-int8" are trusted; workers whose names end in
+    "int8" compute in int8.
     """
     world = AuditedWorld(**changes)
     world.connect("seed", kind="seed", slots=0)

@@ -44,7 +44,7 @@ def numbered(members: Sequence[Trajectory]) -> tuple[Trajectory, ...]:
 
 
 def with_given(written: Trajectory, at: int, tokens: Sequence[int]) -> Trajectory:
-    """The trajectory with these given tokens before its output token `at`, and one turn more."""
+    """The trajectory with one turn more, and with these given tokens before its output token `at`."""
     count = len(tokens)
 
     def moved(place: int) -> int:

@@ -16,7 +16,7 @@ from tests.support.coordinator_world import (
 
 
 def running(*workers: str, steps: int = 1, **changes: Any) -> World:
-    """They serve version `steps`, each version after the first having come as a delta."""
+    """A run whose workers serve version `steps`; each version after the first arrived as a delta."""
     world = World(rules(**changes))
     world.connect("seed", kind="seed", slots=0)
     for name in workers:
@@ -36,18 +36,18 @@ def bases(world: World) -> list[str | None]:
 
 
 def newcomer(world: World, name: str, stands: int | None = None) -> FakePeer:
-    """One that comes with this version in its slot."""
+    """A worker that joins with this version in its slot."""
     key = None if stands is None else version_key(stands)
     world.peers[name] = FakePeer(name, "worker", 4, world.peers["seed"].session, stands=key)
     return world.connect(name)
 
 
 def served(world: World) -> set[int | None]:
-    """The versions that its workers serve."""
+    """The versions that the run's workers serve."""
     serving = [worker.serving for worker in world.state.status().workers]
     return {None if version is None else version.version for version in serving}
 
 
 def taken_order(world: World) -> EncodeVersion:
-    """The newest catch-up."""
+    """The newest order to catch up."""
     return [order for order in orders(world) if order.aside][-1]

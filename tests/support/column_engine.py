@@ -1,4 +1,4 @@
-"""An engine that writes columns. They say which token they belong to, so that each can be checked anywhere."""
+"""An engine that writes columns. Each value names its token, so a test can check it anywhere."""
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace

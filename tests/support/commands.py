@@ -18,7 +18,7 @@ OURS = re.compile(r"(\S*/)?(echo2d|make|python3?) ")
 
 
 def command_lines(text: str) -> Iterator[str]:
-    """What stands behind a prompt or in an indented block, or in a code span, without comments."""
+    """The command lines after a prompt, in an indented block or in a code span, without comments."""
     text = text.replace("\\\n", " ")
     lines = re.findall(
         r"^[$#] (.+)$", "".join(re.findall(r"```console\n(.*?)```", text, re.DOTALL)), re.MULTILINE
@@ -26,13 +26,13 @@ def command_lines(text: str) -> Iterator[str]:
     lines += re.findall(r"^    ((?:\S*/)?(?:echo2d|make|python3?) .+)$", text, re.MULTILINE)
     spans = re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
     for line in [*lines, *spans]:
-        # An optional part counts as given, and quotes may hold a separator.
+        # Optional parts are read as if they were given. A separator inside quotes does not separate.
         bare = re.sub(r"\[(--[^]]*)\]", r"\1", re.sub(r" +#.*$", "", line))
         yield from re.split(r""" -- (?=/)|(?: && |; | \| | &$)(?=(?:[^"]*"[^"]*")*[^"]*$)""", bare)
 
 
 def wrong(line: str) -> str:
-    """What is wrong with the command; empty if nothing is, or if it is another program's."""
+    """What is wrong with the command; empty if it is right, or belongs to another program."""
     if OURS.match(line) is None:
         return ""
     words = shlex.split(line)

@@ -13,9 +13,10 @@ from echo2d.core.protocol.control_messages import TO_PEER, SampleAnswered
 
 
 class Tap:
-    """Passes connections on to wherever the coordinator of `run_dir` listens now; closed while it does not.
+    """Passes connections on to the address at which the coordinator of `run_dir` listens now. While the coordinator
+    does not listen, the tap is closed.
 
-    acknowledged: "lease.attempt.sample" of every result that a worker was told is kept.
+    acknowledged: "lease.attempt.sample" of every result that the coordinator acknowledged to a worker.
     """
 
     def __init__(self, run_dir: Path) -> None:
@@ -70,7 +71,7 @@ async def _pass_on(
     to_down: asyncio.StreamWriter,
     answers: "Answers",
 ) -> None:
-    """Until either end closes."""
+    """Pass bytes on until either end closes."""
     try:
         async with asyncio.TaskGroup() as ways:
             ways.create_task(_copy(down, to_up, lambda _: None))
@@ -90,7 +91,7 @@ async def _copy(
 
 
 class Answers:
-    """Reads what a coordinator says on one connection, if that is a control link: HTTP head, then WebSocket frames."""
+    """Reads the coordinator's messages on one connection if it is a control link: HTTP head, then WebSocket frames."""
 
     def __init__(self, acknowledged: set[str]) -> None:
         self._acknowledged = acknowledged
@@ -110,7 +111,7 @@ class Answers:
             self._note(payload)
 
     def _frame(self) -> bytes | None:
-        """The payload of the next whole frame (empty for all but binary ones). A server's frames are not masked."""
+        """The payload of the next whole frame (empty unless it is binary). A server's frames are not masked."""
         if len(self._bytes) < 2:
             return None
         more = {126: 2, 127: 8}.get(self._bytes[1], 0)
@@ -123,7 +124,7 @@ class Answers:
         return payload if opcode == 0x82 else b""
 
     def _note(self, payload: bytes) -> None:
-        with contextlib.suppress(Exception):  # the handshake's messages are of another codec
+        with contextlib.suppress(Exception):  # messages of the handshake have another codec
             message = TO_PEER.decode(payload)
             if isinstance(message, SampleAnswered) and message.accepted:
                 self._acknowledged.add(f"{message.lease}.{message.attempt}.{message.sample}")

@@ -1,4 +1,4 @@
-"""A worker without an engine on a real control link: it says what the test has it say."""
+"""A worker without an engine on a real control link: it sends the messages that the test chooses."""
 
 import asyncio
 import random
@@ -15,7 +15,7 @@ from echo2d.runtime.run_dir.tokens import create_token
 from echo2d.this_build import THIS_BUILD
 from tests.support import hello
 
-# The first one of a worker: it knows neither the run nor an address of its own.
+# The first hello of a worker, which knows neither the run nor an address of its own.
 HELLO = replace(hello.HELLO, run_id=None, listen=None, build=THIS_BUILD)
 
 
@@ -43,7 +43,7 @@ class Owner:
         await self.ended.put(reason)
 
     async def hears(self, kind: type) -> Any:
-        """The next message of this kind; others are passed over."""
+        """The next message of this kind; messages of other kinds are skipped."""
         while not isinstance(message := await self.heard.get(), kind):
             pass
         return message

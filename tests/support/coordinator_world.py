@@ -1,4 +1,4 @@
-"""A `MemoryRun` for tests: it checks the state after every event, and what must hold of every batch.
+"""A `MemoryRun` for tests: it checks the state after every event, and the invariants of every batch.
 
 `slow`, `closed`, `receive_only` and `reward` change what its peers and its task do. `crash` forgets
 everything but the ledger.
@@ -70,7 +70,7 @@ RULES = RunRules(
 
 
 def rules(before: Any = None, **keys: Any) -> RunRules:
-    """The same rules with other values. keys: also those of [dissemination], and of [activation] but for its mode."""
+    """The default rules with other values; also keys of [dissemination], and of [activation] except its mode."""
     parts, before = {}, before or RULES
     for part in ("dissemination", "activation"):
         table = getattr(before, part)
@@ -82,7 +82,7 @@ def rules(before: Any = None, **keys: Any) -> RunRules:
 
 
 def with_room(before: RunRules, max_new_tokens: int) -> RunRules:
-    """The same rules with so many tokens per answer."""
+    """The same rules with this many tokens per answer."""
     tasks = tuple(replace(task, max_new_tokens=max_new_tokens) for task in before.tasks)
     return replace(before, tasks=tasks)
 
@@ -99,9 +99,9 @@ class World(MemoryRun):
     """See the module docstring.
 
     actions: of the last event. done: versions that may be deleted. closed: peers that nobody can
-    dial. slow: peers to whom no version gets through. kept: durable results. step_of: the step of
-    every group that was ever frozen. digests: of the frozen batches. ends: by task, how many prompts
-    it has. rows: the name of the row of a prompt.
+    dial. slow: peers at which no version arrives. kept: durable results. step_of: the step of
+    every group that was ever frozen. digests: of the frozen batches. ends: by task, its number of
+    prompts. rows: returns the name of a prompt's row.
     """
 
     def __init__(self, the_rules: RunRules = RULES) -> None:
@@ -117,7 +117,7 @@ class World(MemoryRun):
         self.kept: set[tuple[HeldLease, int]] = set()
         self.step_of: dict[GroupId, int] = {}
         self.digests: dict[int, Digest] = {}
-        # Of every lease ever granted.
+        # The group of every lease ever granted.
         self.groups: dict[HeldLease, GroupId] = {}
         super().__init__(the_rules)
 
@@ -127,7 +127,7 @@ class World(MemoryRun):
         return self.actions
 
     def pass_time(self, seconds: float) -> None:
-        """Let the clock run; every deadline on the way is met at its time."""
+        """Move the clock ahead; every deadline in this time is handled when it is due."""
         end = self.now + seconds
         for _ in range(1000):
             wake_at = self.state.wake_at()
@@ -140,7 +140,7 @@ class World(MemoryRun):
         self.now = end
 
     def crash(self) -> None:
-        """The coordinator dies and comes back; so does the seed. Everything under way is lost."""
+        """Kill the coordinator and the seed, and start both again. All messages under way are lost."""
         self.pending.clear()
         self.now += 1.0
         self.state = self._boot()
@@ -210,7 +210,7 @@ class World(MemoryRun):
                 pass
 
     def _check_frozen(self, step: int, digest: Digest, groups: tuple[GroupId, ...]) -> None:
-        """I1, I5: what is frozen is whole, fresh and of unrevoked versions; and never of two steps (I4)."""
+        """Frozen groups are whole (I5), fresh, of unrevoked versions (I1), and never in two steps (I4)."""
         size, counts = self.rules.group_size, min if self.rules.over_stale == "mask" else max
         assert len(set(groups)) == self.rules.trajectories_per_step // size
         for group in groups:
@@ -253,7 +253,7 @@ class World(MemoryRun):
             super()._root(peer, root)
 
     def _check_batch(self, reply: Reply) -> None:
-        """A batch that is given out is the one that was frozen, whatever happened since (I4)."""
+        """The learner always gets the batch that was frozen (I4)."""
         if isinstance(reply.body, bytes):
             batch: BatchBody = unpack_batch(reply.body)
             assert reply.digest == batch_digest(reply.body) == self.digests[batch.step]
@@ -272,7 +272,7 @@ def train(
     prefetch: bool = False,
     planned: int = 0,
 ) -> None:
-    """An ideal learner from a session on: with ideal workers it never waits for ever."""
+    """Train as an ideal learner that opens its session first; with ideal workers it never waits for ever."""
     assert world.open_session(start, steps=planned).status == 200
     assert world.publish(start).status == 200
     published = start
@@ -295,7 +295,7 @@ def train(
 
 
 def publish_step(world: World, step: int) -> None:
-    """Train it, and publish what it makes."""
+    """Train this step, and publish its version."""
     request = world.ask_batch(step)
     world.work()
     digest = world.replies[request].digest
@@ -314,7 +314,7 @@ def form_of(world: World) -> FormId:
 
 
 class Kept(World):
-    """A world whose records are kept in order."""
+    """A world that keeps all records in order."""
 
     def __init__(self) -> None:
         self.records: list[CoordinatorRecord] = []

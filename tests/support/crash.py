@@ -1,11 +1,11 @@
-"""A short real run with a `kill -9` or two in it, and what must be true afterwards.
+"""A short real run with one or two `kill -9` in it, and what must be true afterwards.
 
 There are two witnesses. Neither asks the processes that are killed:
 
-- the `Tap` between the coordinator and everybody else knows which results were acknowledged to a
-  worker;
-- triggers in the ledger itself (`watch_ledger`) keep, in its own transactions, what was written to
-  it and what left it: the learner's checkpoints delete most of it.
+- the `Tap` between the coordinator and all other processes knows which results were acknowledged to
+  a worker;
+- triggers in the ledger (`watch_ledger`) record all rows that are written or deleted, in the same
+  transactions; without them most rows would be lost, because the learner's checkpoints delete them.
 """
 
 import contextlib
@@ -37,12 +37,12 @@ STEPS = 8
 GROUPS = 4  # of each batch
 GROUP_SIZE = 8
 LATE_MAX = max(1, GROUP_SIZE // 8)  # samples that a group may be trained without (`group_patience`)
-STALENESS = 1  # as the site has it
-STEP_FLOOR_S = 0.2  # a step takes at least this long: there is time to kill something
+STALENESS = 1  # the site's policy.staleness_max
+STEP_FLOOR_S = 0.2  # a step takes at least this long, so that there is time to kill a process
 CHECKPOINT_EVERY = 3
-START_UP_S = 6.0  # in which a program starts, more or less
-AGAIN = 0.3  # of the drawn points have a second kill
-RUN_S_MAX = 120.0  # it takes 15 s where nothing else runs
+START_UP_S = 6.0  # about the time in which a program starts
+AGAIN = 0.3  # share of the drawn points that have a second kill
+RUN_S_MAX = 120.0  # a run takes 15 s on an idle machine
 
 Story = list[tuple[str, Any, Any, Any, Any]]
 
@@ -70,7 +70,7 @@ CREATE TRIGGER told_end BEFORE DELETE ON groups BEGIN
 
 
 def watch_ledger(path: Path, more: str = "") -> None:
-    """Make the ledger of a run that is about to start, with its witness. more: further triggers."""
+    """Make the ledger of a run that has not started yet, with the triggers of the witness. more: further triggers."""
     path.parent.parent.mkdir(parents=True, exist_ok=True)
     RunDirectory(path.parent)
     Ledger.open(path).close()
@@ -79,15 +79,15 @@ def watch_ledger(path: Path, more: str = "") -> None:
 
 
 def read_story(path: Path) -> Story:
-    """What the ledger went through so far, in order."""
+    """All changes of the ledger so far, in order."""
     with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as ledger:
         return ledger.execute("SELECT what, a, b, c, d FROM story ORDER BY at").fetchall()
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """What is killed, and when: each delay counts from this train step (0: from the start) or from
-    the new start.
+    """The process that is killed, and when. The first delay counts from this train step (0: from the
+    start of the run), the second one from the restart of the process.
 
     also: other kinds that are killed at the same moment, before anything starts again.
     """
@@ -99,7 +99,7 @@ class Point:
 
     @staticmethod
     def draw(rng_seed: int) -> "Point":
-        """Any moment but in the last two steps; sometimes a second one, while it recovers."""
+        """Draw a kill before the last two steps, and sometimes a second kill while the process recovers."""
         rng = random.Random(rng_seed)
         step = rng.randrange(STEPS - 1)
         delay_s = rng.uniform(0.0, STEP_FLOOR_S if step else START_UP_S)
@@ -132,7 +132,7 @@ class CrashSite(Site):
         return CoordinatorConfig.load(self.config).policy.group_patience
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
-        """A program that ends by itself meanwhile is a failure."""
+        """Wait. It is a failure if a program ends by itself meanwhile."""
         deadline = time.monotonic() + RUN_S_MAX
         while not condition():
             self.programs.check()
@@ -179,10 +179,10 @@ def strike(
 ) -> Story | None:
     """Kill processes of these kinds, and start again those without a supervisor.
 
-    Returns what the ledger had gone through just before, or None if the learner had ended: too
-    late.
+    Returns the story of the ledger just before the kill, or None: the learner had ended, and
+    nothing was killed.
     """
-    time.sleep(delay_s)  # a moment like any other
+    time.sleep(delay_s)  # any moment may be hit
     names = {
         kind: {"worker": "worker-1", "learner": learner.name}.get(kind, kind) for kind in kinds
     }
@@ -226,7 +226,7 @@ def _unsettled(status: dict[str, Any], whole: int, workers: int) -> dict[str, tu
 
 
 def whole_groups(path: Path) -> int:
-    """Groups in the ledger of which each sample is scored or left out, and that are in no batch."""
+    """The groups in the ledger that are in no batch and whose samples are all scored or left out."""
     with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as ledger:
         (count,) = ledger.execute(
             "SELECT count(*) FROM (SELECT group_id FROM (SELECT group_id, sample FROM samples "
@@ -241,7 +241,7 @@ def whole_groups(path: Path) -> int:
 def balance(
     story: Story, rows: list[dict[str, Any]], acknowledged: set[str], *, patience: float
 ) -> None:
-    """Everything that the two witnesses and the learner wrote down fits together."""
+    """Check that the records of the two witnesses and of the learner agree."""
     nothing_is_lost(story, acknowledged)
     batches = batches_stay(story)
     trained = samples_are_whole(story, GROUP_SIZE, late_max=LATE_MAX if patience else 0)
@@ -250,7 +250,7 @@ def balance(
 
 
 def nothing_is_lost(story: Story, acknowledged: set[str]) -> None:
-    """Every acknowledged result is in the ledger once; no whole group left it for no reason."""
+    """Every acknowledged result is in the ledger once; every whole group that was deleted had a reason."""
     kept = [what for what in story if what[0] == "kept"]
     assert acknowledged, "the tap has heard nothing"
     assert acknowledged <= {result for _, _, _, result, _ in kept}, (
@@ -263,7 +263,7 @@ def nothing_is_lost(story: Story, acknowledged: set[str]) -> None:
     groups: dict[int, GroupRows] = defaultdict(GroupRows)
     revoked: set[tuple[int, bytes]] = set()
     batched: set[int] = set()
-    newest = 0  # step whose batch is frozen
+    newest = 0  # the newest step whose batch is frozen
     for what, first, second, third, fourth in story:
         groups[first].note(what, second, third)
         match what:
@@ -285,7 +285,7 @@ def nothing_is_lost(story: Story, acknowledged: set[str]) -> None:
 
 
 def batches_stay(story: Story) -> dict[int, tuple[bytes, list[int]]]:
-    """Each step has one batch for ever: its digest and its groups."""
+    """A step's batch never changes: neither its digest nor its groups."""
     found: dict[int, set[tuple[bytes, str]]] = defaultdict(set)
     for what, step, digest, groups, _ in story:
         if what == "frozen":
@@ -302,14 +302,14 @@ def batches_stay(story: Story) -> dict[int, tuple[bytes, list[int]]]:
 
 @dataclass(slots=True)
 class GroupRows:
-    """The rows of one group in the ledger so far, by sample. left_out: what the group declares."""
+    """The rows of one group in the ledger so far, by sample. left_out: samples that the group declares as left out."""
 
     kept: set[int] = field(default_factory=set)
     rewards: dict[int, float] = field(default_factory=dict)
     left_out: set[int] = field(default_factory=set)
 
     def note(self, what: str, sample: int, reward: float) -> None:
-        """An entry of the story that is about this group, or not about a group."""
+        """Take in an entry of the story. Entries that are about no group are ignored."""
         match what:
             case "kept":
                 self.kept.add(sample)
@@ -342,7 +342,7 @@ def samples_are_whole(story: Story, size: int, *, late_max: int) -> dict[int, se
 
 
 def steps_are_whole(story: Story, batches: Mapping[int, tuple[bytes, list[int]]]) -> None:
-    """Steps are committed in order without a gap, each group in one step only."""
+    """Steps are committed in order without a gap, and each group is in one step only."""
     steps = list(range(1, STEPS + 1))
     resumed = {epoch: resume_step for what, epoch, resume_step, *_ in story if what == "epoch"}
     for epoch, resume_step in resumed.items():
@@ -365,7 +365,7 @@ def learner_agrees(
     batches: Mapping[int, tuple[bytes, list[int]]],
     trained: Mapping[int, set[int]],
 ) -> None:
-    """Its own rows name the same batches and as many samples, within the bound, and go on where its checkpoint was."""
+    """The learner's metrics have the same batches and numbers of samples, none too stale, and resume at checkpoints."""
     resumed = {epoch: resume_step for what, epoch, resume_step, *_ in story if what == "epoch"}
     assert {row["step"] for row in rows} == set(range(1, STEPS + 1))
     for row in rows:

@@ -20,7 +20,7 @@ def panels() -> list[dict[str, Any]]:
 
 
 def expressions() -> Iterator[tuple[str, str]]:
-    """The title of each panel with each of its expressions, as Prometheus is asked by Grafana."""
+    """The title of each panel with each of its expressions, as Grafana sends them to Prometheus."""
     for panel in panels():
         for target in panel.get("targets", []):
             expr = target["expr"].replace("$__rate_interval", "1m").replace("$instance", ".*")

@@ -11,7 +11,7 @@ def no_descriptor_left() -> Iterator[None]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     lowest = os.open("/dev/null", os.O_RDONLY)
     os.close(lowest)
-    # The next file would get this number; a limit below some that are open is allowed.
+    # The next file would get this number. The limit may be below the numbers of open files.
     resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
     try:
         yield

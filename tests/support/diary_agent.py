@@ -1,10 +1,10 @@
-"""An agent outside that keeps a diary, and after its death goes on with the tickets that it holds.
+"""An outside agent that keeps a diary, and when it is started again continues with the tickets that it holds.
 
     python -m tests.support.diary_agent TOKEN_FILE DIARY
 
-Each entry is in the file before the agent goes on: what it took, asked, was told, and how it ends an episode.
-The same call is made again over deaths of the coordinator, after a death of the agent, and sometimes for no
-reason. SIGTERM: it ends the episodes that it holds, and takes no others.
+Before the agent does anything else, it writes down each ticket that it took, each call and its answer, and how it
+ends an episode. It repeats a call when the coordinator has died, when the agent itself has died, and sometimes for
+no reason. After SIGTERM it ends the episodes that it holds, and takes no others.
 """
 
 import asyncio
@@ -28,15 +28,15 @@ from tests.support.witnessed_game import TURNS, worth
 AT_ONCE = 12
 WAIT_S = 2
 RETRY_S = 0.1
-ASKED_AGAIN = 0.2  # of the calls are made twice
+ASKED_AGAIN = 0.2  # share of the calls that are made twice
 
 
 class OverError(Exception):
-    """Nobody wants this episode any more."""
+    """The coordinator no longer needs this episode."""
 
 
 class Diary:
-    """entries: those of all lives before this one."""
+    """entries: of all earlier processes of the agent."""
 
     def __init__(self, path: Path) -> None:
         self.entries = read_diary(path)
@@ -54,7 +54,7 @@ def read_diary(path: Path) -> list[dict[str, Any]]:
 
 
 class Past:
-    """What earlier lives wrote down about a ticket."""
+    """The entries of earlier processes about a ticket."""
 
     def __init__(self, entries: Iterable[Mapping[str, Any]]) -> None:
         self.taken: Mapping[str, Any] = {}
@@ -70,7 +70,7 @@ class Past:
                     self.said.append((entry["asked"], entry["said"]))
                     self.is_asking = False
                 case "ending":
-                    # The last call may not be made again behind an end.
+                    # After an end, the last call may not be repeated.
                     self.is_asking = True
                 case "ended" | "over" | "refused":
                     self.is_over = True
@@ -85,7 +85,7 @@ class Player:
         self.is_ending = False
 
     async def keep_playing(self, pasts: list[Past]) -> None:
-        """First the episodes that an earlier life holds, then new ones."""
+        """Play the episodes that an earlier process held, then new ones."""
         while pasts:
             await self.play(pasts.pop())
         while not self.is_ending:
@@ -106,13 +106,13 @@ class Player:
 
     async def _play(self, ticket: str, digits: Sequence[int], past: Past) -> None:
         if past.said and not past.is_asking:
-            # The same call again, in another life.
+            # Repeat the last call of an earlier process.
             await self._call(ticket, past.said[-1][0])
         tokens, answers, written = [OPENING, *digits], [], []
         for turn in range(TURNS):
             if turn:
                 tokens += [WRONG, *digits]
-            # A call that was made again is in the diary more than once.
+            # A repeated call is in the diary more than once; its first answer counts.
             before = next((said for asked, said in past.said if asked == tokens), None)
             said = before or await self._call(ticket, tokens)
             if before is None and random.random() < ASKED_AGAIN:
@@ -136,7 +136,7 @@ class Player:
         return said
 
     async def _post(self, path: str, body: dict[str, Any], secret: str) -> dict[str, Any] | None:
-        """The reply; what the coordinator cannot do now is asked again. None: no ticket is needed any more."""
+        """The reply. A request that the coordinator cannot serve now is repeated. None: no more tickets are needed."""
         headers = {"Authorization": f"Bearer {secret}"}
         while True:
             try:
@@ -148,7 +148,7 @@ class Player:
                     return said
                 if reply.status == 410:
                     raise OverError(said)
-                # A coordinator that runs reads new tokens now and then.
+                # A running coordinator reads new tokens only from time to time, so a new token may be refused first.
                 is_new = reply.status == 401 and path == "/v1/episodes"
                 if reply.status not in (429, 503) and not is_new:
                     self._diary.write("refused", secret, status=reply.status, why=said, path=path)

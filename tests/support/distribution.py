@@ -23,7 +23,7 @@ build_meta.build_wheel(directory)
 
 
 def build_distribution(directory: Path) -> Path:
-    """Build wheel and sdist of the files that git knows into the directory; return the wheel."""
+    """Build wheel and sdist from the files that git tracks, into the directory. Returns the wheel."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached"], cwd=REPO, check=True, capture_output=True, text=True
     )
@@ -51,7 +51,7 @@ def read_metadata(wheel: Path) -> str:
 
 
 def lowest_requirements(wheel: Path, extras: tuple[str, ...]) -> Iterator[str]:
-    """`name==lowest` for each package that the wheel needs here, with these extras."""
+    """`name==lowest` for each package that the wheel with these extras needs on this machine."""
     for line in HeaderParser().parsestr(read_metadata(wheel)).get_all("Requires-Dist", []):
         needed = Requirement(line)
         if needed.marker is None or any(needed.marker.evaluate({"extra": e}) for e in extras):

@@ -29,15 +29,15 @@ from echo2d.errors import EngineFault
 from tests.support.engine_harness import CONTEXT_MAX, VOCAB_SIZE, Harness, label
 
 PROMPT = [5, 9, 2, 33, 7]
-# So many tokens of a version tell it from every other one. A single token does not: in int8 one of 13 has a logprob
-# that another version gives it too, as near as the engine's error.
+# This many tokens of a version distinguish it from every other one. A single token does not: in int8, another version
+# gives one token in 13 the same logprob, within the engine's error.
 TELLING_TOKENS = 16
 ENDLESS = GenerateRequest("endless", PROMPT, samples=2, max_new_tokens=CONTEXT_MAX - 100)
 SHORT = GenerateRequest("short", PROMPT, samples=3, max_new_tokens=12)
 
 
 class Sample:
-    """The deltas of one sample put together, checked as they come."""
+    """The joined deltas of one sample, each checked when it arrives."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
@@ -86,7 +86,7 @@ class Collected:
             self._changed.notify_all()
 
     async def until(self, reached: Callable[[Sample], bool]) -> None:
-        """Wait until every sample has reached something."""
+        """Wait until `reached` is true for every sample."""
         async with self._changed:
             await self._changed.wait_for(
                 lambda: self._ended or all(reached(sample) for sample in self.samples)
@@ -97,7 +97,7 @@ class Collected:
             )
 
     async def enough_of(self, version: int) -> None:
-        """Wait until this version has written enough of every sample for `check_logprobs`."""
+        """Wait until this version has written enough tokens of every sample for `check_logprobs`."""
         await self.until(lambda sample: sample.labels.count(label(version)) >= TELLING_TOKENS)
 
     def finishes(self) -> list[FinishReason | None]:
@@ -113,7 +113,7 @@ async def generated(engine: Engine, request: GenerateRequest) -> Collected:
 
 @asynccontextmanager
 async def running(engine: Engine, *requests: GenerateRequest) -> AsyncIterator[list[Collected]]:
-    """The requests, each with a task that reads it and with output from every sample; at the end they are aborted."""
+    """Run the requests, each read by a task of its own, once every sample has output. At the end abort them."""
     collected = [Collected(request) for request in requests]
     async with asyncio.TaskGroup() as tasks:
         for one in collected:
@@ -130,7 +130,7 @@ async def in_files(harness: Harness, version: int) -> Mapping[str, object]:
 
 
 def check_logprobs(harness: Harness, collected: Collected) -> None:
-    """Every token has the logprob that the version named by its span gives it."""
+    """Every token has the logprob that it has under the version of its span."""
     request = collected.request
     for sample in collected.samples:
         for version in sorted({int(name.partition("-")[0]) for name in sample.labels}):
@@ -271,7 +271,7 @@ class EngineContract:
         assert outputs[0] == outputs[1]
 
     async def test_a_sample_has_a_seed_of_its_own(self, harness: Harness, engine: Engine) -> None:
-        """Whoever it shares a request with."""
+        """Its tokens do not depend on the other samples of its request."""
         if not harness.repeats:
             pytest.skip("this engine draws from a generator that all its requests share")
         together = await generated(
@@ -331,7 +331,7 @@ class EngineContract:
     async def test_a_refit_says_how_many_tokens_it_computes_again(
         self, harness: Harness, engine: Engine
     ) -> None:
-        """Prompt and output so far of every sample that goes on; an idle engine has none."""
+        """They are the prompt and the output so far of every sample that continues; an idle engine has none."""
         requests = [ENDLESS, replace(ENDLESS, request_id="other", prompt=[1], samples=3)]
         async with running(engine, *requests) as outputs:
             report = await engine.refit(harness.snapshot(1), label(1))
@@ -357,7 +357,7 @@ class EngineContract:
             await output.enough_of(0)
             await engine.hold()
             late = asyncio.create_task(generated(engine, SHORT))
-            await asyncio.sleep(0.2)  # what had been written before has come out
+            await asyncio.sleep(0.2)  # all output from before the hold has arrived
             seen = [len(sample.tokens) for sample in output.samples]
             await engine.refit(harness.snapshot(1), label(1))
             await engine.abort(other.request.request_id)
@@ -367,7 +367,7 @@ class EngineContract:
             await engine.release()
             await output.enough_of(1)
             assert (await late).finishes() == ["length"] * SHORT.samples
-            await engine.release()  # without a hold, nothing
+            await engine.release()  # without a hold, this does nothing
         for sample in output.samples:
             assert list(dict.fromkeys(sample.labels)) == [label(0), label(1)]
         check_logprobs(harness, output)
@@ -388,7 +388,7 @@ class EngineContract:
             )
             for i in range(40)
         ]
-        requests.append(replace(SHORT, samples=20))  # more than the slots
+        requests.append(replace(SHORT, samples=20))  # more samples than slots
         async with running(engine, ENDLESS), asyncio.TaskGroup() as tasks:
             reads = [tasks.create_task(generated(engine, request)) for request in requests]
             await asyncio.sleep(0)

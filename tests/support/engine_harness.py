@@ -27,7 +27,7 @@ CONTEXT_MAX = 16_384  # so long that a request goes on until the test ends it
 
 
 class Harness(Protocol):
-    """Version n is named `label(n)` and lies in `snapshot(n)`; none of them ends a sample by itself.
+    """Version n has the name `label(n)` and the folder `snapshot(n)`; no version ends a sample by itself.
 
     repeats: the same seed gives the same tokens to an engine that does nothing else.
     logprob_error_max: how far its logprobs may be from the truth.
@@ -43,23 +43,23 @@ class Harness(Protocol):
     def logprobs(
         self, version: int, prompt: Sequence[int], output: Sequence[int], temperature: float
     ) -> list[float]:
-        """Of each output token, had this version written all of them."""
+        """The logprob of each output token if this version had written all of them."""
 
     def doubtful_refits(self, engine: Engine) -> AbstractContextManager[None]:
-        """The next refit inside ends neither done nor undone."""
+        """The next refit in this context fails, and the engine cannot know which weights it has."""
 
     async def in_memory(self, engine: Engine) -> Mapping[str, object]:
-        """What the engine's memory holds, comparable with `in_files`. EngineFault: nothing."""
+        """The weights in the engine's memory, comparable with `in_files`. EngineFault: it has none."""
 
     def in_files(self, snapshot: Path) -> Mapping[str, object]:
-        """What these files would make of it."""
+        """The weights that an engine has in memory when it has loaded these files."""
 
     async def check(self, engine: Engine) -> None:
         """Assert what the engine can assert about itself."""
 
 
 class _Digests:
-    """Of an engine that reads its memory back."""
+    """The part of a harness for an engine that reads its memory back."""
 
     repeats = True
     logprob_error_max = 1e-3
@@ -120,7 +120,7 @@ class FakeHarness(_Digests):
         yield
 
     async def check(self, engine: Engine) -> None:
-        """Nothing: its requests are consistent by construction."""
+        """Check nothing: its requests are consistent by construction."""
 
 
 class TorchHarness(_Digests):
@@ -172,7 +172,7 @@ class TorchHarness(_Digests):
 class Int8Harness(TorchHarness):
     """The torch engine in int8. Memory and files are compared as the numbers that the layers hold.
 
-    An activation half-way between two levels may be rounded either way, which float32 decides.
+    Errors of float32 decide to which of two levels an activation half-way between them is rounded.
     """
 
     logprob_error_max = 0.2
@@ -222,7 +222,7 @@ class RoundedLinear(torch.nn.Module):
 
 
 def rounded_rows(rows: Tensor) -> Tensor:
-    """Each row at the nearest of 255 levels up to its largest number."""
+    """The rows with each number rounded to one of 255 levels, the highest of which is the row's largest number."""
     step = rows.float().abs().amax(dim=-1, keepdim=True) / 127
     return (rows.float() / step).round() * step
 

@@ -1,4 +1,4 @@
-"""A run of agents outside and of an environment of its own, with many a `kill -9`, and what must be true afterwards.
+"""A run with outside agents and an environment of its own, many `kill -9` in it, and what must be true afterwards.
 
 Four witnesses are never killed: triggers in the ledger and the tap on the coordinator's connections, as in
 `crash.py`; the diary of the agent, a file; and the `Witness` of the environment's steps.
@@ -45,11 +45,11 @@ GROUPS = {"outside": 2, "witnessed": 2}  # of each step, by task
 GROUP_SIZE = 4
 SILENCE_S = 30.0  # longer than an agent needs to start again
 DELAY_S_MAX = 0.4
-PAUSE_S_MAX = 0.5  # before a program is started again
-EVENTS_MAX = 6  # acknowledged turns and steps from one kill to the next, at least
-LEDGER_CLOCK_S = 0.002  # it counts whole milliseconds
-STEPS_MAX = 1000  # more than are trained
-STEPS_AFTER = 2  # that are trained behind the last kill
+PAUSE_S_MAX = 0.5  # seconds before a program is started again
+EVENTS_MAX = 6  # a kill waits for 1 to this many further turns and steps
+LEDGER_CLOCK_S = 0.002  # the ledger's clock has whole milliseconds
+STEPS_MAX = 1000  # more steps than are trained
+STEPS_AFTER = 2  # steps that are trained after the last kill
 
 TASKS = """\
 [[task]]
@@ -109,7 +109,7 @@ At = tuple[int, int]  # group, sample
 
 
 class EpisodeSite(CrashSite):
-    """A site whose run has two tasks: one that agents outside play, and one of a witnessed environment."""
+    """A site whose run has two tasks: outside agents play one, and the other is a witnessed environment."""
 
     def __init__(
         self, directory: Path, model: Path, programs: Programs, witness: Witness, rng: random.Random
@@ -130,7 +130,7 @@ class EpisodeSite(CrashSite):
         self._struck: dict[Victim, int] = {}  # at its last kill: rows of a learner, process id
 
     def play(self) -> Program:
-        """Start the agent outside."""
+        """Start the outside agent."""
         token = self.directory / "agent.token"
         create_token(
             self.run_dir, "agent", role="agent", url=self.url(), out=token,
@@ -144,21 +144,21 @@ class EpisodeSite(CrashSite):
         return read_diary(self.diary_file)
 
     def events(self) -> int:
-        """Turns that the agent was told, and steps that the environment began."""
+        """The number of turns that the agent got, and of steps that the environment began."""
         said = sum(1 for entry in self.diary if entry["what"] == "said")
         return said + len(self.witness.executions)
 
     # --- kills
 
     def strike(self, kinds: Sequence[Victim]) -> None:
-        """Kill all of these at drawn moments; after each kill the run has to go on before the next one."""
+        """Kill each of these at a drawn moment. Between two kills the run must make some progress."""
         left = list(kinds)
         while left:
             seen, wanted = self.events(), self._rng.randint(1, EVENTS_MAX)
             self._wait_for_events(seen + wanted)
             kind = self._wait_for_one(left)
             left.remove(kind)
-            time.sleep(self._rng.uniform(0.0, DELAY_S_MAX))  # a moment like any other
+            time.sleep(self._rng.uniform(0.0, DELAY_S_MAX))  # any moment may be hit
             self._kill(kind)
 
     def run_out(self) -> None:
@@ -174,7 +174,7 @@ class EpisodeSite(CrashSite):
         self.wait_until(lambda: self.events() >= count)
 
     def _wait_for_one(self, kinds: Sequence[Victim]) -> Victim:
-        """The first of these that is back since its last kill."""
+        """Wait until one of these has worked since its last kill. Returns it."""
         found: list[Victim] = []
 
         def is_one_back() -> bool:
@@ -188,7 +188,7 @@ class EpisodeSite(CrashSite):
         """Whether this victim has done something since it was killed."""
         match kind:
             case "coordinator":
-                return True  # nothing goes on without it
+                return True  # there are no events without it
             case "environment":
                 newest = self.witness.executions[-1].pid if self.witness.executions else None
                 return newest not in (None, self._struck.get(kind)) and is_running(newest)
@@ -229,7 +229,7 @@ class EpisodeSite(CrashSite):
 
 @dataclass(frozen=True, slots=True)
 class Books:
-    """What the witnesses wrote down. seeds: the episode that each seed of an environment belongs to."""
+    """The records of the witnesses. seeds: the episode of each environment seed."""
 
     story: Story
     rows: list[dict[str, Any]]
@@ -312,7 +312,7 @@ def _answers(kept: TrajectoryRecord) -> list[tuple[int, ...]]:
 
 
 def results_are_kept(books: Books) -> None:
-    """Every result that a worker was told is kept is in the ledger: a turn, or a whole episode."""
+    """Every result that was acknowledged to a worker, a turn or a whole episode, is in the ledger."""
     results = {result for what, _, _, result, _ in books.story if what == "kept"}
     results |= {_turn(facts).result for what, _, _, facts, _ in books.story if what == "turn"}
     assert books.acknowledged, "the tap has heard nothing"
@@ -351,7 +351,7 @@ def _tickets(diary: list[dict[str, Any]]) -> dict[str, At]:
 
 
 def agents_and_ledger_agree(books: Books) -> None:
-    """Each episode that the agent ended is kept as the agent saw it, and no other one is kept."""
+    """The ledger keeps each episode that the agent ended as the agent saw it, and no other episode."""
     tickets, prompts = _tickets(books.diary), _prompts(books.story)
     ending: dict[tuple[int, ...], float] = {}
     acknowledged: set[At] = set()
@@ -378,7 +378,7 @@ def agents_and_ledger_agree(books: Books) -> None:
 
 
 def tickets_end_for_a_reason(books: Books) -> None:
-    """A ticket with an acknowledged turn is over only if the agent was silent, or its turns became useless."""
+    """A ticket with an acknowledged turn ends early only if the agent was silent, or the turns became useless."""
     tickets = _tickets(books.diary)
     ends = {(group, sample) for what, group, sample, *_ in books.story if what == "ended"}
     heard: dict[str, list[float]] = defaultdict(list)
@@ -403,7 +403,7 @@ def tickets_end_for_a_reason(books: Books) -> None:
 
 
 def _useless(story: Story) -> set[At]:
-    """Episodes of which a turn was too old for every batch to come, or of a version that was revoked, at some time."""
+    """Episodes with a turn that, when it was deleted, was too old for every later batch or of a revoked version."""
     wrote: dict[At, set[tuple[int, bytes]]] = defaultdict(set)
     found: set[At] = set()
     revoked: set[tuple[int, bytes]] = set()
@@ -442,21 +442,21 @@ class Moment:
 
 @dataclass(slots=True)
 class Episode:
-    """acknowledged: its newest turn that the environment is not told of again."""
+    """acknowledged: its newest turn whose step is durable, so that the environment does not get it again."""
 
     answers: list[tuple[int, ...]] = field(default_factory=list)
     acknowledged: int = 0
     runs: Counter[int] = field(default_factory=Counter)
 
     def waits_for(self, turn: int, answer: tuple[int, ...]) -> bool:
-        """Whether this step is to run."""
+        """Whether this step should run next."""
         return (turn, answer) == (self.acknowledged + 1, *self.answers[-1:]) and len(
             self.answers
         ) == turn
 
 
 def _told(story: Story) -> Iterator[Moment]:
-    """What the ledger says of episodes of the environment."""
+    """What happened to episodes of the environment, by the ledger."""
     tasks = _tasks(story)
     for what, group, sample, third, fourth in story:
         if what not in ("turn", "answered", "ended", "forgotten") or tasks[group] != "witnessed":
@@ -478,7 +478,7 @@ def _ran(books: Books) -> Iterator[Moment]:
 
 
 def steps_run_once(books: Books) -> None:
-    """No step of the environment ran again after it was acknowledged; one that ran again before was logged so."""
+    """No step of the environment ran again after it was acknowledged; each earlier repetition was logged."""
     told = {
         tuple(map(int, each))
         for each in re.findall(r"turn repeated group=(\d+) sample=(\d+) turn=(\d+)", books.log)
@@ -495,7 +495,7 @@ def steps_run_once(books: Books) -> None:
             case "ran" if found.waits_for(turn, moment.answer):
                 found.runs[turn] += 1
             case "ran":
-                # The last step of an episode that began anew meanwhile.
+                # Only the last step of an episode that meanwhile began again may still run.
                 assert late.get(at) == (turn, moment.answer), f"{at}: step {turn} ran again"
             case "answered" | "ended":
                 assert turn == found.acknowledged + 1
@@ -512,7 +512,7 @@ def steps_run_once(books: Books) -> None:
 
 
 def groups_are_trained_once(books: Books) -> None:
-    """Each step has one batch for ever, of whole groups that no other step has, and the learner trained on it."""
+    """A step's batch never changes, has whole groups that are in no other batch, and is what the learner trained on."""
     batches, tasks = batches_stay(books.story), _tasks(books.story)
     committed = {step for what, step, *_ in books.story if what == "committed"}
     assert committed == set(range(1, max(committed) + 1)), "the steps have a gap"

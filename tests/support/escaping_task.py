@@ -42,7 +42,7 @@ class EscapingTask:
         return Prompt([index + 1], WAYS[index])
 
     def reward(self, prompt: Prompt, output: Sequence[int]) -> float:
-        """OSError and the like: it did not get out."""
+        """OSError or a similar error: it did not get out."""
         ways: dict[str, Callable[[], Any]] = {
             "read the key": lambda: (self._run_dir / "run.key").read_text(),
             "list the run directory": lambda: list(self._run_dir.iterdir()),
@@ -87,7 +87,7 @@ class EscapingTask:
         resource.setrlimit(what, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
     def _fill(self) -> None:
-        """Until the room or the number of files ends."""
+        """Make files until the room or the permitted number of files is used up."""
         for folder in SCRATCH:
             with suppress(OSError):  # no room is left
                 for number in range(2 * SCRATCH_FILES_MAX):
@@ -100,7 +100,7 @@ class EscapingTask:
             pass
 
     def _leave(self) -> None:
-        """Two forks and a new session away, it would live for ever."""
+        """Start a grandchild in a new session, which ignores signals and would outlive this process."""
         ready, told = os.pipe()
         if os.fork() == 0:
             os.setsid()
@@ -120,7 +120,7 @@ class EscapingTask:
         os._exit(1)
 
     def _signal_others(self) -> None:
-        """Whether any process but this one and its guard may be signalled; signal 0 harms none."""
+        """Send the harmless signal 0 to all processes except this one and its guard. PermissionError: none gets it."""
         found = {int(each.name) for each in Path("/proc").iterdir() if each.name.isdecimal()}
         reached = []
         for pid in found - {os.getpid(), os.getppid()}:
@@ -150,7 +150,7 @@ def _descriptor(entry: Path) -> str:
     try:
         return entry.readlink().name.partition(":")[0]
     except OSError:
-        return "itself"  # the one that lists them
+        return "itself"  # the descriptor that lists the others
 
 
 def _call(name: str, *arguments: Any) -> None:

@@ -1,4 +1,4 @@
-"""A task at which a model with random weights has answers of different worth, so that it has a gradient."""
+"""A task in which answers of a model with random weights get different rewards, so that there is a gradient."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""A disk on which one chosen call fails, or at which the process is killed."""
+"""A disk on which one chosen call fails, or kills the process."""
 
 import errno
 import os
@@ -25,14 +25,14 @@ REFUSALS = {"ENOSPC": (errno.ENOSPC, WRITES), "EIO": (errno.EIO, (*READS, *WRITE
 
 
 class Killed(BaseException):
-    """Stands for kill -9: nothing that comes after it reaches the disk."""
+    """Simulates kill -9: no later call reaches the disk."""
 
 
 @dataclass
 class FailingDisk:
-    """Counts the calls to the disk by name; number `at` fails with `fault`, and all after it once that was Killed.
+    """Counts the calls to the disk by name. Call number `at` fails with `fault`; after Killed all later ones fail, too.
 
-    torn: that call, a write, is half done before. names: the calls that are counted.
+    torn: call number `at` is a write, half of which is done before it fails. names: the calls that are counted.
     """
 
     at: int | None = None

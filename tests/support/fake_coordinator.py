@@ -1,9 +1,9 @@
-"""A coordinator for tests of peers, which takes no decision: the test does.
+"""A coordinator for tests of peers. It decides nothing; the test decides.
 
 Sockets, credentials, signatures and messages are real.
 
 It signs and forwards roots as the seed reports segments, answers SegmentsWanted, and keeps every
-message for the test: `said(Message)` lists those that have come, `until` waits for a condition.
+message for the test: `said(Message)` lists the received ones, `until` waits for a condition.
 """
 
 import asyncio
@@ -115,7 +115,7 @@ class CoordinatorDouble:
         await self._runner.cleanup()
 
     def token(self, path: Path, name: str = "box") -> Path:
-        """Blocking."""
+        """Write a worker's token. Blocking."""
         write_token_file(path, self.access.create(name, "worker"))
         return path
 
@@ -132,7 +132,7 @@ class CoordinatorDouble:
         ]
 
     async def until(self, holds: Callable[[], bool], *, timeout_s: float = HANG_S) -> None:
-        """Time in which the whole machine stands still does not count."""
+        """Wait for the condition. Time in which the whole machine stands still does not count."""
         clock, left_s = asyncio.get_running_loop(), timeout_s
         while not holds():
             if left_s <= 0:
@@ -152,12 +152,12 @@ class CoordinatorDouble:
         count: int = 1,
         timeout_s: float = HANG_S,
     ) -> M:
-        """The last of the first `count` messages of this kind."""
+        """Wait for `count` messages of this kind. Returns the last of them."""
         await self.until(lambda: len(self.said(kind, peer)) >= count, timeout_s=timeout_s)
         return self.said(kind, peer)[count - 1]
 
     async def peers(self, count: int) -> dict[str, PeerId]:
-        """The connected peers by name, once there are so many."""
+        """The connected peers by name, once this many are connected."""
         await self.until(lambda: len(self.connected) >= count)
         return {self.hellos[peer].name: peer for peer in self.connected}
 
@@ -177,7 +177,7 @@ class CoordinatorDouble:
         self._writers[facts.form] = RootWriter(facts)
 
     def chain(self, form: FormId, peers: Sequence[PeerId], plan: int) -> None:
-        """Send everyone its part of the chain."""
+        """Send each peer its part of the chain."""
         self.chains(form, [peers], plan)
 
     def chains(
@@ -188,7 +188,7 @@ class CoordinatorDouble:
         *,
         sources: Sequence[PeerId] = (),
     ) -> None:
-        """A stripe for each chain, all over the same peers, from the same root; the last peer has these sources."""
+        """Send a stripe for each chain. All chains have the same peers and root; the last peer has these sources."""
         newcomer = chains[0][-1]
         for peer in chains[0]:
             stripes = [_stripe(number, chain, peer) for number, chain in enumerate(chains)]
@@ -205,7 +205,7 @@ class CoordinatorDouble:
             )
 
     def _edge(self, me: PeerId, other: PeerId) -> EdgePeer:
-        """The smaller id dials; the secret is known to the two, and 32 bytes long."""
+        """The peer with the smaller id dials. Both peers know the secret, which has 32 bytes."""
         secret = peer_id_of("".join(sorted((me, other))).encode()).encode()
         return EdgePeer(
             other, self.hellos[other].listen if me < other else None, me < other, secret

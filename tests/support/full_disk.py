@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def files_up_to(size: int) -> Iterator[None]:
-    """As on a disk with so much room: what is longer cannot be written."""
+    """No file can become longer than `size` bytes, as on a disk with that much room."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:

@@ -51,13 +51,13 @@ INTERESTING_TEXTS = (
 
 @dataclass(slots=True)
 class Fuzz:
-    """messages: of all fuzz tests together."""
+    """messages: their number in all fuzz tests together."""
 
     messages: int
     rng: random.Random
 
     def share(self, part: float) -> range:
-        """So much of the messages are this test's."""
+        """A range over this test's part of the messages."""
         return range(max(1, int(self.messages * part)))
 
 
@@ -89,7 +89,7 @@ def _set(rng: random.Random, data: bytearray) -> None:
 
 
 def _number(rng: random.Random, data: bytearray) -> None:
-    """A length or a count, perhaps: four bytes of either order."""
+    """Overwrite four bytes, which may be a length or a count, in either byte order."""
     if len(data) >= 4:
         at = rng.randrange(len(data) - 3)
         value = rng.choice(INTERESTING_INTS) & 0xFFFFFFFF
@@ -127,7 +127,7 @@ _DAMAGES: tuple[Callable[[random.Random, bytearray], None], ...] = (
 
 @dataclass(slots=True)
 class Invent:
-    """Messages of any content that their codec allows. pools: by field name, values that mean something just now."""
+    """Messages of any content that their codec allows. pools: by field name, values that are valid now."""
 
     rng: random.Random
     pools: Mapping[str, Collection[Any]] = field(default_factory=dict)
@@ -173,7 +173,7 @@ _SCALARS: dict[Any, Callable[[random.Random], Any]] = {
 
 
 def contents(machine: object) -> Iterator[tuple[str, int]]:
-    """Every container that can be reached from a machine: its path and how much is in it."""
+    """The path and the number of items (or bytes) of every container that can be reached from a machine."""
     seen: set[int] = set()
     todo: list[tuple[str, object]] = [(type(machine).__name__, machine)]
     while todo:
@@ -203,7 +203,7 @@ def contents(machine: object) -> Iterator[tuple[str, int]]:
 
 
 def assert_bounded(machine: object, *, items_max: int, total_max: int) -> None:
-    """No container of the machine has more than items_max items (or bytes), all together not more than total_max."""
+    """Each container of the machine has at most items_max items (or bytes), and all together at most total_max."""
     total = 0
     for path, size in contents(machine):
         assert size <= items_max, f"{path} has {size} items"

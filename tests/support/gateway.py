@@ -16,7 +16,7 @@ from tests.support.coordinator_world import World
 from tests.support.rollouts import world_of
 
 WAIT_S = 20.0
-# Under these rules the run itself needs one slot only.
+# Under these rules the run itself needs only one slot.
 IDLE: dict[str, Any] = {"staleness_max": 0, "group_size": 1, "trajectories_per_step": 1}
 
 

@@ -65,7 +65,7 @@ class Site:
         return await self._stack.enter_async_context(client)
 
     async def serve(self, workers: int) -> None:
-        """So many of them serve version 0."""
+        """Wait until this many workers serve version 0."""
         await until(
             lambda: (
                 sum(bool(row["serving"]) for row in self.coordinator.status()["workers"]) >= workers
@@ -82,7 +82,7 @@ class Site:
 
 
 class Checked(CoordinatorState):
-    """Its invariants hold after every event."""
+    """Checks its invariants after every event."""
 
     def handle(self, event: CoordinatorEvent, *, now: float) -> list[CoordinatorAction]:
         actions = super().handle(event, now=now)

@@ -1,4 +1,4 @@
-"""An owner of held forms that only notes what it hears."""
+"""An owner of held forms that only records what it receives."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from echo2d.core.base.ids import FormId
 
 
 class NotingOwner:
-    """events: for the relay, in their order. failed: the forms given up, with the reason. No engine, no base."""
+    """Has no engine and no base. events: for the relay, in order. failed: forms that were given up, with the reason."""
 
     def __init__(self) -> None:
         self.events: list[Any] = []

@@ -28,7 +28,7 @@ def make_base(directory: Path, *, layers: int = 1) -> Path:
 
 
 def throwing_dice(base: Path, directory: Path) -> Path:
-    """A copy of the model with dropout: the state of random number generators matters."""
+    """A copy of the model with dropout, so that the state of the random number generators matters."""
     model = Path(shutil.copytree(base, directory))
     facts = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps({**facts, "attention_dropout": 0.2}))
@@ -64,7 +64,7 @@ def learn(
     resume: bool = False,
     prefetch: BatchPrefetch | None = None,
 ) -> list[dict[str, Any]]:
-    """Run a learner against a stand-in; the rows of metrics.jsonl."""
+    """Run a learner against a stand-in for the coordinator. Returns the rows of metrics.jsonl."""
     Learner(
         config, cast("Coordinator", coordinator), prefetch or BatchPrefetch(), resume=resume
     ).run()
@@ -76,6 +76,6 @@ def rows_of(config: LearnerConfig) -> list[dict[str, Any]]:
 
 
 def record(base: Path, steps: int) -> list[Batch]:
-    """The batches of all steps, as if each were of the version that its step trains."""
+    """The batches of all steps. Each names the version that its step trains, though the base wrote all of them."""
     model = load_model(base)
     return [make_batch(model, step, step - 1) for step in range(1, steps + 1)]

@@ -1,4 +1,4 @@
-"""Rows of a ledger that are other than a coordinator wrote them, and whose sums say nothing about it."""
+"""Changes rows of a ledger in such a way that their checksums do not show it."""
 
 import sqlite3
 from contextlib import closing
@@ -9,7 +9,7 @@ from echo2d.store.row_sums import register
 
 
 def change_rows(path: Path, statements: str) -> None:
-    """Run these statements, and then make all sums fit."""
+    """Run these statements, and then compute all checksums again."""
     with closing(sqlite3.connect(path)) as database:
         register(database)
         database.executescript(statements)

@@ -33,7 +33,7 @@ E_ = TypeVar("E_", bound=LinkEvent)
 
 
 class Peer:
-    """PeerLinks, listening, with a queue of its events and whatever `react` does at once."""
+    """PeerLinks whose events go to `react`; unless a test replaces it, they are queued."""
 
     with_tls = False
 
@@ -78,7 +78,7 @@ async def listening(*members: Peer) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def a_pair() -> AsyncIterator[tuple[Peer, Peer]]:
-    """Alice and Bob, who dialled her."""
+    """Alice and Bob with an open link; Bob has dialled."""
     alice, bob = Peer(ALICE, BOB), Peer(BOB, ALICE)
     async with listening(alice, bob):
         await bob.links.dial(ALICE, *alice.address)
@@ -117,7 +117,7 @@ class Feeder:
 
 
 class Taker:
-    """Takes a stripe from where it was once there is a link, and passes it on to its child.
+    """Whenever its link opens, it takes the stripe from the next frame on, and passes it on to its child.
 
     `digests` has the hash of each frame.
     """
@@ -161,7 +161,7 @@ class Taker:
 
 
 def random_payloads(count: int) -> tuple[list[bytes], list[bytes]]:
-    """Payloads, each its own, and their digests."""
+    """Payloads, all different, and their digests."""
     data = os.urandom(FRAME_BYTES)
     payloads = [number.to_bytes(4, "little") + data[number:] for number in range(count)]
     return payloads, [blake3(payload).digest() for payload in payloads]

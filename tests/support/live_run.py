@@ -4,7 +4,7 @@
         async with a_worker(run, tmp_path / "one", paced(240.0)):
             await run.until(lambda facts: facts["committed_step"] >= 4)
 
-Engines are fake, at a set pace; everything else is what runs elsewhere.
+Engines are fake and write at a set rate; everything else is real.
 """
 
 import asyncio
@@ -25,8 +25,8 @@ from echo2d_lab.standins.fake_learner import FakeLearner
 from tests.support.control_link import worker_token
 from tests.support.polling import HANG_S
 
-TOKENS, VOCAB = 8, 512  # of each trajectory, all alike: as few as a fake engine makes
-HEARTBEAT_S = 0.2  # a killed worker is missed after three
+TOKENS, VOCAB = 8, 512  # every trajectory has this many tokens: the minimum of a fake engine
+HEARTBEAT_S = 0.2  # a killed worker is noticed after three of them
 LOOK_S = 0.02
 Facts = dict[str, Any]
 
@@ -67,7 +67,7 @@ def paced(trajectories_per_s: float, *, refit_s: float = 0.0) -> FakeEngine:
 
 
 class Run:
-    """A run, what it says of itself, and tokens for its workers."""
+    """A run, its status, and tokens for its workers."""
 
     def __init__(self, opened: Opened, seed: Seed, learner: FakeLearner) -> None:
         self.opened, self.seed, self._learner = opened, seed, learner
@@ -75,7 +75,7 @@ class Run:
 
     @property
     def steps(self) -> int:
-        """How many the learner has committed."""
+        """The number of steps that the learner has committed."""
         return self._learner.steps
 
     def token(self, path: Path, name: str) -> Path:
@@ -86,14 +86,14 @@ class Run:
         return self.opened.coordinator.status()
 
     def workers(self) -> dict[str, Facts]:
-        """The rows of those that are here, by name."""
+        """The status rows of the joined workers, by name."""
         return {row["name"]: row for row in self.status()["workers"] if row["state"] == "joined"}
 
     def active(self) -> set[str]:
         return {name for name, row in self.workers().items() if row["active"]}
 
     async def until(self, holds: Callable[[Facts], bool]) -> Facts:
-        """The first status of which that is so."""
+        """Wait for a status for which `holds` is true. Returns it."""
         async with asyncio.timeout(HANG_S):
             while not holds(facts := self.status()):
                 assert self._learner.fault is None
@@ -101,7 +101,7 @@ class Run:
         return facts
 
     async def go_on(self, steps: int) -> Facts:
-        """Until the learner has done so many more."""
+        """Wait until the learner has committed this many further steps."""
         wanted = self.steps + steps
         return await self.until(lambda _: self.steps >= wanted)
 

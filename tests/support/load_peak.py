@@ -1,4 +1,4 @@
-"""One rank that loads a model and says its peak of memory: `torchrun -m tests.support.load_peak MODEL OUT`."""
+"""One rank that loads a model and prints its peak of memory: `torchrun -m tests.support.load_peak MODEL OUT`."""
 
 import json
 import resource

@@ -1,4 +1,4 @@
-"""A server that speaks as much of the Hugging Face hub's HTTP API as loading a repository takes."""
+"""A server with the part of the Hugging Face hub's HTTP API that loading a repository needs."""
 
 import hashlib
 import json
@@ -17,7 +17,7 @@ def commit_of(repository: str, branch: str) -> str:
 
 @dataclass
 class LocalHub:
-    """folders: of "models/OWNER/NAME" and "datasets/OWNER/NAME", by branch. gated: of these, refused ones."""
+    """folders: by repository ("models/OWNER/NAME", "datasets/OWNER/NAME") and branch. gated: refused repositories."""
 
     folders: Mapping[str, Mapping[str, Path]]
     gated: frozenset[str] = frozenset()

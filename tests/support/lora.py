@@ -30,7 +30,7 @@ def make_base(folder: Path, *, rng_seed: int = BASE_SEED) -> AdapterBase:
 
 
 def write_adapter(folder: Path, base: AdapterBase, *, rng_seed: int, **changes: Any) -> Path:
-    """A random adapter that changes much; `changes` of its configuration."""
+    """Write a random adapter that changes the model strongly. changes: of its configuration."""
     folder.mkdir(parents=True)
     torch.manual_seed(rng_seed)
     tensors = {}
@@ -77,7 +77,7 @@ class OnBase(ScriptedCoordinator):
 
 
 class AdapterHarness(TorchHarness):
-    """Versions 0 to 3 are adapters on one base; made at once, because the code that pins the base may not block."""
+    """Versions 0 to 3 are adapters on one base, made in advance, because the code that pins the base may not block."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -99,7 +99,7 @@ class AdapterHarness(TorchHarness):
 
 @contextmanager
 def edited(path: Path) -> Iterator[dict[str, Any]]:
-    """A JSON file, written again."""
+    """The content of a JSON file, which is written back at the end."""
     content = json.loads(path.read_text())
     yield content
     path.write_text(json.dumps(content))

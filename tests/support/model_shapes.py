@@ -67,7 +67,7 @@ def made(config: Any) -> Any:
     model = AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
         for weight in model.parameters():
-            weight.mul_(4.0)  # far from a model that says the same whatever it reads
+            weight.mul_(4.0)  # so that the output depends strongly on the prompt
     return model
 
 

@@ -60,7 +60,7 @@ class Nasty(Environment):
             "nan": lambda: End(float("nan")),
             "raise": _refuse,
             "unjudged": _give_up,
-            # After this step, and before anybody hears of it.
+            # It dies after this step, before its result is sent.
             "kill once": lambda: setattr(self, "dies", True),
             "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
             "hang": lambda: time.sleep(600),
@@ -80,7 +80,7 @@ class Nasty(Environment):
         return acts.get(name, _nothing)() or Turn(tokens=[self.sum])
 
     def _be_deaf_once(self) -> None:
-        """It cannot be interrupted."""
+        """Sleep the first time, and block the signal that would interrupt it."""
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
         if self._first("deaf"):
             time.sleep(600)
@@ -103,7 +103,7 @@ class Nasty(Environment):
 
 
 class NastyAsync(Nasty):
-    """The same, with many episodes beside each other; "wait" takes half a second.
+    """`Nasty` with many episodes at the same time; "wait" takes half a second.
 
     "meet" ends when MEETING episodes of the process are in it.
     """
@@ -125,7 +125,7 @@ class NastyAsync(Nasty):
 
 
 class Talk(Environment):
-    """In text. An answer is repeated by a tool, as often as its first word says."""
+    """An environment in text. A tool repeats an answer as often as its first word says."""
 
     name = "talk"
 

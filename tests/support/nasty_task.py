@@ -88,7 +88,7 @@ class NastyTask:
                 file.write(f"{pid}\n")
 
     def _detach(self) -> None:
-        """A grandchild whose parent is gone."""
+        """Start a grandchild whose parent has ended."""
         if os.fork() == 0:
             if os.fork() == 0:
                 time.sleep(600)
@@ -97,7 +97,7 @@ class NastyTask:
 
 
 def _deaf() -> None:
-    """It cannot be interrupted."""
+    """Sleep, and block the signal that would interrupt it."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
     time.sleep(600)
 

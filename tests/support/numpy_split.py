@@ -1,4 +1,4 @@
-"""Split chunks encoded in numpy, in the plain words of `delta_split`: what the compiled loops are compared with."""
+"""Encodes split chunks in numpy, plainly as `delta_split` describes them; compiled loops are compared with it."""
 
 from collections.abc import Sequence
 from itertools import chain
@@ -28,7 +28,7 @@ def encode_split(new: Buffer, base: Buffer, changes: Changes) -> bytes:
     difference_at = words_of(new) - theirs
     gaps: list[list[RiceNumbers]] = [[] for _ in range(CLASSES)]
     differences: list[list[Words]] = [[] for _ in range(CLASSES)]
-    after = np.zeros(CLASSES, np.int64)  # of each class, the rank after its last change
+    after = np.zeros(CLASSES, np.int64)  # for each class, the rank after its last change
     for block, found in _classified(theirs):
         in_order = differs[block].take(found.order)
         for each in range(CLASSES):
@@ -71,7 +71,7 @@ def payload_of(
 
 
 def _parameters(numbers: RiceNumbers) -> Bytes:
-    """For each block the parameter with which it takes the fewest bits, the smallest of those."""
+    """For each block, the smallest of the parameters with which it takes the fewest bits."""
     starts = np.arange(0, numbers.size, _RICE_BLOCK)
     if not starts.size:
         return np.empty(0, np.uint8)
@@ -98,7 +98,7 @@ def _low_bits(numbers: RiceNumbers, parameters: Bytes) -> bytes:
 
 
 def _unary(lists: Sequence[RiceNumbers]) -> Bytes:
-    """For each number so many zeros and a one."""
+    """Write each number as that many zeros and a one."""
     zeros = np.concatenate(lists)
     ones = np.cumsum(zeros + np.int64(1)) - 1
     bits = np.zeros(int(ones[-1]) + 1 if ones.size else 0, np.uint8)
@@ -107,7 +107,7 @@ def _unary(lists: Sequence[RiceNumbers]) -> Bytes:
 
 
 def _nibbles(values: Bytes) -> Bytes:
-    """Pack two into a byte."""
+    """Pack two values into each byte."""
     whole = np.zeros(-(-values.size // 2) * 2, np.uint8)
     whole[: values.size] = values
     packed: Bytes = (whole[::2] | whole[1::2] << 4).astype(np.uint8)

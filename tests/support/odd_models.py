@@ -24,7 +24,7 @@ def keep(folder: Path, tensors: dict[str, Any], name: str = SINGLE) -> None:
 
 
 def shard(folder: Path, count: int = 3) -> None:
-    """The weights in so many files, with their index."""
+    """Split the weights over this many files, with an index."""
     tensors = tensors_of(folder)
     (folder / SINGLE).unlink()
     weight_map: dict[str, str] = {}
@@ -52,7 +52,7 @@ def _shards(folder: Path, rng: random.Random) -> None:
 
 
 def stale_shards(folder: Path, rng: random.Random) -> None:
-    """Of an older revision, in more files, as a download into the same folder leaves them."""
+    """Add shards of an older revision with more files, which remain after a download into the same folder."""
     stale = other(tensors_of(folder))
     shard(folder, 2)
     for number, name in enumerate(sorted(stale)[: rng.randint(3, 5)]):
@@ -72,7 +72,7 @@ def _copy(folder: Path, rng: random.Random) -> None:
 
 
 def _both(folder: Path, rng: random.Random) -> None:
-    """One file, and an index of shards that lie there, too: the one file counts."""
+    """One file, and also shards with an index: the one file counts."""
     tensors = tensors_of(folder)
     keep(folder, other(tensors))
     shard(folder, 2)
@@ -94,7 +94,7 @@ def _inv_freq(folder: Path, rng: random.Random) -> None:
 
 
 def _no_prefix(folder: Path, rng: random.Random) -> None:
-    """As the model without its head is saved."""
+    """Name the tensors as a model without its head does when it is saved."""
     keep(folder, {name.removeprefix("model."): each for name, each in tensors_of(folder).items()})
 
 
@@ -147,14 +147,14 @@ def _missing_shard(folder: Path, rng: random.Random) -> None:
 READ: tuple[Callable[[Path, random.Random], None], ...] = (
     _shards, stale_shards, _consolidated, _copy, _both, _named, _inv_freq, _no_prefix, _dtype, _tied_equal,
 )  # fmt: skip
-# Those that nobody reads right, or that transformers reads with another head than its config says.
+# Directories that no program reads correctly, or that transformers reads with another head than the config names.
 REFUSED = (tied_other, _twice, _compiled, _value_head, _no_index, _missing_shard)
 
 
 def draw(
     seed: int, folder: Path, tokenizer: Path, families: Sequence[str] = tuple(FAMILIES)
 ) -> tuple[str, str, bool]:
-    """Writes a directory: its family, its oddity, and whether it can be read."""
+    """Write a directory. Returns its family, its oddity, and whether it can be read."""
     rng = random.Random(seed)
     odd = (*READ, *REFUSED)[seed % 16] if seed < 16 else rng.choice(READ)
     family = rng.choice(families)

@@ -47,7 +47,7 @@ _TEXT = [
 
 
 def conversations(rng: random.Random) -> list[list[dict[str, Any]]]:
-    """Twelve, all different."""
+    """Twelve different conversations."""
     words = [
         "what",
         "is",
@@ -111,7 +111,7 @@ def byte_level(*, regex: bool, ignore_merges: bool = False, nfc: bool = False) -
 
 
 def metaspace(*, file_normalizes: bool) -> Tokenizer:
-    """As Llama 2 and Gemma have it; with a normalizer, as old files, or with a pre-tokenizer."""
+    """A tokenizer like those of Llama 2 and Gemma: with a normalizer, as in old files, or with a pre-tokenizer."""
     made = Tokenizer(models.BPE(byte_fallback=True, fuse_unk=True, unk_token="<unk>"))
     alphabet = sorted({*"".join(_TEXT).replace(" ", "▁")} - {"\n", "\t"})
     trainer = BpeTrainer(
@@ -204,7 +204,7 @@ def _padding(folder: Folder) -> None:
 
 
 def _special_map(folder: Folder) -> None:
-    """Its special tokens stand in special_tokens_map.json alone, as text or with their properties."""
+    """Only special_tokens_map.json has the special tokens, as text or with their properties."""
     named = {
         key: folder.settings.pop(key) for key in list(folder.settings) if key.endswith("_token")
     }
@@ -222,7 +222,7 @@ def _special_map(folder: Folder) -> None:
 
 
 def _no_settings(folder: Folder) -> None:
-    """No tokenizer_config.json, as some trainers leave it: only the template in a file of its own."""
+    """There is no tokenizer_config.json, as with some trainers, and the template has a file of its own."""
     folder.others["chat_template.jinja"] = folder.settings.get("chat_template", CHATML)
     named = {key: value for key, value in folder.settings.items() if key.endswith("_token")}
     folder.others.setdefault("special_tokens_map.json", {**named, "unk_token": "<|endoftext|>"})
@@ -356,7 +356,7 @@ ODDITIES: tuple[Callable[[Folder], None], ...] = (
 
 
 def draw(seed: int, directory: Path) -> tuple[str, list[str]]:
-    """Writes a folder; returns its base and its oddities. The first ones have each oddity alone."""
+    """Write a folder. Returns its base and its oddities. The first seeds give each oddity alone."""
     rng = random.Random(seed)
     bases = list(BASES)
     if seed < len(ODDITIES):

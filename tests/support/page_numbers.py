@@ -1,7 +1,7 @@
-"""Numbers in the documents beside the command that makes them, and whether they have moved.
+"""Compares numbers in the documents with the output of the commands that make them.
 
-A row quotes a page, with braces around the numbers: "a chain takes {9.2} s and {1.0} copies". What the command prints
-as JSON has them under the row's paths, in the same order: "t_verify_s", "workers/0/count", or "bubble * 100" for a
+A row quotes a page, with braces around the numbers: "a chain takes {9.2} s and {1.0} copies". The command's JSON
+has these numbers under the row's paths, in the same order: "t_verify_s", "workers/0/count", or "bubble * 100" for a
 percentage.
 """
 
@@ -19,17 +19,16 @@ from typing import Any
 from tests.support.paths import REPO
 
 NUMBER = re.compile(r"\{(-?[0-9.,]+)\}")
-HALF = 0.5 + 1e-6  # of the last digit: what rounding may take away
+HALF = 0.5 + 1e-6  # of the last digit: the largest error of rounding
 
 
 @dataclass(frozen=True, slots=True)
 class PageNumbers:
     """Numbers of a page that one run of a command gives.
 
-    page: the end of its path, below docs/. command: as it stands there. text: what the page says, with
-    braces around the numbers. reads: a path for each of them. more: further arguments, if the page says in words what
-    else was run; a repeated option counts where it stands last. changed: what of the scenario is replaced by what, if
-    a changed copy was run.
+    page: the end of its path below docs/. command: as the page writes it. text: of the page, with braces around the
+    numbers. reads: a path for each number. more: further arguments, if the page describes them only in words; the last
+    value of a repeated option counts. changed: old and new text of the scenario, if a changed copy was run.
     """
 
     page: str
@@ -44,7 +43,7 @@ class PageNumbers:
 
 
 def flat(text: str) -> str:
-    """On one line, so that a page may break it anywhere."""
+    """The text on one line, because a page may break it anywhere."""
     return " ".join(text.split())
 
 
@@ -54,13 +53,13 @@ def page_text(name: str) -> str:
 
 
 def missing(row: PageNumbers, page: str) -> list[str]:
-    """What of the row the page does not say (any more)."""
+    """The row's command and text, as far as the page does not have them (any more)."""
     said = flat(NUMBER.sub(r"\1", row.text))
     return [each for each in (flat(row.command), said) if each not in flat(page)]
 
 
 def moved(row: PageNumbers, facts: Mapping[str, Any]) -> list[str]:
-    """Each number that is not what it was, with what it is now."""
+    """A sentence for each number of the page that the command does not print any more."""
     written = NUMBER.findall(row.text)
     assert len(written) == len(row.reads), f"{row}: {len(written)} numbers, {len(row.reads)} paths"
     found = [value_at(facts, path) for path in row.reads]
@@ -76,7 +75,7 @@ def decimals(number: str) -> int:
 
 
 def value_at(facts: Any, path: str) -> float:
-    """What stands under names and places of lists, such as "workers/0/count", perhaps times a number."""
+    """The value at a path of names and list indices, such as "workers/0/count", perhaps times a number."""
     names, _, factor = path.partition(" * ")
     for name in names.split("/"):
         facts = facts[int(name)] if isinstance(facts, list) else facts[name]
@@ -84,7 +83,7 @@ def value_at(facts: Any, path: str) -> float:
 
 
 def run(row: PageNumbers, folder: Path) -> dict[str, Any]:
-    """What `echo2d plan` or `simulate` prints as JSON, in a folder with a copy of the scenarios."""
+    """Run `echo2d plan` or `simulate` in a folder with a copy of the scenarios. Returns its JSON."""
     shutil.copytree(REPO / "scenarios", folder / "scenarios")
     words = [*row.command.split(), *row.more.split()]
     assert words[0] == "echo2d", row

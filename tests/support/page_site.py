@@ -4,7 +4,7 @@ test has made.
     with site(tmp_path, world) as made:
         made.change(lambda: world.connect("late"))
 
-It serves in a thread of its own, and only there the world is touched. Deadlines do not pass.
+It serves in a thread of its own, and only that thread uses the world. Deadlines do not pass.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ from tests.support.scripted_core import Script, make_config, serving
 
 
 class ShownRun(Script):
-    """The core of a run that a test has made; what the coordinator hears changes nothing."""
+    """The core of a run that a test has made; events of the coordinator change nothing."""
 
     def __init__(self, world: World) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class PageSite:
             return False
 
     def change(self, do: Callable[[], Any]) -> None:
-        """Do this where the coordinator's loop runs."""
+        """Do this in the thread of the coordinator's loop."""
 
         async def doing() -> None:
             do()
@@ -99,7 +99,7 @@ def site(
     samples: Sequence[Mapping[str, Any]] = (),
     **changes: Any,
 ) -> Iterator[PageSite]:
-    """steps: lines of the history; what they lack is null. samples: lines of the sample log."""
+    """steps: lines of the history; columns that they lack are null. samples: lines of the sample log."""
     config = make_config(tmp_path, **changes)
     config.run.run_dir.mkdir(mode=0o700, exist_ok=True)
     lines = [_with_sum(json.dumps({**dict.fromkeys(COLUMNS), **step})) for step in steps]

@@ -59,7 +59,7 @@ async def a_seed(
 
 
 async def config_of(double: Home, folder: Path) -> WorkerConfig:
-    """Of a worker that keeps everything in `folder` and is named after it; its token is made at the first call."""
+    """The config of a worker with the name and all files of `folder`; its token is made at the first call."""
     path = folder / "worker.token"
     if not await asyncio.to_thread(path.exists):
         await asyncio.to_thread(folder.mkdir)
@@ -78,7 +78,7 @@ async def a_worker(
     teller: ProgressTeller | None = None,
     **options: Any,
 ) -> AsyncIterator[Worker]:
-    """Killed at the end, without a goodbye. Without engines of its own it gets a fake one, unless it is a relay.
+    """A worker that is killed at the end, without a goodbye. Without engines it gets a fake one, unless it is a relay.
 
     `options`: other keys of its config.
     """

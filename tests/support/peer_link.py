@@ -38,7 +38,7 @@ def an_end(
 
 
 def pieces(link: PeerLink, data: bytes, splits: Iterable[int]) -> Iterator[LinkEvent]:
-    """The events as the bytes arrive, at most `splits` bytes a time; stops where the link ends."""
+    """The events while the bytes arrive in pieces of at most `splits` bytes; stops when the link ends."""
     rest = memoryview(data)
     for split in chain(splits, repeat(1 << 30)):
         buffer = link.get_buffer()

@@ -1,4 +1,4 @@
-"""Peers of a plan for tests: named, on links of 10 MB/s unless said otherwise, without delay."""
+"""Peers of a plan for tests, with names and, by default, links of 10 MB/s without delay."""
 
 from echo2d.core.base.ids import FormId, PeerId, PlanId
 from echo2d.core.protocol.control_messages import Address

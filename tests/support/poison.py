@@ -1,10 +1,10 @@
-"""Groups that every check passes, and whose gradient is no number."""
+"""Groups that pass every check, and whose gradient is NaN."""
 
 import dataclasses
 
 from echo2d.client import Batch, Group
 
-POISON = -77.0  # a logprob of which the loss below makes no number
+POISON = -77.0  # a logprob for which the loss below is NaN
 POISONED_LOSS = """
 import torch
 

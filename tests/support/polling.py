@@ -1,12 +1,12 @@
-"""Waiting for what another process or thread does."""
+"""Waits until another process or thread has done something."""
 
 import time
 from collections.abc import Callable
 
-# The longest that a test waits for something that must come. Only what hangs takes so long: on a
-# busy machine every wait is longer than on a quiet one, and that must not fail a test.
+# The longest time that a test waits for something that must come. Only a program that hangs takes this
+# long; a busy machine makes every wait longer, and must not make a test fail.
 HANG_S = 120.0
-# The same for a program that has to start, and to load torch, before it does what is waited for.
+# The same if a program must first start and load torch.
 START_S = 180.0
 
 

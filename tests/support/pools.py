@@ -1,4 +1,4 @@
-"""Prices of pools that make a liquid: a step takes as long as training, or as long as making what it needs."""
+"""Prices of pools that make a liquid: a step takes as long as its training or its rollouts, whichever is longer."""
 
 from collections.abc import Sequence
 
@@ -31,7 +31,7 @@ def pools_of(
     learner_usd_per_h: float = LEARNER_USD_PER_H,
     slower: float = 1.0,
 ) -> Pools | None:
-    """Of these workers, and of more like the dearest; None: what is needed is not known."""
+    """Pools of these workers and of more like the most expensive one; None: the needed throughput is unknown."""
     if needs is None:
         return None
     ranked = by_rho(offers)

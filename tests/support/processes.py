@@ -4,7 +4,7 @@ from pathlib import Path
 
 
 def is_running(pid: int) -> bool:
-    """False for a process that has ended, also while nobody has waited for it (a zombie)."""
+    """False for a process that has ended, even if its parent has not waited for it yet (a zombie)."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):

@@ -1,4 +1,4 @@
-"""A version that is being published, through the whole machine, for tests of the messages about it."""
+"""A world in which a version is being published, for tests of the messages about it."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from tests.support.coordinator_world import World, form_of, rules
 
 
 def published(*workers: str, kind: str = "chain", **changes: Any) -> World:
-    """Version 0 is being encoded; nothing has arrived yet. changes: of the rules."""
+    """A world in which version 0 is being encoded, and nothing of it has arrived yet. changes: of the rules."""
     world = World(rules(shape=kind, **changes))
     world.connect("seed", kind="seed", slots=0)
     for name in workers:
@@ -32,7 +32,7 @@ def broadcast(world: World) -> BroadcastStatus:
 
 
 def publish_again(world: World) -> FormId:
-    """The next publish: version 0 of a new epoch. The form that spread before it."""
+    """Publish version 0 of a new epoch. Returns the form that spread before it."""
     form = form_of(world)
     world.open_session()
     world.publish(0)
@@ -40,7 +40,7 @@ def publish_again(world: World) -> FormId:
 
 
 def deliver_seed(world: World) -> None:
-    """The seed's reports, and nothing that follows from them."""
+    """Deliver the seed's reports, but nothing that follows from them."""
     for event in list(world.pending):
         if isinstance(event, PeerSaid) and isinstance(event.message, SegmentEncoded | FormEncoded):
             world.pending.remove(event)

@@ -55,7 +55,7 @@ def together(
     ]
     return subprocess.run(
         [*torchrun, *PROGRAM, str(directory), "--config", str(path), "--resume"],
-        env={**os.environ, "PYTHONPATH": str(REPO)},  # it needs this test's neighbours
+        env={**os.environ, "PYTHONPATH": str(REPO)},  # the ranks import tests.support
         capture_output=True,
         text=True,
         check=False,

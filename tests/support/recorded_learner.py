@@ -32,9 +32,9 @@ from tests.support.scripted_coordinator import GROUP_SIZE, GROUPS
 
 
 class Recording:
-    """Stands in for `Coordinator`; its state is said.jsonl in this directory, which outlives a kill.
+    """A stand-in for `Coordinator`. Its state is the file said.jsonl in this directory, which survives a kill.
 
-    It keeps what is published in `taken`.
+    It keeps published versions in `taken`.
     """
 
     run_id = "run"
@@ -91,17 +91,17 @@ class Recording:
         self._say("checkpoint", step)
 
     def hurry(self) -> None:
-        """It never waits."""
+        """Do nothing: it never waits."""
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *facts: object) -> None:
-        """It has nothing to close."""
+        """Do nothing: it has nothing to close."""
 
 
 def signal_within_a_step(step: float, share: float, rank: float, number: float) -> None:
-    """Signal this process after a share of the micro-batches of a step, if it is that rank."""
+    """Signal this process after a share of the micro-batches of a step, if it is this rank."""
     from echo2d.learner.model.policy import Policy
 
     train_step, accumulate = Policy.train_step, Policy._accumulate
@@ -140,6 +140,6 @@ def main(directory: Path, arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    # As the learner itself ends. A thread of gloo that frees a tensor while Python shuts down aborts
-    # the process.
+    # End as the learner does, before Python's shutdown: a gloo thread that frees a tensor during the
+    # shutdown aborts the process.
     program.end_with(main(Path(sys.argv[1]), sys.argv[2:]))

@@ -65,7 +65,7 @@ class Peer:
         spares: tuple[float, ...] = (),
         sources: tuple[PeerId, ...] = (),
     ) -> list[RelayAction]:
-        """A plan of stripes, ordinary ones unless spare; each edge is a parent and children."""
+        """Receive a plan. edges: parent and children in each stripe. spares: the stripes' shares, 0 if ordinary."""
         shares = spares or (0.0,) * len(edges)
         stripes = [
             StripeEdge(StripeId(n), parent, kids, shares[n])
@@ -95,7 +95,7 @@ class Peer:
         )
 
     def wanted(self, peer: PeerId, stream: int, frames: tuple[FrameId, ...]) -> list[RelayAction]:
-        """What the peer is given when it asks for these, once its link has room."""
+        """The actions when the peer asks for these frames, and when its link then has room."""
         actions = self(Heard(peer, FramesWanted(stream, FORM, frames)))
         return [*actions, *(action for action in self(PeerReady(peer)) if action not in actions)]
 
@@ -122,7 +122,7 @@ def frames_to(peer: PeerId, actions: list[RelayAction]) -> list[FrameId]:
 
 
 def drain(peer: Peer, *links: PeerId) -> list[SendFrame]:
-    """What goes over these links while they, and no others, take all that they are given."""
+    """All frames that are sent while these links, and no others, always have room."""
     sent: list[SendFrame] = []
     while more := [action for link in links for action in sends(peer(PeerReady(link)))]:
         sent += more
@@ -140,7 +140,7 @@ def opened(peer: PeerId, stream: int, stripe: int = 0, first: int = 0, generatio
 
 
 def held(frames: Sequence[FrameId]) -> FramesHeld:
-    """The message that these are held."""
+    """The message that these frames are held."""
     return FramesHeld(FORM, runs_of(frames))
 
 

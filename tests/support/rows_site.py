@@ -22,7 +22,7 @@ def score(answer, expected):
 
 
 def write_own_questions(folder: Path, model: Path) -> None:
-    """What an operator has: a model with a chat template, a table of rows, and a scorer in two files."""
+    """Write the files of an operator: a model with a chat template, a table of rows, and a scorer in two files."""
     base = Path(shutil.copytree(model, folder / "base"))
     (base / "chat_template.jinja").write_text(TEMPLATE)
     rng = random.Random(0)
@@ -44,7 +44,7 @@ def write_rows(path: Path) -> None:
 
 
 def ask_rows(site: Site, more: str) -> None:
-    """Ask the rows of a file by the tiny model. more: further tables."""
+    """Change the run's config so that its task is a file of rows, and its model the tiny one. more: further tables."""
     model = site.directory / "model"
     shutil.copytree(str(site.facts["model"]), model)
     (model / "chat_template.jinja").write_text(TEMPLATE)

@@ -1,4 +1,4 @@
-"""Random scenarios, and a runner whose failures name the seed that brings them back."""
+"""Random scenarios, and a runner whose failures name the seed that reproduces them."""
 
 import random
 from dataclasses import replace

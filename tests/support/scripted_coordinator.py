@@ -58,8 +58,8 @@ class ScriptedCoordinator:
         self.lowest = 0  # step to resume at
         self.temperatures: Sequence[float] = (1.0,)  # of the groups of a batch, in turn
         self.samplings: dict[str, Sampling] = {}
-        self.evals: dict[int, list[Evaluation]] = {}  # by the step whose commit is followed by them
-        self.unfinished: list[list[str]] = []  # what `evaluate` says, in turn; then nothing is
+        self.evals: dict[int, list[Evaluation]] = {}  # by the step after whose commit they come
+        self.unfinished: list[list[str]] = []  # for each next call of `evaluate`; afterwards none
         self._epoch = 0
         self._committed = 0
         self._batches: dict[int, Batch] = {}

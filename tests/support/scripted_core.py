@@ -74,7 +74,7 @@ class Script:
         return None
 
     async def hears(self, kind: type) -> Any:
-        """The next event of this kind; others are passed over."""
+        """The next event of this kind; events of other kinds are skipped."""
         while not isinstance(event := await self.heard.get(), kind):
             pass
         return event

@@ -1,4 +1,4 @@
-"""Stands in for the seed's program: tells what it was handed through a pipe in the run directory, ends or waits."""
+"""A stand-in for the seed's program: it writes what it got by the pipe into the run directory, and ends or waits."""
 
 import json
 import signal
@@ -10,9 +10,8 @@ from echo2d.runtime.seed.supervisor import SeedHandover
 if __name__ == "__main__":
     handover = SeedHandover.receive(sys.stdin.buffer)
     run_dir = Path(handover.run_dir)
-    stays = (
-        run_dir / "stay"
-    ).exists()  # before it tells: whoever is not heard ends, and another one tells
+    # Looked up before the report: if a test makes the file after a report, it is the next process that stays.
+    stays = (run_dir / "stay").exists()
     with (run_dir / "seen").open("a") as file:
         file.write(json.dumps({"argv": sys.argv, "peer": handover.identity().peer}) + "\n")
     if stays:

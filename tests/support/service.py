@@ -32,7 +32,7 @@ class ServiceManager:
         return self._collected.popleft() if self._collected else self._receive(timeout_s)
 
     def collect(self) -> None:
-        """Keep what has come for `told`: the kernel keeps ten messages and drops those after them."""
+        """Read the arrived messages for `told`, because the kernel keeps ten and drops those after them."""
         while (message := self._receive(0.0)) is not None:
             self._collected.append(message)
 
@@ -59,8 +59,7 @@ class ServiceManager:
         """Read until nothing comes for `silence_s`. A program that hangs has at most `messages_max`
         under way.
 
-        Messages are counted, not seconds: on a busy machine they come late, but they do not become
-        more.
+        Messages are counted, not seconds: a busy machine delays messages, but does not add any.
         """
         for _ in range(messages_max + 1):
             if self.told(silence_s) is None:

@@ -1,7 +1,7 @@
 """A server with SGLang's HTTP on a real socket, its shapes and its traps, and the fake engine's policy behind it.
 
-What it can be told to do wrong is what SGLang was seen or read to do (docs/design/sglang.md). Its prefix cache is real
-in one respect: who reuses KV of other weights gets logprobs that no version gives.
+Each fault that a test can order was observed in SGLang, or read in its source (docs/design/sglang.md). Its prefix cache
+is real in one respect: a request that reuses KV of other weights gets logprobs that no version gives.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ class _Request:
     output: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     events: list[tuple[str, int]] = field(default_factory=list)  # (old version, tokens by then)
-    kv: str | None = None  # whose KV it has; None: to be computed
+    kv: str | None = None  # the weights that made its KV; None: it has none yet
     aborted: bool = False
     cached: int = 0
 
@@ -58,7 +58,7 @@ class _Request:
 
 
 class SglangDouble:
-    """version: which SGLang it says it is. traps: what the next updates come to, in turn."""
+    """version: of SGLang, as it reports it. traps: the outcomes of the next updates, in turn."""
 
     def __init__(
         self,
@@ -74,29 +74,26 @@ class SglangDouble:
         self.traps: list[Trap] = []
         self.calls: list[str] = []
         self.updates: list[dict[str, Any]] = []
-        self.label, self.shown = (
-            "default",
-            "default",
-        )  # of the scheduler; of the process that answers
+        # The version's name in the scheduler, and in the process that answers.
+        self.label, self.shown = "default", "default"
         self.model_path = "/nowhere"
-        self.weights = "none"  # whose numbers are in memory
+        self.weights = "none"  # the label of the weights in memory
         self.digests: dict[str, bytes] = {}
         self.paused: str | None = None
         self.sick = False
         self.running_max = 4096
         self.token_usage = 0.0
         self.waiting_extra = 0
-        self.silent_until: int | None = (
-            None  # so many tokens of a request are made, and nothing is sent
-        )
-        # So many streams break off after so many tokens, as by an error in SGLang.
+        # If set, this many tokens of a request are made, and none is sent.
+        self.silent_until: int | None = None
+        # The next `cuts` streams break off after `cut_after` tokens, as by an error in SGLang.
         self.cuts, self.cut_after = 0, 20
         self.live: dict[str, _Request] = {}
-        self.cache: dict[tuple[str, tuple[int, ...]], str] = {}  # salted prompts -> whose KV
+        self.cache: dict[tuple[str, tuple[int, ...]], str] = {}  # salted prompt -> KV's weights
         self._resumed = asyncio.Event()
         self._resumed.set()
         self._runner: web.AppRunner | None = None
-        self.asked = asyncio.Event()  # for an update
+        self.asked = asyncio.Event()  # an update was requested
         self._closing = asyncio.Event()
         self.url = ""
 
@@ -136,7 +133,7 @@ class SglangDouble:
         self.url = f"http://{HOST}:{site._server.sockets[0].getsockname()[1]}"  # type: ignore[attr-defined]
 
     async def die(self) -> None:
-        """Gone, with every connection."""
+        """End the server and every connection."""
         runner, self._runner = self._runner, None
         self._closing.set()
         if runner is not None:
@@ -145,7 +142,7 @@ class SglangDouble:
                     protocol.transport.abort()
             await runner.cleanup()
 
-    # --- what tells
+    # --- routes that report
 
     async def _health(self, _: web.Request) -> web.Response:
         self.calls.append("health")
@@ -380,7 +377,7 @@ class SglangDouble:
         if trap == "files_change":
             (Path(path) / "config.json").touch()
         self.weights, self.model_path = label, path
-        if trap == "rolled_back":  # it says it is as before, and is not
+        if trap == "rolled_back":  # it claims to have its old weights, but has the new ones
             return _answer(
                 False, "Failed to update weights: a file. Rolling back to original weights."
             )

@@ -68,7 +68,7 @@ CONFIG = '{"model_type": "fake", "vocab_size": 64, "max_position_embeddings": 16
 
 
 class SglangHarness(TorchHarness):
-    """Real servers on float32; what they have in memory is compared with transformers' reading of the files."""
+    """Real servers in float32; the weights in their memory are compared with those that transformers reads."""
 
     repeats = False
     logprob_error_max = 1e-3
@@ -84,7 +84,7 @@ class SglangHarness(TorchHarness):
         return SglangEngine(next(self._next), slots=slots, rng_seed=rng_seed, refit_mode=self._mode)
 
     def snapshot(self, version: int) -> Path:
-        """Of a width that SGLang does not pad on a CPU."""
+        """A snapshot with a width that SGLang does not pad on a CPU."""
         folder = self._folder / str(version)
         if not folder.exists():
             save_random_model(folder, tiny_config(intermediate_size=64), rng_seed=version)
@@ -92,7 +92,7 @@ class SglangHarness(TorchHarness):
 
     @contextmanager
     def doubtful_refits(self, engine: Engine) -> Iterator[None]:
-        """The answer of an update that was done is lost."""
+        """The next update is done, but its answer is lost."""
         update = SglangClient.update
 
         async def lost(
@@ -106,7 +106,7 @@ class SglangHarness(TorchHarness):
             yield
 
     async def in_memory(self, engine: Engine) -> Mapping[str, object]:
-        """Names and hash are SGLang's own. Of the first rank."""
+        """Checksums of the first rank, with SGLang's own names and hash."""
         assert isinstance(engine, SglangEngine)
         if engine.label is None or engine.server is None:
             raise EngineFault("nothing is served")
@@ -116,7 +116,7 @@ class SglangHarness(TorchHarness):
         return dict(answer["ranks"][0]["checksums"])
 
     def in_files(self, snapshot: Path) -> Mapping[str, object]:
-        """SGLang's checksums on a CPU: of the float32 tensors, those of one layer that it computes at once joined."""
+        """SGLang's checksums of float32 tensors on a CPU. Tensors of a layer that it computes together are joined."""
         tensors = load_file(snapshot / "model.safetensors")
         joined: dict[str, list[np.ndarray[Any, Any]]] = {}
         for name in sorted(tensors, key=_place):

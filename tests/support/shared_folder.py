@@ -1,4 +1,4 @@
-"""A folder that a task process can write to: one of another user gets neither into `tmp_path` nor into our /tmp."""
+"""A folder that task processes can write to. A process of another user can open neither `tmp_path` nor our /tmp."""
 
 import os
 import tempfile

@@ -1,7 +1,7 @@
 """An event loop with real sockets whose clock jumps over the time in which nothing happens.
 
-What arrives on loopback is there as soon as it was sent, so a loop that finds no socket ready waits
-for a timer, and its clock may jump there. Nothing that the loop waits for may run in another thread.
+Data on loopback arrives as soon as it is sent. So a loop that finds no socket ready waits only for a
+timer, and its clock may jump to that timer. The loop must not wait for work in another thread.
 """
 
 import asyncio

@@ -46,7 +46,7 @@ def key_paths(value: Any, path: str = "") -> set[str]:
 
 
 def trained() -> World:
-    """Three steps are trained, something was dropped, refused and called, and a relay is here."""
+    """A run with three trained steps, dropped groups, a refused result, a gateway call and a relay."""
     evals = (
         EvalRules(
             TaskRules(
@@ -85,14 +85,14 @@ def trained() -> World:
 
 
 def catching_up() -> World:
-    """A newcomer needs another form than the one that spreads."""
+    """A run in which a newcomer needs another form than the one that spreads."""
     world = running("a", "b", steps=3)
     newcomer(world, "late", 1)
     return world
 
 
 def auditing() -> World:
-    """An auditor has scored something, and learnt what honest engines look like."""
+    """A run whose auditor has scored answers, and has learnt the limits of honest engines."""
     world = World(
         replace(
             RULES,
@@ -110,7 +110,7 @@ def auditing() -> World:
 
 
 def playing() -> World:
-    """An environment has answered a turn, and is asked about another one."""
+    """A run whose environment has answered one turn, and has not answered the next one yet."""
     task = TaskRules(
         max_new_tokens=8,
         stop_token_ids=(1,),

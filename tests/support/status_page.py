@@ -1,7 +1,7 @@
 """Writes what the fields of the status declare into the pages: `python -m tests.support.status_page`.
 
-docs/reference/status.md has every key of `GET /v1/status` and `GET /v1/status/own`, and is what a coordinator promises
-to those who read it; docs/reference/metrics.md gets its table of the coordinator's metrics.
+docs/reference/status.md has every key of `GET /v1/status` and `GET /v1/status/own`, and is the coordinator's promise
+to programs that read them; docs/reference/metrics.md gets its table of the coordinator's metrics.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ Durations are in seconds, uplinks in bytes/s, `mu` in trajectories/s. `null`: no
 
 
 def _inner(hint: Any) -> tuple[str, Any]:
-    """How the path goes on, and the record in this type; None: there is none."""
+    """The rest of the path to the record inside this type, and the record; None: there is none."""
     if dataclasses.is_dataclass(hint):
         return "", hint
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
@@ -70,7 +70,7 @@ def rows(kind: type, path: str = "") -> Iterator[tuple[str, str, str]]:
 
 
 def _sentence(meaning: str) -> str:
-    """With a capital letter, unless it begins with a key or a symbol."""
+    """The text with a capital letter, unless it begins with a key or a symbol."""
     first = meaning.split()[0]
     is_word = first.isalpha() and first not in ("kappa", "mu", "null")
     return meaning[0].upper() + meaning[1:] if is_word else meaning

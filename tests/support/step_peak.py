@@ -1,7 +1,7 @@
 """Two train steps of rows of micro_batch_tokens, and their peak of memory: `python -m tests.support.step_peak CONFIG`.
 
-Prints the bytes that the peak is above what the process had before it loaded the model. The caller sets glibc's
-MALLOC_MMAP_THRESHOLD_, so that what is freed goes back at once.
+Prints by how many bytes the peak exceeds the memory that the process had before it loaded the model. The caller sets
+glibc's MALLOC_MMAP_THRESHOLD_, so that freed memory is returned at once.
 """
 
 import sys

@@ -33,9 +33,9 @@ class Echo(TextTask):
 
 
 class Judge(TextTask):
-    """Wait for somebody else, as a judge in another place; "never" and "block" take for ever.
+    """Rewards that wait, as for a remote judge; "never" and "block" take for ever.
 
-    beside: no reward is there before so many were asked for.
+    beside: no reward is given before this many were requested.
     """
 
     name = "judge"
@@ -61,5 +61,5 @@ class Judge(TextTask):
 
 
 def list_home(answer: Answer, expected: Expected, home: str) -> float:
-    """How many things the task's process sees there."""
+    """The number of entries that the task's process sees in this folder."""
     return float(len(list(Path(home).iterdir())))

@@ -11,7 +11,7 @@ from echo2d.texts.model_texts import ModelTexts
 
 
 def bytes_tokenizer() -> Tokenizer:
-    """A token per byte: characters come in halves."""
+    """A tokenizer with a token per byte, so that a character may be split over two deltas."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     made = Tokenizer(models.BPE({char: index for index, char in enumerate(alphabet)}, []))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -34,7 +34,7 @@ TEMPLATE = (
 )
 
 
-# Of `chat_texts`: a template of the usual kind, with tools, as Qwen's and Hermes' templates are.
+# The template of `chat_texts`. It supports tools as Qwen's and Hermes' templates do.
 CHATML = (
     "{% if tools %}<|im_start|>system\n<tool_call>{% for t in tools %}{{ t | tojson }}{% endfor %}"
     "<|im_end|>\n{% endif %}"
@@ -91,7 +91,7 @@ EMPTY_WEIGHTS = b"\2\0\0\0\0\0\0\0{}"  # a safetensors file without tensors
 
 
 def write_text_model(directory: Path, template: str | None = TEMPLATE) -> Path:
-    """A directory with the files of a model that make tokens of text."""
+    """A directory with those files of a model that turn text into tokens."""
     directory.mkdir(exist_ok=True)
     (directory / "tokenizer.json").write_text(bytes_tokenizer().to_str())
     settings = {} if template is None else {"chat_template": template}

@@ -1,4 +1,4 @@
-"""A gateway double that hands out tickets, and remembers what it was told."""
+"""A gateway double that hands out tickets, and records the requests that it gets."""
 
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
@@ -21,7 +21,7 @@ def token_file(url: str = "") -> TokenFile:
 
 @dataclass
 class TicketGateway:
-    """tickets: rows still to be handed out. refusals: answers that come first, in order."""
+    """tickets: rows still to be handed out. refusals: its first answers, in order."""
 
     url: str = ""
     tickets: deque[dict[str, Any]] = field(default_factory=deque)

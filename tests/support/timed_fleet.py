@@ -49,7 +49,7 @@ from echo2d.core.weights.signed_index import Root
 from echo2d.store.ledger_rows import statements
 from echo2d_lab.standins.memory_run import FakePeer, MemoryRun
 
-GENERATE_S = 20.0  # a sample, 25 % more or less
+GENERATE_S = 20.0  # seconds for a sample, 25 % more or less
 APPLY_S = 2.0
 TOKENS = 1000
 STOP = (1).to_bytes(4, "little")
@@ -58,7 +58,7 @@ LOGPROB = b"\0\0\0\xbf"  # -0.5 as float32
 
 @dataclass(slots=True)
 class _Sample:
-    """A sample that is being generated. tokens: in all. told: of these, what the coordinator knows."""
+    """A sample that is being generated. tokens: of the whole sample. told: the number that the coordinator knows."""
 
     began: float
     takes_s: float
@@ -88,7 +88,7 @@ class TimedFleet(MemoryRun):
         self._publish()
 
     def play(self, seconds: float) -> None:
-        """Let so much time pass."""
+        """Let this much time pass."""
         end = self.now + seconds
         while self._due[0][0] <= end:
             self.now, _, act, what = heapq.heappop(self._due)
@@ -210,7 +210,7 @@ class TimedFleet(MemoryRun):
         self.call(lambda number: CheckpointAsked(number, epoch, step))
 
     def _publish(self) -> None:
-        """Publish what the last step made, and ask for the next batch."""
+        """Publish the last step's version, and ask for the next batch."""
         digest = Digest(self._step.to_bytes(32, "big"))
         self.publish_key(VersionKey(Version(self._step), digest))
         self._step += 1

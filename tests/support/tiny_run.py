@@ -29,7 +29,7 @@ class TinyRun:
 
 
 def start_tiny_run(folder: Path, programs: Programs) -> TinyRun:
-    """Set it up in a new folder, and start its coordinator and its learner."""
+    """Set up the run in a new folder, and start its coordinator and its learner."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     asked = ["init", "--task=tiny", "--host=127.0.0.1", f"--port={port}", "--boxes=1", "--yes"]
@@ -44,6 +44,6 @@ def start_tiny_run(folder: Path, programs: Programs) -> TinyRun:
 
 
 def has_verified(coordinator: Coordinator) -> bool:
-    """Whether a peer but the seed has the version that spreads."""
+    """Whether a peer other than the seed has the version that spreads."""
     broadcast = coordinator.status()["broadcast"]
     return broadcast is not None and any(peer["verified"] for peer in broadcast["peers"])

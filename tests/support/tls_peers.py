@@ -1,4 +1,4 @@
-"""Peers of a run under TLS: keys, certificates of their run, and one of another run."""
+"""Peers of a run under TLS: keys, certificates of their run, and a certificate of another run."""
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 

@@ -48,8 +48,8 @@ PROMPTS = (5, 7, 9)  # tokens of each group's prompt
 ANSWERS = ((3, 40, 17, 25), (31, 8, 12, 22), (14, 36, 5, 19))
 GIVEN = (2, 5)  # of the output tokens of every other answer
 TEMPERATURE = 0.8
-# How far the logprobs of the rollout are off: by chance, and in one token of each answer by OUTLIER,
-# which the two-sided clip drops where the advantage is negative.
+# Errors of the rollout's logprobs: random ones, and OUTLIER for one token of each answer. The two-sided
+# clip drops that token if the advantage is negative.
 NOISE, OUTLIER = 0.35, 1.5
 MICRO_BATCH_TOKENS = 64
 NO_CLIPPING = 1e9
@@ -62,7 +62,7 @@ Gradient = dict[str, Tensor]
 
 
 class Step(NamedTuple):
-    """What one side says about its optimizer step."""
+    """What one side reports about its optimizer step."""
 
     gradient: Gradient
     advantages: list[float]
@@ -118,7 +118,7 @@ class Bench:
             callbacks=[taken],
         )
         if recipe.vllm:
-            # There is no vLLM here. TRL's corrections need no more of it than these two.
+            # There is no vLLM here; of vLLM, TRL's corrections need only these two.
             trainer.use_vllm, trainer._last_loaded_step = True, 0
         ended = trainer.train()
         return Step(taken.gradient, list(trainer._logs["advantages"]), ended.training_loss)

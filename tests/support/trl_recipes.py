@@ -79,7 +79,7 @@ RECIPES = {
 UNEQUAL = {
     # echo2d also truncates the ratios that its two-sided clip keeps.
     "the default with tis": SharedRecipe({}, DUAL_CLIP),
-    # TRL weighs the KL term by the ratio of the answer. It says itself that only the token's is right.
+    # TRL weights the KL term by the ratio of the answer. TRL says itself that only the ratio of the token is right.
     "gspo with kl": SharedRecipe(
         PLAIN | {"objective": "gspo", "kl_coef": 0.1},
         GSPO | {"epsilon": 3e-4, "epsilon_high": 4e-4, "beta": 0.1},

@@ -50,11 +50,11 @@ class Written:
 
 
 class BytesTurnTexts:
-    """A message is "<role>content", an end token, and at the end comes "<answer>"."""
+    """A message is "<role>content" and an end token; "<answer>" follows the last message."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        # Control tokens are put by us alone, never by the text of a message.
+        # Only this code adds control tokens; the text of a message never becomes one.
         self._tokenizer.encode_special_tokens = True
         self.end = end_of(tokenizer)
 

@@ -1,6 +1,6 @@
-"""A run for agents' frameworks: a model with Qwen3's chat format, and who may call its gateway.
+"""A run for agents' frameworks: a model with Qwen3's chat format, and tokens for its gateway.
 
-The interpreters that have `verifiers` are named by ECHO2D_VERIFIERS, apart by ":"; `make nightly-envs`
+ECHO2D_VERIFIERS names the interpreters that have `verifiers`, separated by ":"; `make nightly-envs`
 installs them.
 """
 
@@ -32,7 +32,7 @@ EPISODES = int(os.environ.get("ECHO2D_EPISODES", "200"))
 def write_chat_model(directory: Path) -> Path:
     """A tiny model with random weights, whose tokenizer has the tokens of Qwen3's chat format.
 
-    It has none for "<think>": an answer that begins with it and ends is not extended, by intention.
+    It has none for "<think>", because an answer that begins with that token and ends is never extended.
     """
     made = chat_tokenizer([word for word in WORDS if word != "<think>"])
     torch.manual_seed(0)
@@ -41,7 +41,7 @@ def write_chat_model(directory: Path) -> Path:
         num_attention_heads=2, num_key_value_heads=1, head_dim=16, max_position_embeddings=4096,
     )  # fmt: skip
     policy = Qwen3ForCausalLM(config).to(torch.bfloat16)
-    # As chat models do: the renderer ends answers at these.
+    # As with chat models, the renderer ends answers at these tokens.
     ends = [made.token_to_id(name) for name in ("<|im_end|>", "<|endoftext|>")]
     policy.generation_config.eos_token_id = ends
     policy.save_pretrained(directory)
@@ -85,5 +85,5 @@ def _is_known(site: Site, secret: str) -> bool:
         with urlopen(request) as response:
             return bool(response.status == 200)
     except HTTPError as refusal:
-        # Of a role that may not ask this.
+        # The coordinator knows the token, but its role may not make this request.
         return refusal.code == 403

@@ -1,8 +1,8 @@
-"""An environment that tells a witness outside of each step before it executes it.
+"""An environment that reports each step to an outside witness before it executes the step.
 
     step 1 --the tool works for TOOL_S--> the digits again --> step 2 --> ... --> step TURNS --> End
 
-`Witness` listens in the test's process, which nobody kills.
+`Witness` listens in the test's process, which is never killed.
 """
 
 import json
@@ -78,7 +78,7 @@ class WitnessedGame(Environment):
 
 
 class Witness:
-    """Keeps what the processes of the environment tell, in `executions`."""
+    """Keeps the reports of the environment's processes in `executions`."""
 
     def __init__(self) -> None:
         self.executions: list[Execution] = []

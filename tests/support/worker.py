@@ -62,7 +62,7 @@ def a_root(
 
 
 def a_snapshot(root: Root, path: str = "slot") -> SnapshotReady:
-    """The form of this root stands in a slot."""
+    """The form of this root is in a slot."""
     key = a_key(root.facts.version)
     return SnapshotReady(root.form, key.version, key.digest, path)
 

@@ -13,7 +13,7 @@ def refusal(path: Path) -> PermissionError:
     return PermissionError(errno.EACCES, "Permission denied", str(path))
 
 
-def test_a_path_of_another_user_names_the_user(
+def test_the_error_about_a_path_of_another_user_names_the_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "run.key").write_text("")
@@ -32,7 +32,7 @@ def test_a_path_of_another_user_names_the_user(
         assert str(of_the_host(refusal(path))).startswith(f"{path}: Permission denied; {seen} ")
 
 
-def test_a_path_of_this_user_stays_as_it_was_said(tmp_path: Path) -> None:
+def test_the_error_about_a_path_of_this_user_is_unchanged(tmp_path: Path) -> None:
     assert (
         str(path_fault("cannot read it", refusal(tmp_path))) == "cannot read it: Permission denied"
     )

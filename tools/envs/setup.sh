@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# verifiers in environments of their own in .cache/envs, one for each version that is tested; kept between runs.
-# They also have what echo2d needs, for `echo2d envs`. Its last line names their interpreters, apart by ":".
+# Installs verifiers in environments in .cache/envs, one for each tested version, which are kept between runs. They also
+# have the packages that echo2d needs, for `echo2d envs`. The last line of the output names their interpreters,
+# separated by ":".
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 here=tools/envs all=.cache/envs
@@ -18,6 +19,6 @@ while read -r version; do
     fi
     found+=("$PWD/$env/bin/python")
 done <"$here/versions.txt"
-# Classic environments of 0.3.1 work with this version alone; their test puts it in front of the newer one.
+# Classic environments of 0.3.1 work only with this version; their test puts it before the newer one on the path.
 [[ -d $all/renderers-0.1.10 ]] || "${found[0]}" -m pip install --quiet --disable-pip-version-check --no-deps --target "$all/renderers-0.1.10" renderers==0.1.10
 (IFS=:; echo "${found[*]}")

@@ -8,9 +8,9 @@ first paint: a real browser opens the page LOADS times; the time is that from th
 until everything is drawn. Then the page stays open, and its requests are counted.
 
 loop: the kernel counts the CPU time of the coordinator's first thread, on which its loop runs, by turns
-while PAGES pages send requests like that one, and while no page does. The status that the pages share is
-made at such a rate that it takes PAGE_SHARE_MAX of the loop's time for any number of pages; the rest is
-divided by PAGES.
+while PAGES pages send requests like that one, and while no page does. All pages share one
+status, which is made so often that it takes PAGE_SHARE_MAX of the loop's time for any number of pages;
+the rest of the CPU time is divided by PAGES.
 """
 
 import argparse

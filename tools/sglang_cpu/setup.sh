@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# SGLang on the CPU, in an environment of its own in .cache/sglang: 2.6 GB, about 3 minutes, kept between runs.
-# Exit code 3: this machine cannot have it, and why stands in the last line.
+# Installs SGLang for the CPU in an environment in .cache/sglang: 2.6 GB, about 3 minutes, kept between runs.
+# Exit code 3: this machine cannot have it, and the last line says why.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 here=tools/sglang_cpu env=.cache/sglang

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Hugging Face TRL in an environment of its own in .cache/trl, with echo2d and its learner's torch; kept between runs.
+# Installs Hugging Face TRL in an environment in .cache/trl, with echo2d and its learner's torch; kept between runs.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 here=tools/trl env=.cache/trl

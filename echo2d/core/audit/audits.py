@@ -5,16 +5,17 @@
           +-- of a new or flagged worker: its group waits            +-> worker convicted
 
 An auditor is the run's own process on the learner host, or a worker that the operator trusts; it
-holds the weights and computes what `evidence` describes. Limits are learnt from trusted workers, and
-until then no other worker gets leases. If the operator trusts no worker, a share of the answers is
-scored, nothing waits, no worker is convicted, and the operator sees which workers look like liars.
-An answer that has waited for `wait_s` is given to another worker, if there is one.
-Answers are judged by the limits of their class. Where workers may refit in place, answers in which
-one version follows another are a class: their KV caches may mix versions, so no clean prefill gives
-their logprobs. Until the limits of this class are learnt, an answer is flagged only if no engine can
-have written it. Workers that compute with quantized weights have a class of their own, and get no
-leases before its limits are learnt.
-Kept true: no answer that waits is part of a batch; a trusted worker is never convicted.
+holds the weights and computes what `evidence` describes. Limits are learnt from the answers of trusted
+workers, and no other worker gets leases before they are learnt. If the operator trusts no worker, a
+share of the answers is scored, but no group waits and no worker is convicted; the operator only sees
+which workers look like liars.
+If a sample has waited for its verdict for `wait_s`, another worker makes it again, if there is one.
+Each answer is judged by the limits of its class. Workers that compute with quantized weights have a
+class of their own, and get no leases before its limits are learnt. Where workers may refit in place,
+answers that one worker wrote with several versions are another class: their KV caches may mix
+versions, so a clean prefill does not give their logprobs. Until the limits of this class are learnt,
+its answers are flagged only if no engine can have written them.
+Kept true: no batch contains an answer that waits for its verdict; a trusted worker is never convicted.
 Not here: which auditor scores when (`scorers`), what waits (`waiting_samples`), the statistics
 (`case`), what happens to groups (`work/training/groups`) and to a convicted worker (`coordinator/state`).
 """
@@ -49,9 +50,9 @@ from echo2d.core.protocol.seeds import sample_seeds
 from echo2d.core.protocol.trajectory import AuthoredSpan, TrajectoryRecord, TrajectoryScore
 from echo2d.core.rules.audit import AnswerClass
 
-# Scored answers that wait for limits; further ones count as not scored.
+# At most this many scored answers wait for limits; any others count as not scored.
 UNJUDGED_MAX = 4096
-# Samples of a new or flagged worker that are leased or wait for their verdict.
+# A new or flagged worker has at most this many samples that are leased or wait for their verdict.
 TRIAL_MAX = 32
 BEFORE = "convicted before the coordinator was started"
 PLAIN, MIXED = AnswerClass(), AnswerClass(mixed=True)
@@ -89,9 +90,9 @@ class Audits:
         for worker in convicted:
             self.cases.of(worker).verdict = BEFORE
         self._trusted_before = trusted
-        # Only classes of trusted workers are kept, so that no worker can fill this with made-up ones.
+        # Only classes of trusted workers are kept, so that no other worker can fill this with invented classes.
         self._baselines: dict[AnswerClass, Baseline] = {}
-        # By the name of their class: limits of the classes that have no baseline yet.
+        # Limits from before a restart, by the name of their class; used until the class has a baseline.
         self._learnt_before = {
             each.engine_class: HonestLimits(each.k, each.misses, each.tolerance)
             for each in learnt
@@ -101,7 +102,7 @@ class Audits:
         self.scorers = Scorers(rules, members=members, versions=versions, lost=self._skip)
         self.waiting = WaitingSamples(rules.audit.wait_s)
         self._unjudged: list[AuditItem] = []
-        # Answers of trusted workers that are queued to learn limits from.
+        # By class, how many answers of trusted workers are queued so that limits are learnt from them.
         self._learning: Counter[AnswerClass] = Counter()
         # How many answers of each worker wait for their verdict.
         self._on_trial: Counter[PeerId] = Counter()
@@ -144,7 +145,7 @@ class Audits:
         case = self.cases.get(worker)
         if self._judges:
             return "new" if case is None else case.standing
-        # Without limits no worker is convicted; one with 5 flagged answers is shown as a suspect.
+        # Without limits no worker is convicted, but a worker with 5 flagged answers is shown as suspected.
         return "suspected" if case is not None and case.flagged >= 5 else ""
 
     # --- what happens
@@ -180,8 +181,8 @@ class Audits:
                 )  # fmt: skip
 
     def scored_by_learner(self, scored: Iterable[tuple[TrajectoryRecord, TrajectoryScore]]) -> None:
-        """The learner's own forward pass gave these scores. They convict no worker, but one whose
-        logprobs are far from the learner's is audited like a flagged one.
+        """The learner's own forward pass gave these scores. They never convict a worker, but a worker
+        whose logprobs are far from the learner's is audited like a flagged worker.
         """
         for trajectory, score in scored:
             authors = {span.author for span in trajectory.spans}
@@ -195,7 +196,7 @@ class Audits:
         self.scorers.joined(peer)
         learns = self.learns(peer.quantization)
         peer.service.held_back = learns and peer.kind == "worker" and not peer.trusted
-        # Its answers from before a restart were held until the worker's quantization was known.
+        # This worker's answers from before a restart were held until its quantization was known.
         theirs = [item for item in self._unjudged if item.worker == peer.peer]
         self._unjudged = [item for item in self._unjudged if item.worker != peer.peer]
         actions: list[AuditAction] = []
@@ -268,8 +269,8 @@ class Audits:
     def _drawn(
         self, author: PeerId, case: Case, group: GroupId, sample: int, kind: AnswerClass
     ) -> tuple[bool, bool, bool]:
-        """Whether an answer of this author is drawn by the audited share, whether it is audited, and
-        whether its group waits for the verdict.
+        """Whether an answer of this author belongs to the share that is drawn for an audit, whether it
+        is audited, and whether its group waits for the verdict.
         """
         if self._teaches(author, kind):
             return False, self._still_to_learn(kind) > 0, False
@@ -350,7 +351,7 @@ class Audits:
         self._end_item(item)
         self.waiting.settle(item.waiting, item.worker, good=False)
         if item.waiting is None and self._judges and not self._trusts(item.worker):
-            # The worker owes an audit: the group of its next answer waits for one.
+            # The worker owes an audit: its next answer is audited, and the group waits for that verdict.
             case = self.cases.of(item.worker)
             case.left = max(case.left, 1)
             self._bound(item.worker)
@@ -380,13 +381,13 @@ class Audits:
             self._members.changed.add(worker)
 
     def _slots_allowed(self, worker: PeerId) -> int | None:
-        """How many slots this worker may use, more with each audited answer. None: all that it has."""
+        """How many slots this worker may use; the number grows with each audited answer. None: all slots."""
         if self._trusts(worker) or not self._judges:
             return None
         if not self.need_not_wait(worker):
             return max(0, TRIAL_MAX - self._on_trial[worker])
-        # Each audited answer lets a clear worker use 16 slots more: a worker that claims thousands
-        # must have shown as much.
+        # Each audited answer lets a clear worker use 16 more slots. So a worker that claims thousands
+        # of slots gets them only after many audited answers.
         return TRIAL_MAX + 16 * self.cases.of(worker).audited
 
     # --- inside: verdicts
@@ -434,7 +435,7 @@ class Audits:
         which = f"limits of answers{of} whose KV mixes versions" if kind.mixed else f"limits{of}"
         text = f"{which} are learnt: K {limits.k:.2g}, missed seeds {limits.misses:.2g}"
         if limits.exact:
-            text += "; they fit no other precision than that of your trusted workers"
+            text += "; they hold only for the precision of your trusted workers"
         actions: list[AuditAction] = [Persist(learnt), Note("audit", text)]
         for item in waiting:
             actions += self._judge(item, now)
@@ -491,11 +492,11 @@ class Audits:
 
 
 def _mixes(record: TrajectoryRecord, author: PeerId) -> bool:
-    """Whether this author went on under another version than it had begun with.
+    """Whether this author changed to another version while it wrote.
 
-    A worker that takes over from another one computes the KV caches itself, so they mix nothing. But
-    after an earlier turn of its own its engine may still hold the prefix, even if another worker
-    wrote in between.
+    A worker that takes over a sample computes the KV caches itself, so they do not mix versions. But
+    if the worker wrote an earlier turn of the sample, its engine may still hold that prefix, even if
+    another worker wrote in between.
     """
     if record.given:
         return len({span.key for span in record.spans if span.author == author}) > 1

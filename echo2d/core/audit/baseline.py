@@ -2,11 +2,12 @@
 
     trusted trajectories --> BASELINE_TRAJECTORIES of them --> limits: flags from now on
 
-A trajectory is flagged if its K is above MARGIN times the largest K of the trusted ones. It is also
-flagged if its number of missed seeds has a chance below RARE, where each token misses with
-MISSES_MARGIN times the share that the trusted ones missed. The tolerance is the narrowest within
-which the trusted ones agree. Short answers have more room, because a mean over few tokens is far off
-by chance. Before the baseline is whole nothing is flagged, and no worker is convicted.
+A trajectory is flagged if its K is above MARGIN times the largest K of the trusted trajectories. It
+is also flagged if it misses too many seeds: the chance of at least this many misses is below RARE, if
+each token misses with MISSES_MARGIN times the share that the trusted trajectories missed. The tolerance
+is the narrowest one within which the trusted trajectories agree with the auditor. The limit on K is
+looser for short answers, because a mean over few tokens varies more by chance. Before the baseline is
+whole nothing is flagged, and no worker is convicted.
 """
 
 import math
@@ -18,39 +19,39 @@ from echo2d.core.protocol.evidence import TOLERANCES, Evidence
 BASELINE_TRAJECTORIES = 200
 MARGIN = 3.0
 MISSES_MARGIN = 1.5
-# Without replay: at most one honest answer in a thousand is this much likelier under another
-# temperature, because e^ratio is 1 on average.
+# This limit holds without replay. At most one honest answer in a thousand is this much likelier under
+# another temperature, because e^ratio is 1 on average.
 RATIO_MAX = math.log(1000)
 # A class whose trusted workers agree exactly still needs room: another honest worker may compute in
 # bfloat16 (figures: docs/reference/security.md).
 K_MIN = 0.08
 MISSES_MIN = 1e-4
-# The limit on K is that of long answers. An answer of n tokens may differ as much in total as one of
-# n + SHORT_TOKENS tokens whose K is at the limit.
+# The limit on K is meant for long answers. An answer of n tokens may differ in total by as much as an
+# answer of n + SHORT_TOKENS tokens whose K is at the limit.
 SHORT_TOKENS = 4
 RARE = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class HonestLimits:
-    """What an honest engine of one class gives at most."""
+    """Upper limits for an honest engine of one class."""
 
     # K of a long answer.
     k: float
-    # Share of tokens that miss in the long run, within TOLERANCES[tolerance].
+    # The share of tokens that miss their seed in the long run, at the tolerance TOLERANCES[tolerance].
     misses: float
     tolerance: int
 
     @property
     def exact(self) -> bool:
-        """Whether trusted workers computed as the auditor does. Another precision may exceed these limits."""
+        """Whether trusted workers computed exactly as the auditor does; other precisions may exceed the limits."""
         return self.k == K_MIN and not self.tolerance
 
     def missed(self, found: Evidence) -> int:
         return 0 if found.misses is None else found.misses[self.tolerance]
 
     def flags(self, found: Evidence) -> tuple[str, ...]:
-        """Why this trajectory is flagged: "logprobs", and "seed", or "draw" without replay."""
+        """The reasons why this trajectory is flagged: "logprobs", and "seed" (without replay "draw")."""
         reasons = {
             "logprobs": _long_k(found) > self.k,
             "seed": chance_of(self.missed(found), found.tokens, self.misses) < RARE,
@@ -87,7 +88,7 @@ GROSS = HonestLimits(k=1.0, misses=0.1, tolerance=len(TOLERANCES) - 1)
 
 
 def limits_of(trusted: Sequence[Evidence]) -> HonestLimits:
-    """The limits that these trajectories, at least two, give.
+    """The limits that follow from these trajectories, of which there are at least two.
 
     No limit is above GROSS, so that one broken answer of a trusted worker does not make the audit
     blind.
@@ -97,7 +98,7 @@ def limits_of(trusted: Sequence[Evidence]) -> HonestLimits:
         sum(each.misses[at] for each in trusted if each.misses is not None)
         for at in range(len(TOLERANCES))
     ]
-    # A tolerance is too narrow if trusted workers miss more than 0.2 % of the tokens.
+    # A tolerance is too narrow if trusted workers miss more than 0.2 % of the tokens with it.
     agreed = (at for at, misses in enumerate(missed) if misses <= 0.002 * tokens)
     tolerance = next(agreed, GROSS.tolerance)
     # Two misses are added, because few tokens say little about rare misses.
@@ -110,7 +111,7 @@ def limits_of(trusted: Sequence[Evidence]) -> HonestLimits:
 
 
 def _long_k(found: Evidence) -> float:
-    """The K to compare with the limit for long answers: that of a short answer counts less."""
+    """The K to compare with the limit for long answers: the K of a short answer is reduced."""
     return found.k * found.tokens / (found.tokens + SHORT_TOKENS)
 
 

@@ -4,9 +4,9 @@
                                               ^----CLEARED audited in a row-------|
     any --a test convicts--> convicted (until a person pardons it)
 
-Every trajectory of a new or flagged worker is audited, and none is trained on before its verdict. Of
-a clear worker a share of the trajectories is audited, and it cannot predict which. A worker is known
-by its key, so a new key is a new worker.
+Every trajectory of a new or flagged worker is audited, and none is trained on before its verdict. A
+share of a clear worker's trajectories is audited, and the worker cannot predict which. A worker is
+known by its key, so a new key is a new worker.
 Not here: the tests (`sequential`), what is flagged (`baseline`), and which auditor scores (`scorers`).
 """
 
@@ -21,7 +21,7 @@ from echo2d.core.base.ids import PeerId
 from echo2d.core.protocol.evidence import Evidence
 from echo2d.core.rules.audit import AuditRules
 
-CLEARED = 100  # audited trajectories without a flag in a row that clear a flagged worker
+CLEARED = 100  # this many audited trajectories in a row without a flag clear a flagged worker
 CASES_MAX = 10_000  # as many as a run enrols
 
 TrustStanding = Literal["new", "clear", "flagged", "convicted"]
@@ -31,11 +31,11 @@ TrustStanding = Literal["new", "clear", "flagged", "convicted"]
 class Case:
     """The case of one worker."""
 
-    # Trajectories to be audited without a flag before the worker is clear.
+    # This many more trajectories must be audited without a flag before the worker is clear.
     left: int
     # The learner doubts its logprobs.
     doubted: bool = False
-    # Trajectories.
+    # Numbers of trajectories.
     delivered: int = 0
     audited: int = 0
     flagged: int = 0
@@ -65,7 +65,7 @@ class Cases:
         return iter(self._cases.items())
 
     def get(self, worker: PeerId) -> Case | None:
-        """The case of this worker; None: nothing of it was ever delivered or audited."""
+        """The case of this worker; None: none of its answers was ever delivered or audited."""
         return self._cases.get(worker)
 
     def of(self, worker: PeerId) -> Case:
@@ -85,7 +85,7 @@ class Cases:
         case.left, case.doubted = CLEARED, True
 
     def suspect(self, worker: PeerId, found: Evidence, limits: HonestLimits) -> tuple[str, ...]:
-        """Take in what an audit found, and convict no worker. Returns why the answer is flagged."""
+        """Take in what an audit found, without convicting the worker. Returns why the answer is flagged."""
         case = self.of(worker)
         reasons = limits.flags(found)
         case.audited += 1
@@ -98,9 +98,9 @@ class Cases:
         """Take in what an audit found.
 
         Returns why the answer is flagged, and why the worker is convicted now; both may be empty.
-        limits: of the answer's class. drawn: whether the answer was drawn by the audited share. A
-        flag always counts. An answer without a flag counts only if it was drawn, so that honest
-        answers while on trial do not make up for lies.
+        limits: those of the answer's class. drawn: whether the answer was drawn by the audited share.
+        A flag always counts. An answer without a flag counts only if it was drawn, so that the honest
+        answers of a worker on trial do not make up for its lies.
         """
         case = self.of(worker)
         case.audited += 1

@@ -32,7 +32,7 @@ TOKEN_S = 0.01
 SCORERS_MAX = 1024
 # A scorer that failed gets no order for this long.
 SCORER_REST_S = 5.0
-# Snapshot copies that are kept because answers may name their versions.
+# At most this many snapshot copies are kept because answers may name their versions.
 COPIES_MAX = 6
 
 
@@ -67,7 +67,7 @@ class Scorers:
         self._peers: set[PeerId] = set()
         self._orders: dict[PeerId, ScoringOrder] = {}
         self._loaded: dict[PeerId, VersionKey] = {}
-        # Orders that were given up and not answered yet.
+        # By scorer, the order that was given up and that the scorer has not answered yet.
         self._overdue: dict[PeerId, int] = {}
         # Until when a scorer that failed gets no order.
         self._rests: dict[PeerId, float] = {}
@@ -107,7 +107,7 @@ class Scorers:
         return self._queue.forget(worker)
 
     def answered(self, peer: Peer, message: AnswersScored) -> list[AnswerPart]:
-        """The parts that this message scores, in its order; none: another scorer has the order by now.
+        """The parts that this message scores, in its sequence; none: another scorer has the order by now.
 
         PeerFault: this peer may not score, or the answer does not fit the order.
         """
@@ -186,8 +186,8 @@ class Scorers:
         return None if newest is None else key_of(newest)
 
     def _needed(self) -> set[str]:
-        """The paths of the snapshot copies that auditors need or may need: answers that workers
-        write now may name any version within the staleness bound.
+        """The paths of the snapshot copies that auditors need or may need: workers may still write
+        answers with any version within the staleness bound.
         """
         window = self._versions.copies()[: min(COPIES_MAX, self._rules.staleness_max + 2)]
         keys = {*self._queue.versions(), *(o.parts[0].key for o in self._orders.values())}

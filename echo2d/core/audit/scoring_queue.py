@@ -4,11 +4,12 @@
                 |                                     |
                 +--lose: its version has no copy      +--put again, if the auditor went away
 
-An auditor holds one version at a time, and loading another one is expensive. So an order takes
-answers of one version: of one with urgent answers first, and of the loaded one before the others. The
-newest version is loaded for answers that are not urgent once one has waited for SCORING_PATIENCE_S; an
-older one at once, because its copy will be deleted. Every FAIR_TURN-th order prefers answers that are
-not urgent, so that workers on trial cannot keep all others from being audited.
+An auditor holds one version at a time, and loading another one is expensive. So all answers of an
+order are of one version. Versions with urgent answers come first; among equals, the loaded version
+does. If a version has no urgent answers, it is loaded at once if it is an older one, because its copy
+will be deleted, and otherwise once an answer has waited for SCORING_PATIENCE_S. Every FAIR_TURN-th
+order prefers answers that are not urgent, so that workers on trial cannot keep all others from being
+audited.
 Kept true: at most SCORED_VERSIONS_MAX versions and BYTES_MAX bytes wait.
 Not here: whose answers are audited (`audits`), and where a version's copy is (`cluster/versions`).
 """
@@ -23,7 +24,7 @@ from echo2d.core.protocol.control_messages import AnswerToScore, VersionKey
 from echo2d.core.protocol.evidence import Evidence
 from echo2d.core.rules.audit import AnswerClass
 
-# The copies of these versions stay on the learner host's disk while answers wait for them.
+# Answers of at most this many versions wait; meanwhile the versions' copies stay on the learner host.
 SCORED_VERSIONS_MAX = 6
 BYTES_MAX = 128 << 20
 # Limits of one order: some seconds of an auditor's work, and well below the limit of a message.
@@ -31,7 +32,7 @@ ANSWERS_MAX = 64
 ORDER_BYTES_MAX = 512 << 10
 SCORING_PATIENCE_S = 10.0
 FAIR_TURN = 4
-# An answer may be part of this many orders; after that something is wrong with it.
+# An answer may be part of this many orders; if none of them scores it, it is given up.
 TRIES_MAX = 3
 
 
@@ -49,7 +50,7 @@ class AuditItem:
     left: int
     # What the scored parts gave together.
     found: Evidence | None = None
-    # It is audited because it was drawn, not because its worker is on trial.
+    # Whether the draw chose it for an audit; the audit of a worker on trial needs no draw.
     drawn: bool = False
     # Limits are learnt from it.
     teaches: bool = False
@@ -164,7 +165,7 @@ class ScoringQueue:
         return parts[0].since + (SCORING_PATIENCE_S if key == newest else 0.0)
 
     def _keep(self, key: VersionKey, kept: list[AnswerPart]) -> None:
-        """Replace a version's parts by these, which are left of them."""
+        """Keep only these of the parts that wait for this version."""
         before = self._parts.pop(key, [])
         self._bytes += sum(part.bytes for part in kept) - sum(part.bytes for part in before)
         del self._urgent[key]
@@ -173,9 +174,9 @@ class ScoringQueue:
             self._urgent[key] = sum(part.item.urgent for part in kept)
 
     def _cut(self, key: VersionKey, tokens_max: int, *, fair: bool) -> list[AnswerPart]:
-        """Take out as many parts as an order holds, the urgent ones first; at least one.
+        """Take out as many parts as an order holds, but at least one; the urgent ones come first.
 
-        A part of an order that failed is tried alone: another part may have made it fail.
+        A part whose last order failed is tried alone, because another part may have caused the failure.
         """
         waiting = sorted(
             self._parts[key], key=lambda part: ((not part.item.urgent) ^ fair, part.tries)

@@ -16,7 +16,7 @@ from echo2d.core.protocol.evidence import Evidence
 
 ALPHA = 1e-6
 THRESHOLD = -math.log(ALPHA)
-# Shares of flagged trajectories: the largest of an honest worker, and that of a liar worth convicting.
+# The largest share of flagged trajectories of an honest worker, and the share of a liar worth convicting.
 FLAGS_HONEST = 0.005
 FLAGS_LIAR = 0.1
 # A liar worth convicting misses this many times as many seeds as the limit allows.
@@ -35,7 +35,7 @@ _CLEAN = math.log((1 - FLAGS_LIAR) / (1 - FLAGS_HONEST))
 class FlagTest:
     """Whether too many of a worker's trajectories are flagged.
 
-    The ratio is that of two Bernoulli distributions, with FLAGS_LIAR and FLAGS_HONEST.
+    The likelihood ratio compares two Bernoulli distributions, with FLAGS_LIAR and FLAGS_HONEST.
     """
 
     sum: float = 0.0
@@ -50,14 +50,14 @@ class FlagTest:
 
 @dataclass(slots=True)
 class SeedTest:
-    """Whether too many of a worker's tokens are not those of their seeds.
+    """Whether too many of a worker's tokens differ from those that their seeds give.
 
-    The ratio is that of two binomial distributions: MISSES_LIAR times as many misses as the limit
-    allows, and exactly as many.
+    The likelihood ratio compares two binomial distributions: one misses MISSES_LIAR times as often as
+    the limit allows, the other exactly as often.
     """
 
     sum: float = 0.0
-    # Of all answers that were audited.
+    # Sums over all audited answers.
     misses: int = 0
     tokens: int = 0
 
@@ -79,10 +79,10 @@ class SeedTest:
 class TemperTest:
     """Whether a worker's tokens are drawn too cold or too hot, or not at all.
 
-    The ratios are those of `Evidence.cold` and `hot`, exact for any model and any length: e^ratio is
-    1 on average over what an honest worker draws. But of the answers that run at the same time the
-    short ones arrive first, and they differ from long ones. So the ratios of BLOCK answers, more than
-    run at a time, are added up before the sum is looked at: early and late answers even out.
+    The ratios are `Evidence.cold` and `hot`. They are exact for any model and any length: over what an
+    honest worker draws, e^ratio is 1 on average. But of the answers that run at the same time, the short
+    ones arrive first, and short answers differ from long ones. So the test looks at the sum only after
+    every BLOCK answers, which are more than run at a time: by then early and late answers even out.
     """
 
     cold: float = 0.0

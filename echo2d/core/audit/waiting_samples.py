@@ -17,14 +17,14 @@ from echo2d.core.base.ids import GroupId, PeerId
 
 @dataclass(slots=True)
 class WaitingSample:
-    """A kept sample whose group waits."""
+    """A kept sample whose group waits for its verdict."""
 
     group: GroupId
     sample: int
     since: float
     # The workers that wrote it and are still to be judged.
     authors: set[PeerId] = field(default_factory=set)
-    # The verdict is known, and not yet taken.
+    # The verdict is known, but `take_decided` has not returned it yet.
     decided: bool = False
 
 
@@ -139,7 +139,7 @@ class WaitingSamples:
         self._decided.append(verdict)
 
     def _waits(self, sample: WaitingSample) -> bool:
-        """Not if it is decided, its group has ended, or another worker got the sample meanwhile."""
+        """Whether it still waits: undecided, its group has not ended, and no other worker got it meanwhile."""
         if sample.decided:
             return False
         return self._groups.get(sample.group, {}).get(sample.sample) is sample

@@ -15,8 +15,8 @@ a negative or huge integer, a message that is too long.
 
 A message may grow from one release to the next: a codec ignores what follows the fields that it
 knows, and fields that have a default may be missing at the end. The same holds for records in a
-message. What is stored, signed or hashed (`unpacker`, `plain_reader`) has exactly its fields, unless
-it may `grow`.
+message. A record that is stored, signed or hashed (`unpacker`, `plain_reader`) must have exactly its
+fields, unless it may `grow`.
 
 Strangers send these bytes, so the cost of decoding is bounded before they are decoded: a limit of
 bytes for each tag, at most VALUES_MAX values however they are nested, no maps and no extensions.
@@ -42,8 +42,9 @@ TEXT_CHARS_MAX = 4096  # reasons and names, which people read
 # Items of one list in a message: twice the longest honest list, which names revoked versions. The
 # limit bounds the number of objects that a message makes.
 ITEMS_MAX = 8192
-# Values of one message, lists included: twice the spans of the longest honest report. Unpacking this
-# many takes 10 ms at most, and checking them 30 ms (tests/unit/property/protocol/test_costly_messages.py).
+# Values of one message, lists included: twice as many as the longest honest report has spans. Unpacking
+# this many takes 10 ms at most, and checking them 30 ms
+# (tests/unit/property/protocol/test_costly_messages.py).
 VALUES_MAX = 1 << 16
 TAG_CHARS_MAX = 31  # so that a tag follows the head of the message as one short string
 INT_MAX = (1 << 63) - 1
@@ -261,7 +262,7 @@ def values_counter(values_max: int) -> Callable[[list[Any]], list[Any]]:
 def _tag_of(data: bytes | memoryview) -> str:
     """Read the tag of a message without unpacking it. PeerFault: it has none."""
     head = bytes(data[: TAG_CHARS_MAX + 4])
-    # The head of a list takes one byte up to 15 items, else three; that of a string of up to 31 bytes takes one.
+    # The head of a list takes one byte up to 15 items, else three. The head of a string of up to 31 bytes takes one.
     at = 1 if head[:1] and 0x91 <= head[0] <= 0x9F else 3
     if at == 3 and head[:1] != b"\xdc":
         raise PeerFault("malformed message: expected a tag first")
@@ -275,7 +276,7 @@ class Codec:
     """The messages of one direction of one protocol, by tag. Tags are words, so that a capture can
     be read.
 
-    large: the tags whose messages may have up to `bytes_max`; others have up to SMALL_BYTES_MAX.
+    large: the tags whose messages may have up to `bytes_max` bytes; others may have SMALL_BYTES_MAX.
     """
 
     def __init__(

@@ -10,7 +10,7 @@ import heapq
 from collections.abc import Callable, Hashable, Iterable
 from typing import Generic, TypeVar
 
-# Outdated heap entries that are allowed beyond the number of current ones, before a sweep.
+# Outdated heap entries are swept out once there are this many more of them than current ones.
 STALE_ENTRIES = 64
 
 Key = TypeVar("Key", bound=Hashable)

@@ -21,7 +21,7 @@ def described(
     """A field with its meaning, which is also the help text of its metric.
 
     metric: the field's name in Prometheus, without `_total`; empty: it has none. counter: it only grows. label: the
-    metric label for the keys of a mapping. rows: for records, by label the field that identifies a record.
+    metric label for the keys of a mapping. rows: for a list of records, the field that gives each metric label.
     """
     metadata = {"meaning": meaning, "metric": metric, "counter": counter, "label": label}
     return dataclasses.field(default=default, metadata={**metadata, "rows": dict(rows or {})})

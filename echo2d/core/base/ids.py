@@ -30,7 +30,7 @@ FRAME_INDEX_BITS = 20
 FRAME_INDEX_MAX = (1 << FRAME_INDEX_BITS) - 1
 SEGMENTS_MAX = 1 << 12  # with segments of 64 MiB: forms of up to 256 GiB
 LABEL_DIGEST_CHARS = 12
-# The bits of a lease or plan id above these 32 are a tag of the process that made it.
+# The lowest 32 bits of a lease or plan id are a number; those above are a tag of the process that made it.
 TAG_SHIFT = 32
 
 

@@ -35,7 +35,7 @@ class Blame:
     def edge_broken(
         self, transmissions: Iterable[Transmission], peer: Peer, message: EdgeBroken
     ) -> list[BroadcastAction]:
-        """The peer at the other end becomes a leaf; if that is the seed, the reporter does."""
+        """The peer at the other end becomes a leaf; if the seed is at the other end, the reporter does."""
         plans = [(each, each.plan) for each in transmissions if each.plan is not None]
         transmission, plan = next(
             (each for each in plans if each[1].plan_id == message.plan), (None, None)
@@ -59,7 +59,7 @@ class Blame:
     ) -> list[BroadcastAction]:
         """One of the two peers is at fault and becomes a leaf for good.
 
-        transmission: that of the frame's form; None: it has ended.
+        transmission: the one that sends the frame's form; None: it has ended.
         """
         note = self._statistics.fault(
             "frame", f"{peer.name} accuses {self._name(message.accused)}: {message.frame}"

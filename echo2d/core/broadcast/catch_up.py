@@ -138,7 +138,7 @@ class CatchUps:
         self._policy.cannot_be_delta(record)
 
     def promote(self, record: VersionPublished) -> Transmission | None:
-        """The full form of this version, if it is a catch-up: it becomes the spreading form."""
+        """If the full form of this version is a catch-up, return it: it becomes the spreading form."""
         return self._policy.promote(record)
 
     # --- ends
@@ -211,7 +211,7 @@ class CatchUps:
         if transmission is None:
             return []
         self._policy.give_up(transmission)
-        reason = f"it is {FULL_LAG_MAX} publishes old, and others wait"
+        reason = f"it is {FULL_LAG_MAX} publishes old, and other peers wait"
         text = f"version {transmission.record.version} is not sent on: {reason}"
         return [self._statistics.fault("catch_up", text)]
 

@@ -8,7 +8,7 @@
 A catch-up is a form like any other: it is signed segment by segment, verified frame by frame, and
 passed on by the peers that take it. It continues while newer versions spread, so that a slow
 newcomer gets a whole version in the end, and takes deltas from then on. There are at most FULLS_MAX
-full catch-ups and DELTAS_MAX deltas at a time; a peer that none of them suits waits until one ends.
+full catch-ups and DELTAS_MAX deltas at a time; a peer that can use none of them waits until one ends.
 Peers that have the version help with its full form: they encode it again from their own snapshot,
 which relieves the seed.
 
@@ -28,8 +28,8 @@ from echo2d.core.cluster.peer import Peer
 from echo2d.core.cluster.versions import PublishedVersions, key_of
 from echo2d.core.weights.kept_deltas import KeptDelta, chain_bytes, shortest_chain
 
-# Each full form costs the seed an encoding, and its uplink at most one copy. Newcomers of one
-# version share it.
+# Each full form costs the seed one encoding and at most one copy on its uplink. All newcomers that
+# take the same version share the form.
 FULLS_MAX = 2
 # A full form that is this many publishes old is given up when other peers wait (I6).
 FULL_LAG_MAX = 8
@@ -46,7 +46,7 @@ class DeltaRoute:
     # The most bytes that it takes on the wire, as far as that is known.
     bytes_max: int
     base: VersionPublished | None = None
-    # If the delta is composed of kept ones, the digests of the snapshots between.
+    # If the delta is composed of kept deltas, the digests of the snapshots between them.
     via: tuple[Digest, ...] | None = None
 
     def __str__(self) -> str:
@@ -68,9 +68,9 @@ def choose_route(
 ) -> DeltaRoute:
     """The route with the fewest bytes for a peer that has the version `stands`.
 
-    full_bytes: the size of the full form. A delta from a kept copy is never larger than the two
-    other routes: it does not contain changes that were undone meanwhile, and no chunk takes more
-    bytes than in the full form.
+    full_bytes: the size of the full form. A delta from a kept copy is never larger than a composed
+    delta, which also contains changes that were undone meanwhile. It is never larger than the full
+    form either, because no chunk takes more bytes in a delta.
     """
     full = DeltaRoute(full_bytes)
     if stands is None or stands.digest == record.digest:
@@ -91,7 +91,7 @@ def choose_base(
 ) -> VersionPublished | None:
     """The newest kept version that at least half of the workers have verified; None: send in full.
 
-    Without workers it is the newest copy, because most workers that return have it.
+    If there are no workers, it is the newest copy, because most workers that return have it.
     """
     for record in copies:
         if 2 * sum(peer.engine.stands == key_of(record) for peer in workers) >= len(workers):
@@ -194,7 +194,7 @@ class CatchUpPolicy:
         }
 
     def promote(self, record: VersionPublished) -> Transmission | None:
-        """The full form of this version, if it is a catch-up: it becomes the spreading form."""
+        """If the full form of this version is a catch-up, return it: it becomes the spreading form."""
         full = next(
             (
                 transmission
@@ -214,7 +214,7 @@ class CatchUpPolicy:
             self._waiting[peer] = None
 
     def cannot_be_delta(self, record: VersionPublished) -> None:
-        """A delta of this version could not be encoded: begin none of this or an older version."""
+        """A delta of this version could not be encoded: begin no delta of this or an older version."""
         self._in_full_only = max(self._in_full_only, record.publish_seq)
 
     def full_took(self, wire_bytes: int, full_bytes: int) -> None:
@@ -222,9 +222,9 @@ class CatchUpPolicy:
         self._full_share = wire_bytes / max(1, full_bytes)
 
     def outdated(self, main: Transmission) -> Transmission | None:
-        """The full form that is given up for peers that wait.
+        """The full form to give up, so that peers that wait get another one.
 
-        Otherwise FULLS_MAX workers that never finish would keep all newcomers waiting.
+        Without this, FULLS_MAX workers that never finish would keep all newcomers waiting.
         """
         fulls = sorted(
             (transmission for transmission in self if transmission.base is None),
@@ -259,8 +259,8 @@ class CatchUpPolicy:
     def _choose(self, peer: Peer, main: Transmission) -> Transmission | None:
         """The catch-up for this peer; None: it waits.
 
-        A catch-up that runs already costs nothing more; otherwise the route with the fewest bytes is
-        taken.
+        A running delta that suits the peer comes first, because joining it costs nothing more. If there
+        is none, the route with the fewest bytes is taken.
         """
         deltas = [transmission for transmission in self if transmission.base is not None]
         fulls = [transmission for transmission in self if transmission.base is None]

@@ -25,7 +25,7 @@ from echo2d.core.rules.run import RunRules
 from echo2d.core.topology.plan import Plan
 from echo2d.core.topology.uplink_rates import PeerRate, Rates
 
-# A smaller version fits into the kernel's buffers, so its transfer would measure these.
+# A smaller version fits into the kernel's buffers, so its transfer would not measure the links.
 MEASURED_BYTES_MIN = 16 << 20
 
 

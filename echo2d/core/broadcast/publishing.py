@@ -48,14 +48,14 @@ from echo2d.core.topology.uplink_rates import PeerRate
 from echo2d.core.weights.signed_index import Root
 from echo2d.errors import PeerFault
 
-# A full form is given up after this many failures to encode it or to keep its frames: workers would
-# wait for ever.
+# A full form is given up after this many failures to encode it or to keep its frames; otherwise
+# workers would wait for it for ever.
 ENCODE_FAILURES_MAX = 3
-# By then a person may have freed space on a full disk.
+# The seed tries again after this time: by then a person may have freed space on a full disk.
 ENCODE_RETRY_S = 5.0
 # A worker that failed to apply a version, perhaps because its disk is full, tries again after
-# APPLY_RETRY_S. The delay doubles up to APPLY_RETRY_S_MAX. Until the next version nothing else makes
-# it retry.
+# APPLY_RETRY_S. The delay doubles up to APPLY_RETRY_S_MAX. Nothing else makes it retry before the
+# next version.
 APPLY_RETRY_S = 10.0
 APPLY_RETRY_S_MAX = 160.0
 
@@ -173,10 +173,10 @@ class Publishing:
         return None if first or held or transmission.totals else transmission.record
 
     def goes_on_without(self, record: VersionPublished) -> bool:
-        """Whether the run reaches another publish without this version.
+        """Whether the run can reach another publish without this version.
 
-        Either one waits already, or what workers serve is fresh enough for all steps up to the next
-        publish.
+        It can if another version waits already, or if the versions that workers serve are fresh enough
+        for all steps up to the next publish.
         """
         bound, every = self._rules.staleness_max, publish_every(self._rules, self._statistics)
         served = [self._versions.live(peer.engine.serving) for peer in self._members]
@@ -190,7 +190,7 @@ class Publishing:
             self._timings.served(peer.peer, record.publish_seq, now=now)
 
     def came_s(self, peer: Peer, *, now: float) -> float | None:
-        """Seconds since the version that the peer serves began to spread; None: it spreads no more."""
+        """Seconds since the version that the peer serves began to spread; None: it no longer spreads."""
         for transmission in (self.spreading, self._catch_ups.takes(peer.peer)):
             if transmission is not None and key_of(transmission.record) == peer.engine.serving:
                 return now - transmission.began_at
@@ -436,7 +436,7 @@ class Publishing:
     def _start_again(self, record: VersionPublished, form: FormChosen, now: float) -> Transmission:
         """Spread a version in the form that an earlier process chose.
 
-        That process may have signed segments of the form, and a form may only have one content.
+        That process may have signed segments of the form, and the content of a form must never change.
         """
         older = self._versions.copies() if self._rules.dissemination.delta else []
         base = next((each for each in older if each.digest == form.base), None)
@@ -467,7 +467,7 @@ class Publishing:
             self._catch_ups.cannot_be_made(transmission)
             return [
                 self._statistics.fault(
-                    "encode", f"version {version} cannot be caught up with: {reason}"
+                    "encode", f"the catch-up to version {version} cannot be encoded: {reason}"
                 )
             ]
         if not self.goes_on_without(transmission.record):
@@ -483,7 +483,7 @@ class Publishing:
     ) -> list[BroadcastAction]:
         """Replace this delta, which cannot be encoded, by the version's full form."""
         note = self._statistics.fault(
-            "encode", f"version {transmission.record.version}, to be sent in full: {reason}"
+            "encode", f"version {transmission.record.version} is now sent in full: {reason}"
         )
         self._catch_ups.cannot_be_delta(transmission.record)
         if transmission is not self.spreading:
@@ -566,9 +566,9 @@ class Publishing:
             dict.fromkeys(form for form in seed.engine.forms if form not in current)
         )
         actions: list[BroadcastAction] = []
-        # The seed first makes frames for the order that it receives last: that of the spreading version.
+        # The order for the spreading version is sent last: the seed works first on its latest order.
         for transmission in reversed(transmissions):
-            # The order may not have reached the seed: give it again unless the form is whole there.
+            # An order may not have reached the seed: repeat it unless the form is whole there.
             whole = transmission.totals is not None and transmission.form in seed.engine.forms
             actions += [] if whole else self._order(transmission)
             if whole and transmission is self.spreading:

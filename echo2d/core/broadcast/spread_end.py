@@ -1,10 +1,10 @@
 """Decides when the spreading version has spread, so that the next one may start.
 
-It has spread when it is whole at the seed and no worker is awaited any more. Once one worker has
-verified it, its time also ends PATIENCE times the predicted time plus FIXED_S after it was whole at
-the seed, so that slow workers do not delay the next version (I6). A worker is awaited until it has
-verified the version or failed to apply it. A worker is never awaited if it is not alive, not active,
-quarantined, or takes another form.
+It has spread when it is whole at the seed and no worker is awaited any more. Once at least one worker
+has verified it, there is also a time limit, so that slow workers do not delay the next version (I6):
+FIXED_S plus PATIENCE times the predicted time, from when the version was whole at the seed. A worker
+is awaited until it has verified the version or failed to apply it. A worker that is away, on standby,
+quarantined, or takes another form is never awaited.
 Not here: what happens at the end (`publishing`).
 """
 

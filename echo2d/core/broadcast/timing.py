@@ -1,11 +1,11 @@
 """Measures how long versions take to arrive: T_verify and T_bcast.
 
-Both count the workers that were active at the publish, until the last of them has verified
-(T_verify) or serves (T_bcast) the version or a newer one. A worker that is lost or quarantined
-meanwhile does not count. A worker that serves nothing at the publish does not count either, unless
-no worker serves anything. After PENDING_MAX newer publishes the measurement ends without the workers
-that are still missing. T_bcast is also measured for nine tenths of the workers, because a few late workers
-among many do not make the learner wait.
+Each is the time from a publish until the last of the workers that were active at the publish has
+verified (T_verify) or serves (T_bcast) the version or a newer one. A worker that is lost or
+quarantined meanwhile does not count. A worker that serves nothing at the publish does not count
+either, unless no worker serves anything. After PENDING_MAX newer publishes the measurement ends
+without the workers that are still missing. T_bcast is also measured for nine tenths of the workers,
+because a few late workers among many do not make the learner wait.
 Not here: what is sent to which peer.
 """
 
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from echo2d.core.base.ids import PeerId, PublishSeq
 from echo2d.core.cluster.statistics import Statistics
 
-# Publishes that wait for their last worker; a worker that is further behind is stuck or useless.
+# At most this many publishes wait for their last worker; a worker further behind is stuck or useless.
 PENDING_MAX = 8
 
 
@@ -131,7 +131,7 @@ def _take_done(clocks: dict[PublishSeq, tuple[float, _Pending]]) -> list[_Ended]
 
 def _ended(started: float, pending: _Pending) -> _Ended:
     took_s = [at - started for at in pending.arrived_at.values()]
-    # Nine tenths of the workers; of up to nine workers it is all of them.
+    # The index of the arrival that completes nine tenths of the workers; of up to nine it is the last.
     most = math.ceil(0.9 * len(took_s)) - 1
     return _Ended(
         tuple(pending.arrived_at), took_s[-1], took_s[most], pending.cold, pending.expected_s

@@ -3,7 +3,7 @@
     waits for the seed --EncodeVersion--> encoding --first segment--> planned --last root--> whole
 
 The plan is made with the first root, because a peer cannot use a plan before it knows the form.
-Sequence numbers of frames belong to one start of the seed, so a restarted seed gets a new plan.
+Sequence numbers of frames are valid only until the seed restarts, so a restarted seed gets a new plan.
 Not here: which version spreads (`publishing`).
 """
 
@@ -35,12 +35,12 @@ from echo2d.core.weights.form import FormFacts, frame_bytes_for
 from echo2d.core.weights.signed_index import PAGE_SEGMENTS_MAX, FormTotals, Root
 from echo2d.errors import PeerFault
 
-# Repairs of one plan because of peers at fault; after that it stays until the next version.
+# A plan is repaired at most this many times because of peers at fault; then it stays until the next version.
 REPAIRS_MAX = 256
 # After this many seconds of transfer, the rates of unknown peers have been measured.
 LEARN_S = 3.0
-# A new plan is sent to TOLD_MAX peers every TELL_S, so that leases wait for milliseconds only.
-# Sending it to 1,000 peers takes 0.6 s.
+# A new plan is sent to TOLD_MAX peers every TELL_S, so that leases wait for milliseconds only:
+# sending it to 1,000 peers at once would take 0.6 s.
 TOLD_MAX = 16
 TELL_S = 0.01
 Secret = Callable[[PeerId, PeerId], bytes]
@@ -81,18 +81,18 @@ class Transmission:
     newest_root: Root | None = None
     # Known once the form is whole at the seed.
     totals: FormTotals | None = None
-    # A set, in the order of arrival.
+    # The peers that have verified the version: a set, in the order of arrival.
     verified: dict[PeerId, None] = field(default_factory=dict)
     # By peer, how often the form arrived and could not be applied.
     failed: dict[PeerId, int] = field(default_factory=dict)
-    # By peer, payload bytes, and frames that arrived twice.
+    # By peer, the payload bytes received, and how many frames arrived twice.
     received: dict[PeerId, tuple[int, int]] = field(default_factory=dict)
     seed_sent_bytes: int = 0
     encode_failures: int = 0
-    # When the seed is ordered again.
+    # When the order is sent to the seed again.
     encode_at: float | None = None
     repairs: int = 0
-    # If the delta is composed of kept ones, the snapshots between.
+    # If the delta is composed of kept deltas, the snapshots between them.
     via: tuple[Digest, ...] | None = None
     # The neighbours of each peer at the time when it was found at fault for bad frames.
     neighbours_then: dict[PeerId, set[PeerId]] = field(default_factory=dict)
@@ -229,7 +229,7 @@ class Transmission:
         """Make a new plan for these peers.
 
         It keeps the trees of the last plan if they still suit. within_s: the seed sends the fewest
-        copies with which the transfer takes no longer than this; None: its bytes cost nothing.
+        copies with which the transfer takes no longer than this; None: the seed's bytes cost nothing.
         """
         return self._follow(self._new_plan(plan_id, rules, seed, peers, last, within_s))
 

@@ -8,11 +8,11 @@ A review, once a publish period, compares what a step costs with the active work
 one; so noise moves no worker. If the learner waits longer than predicted, pools are priced again (`target_raise`).
 
 No change follows another within cool_down_s, and an activated worker stays active for hold_s. A worker whose rate is
-still a guess (`guessed`) replaces no other worker: it works beside them first.
+still a guess (`guessed`) does not replace another worker: it works beside the others first.
 
 Until the cheapest pool is reached for the first time, and after a review that found too few workers for it, workers
-are activated as soon as they are here. The same holds after a loss, until mu_pool is back where it was. A loss does
-not raise the goal beyond that, because otherwise each loss would make the run follow an estimate that may be too high
+are activated as soon as they are here. The same holds after a loss, until mu_pool is back at its former level. A loss
+never raises the goal above this level: otherwise each loss would let the run follow an estimate that may be too high
 by chance. Without `by_cost` (an ablation) workers are taken in the given order instead of by rho.
 Not here: what workers make and cost (`measurements`, `worker_cost`), and when to review (`coordinator`).
 """
@@ -25,7 +25,7 @@ from echo2d.core.capacity.pools import Pools
 from echo2d.core.capacity.target_raise import TargetRaise
 from echo2d.core.capacity.worker_cost import COST_SLACK, WorkerOffer, choose, in_order
 
-# This many reviews in a row must find the same.
+# This many reviews in a row must find that another set is cheaper.
 ACTIVATION_PATIENCE = 3
 # A smaller saving, as a share of a step's price, does not pay for the warm-up of other workers.
 SAVING = 0.03
@@ -83,11 +83,11 @@ class Activation:
     _urgent: bool = True
     # mu_pool after the last decision.
     _made: float = math.inf
-    # After a loss, the throughput to get back to; the goal is never above it.
+    # After a loss, the throughput before it: until this is reached again, it is the upper limit of the goal.
     _wanted: float = math.inf
     _review_at: float = -math.inf
     _changed_at: float = -math.inf
-    # At the last review: when it was, and for how long the learner had waited.
+    # The time of the last review, and for how long the learner had waited by then.
     _waited: tuple[float, float] | None = None
 
     def reviews(self, now: float) -> bool:
@@ -216,8 +216,8 @@ class Activation:
         if not hoped.deactivate:
             return hoped if hoped.activate else None
         guessed = [name for name in hoped.activate if here[name].guessed]
-        # At a time, a tenth as many as are active, and at least one, work beside the others until their
-        # own work shows their rates.
+        # At most one guessed worker for every ten active ones, but at least one, works beside the others at a
+        # time, until its own work shows its rate.
         tried = tuple(guessed[: max(1, int(0.1 * len(self.active)))])
         return Decision(tried, (), IF_TRUE) if tried else None
 

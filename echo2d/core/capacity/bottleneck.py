@@ -5,8 +5,8 @@
     dissemination   the active workers would be enough if versions arrived and loaded in no time
     rollout         the active workers are too few, or too slow
 
-If generation and broadcasts both take longer than S allows, the longer one counts. This module
-reads estimates and counts, and decides nothing.
+If generation and broadcasts both take longer than S allows, the one that takes longer is named. This
+module reads estimates and counts, and decides nothing.
 """
 
 from dataclasses import dataclass, replace
@@ -28,7 +28,7 @@ BOTTLENECK_KINDS: tuple[BottleneckKind, ...] = get_args(BottleneckKind)
 class Situation:
     """The figures from which the bottleneck is named."""
 
-    # As measured; None before the second step.
+    # The measured bubble; None before the second step.
     bubble: float | None
     demand: Demand | None
     # Trajectories/s of the active workers.
@@ -42,7 +42,7 @@ class Situation:
     unscored: int
     # Groups that the batch lacks now.
     missing: int
-    # About all workers that are here, as on the capacity card.
+    # Whether all workers that are here would be enough, as on the capacity card.
     verdict: Verdict
 
 
@@ -129,13 +129,13 @@ def _pool(now: Situation) -> str:
     workers = "1 worker makes" if now.active == 1 else f"{now.active} workers make"
     made = f"{workers} {_per_h(now.mu_pool)} trajectories/h"
     if now.demand is None:
-        return f"{made}, what it needs is not measured yet"
+        return f"{made}, what the learner needs is not measured yet"
     needed = mu_min(now.demand)
     if needed is None:
         todos = " or ".join(change.todo for change in now.verdict.changes if change.todo)
         words = f"{made}, no number would be enough ({now.verdict.why_not})"
         return f"{words}; do: {todos}" if todos else f"{words}{_times(now)}"
-    return f"{made}, it needs {_per_h(needed)}{_times(now)}"
+    return f"{made}, the learner needs {_per_h(needed)}{_times(now)}"
 
 
 def _times(now: Situation) -> str:

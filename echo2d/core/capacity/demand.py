@@ -5,7 +5,7 @@ workers to activate.
                    |                                              |                                    |    deactivate
     workers -------+--> offers: mu_i, usd/h    (`worker_cost`)  --+                                    +--> shortfall
 
-mu counts trajectories that are trained on: each worker's is reduced by the share that the run
+mu counts only trajectories that are trained on: each worker's mu is reduced by the share that the run
 throws away (too old, filtered, failed). The coordinator's activation loop, the simulation of a
 fleet and `plan` price pools in the same way. Until T_train and T_bcast are measured or assumed, all
 workers work, because none is known to be superfluous.
@@ -36,10 +36,10 @@ from echo2d.core.capacity.worker_cost import WorkerOffer, bandwidth_usd_per_h, b
 from echo2d.core.rules.prices import Price
 from echo2d.core.rules.run import RunRules
 
-# At most this many times what the learner takes, R / T, is asked for.
+# The run never asks for more than this many times R / T, which is what the learner takes.
 NEED_MAX = 5.0
-# A broadcast may take this part of the slack, so that one that takes twice as long as predicted still
-# costs nothing.
+# A broadcast may be predicted to take this part of the slack, so that it still costs nothing if it
+# takes twice as long.
 SLACK_SHARE = 0.5
 
 
@@ -52,7 +52,7 @@ class Assumptions:
     pause_s: float = 0.0
     t_gen_s: float = 0.0
     recompute_s: float = 0.0
-    # Until lengths are measured, the spread of their logarithm is 0.5.
+    # Until lengths are measured, the spread of their logarithms is assumed to be 0.5.
     lengths: tuple[float, ...] = lengths_of(0.5)
 
 
@@ -77,17 +77,17 @@ class Candidate:
 class CapacityBalance:
     """What is needed and what there is, in trajectories/s."""
 
-    # Of the active workers.
+    # The throughput of the active workers.
     mu_pool: float
     mu_min: float | None
-    # Of the cheapest pool.
+    # The throughput of the cheapest pool.
     mu_target: float | None
-    # Of all workers that are here.
+    # The throughput of all workers that are here.
     mu_available: float
     bubble_predicted: float | None
     # Whether all workers together keep the learner busy.
     feasible: bool | None
-    # Why they do not; empty if they do.
+    # Why they do not, and what would help; empty if they do.
     why_not: str
     # Why the cheapest pool is the cheapest.
     why: str
@@ -100,12 +100,12 @@ class CapacityPlanner:
 
     rules: RunRules
     measurements: Measurements
-    # What is assumed until it is measured.
+    # The values that hold until they are measured.
     said: Assumptions = field(default_factory=Assumptions)
     activation: Activation = field(default_factory=Activation)
-    # The owner calls `play` for one pool after the other, so that nothing else waits for long.
+    # Whether the owner calls `play` for one pool after the other, so that its other work never waits for long.
     sliced: bool = False
-    # With the names, it decides in which order workers are taken if their price does not.
+    # Where prices do not decide in which order workers are taken, this seed and the workers' names do.
     order_seed: int = 0
     # The pools of the last review.
     pools: Pools | None = None
@@ -116,7 +116,7 @@ class CapacityPlanner:
     _tail: float = 1.0
 
     def demand(self, kappa: int) -> Demand | None:
-        """The learner's demand, as measured or else assumed; None where neither is known.
+        """The learner's demand, as measured or else assumed; None: a value is neither measured nor assumed.
 
         Its g is the time of a whole group.
         """
@@ -156,12 +156,12 @@ class CapacityPlanner:
     def spread_s(self, kappa: int, waited_s: float = 0.0) -> float:
         """Seconds that a version may spread without costing anything; see `spread_s` below.
 
-        waited_s: since it was published. 0: there is no time to spare, or it is not known.
+        waited_s: seconds since its publish. Returns 0 if there is no time to spare, or if that is not known.
         """
         demand = self.demand(kappa)
         if demand is None:
             return 0.0
-        # A plan that was a guess is never late, but the time that it took counts.
+        # A broadcast by a guessed plan is never late, but the time that it took counts.
         took_s = list(self.measurements.t_bcast.samples)[-LATE_MAX:]
         if max(took_s, default=demand.t_bcast_s) > slack_s(demand):
             return 0.0
@@ -237,8 +237,8 @@ class CapacityPlanner:
         """Trajectories/s by which all workers here, active or not, miss the cheapest pool.
 
         Negative: they make more. None: it is not known. Boxes are rented by this figure, and workers influence it by
-        what they report (durations, failures). So nothing is short once they make NEED_MAX times R / T, which only the
-        learner reports.
+        what they report (durations, failures). So it has a limit that only the learner influences: it is never above 0
+        once the workers make NEED_MAX times R / T.
         """
         demand = self.demand(kappa)
         if demand is None or self.pools is None:
@@ -251,7 +251,7 @@ class CapacityPlanner:
     def balance(
         self, offers: Sequence[WorkerOffer], active: Collection[str], kappa: int
     ) -> CapacityBalance:
-        """The balance of the workers that are here, each with all of its mu, as in decisions."""
+        """The balance of the workers that are here, counting all of each worker's mu, as decisions do."""
         demand, pools = self.demand(kappa), self.pools
         mu_pool = sum(offer.mu for offer in offers if offer.name in active)
         available = sum(offer.mu for offer in offers)
@@ -298,7 +298,7 @@ class CapacityPlanner:
         return Pools(demand, ranked, self.rules.activation.learner_usd_per_h, times, slower=slower)
 
     def _period_s(self, demand: Demand) -> float:
-        """Seconds between two publishes, with the waiting that the cheapest pool makes."""
+        """Seconds between two publishes, including the learner's waiting with the cheapest pool."""
         step_s = (
             0.0 if self.pools is None or not self.pools.best.workers else self.pools.best.step_s
         )
@@ -310,7 +310,7 @@ class CapacityPlanner:
 
 
 def spread_s(demand: Demand, other_s: float) -> float:
-    """The longest predicted time to spread a version with which its T_bcast costs nothing.
+    """The longest time that a plan may predict for a version so that its T_bcast costs nothing.
 
     other_s: the rest of T_bcast: waiting, encoding, the refit, and the error of predictions.
     0: there is no time to spare.

@@ -3,17 +3,17 @@
     T_train       `Smoothed`     a train step, net of waiting
     T_bcast       `Tail`         the 95th percentile, because the learner waits for late workers
     g             `RecentMean`   a trajectory, from its lease to its acceptance
-    lengths       `Lengths`      of samples, over the usual length at their worker, group after group
+    lengths       `Lengths`      of samples, divided by the usual length at their worker, group after group
     refit pause   `Smoothed`
     recompute     `Smoothed`     KV caches that a refit dropped, computed again
     mu_i          `WorkerRate`   accepted fresh trajectories/s of a worker with all slots leased
-    discards      `Share`        of the trajectories made, those that were never trained on
-    yield         `Yields`       of a worker's trajectories, those that were worth training on
-    bytes         `Smoothed`     on the wire, of a version
+    discards      `Share`        the share of trajectories that were never trained on
+    yield         `Yields`       the share of a worker's trajectories that were worth training on
+    bytes         `Smoothed`     of a version, on the wire
 
 A `Smoothed` bounds every sample to three usual deviations, so that a single outlier hardly moves
-it. If AGREEING samples in a row are all that far off on the same side, they are a change, and it
-follows them at once. A `Tail` depends on the order of samples, not on their size. mu_i counts leased
+it. If AGREEING samples in a row are all that far off on the same side, the value has changed, and
+the average follows them at once. A `Tail` depends on the order of samples, not on their size. mu_i counts leased
 slot-seconds, so a worker that waits because of admission does not look slow.
 
 Not here: who reports the samples (`measurements`), and what follows from the figures. Prices are
@@ -62,8 +62,8 @@ class Smoothed:
     def add(self, sample: float) -> None:
         """Count a finite sample.
 
-        The value is the median of the newest AGREEING samples while there are no more than these, and
-        again when all of these are far off on the same side.
+        The value is the median of the newest AGREEING samples in two cases: while there are no other
+        samples, and when all of these are far off on the same side.
         """
         assert math.isfinite(sample)
         self.samples += 1
@@ -227,7 +227,7 @@ class WorkerRate:
 
     @property
     def value(self) -> float:
-        """Trajectories/s, from the remembered work and the prior, which counts for less with more work."""
+        """Trajectories/s, from the prior and the remembered work: the more work, the less the prior counts."""
         return (self.made + PRIOR_TRAJECTORIES) / (self.leased_s + PRIOR_TRAJECTORIES / self.prior)
 
     @property

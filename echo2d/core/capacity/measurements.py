@@ -2,13 +2,14 @@
 
 mu_i is the number of trajectories accepted from a worker per second with all its slots leased. The
 time in which its engines stand still for a version does not count, nor does the time in which they
-compute KV caches again after it. A version costs the pool the mean of the first over the active
-workers, weighted by mu_i, and the usual length of the second. A newcomer's prior is what the operator
+then compute KV caches again. A version costs the pool the usual time to compute KV caches again, and
+the mean standstill of the active workers, weighted by mu_i. A newcomer's prior is what the operator
 stated, or else what other workers make with a slot.
 
-Answers become longer or shorter while a model learns. So the rate of a worker that stands by
-follows the rates of those that work: `_drift` is the running product of the changes of their sum, and a change that is
-undone leaves no trace in it. (The mean of their logarithms would fall by noise alone, where lengths have a long tail.)
+Answers become longer or shorter while a model learns. So the rate of a standby worker follows the rates of the
+working ones: `_drift` is the running product of the factors by which the sum of these rates changed, so a change that
+is undone leaves no trace in it. (The mean of the rates' logarithms would fall by noise alone where lengths have a long
+tail.)
 
 Nothing here is durable; a restarted coordinator measures again. Not here: what follows from the
 figures (`demand`), and counters for people (`cluster/statistics`).
@@ -34,17 +35,17 @@ from echo2d.core.capacity.estimators import (
 )
 from echo2d.core.capacity.yields import Yields
 
-# Pauses that are remembered for a worker: more than there are within one trajectory.
+# This many pauses of a worker are remembered: more than fall within one trajectory.
 STILLS_MAX = 16
 _WORKERS_MAX = 2048  # as many as there are peers
 # After this many trajectories a worker's rate shows how answers change, and no longer its prior.
 EXPERIENCED = 4 * PRIOR_TRAJECTORIES
-# The rate shows it only after this many periods of work in a row: the workers that look fast are chosen, and then look
-# slower by chance.
+# The worker must also have worked for this many periods in a row: a worker that is chosen because it looks fast may
+# have looked so by chance, and then looks slower although answers have not changed.
 STEADY = 6
-# It is remembered how late this many broadcasts were.
+# The lateness of this many broadcasts is remembered.
 LATE_MAX = 8
-# A rate that moves by a larger factor between two calls of `settle` does not show changed answers.
+# If a rate moves by a larger factor between two calls of `settle`, the cause is not that answers changed.
 DRIFT_MAX = 2.0
 
 
@@ -58,7 +59,7 @@ class _Work:
     holds: int = 0
     # How long it stood still for the newest version that it serves.
     still_s: float | None = None
-    # Trajectories.
+    # Accepted trajectories.
     accepted: float = 0.0
     # Leased slot-seconds.
     slot_s: float = 0.0
@@ -69,7 +70,7 @@ class _Work:
     drift: float = 1.0
     # Trajectories that it would have made so far at its prior rate.
     expected: float = 0.0
-    # Calls of `settle` in a row before which it worked.
+    # How many calls of `settle` in a row came after a time in which it worked.
     settled: int = STEADY
 
     def until(self, now: float) -> None:
@@ -126,7 +127,7 @@ class Measurements:
     def accepted(
         self, worker: PeerId, since: float | None, share: float = 1.0, *, now: float
     ) -> float | None:
-        """A result was accepted of which the worker wrote this share; returns its length, see `length`.
+        """A result was accepted, and the worker wrote this share of it; returns its length, see `length`.
 
         since: when it was first leased; None: another worker ended it, or the time is no longer known, as after a
         restart.
@@ -142,7 +143,7 @@ class Measurements:
         return None if work.rate is None else took_s * work.rate.value / max(1, work.slots)
 
     def length(self, worker: PeerId, since: float, *, now: float) -> float | None:
-        """The time that the worker has taken for a sample so far, over the usual one there; None: not known."""
+        """The worker's time for a sample so far, divided by its usual time for one; None: not known."""
         work = self._work.get(worker)
         if work is None or work.rate is None:
             return None
@@ -278,7 +279,7 @@ class Measurements:
         return (before.value, after) if steady else None
 
     def _now(self, work: _Work) -> Estimate:
-        """The worker's rate, moved as the rates of the others have moved since."""
+        """The worker's rate, changed by the same factor as the rates of the others since it was settled."""
         assert work.rate is not None
         found, moved = work.rate.estimate, self._drift / work.drift
         return (
@@ -288,7 +289,7 @@ class Measurements:
         )
 
     def _of_a_slot(self, slots: int) -> float | None:
-        """Trajectories/s that this many slots make, judged by other workers; None: not known."""
+        """Trajectories/s that this many slots make at other workers; None: not known."""
         return self._slot_makes * slots if self._slot_makes is not None and slots else None
 
     def check(self) -> None:

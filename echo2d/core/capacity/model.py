@@ -48,7 +48,7 @@ class Demand:
     gamma: float = GAMMA
     still_share: float = 1.0
     recompute_s: float = 0.0
-    # These three are for `pipeline`. Lengths of samples over the usual one, group after group.
+    # The next three are for `pipeline`. Lengths of samples divided by the usual length, group after group.
     lengths: tuple[float, ...] = ()
     # A group waits for its last samples this many times as long as the others took; 0: until it is too old.
     group_patience: float = 0.0
@@ -73,7 +73,7 @@ class Demand:
         """H: seconds for each publish in which workers make nothing new.
 
         In background mode a skipped version costs nothing. In exclusive mode, if versions are
-        skipped, one follows the other without a break, and workers stand still for all of B.
+        skipped, one broadcast follows the other without a break, and workers stand still for all of B.
         """
         if self.mode == "exclusive":
             still_s = self.t_bcast_s * (1.0 if self.skips else self.still_share)
@@ -146,7 +146,7 @@ def share_of_bcast(still_s: float | None, t_bcast_s: float) -> float:
 
 
 def slack_s(demand: Demand) -> float:
-    """The longest T_bcast that costs nothing: with it, no more throughput is needed than without.
+    """The longest T_bcast that costs nothing: it needs no more throughput than a T_bcast of 0.
 
     0 in exclusive mode, because workers stand still for every second of a broadcast.
     """
@@ -171,8 +171,8 @@ def publish_every_auto(demand: Demand) -> int:
     """The kappa to publish at: the smallest that needs hardly more throughput than the best one.
 
     With a larger kappa there are fewer refits, but the data is older: g and T_bcast must fit into the
-    time that S leaves. No version is skipped, if any kappa allows that. The demand's own kappa does
-    not matter.
+    time that S leaves. If any kappa skips no version, such a kappa is chosen. The demand's own kappa
+    does not matter.
     """
     tried = [replace(demand, publish_every=kappa) for kappa in range(1, demand.staleness_max + 2)]
     whole = [each for each in tried if each.period_s > each.t_bcast_s] or tried[-1:]

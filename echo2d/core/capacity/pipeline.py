@@ -1,4 +1,4 @@
-"""Plays some train steps of a run in a few milliseconds, to find how long a step takes with these workers.
+"""Plays (simulates) some train steps of a run in a few milliseconds, to find how long a step takes with these workers.
 
 The formulas of `model` treat trajectories as a liquid. Here samples have lengths, groups wait for their last sample,
 and the gates of staleness decide what begins. So the answer is right where groups have long tails, where S leaves
@@ -27,18 +27,18 @@ from blake3 import blake3
 from echo2d.core.capacity.model import Demand
 from echo2d.core.rules.run import MISSING_SHARE
 
-# At least this many steps and trajectories count, because the longest answers of each step decide.
+# At least this many steps and trajectories count, because the longest answers of a step decide its time.
 STEPS_MIN, TRAJECTORIES_MIN = 12, 4000
 # Lengths that are taken from a log-normal distribution.
 LENGTHS = 1 << 12
-# A play has about PLAYED_MAX trajectories: for a larger run, a part of the slots plays for the same part of R. A play
-# that seems to stand still ends after PLAYED_TIMES_MAX times as many.
+# A play has about PLAYED_MAX trajectories: of a larger run, only a share of the slots is played, with the same share
+# of R. A play that seems to make no progress ends after PLAYED_TIMES_MAX times as many trajectories.
 PLAYED_MAX, PLAYED_TIMES_MAX = 6_000, 20
 
 
 @lru_cache(maxsize=64)
 def lengths_of(sigma: float, group_size: int = 1, prompt_share: float = 0.0) -> tuple[float, ...]:
-    """Lengths of samples over their mean, log-normal, group after group.
+    """Lengths of samples divided by their mean, log-normal, group after group.
 
     prompt_share: the share of the variance that the samples of a group have in common.
     """
@@ -62,7 +62,7 @@ def kept_min(group_size: int) -> int:
 
 @lru_cache(maxsize=64)
 def group_times(lengths: tuple[float, ...], group_size: int, patience: float) -> float:
-    """The mean time of a whole group over that of a sample, if all samples of a group begin at once."""
+    """The mean time of a whole group divided by that of a sample, if all samples of a group begin at once."""
     needed, total, count = kept_min(group_size), 0.0, 0
     for first in range(0, len(lengths) - group_size + 1, group_size):
         group = sorted(lengths[first : first + group_size])
@@ -83,7 +83,7 @@ class _Group:
     # When its patience ends.
     due: float | None = None
     open: bool = True
-    # By sample: the slot that writes it.
+    # For each sample, the slot that writes it.
     slots: dict[int, float] = field(default_factory=dict)
 
 
@@ -93,7 +93,7 @@ class Pipeline:
     def __init__(self, demand: Demand, slots: Sequence[float]) -> None:
         self._demand = demand
         per_step, kappa = demand.trajectories_per_step, demand.publish_every
-        # Steps that do not count: after 2 (S + 1) steps the buffer is as full as it stays.
+        # The first 2 (S + 1) steps do not count: only after them the buffer is as full as it stays.
         self._warm = 2 * (demand.staleness_max + 1)
         steps = max(STEPS_MIN, math.ceil(TRAJECTORIES_MIN / per_step), 4 * kappa)
         self._counts = steps + -steps % kappa  # whole publish periods
@@ -137,8 +137,8 @@ class Pipeline:
     # --- what happens next
 
     def _end_samples(self) -> None:
-        """End the samples that end before anything else happens. The loop is written out, because plays spend their
-        time here.
+        """End the samples that end before anything else happens. The loop is written out, because plays spend most of
+        their time here.
         """
         samples, waiting, acts = self._samples, self._waiting, self._acts
         size, patience, kept_min = self._size, self._demand.group_patience, self._kept_min
@@ -163,7 +163,7 @@ class Pipeline:
             self._lease()
 
     def _do_next(self) -> bool:
-        """Do what comes next and is not the end of a sample; False if there is nothing."""
+        """Do the next thing other than the end of a sample; False if there is nothing."""
         if self._waiting and (not self._acts or self._waiting[0][0] <= self._acts[0][0]):
             self._now, _, group = heappop(self._waiting)
             self._end_patience(group)

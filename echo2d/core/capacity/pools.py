@@ -22,11 +22,12 @@ from echo2d.core.capacity.worker_cost import COST_SLACK, WorkerOffer
 
 # The price of a learner for which none is stated: that of a host with a few rented GPUs.
 LEARNER_USD_PER_H = 10.0
-# The pools that are played first grow by PLAYED_TIMES; then up to PLAYED_MORE near the cheapest one are played.
+# The first pools that are played are each PLAYED_TIMES as large as the one before; then up to PLAYED_MORE pools near
+# the cheapest one are played.
 PLAYED_TIMES, PLAYED_MORE = 1.25, 6
 # If two pools differ in cost by no more than this share, the smaller one is better.
 SAME = 0.002
-# The pools that are named beside the cheapest make this many times as much, and as much divided by this.
+# Two pools are named beside the cheapest: with its throughput times this factor, and divided by it.
 BESIDE = 1.1
 
 
@@ -42,7 +43,7 @@ class PricedPool:
 
 
 class StepTimes:
-    """Seconds a step as a function of mu, played for some pools of these workers."""
+    """Seconds a step as a function of mu, found by playing some pools of these workers."""
 
     def __init__(self, demand: Demand, ranked: Sequence[WorkerOffer]) -> None:
         self.demand, self._ranked = demand, ranked
@@ -104,7 +105,7 @@ class StepTimes:
         return min(bisect_left(self._mu, mu * (1 - COST_SLACK), lo=1), len(self._ranked))
 
     def holds_for(self, demand: Demand, ranked: Sequence[WorkerOffer]) -> bool:
-        """Whether a new curve would hardly differ."""
+        """Whether a new curve for this demand and these workers would hardly differ from this one."""
         mine, other = self._signature(self.demand, self._ranked), self._signature(demand, ranked)
         # A curve holds for demands whose figures differ from its own by at most 10 %.
         return all(
@@ -112,8 +113,8 @@ class StepTimes:
         )
 
     def _signature(self, demand: Demand, ranked: Sequence[WorkerOffer]) -> tuple[float, ...]:
-        """The figures that decide a curve, with times in train steps. Of the workers, those count that together make
-        what the learner takes, R / T.
+        """The figures that decide a curve, with times in train steps. Only the first workers that together make R / T,
+        which is what the learner takes, count.
         """
         mu, slot_s, slots = 0.0, 0.0, 0
         for each in ranked:
@@ -129,7 +130,7 @@ class StepTimes:
             demand.recompute_s,
             length * slot_s / max(1, slots),
         )
-        # A time that is short beside a train step may change by more.
+        # A time that is much shorter than a train step may change by more than 10 %.
         return (
             demand.publish_every,
             tail,
@@ -140,7 +141,8 @@ class StepTimes:
 class Pools:
     """See the module docstring. ranked: the workers in the order in which they are taken.
 
-    times: step times for a demand and workers that hardly differ; None: `play` plays pools, and finds the best one.
+    times: step times of an earlier demand and earlier workers that hardly differ; None: `play` plays pools, and finds
+    the best one.
     slower: the estimated throughput of workers is divided by this (`target_raise`).
     """
 
@@ -208,7 +210,7 @@ class Pools:
     # --- inside
 
     def _plays(self) -> Iterator[int]:
-        """Play pools, first in wide steps, then near the cheapest one; yields after each."""
+        """Play pools of different sizes: first sizes far apart, then those near the cheapest. Yields after each."""
         # Pools that make less than a fifth of what the learner takes at most (R / T) are not played.
         least = 0.2 * self.demand.trajectories_per_step / self.demand.t_train_s
         number, cheapest, most = self.times.first(least), math.inf, len(self._mu) - 1

@@ -4,7 +4,7 @@
         --> workers count for less: `factor` grows as if the missing share of time were missing throughput
     with the larger pool the bubble is not smaller
         --> the factor becomes what it was before, and is not raised again for VAIN_PERIODS
-    CALM_PERIODS in a row the bubble is below the predicted one, or below CALM_BUBBLE
+    the bubble is below the predicted one, or below CALM_BUBBLE, for CALM_PERIODS in a row
         --> the factor falls by RAISE_STEP, down to 1
 
 The mean also shows a bubble that comes in bursts. Not here: whether more workers are worth their price (`pools`).
@@ -26,7 +26,7 @@ FELL_MIN = 0.3
 class TargetRaise:
     """See the module docstring."""
 
-    # The estimated throughput of a pool, over the throughput for which it counts.
+    # The estimated throughput of a pool, divided by the throughput that prices are computed with.
     factor: float = 1.0
     # The factor before the last raise.
     _before: float = 1.0

@@ -4,11 +4,12 @@
     c      usd/h            the worker's price, plus the bandwidth of versions it receives and sends
     rho    usd/trajectory   c / (3600 * mu)
 
-A worker that is away is not billed, so its price does not depend on how often it is present. Wanted are the offers
-with the least total c whose mu add up to the target. If workers could be divided, taking them by rho, lowest first,
-would be optimal (the LP bound). The greedy set of whole workers is then trimmed. It costs at most one worker more
-than the bound. Up to EXACT_MAX offers, dynamic programming finds the best set. It keeps those sets of the first i
-offers that no other set beats in both mu and c, and that may still become cheaper than the greedy set.
+A worker that is away is not billed, so its price does not depend on how often it is present. This module looks for
+the offers with the least total c whose mu add up to the target. If workers could be divided, taking them by rho,
+lowest first, would be optimal (the LP bound). The greedy set takes whole workers in this order and is then trimmed. It
+costs at most one worker more than the bound. Up to EXACT_MAX offers, dynamic programming finds the best set. It keeps
+those sets of the first i offers that no other set beats in both mu and c, and that may still become cheaper than the
+greedy set.
 
 docs/design/capacity.md has the reasons and an example.
 """
@@ -81,7 +82,7 @@ def bandwidth_usd_per_h(
     usd_per_gb_down: float,
     usd_per_gb_up: float,
 ) -> float:
-    """What a worker's traffic costs: it receives each version once and sends `copies_sent`."""
+    """What a worker's traffic costs: it receives each version once and sends it `copies_sent` times."""
     gb_per_h = publishes_per_h * wire_bytes / 1e9
     return gb_per_h * (usd_per_gb_down + copies_sent * usd_per_gb_up)
 

@@ -1,8 +1,8 @@
 """What each worker has earned in the run, across restarts: trajectories, and bytes passed on.
 
 A count changes with the record that makes a result or a commit durable, and both are in one transaction.
-Bytes are written with the next such record: later bytes are lost in a crash, and bytes that a worker
-passes on while the coordinator is away are not counted.
+Bytes are written with the next record of this kind. So a crash loses the bytes that came after the
+last record. Bytes that a worker passes on while the coordinator is away are not counted.
 """
 
 from collections import Counter, defaultdict
@@ -38,7 +38,7 @@ class Earned:
     """See the module docstring."""
 
     def __init__(self, kept: Iterable[WorkerEarned] = ()) -> None:
-        # Accepted, trained, sent_bytes.
+        # By worker: accepted, trained, sent_bytes.
         self._of = defaultdict[PeerId, list[int]](partial(list, (0, 0, 0)))
         for each in kept:
             self._of[each.worker] = [each.accepted, each.trained, each.sent_bytes]
@@ -69,6 +69,6 @@ class Earned:
         """The records that have changed since the last call."""
         kept = tuple(map(self.of, self._changed))
         self._changed, self.due = {}, False
-        # Twice as many workers are kept as may be enrolled at once: those that began to earn last.
+        # Twice as many workers as may be enrolled at once are kept; those that began to earn first are dropped.
         keep_newest(self._of, 20_000)
         return Persist(EarnedKept(kept))

@@ -95,7 +95,7 @@ class CopyLost:
 class PublishAsked:
     """POST /v1/versions was called, and the snapshot was copied into the run directory and hashed.
 
-    path: of the copy, relative to the run directory.
+    path: the path of the copy, relative to the run directory.
     """
 
     request: RequestId

@@ -28,12 +28,12 @@ class LearnerTime:
     """See the module docstring. `now` is monotonic seconds."""
 
     def __init__(self) -> None:
-        # Sums over all steps but the first of each session, which began at no commit.
+        # Sums over all steps except the first of each session: no commit shows when that step began.
         self.trained_s = self.waited_s = 0.0
         # The time for which it waited for a batch, and the part of that in which only rewards were missing.
         self.starved_s = self.unscored_s = 0.0
         self._steps: deque[_Step] = deque(maxlen=RECENT_MAX)
-        # starved_s and unscored_s at the last commit, and when that was; None: this session has had none.
+        # starved_s and unscored_s at the last commit, and the time of that commit; None: this session has had none.
         self._at_commit = (0.0, 0.0)
         self._committed_at: float | None = None
         # Since when it waits; None: it does not.
@@ -77,7 +77,7 @@ class LearnerTime:
         return seconds / len(newest) if newest else None
 
     def bubble(self, steps: int, *, now: float) -> float | None:
-        """The share of its time that it waited for data, in the last steps and since; None before the second step."""
+        """The share of its time for which it waited, in the last steps and since; None before the second step."""
         trained_s, waited_s, starved_s, _ = self._newest(steps)
         if not trained_s or self._committed_at is None:
             return None

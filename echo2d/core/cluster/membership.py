@@ -9,7 +9,7 @@
 
 A peer without a session is not alive; it becomes suspected only after 3 heartbeats of silence. A peer
 that passed on bad frames is quarantined for a while (`quarantine`): it receives, and passes nothing
-on. Of two live sessions of one peer id the newer one wins. At the FLIPS_MAX-th change within
+on. If a peer id has two live sessions, the newer one wins. At the FLIPS_MAX-th change of session within
 FLIP_WINDOW_S both are refused, because two daemons are using one key.
 Kept true: every live session belongs to exactly one peer.
 Not here: leases, plans, versions.

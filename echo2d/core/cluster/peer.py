@@ -47,14 +47,14 @@ class PeerEngine:
     running: int = 0
     # Accepted results.
     accepted: int = 0
-    # Of its last refit, as `RefitDone` says.
+    # The next four are about its last refit, as `RefitDone` reports it.
     refit_pause_s: float | None = None
     recomputed_tokens: int | None = None
     recompute_s: float | None = None
     memory_ok: bool | None = None
-    # When that was, in monotonic seconds.
+    # When it was refitted last, in monotonic seconds.
     refitted_at: float | None = None
-    # What new versions may take on its disk, as its last heartbeat said.
+    # The bytes that new versions may take on its disk, as its last heartbeat said.
     disk_free: int | None = None
 
     def serves(self, key: VersionKey | None) -> None:
@@ -74,11 +74,11 @@ class PeerEngine:
 class PeerReach:
     """How other peers reach it, and how fast it sends to them."""
 
-    # Where it says it can be dialled.
+    # The address at which it says that it can be dialled.
     listen: Address | None = None
-    # Whether it can be; None: not known yet.
+    # Whether other peers can dial it; None: not known yet.
     reachable: bool | None = None
-    # With this it proves that it was dialled.
+    # The secret with which it proves that it was dialled.
     dial_back_secret: bytes = b""
     # When it is dialled next; None: it is being dialled, or there is nothing to dial.
     dial_back_at: float | None = None
@@ -108,18 +108,18 @@ class PeerService:
     draining: bool = False
     # Reports that no honest program sends; above 0, it does no work.
     misreports: int = 0
-    # The audit does not know yet what honest answers look like.
+    # It gets no leases yet, because the audit has not learnt what honest answers look like.
     held_back: bool = False
     # This many of its slots may be leased before its answers are audited; None: all of them.
     slots_allowed: int | None = None
     # Failed leases, less FORGIVES for each accepted result.
     failures: float = 0.0
-    # Until then it gets no leases, in monotonic seconds.
+    # It gets no leases before this time, in monotonic seconds.
     rest_until: float = 0.0
 
     @property
     def retiring(self) -> bool:
-        """It gets no more leases, and others are activated for it."""
+        """It gets no more leases, and other workers are activated in its place."""
         return self.leaving or self.cordoned or self.misreports > 0
 
     def rest(self, now: float, *, at_least_s: float = 0.0) -> None:
@@ -132,7 +132,7 @@ class PeerService:
         self.rest_until = max(self.rest_until, now + max(at_least_s, rest_s))
 
     def left_alone(self, samples: int) -> bool:
-        """The worker left these samples alone; `rest` has counted one of them. Returns whether that is no accident."""
+        """The worker did not work on these samples; `rest` has counted one. Returns whether it fails too often."""
         self.failures = min(FAILURES_MAX, self.failures + samples - 1)
         return self.failures > 2.0
 
@@ -142,14 +142,14 @@ class Peer:
     """See the module docstring."""
 
     peer: PeerId
-    # As it calls itself.
+    # The name that it gives itself.
     name: str
     kind: PeerKind
     # A different value in a hello means that its daemon was restarted.
     boot_id: str
     # Samples that its engines run at once; 0 for a peer without engines.
     slots: int
-    # None: it has none now.
+    # Its session; None: it has none now.
     session: SessionId | None
     # When a message came last, in monotonic seconds.
     heard_at: float
@@ -160,11 +160,11 @@ class Peer:
     trusted: bool = False
     # Its engine can score answers of others.
     scores: bool = False
-    # As its hello says; empty: not quantized.
+    # Its quantization, as its hello says; empty: not quantized.
     quantization: str = ""
-    # Of its program.
+    # The build of its program.
     build: Build = OURS
-    # As its owner says.
+    # Its price, as its owner states it.
     usd_per_h: float | None = None
     # When its session changed, in monotonic seconds.
     flips: deque[float] = field(default_factory=lambda: deque(maxlen=FLIPS_MAX))

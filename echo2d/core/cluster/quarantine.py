@@ -4,13 +4,13 @@
     trusted --(MISREPORTS_MAX in MISREPORTS_S, and MISREPORTS_SHARE of its results)--> does no work
     quarantined --(QUARANTINE_S, doubling each time)--> trusted
 
-When a bad frame came over an edge, one of its two ends is at fault: the accused, unless the accuser
-has accused more than ALONE_MAX peers that no other peer accuses. The accusations of such an accuser
-do not count.
-A misreport is an impossible result or progress, one about a lease that another worker has or that does not exist, and
-an accusation of a peer with which the accuser shares no edge. An honest program sends a few when messages cross.
-Kept true: a peer that passes on what it was given is never quarantined, unless two other owners lie
-about it, or two boxes of its own owner. A peer is quarantined for misreports only by what it sends itself.
+When a bad frame came over an edge, one of its two ends is at fault: the accused, or else the accuser
+if it is the only accuser of more than ALONE_MAX peers. The accusations of such an accuser do not count.
+A misreport is one of these: an impossible result or progress; a report about a lease that another worker has or that
+does not exist; an accusation of a peer with which the accuser shares no edge. An honest program sends a few misreports
+when messages cross.
+Kept true: a peer that passes on what it was given is never quarantined, unless two other owners, or
+two boxes of its own owner, lie about it. A peer is quarantined for misreports only by what it sends itself.
 Not here: which peers share an edge, and what happens to a quarantined one (`broadcast`, `work`).
 """
 
@@ -25,9 +25,9 @@ ALONE_MAX = 2
 # Seconds of a peer's first quarantine, in which a broken cable may be replaced; they double up to QUARANTINE_S_MAX.
 QUARANTINE_S = 600.0
 QUARANTINE_S_MAX = 86400.0
-# Accused peers that are remembered: the limit of peers. The peer that was accused longest ago is forgotten.
+# At most this many accused peers are remembered (the limit of peers); the one accused longest ago is forgotten first.
 ACCUSED_MAX = 2048
-# Accusers of one peer that are remembered: they are its neighbours in a plan.
+# At most this many accusers of one peer are remembered: they are its neighbours in a plan.
 ACCUSERS_MAX = 64
 # Misreports in MISREPORTS_MAX different seconds are a stream if they are MISREPORTS_SHARE of the worker's reports in
 # that time: a broken engine may spoil one answer in a hundred, and a revoked version spoils all reports of its workers
@@ -99,7 +99,7 @@ class Quarantine(QuarantineTerms):
         return accused
 
     def _is_alone(self, accuser: PeerId) -> bool:
-        """Whether this accuser is the only one of too many peers."""
+        """Whether this peer is the only accuser of too many peers."""
         return sum(accusers.keys() == {accuser} for accusers in self._accusers.values()) > ALONE_MAX
 
     def check(self) -> None:

@@ -35,14 +35,14 @@ VERSIONS_MEASURED_MAX = 64
 
 
 class SentVersions:
-    """Bytes of versions since the coordinator started; figures by version are kept of the newest ones."""
+    """Bytes of versions since the coordinator started; only for the newest ones there are figures by version."""
 
     def __init__(self) -> None:
         # Sums over all versions: bytes as encoded, and bytes of the snapshots.
         self.wire_bytes = self.full_bytes = 0
         # By version: bytes as encoded, and bytes of the snapshot.
         self.by_version: dict[int, tuple[int, int]] = {}
-        # By version: bytes that the seed sent per byte of it. The newest measured is last.
+        # By version: bytes that the seed sent per byte of the version. The version measured last comes last.
         self.seed_copies: dict[int, float] = {}
         # Bytes that the seed sent, of any form.
         self.seed_bytes = 0
@@ -103,11 +103,11 @@ class Statistics:
         self.learner, self.sent = LearnerTime(), SentVersions()
         # What workers' answers were worth, by worker.
         self.qualities = WorkerQualities()
-        # For the curves of the run.
+        # A summary of each step, for the curves of the run.
         self.step_history = StepHistory()
         # The newest durations of train steps.
         self.t_train_s: deque[float] = deque(maxlen=RECENT_MAX)
-        # The newest T_verify and T_bcast: until the last worker had verified a version, and served it.
+        # The newest T_verify and T_bcast: seconds until the last worker had verified a version, and served it.
         self.t_verify_s: deque[float] = deque(maxlen=RECENT_MAX)
         self.t_bcast_s: deque[float] = deque(maxlen=RECENT_MAX)
         self.refit_pause_s: deque[float] = deque(maxlen=RECENT_MAX)
@@ -117,13 +117,13 @@ class Statistics:
         self.still_s: deque[float] = deque(maxlen=RECENT_MAX)
         # By task, how long its environment took for a step.
         self.tool_s: dict[str, deque[float]] = {}
-        # Step and mean reward.
+        # Pairs of step and mean reward.
         self.batch_rewards: deque[tuple[int, float]] = deque(maxlen=RECENT_MAX)
-        # For these steps, the share of groups whose rewards were all the same.
+        # For the same steps, the share of groups whose rewards were all the same.
         self.flat_groups: deque[float] = deque(maxlen=RECENT_MAX)
-        # By kind and text, the newest last.
+        # The newest faults, by kind and text; the newest comes last.
         self.faults: dict[tuple[str, str], FaultSeen] = {}
-        # By kind.
+        # How many faults there were, by kind.
         self.fault_counts: Counter[str] = Counter()
         # Trained trajectories by their staleness.
         self.staleness: Counter[int] = Counter()
@@ -135,7 +135,7 @@ class Statistics:
         self.refused_results: Counter[str] = Counter()
         self.trajectories_trained = self.trajectories_dropped = 0
         self.tokens_trained = self.tokens_accepted = 0
-        # Unfinished samples that went on at another worker.
+        # Unfinished samples that another worker continued, and their tokens.
         self.partials_handed_over = self.tokens_handed_over = 0
         # Tokens whose KV caches refits dropped.
         self.tokens_recomputed = 0
@@ -157,7 +157,7 @@ class Statistics:
 
     @property
     def run_dropped(self) -> int:
-        """Trajectories that were given up since the run began; those before a restart as of its last commit."""
+        """Trajectories that were given up since the run began; a restart forgets those after the last commit."""
         return self._dropped_before + self.trajectories_dropped
 
     def trained(
@@ -262,7 +262,7 @@ class Statistics:
 
     @property
     def lengths(self) -> dict[str, float]:
-        """Mean tokens of an answer that was "trained", or dropped, by reason."""
+        """Mean tokens of an answer, by "trained" or by the reason why it was dropped."""
         counts = {"trained": self.trajectories_trained, **self.dropped_answers}
         tokens = {"trained": self.tokens_trained, **self.dropped_tokens}
         return {kind: tokens[kind] / count for kind, count in counts.items() if count}

@@ -28,13 +28,13 @@ class StepSummary:
     # Tokens that were trained on.
     tokens: int
     t_train_s: float
-    # The next four are about the time since the commit before. For how long the learner did not train.
+    # The next four are about the time since the previous commit. How long the learner did not train.
     wait_s: float | None
     # Tokens of accepted answers.
     tokens_per_s: float | None
     # Trajectories that were thrown away.
     dropped: int
-    # Of the newest broadcast that ended.
+    # T_bcast of the newest broadcast that has ended.
     t_bcast_s: float | None
     # The next four are those of StepFigures.
     entropy: float | None = None

@@ -4,8 +4,8 @@ kept.
     published --(published again in a newer epoch)--> newest again, under a new publish_seq
         +-- a newer epoch resumed below it, or gave its number to other bytes --> revoked
 
-A copy is kept while it is needed to spread versions; those of the newest version, of the best ones
-and of every `keep_every`-th version also stay afterwards, as results of the run.
+A copy is kept while it is needed to spread versions. The copies of the newest version, of the best
+versions and of every `keep_every`-th version also stay afterwards, as results of the run.
 
 Kept true: publish_seq only grows; two versions that are not revoked never share a number.
 Not here: how versions reach the workers (`broadcast`).
@@ -26,9 +26,10 @@ from echo2d.core.cluster.events import (
 )
 from echo2d.core.protocol.control_messages import VersionKey
 
-# Versions that are remembered; tokens of older ones are far beyond any staleness bound.
+# At most this many versions are remembered; tokens of older ones are far beyond any staleness bound.
 PUBLISHED_VERSIONS_MAX = 4096
-# The newest versions whose copies are kept if there is room: a worker three behind gets a delta.
+# The copies of this many newest versions are kept if there is room, so that a worker that is three
+# versions behind gets a delta.
 BASES_MAX = 4
 
 
@@ -73,11 +74,11 @@ class PublishedVersions:
         self._results: dict[int, VersionPublished] = {}
         # Spans whose result was deleted for lack of room: no later version takes its place.
         self._given_up: set[int] = set()
-        # What `copies` returns; None: it has changed.
+        # What `copies` returned last; None: it must be computed again.
         self._found_copies: list[VersionPublished] | None = None
         # The versions that are not revoked, in the order of publish_seq.
         self._live: dict[VersionKey, VersionPublished] = {}
-        # How many were revoked or forgotten so far: while it stays the same, what was live is live.
+        # How many versions were revoked or forgotten so far. While it stays the same, live versions stay live.
         self.ended = 0
         # The snapshot copies in the run directory by their path, in the order of publish_seq.
         self._copies: dict[str, VersionPublished] = {}
@@ -186,7 +187,7 @@ class PublishedVersions:
         return self._found_copies
 
     def lose(self, path: str) -> list[DeleteVersion]:
-        """Delete a copy whose bytes are not what was published, or what is left of one."""
+        """Delete a copy whose bytes are not what was published, or the remains of a copy."""
         self._results = {span: each for span, each in self._results.items() if each.path != path}
         lost = self._copies.pop(path, None)
         self._changed()
@@ -199,9 +200,9 @@ class PublishedVersions:
     def surplus(
         self, needed: Collection[str], *, bases: int, bytes_max: int
     ) -> list[DeleteVersion | SyncVersion | Note]:
-        """Delete all snapshot copies but the newest version's, the `needed` ones, and those for which
-        there is room: what audits need, the best versions, the newest `bases`, and the results, newest
-        first. The best versions and the results are synced once.
+        """Delete all snapshot copies except the newest version's, the `needed` ones, and those for which
+        there is room. Room is given first to the copies that audits need, then to the best versions, the
+        newest `bases`, and the results, newest first. The best versions and the results are synced once.
 
         There is room as long as the next version and its upload still fit into bytes_max.
         """
@@ -267,7 +268,7 @@ class PublishedVersions:
         return version // self._keep_every if self._keep_every else 0
 
     def _forget(self) -> None:
-        """Forget the oldest versions beyond PUBLISHED_VERSIONS_MAX, but none that has a copy."""
+        """Forget the oldest versions beyond PUBLISHED_VERSIONS_MAX, except those that have a copy."""
         old = list(islice(self._live.items(), max(0, len(self._live) - PUBLISHED_VERSIONS_MAX)))
         for key, record in old:
             if record.path not in self._copies:
@@ -278,8 +279,8 @@ class PublishedVersions:
         self._settled = self._found_copies = None
 
     def _taken(self, paths: Collection[str]) -> int:
-        """The bytes of these copies, and of three more: the newest version's, the next one's, and that
-        one's upload, each counted with the size of the newest version.
+        """The bytes of these copies and of three more, each counted with the size of the newest version:
+        the newest version, the next one, and the upload of the next one.
         """
         kept = {path: self._copies[path].full_bytes for path in paths if path in self._copies}
         newest = self.newest

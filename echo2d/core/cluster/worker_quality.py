@@ -37,7 +37,7 @@ class WorkerQuality:
     # Means over the `learned` ones, which the learner scored (`TrajectoryScore`); None: it scored none.
     learner_k: float | None = None
     learner_z: float | None = None
-    # How many were trained on.
+    # How many trajectories were trained on.
     trained: int = 0
 
 

@@ -89,8 +89,8 @@ class ActivationLoop:
     def refitted(self, peer: Peer, done: RefitDone, *, now: float) -> float:
         """Note how long the worker's engines stood still to load a version and to recompute KV caches.
 
-        Neither can have taken longer than the time since they loaded the version before. Returns
-        the seconds that do not count against the worker.
+        Neither can have taken longer than the time since the engines loaded the previous version.
+        Returns the seconds that do not count against the worker.
         """
         measurements = self.parts.statistics.measurements
         most_s = math.inf if peer.engine.refitted_at is None else now - peer.engine.refitted_at

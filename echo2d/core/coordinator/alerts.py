@@ -16,10 +16,10 @@ from echo2d.core.status.schema import (
     WorkerStatus,
 )
 
-# The alert about slow broadcasts comes only after this many: the first version spreads in full, and
-# later ones may.
+# The alert about slow broadcasts comes only after this many broadcasts, because the first version
+# spreads in full, and later ones may.
 BROADCASTS_MIN = 16
-# Once this many parts of answers came to the audit, at most this share of them may be left unscored.
+# Once the audit has got this many parts of answers, at most this share of them may be left unscored.
 AUDITS_MIN = 100
 SKIPPED_SHARE_MAX = 0.1
 # The mean difference, in nats, between the learner's logprobs and a worker's. Staleness and rounding
@@ -97,7 +97,7 @@ def _silence_max_s(status: Status) -> float:
     if status.learner.software or not status.learner.heard:
         # Our learner sends a sign of life every few seconds (`client.ALIVE_EVERY_S`).
         return 20.0
-    # A learner that does not tell that it lives calls at the end of each train step.
+    # A learner that sends no signs of life calls only at the end of each train step.
     return max(120.0, 5.0 * max(status.t_train_s, default=0.0))
 
 
@@ -310,7 +310,7 @@ def _of_one(worker: WorkerStatus, status: Status) -> Iterator[Alert]:
 
 
 def _why_stale(worker: WorkerStatus, status: Status) -> str:
-    """What the worker lately reported about versions; empty: nothing, so it is slow."""
+    """What the worker lately reported about versions; empty: it reported nothing, so it is slow."""
     told = [
         each.text.partition(": ")[2]
         for each in status.faults

@@ -40,7 +40,7 @@ class Cordons:
         before = (peer.service.cordoned, peer.service.draining)
         drains = event.order == "drain"
         peer.service.cordoned = event.order != "uncordon"
-        # An order to cordon a worker does not call off its drain; `uncordon` does.
+        # A drain is called off by `uncordon`, but not by an order to cordon the worker.
         peer.service.draining = peer.service.cordoned and (
             peer.service.draining or (drains and peer.state != "gone")
         )

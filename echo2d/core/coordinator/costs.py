@@ -79,7 +79,7 @@ class Costs:
             keep_newest(self._bills, PEERS_MAX)
 
     def began(self, peer: PeerId, boot_id: str, told: Traffic, *, now: float) -> int:
-        """A peer said hello. Returns what `moved` does.
+        """A peer said hello. Returns how many bytes were sent since the last report, as `moved` does.
 
         What it moved before its first hello to this coordinator is not counted, nor is anything of
         a peer that was never `here`.

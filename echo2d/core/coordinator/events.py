@@ -73,7 +73,7 @@ class AliveTold:
 
 @dataclass(frozen=True, slots=True)
 class EpochAsked:
-    """An upload of a version is about to begin: is its epoch the current one?"""
+    """An upload of a version is about to begin, and asks whether its epoch is the current one."""
 
     request: RequestId
     epoch: Epoch
@@ -140,7 +140,7 @@ class WorkerOrdered:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationsAsked:
-    """GET or POST /v1/evaluations: those with a higher number than `after`."""
+    """GET or POST /v1/evaluations: asks for the evaluations with a higher number than `after`."""
 
     request: RequestId
     after: int

@@ -4,10 +4,10 @@
                                           |  ^
                                           +--+ refuse n, a few times at most
 
-A call for a batch waits until the batch is full; every call gets exactly one Reply. Every call but
+A call for a batch waits until the batch is full; every call gets exactly one Reply. Every call except
 `session` carries its epoch, and calls of an older epoch are refused (`fenced`). The body of an
 error is {"error": a word, "detail": a sentence}. Not here: the staleness gates
-(`rollouts/staleness.py`), and how versions travel (`broadcast/publishing.py`).
+(`work/training/staleness.py`), and how versions travel (`broadcast/publishing.py`).
 """
 
 from collections.abc import Collection, Iterable
@@ -302,7 +302,7 @@ class LearnerCalls:
             return [_error(event.request, "order", f"step {event.step} is committed")]
         members = set() if batch is None else {stored.record.group for stored in batch.groups}
         refused = {group: reason for group, reason in event.groups if group in members}
-        # A repeated call, or one about the batch as it was before an earlier refusal.
+        # The call is repeated, or is about the batch as it was before an earlier refusal.
         if batch is None or not refused:
             return [Reply(event.request, 200, {"replaced": 0})]
         actions: list[CoordinatorAction] = []
@@ -475,7 +475,7 @@ def _error(request: RequestId, error: str, detail: str, *, status: int = 409, **
 def _scored(
     groups: Iterable[StoredGroup], scores: Iterable[TrajectoryScore]
 ) -> list[tuple[TrajectoryRecord, TrajectoryScore]]:
-    """The trajectories of these groups that have a score, each with its last one."""
+    """The trajectories of these groups that have a score, each with its last score."""
     found = {(score.group, score.sample): score for score in scores}
     return [
         (trajectory, found[stored.record.group, trajectory.sample])

@@ -1,7 +1,7 @@
 """What the owner of a token may know about the run: its own boxes, and how far the run is.
 
-It shows nothing about other boxes, and nothing that audits found but a conviction: an owner who saw
-each flagged answer could learn how to lie.
+It shows nothing about other boxes. Of what audits found it shows only convictions, because an owner
+who saw each flagged answer could learn how to lie.
 """
 
 from collections.abc import Collection, Iterable

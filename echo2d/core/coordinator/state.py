@@ -109,7 +109,7 @@ from echo2d.errors import PeerFault
 PLAN_SECRET_BYTES = 32
 # Lease and plan ids have 63 bits; the first TAG_BITS of them name this process.
 TAG_BITS = 31
-# No refit drops the KV caches of more tokens: SLOTS_MAX samples have a million tokens each.
+# No refit drops the KV caches of more tokens than this: SLOTS_MAX samples of a million tokens each.
 RECOMPUTED_TOKENS_MAX = 1 << 32
 SIGNS_OF_LIFE = Heartbeat | LeaseProgress
 
@@ -147,7 +147,7 @@ class CoordinatorState:
         )
         self._wake_at: float | None = None
         self._knows_wake_at = False
-        # Whether groups of held-out rows, from before a restart, are dropped.
+        # Whether the groups of held-out rows that are from before a restart have been dropped.
         self._held_out_known = False
         self._start: tuple[float, Sequence[CoordinatorAction]] | None = (
             now,
@@ -163,7 +163,7 @@ class CoordinatorState:
             self._start = None
         actions += self._route(event, now)
         if self._is_done_with(event, actions):
-            # Such an event only moves deadlines later, so that none is due before the known time.
+            # The event only moved deadlines later, so none of them is due before the known time.
             return actions
         self._knows_wake_at = False
         return [*(found := [*actions, *self._advance(now)]), *self._newly_earned(found)]
@@ -210,7 +210,7 @@ class CoordinatorState:
         return None if spreading is None else make_tree(spreading, stripe)
 
     def step_summary(self, step: int) -> StepSummary | None:
-        """What a step was like that was committed a moment ago."""
+        """The summary of a step that was committed a moment ago."""
         return self._statistics.step_history.of(step)
 
     # --- routes
@@ -326,7 +326,7 @@ class CoordinatorState:
             cancelled,
             self._rules.dissemination.mode == "exclusive",
         )
-        # Eight versions of a hello are checked; a worker has only two snapshot slots.
+        # At most eight versions of a hello are checked; a worker has only two snapshot slots.
         claimed = [hello.serving, *hello.holding[:8]]
         revocations = self._revoke_unpublished(peer, claimed, now)
         publishing_actions = self._publishing.joined(peer, renewed=joined.renewed, now=now)
@@ -588,7 +588,7 @@ class CoordinatorState:
             return isinstance(event.message, SIGNS_OF_LIFE) and all(
                 isinstance(action, ChoiceGrew) for action in actions
             )
-        # A reward for a group of the run that still lacks other rewards.
+        # The event is a reward for a group of the run, and the group still lacks other rewards.
         return (
             isinstance(event, SampleScored)
             and kind_of(event.group) == TRAINING

@@ -1,4 +1,5 @@
-"""Decides at which address other peers may dial a peer: only at its own, as the network shows it.
+"""Decides at which address other peers may dial a peer: the one from which it connects, or one that
+the operator allows.
 
 A peer that could name any address could make the whole run connect to it: to a cloud's metadata
 service, a router, a victim. Host names are not accepted, so nothing is looked up. Not here: whether
@@ -28,9 +29,9 @@ def dialable(
 ) -> Address | None:
     """The address at which other peers may dial a peer that says it listens at `said`; None: nowhere.
 
-    source: the address from which its control link comes. `said` must be this address (on this
-    host: any loopback address) or in a network that the operator allowed. If the peer listens on
-    all addresses, it is dialled at the source.
+    source: the address from which its control link comes. `said` must be this address (for a peer
+    on this host: any loopback address) or be in a network that the operator allowed. If the peer
+    listens on all addresses, it is dialled at the source.
     """
     host, seen = (None if said is None else _ip(said.host)), _ip(source or "")
     if said is None or host is None or seen is None:

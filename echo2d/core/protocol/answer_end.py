@@ -19,7 +19,7 @@ from echo2d.core.protocol.control_messages import Finish
 
 # An answer that ends like this is not cut off.
 WHOLE_ENDS = ("stop", "stop_string")
-# Tokens of the model's context that leases leave free: SGLang cannot fill the last ones.
+# Leases leave this many tokens of the model's context free: SGLang cannot fill the last ones.
 CONTEXT_SPARE = 8
 
 
@@ -53,10 +53,10 @@ def end_fault(
     stop_token_ids: Collection[int],
     stop_strings: bool = False,
 ) -> str:
-    """Return what is wrong with the end of an answer, or "" if an engine can have ended it so.
+    """Return what is wrong with the end of an answer, or "" if an engine may have ended it.
 
-    tokens: those of the answer after its first `before`, at least one; none of the first `before` is
-    a stop token. stop_strings: whether the lease has any.
+    tokens: the answer's tokens after its first `before` ones, at least one. None of the first
+    `before` tokens is a stop token. stop_strings: whether the lease has stop strings.
     """
     if not set(stop_token_ids).isdisjoint(tokens[:-1]):
         return "tokens after a stop token"

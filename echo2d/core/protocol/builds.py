@@ -1,21 +1,24 @@
-"""Builds and their protocol numbers: which programs understand each other, and what to say if not.
+"""Builds and their protocol numbers: which programs understand each other, and what a person is
+told if they do not.
 
-Each end of a link first says which build it is, and our learner says it with every call: the newest
-protocol number that it speaks, the oldest one that it still understands, and a name for people. Two
-builds understand each other if each speaks a number that the other still understands.
+Each end of a link first names its build, and our learner names its build with every call. A build
+is the newest protocol number that a program speaks, the oldest number that it still understands,
+and a name for people. Two builds understand each other if each speaks a number that the other still
+understands.
 
 Until 0.1.0 is released, every change raises both numbers: only equal builds understand each other.
-After a release this may change without a new `oldest`, so that builds of two releases go on talking:
+After a release these changes need no new `oldest`, so that builds of two releases still understand
+each other:
 
-- A message, or a record in one, gets new fields at its end, each with a default that means what an
-  older build meant. Older builds ignore them (`core/base/codec.py`).
+- A message, or a record in a message, gets new fields at its end. The default of each new field
+  means what an older build meant. Older builds ignore new fields (`core/base/codec.py`).
 - A new kind of message, or a new word of a `Literal`, is sent only to a build that speaks the number
   with which it was introduced.
 
-Each of these raises the protocol number. Any other change raises `oldest`, too: then older builds are
-refused by name. The first fields of a Hello (`hello_head`), those of a Refused, and the way a peer
-enrols never change, so that any two builds can name each other. docs/guide/upgrade.md says what this
-means for an operator.
+Each of these changes raises the protocol number. Any other change raises `oldest`, too: then older
+builds are refused, and the refusal names both builds. The first fields of a Hello (`hello_head`),
+the fields of a Refused, and the way a peer enrols never change, so that any two builds can name
+each other. docs/guide/upgrade.md says what this means for an operator.
 """
 
 import re
@@ -30,7 +33,7 @@ from echo2d.core.base.codec import INT_MAX
 PROTOCOL_VERSION = 15
 PROTOCOL_OLDEST = 15
 # The peer link. Two peers connect only if the coordinator understands both, so this `oldest` is
-# raised together with that of the control link.
+# raised together with the control link's `oldest`.
 LINK_PROTOCOL_VERSION = 5
 LINK_PROTOCOL_OLDEST = 5
 # The HTTP API of learners, with the format of batches.
@@ -84,7 +87,7 @@ def hello_head(data: bytes) -> HelloHead | None:
     """Read the beginning of a Hello without its other fields. None: the bytes are no Hello.
 
     A Hello of any release is the msgpack array ["Hello", [protocol, oldest, build], run_id, kind,
-    name, ...], and more may follow anywhere but between these.
+    name, ...]. Later releases may append fields to both arrays, but put none between these.
     """
     unpacker = msgpack.Unpacker(
         max_buffer_size=HEAD_BYTES_MAX,
@@ -129,7 +132,7 @@ def from_header(value: str) -> Build | None:
 
 
 def called(build: Build, protocol: str = "control protocol") -> str:
-    """As in a sentence: echo2d 0.1.0 (control protocol 9)."""
+    """The name in a sentence, such as: echo2d 0.1.0 (control protocol 9)."""
     return f"echo2d {build.shown or 'of an unknown build'} ({protocol} {build.protocol})"
 
 

@@ -1,10 +1,10 @@
 """Columns: named numbers beside each token of an answer, such as the experts that a layer chose.
 
-An engine may write columns, and a run keeps those that it names. They travel with the tokens, through
-the hand-over of an unfinished answer and the ledger, and the learner gets them as arrays. All code in
-between carries them without interpreting them. A column is whole or absent: a trajectory has it if
-each engine that wrote some of its tokens wrote the column, with the same element and shape. Given
-tokens, which no engine wrote, have zeros there. Not here: what a column means, and what needs it.
+An engine may write columns, and a run keeps those that it names. They travel with the tokens, through the hand-over of
+an unfinished answer and the ledger, and the learner gets them as arrays. All code in between carries them without
+interpreting them. A column is whole or absent: a trajectory has it if each engine that wrote some of its tokens wrote
+the column, with the same element and shape. Given tokens, which no engine wrote, have zeros in every column. Not here:
+what a column means, and what needs it.
 """
 
 import math
@@ -21,8 +21,8 @@ ELEMENT_BYTES: dict[Element, int] = {"u8": 1, "u16": 2, "u32": 4, "f16": 2, "f32
 COLUMNS_MAX = 8  # of one trajectory; `columns_fault` compares each with each
 COLUMN_NAME = re.compile("[a-z][a-z0-9_]{0,31}")
 COLUMN_AXES_MAX = 4  # layers, experts, and two to spare
-# For all columns together: the 8 experts of 94 layers take 752 bytes as u8, those of 61 layers 976 as
-# u16.
+# All columns together take at most this much: 8 experts of 94 layers take 752 bytes as u8, 8 experts of 61 layers take
+# 976 bytes as u16.
 COLUMN_BYTES_PER_TOKEN_MAX = 1024
 # Tokens, logprobs and columns of one answer take at most this much, so that with its spans the answer
 # fits into a control message of 4 MiB. At 384 bytes a token (8 experts of 48 layers) that is 8,024
@@ -113,7 +113,7 @@ def blank_columns(like: Columns, tokens: int) -> Columns:
 
 
 def join_columns(parts: Sequence[tuple[int, Columns]]) -> Columns:
-    """Join the columns of consecutive parts: those that every part has in the same shape.
+    """Join the columns of consecutive parts. Only columns that every part has in the same shape are joined.
 
     parts: how many tokens each has, and its columns. A column that would make the answer larger than
     ANSWER_BYTES_MAX is left out.

@@ -57,7 +57,7 @@ RefusalReason = Literal[
     "protocol", "build", "run", "credential", "revoked", "convicted", "superseded", "flapping",
     "busy",
 ]  # fmt: skip
-# The engine by whose rule a seed decides a token; "none": each engine draws by its own rule.
+# The engine whose rule turns a seed into tokens; "none": each engine draws by its own rule.
 SeedReplay = Literal["torch", "sglang", "none"]
 
 
@@ -129,11 +129,11 @@ class StripeEdge:
     stripe: StripeId
     parent: PeerId | None
     children: tuple[PeerId, ...]
-    # Above 0: the root binds to this stripe what no ordinary stripe takes, at most this share of the
+    # Above 0: this is a spare stripe. The root binds to it what no ordinary stripe takes, at most this share of the
     # form's bytes.
     spare: float = 0.0
-    # Above 0: the root gives the stripe this part of the bytes as long as its relays keep up; 0: it
-    # gives what they can pass on.
+    # Above 0: the root gives the stripe this part of the bytes as long as its relays keep up; 0: the root gives the
+    # stripe what its relays can pass on.
     weight: float = 0.0
 
 
@@ -155,10 +155,10 @@ class AnswerToScore:
     prompt: bytes  # everything before these tokens
     tokens: bytes
     logprobs: bytes  # as the worker reported them
-    # How many of the prompt's tokens the sample's versions wrote; its seed continues after them.
+    # How many of the prompt's tokens engines wrote for this sample; its seed continues after them.
     written: int
     seed: int | None  # the sample's; None: it is not replayed
-    sampling: Sampling = WHOLE  # as the answer was drawn
+    sampling: Sampling = WHOLE  # how the answer was drawn
 
 
 # --- peer -> coordinator --------------------------------------------------------------------------
@@ -179,7 +179,7 @@ class Hello:
     listen: Address | None
     # The version that all its engines serve; None: they serve nothing, or different versions.
     serving: VersionKey | None
-    # The versions that are verified in its slots; the one that deltas can be made from comes last.
+    # The versions that are verified in its slots; the version from which deltas can be made comes last.
     holding: tuple[VersionKey, ...]
     leases: tuple[HeldLease, ...]  # the attempts that it still works on
     # The forms of which it has every frame on disk.
@@ -207,10 +207,11 @@ class Heartbeat:
     """The peer is alive."""
 
     running: int  # samples that are in its engines now
-    # Bytes that new versions may take on its disk, with those that older versions give up for them;
-    # None: not said.
+    # How many bytes of its disk new versions may take, including the bytes that older versions would free for them;
+    # None: not reported.
     disk_free: int | None = None
-    # Payload of versions over all peer links since its program started; 0: nothing, or not said.
+    # Payload bytes of versions that it received and sent over all peer links since its program started; 0: none, or not
+    # reported.
     received_bytes: int = 0
     sent_bytes: int = 0
 
@@ -261,8 +262,8 @@ class EncodeFailed:
     reason: str
     # Whether the reason is that the seed does not have the version that the form is a delta from.
     lacks_base: bool = False
-    # Whether the reason is that the version's files are not those that were published, which the
-    # seed finds when it has read them all.
+    # Whether the reason is that the version's files are not the published ones. The seed notices this after it has read
+    # all of them.
     differs: bool = False
 
 
@@ -358,14 +359,12 @@ class RefitDone:
     # Whether the weights, read back from the engines' memory, equal the snapshot's; None: this was
     # not checked.
     memory_ok: bool | None
-    # How long the engines were held until now, since the version's first root or the refit before
-    # it; 0: they were not held.
+    # How long the engines have been held, counted from the version's first root or from the previous refit; 0: they
+    # were not held.
     held_s: float = 0.0
-    # Prompt and output of the running samples whose KV caches were dropped, of all engines
-    # together.
+    # The tokens (prompt and output) of the running samples whose KV caches were dropped, in all engines together.
     recomputed_tokens: int = 0
-    # The longest time that one of its engines spends on recomputing them, besides pause_s; None: not
-    # known.
+    # The longest time that one engine spends on recomputing these tokens, in addition to pause_s; None: not known.
     recompute_s: float | None = None
 
 
@@ -381,12 +380,11 @@ class RefitFailed:
 
 @dataclass(frozen=True, slots=True)
 class LeaseProgress:
-    """New tokens of a lease. It renews the lease, and may be empty.
+    """Reports the new tokens of a lease, if there are any, and renews the lease.
 
-    A worker sends it at least every PROGRESS_S while the engine generates. It holds the tokens of
-    each sample since the last message (after a Welcome: since the sample's first token), as far as
-    the versions that wrote them are confirmed (see SampleFinished). If the lease ends before one of
-    its samples, another worker continues from these tokens.
+    A worker sends it at least every PROGRESS_S while the engine generates. For each sample it has the tokens since the
+    last message (after a Welcome: since the sample's first token), up to the first token whose version is not confirmed
+    (see SampleFinished). If the lease ends before a sample does, another worker continues the sample from these tokens.
     """
 
     lease: LeaseId
@@ -433,7 +431,7 @@ class AnswersScored:
 
 @dataclass(frozen=True, slots=True)
 class ScoringFailed:
-    """Answers a ScoreAnswers that is impossible here: the version is not here, or does not fit."""
+    """Answers a ScoreAnswers that this auditor cannot do: it does not have the version, or no room for it."""
 
     order: int
     reason: str
@@ -453,7 +451,7 @@ class Welcome:
     heartbeat_s: float
     keep: tuple[HeldLease, ...]  # the leases of the Hello to continue
     cancel: tuple[HeldLease, ...]  # the leases of the Hello to stop
-    # The engines generate nothing while a version that they do not serve yet is on its way.
+    # Whether the engines must generate nothing while a version that they do not serve yet is on its way.
     exclusive: bool = False
     build: Build = OURS  # of the coordinator's program
 
@@ -527,7 +525,7 @@ class SegmentPage:
 class PlanEdges:
     """This peer's part of a plan: its place in each stripe, and the peers to which it connects.
 
-    It replaces the part of an earlier generation. Edges that did not change continue undisturbed.
+    It replaces this peer's part of an earlier generation. Streams on edges that did not change continue.
     """
 
     form: FormId
@@ -535,7 +533,7 @@ class PlanEdges:
     generation: Generation
     stripes: tuple[StripeEdge, ...]
     peers: tuple[EdgePeer, ...]
-    # Those of the peers that hold the whole form; this newcomer fetches what it missed from them.
+    # Those of `peers` that hold the whole form. A newcomer fetches from them what it has missed.
     sources: tuple[PeerId, ...] = ()
 
 
@@ -569,13 +567,13 @@ class LeaseGranted:
     # This many tokens at the end of the prompt are output of an earlier attempt. max_new_tokens is
     # already reduced by them, and the result has only what comes after them.
     written: int = 0
-    # Above 0: only version `oldest` may write a token. The worker delays loading a newer version by
-    # at most this many seconds, also until its results are answered, because another turn may follow.
+    # Above 0: only version `oldest` may write a token. Until the results of the lease are answered, the worker loads no
+    # newer version, because another turn may follow; but it waits at most this many seconds.
     hold_s: float = 0.0
     # An answer ends with the token that completes one of these in its text.
     stop_strings: tuple[str, ...] = ()
-    # How many tokens the sample's versions wrote in earlier turns, most of them in the prompt; its
-    # seed continues after them.
+    # How many tokens of the sample engines wrote in earlier turns; most of these are in the prompt. The sample's seed
+    # continues after them.
     earlier: int = 0
 
 
@@ -594,7 +592,7 @@ class SampleAnswered:
     lease: LeaseId
     attempt: int
     sample: int
-    # Whether the sample is durable, also if it was an identical repeat; otherwise it was refused.
+    # True: the sample is durable, also if this was an identical repeat. False: it was refused.
     accepted: bool
     reason: str
 
@@ -613,8 +611,8 @@ class ScoreAnswers:
     order: int
     version: Version
     digest: Digest
-    # The version's copy, relative to the run directory; a worker scores with the version that it
-    # serves.
+    # Where the version's copy is, relative to the run directory. A worker needs no copy, because it scores with the
+    # version that it serves.
     path: str
     replay: SeedReplay
     answers: tuple[AnswerToScore, ...]

@@ -1,14 +1,15 @@
 """What one forward pass shows about the tokens that one worker wrote.
 
     K       mean |log p - q|: p as the auditor computes it under the version that the span names, q
-            as the worker reported it. Made-up tokens with made-up logprobs, another version and
-            other weights show in it.
+            as the worker reported it. K is high for made-up tokens with made-up logprobs, for
+            another version and for other weights.
     Z       sum of (surprise - entropy), over the square root of the sum of their variances: about
-            N(0, 1) if the tokens were drawn from p, whatever q says. Chosen tokens show in it.
+            N(0, 1) if the tokens were drawn from p, whatever q says. Z is far from 0 if the tokens
+            were chosen instead.
     cold    log likelihood ratio of drawing from p^COLD instead of p (rescaled to a distribution):
             positive if likely tokens come too often. hot: the same with HOT, for unlikely ones.
-    misses  how many tokens are not where their seed points, within each of TOLERANCES. Another draw
-            shows in it.
+    misses  how many tokens are further from where their seed points than each of TOLERANCES. Many
+            are if the tokens were drawn in another way.
 
 Not here: the forward pass and the replay (an engine's `score`), and what follows from the evidence
 (`audit/case`).
@@ -36,12 +37,13 @@ class Evidence:
 
     tokens: int
     k: float
-    # The sums whose quotient is Z.
+    # The two sums of Z, which is excess / sqrt(variance).
     excess: float
     variance: float
     cold: float
     hot: float
-    # One count for each of TOLERANCES, each at most the one before; None: the seed was not replayed.
+    # One count for each of TOLERANCES; no count is higher than the one before it. None: the seed
+    # was not replayed.
     misses: tuple[int, ...] | None
 
     @property
@@ -85,9 +87,9 @@ def evidence(
 ) -> Evidence:
     """Sum up what is known about each token; all arrays are float64 [n], n >= 1.
 
-    logprobs: log p. claimed: q. surprises, entropies, variances: those of the distribution that is
-    drawn from. colds, hots: each token's part of the ratios. distances: how far each token is from
-    where its seed points, in tolerances of its engine; None: the seed was not replayed.
+    logprobs: log p. claimed: q. surprises, entropies, variances: of the distribution from which the
+    tokens are drawn. colds, hots: each token's part of the ratios. distances: how far each token is
+    from where its seed points, in tolerances of its engine; None: the seed was not replayed.
     """
     return Evidence(
         tokens=len(logprobs),

@@ -5,9 +5,10 @@
                <----------------  LinkHello, Proof (only if it expects this peer)
     Proof      ---------------->
 
-A proof is the blake3 of its sender's packed LinkHello followed by its receiver's, each after its
-length (u32), keyed with the secret. The nonces in the hellos make it fresh. The two ends' proofs
-differ, so neither can be replayed to its author. A stranger gets no answer but LinkEnded.
+A proof is a blake3 that is keyed with the secret. It covers the packed LinkHello of the proof's
+sender, then that of its receiver, each preceded by its length (u32). The nonces in the hellos make
+it fresh. The two ends' proofs differ, so neither can be replayed to its author. A stranger gets no
+answer except LinkEnded.
 
 Not here: the order of these messages (`peer_link`).
 """
@@ -61,7 +62,7 @@ class Handshake:
             nonce,
             dialled,
         )
-        # The peer that the other end claims to be, and the proof that it must send for that.
+        # The peer that the other end claims to be, and the proof that this peer would send.
         self._peer: PeerId | None = None
         self._proof = b""
 

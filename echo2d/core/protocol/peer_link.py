@@ -19,20 +19,20 @@ or to ask for (`relay`), and whether a frame is the right one (its receiver hash
 
 A stream carries frames of one form in one direction. The receiver of the frames opens it: a stripe
 with StreamOpened, a repair stream with the first FramesWanted for a form. Each end numbers the
-streams that it opens in order: the end with the smaller peer id 1, 3, 5 ..., the other 2, 4, 6 ...,
-starting over after STREAM_MAX. The frames of a stripe have sequence numbers without holes from
-`from_sequence` on; those of a repair stream have 0. Either end may end a stream, and each says
-StreamEnded once:
+streams that it opens in order, and starts over after STREAM_MAX: the end with the smaller peer id
+uses 1, 3, 5 ..., the other end 2, 4, 6 ... The frames of a stripe have sequence numbers without
+holes from `from_sequence` on; all frames of a repair stream have 0. Either end may end a stream,
+and each says StreamEnded once:
 
     OPEN -- StreamEnded out --> ENDING -- StreamEnded in --> gone     (frames until then: dropped)
     OPEN -- StreamEnded in: event, StreamEnded out --> gone
 
 Bytes are received straight into a buffer for the one frame or message that is arriving. There is no
-other buffer, and it is made only after the header was checked. On an open link the buffer has some
-extra room: bytes that arrive together with the last ones, above all the next header, need no second
-read and are copied. A completed payload belongs to the receiver of the event. The link never writes
-to that buffer again, so read-only views of it may wait in send queues; dropping the last view frees
-it. The receiver limits how many payloads are kept by not reading further.
+other buffer, and this buffer is made only after the header was checked. On an open link the buffer
+has some extra room for bytes that arrive right behind the frame, such as the next header. These
+bytes need no second read, and are copied. A completed payload belongs to the receiver of the event.
+The link never writes to that buffer again, so read-only views of it may wait in send queues;
+dropping the last view frees it. To limit how many payloads are kept, the receiver stops reading.
 
 A link may be sealed from its first byte on (`seal`). Then all payloads are received into one buffer,
 and each event has the payload that was decrypted from it.

@@ -10,16 +10,16 @@ Each unit on the wire is a header (HEADER_BYTES, little-endian) and `length` pay
          7 FramesWanted   8 FramesCancelled   9 a frame   10 FramesPassed
 
 A frame (type FRAME; a segment's table is one, too) is sent raw, at most FRAME_BYTES_MAX. Its length
-is 0 exactly if it has the flag WITHOUT_PAYLOAD: on a stripe because the receiver has said that it
-holds this frame, on a repair stream because the sender does not hold it.
+is 0 exactly if it has the flag WITHOUT_PAYLOAD. On a stripe this flag means that the receiver has
+said that it holds the frame; on a repair stream, that the sender does not hold it.
 
 Every other type is one message, a record of this module as `codec.pack` writes it: a msgpack array of
 its fields in order, which may grow as `builds` says. It has 1 to PEER_MESSAGE_BYTES_MAX bytes, and at
 most HANDSHAKE_BYTES_MAX before the link is open. The other header fields are 0. The names of messages
 are in the past tense, because each message is also an event of the end that receives it.
 
-On a sealed link each payload, even one of 0 bytes, is encrypted, and a tag of TAG_BYTES follows it,
-which `length` does not count. The tag covers the header, too.
+On a sealed link each payload, even an empty one, is encrypted and followed by a tag of TAG_BYTES.
+`length` does not count the tag. The tag covers the header, too.
 """
 
 import re
@@ -115,7 +115,9 @@ class StreamOpened:
 
 @dataclass(frozen=True, slots=True)
 class StreamEnded:
-    """No more frames on this stream. In the answer to the other end's, the reason is empty."""
+    """No more frames come on this stream. If this answers the other end's StreamEnded, the reason
+    is empty.
+    """
 
     stream: StreamId
     reason: str
@@ -131,7 +133,7 @@ class FrameRun:
 
 @dataclass(frozen=True, slots=True)
 class FramesHeld:
-    """The sender holds these frames, verified, besides those that it named before.
+    """The sender holds these verified frames, in addition to those that it named before.
 
     No runs: it has dropped the form, and no longer holds what it named before.
     """

@@ -7,9 +7,10 @@
               revoked, and acknowledged by this worker
     columns   within their limits, with the numbers of each token (`columns`)
 
-A result that continues a partial is checked together with it, because both are one trajectory. In
-progress messages only positions and versions are checked at once; the rest is checked when another
-worker is to continue from them. Not here: whose lease it is, repeats, and staleness.
+A result that continues a partial is checked together with the partial, because both are one
+trajectory. Of a progress message only positions and versions are checked at once. The rest of it is
+checked when another worker should continue from its tokens. Not here: whose lease it is, repeats,
+and staleness.
 """
 
 from collections.abc import Callable, Collection
@@ -49,7 +50,7 @@ def result_fault(
 ) -> str:
     """Return what is wrong with a result, or "" if nothing is.
 
-    limit: that of the whole answer. base: the partial that the result continues.
+    limit: the limit of the whole answer. base: the partial that the result continues.
     """
     fault = content_fault(result.tokens, result.logprobs, vocab_size, limit.tokens - base.length)
     if fault:
@@ -72,7 +73,7 @@ def delta_fault(
     """Return what is wrong with the positions and versions of output that follows `before`, or ""
     if nothing is.
 
-    room: the most tokens that both may have together.
+    room: the most tokens that `before` and the new output may have together.
     """
     start, count = len(before.tokens) // 4, len(delta.tokens) // 4
     if len(delta.tokens) != len(delta.logprobs) or len(delta.tokens) % 4:

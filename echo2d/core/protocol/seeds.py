@@ -1,10 +1,10 @@
 """The random numbers that decide which tokens a sample gets.
 
-The coordinator chooses one seed per sample: a keyed hash, so that no worker can predict it before the
-lease is granted. The seed is the same for every attempt, after a handover and after a restart.
-Answer token i, counted from the answer's first token whatever lease it falls into, is drawn by
-`uniforms(seed, i)` alone. So a prompt has one right answer under given weights, and anyone with the
-seed and the weights can check it.
+The coordinator chooses one seed per sample: a keyed hash, so that no worker can predict it before
+the lease is granted. The seed is the same for every attempt, after a handover and after a restart.
+Token i of an answer is drawn with `uniforms(seed, i)` alone. i counts from the answer's first
+token, across all leases of the sample. So a prompt has one right answer under given weights, and
+anyone with the seed and the weights can check it.
 """
 
 from collections.abc import Iterable

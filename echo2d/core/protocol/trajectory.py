@@ -124,7 +124,7 @@ class TrajectoryRecord:
     sample: int
     tokens: bytes  # the output, int32
     logprobs: bytes  # float32
-    # Which version and worker wrote which tokens; they cover all tokens but the given ones.
+    # Which version and worker wrote which tokens; the spans cover all tokens except the given ones.
     spans: tuple[AuthoredSpan, ...]
     finish: Finish
     reward: float = math.nan  # NaN until it is scored
@@ -294,7 +294,7 @@ class Partial:
                 start = joined.pop().start
             joined.append(AuthoredSpan(start, span.end + shift, *span[2:]))
         if columns or self.columns:
-            # Only tokens of an engine can lack a column. Given tokens before the first ones get zeros.
+            # Only an engine's tokens can lack a column. Given tokens before the engine's first tokens get zeros.
             before = self.columns if self.spans else blank_columns(columns, self.length)
             columns = join_columns([(self.length, before), (len(tokens) // 4, columns)])
         tokens, logprobs = self.tokens + tokens, self.logprobs + logprobs
@@ -331,7 +331,9 @@ NOTHING = Partial()
 
 @dataclass(frozen=True, slots=True)
 class GroupRecord:
-    """The trajectories of one prompt. A group reaches the learner whole or as it declares (I5)."""
+    """The trajectories of one prompt. A group reaches the learner whole, or without the samples that it declares as
+    left out (I5).
+    """
 
     group: GroupId
     prompt: bytes
@@ -380,7 +382,7 @@ class BatchBody:
         return BatchBody(step, sum(len(group.trajectories) for group in groups), tuple(groups))
 
 
-# 16k trajectories of 8k tokens take 8 B a token.
+# The limit has room for 16k trajectories of 8k tokens at 8 B a token.
 _unpack_batch = unpacker(BatchBody, bytes_max=1 << 30)
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 class BusyMeter:
     """How many seconds a peer's links had frames that they had not sent yet.
 
-    Links are given no more than the uplink takes, so in this time the uplink, or something slower on
-    the way, was the limit.
+    Links are given no more than the uplink takes. So while a frame waits, the uplink, or something
+    slower on the way, is the limit.
     """
 
     seconds: float = 0.0

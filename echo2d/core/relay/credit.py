@@ -8,8 +8,9 @@ stripe whose backlog will be passed on first, as long as that backlog is below t
     never below WAITING + 1 waiting since the last change   credit - 1, once per `credit` reports
 
 So a relay that runs dry gets more, however far away it is: its credit doubles in a round trip. A
-standing queue at a relay shrinks. A relay always has something to pass on when the next frame comes,
-and never more than a moment's work, so even a slow uplink delays other peers by no more than that.
+standing queue at a relay shrinks. When the next frame comes, a relay still has something to pass
+on, but never more than a moment's work. So even a slow uplink delays other peers by no more than
+this moment.
 
 Not here: the reports (`stripes.StripeState.tell_passed`), and the choice (`stripes.FormState`).
 """
@@ -26,14 +27,17 @@ CREDIT_FRAMES_MAX = 1024
 # This many waiting frames bridge a late arrival.
 WAITING = 2
 # When nothing has moved for this long, and for this many usual gaps, a frame is bound beyond the
-# credit. So when one peer stands still, no peer below a healthy relay takes its parent for stalled.
+# credit. Otherwise, when one peer stands still, the peers below a healthy relay would take their
+# parent for stalled.
 TRICKLE_S, TRICKLE_GAPS = 0.3, 2.0
 # A rate is measured over this many reports.
 RATE_REPORTS = 8
 
 
 class Credit:
-    """The root keeps one for each stripe, and counts in the stripe's sequence numbers."""
+    """The root keeps one Credit for each stripe, and counts frames by the stripe's sequence
+    numbers.
+    """
 
     __slots__ = ("_least", "_moved_at", "_reports", "_seen", "_used_up", "frames", "passed")
 
@@ -43,7 +47,7 @@ class Credit:
         self._moved_at = 0.0
         # Whether the credit has held a frame back since it last changed.
         self._used_up = False
-        # The fewest waiting frames, and the number of reports, since that change.
+        # The fewest waiting frames, and the number of reports, since the credit last changed.
         self._least, self._seen = CREDIT_FRAMES_MAX, 0
         # (seconds, sequence number) of the last reports, and of frames bound while there was no backlog.
         self._reports = deque[tuple[float, int]](maxlen=RATE_REPORTS)

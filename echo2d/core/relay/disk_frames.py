@@ -24,7 +24,8 @@ from echo2d.core.relay.frame_repair import cancel
 from echo2d.core.relay.streams import Links, follow_all, say_have
 from echo2d.core.relay.stripes import FormState
 
-# A frame lost at the root is back by then if any peer has it: there is time to ask three in turn.
+# A frame that the root has lost is back within this time if any peer has it: the root can ask three
+# peers in turn.
 CHILD_GONE_S = 15.0
 
 Finding = TableHeld | FramesFound | FramesLost | FormSearched | FormComplete
@@ -66,7 +67,7 @@ def give_up_gone(state: FormState, now: float, out: list[RelayAction]) -> None:
 def _found(
     state: FormState, links: Links, frames: Iterable[FrameId], out: list[RelayAction]
 ) -> None:
-    """Holds these frames, and tells the parents that are sending already, so that they leave them out."""
+    """Holds these frames, and tells the parents that already send, so that they skip these frames."""
     fresh = [frame for frame in frames if state.transfer.hold(frame)]
     parents = {stripe.parent for stripe in state.stripes.values() if stripe.stream is not None}
     for link in [links[peer] for peer in links if peer in parents]:

@@ -1,10 +1,10 @@
 """The events that go into `relay.Relay` and the actions that come out, at the level of frames.
 
 No payload, socket or disk is here: the runtime owns the links (`net/peer`), the disk
-(`store/frames`) and hashing. It reports a frame after verifying it. The frame is then held: on
-disk, or in memory on its way there, where the runtime can read it. Frames lost in between are
-reported (FramesLost), or their form is given up. The runtime performs the actions of one turn in
-order.
+(`store/frames`) and hashing. It reports a frame after verifying it. From then on the frame is
+*held*: it is on disk, or in memory on its way to disk, where the runtime can read it. If held
+frames are lost, the runtime reports them (FramesLost), or gives their form up. The runtime performs
+the actions of one turn in order.
 
 Streams. A stream is named by (peer, stream number). The end that opens it chooses the number: the
 end with the smaller peer id takes 1, 3, 5 ..., the other 2, 4, 6 ..., and both start over on each
@@ -14,8 +14,9 @@ stream ends with StreamEnded from either end, or silently with its link: LinkDow
 last event of the link's streams.
 
 Flow control. Relay gives a link at most LINK_FRAMES_MAX unsent frames, then waits for PeerReady.
-The runtime reports PeerReady when it was given frames and its send buffer has room again (at once,
-if the buffer never filled). After PeerReady no frame given so far counts as unsent.
+The runtime reports PeerReady when the link was given frames and its send buffer has room again (at
+once, if the buffer never filled). After PeerReady no frame that the link was given before counts as
+unsent.
 """
 
 from dataclasses import dataclass
@@ -152,7 +153,7 @@ class Heard:
     """The peer sent this message.
 
     The runtime also makes a Heard with StreamEnded when this end had to end a stream because it
-    lost one of its frames.
+    lost a frame of the stream.
     """
 
     peer: PeerId

@@ -1,11 +1,11 @@
 """Repair: asks other peers for single frames that are missing here, and answers their requests.
 
-A peer fetches what its stripes do not bring: all missing frames while a stripe is broken, when all
-stripes have ended, or at a root that does not hold everything; frames that were lost here; and the
-first table of a form for which it searches its disk. It asks peers that said they hold a frame. If
-there are none, it asks the parents of its working stripes, or at the root the children that were sent
-the frame. A newcomer with sources, which hold everything, first fetches from these all that it
-misses, and then follows its stripes.
+A peer fetches what its stripes do not bring. It fetches all missing frames while a stripe is
+broken, when all stripes have ended, or if it is a root that does not hold everything. It also
+fetches the frames that it has lost, and the first table of a form for which it searches its disk.
+It asks peers that said they hold a frame. If no peer said so, it asks the parents of its working
+stripes; a root asks the children that were sent the frame. A newcomer with sources (peers that hold
+everything) first fetches from them all that it misses, and then follows its stripes.
 
 A frame may come twice, because a stripe may bring what was asked for. Not here: finding out that a
 stripe is broken (`relay`).
@@ -36,7 +36,7 @@ SCAN_FRAMES_MAX = 4096
 REPAIR_S = 5.0
 # Other peers take over frames from a peer that sent nothing for this long: above most round trips.
 FRAME_LATE_S = 0.2
-# A peer that did not have a frame, or was late, is not asked for this long.
+# For this long, a peer that did not have a frame, or was late, is not asked again.
 SOURCE_QUIET_S = 1.0
 
 
@@ -68,7 +68,8 @@ def ask_for_missing(
     sources = [links[peer] for peer in able if links[peer].quiet_until <= now]
     most = WANT_FRAMES_MAX
     if state.fetches:
-        # 32 frames are asked of all sources together: they fill 1 Gbit/s over 60 ms, and leave the slow ones little.
+        # All sources together are asked for 32 frames at a time: these fill 1 Gbit/s over 60 ms,
+        # and slow sources owe few.
         most = min(most, 32 // len(state.sources))
     elif state.in_end_game:
         most = END_FRAMES_MAX
@@ -177,8 +178,8 @@ def note_wanted(link: LinkState, wanted: FramesWanted) -> None:
 def answer_want(link: LinkState, forms: dict[FormId, FormState], out: list[RelayAction]) -> bool:
     """Gives the link the next frame that its peer asked for, or a refusal. False: none can be given now.
 
-    A first table that is still on its way here waits until it has come, because the peer that asks
-    for it cannot begin without it.
+    If the peer asks for a first table that is still on its way here, the answer waits until the
+    table has come, because the peer cannot begin without it.
     """
     for place, (stream, form, frame) in enumerate(link.wants):
         state = forms.get(form)
@@ -204,7 +205,9 @@ def _choose(
     parents: set[PeerId],
     state: FormState,
 ) -> PeerId | None:
-    """The peer to ask for the frame: one that has it, else one that may; the least busy of them."""
+    """The peer to ask for the frame: the least busy of the peers that have it, or else of those
+    that may have it.
+    """
     known = [link.peer for link in links if _is_known(link, frame, state)]
     others = parents | _given(state, frame)
     maybe = known or [link.peer for link in links if link.peer in others]

@@ -1,9 +1,9 @@
 """Chooses the frame that a peer sends next: one writer for all of its links.
 
-At most UNSENT_FRAMES frames are given to links and not yet sent. So the uplink has no queue, and each
-frame is chosen when it can leave. Frames that a link has not sent for SLOW_S, and for SLOW_TIMES times
-as long as usual, do not count: that link is slow, not the uplink, and it must not hold up others (I6).
-It gets no more until it has sent them.
+At most UNSENT_FRAMES frames are given to links and not yet sent. So the uplink has no queue, and each frame is chosen
+when it can leave. A link that has not sent its frames for SLOW_S, and for SLOW_TIMES times as long as usual, is slow.
+Its frames do not count, because the link is slow and not the uplink, and it must not hold up other links (I6). It gets
+no more frames until it has sent these.
 
 The order of sending, first come, first served within each line:
 
@@ -24,8 +24,9 @@ from echo2d.core.relay.stripes import ChildStream, FormState, LinkState, StripeS
 Forms = dict[FormId, FormState]
 # All links together have at most this many unsent frames: one is being sent while the next is chosen.
 UNSENT_FRAMES = 2
-# A link that has not sent a frame for this long is slow. bbr sometimes sends next to nothing for 0.2 s,
-# and a link that repairs a loss may stand still as long: the others must not wait for that.
+# A link is slow if it has not sent a frame for SLOW_S seconds, and for SLOW_TIMES times as long as usual. bbr sometimes
+# sends next to nothing for 0.2 s, and a link that repairs a loss may stand still for as long; other links must not wait
+# for this.
 SLOW_S, SLOW_TIMES = 0.05, 4.0
 
 
@@ -115,7 +116,7 @@ class Outlet:
             if not link.wants:
                 del self._asking[link]
             elif link.has_room and answer_want(link, self._forms, out):
-                # The others are next.
+                # The other links come next.
                 self._asking[link] = self._asking.pop(link)
                 self._given(link, now)
                 return True

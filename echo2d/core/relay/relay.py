@@ -106,7 +106,7 @@ from echo2d.errors import PeerFault
 
 # One peer may ask for at most this many streams before the plan that allows them is here.
 ASKS_MAX = 64
-# The search for a form is given up when its first table takes longer than this. Below LINK_S.
+# The search for a form is given up if its first table takes longer than this, which is less than LINK_S.
 SEARCH_S = 4.0
 # Streams are checked this often while something is arriving.
 WATCH_S = 0.5
@@ -118,8 +118,8 @@ class Relay:
     def __init__(
         self, me: PeerId, *, unsearched: Collection[FormId] = (), has_base: bool = False
     ) -> None:
-        """unsearched: forms of which something may be on disk. has_base: chunks of any form may be in
-        a base model or an older version. Such forms are not asked for before their FormSearched.
+        """unsearched: forms of which something may be on disk. has_base: whether chunks of any form may be in a base
+        model or an older version. A form of which something may be here is not asked for before its FormSearched.
         """
         self.me = me
         self._unsearched = set(unsearched)
@@ -299,7 +299,7 @@ class Relay:
         follow(self._links, stripe, now, self._out)
 
     def _expect_peers(self) -> None:
-        """Expects the peers of all plans, each by the newest plan that names it, and no others."""
+        """Expects the peers of all plans and no other peers. If several plans name a peer, the newest plan counts."""
         expected = {
             peer: edge for state in self._forms.values() for peer, edge in state.peers.items()
         }
@@ -553,7 +553,7 @@ class Relay:
 def _may_come(state: FormState | None, asked: StreamOpened) -> bool:
     """Whether the plan that allows this stream may still be on its way.
 
-    Two plans do not show which of them is newer, so any other plan may be the newer one.
+    The numbers of two plans do not show which plan is newer, so any other plan may be newer than the known one.
     """
     return state is None or state.plan != asked.plan or asked.generation > state.generation
 

@@ -16,7 +16,8 @@ from echo2d.errors import PeerFault
 # A stream is stalled when the next frame takes this many expected gaps, and at least STALL_S_MIN.
 STALL_GAPS = 3.0
 STALL_S_MIN = 1.0
-# A parent without a stream to us for this long is reported and asked again; sources are given up.
+# A parent without a stream to us for this long is reported and asked again. Sources that send
+# nothing for this long are given up.
 LINK_S = 5.0
 
 Links = dict[PeerId, LinkState]
@@ -89,8 +90,9 @@ def what_is_wrong(links: Links, stripe: StripeState, now: float) -> str | None:
     """Why the parent of this stripe should be reported now; None: it should not.
 
     A stripe that is known to be broken is not judged again. A parent that sends on another stream
-    works: if only this stripe stands still, the fault is further up. If a parent ended the stripe,
-    all stripes have ended, and it does not send the missing frames as repair, it never had them.
+    works; if only this stripe stands still, the fault is further up. A parent is also at fault if
+    it ended the stripe, all stripes have ended, and it does not send the missing frames as repair:
+    then it never had them.
     """
     if stripe.parent is None or not stripe.state.searched or stripe.state.fetches:
         return None

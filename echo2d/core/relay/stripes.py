@@ -5,11 +5,12 @@ held here, or it was lost and will come again. Each child has its own cursor int
 a slow child never holds up another (I6). At the root of a plan frames are placed late: a frame is
 bound to a stripe when it can be sent at once.
 
-A child that has children reports how far it has passed a stripe on: as far as its median child was
-given the stripe, or reported itself. The root binds each frame to the stripe whose relays will pass
-it on first (`credit`). To a *spare* stripe, on which it serves every peer itself, it binds only what
-no relay can take. So a slow relay gets fewer frames instead of late ones, and its speed need not be
-known. Not here: which of the waiting frames is sent next (`outlet`).
+A child that has children reports how far it has passed a stripe on: as far as the stripe was given
+to its median child, or as far as that child reports itself. The root binds each frame to the stripe
+whose relays will pass it on first (`credit`). On a *spare* stripe the root serves every peer
+itself. It binds to this stripe only what no relay can take. So a slow relay gets fewer frames
+instead of late ones, and its speed need not be known. Not here: which of the waiting frames is sent
+next (`outlet`).
 """
 
 import math
@@ -40,8 +41,8 @@ from echo2d.core.relay.frame_set import FrameSet
 from echo2d.errors import PeerFault
 
 FIRST_TABLE = frame_id(SegmentId(0), 0)
-# A peer keeps at most this many forms: at the seed one form spreads, older ones drain, and three are
-# for peers that lack its base.
+# A peer keeps at most this many forms: at the seed one form spreads, older forms drain, and three
+# are for peers that lack the base of the first.
 STRIPED_FORMS_MAX = 8
 # One link has at most this many unsent frames: one is being sent while the next one is chosen.
 LINK_FRAMES_MAX = 2
@@ -79,7 +80,8 @@ class LinkState:
         self.peer = peer
         # How many frames were given to the link and may not be sent yet.
         self.unsent = 0
-        # Whether these have waited too long; the link gets no more before they are sent.
+        # Whether the unsent frames have waited too long; the link gets no more before they are
+        # sent.
         self.slow = False
         self.child_streams: list[ChildStream] = []  # stripes that the peer takes from us
         self.incoming: dict[int, StripeState] = {}  # stripe streams that we opened
@@ -274,7 +276,7 @@ class StripeState:
 
     @property
     def order(self) -> tuple[float, int, StripeId]:
-        """At the root: the sort key by which the next frame goes to the first stripe."""
+        """At the root: a sort key. The next frame goes to the stripe with the smallest key."""
         end = len(self.log)
         behind = self.bound_bytes / self.weight if self.weight else self.credit.backlog_s(end)
         return behind, end, self.number
@@ -309,7 +311,9 @@ class StripeState:
             self.tell_passed(out)
 
     def tell_passed(self, out: list[RelayAction], *, at_once: bool = False) -> None:
-        """Tells the parent how far the stripe was passed on; with a single stripe that has no use."""
+        """Tells the parent how far the stripe was passed on. With a single stripe this is of no use
+        to the root.
+        """
         if self.parent is None or self.stream is None or len(self.state.stripes) == 1:
             return
         passed = min(self.passed, len(self.log))
@@ -430,7 +434,7 @@ class FormState:
         ready = [stripe for stripe in stripes if stripe.takes_next and able(stripe, now)]
         if not ready:
             return None
-        # Stripes whose relays report come first; so of the spare stripes the star comes last.
+        # Stripes whose relays report come first, so the star comes last among the spare stripes.
         stripe = min(ready, key=lambda one: (not one.is_relayed, *one.order))
         self._bind_next(stripe, now, out)
         return stripe

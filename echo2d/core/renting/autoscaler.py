@@ -6,14 +6,14 @@
                 (`boxes`)
 
 A box whose start command failed is also marked for return, because it may exist. Nothing is started
-at a provider before its list was read in this process, nor while the last list failed or lacks a box
-that should exist. Boxes that are starting count as if they worked already. If a kind of box fails to
-start or never serves, no more of that kind are started for a time that doubles. A box is drained
-before its life ends, so that it is stopped in time.
+at a provider before this process has read the provider's list, nor while the last list failed or
+lacks a box that should exist. Boxes that are starting count as if they worked already. If a kind of
+box fails to start or never serves, no more boxes of this kind are started for a while; this while
+doubles with each failure. A box is drained before its life ends, so that it is stopped in time.
 
 Invariant: the budget is never exceeded, whatever happens to this process, because each start sets
-aside what its box costs until it ends by itself (`budget.life_s`). `now` is the run's rent clock
-(`budget`). Every command ends in an event. docs/guide/renting.md explains the rules.
+aside what the box costs until the box ends by itself (`budget.life_s`). `now` is the run's rent
+clock (`budget`). Every command ends in an event. docs/guide/renting.md explains the rules.
 """
 
 import math
@@ -133,8 +133,8 @@ class Autoscaler:
                 if _never_served(box):
                     self._trouble.pop(self._kind(box), None)
                 box.served_at, box.seen_at, box.made = now, now, True
-            # After a longer gap between two needs, this process stood still: no worker is blamed
-            # for it.
+            # A gap of more than a minute between two needs means that this process stood still. No
+            # worker is blamed for the gap.
             elif gap > 60.0:
                 box.served_at += gap
 
@@ -149,8 +149,7 @@ class Autoscaler:
     def _failed(self, box: RentedBox, now: float, reason: str = "") -> RentNote:
         """Note a failure: no more boxes of this kind are started for a while."""
         trouble = self._trouble.setdefault(self._kind(box), _Trouble())
-        # A kind of box that failed is left alone; the time doubles from failure to failure, up to a
-        # limit.
+        # The pause doubles with each failure, up to an hour.
         trouble.until = now + min(3600.0, 60.0 * 2 ** min(trouble.times, 10))
         trouble.times += 1
         trouble.reason = reason or box.doomed
@@ -188,7 +187,9 @@ class Autoscaler:
         return RentNote("returning", f"{box.rental.label}: {why}{more}")
 
     def _why_not(self, box: RentedBox, now: float, *, spare: bool) -> str:
-        """Why to give the box back; empty: it may stay. spare: the other boxes are enough."""
+        """Why to give the box back; empty: it may stay. spare: whether the other boxes are enough
+        without it.
+        """
         rules, need, rental = self._rules, self._need, box.rental
         if rules.closing:
             return "the run gives everything back"

@@ -12,9 +12,9 @@ What a command reports about itself is not believed. A list that does not show a
 - the provider's lists are trustworthy. Lists that have never shown a started box are doubted until
   the box must have ended by itself, or the run closes; otherwise boxes would be started without end.
 
-A box under a label of this run that is unknown, or was believed gone, is marked for return at once,
-and counts against the budget. Two ids under one label are two boxes. A box marked for return is
-stopped when its worker holds nothing any more, or its time to finish is over. docs/guide/renting.md
+A box with a label of this run that is unknown, or was believed gone, is marked for return at once.
+It counts against the budget. Two ids under one label are two boxes. A box marked for return is
+stopped when its worker holds nothing any more, or its time to finish is over. docs/design/renting.md
 explains why. Not here: which boxes are useful (`autoscaler`), and what they cost (`budget`).
 """
 
@@ -75,7 +75,7 @@ class RentedBox:
     stop_by: float = -math.inf
 
     def billed_to(self, now: float) -> float:
-        """When billing ends. A box that was not seen after `until` has ended by itself by then."""
+        """When billing ends: at `until` at the latest, unless the box was seen after `until`."""
         return now if self.seen_at > self.rental.until else min(now, self.rental.until)
 
 

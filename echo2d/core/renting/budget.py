@@ -14,11 +14,10 @@ its whole price to `until` is set aside. Invariant: when a box is started, `comm
 and set aside) stays below the budget's total, and nothing later makes it grow, unless a box
 outlives `until`.
 
-A new box gets a part of the money that is left: its share of the free usd/h. So the money lasts
-equally long for all boxes that may still be started. Example: 10 usd in all, 2 usd/h, boxes of 0.5
-usd/h. The first one gets 0.5/2 of 10 usd = 2.5 usd, which is 5 h; the next three get the same
-(0.5/1.5 of 7.5 usd, ...), and then all money is set aside. Each life is shortened by up to
-LIFE_SPREAD, so that boxes that were started together do not end together.
+Of the money that is left, a new box gets the share that its price has of the free usd/h. So the money lasts equally
+long for all boxes that may still be started. Example: 10 usd in all, 2 usd/h, boxes of 0.5 usd/h. The first one gets
+0.5/2 of 10 usd = 2.5 usd, which is 5 h; the next three get the same (0.5/1.5 of 7.5 usd, ...), and then all money is
+set aside. Each life is shortened by up to LIFE_SPREAD, so that boxes that were started together do not end together.
 """
 
 import math
@@ -70,9 +69,8 @@ class Terms:
 
     provider: str
     command_s: float  # the longest time that a command takes
-    # Lists show the effect of a start or stop at most this long after the command ended. A running box
-    # is never missing from lists for this long, and a list that was read names it before it is missing
-    # again.
+    # Lists show the effect of a start or stop at most this long after the command ended. A running box is never missing
+    # from lists for this long, and between two absences at least one list that was read names it.
     settle_s: float
     list_every_s: float  # between two lists
     billed_by_s: float  # the unit of billing
@@ -159,7 +157,8 @@ class Moment:
 
 
 def rent_time(at: float, before: Moment, after: Moment, *, horizon: float) -> float:
-    """The rent clock at the moment `after`, if it was `at` at the moment `before`. It errs late.
+    """The rent clock at the moment `after`, if it was `at` at the moment `before`. In doubt, the result is too late
+    rather than too early.
 
     The clock that cannot be set counts in full. If the clock that can be set has advanced further, a
     virtual machine may have stood still: that time counts, too, but only up to `horizon`, when all

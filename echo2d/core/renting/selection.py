@@ -26,7 +26,7 @@ def choose_boxes(
     """Choose boxes that make `missing_mu` trajectories/s.
 
     free: how many boxes of each offer may be started. usd_per_h: what they may cost together.
-    gb_per_h: 10^9 bytes of versions that each receives in an hour, and passes on once.
+    gb_per_h: 10^9 bytes of versions that each box receives in an hour, and passes on once.
     """
     assert missing_mu > 0
     boxes = {

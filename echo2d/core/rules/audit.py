@@ -8,7 +8,7 @@ from echo2d.core.rules.table import Table, key
 
 
 class AnswerClass(NamedTuple):
-    """Answers that share limits, which are learnt from them together."""
+    """A class of answers that share limits; the limits are learnt from all of them together."""
 
     # As the Hello of their worker says.
     quantization: str = ""
@@ -28,7 +28,7 @@ class AuditTable(Table):
         "tokens whose workers are trusted: limits for all workers are learnt from their answers", ()
     )
     share: float = key(
-        "share of the answers of a worker in good standing that is scored",
+        "for a worker in good standing, the share of its answers that is scored",
         0.05,
         low=0.0,
         high=1.0,
@@ -55,13 +55,13 @@ class AuditTable(Table):
         True,
     )
     in_place: bool = key(
-        "workers may refit in place (worker.refit_mode): answers in which one version follows "
-        "another get limits of their own",
+        "workers may refit in place (worker.refit_mode): answers that one worker wrote with "
+        "several versions get limits of their own",
         False,
     )
     device: str = key("where the auditor runs: cpu, cuda, cuda:1", "cpu")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = key(
-        "what the auditor computes in; auto: float32 on the CPU, else bfloat16", "auto"
+        "the auditor's precision; auto: float32 on the CPU, else bfloat16", "auto"
     )
     threads: int = key("CPU threads of the auditor; 0: torch decides", 1, low=0, high=1024)
 

@@ -16,7 +16,7 @@ from echo2d.registry import SHAPES
 STALENESS_MAX = 64
 # A batch body of 1 GiB holds this many trajectories of 8k tokens.
 TRAJECTORIES_PER_STEP_MAX = 16384
-# At most this share of a group's answers, or one, may be missing when its patience ends.
+# At most this share of a group's answers, or one answer, may be missing when its patience ends.
 MISSING_SHARE = 1 / 8
 # Provisioned throughput over needed throughput. The margin covers noise in T_train and mu; it is the paper's default.
 GAMMA = 1.1
@@ -54,15 +54,15 @@ class PolicyTable(Table):
         "move the answers that a group waits for to faster workers, with their tokens", True
     )
     group_patience: float = key(
-        "a group that lacks an eighth of its answers, or one, is trained without them once it has waited this many"
-        " times as long as the others took, or when the last batch that can take it is filled; 0: it waits until it"
-        " is too old",
+        "a group that lacks at most an eighth of its answers, or one answer, is trained without them once it has"
+        " waited this many times as long as the others took, or when the last batch that can take it is filled;"
+        " 0: it waits until it is too old",
         3.0,
         low=0.0,
         high=1000.0,
     )
     columns: tuple[str, ...] = key(
-        "numbers beside each token that the learner gets if engines write them, such as"
+        "numbers per token that the learner gets if engines write them, such as"
         ' ["experts"] (docs/guide/learner.md); others are dropped on arrival',
         (),
     )
@@ -72,8 +72,8 @@ class PolicyTable(Table):
         False,
     )
     order: Literal["oldest", "priority"] = key(
-        "which complete groups a step takes first; priority: those whose rewards differ most, of those"
-        " that can wait for another step",
+        "which complete groups a step takes first; priority: those whose rewards differ most, after"
+        " those that cannot wait for another step",
         "oldest",
     )
 
@@ -148,7 +148,7 @@ class RunRules(PolicyTable):
     context_max: int | None = None
     dissemination: DisseminationTable = DisseminationTable()
     activation: ActivationTable = ActivationTable()
-    # None: calls of the gateway, or the audit, are off.
+    # The next two are None if they are off: calls of the gateway, and the audit.
     gateway: GatewayRules | None = None
     audit: AuditRules | None = None
     prices: tuple[NamedPrice, ...] = ()

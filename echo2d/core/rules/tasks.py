@@ -42,7 +42,7 @@ class EpisodeRules:
     turns_max: int
     # task.episode_tokens: tokens after the prompt, written and given ones.
     tokens_max: int
-    # Agents outside play it: a sample waits for an agent's first call before it has a lease.
+    # Outside agents play the episode: a sample gets its lease only after an agent's first call.
     outside: bool = False
 
 
@@ -51,20 +51,20 @@ class TaskRules:
     """One task of the run, and how its prompts are answered."""
 
     name: str = ""
-    # Its share of the groups of a step is this over the sum of all weights.
+    # Its share of the groups of a step is this weight divided by the sum of all weights.
     weight: Fraction = Fraction(1)
     sampling: Sampling = WHOLE
-    # Tokens of an answer; of each turn, if there are episodes.
+    # At most this many tokens are in an answer, or in each turn of an episode.
     max_new_tokens: int = field(kw_only=True)
     # The task's and the model's end tokens.
     stop_token_ids: tuple[int, ...] = ()
     # Texts that end an answer.
     stop_strings: tuple[str, ...] = ()
-    # None: every row is asked.
+    # Which rows are asked; None: every row.
     row_filter: RowFilter | Informative | None = None
     # A group draws twice as many samples as it keeps, and keeps those that contrast most.
     pairs: bool = False
-    # None: samples are single answers.
+    # The limits of an episode; None: samples are single answers.
     episode: EpisodeRules | None = None
 
 

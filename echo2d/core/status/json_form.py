@@ -167,7 +167,7 @@ def _record(cls: type) -> _Read:
             raise _wrong(path, "an object", value)
         found = {}
         for name, reader in readers.items():
-            # The keys of the process are beside those of the status itself.
+            # In the JSON, the keys of the process are beside those of the status itself.
             place = name if cls is ProcessStatus else f"{path}{inside}{name}"
             if name in value:
                 found[name] = reader(value[name], place)

@@ -17,7 +17,7 @@ from echo2d.core.base.described import described
 from echo2d.core.capacity.bottleneck import Bottleneck
 from echo2d.core.rules.run import DisseminationMode
 
-# One screen: of 500 similar sentences, the first few are enough.
+# This many sentences fill one screen: of 500 similar ones, the first few are enough.
 SENTENCES_MAX = 24
 
 # Each has a row in docs/guide/operating.md.
@@ -137,7 +137,7 @@ class WorkerStatus(PeerStatus):
     )
     leases: int = described("how many leases it holds")
     leases_end_s: float | None = described(
-        "seconds until the first of them goes to another worker if this one stays silent"
+        "seconds until the first of its leases goes to another worker if it stays silent"
     )
     leased: int = described("Samples that it holds", "echo2d_worker_leased_samples")
     serving: VersionStatus | None = described("the version in its engines; null: none")
@@ -148,8 +148,8 @@ class WorkerStatus(PeerStatus):
     refit_pause_s: float | None = described(
         "seconds for which its engines generated nothing during the last refit"
     )
-    recomputed_tokens: int | None = described("tokens whose KV caches that refit dropped")
-    recompute_s: float | None = described("seconds that recomputing these took")
+    recomputed_tokens: int | None = described("tokens whose KV caches its last refit dropped")
+    recompute_s: float | None = described("seconds for which it recomputed those KV caches")
     memory_ok: bool | None = described(
         "whether the weights in its engines equal the snapshot's; null: not checked"
     )
@@ -174,7 +174,7 @@ class WorkerStatus(PeerStatus):
     )
     answer_tokens: float | None = described("Mean answer tokens", "echo2d_worker_answer_tokens")
     used: float = described(
-        "Share trained on of its trajectories that were trained on or not worth training on",
+        "Of its trajectories that were judged worth training on or not, the share that was trained on",
         "echo2d_worker_trained_share",
     )
     trained: int = described(
@@ -202,7 +202,7 @@ class WorkerStatus(PeerStatus):
         default=None,
     )
     set_aside: str = described(
-        "why it gets no leases without an operator's order: the rewards of its answers fail",
+        "why it gets no leases though no operator ordered that: the rewards of its answers fail",
         default="",
     )
 
@@ -291,9 +291,9 @@ class ProvisionStatus:
     mu_min: float | None = described("trajectories/s with which the learner never waits")
     mu_target: float | None = described("trajectories/s of the cheapest pool")
     mu_available: float = described("trajectories/s of all workers that are here")
-    bubble_predicted: float | None = described("the share of time that the learner will wait")
+    bubble_predicted: float | None = described("share of time for which the learner will wait")
     feasible: bool | None = described("whether all workers together keep the learner busy")
-    why_not: str = described("if not, what would keep it busy")
+    why_not: str = described("why the learner must wait and what would help; empty: it need not")
     changes: int = described(
         "Changes of the set of active workers that no event forced",
         "echo2d_activation_changes",
@@ -309,7 +309,7 @@ class ProvisionStatus:
     shortfall: float | None = described(
         "trajectories/s by which all workers here miss the target; negative: by which they exceed it"
     )
-    bubble: float | None = described("the share of the last steps that the learner waited")
+    bubble: float | None = described("share of the last steps for which the learner waited")
     bottleneck: Bottleneck = described("what the run waits for now")
 
 
@@ -318,20 +318,20 @@ class ProvisionStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerStatus:
-    """The learner with the current session."""
+    """The learner of the current session."""
 
     name: str = described("its identity", default="")
     software: str = described("its version of echo2d; empty: it sends no signs of life", default="")
     heard: bool = described("whether it sent anything since the coordinator started", default=False)
     silent_s: float = described(
-        "seconds since its last message, or since that start; 0 while it waits for a batch",
+        "seconds since its last message, or since the coordinator started; 0 while it waits for a batch",
         default=0.0,
     )
     steps: int | None = described(
         "the step after which it ends; null: it did not say", default=None
     )
     eta_s: float | None = described(
-        "seconds until that step, at the pace of the newest steps", default=None
+        "seconds until it ends, at the pace of the newest steps", default=None
     )
 
 
@@ -417,7 +417,7 @@ class GroupsStatus:
         "groups that are buffered, in flight, or in batches from the open step on"
     )
     leases: int = described("Open leases", "echo2d_leases")
-    tokens_under_way: int = described("tokens that these have produced so far")
+    tokens_under_way: int = described("tokens that the open leases have produced so far")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -425,8 +425,8 @@ class GatewayStatus:
     """Calls of the OpenAI-compatible endpoint."""
 
     calls: int = described("calls that are open")
-    waiting: int = described("samples of these that wait for a slot")
-    running: int = described("samples of these that are being written")
+    waiting: int = described("samples of open calls that wait for a slot")
+    running: int = described("samples of open calls that are being written")
     ended: Mapping[str, int] = described(
         "Calls that ended, by outcome", "echo2d_gateway_calls", counter=True, label="outcome"
     )
@@ -445,14 +445,14 @@ class AuditStatus:
     auditors: int = described("Auditors that are connected", "echo2d_audit_auditors")
     trusts: bool = described("whether some workers are trusted")
     learnt: float = described(
-        "how much of the trusted workers' answers that the limits need is scored, as a share"
+        "of the trusted workers' answers that the limits need, the share that is scored"
     )
     k_max: float | None = described("the limit of K in nats; null: not learnt yet")
     misses_max: float | None = described("limit of the share of tokens that seeds do not explain")
     learnt_mixed: float | None = described(
         "like `learnt`, for answers whose KV caches may mix versions; null: no worker may refit in place"
     )
-    k_max_mixed: float | None = described("the limit of K for such answers")
+    k_max_mixed: float | None = described("limit of K if an answer's KV caches may mix versions")
     held_back: tuple[str, ...] = described(
         "quantizations whose workers get no leases, because their limits are not learnt"
     )
@@ -481,7 +481,7 @@ class EpisodesStatus:
         "Its samples that wait for a worker to write their next turn", "echo2d_task_waiting_turns"
     )
     tool_s_median: float | None = described("median seconds of the environment per step")
-    tool_s_p90: float | None = described("90th percentile of these seconds")
+    tool_s_p90: float | None = described("90th percentile of the environment's seconds per step")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -495,7 +495,7 @@ class FailingStatus:
     retry_s: float | None = described(
         "seconds until the next try, while the task gets no leases; null: it gets leases"
     )
-    share: float = described("the share of the latest answers whose rewards failed", default=1.0)
+    share: float = described("of the latest answers, the share whose rewards failed", default=1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -523,14 +523,14 @@ class EvaluationStatus:
     of: int = described("how many questions there are")
     samples: int = described("how many answers each question gets")
     mean: float | None = described("Its mean reward on held-out questions", "echo2d_eval_score")
-    se: float | None = described("Standard error of that score", "echo2d_eval_score_error")
+    se: float | None = described("Standard error of its mean reward", "echo2d_eval_score_error")
     truncated: float | None = described(
         "Share of its answers that were cut off", "echo2d_eval_truncated"
     )
     tokens: float | None = described("Mean tokens of its answers", "echo2d_eval_answer_tokens")
     open_version: int | None = described("the version that is scored now")
-    open_answers: int = described("how many answers of that version are there")
-    open_of: int = described("how many answers of that version there will be")
+    open_answers: int = described("how many answers of `open_version` are there")
+    open_of: int = described("how many answers of `open_version` there will be")
 
 
 @dataclass(frozen=True, slots=True)
@@ -547,8 +547,8 @@ class TrajectoryCounts:
 class HandedOverCounts:
     """Partial samples that another worker continued."""
 
-    partials: int = described("how many there were")
-    tokens: int = described("how many tokens they had")
+    partials: int = described("how many samples there were")
+    tokens: int = described("how many tokens the samples had")
 
 
 @dataclass(frozen=True, slots=True)
@@ -558,7 +558,7 @@ class FaultStatus:
     kind: str = described("a short word")
     text: str = described("what happened")
     times: int = described("how often")
-    age_s: float = described("seconds since the last time")
+    age_s: float = described("seconds since it was last noted")
 
 
 # --- renting
@@ -609,7 +609,7 @@ class RentingStatus:
     states: Mapping[str, int] = described(
         "Rented boxes that may exist, by state", "echo2d_rented_boxes", label="state"
     )
-    boxes: tuple[BoxStatus, ...] = described("each of them")
+    boxes: tuple[BoxStatus, ...] = described("the rented boxes that may exist")
     alerts: tuple[Alert, ...] = described("what is wrong with renting", default=())
 
 
@@ -670,12 +670,12 @@ class ProcessStatus:
 class Status:
     """A run at one moment. Counters start over when the coordinator restarts, `totals` do not.
 
-    Lists of durations and the bubble are of the newest steps and versions, at most RECENT_MAX
+    Lists of durations and the bubble cover only the newest steps and versions, at most RECENT_MAX
     (`cluster/statistics.py`).
     """
 
     epoch: int = described("Current learner session; 0: none yet", "echo2d_epoch")
-    learner: LearnerStatus = described("the learner with that session", default=LearnerStatus())
+    learner: LearnerStatus = described("learner of the current session", default=LearnerStatus())
     totals: TotalsStatus = described("counts of the whole run", default=TotalsStatus())
     open_step: int = described("Lowest train step whose batch is not full", "echo2d_open_step")
     committed_step: int = described(
@@ -749,7 +749,7 @@ class Status:
     )
     rewards: tuple[tuple[int, float], ...] = described("pairs of step and mean reward")
     flat_groups: tuple[float, ...] = described(
-        "for each of these steps, the share of groups with equal rewards", default=()
+        "for the steps of `rewards`, the share of groups with equal rewards", default=()
     )
     t_train_s: tuple[float, ...] = described(
         "Time of a train step, net of waiting", "echo2d_recent_train_step_seconds"
@@ -791,13 +791,13 @@ class Status:
         "Bytes of all encoded versions, each counted once", "echo2d_wire_bytes", counter=True
     )
     full_bytes: int = described(
-        "Bytes of the snapshots from which these were encoded", "echo2d_full_bytes", counter=True
+        "Bytes of the snapshots from which versions were encoded", "echo2d_full_bytes", counter=True
     )
     version_bytes: Mapping[int, VersionBytes] = described("by version, its size")
     fault_counts: Mapping[str, int] = described(
         "Faults noted, by kind", "echo2d_faults", counter=True, label="kind"
     )
-    faults: tuple[FaultStatus, ...] = described("the newest of them")
+    faults: tuple[FaultStatus, ...] = described("the newest faults")
     alerts: tuple[Alert, ...] = described(
         "what is wrong: alerts about the run first, then about single workers", default=()
     )
@@ -818,7 +818,7 @@ class Status:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnPeerStatus:
-    """One of the owner's boxes; fields without a meaning here have that of `WorkerStatus`."""
+    """One of the owner's boxes; a field without a meaning here means what it means in `WorkerStatus`."""
 
     id: str
     name: str
@@ -869,7 +869,7 @@ class OwnStatus:
     staleness_max: int = described("S, in train steps")
     newest_version: VersionStatus | None = described("the newest version that was published")
     spreading_version: int | None = described("the version that spreads now")
-    spreading_bytes: int | None = described("its bytes; null: not encoded yet")
+    spreading_bytes: int | None = described("bytes of that version; null: not encoded yet")
     peers: tuple[OwnPeerStatus, ...] = described("the boxes")
     absent: tuple[str, ...] = described("ids of boxes not seen since the coordinator started")
     convicted: tuple[str, ...] = described("ids of convicted boxes, absent ones too")

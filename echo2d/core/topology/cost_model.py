@@ -1,14 +1,15 @@
 """Predicts how long a plan of any shape takes, and the least time that any plan must take.
 
 B bytes spread in frames of f bytes. Every peer sends its copies over its uplink and receives B over
-its downlink, all at the same time. The slowest of these counts. The usual start-up of a frame is
-added: at every hop of its tree, one frame for each child of the sender, and the latency.
+its downlink, all at the same time. The slowest of these counts. The usual start-up time of a frame
+is added: at every hop of its tree, the time in which the sender sends one frame to each of its
+children, and the latency.
 
     T =   max( max_p copies_p * B / u_p,  max_p B / d_p )
         + sum_tree weight * max_path sum_hops( children * f / u + latency )
 
-A rate that was not measured counts as the median of the others, and an uplink as at most what its
-owner allows. If no downlink was measured, no downlink limits the plan.
+A rate that was not measured counts as the median of the measured rates, and an uplink counts as at
+most what its owner allows. If no downlink was measured, no downlink limits the plan.
 
 Not here: slow start, loss, encoding and applying. See docs/design/planning.md for the bound.
 """
@@ -26,7 +27,7 @@ LATENCY_GUESS_S = 0.02  # one way to the middle of the network
 
 
 def fill_in(peers: Sequence[PeerFacts]) -> tuple[PeerFacts, ...]:
-    """The same peers, in which the median of the others takes the place of unmeasured facts.
+    """The same peers, with the median of the measured facts in place of each unmeasured fact.
 
     peers[0] is the root.
     """

@@ -16,8 +16,8 @@ from echo2d.core.base.ids import PlanId
 from echo2d.core.topology.plan import SMALL_SWARM, Job, PeerFacts, Plan
 from echo2d.core.topology.planner import NEAR, foretold_s, plan_at_most, plan_auto
 
-# The steps in which the bound on copies is searched. In a large swarm whole peers are placed below
-# the seed.
+# The bound on copies is searched in these steps; in a large swarm in steps of one copy, because
+# there whole peers are placed below the seed.
 COPIES_STEP = 0.25
 
 
@@ -45,7 +45,8 @@ def plan_within(
     if fastest.predicted_s > within_s:
         return fastest
     step = COPIES_STEP if len(peers) <= SMALL_SWARM else 1.0
-    # Bisect: `low` steps above one copy are too few, and `high` are enough: `found` is such a plan.
+    # Bisect: `low` steps above one copy are too few, and `high` steps are enough; `found` is the
+    # plan for `high`.
     found, low, high = fastest, 0, math.ceil(max(1.0, seed_copies(fastest) - 1.0) / step)
     while high - low > 1:
         middle = (low + high) // 2
@@ -60,8 +61,9 @@ def plan_within(
 def is_worth_keeping(last: Plan, plan: Plan, within_s: float) -> bool:
     """Whether the trees of `last` send about as few copies as `plan`, and are fast enough.
 
-    If `plan` is not fast enough either, they need only be about as fast. But then the seed's spare
-    share must be at least as large, because rates only predict.
+    If `plan` itself is not fast enough, these trees need only be about as fast as `plan`. Then
+    their spare share of the seed must be at least as large as in `plan`, because rates only
+    predict.
     """
     takes_s = foretold_s(last, plan)
     if takes_s is None or takes_s > max(within_s, NEAR * plan.predicted_s):

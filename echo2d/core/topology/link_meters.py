@@ -1,7 +1,7 @@
 """Measures, at a receiver, how fast frames come over a link.
 
-The coordinator computes the sender's rate from it (`uplink_rates`). What the sender measures is in
-`relay/busy_meter`.
+From this the coordinator computes the sender's rate (`uplink_rates`). What the sender measures is
+in `relay/busy_meter`.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """Defines plans: the weighted trees over which a form spreads from its root to all peers.
 
-A plan is immutable; a repair makes the next generation. It holds trees, not frames, and weights that
-only predict. Invariants: two peers of which neither can be dialled never share an edge, and a
+A plan is immutable; a repair makes the next generation. It holds trees, not frames; its weights are
+only predictions. Invariants: two peers of which neither can be dialled never share an edge, and a
 receive-only peer has no children.
 
 Not here: making plans (`planner`), predicting their time (`cost_model`), repairing them (`repair`),
@@ -16,7 +16,7 @@ from functools import cached_property
 from echo2d.core.base.ids import FormId, Generation, PeerId, PlanId
 from echo2d.core.protocol.control_messages import Address
 
-# The shape of a plan in which only the root sends: a repair keeps it so.
+# The shape of a plan in which only the root sends, also after a repair.
 STAR = "star"
 RELAY = "relay"
 
@@ -35,8 +35,8 @@ class PeerFacts:
     downlink: float | None
     address: Address | None  # None if it cannot be dialled
     receive_only: bool = False  # whether it passes nothing on
-    # Half its round trip to the seed, as if this were the way to the middle of the network: the latency
-    # between two peers is the sum of their two.
+    # Half its round trip to the seed, taken as the time to the middle of the network. The latency
+    # between two peers is the sum of their two values.
     latency_s: float | None = None
     # The most that its owner allows; None: unlimited.
     uplink_limit: float | None = None

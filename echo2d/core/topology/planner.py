@@ -49,12 +49,12 @@ from echo2d.core.topology.plan import (
 from echo2d.core.topology.repair import with_leaf
 from echo2d.core.topology.uplink_rates import UPLINK_MIN
 
-# At most this many candidates are built and compared: the estimate ranks the best of all among the
-# first few, and planning must not keep the coordinator from its other work.
+# At most this many candidates are built and compared. The estimate ranks the truly best one among the first few, and
+# planning must not keep the coordinator from its other work.
 BUILT_MAX = 3
 SWARM_STRIPES_MAX = 16  # in a larger swarm, where every peer has one parent per stripe
-# A rate within this factor of the one that a plan was made for counts as the same, so that its
-# trees stay and its links stay warm.
+# A rate counts as unchanged if it is within this factor of the rate that a plan was made for. So the plan's trees stay,
+# and its links stay warm.
 NEAR = 1.1
 SAME_JOB = 1.25  # likewise for the bytes to spread; a delta is much smaller than the full form
 
@@ -77,7 +77,7 @@ def plan_star(
 def plan_chains(
     plan_id: PlanId, job: Job, seed: PeerFacts, peers: Sequence[PeerFacts], chains: int
 ) -> Plan:
-    """Equal stripes, each a chain over the fast peers, each time rotated further.
+    """Equal stripes. Each is a chain over the fast peers, rotated further than the chain before.
 
     Slow peers, and undialable ones that do not fit into a chain, become leaves.
     """
@@ -143,9 +143,9 @@ def plan_again(
 ) -> Plan | None:
     """The last plan's trees for a new job; None if they do not suit any more.
 
-    They suit if the plan depends on rates (making other plans again costs nothing), was never repaired,
-    its peers are the same, and rates and bytes are nearly the same. The plan keeps the rates that it
-    was made for, so that many small changes are noticed once they add up.
+    They suit if the last plan depends on rates (other plans cost nothing to make again) and was never repaired, the
+    peers are the same, and rates and bytes are nearly the same. The plan keeps the rates that it was made for, so that
+    many small changes are noticed once they add up.
     """
     now = {facts.peer: facts for facts in (seed, *peers)}
     if not last.depends_on_rates or last.generation or last.root != seed.peer:
@@ -216,8 +216,8 @@ def _bounded(
 ) -> Iterator[Plan]:
     """The candidates in which the seed sends at most this many copies.
 
-    A peer that cannot be dialled may find a place only below the seed, so that a plan exceeds the
-    bound. So plans in which only dialable peers carry are candidates, too: these peers take any child.
+    A peer that cannot be dialled may find a place only below the seed, and then the plan exceeds the bound. Therefore
+    plans in which only dialable peers carry are candidates, too: such a carrier can take any child.
     """
     known = fill_in((seed, *peers))
     most = copies_max * (1 + 1e-9)
@@ -271,7 +271,7 @@ def _rank(facts: PeerFacts) -> int:
 def _alternate(peers: Sequence[PeerFacts]) -> tuple[list[PeerFacts], list[PeerFacts]]:
     """An order for a chain, and the peers that do not fit into it.
 
-    No rotation of the order has two undialable neighbours, because neither could dial the other.
+    In no rotation of the order are two undialable peers neighbours, because neither could dial the other.
     """
     open_, closed = (
         [p for p in peers if p.address is not None],
@@ -303,11 +303,10 @@ def _everybody_relays(known: Sequence[PeerFacts], spare: float) -> tuple[Stripe,
 
     spare: the share of the bytes that all spare stripes together take at most; 1: no limit.
 
-    A relay behind NAT reaches other peers behind NAT through a third peer that can be dialled. Which
-    third peer has uplink for that shows only while the version spreads. So such a relay has a stripe
-    through each of a few third peers, and a spare one in which the seed serves those peers. If most of
-    the uplink is behind NAT, dialable peers only serve the peers behind NAT, and reach each other
-    through them.
+    A relay behind NAT reaches other peers behind NAT through a third peer that can be dialled. Which third peer has
+    uplink for that shows only while the version spreads. So a relay behind NAT has a stripe through each of a few third
+    peers, and a spare stripe in which the seed serves the other peers behind NAT. If most of the uplink is behind NAT,
+    dialable peers only serve the peers behind NAT, and reach each other through these.
     """
     seed, *peers = known
     star = _star(seed, peers)
@@ -361,7 +360,7 @@ def _below(
     apart: Sequence[PeerFacts] = (),
     third: PeerId | None = None,
 ) -> Tree:
-    """The tree with all peers below the relay, but the peers `apart` below the third peer."""
+    """The tree with the peers `apart` below the third peer, and all other peers below the relay."""
     parents = {facts.peer: relay for facts in peers}
     if third is not None:
         parents |= {facts.peer: third for facts in apart}

@@ -121,7 +121,7 @@ class _Spare:
             ),
         )
         below = {orphan: set(Tree(orphan, parents).downwards()) for orphan in orphans}
-        # Subtrees without a parent yet. No orphan goes below one, or the tree would have a cycle.
+        # The peers of subtrees that have no parent yet. An orphan below one could make a cycle.
         loose = {peer for peers in below.values() for peer in peers}
         for number, orphan in enumerate(orphans):
             if number == 0:
@@ -144,9 +144,9 @@ class _Spare:
     ) -> None:
         """Put the peer below the candidate that would finish first with one more child.
 
-        The candidates are the able holders. Without any, they are all able peers, but in a star only
-        the root. Peers that joined this plan late come last: they have the most spare uplink because
-        they are far behind, or were made leaves for a fault.
+        The candidates are the able holders. If there are none, they are all able peers; in a star,
+        only the root. Peers that joined this plan late come last: they have much spare uplink only
+        because they are far behind, or were made leaves after a fault.
         """
         able = {
             one for one in able if one != peer and linkable(self._facts[one], self._facts[peer])

@@ -1,6 +1,6 @@
 """Makes a plan of the shape that the operator chose by name in `registry.SHAPES`.
 
-Every planner is imported together with this module: a decision of the core never waits for an
+Every planner is imported together with this module, so that no decision of the core waits for an
 import.
 """
 
@@ -43,8 +43,8 @@ def plan_shape(
 ) -> Plan:
     """A plan of this shape, a name in `registry.SHAPES`.
 
-    within_s: with the shape "auto", the seed sends the fewest copies with which the version takes at
-    most this long; None: its bytes cost nothing. Other shapes ignore it.
+    within_s: with the shape "auto", the plan is one that takes at most this long with the fewest
+    copies from the seed; None: the seed's bytes cost nothing. Other shapes ignore it.
     """
     if shape == AUTO and within_s is not None:
         return plan_within(plan_id, job, seed, peers, within_s)

@@ -1,11 +1,10 @@
 """Finds how fast a peer may send over all of its links together without losing much of what it sends.
 
-Connections that share an uplink do not know of each other. Under bbr each probes for itself, so eight
-of them overfill a short queue all the time, and up to a fifth of what they send is sent again. So the
-peer limits their sum. Every LOOK_S it reads how many bytes they have sent, sent again and had
-acknowledged:
+Connections that share an uplink do not know of each other. Under bbr each probes for itself, so eight of them overfill
+a short queue all the time, and up to a fifth of what they send is sent again. So the peer limits the sum of their
+rates. Every LOOK_S it reads how many bytes they have sent, sent again and had acknowledged, and sets the rate:
 
-    LOSS_MAX of it sent again, and long round trips    DRAIN of the rate that was acknowledged
+    LOSS_MAX was sent again, and long round trips      DRAIN of the rate that was acknowledged
     HELD_LOOKS later                                   that rate
     later, while the rate is used                      GROW more at each look, and after CALM_LOOKS
                                                        twice as much at each, up to GROW_MAX

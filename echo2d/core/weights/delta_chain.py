@@ -1,9 +1,9 @@
 """Composes consecutive deltas into one: a -> b and b -> c become a -> c, without the bytes of a.
 
-Differences add up modulo 2**16, so decoding a chain of deltas onto zeros gives the sum that it adds
-to any base. If a chunk of the chain needs no base, decoding from there on gives the chunk's bytes.
-The places of a split chunk depend on its base's bytes, so it cannot be part of a chain; deltas are
-kept without such chunks (`delta.encode_twice`).
+Differences add up modulo 2**16. So a chain of deltas that is decoded onto zeros gives the sum that
+the chain adds to any base. If an encoding in the chain needs no base, decoding from this encoding
+on gives the chunk's own bytes. The places of a split chunk depend on its base's bytes, so it cannot
+be part of a chain; deltas are kept without such chunks (`delta.encode_twice`).
 
 Not here: which deltas are kept, and which of them lead to a version (`kept_deltas`).
 """
@@ -52,8 +52,8 @@ def compose_chunks(chain: Sequence[EncodedChunk], raw_len: int) -> EncodedChunk 
 
 
 def _encode_sum(words: Buffer) -> EncodedChunk | None:
-    """Encode a sum of differences as a delta. An odd last byte is always sent, because that of the base
-    is unknown.
+    """Encode a sum of differences as a delta. An odd last byte is always sent, because the base's
+    last byte is unknown.
     """
     zeros = bytearray(len(words))
     if len(words) % 2:

@@ -1,8 +1,9 @@
 """Encodes a sparse chunk with its changes split into classes by the magnitude of the base words.
 
 A train step moves a small weight to a neighbouring bf16 value far more often than a large one. Both
-sides know the base, so a gap counts only unchanged words of the class of its word. Within a class
-changes are distributed as if at random: Rice codes suit that, and need no tables. Layout:
+sides know the base, and so the class of each word. A gap counts only the unchanged words of one
+class. Within a class changes are distributed as if at random. Rice codes suit such gaps, and need
+no tables. Layout:
 
     u32 changes of each of the 16 classes | u32 escapes | parameters | signs | low bits | unary
     | odd last byte

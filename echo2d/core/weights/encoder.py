@@ -48,9 +48,9 @@ class Segment:
 class FormBuilder:
     """Collects the chunks of a form, in order, into segments.
 
-    A segment closes before the next chunk once it has SEGMENT_BYTES_MIN bytes and SEGMENT_GROWTH of
-    all bytes before it, or if it would get more than SEGMENT_BYTES_MAX. segment_bytes: replaces
-    SEGMENT_BYTES_MAX; lower only in tests.
+    A segment closes before the next chunk if it has at least SEGMENT_BYTES_MIN bytes and
+    SEGMENT_GROWTH of all bytes before it, or if the chunk would bring it above SEGMENT_BYTES_MAX.
+    segment_bytes: replaces SEGMENT_BYTES_MAX; lower only in tests.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class FormBuilder:
         self._open_table_bytes = _TABLE_HEAD_BYTES + len(pack(self._files))  # an upper bound
 
     def add(self, record: ChunkRecord, payload: bytes) -> Segment | None:
-        """Add the next chunk. Returns the segment before it, if the chunk did not fit into that."""
+        """Add the next chunk. Returns the finished segment if the chunk did not fit into it."""
         assert record.chunk == len(self._results)
         assert record.wire_bytes == len(payload)
         frames = self._frame_digests(payload)

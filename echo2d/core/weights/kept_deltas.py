@@ -13,8 +13,8 @@ from echo2d.core.base.ids import Digest
 # base to the version.
 FormKind = Literal["full", "delta", "composed"]
 
-# At most this many deltas are kept, each of about half a percent of a version. Over more versions, most
-# of the weights have changed.
+# At most this many deltas are kept; each takes about half a percent of a version's bytes. Over more
+# versions, most weights change.
 DELTAS_KEPT_MAX = 32
 
 

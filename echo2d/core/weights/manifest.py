@@ -26,8 +26,8 @@ CHUNK_BYTES = 8 << 20
 # The largest public models have about 200 shards. The list of files must fit into one table.
 SNAPSHOT_FILES_MAX = 1024
 PATH_PART_CHARS_MAX = 128  # half of what file systems allow: room for suffixes of temporary files
-# A full segment has between 56 and 64 MiB, and at most SMALL_SEGMENTS_MAX smaller ones come before the
-# first of these. So any form of a snapshot of SNAPSHOT_BYTES_MAX fits into SEGMENTS_MAX.
+# A full segment has between 56 and 64 MiB, and at most SMALL_SEGMENTS_MAX smaller segments come
+# before the first full one. So any form of a snapshot of SNAPSHOT_BYTES_MAX fits into SEGMENTS_MAX.
 SMALL_SEGMENTS_MAX = 64
 SNAPSHOT_BYTES_MAX = (SEGMENTS_MAX - SMALL_SEGMENTS_MAX) * (56 << 20)
 # The header and the data section of each file may end in a short chunk.

@@ -108,7 +108,7 @@ def _extent(name: str, tensor: object) -> tuple[int, int]:
             )
     if dtype not in DTYPE_BITS:
         raise IntegrityFault(f"tensor {name[:80]!r} has the unknown dtype {dtype[:20]!r}")
-    # No snapshot has as many bits.
+    # 1 << 48 is more than the bits of any snapshot.
     numbers_ok = all(
         type(number) is int and 0 <= number <= 1 << 48 for number in (*shape, start, stop)
     )

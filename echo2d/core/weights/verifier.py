@@ -147,7 +147,7 @@ class FormIndex:
         return self._spans.get(segment, ())
 
     def length(self, frame: FrameId) -> int | None:
-        """The length of a frame. That of a table is known once the table has arrived."""
+        """The length of a frame. The length of a table is known once the table has arrived."""
         if is_table(frame):
             return self._table_bytes.get(segment_of(frame))
         span = self.span(frame)

@@ -9,10 +9,10 @@ holds its share of the window finishes its samples before they are too old, and 
 the slots are only an offer, and the delivered tokens decide. While the window has room, a worker that is about as fast
 as usual may hold more and more.
 
-A newcomer begins with one group, or while no worker has delivered anything, with its fair share of the window;
-newcomers of one token share that. The number grows when the worker is loaded and delivers, and shrinks when it is
-loaded and does not. A worker whose share is less than one sample keeps one on trial, but all such workers of a token
-together keep at most a group.
+A newcomer begins with one group; while no worker has delivered anything, it begins with a fair share of the window.
+Newcomers of one access token share their token's part of the window. What a worker may hold grows while it is loaded
+and delivers, and shrinks while it is loaded and does not deliver. A worker whose share is less than one sample keeps
+one on trial, but all such workers of a token together keep at most a group.
 Not here: which worker gets a sample (`ranking`), what a slow worker must give back (`scheduler`).
 """
 
@@ -108,7 +108,7 @@ class _Worker:
 
     @property
     def rate_if_loaded(self) -> float:
-        """Tokens/s when it holds at least half of what it may; this makes no single sample faster."""
+        """Its tokens/s if it held at least half of what it may hold. No single sample is assumed to become faster."""
         most = min(self.allowed, self.slots)
         if 2.0 * self.load >= most:
             return self.load * self.speed
@@ -248,8 +248,8 @@ class Deliveries:
                 work.delivered, work.wrote_at = True, now
             work.take_in(now)
         speed = usual_speed([(work.speed, work.weight(now)) for work in self._workers.values()])
-        # A worker that hangs while all others wait for it must not count as usual.
-        # The usual speed falls by at most 3 % in one review: by half in three quarters of a minute.
+        # If a worker hangs and all others wait for it, its speed must not become the usual speed. So the usual speed
+        # falls by at most 3 % in one review, which is by half in three quarters of a minute.
         self._usual = max(speed, 0.97 * self._usual)
         known = [work for work in self._workers.values() if work.is_known]
         for work in known:
@@ -312,7 +312,7 @@ class Deliveries:
             work.allowed = math.ceil(min(SLOTS_MAX, most))
 
     def _admit_newcomers(self, capacity: float) -> None:
-        """Newcomers of one token share its part of the window, a group each while some is left.
+        """Newcomers of one token share the token's part of the window: a group each, as long as some of it is left.
 
         capacity: as in `_judge`; 0: no worker has delivered anything yet.
         """
@@ -351,7 +351,7 @@ class Deliveries:
     def _forget(self) -> None:
         """Forget the oldest workers that hold nothing, above _WORKERS_MAX."""
         idle = [each for each, work in self._workers.items() if not work.holds]
-        # The work of as many workers is remembered as there are peers.
+        # The work of at most 2,048 workers is remembered: as many as there may be peers.
         for each in idle[: max(0, len(self._workers) - 2048)]:
             del self._workers[each]
 

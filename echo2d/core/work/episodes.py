@@ -1,4 +1,4 @@
-"""What a sample of an environment has of its episode, and what the environment gets of each turn.
+"""What is known about the episode of a sample, and what its environment is told about each turn.
 
     leased --result--> parked --StepEnvironment--> the environment
                           |                              |
@@ -38,7 +38,7 @@ class Episode:
 
 @dataclass(frozen=True, slots=True)
 class Parked:
-    """A turn for which the environment's answer is awaited."""
+    """A turn that waits for the environment's answer."""
 
     turn: TurnKept
     since: float  # when the sample was leased first

@@ -263,7 +263,7 @@ class RowJudged:
     source: Source
     # How many groups were judged; 0: the row is forgotten.
     groups: int
-    # How many of the last groups in a row had only equal rewards.
+    # How many groups in a row, up to the last one, had only equal rewards.
     equal: int
     # The standard deviation of a group's rewards; newer groups weigh more.
     volatility: float

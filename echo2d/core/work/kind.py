@@ -36,8 +36,8 @@ from echo2d.core.work.leases import Lease
 Actions = Sequence[Any]
 
 # Why a lease ended before all its samples were answered. failed: its worker gave it back. silent: its worker was
-# silent, or made no token. late: it ends sooner elsewhere. forgotten: its worker came back without it. left: its worker
-# is gone. drained: its worker is taken out of service. With late and drained the samples are not at fault.
+# silent, or made no token. late: its samples end sooner elsewhere. forgotten: its worker came back without it. left:
+# its worker is gone. drained: its worker is taken out of service. With late and drained the samples are not at fault.
 Cause = Literal["failed", "silent", "late", "forgotten", "left", "drained"]
 
 
@@ -54,7 +54,7 @@ class PendingSamples:
     suits: Callable[[PeerId], bool] | None = None
     # Workers that serve a newer version than this may not write them; None: no limit.
     newest: Version | None = None
-    there_alone: bool = False  # whether only the preferred worker may get it
+    there_alone: bool = False  # whether only the preferred worker may get the sample
 
 
 Pending = TypeVar("Pending", bound=PendingSamples)
@@ -69,7 +69,7 @@ class KindOfWork(ABC, Generic[Pending]):
 
     @abstractmethod
     def priority(self, *, now: float) -> int:
-        """The kind with the smallest number is served first."""
+        """The kind for which this is smallest is served first."""
 
     @abstractmethod
     def pending(self, *, now: float) -> Iterator[Pending]:

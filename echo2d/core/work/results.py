@@ -1,6 +1,7 @@
 """Checks the form of a worker's result, and joins it to what its sample had before.
 
-It is the same for every kind of work with prompts from tasks. Not here: whether the result is still wanted.
+The check is the same for every kind of work with prompts from tasks. Not here: whether the result
+is still wanted.
 """
 
 from echo2d.core.base.ids import PeerId

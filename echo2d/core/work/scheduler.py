@@ -47,9 +47,9 @@ from echo2d.core.work.kind import Cause, KindOfWork, PendingSamples, TaskWork
 from echo2d.core.work.leases import KIND_SHIFT, TRAINING, Lease, LeaseTable, answer, send_to
 from echo2d.core.work.ranking import WorkerChoice, WorkerRanking
 
-# Workers that are as fast as usual are short of work if one of them, serving the newest version, had a free slot within
-# this time, or within the time of two answers; or if a version was published within this time, which some workers must
-# still load.
+# Workers that are as fast as usual count as short of work in two cases. One of them, serving the newest version, had a
+# free slot within this time or within the time of two answers. Or a version was published within this time, because
+# some workers must still load it.
 LATELY_S = 10.0
 
 
@@ -292,7 +292,7 @@ class LeaseScheduler:
         """End the leases whose worker was silent, or made no token, for too long."""
         actions: list[Any] = []
         for lease in self.leases.expired(now=now):
-            # The end of an earlier one may have ended it.
+            # The end of an earlier lease may have ended this one.
             if self.leases.get(lease.key) is lease:
                 worker, reason = self._members.get(lease.worker), "silent or stuck"
                 actions += self._blame(lease, worker, "silent", reason, now)
@@ -332,7 +332,8 @@ class LeaseScheduler:
     def _fill(self, kind: KindOfWork[Any], now: float) -> list[Any]:
         actions: list[Any] = []
         waiting = kind.pending(now=now)
-        # Many samples may wait for one version. This is the version from which on no slot is free, up to which rank.
+        # From this version on, workers up to this rank have no free slot. It is remembered because many samples may
+        # wait for one version.
         none_from: tuple[Version, int] | None = None
         ahead = 0  # samples that wait for a free slot
         usual_slots: int | None = None
@@ -397,7 +398,7 @@ class LeaseScheduler:
         return []
 
     def _hand_on(self, now: float) -> list[Any]:
-        """Slots are free and nothing waits: move leases of slow workers there, if they end sooner that way.
+        """Slots are free and nothing waits: move leases of slow workers to these slots, if the leases end sooner there.
 
         Leases that any worker leaves alone are moved, too.
         """
@@ -463,7 +464,9 @@ class LeaseScheduler:
         return lease.idle_s(now) >= given_s + self._pause_s(peer)
 
     def _pause_s(self, peer: Peer | None) -> float:
-        """Seconds for which it may write nothing while it loads a version: as its last refit, within the usual."""
+        """How many seconds it may write nothing while it loads a version: as long as its last refit, up to SLOW_TIMES
+        the usual.
+        """
         pauses = self._statistics.refit_pause_s
         last_s = 0.0 if peer is None else peer.engine.refit_pause_s or 0.0
         return min(last_s, SLOW_TIMES * median(pauses)) if pauses else 0.0
@@ -475,7 +478,9 @@ class LeaseScheduler:
         return now - lease.begun >= PROGRESS_S <= gain_s
 
     def _waits_there(self, pending: PendingSamples) -> bool:
-        """Whether its only worker is full. Very many turns of episodes may wait like this at every event."""
+        """Whether only one worker may get the sample, and this worker is full. At every event very many turns may wait
+        like this.
+        """
         usual = pending.preferred
         return usual is not None and not self._may_write(usual, pending)
 
@@ -511,7 +516,9 @@ class LeaseScheduler:
         return any(kind.revive(peer, key, now=now) for kind in self._kinds.values())
 
     def _must_refit(self, peer: Peer) -> bool:
-        """Whether a newer version exists: in exclusive mode a worker makes no tokens while it receives that."""
+        """Whether a newer version exists: in exclusive mode a worker makes no tokens while it receives the newer
+        version.
+        """
         newest = self._versions.newest
         return newest is not None and peer.engine.serving != key_of(newest)
 

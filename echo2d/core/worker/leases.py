@@ -5,13 +5,12 @@
      LeaseFailed        +--------------------------+
     (refused)           --(LeaseCancelled, not kept by Welcome, revoked, engine fault, stop)--> gone
 
-The engines never have more samples than slots, unless a single lease alone is larger. A span names
-only a version that this worker itself loaded (I2), and never an older one than the lease allows or
-than the span before it (I1). A version is *confirmed* once all engines serve it and the coordinator
-was told so. A result is sent only when every version in its spans is confirmed, and progress only
-up to the first unconfirmed span. When a lease is given back, its progress is reported first, so that
-another worker can continue it. Leases and results outlive the control link: after a Welcome, every
-kept sample is reported again from its first token.
+The engines never have more samples than slots, unless a single lease alone is larger. A span names only a version that
+this worker itself loaded (I2), and never an older version than the lease allows, or than the span before it names (I1).
+A version is *confirmed* once all engines serve it and the coordinator was told so. A result is sent only when every
+version in its spans is confirmed, and progress only up to the first unconfirmed span. When a lease is given back, its
+progress is reported first, so that another worker can continue it. Leases and results outlive the control link: after a
+Welcome, every kept sample is reported again from its first token.
 
 Not here: which version is served (`versions`), and the engines.
 """
@@ -204,7 +203,7 @@ class WorkerLeases:
         if reason:
             return [SendControl(LeaseFailed(grant.lease, grant.attempt, reason))]
         outputs = {sample: _Output() for sample in grant.samples}
-        # Its first report goes out with the next report of the others: together they cost less.
+        # Its first report goes out with the next report of another lease, because reports cost less together.
         report_at = min([now + _report_s(grant), *[each.report_at for each in self._held.values()]])
         self._held[key] = _Held(grant, outputs, report_at=report_at, token_at=now)
         return self._start(now)

@@ -14,8 +14,8 @@ from echo2d.core.base.ids import Version
 # The rate is measured over this time, because stripes come in bursts of some seconds.
 RATE_S = 20.0
 _SAMPLES_MAX = 256
-# A line in the log is due this often. It is due less often at a worker that serves a version: no one
-# waits for it, and a worker that takes a minute for each version would fill its log.
+# A line in the log is due this often. A worker that serves a version logs less often: its engines
+# do not wait for the next version, and if each version took a minute, the lines would fill the log.
 LINE_S = 10.0
 LINE_SERVING_S = 60.0
 

@@ -384,9 +384,8 @@ class WorkerState:
     def _after(self, now: float) -> list[WorkerAction]:
         """Apply the rules that hold after every event.
 
-        A refit that has waited long enough is done. Engines are held while they wait for a version,
-        unless a lease needs the present one. Without a served version no lease is kept. A drained worker
-        without leases leaves.
+        A waiting refit begins once it has waited long enough. Engines are held while they wait for a version, unless a
+        lease needs the present one. Without a served version no lease is kept. A drained worker without leases leaves.
         """
         actions: list[WorkerAction] = self._refit_that_waited(now)
         still = self._exclusive and self._versions.awaits and not self._leases.hold_s

@@ -51,8 +51,8 @@ from echo2d.core.worker.events import (
 )
 from echo2d.core.worker.slot_snapshots import SNAPSHOT_SLOTS, SlotSnapshots
 
-# A worker keeps at most this many forms: the one that spreads, the one that waits, and the two before
-# for peers that still fetch them.
+# A worker keeps at most this many forms: the one that spreads, the one that waits, and the two forms before them, for
+# peers that still fetch those.
 WORKER_FORMS_MAX = 4
 # At most this many versions keep their label, because tokens of them may still come from an engine; in
 # practice two or three do.
@@ -468,7 +468,8 @@ class WorkerVersions:
         form = self._wanted_form() if self._engines else None
         if self._applying is not None:
             applying = self._forms.get(self._applying)
-            # A form whose frames have all arrived is finished; any other gives way to the wanted form.
+            # A form that is being applied is applied to its end if all its frames have arrived; otherwise it gives way
+            # to the wanted form.
             ends_soon = applying is not None and (
                 applying.arrived or form in (None, self._applying)
             )

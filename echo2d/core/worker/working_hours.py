@@ -14,8 +14,8 @@ def reason_to_wait(
 ) -> str:
     """Why the worker must wait; empty: it may work.
 
-    minute: minute of the local day. windows: the begin and end of each, as such minutes; empty: any
-    time. others: process ids of other programs on the GPUs.
+    minute: minute of the local day. windows: the begin and end of each, as minutes of the day;
+    empty: any time. others: process ids of other programs on the GPUs.
     """
     if paused:
         return "paused by its owner"

@@ -1,10 +1,9 @@
 """Limits how many samples run in a server at once: enough to fill it, not so many that it thrashes.
 Pure.
 
-A sample for which the server has no memory does more harm than wait: the server makes room by
-dropping the KV cache of a running sample, and computes it again later. So the limit follows the
-load that the server reports. It shrinks while requests wait for memory, and grows slowly while
-memory is free. New samples wait here, in order.
+A sample for which the server has no memory slows other samples down: to make room, the server drops the KV
+cache of a running sample and computes it again later. So the limit follows the load that the server reports. It
+shrinks while requests wait for memory, and grows slowly while memory is free. New samples wait here, in order.
 """
 
 from collections import deque

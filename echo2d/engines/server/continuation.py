@@ -2,11 +2,10 @@
 each. Pure.
 
 A sample's output is made by one request, or by several when refits cut it; each is one
-`Continuation`. A server's final word on the versions is in the last chunk of a request
-(`StreamChunk.spans`). A token is given out earlier only while it is *certain*: the request began
-under the version being served, and no update was asked for since, so no other version can have
-written it. All other tokens are held until the last chunk, whose spans must also confirm what was
-given out before (I2).
+`Continuation`. Only the last chunk of a request says for certain which version wrote which token
+(`StreamChunk.spans`). A token is given out earlier only while it is *certain*: the request began under the
+version being served, and no update was asked for since, so no other version can have written it. All other
+tokens are held until the last chunk, whose spans must also confirm what was given out before (I2).
 
 A stream may be cumulative or incremental: `StreamChunk.end` is the position at which a chunk ends.
 An aborted request may repeat tokens inconsistently; these are left out.
@@ -33,11 +32,11 @@ class StreamChunk:
     tokens: Sequence[tuple[int, float]] | None
     end: int  # output tokens of the request so far
     finish: FinishReason | None = None  # only in the last chunk
-    label: str | None = None  # of the version that the chunk names; None: it names none
-    # Only in the last chunk; positions count from the request's first output token. None: the server
+    label: str | None = None  # label of the version that the chunk names; None: it names none
+    # Only the last chunk has spans; positions count from the request's first output token. None: the server
     # does not say which version wrote the tokens.
     spans: Sequence[LabelSpan] | None = None
-    cached_tokens: int = 0  # of the prompt, not computed again
+    cached_tokens: int = 0  # tokens of the prompt that were not computed again
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +50,7 @@ class Continuation:
     """The output of one request."""
 
     def __init__(self, label: str) -> None:
-        self.label = label  # of the version served when the request was sent
+        self.label = label  # label of the version served when the request was sent
         self.finish: FinishReason | None = None  # None until the last chunk
         self.certain = True  # once a token was uncertain, all after it are too
         self.cached_tokens = 0
@@ -59,7 +58,7 @@ class Continuation:
         self._held: list[tuple[int, float]] = []
 
     def take(self, chunk: StreamChunk, *, certain: bool) -> list[ReportedToken]:
-        """The tokens that can be given out after this chunk.
+        """Return the tokens that can be given out after this chunk.
 
         EngineFault: the chunk contradicts those before it, or (Foreign) another version wrote
         tokens.

@@ -1,8 +1,8 @@
 """Calls and streams over HTTP to an inference server. An error says whether a failed call may have had
 its effect.
 
-An administrator's calls have connections of their own, because a pause would have to wait behind
-hundreds of streams. A server's subclass adds its paths. Nothing is decided here.
+An administrator's calls have connections of their own, because otherwise a pause would wait behind hundreds of
+streams. A server's subclass adds its paths. Nothing is decided here.
 """
 
 import asyncio
@@ -14,13 +14,13 @@ import aiohttp
 
 from echo2d.errors import EngineFault
 
-# For a call that waits for nothing but a busy scheduler, which answers between two batches.
+# For a call that waits only for a busy scheduler, which answers between two batches.
 CALL_S_MAX = 30.0
 _CONNECT_S_MAX = 10.0  # the server is on this machine
-# Between two chunks of a request: below the 120 s without a token after which a worker gives a lease
-# back.
+# The longest time between two chunks of a request. It is below the 120 s without a token after which a worker
+# gives a lease back.
 STREAM_S_MAX = 100.0
-# Of an answer. Checksums of thousands of tensors take less than a megabyte.
+# The longest body of an answer. Checksums of thousands of tensors take less than a megabyte.
 _BODY_BYTES_MAX = 64 << 20
 
 
@@ -35,7 +35,7 @@ class Lost(EngineFault):
 class ServerClient:
     """One server at `url`. Keys are secret, so they go into headers and nowhere else."""
 
-    NAME: ClassVar[str]  # of the server's kind, in errors
+    NAME: ClassVar[str]  # name of the server's kind, for errors
 
     def __init__(self, url: str, *, api_key: str = "", admin_key: str = "") -> None:
         self.url = url.rstrip("/")

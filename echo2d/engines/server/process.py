@@ -26,7 +26,7 @@ class ServerLaunch(Protocol):
 
     @property
     def folder(self) -> Path:
-        """For its log and keys."""
+        """The folder for its log and keys."""
 
     @property
     def environment(self) -> Mapping[str, str]:
@@ -50,7 +50,7 @@ class ServerProcess:
         self.api_key, self.admin_key = secrets.token_hex(16), secrets.token_hex(16)
         self.url = ""
         self._guard: asyncio.subprocess.Process | None = None
-        # Each run has its own file: the server before this one may still be ending, and deletes its file.
+        # Each run has its own file, because the previous server may still be ending, and its guard deletes its file.
         self._keys = launch.folder / f"keys-{secrets.token_hex(4)}.yaml"
         self._closed = False
         self._starting = asyncio.Lock()

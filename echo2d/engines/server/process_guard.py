@@ -1,7 +1,7 @@
 """The process between a worker and its inference server: `python -m
 echo2d.engines.server.process_guard`.
 
-It starts the server in a process group of its own and writes its log (without the keys, which the
+It starts the server in its own process group and writes the server's log (without the keys, which the
 server prints). When its own stdin closes, as it does even if the worker is killed, it ends the whole
 group and deletes the file with the keys, if it is still there. Its exit code is the server's.
 """
@@ -18,9 +18,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-# The server's main process may have ended while its children keep the pipe open, so it is polled.
+# The server's main process may end while its children keep the pipe open, so the process is polled.
 _LOOK_S = 0.2
-SERVER_LOG_BYTES_MAX = 16 << 20  # of one file; the previous file is kept
+SERVER_LOG_BYTES_MAX = 16 << 20  # bytes of one log file; the previous file is kept
 _PR_SET_PDEATHSIG = 1
 
 
@@ -57,7 +57,8 @@ class Log:
 
 def main() -> int:
     os.umask(0o077)
-    # A terminal sends these to every process at once; the worker decides when the server ends.
+    # A terminal sends these signals to every process at once. They are ignored here, because the worker decides
+    # when the server ends.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     order = json.loads(sys.stdin.buffer.readline())

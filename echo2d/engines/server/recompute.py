@@ -3,17 +3,17 @@
     refit --> KV dropped (tokens) --> generation resumes --> a wave of requests is sent at once
                                                                --> the last one writes a token
 
-A *wave* is the requests that were cut and continue at the same time. The server prefills them
-before it decodes any of them further, so from the first one sent to the last one's first token the
-engine makes nothing new. That gives
+A *wave* consists of all requests that were cut and that continue at the same time. The server prefills all of
+them before it decodes any of them further. So the engine makes nothing new from the moment at which the first
+request is sent until the last one writes its first token. Hence
 
     tokens/s  = tokens of the newest WAVES_MAX waves / seconds of these waves
     recompute_s of a refit = tokens that it dropped / tokens/s
 
-A refit must report before its own wave is over, because its version is served by then. So the
-tokens are those of this refit, and the speed is that of earlier waves; before the first wave there
-is none. Tokens count as if no request shared a prefix with another one, so a prefix cache in the
-server shows as a higher speed. One decoding step is part of each wave.
+A refit reports before its own wave is over, because its version is already served during the wave. So it
+reports its own tokens at the speed of earlier waves. Before the first wave no speed is known. Tokens count as
+if no request shared a prefix with another one, so a prefix cache in the server shows as a higher speed. One
+decoding step is part of each wave.
 """
 
 from collections import deque

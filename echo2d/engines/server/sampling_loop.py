@@ -1,12 +1,12 @@
-"""Generates each sample to its end: with one request to the server, and another one whenever a
-refit cuts it or its stream breaks off.
+"""Generates each sample to its end: it sends one request to the server, and another one whenever a refit cuts
+the request or the stream breaks off.
 
 The first sample of a call goes ahead. Its first token shows that the server has the prompt's KV
 cache, and the other samples then share it. How many samples run at once follows the server's load
 (`admission`). A server that keeps KV caches over a refit (`cuts_requests` is false) names the
 versions of a request's tokens only when the request ends, and until then the tokens cannot be given
-out. So such requests are cut some time after the refit, each at another moment, and their samples
-continue as new requests.
+out. So each of these requests is cut some time after the refit, at a moment of its own, and its sample
+continues with a new request.
 Not here: which version is served (the server's own package), and which version wrote a token
 (`continuation`).
 """
@@ -27,11 +27,11 @@ from echo2d.engines.server.http_client import Lost
 from echo2d.engines.server.recompute import RecomputeMeter
 from echo2d.errors import EngineFault
 
-_LOOK_S = 1.0  # between two looks at the server's load
-# Requests in a row without a token for one sample. After more, another program must be aborting them.
+_LOOK_S = 1.0  # seconds between two looks at the server's load
+# Most requests in a row that bring no token for one sample. If there are more, another program must be aborting them.
 PIECES_FRUITLESS_MAX = 64
-# A request that goes on through a refit is cut between half of this time and all of it after. A longer
-# time loses more tokens when a worker dies; a shorter one computes KV again more often.
+# A request that goes on through a refit is cut after at least half of this time and at most all of it. With a
+# longer time, more tokens are lost when a worker dies; with a shorter time, KV is computed again more often.
 HELD_S_MAX = 120.0
 
 log = logging.getLogger("echo2d.engines")
@@ -60,7 +60,7 @@ class ServerVersions(Protocol):
 
     @property
     def label(self) -> str | None:
-        """Of the version served; None: nothing is served."""
+        """The label of the served version; None: nothing is served."""
 
     @property
     def updates(self) -> int:
@@ -160,10 +160,10 @@ class SamplingLoop:
     ) -> None:
         """Read one request's stream.
 
-        updates: how many updates had been asked for before the request began. Its tokens are
-        certain until another one is asked for. Cached prefixes are shared only by requests that
-        began between the same two updates: their KV is that of one version. The label is not enough,
-        because a version may be served twice, with another one in between.
+        updates: how many updates had been asked for before the request began. Its tokens are certain until
+        another update is asked for. Only requests that began between the same two updates share cached
+        prefixes, because one version computed their KV. The label is not enough, because a version may be
+        served twice, with another version in between.
         resumes: whether generation was stopped when the request came.
         """
         serving, clock = self._serving, asyncio.get_running_loop()

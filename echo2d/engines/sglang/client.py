@@ -43,7 +43,7 @@ class SglangClient(ServerClient):
         return await self.facts("/model_info")
 
     async def load(self) -> ServerLoad:
-        """Sum the load of all ranks. EngineFault also if the answer lacks these numbers."""
+        """Sum the load of all ranks. EngineFault: there is no answer, or it lacks these numbers."""
         answer = await self.call("GET", "/v1/loads?include=core")
         try:
             ranks = answer["loads"]

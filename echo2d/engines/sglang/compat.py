@@ -3,7 +3,7 @@
 | since | change |
 | --- | --- |
 | 0.5.19 | the last chunk of a request reports which version wrote which token (required) |
-| 0.5.22 | an update that cannot flush the cache says so; before, its assertion ends the server |
+| 0.5.22 | an update that cannot flush the cache says so; before, an assertion ended the server |
 
 A server is probed for the version that it reports and for the paths that it serves. If it does not
 list its paths, its version decides alone. A version newer than `NEWEST` is treated like `NEWEST`.

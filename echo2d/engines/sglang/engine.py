@@ -197,7 +197,7 @@ class SglangEngine:
     async def tensor_digests(self) -> Mapping[str, bytes] | None:
         """None, because SGLang does not return its weights.
 
-        Its checksums are those of the tensors that it computes with, not of those in the files.
+        It gives checksums of the tensors that it computes with, not of the tensors in the files.
         """
         if self.label is None:
             raise EngineFault("no version is served")

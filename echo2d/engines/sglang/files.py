@@ -1,7 +1,7 @@
 """Checks a snapshot before and after the server loads it.
 
-Before, because a file that SGLang cannot read may end it. After, because the files could have been
-replaced while SGLang read them.
+The check before is needed because SGLang may end at a file that it cannot read. The check after is needed
+because the files could have been replaced while SGLang read them.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
 """Builds the body of an SGLang `/generate` request for one sample and reads its chunks. Pure.
 
-Only the last chunk names the versions that wrote a request's tokens (`weight_versions`). The chunks
-before it carry the label that SGLang's HTTP process held when it forwarded them, which proves
-nothing (I2). A request that ends in SGLang's queue repeats its last token, alone or after others.
+Only the last chunk names the versions that wrote a request's tokens (`weight_versions`). Earlier chunks carry
+the label that SGLang's HTTP process held when it forwarded them, which does not prove which version wrote their
+tokens (I2). A request that ends in SGLang's queue repeats its last token, alone or after others.
 """
 
 from collections.abc import Mapping
@@ -37,9 +37,9 @@ def request_body(rid: str, salt: str, call: GenerationCall, sample: SampleState)
             "stop_token_ids": sorted(sample.stop),
             "no_stop_trim": True,
             "skip_special_tokens": False,
-            # Only a server with --enable-deterministic-inference uses it. It draws a token by the
-            # seed and by the number of tokens before it, including the prompt's. So all pieces of a
-            # sample and all its attempts have one seed (see torch_engine/gumbel.py).
+            # Only a server with --enable-deterministic-inference uses it. The server draws each token by the
+            # seed and by the number of all tokens before it, including the prompt's. So all pieces of a sample
+            # and all its attempts have one seed (see torch_engine/gumbel.py).
             "sampling_seed": sample.seed & SGLANG_SEED_MASK,
         },
         "return_logprob": True,

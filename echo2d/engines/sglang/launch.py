@@ -1,6 +1,6 @@
 """Builds the command line and environment that start an SGLang server.
 
-It also refuses the operator's flags that would contradict echo2d's own (`OURS`).
+It also refuses the operator's flags that would contradict echo2d's own (`_OURS`).
 """
 
 import subprocess
@@ -30,7 +30,7 @@ class Launch:
 
     python: Path  # the interpreter of the environment that has SGLang
     arguments: Sequence[str]  # the operator's flags
-    folder: Path  # for the server's log
+    folder: Path  # folder for the server's log
     environment: Mapping[str, str]  # the variables that the server inherits
     name: ClassVar[str] = "SGLang"
 
@@ -63,7 +63,7 @@ class Launch:
 def launches(base: Launch, count: int) -> list[Launch]:
     """Make one launch for each of `count` engines on one box.
 
-    Each gets a folder of its own and, unless the operator placed them, the GPUs that follow those
+    Each engine gets its own folder. Unless the operator chose the GPUs, it also gets those that follow the GPUs
     of the engine before it.
     """
     flags = base.arguments

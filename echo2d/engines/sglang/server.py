@@ -5,8 +5,8 @@
        +----- doubt, death, close -----+
 
 After any doubt nothing is served until a refit succeeds (I3). A server that was started here is
-ended, and the next refit starts a new one; a server at a URL gets the next version, whatever it
-holds. There is no heartbeat: the server is examined when a request gets no answer (`examine`).
+ended, and the next refit starts a new one; a server at a URL gets the next version, whichever version it has.
+There is no heartbeat: the server is examined when a request gets no answer (`examine`).
 
 Not here: requests (`engine`), and the calls that make up a refit (`weight_update`).
 """
@@ -72,14 +72,14 @@ class Serving:
         self._measured = measured
         self._samples_running = running
         self._recompute = recompute
-        # Samples whose KV cache was dropped when generation stopped last.
+        # Samples whose KV cache was dropped when generation last stopped.
         self._cut: Sequence[SampleState] = ()
         self.label: str | None = None
-        self.layout: SnapshotLayout | None = None  # of the version served last
+        self.layout: SnapshotLayout | None = None  # layout of the version served last
         self.server: SglangClient | None = None
         self.process: ServerProcess | None = None
-        # How many updates were asked for. If it grew since a request began, the request's tokens may
-        # be of another version than the one it began under.
+        # How many updates were asked for. If the number grew since a request began, the request's tokens may be
+        # of another version than at its beginning.
         self.updates = 0
         self._dialect: Dialect | None = None
         self._running = False
@@ -262,7 +262,7 @@ class Serving:
             await asyncio.sleep(0.25)
 
     async def _attached(self) -> SglangClient:
-        """Return the client of the server; connect to the one at the URL if there is none yet."""
+        """Return the client of the server; if there is none yet, connect to the server at the URL."""
         if self.server is None:
             assert isinstance(self._where, Running)
             server = SglangClient(

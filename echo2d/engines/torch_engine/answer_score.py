@@ -36,8 +36,8 @@ class CheckedAnswer:
 def passes_of(
     policy: InferencePolicy, answers: Sequence[AnswerToScore], replay: SeedReplay
 ) -> list[list[CheckedAnswer]]:
-    """Group the answers into forward passes: each has as many answers of one sampling and of similar
-    length as fit. An answer whose logits do not fit is split into pieces.
+    """Group the answers into forward passes. A pass has answers of one sampling and of similar length, as many
+    as fit. An answer whose logits do not fit is split into pieces.
 
     EngineFault: an answer is malformed, too long for the model, or has a token that is not in the
     vocabulary.
@@ -65,7 +65,7 @@ def score_pass(
             replay="torch" if replay == "none" else replay,
         )
     except RuntimeError as error:
-        # Mostly memory ran out, for which a CPU raises no class of its own.
+        # Usually memory ran out. On a CPU torch has no exception class for that.
         longest = max(each.length for each in together)
         reason = str(error).partition("\n")[0][:200]
         raise EngineFault(f"answers of up to {longest} tokens are not scored: {reason}") from error

@@ -20,7 +20,7 @@ from transformers import DynamicCache
 
 from echo2d.engines.torch_engine.policy import InferencePolicy
 
-# Padded tokens of one prefill pass. It bounds the activations: 200 MB at hidden size 4096.
+# Most padded tokens of one prefill pass. The limit bounds the activations: 200 MB at hidden size 4096.
 PREFILL_TOKENS_MAX = 8192
 
 Context = Sequence[int]
@@ -32,7 +32,7 @@ class Prefill:
 
     layers: Sequence[tuple[Tensor, Tensor]]  # keys and values [1, heads, tokens, dim]
     logits: Tensor  # [1, vocab], of the next token
-    nbytes: int  # of all these tensors
+    nbytes: int  # bytes of all these tensors
 
 
 class DecodeBatch:

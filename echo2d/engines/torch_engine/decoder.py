@@ -45,7 +45,7 @@ class DecoderOptions:
     device: torch.device
     dtype: torch.dtype
     slots_max: int  # how many samples run at once
-    tokens_per_s_max: float | None  # of all samples together; None: no limit
+    tokens_per_s_max: float | None  # limit of all samples together; None: no limit
     threads: int | None  # CPU threads of torch; None: torch decides
     int8: bool = False  # linear layers compute in int8, and everything else in dtype
 
@@ -93,7 +93,7 @@ class DecodedSample:
 class Decoder:
     """See the module docstring.
 
-    All methods but `__init__` and `post` run on the decoder's thread. label: None while no version
+    All methods except `__init__` and `post` run on the decoder's thread. label: None while no version
     is served.
     """
 
@@ -156,7 +156,7 @@ class Decoder:
         )
 
     def serving(self, label: str) -> InferencePolicy:
-        """The policy, if it is the one with this label. EngineFault: it is not."""
+        """The policy, if it has this label. EngineFault: it has not."""
         if self.policy is None or self.label != label:
             raise EngineFault(f"version {label} is not served")
         return self.policy

@@ -262,7 +262,7 @@ class TorchEngine:
         try:
             decoder.run()
         finally:
-            # Also when a bug ended the thread: otherwise callers would wait for it for ever.
+            # This also runs when a bug ended the thread. Otherwise callers would wait for ever.
             loop.call_soon_threadsafe(self._end)
 
     def _end(self) -> None:

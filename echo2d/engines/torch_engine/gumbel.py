@@ -24,9 +24,9 @@ from echo2d.core.protocol.sampling import Sampling
 # Entries (rows x columns) that are hashed at once: a few tables of 16 MB exist at a time.
 ENTRIES_MAX = 1 << 21
 
-# Rounding moves the borders of top_p and min_p. A rank may be on either side of the border if the
-# probability before it is this close to top_p, or if its own, divided by the border of min_p, is this
-# close to 1. docs/reference/security.md has the figures.
+# Rounding moves the borders of top_p and min_p. A rank may be on either side of a border if the ranks before it
+# have a probability this close to top_p, or if its own probability divided by the border of min_p is this close
+# to 1. docs/reference/security.md has the figures.
 BORDER = 0.02
 
 _WORD = 0xFFFFFFFF
@@ -40,10 +40,10 @@ def shortfalls(
 ) -> Tensor:
     """How far, in nats, each token is from being the drawn one: float64 [rows], 0 if it is.
 
-    For draws by id, it is the largest log p + noise minus the token's. For draws by rank, it is the
-    least error of the log probabilities that gives the token a rank and lets that rank win. If nothing
-    is cut off, either may have been used, and the smaller one is returned. logprobs: [rows, vocab] at
-    this temperature. tokens, positions: int64 [rows].
+    For draws by id, it is the largest log p + noise minus the token's. For draws by rank, it is the smallest
+    error of the log probabilities with which the token has a rank that wins. If nothing is cut off, the server
+    may have drawn by id or by rank, and the smaller of the two is returned. logprobs: [rows, vocab] at this
+    temperature. tokens, positions: int64 [rows].
     """
     rows = max(1, ENTRIES_MAX // logprobs.shape[1])
     parts = zip(*(torch.split(each, rows) for each in (logprobs, tokens, positions)), strict=True)
@@ -83,7 +83,7 @@ def _by_rank(levels: Tensor, own: Tensor, noise: Tensor, sampling: Sampling) -> 
         best = best.masked_fill(before > max(sampling.top_p - BORDER, 0.0), -torch.inf)
         distances = distances.masked_fill(before > sampling.top_p + BORDER, torch.inf)
     if sampling.top_k:
-        # The ranks kept are exact; whether the token has one of them is judged by the distances.
+        # The kept ranks are exact. The distances tell whether the token has one of them.
         best[:, sampling.top_k :] = -torch.inf
     if sampling.min_p:
         relative = ordered - ordered[:, :1] - math.log(sampling.min_p)

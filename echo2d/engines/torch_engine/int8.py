@@ -4,10 +4,10 @@
 
 Each output channel of a weight has one scale, and so has each row of the activations. Integers are
 multiplied and added exactly, and each row has its own scale, so no row of a batch changes another.
-Between the layers everything stays in the engine's dtype. Embeddings are looked up, not multiplied,
-so they stay in it too; an output layer that shares their weight gets an int8 copy of its own.
+Between the layers everything stays in the engine's dtype. Embeddings are looked up, not multiplied, so they
+also stay in that dtype; an output layer that shares their weight gets its own int8 copy.
 
-A model is quantized after it was loaded and verified. Not here: when (`policy.py`).
+Not here: when a model is quantized (`policy.py`), which is after it was loaded and verified.
 """
 
 from collections import defaultdict
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from echo2d.errors import EngineFault
 
-_LEVELS = 127  # on either side of 0
+_LEVELS = 127  # levels on either side of 0
 # int32 holds the sum of this many products of two int8 numbers.
 IN_FEATURES_MAX = (1 << 31) // _LEVELS**2
 
@@ -45,7 +45,7 @@ class Int8Linear(nn.Linear):
         self.bias = layer.bias
 
     def load(self, weight: Tensor) -> None:
-        """Compute with this weight [out, in] from now on, whatever its dtype."""
+        """Compute with this weight [out, in] of any dtype from now on."""
         numbers, scales = quantized(weight)
         self.weight.copy_(numbers)
         self.scales.copy_(scales)

@@ -3,13 +3,13 @@
 A version enters memory in one of two ways:
 
 - The next version of the same model is *copied* into the live model. Its tensors are read and
-  compared with the served layout first, so a bad file cannot stop the copy halfway. Of the next
+  compared with the served layout first, so a bad file cannot stop the copy halfway. If the version is an
   adapter on the same base, only the adapter's own tensors are copied.
 - Anything else is *built* by transformers beside the old model: the first version, another
   architecture, and families whose tensors have other names in the files than in the model.
 
-With int8 the linear layers are quantized each time: those of a built model once it is complete, a
-copied tensor when it is copied. Files and the tensors read from them are not changed.
+With int8 the linear layers are quantized each time: in a built model once it is complete, and in a copied
+version tensor by tensor. The files and the tensors read from them do not change.
 """
 
 import inspect
@@ -49,9 +49,9 @@ transformers_logging.disable_progress_bar()
 class InferencePolicy:
     """A causal LM on its device, ready for inference.
 
-    layout: of the snapshot whose numbers it holds. context: most tokens of prompt and answer together,
-    by config.json. adapter: if that snapshot is an adapter, its tensors on the device. int8: by the
-    weights' names, the layers that hold them in int8.
+    layout: the layout of the snapshot whose numbers it holds. context: most tokens of prompt and answer together,
+    by config.json. adapter: if that snapshot is an adapter, its tensors on the device. int8: the layers that
+    hold weights in int8, by the names of these weights.
     """
 
     def __init__(
@@ -179,7 +179,7 @@ class PreparedWeights:
     target: InferencePolicy | None  # copy `tensors` into it; None: the model has to be built
     # In the engine's dtype, in host memory; empty for a whole model that has to be built.
     tensors: Mapping[str, Tensor]
-    base: AdapterBase | None = None  # of an adapter
+    base: AdapterBase | None = None  # base of an adapter
 
 
 def prepare(

@@ -25,7 +25,7 @@ def draw(
         greedy = torch.tensor([each.temperature == 0 for each in samplings], device=logits.device)
         tokens = torch.where(greedy, logits.argmax(dim=-1), tokens)
     chosen = logprobs.gather(1, tokens[:, None]).squeeze(1)
-    # Both are stacked to need one copy to the host; float64 holds every token id exactly.
+    # Tokens and logprobs are stacked, so that one copy brings both to the host; float64 holds every token id exactly.
     host_tokens, host_logprobs = torch.stack(
         [tokens.to(torch.float64), chosen.to(torch.float64)]
     ).tolist()
@@ -58,7 +58,7 @@ def _invert_cdf(weights: Tensor, uniform: Tensor) -> Tensor:
 
 
 def _cut(weights: Tensor, samplings: Sequence[Sampling]) -> Tensor:
-    """Set the weights [rows, vocab] of the tokens to 0 that the samplings cut off.
+    """Set to 0 the weights [rows, vocab] of the tokens that the samplings cut off.
 
     A token as likely as the least likely kept one is kept too.
     """

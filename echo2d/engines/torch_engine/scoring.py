@@ -1,8 +1,7 @@
 """Scores answers of other engines: one prefill, no generation.
 
-For each token of an answer it computes how likely the token was, how surprised a sampler is on
-average there and, given the sample's seed, whether an honest engine would have drawn this token
-(replay):
+For each token of an answer it computes how likely the token was, and the average surprise of a sampler at that
+place. Given the sample's seed, it also computes whether an honest engine would have drawn this token (replay):
 
     torch    the token's part of the cumulated distribution of `sampling` contains u(seed, i), where i
              counts from the answer's first token
@@ -35,8 +34,8 @@ Replay = Literal["torch", "sglang"]
 # is a table of 160 MB in float64; a few of them exist at a time.
 POSITIONS_MAX = 128
 
-# How far u may be outside a token's part of [0, 1), and how many nats below the best log p + noise a
-# token may be, at the narrowest of TOLERANCES. docs/reference/security.md has the figures.
+# The narrowest of TOLERANCES: how far u may be outside a token's part of [0, 1), and how many nats a token may
+# be below the best log p + noise. docs/reference/security.md has the figures.
 UNIFORM_TOLERANCE = 0.02
 NATS_TOLERANCE = 0.4
 
@@ -45,22 +44,22 @@ NATS_TOLERANCE = 0.4
 class ScoredAnswer:
     """What a policy computes for the tokens of an answer; every array is [n], float64."""
 
-    # Of the full distribution at this temperature, as engines report them.
+    # Logprobs of the full distribution at this temperature, as engines report them.
     logprobs: NDArray[np.float64]
-    # Minus the logprob of the distribution that is drawn from. A token that the sampling cuts off
+    # Minus the logprob in the distribution from which tokens are drawn. A token that the sampling cuts off
     # counts as if it were kept, because rounding moves that border.
     surprises: NDArray[np.float64]
     # Mean and variance of the surprise at each token.
     entropies: NDArray[np.float64]
     variances: NDArray[np.float64]
-    # Each token's term of `Evidence`'s sums of the same names.
+    # Each token's term in the sum of the same name in `Evidence`.
     colds: NDArray[np.float64]
     hots: NDArray[np.float64]
     # How far each token is from the one that its seed gives, in tolerances; None without replay.
     distances: NDArray[np.float64] | None = None
 
     def evidence(self, claimed: NDArray[np.float64]) -> Evidence:
-        """Sum it up. claimed: the logprobs [n] that the worker reported."""
+        """Sum up the tokens. claimed: the logprobs [n] that the worker reported."""
         return evidence(
             self.logprobs,
             claimed,
@@ -79,7 +78,7 @@ class Scorable:
 
     prompt: Sequence[int]  # all tokens before the scored ones
     answer: Sequence[int]
-    seed: int | None = None  # of the sample; None: no replay
+    seed: int | None = None  # seed of the sample; None: no replay
     written: int = 0  # how many of the prompt's tokens were drawn with the seed already
 
 

@@ -29,8 +29,8 @@ TRIAL_TOKENS_MAX = 10_000
 class UplinkTrials:
     """Reads random bytes from a box, and answers how long that took. Runs one trial at a time.
 
-    Bytes and time count from after the first part of the body to its end, or for UPLINK_S_MAX: when a box has
-    stopped sending, a slow uplink still has much in its buffers. clock: monotonic seconds.
+    Bytes and time are counted here, from after the first part of the body to its end, for at most UPLINK_S_MAX:
+    when a box has sent everything, much of it may still be in the uplink's buffers. clock: monotonic seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -116,12 +116,12 @@ class WheelDownloads:
                 await response.write(wheel)
                 await response.write_eof()
         except TimeoutError:
-            # The reader is too slow. Once the answer has begun, only closing the connection is left.
+            # The reader is too slow. If the answer has begun, the connection can only be closed.
             if not response.prepared:
                 raise overloaded() from None
             if request.transport is not None:
                 request.transport.abort()
         finally:
-            # This subtraction drops the token's entry with its last wheel.
+            # This subtraction deletes the token's entry when its count becomes 0.
             self._under_way -= Counter([token])
         return response

@@ -66,8 +66,8 @@ def _show(name: str, body: bytes) -> Handler:
 # --- a browser that asks under a name that is not this run's is refused
 #
 # A stranger's page can let its own name point to the address of this host (DNS rebinding). The
-# browser then takes both for one site, and the page could read what people type into the
-# dashboard. So a browser must ask under an address, as localhost, or under a name that the
+# browser then takes that page and the dashboard for one site, so the page could read what people
+# type into the dashboard. So a browser must ask under an address, as localhost, or under a name that the
 # operator gave. Programs are not checked: they show a secret that no browser holds.
 
 

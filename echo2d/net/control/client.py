@@ -5,8 +5,8 @@
       +--- permanently refused -----+--> OperatorFault: a retry with this credential is useless
       +--- refused for a while -----+--> away, for the time that the coordinator asks for
 
-The backoff starts again at its shortest wait only after a link that has lasted: a link that opens
-and breaks at once, such as one between two builds that misunderstand each other, counts as a failure.
+The backoff starts again at its shortest wait only after a link that has lasted. A link that opens and
+breaks at once counts as a failure, for example between two builds that misunderstand each other.
 One ControlLink belongs to one daemon. Not here: what messages mean.
 """
 
@@ -60,7 +60,7 @@ from echo2d.net.security.tls import Tls, in_words, is_for_good, to_coordinator
 from echo2d.net.security.urls import CoordinatorUrls
 from echo2d.this_build import THIS_BUILD
 
-# The longest that a coordinator can send a peer away for; a peer adds up to a tenth, at random.
+# The longest wait that a coordinator can ask of a peer. The peer adds up to a tenth of the wait, at random.
 SENT_AWAY_S_MAX = 1800.0
 
 _OPENING = Codec({"Challenge": Challenge, "Refused": Refused}, bytes_max=16 << 10)

@@ -27,18 +27,19 @@ from echo2d.core.protocol.builds import Build, HelloHead
 RETRY_S_MIN = 120.0
 # Seconds between two refused peers: half of the handshakes that a coordinator should spend on such peers.
 SPACING_S = 2.0
-# No peer has to wait longer. This time has room for 900 peers.
+# No peer has to wait longer than this. At SPACING_S, 900 peers can connect in this time.
 RETRY_S_MAX = 1800.0
-# After a protocol fault of a peer whose build is understood, if no other peers wait.
+# The wait after a protocol fault of a peer whose build is understood, if no other peers wait.
 FAULT_RETRY_S_MIN = 15.0
-# A peer adds up to a tenth to its wait, and its machine may be slow to start.
+# A refused peer counts as present until this long after its time to connect: it adds up to a tenth to its wait,
+# and its machine may be slow to start.
 HERE_S = RETRY_S_MAX / 10 + 60.0
 _PEERS_MAX = 10_000  # as many as a run enrols
 
 
 class ComeAgain:
-    """Gives peers the times at which to connect again. While peers of one token wait, their times are SPACING_S
-    apart; while peers of several tokens wait, those of each token are SPACING_S times the number of tokens apart.
+    """Gives peers the times at which to connect again. If only peers of one token wait, their times are SPACING_S
+    apart. If peers of several tokens wait, the times of one token's peers are SPACING_S * (number of tokens) apart.
     """
 
     def __init__(self) -> None:
@@ -82,15 +83,15 @@ class OtherBuild:
 
 
 class OtherBuilds:
-    """Peers whose build is not understood. come_again: shared by all that sends peers away."""
+    """Peers whose build is not understood. come_again: shared with all other code that sends peers away."""
 
     def __init__(self, come_again: ComeAgain) -> None:
         self._come_again = come_again
         self._peers: dict[PeerId, OtherBuild] = {}
 
     def refuse(self, peer: PeerId, token: str, head: HelloHead, now: float) -> tuple[float, bool]:
-        """In how many seconds the peer may connect again, and whether this refusal is worth a log line: only
-        a peer's first one is, as it could give another name and build each time.
+        """In how many seconds the peer may connect again, and whether this refusal is worth a log line. Only a
+        peer's first refusal is, because the peer could give another name and build each time.
         """
         retry_s = self._come_again.after_s(peer, token, now, at_least_s=RETRY_S_MIN)
         known = self._peers.pop(peer, None)
@@ -102,11 +103,11 @@ class OtherBuilds:
         return retry_s, known is None
 
     def understood(self, peer: PeerId) -> None:
-        """The peer is back with a build that is understood."""
+        """Note that the peer is back with a build that is understood."""
         self._peers.pop(peer, None)
 
     def here(self, now: float) -> tuple[OtherBuild, ...]:
-        """The refused peers that still connect at their times."""
+        """The refused peers that still come back at their times."""
         gone = [peer for peer, each in self._peers.items() if now > each.expected_at + HERE_S]
         for peer in gone:
             del self._peers[peer]

@@ -8,7 +8,7 @@ from echo2d.core.base.codec import MESSAGE_BYTES_MAX
 
 # The leases of all slots of a big worker fit at once. If more waits, the other end is too slow.
 QUEUE_BYTES_MAX = 16 * MESSAGE_BYTES_MAX
-# This much is sent under one timer: most messages cost far less than a timer.
+# Up to this many bytes are sent under one timer, because most messages cost far less than a timer.
 _BATCH_BYTES_MAX = 64 << 10
 SEND_TIMEOUT_S = 20.0  # one message or batch, when the other end does not read
 CLOSE_TIMEOUT_S = 5.0

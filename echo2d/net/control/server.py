@@ -67,12 +67,12 @@ from echo2d.this_build import THIS_BUILD
 SESSIONS_MAX = 4096  # sockets of one process, well above the largest fleet
 HELLO_TIMEOUT_S = 10.0
 SILENCE_S_MAX = 60.0  # heartbeats come every few seconds
-# The reason that a peer without access is sent, by the code of the denial. All other codes: "credential".
+# The reason that a denied peer is sent, by the code of the denial. For all other codes it is "credential".
 DENIALS: Mapping[str, RefusalReason] = {"revoked": "revoked", "convicted": "convicted"}
 SLOW = "slow: it does not read what it is sent"
 _CLOSED = "closed"
 _LOST = "the connection was lost"
-# The log has this much of a peer's goodbye.
+# The log quotes at most this many characters of a peer's goodbye.
 GOODBYE_CHARS_MAX = 200
 
 log = logging.getLogger("echo2d.control")
@@ -104,7 +104,7 @@ class _Session:
     known: KnownPeer
     send_buffer: SendBuffer
     name: str
-    # For the log: why the session ends, by a refusal or the peer's goodbye. Empty: not known.
+    # For the log: why the session ends, as given in a refusal or in the peer's goodbye. Empty: not known.
     why: str = ""
 
 
@@ -312,7 +312,7 @@ class Sessions:
     async def _converse(
         self, socket: web.WebSocketResponse, number: SessionId, session: _Session
     ) -> None:
-        """Read until either side closes. PeerDisconnected does not wait until the peer has noticed."""
+        """Read until either side closes. PeerDisconnected is emitted without waiting for the peer to notice."""
         reason = _CLOSED
         try:
             async with asyncio.timeout(SILENCE_S_MAX) as silence:
@@ -344,7 +344,7 @@ class Sessions:
 async def _send(send_buffer: SendBuffer, request: web.Request) -> None:
     """Send until the link ends, then cut the connection if the peer has not read everything.
 
-    Such a peer no longer reads, so a read from it could hang while it answers a ping.
+    Such a peer no longer reads. A read from it could hang, because the read also answers the peer's pings.
     """
     try:
         await send_buffer.run()
@@ -360,9 +360,9 @@ def _is_lost(socket: web.WebSocketResponse, reason: str) -> bool:
 
 
 def _restart(silence: asyncio.Timeout) -> None:
-    """Restart the silence timer, but not at every message: that costs as much as a message."""
+    """Restart the silence timer, but not at every message, because a restart costs as much as a message."""
     until, last = time.monotonic() + SILENCE_S_MAX, silence.when()
-    # Restart it at most every tenth of SILENCE_S_MAX: a session may be given up that much sooner.
+    # Restart it at most every tenth of SILENCE_S_MAX. So a session may be given up a tenth sooner.
     if last is not None and until - last > 0.1 * SILENCE_S_MAX:
         silence.reschedule(until)
 

@@ -3,8 +3,8 @@
     the messages of the last call, its answer, new ones --> all tokens so far + the new messages alone
     any other messages                                  --> all of them rendered: a branch
 
-An answer that comes back unchanged keeps the tokens that were written, even if its text has other tokenizations.
-A text that a client has changed never counts as written by a version.
+An answer that the agent sends back unchanged keeps the tokens that were written, even if its text has other
+tokenizations. A text that the agent has changed never counts as written by a version.
 """
 
 import json
@@ -98,7 +98,7 @@ def plainly(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _parsed(arguments: str) -> Any:
-    """The parsed JSON, because clients format JSON in their own way; as it is if it is not JSON."""
+    """The parsed JSON, because clients format JSON in their own way. A text that is not JSON is returned unchanged."""
     try:
         return json.loads(arguments)
     except (ValueError, RecursionError):

@@ -5,8 +5,8 @@
     GET  /v1/episodes/TICKET        the run's record of the episode
     POST /v1/episodes/TICKET/end    its reward; a repeat of the same end gets the same answer
 
-A ticket may also be the API key; in a path it is the credential. Workers answer its calls under leases, as
-for all other episodes, so the task sets the sampling: a call that asks for other sampling is refused.
+A ticket may also be the API key; in a path it is the credential. As for all episodes, workers answer the
+calls under leases, so the task sets the sampling: a call that asks for other sampling is refused.
 Not here: chat messages (`conversations`), who plays what (`runtime/coordinator/agent_episodes.py`).
 """
 
@@ -45,12 +45,12 @@ class Spoken:
     # The number of its messages and their hash. 0 and empty: the call came in tokens.
     messages: int = 0
     digest: bytes = b""
-    # Why the call does not continue the turns before, although it should. Empty: it does.
+    # Why the call does not continue the earlier turns, although it should. Empty: it continues them.
     branch: str = ""
 
 
 HeardMessages = tuple[int, bytes]
-# (the last turn, the number and the hash of the previous call's messages) -> what this call says
+# Takes the last turn, and the number and hash of the previous call's messages. Returns what this call says.
 Say = Callable[[StepEnvironment, HeardMessages], Awaitable[Spoken]]
 
 

@@ -54,7 +54,7 @@ class OpenCall(Protocol):
         """The next event of the call, until every choice has finished."""
 
     async def stop(self, choice: int) -> None:
-        """The caller wants no more of this choice."""
+        """Stop this choice, because the caller wants no more of it."""
 
 
 class Answering(Protocol):
@@ -118,14 +118,14 @@ class GrowingAnswer:
         self._head = {"id": identity, "created": int(time.time()), "model": backend.model}
 
     async def give(self, make: Callable[[CallId], CallAsked]) -> web.StreamResponse:
-        # "gone" stays the outcome if the caller hangs up, which cancels this task.
+        # If the caller hangs up, this task is cancelled, and "gone" stays the outcome.
         began, outcome = time.monotonic(), "gone"
         try:
             response, outcome = await self._give(make)
         except Unread:
             outcome = "slow"
             if self._request.transport is not None:
-                # Closing would wait for the caller to read.
+                # Abort the connection: closing it would wait for the caller to read.
                 self._request.transport.abort()
             raise
         except (HttpRefusal, PeerFault) as fault:

@@ -17,10 +17,10 @@ from echo2d.net.gateway.errors import unusable
 
 # OpenAI's limit.
 STOPS_MAX = 4
-# A stream also holds back this much text at most, because it may be the beginning of a stop text.
+# A stream also holds back at most this much text, because it may be the beginning of a stop text.
 STOP_CHARS_MAX = 256
 STOP_IDS_MAX = 64
-# Leaves room for the seeds of further choices, which count up from the given one.
+# This leaves room for the seeds of further choices, which count up from the given seed.
 SEED_MAX = (1 << 62) - 1
 TOP_K_MAX = 1 << 24
 MIN_P_MAX = 0.999
@@ -255,7 +255,7 @@ def _refuse_others(body: Mapping[str, Any], known: frozenset[str]) -> None:
             continue
         if name not in NEUTRAL:
             raise unusable(name[:64], "unknown field", "unknown_field")
-        # In Python True == 1 and False == 0, so booleans must be the neutral value itself.
+        # In Python True == 1 and False == 0, so a boolean is neutral only if the neutral value is that boolean.
         if not any(
             (type(value) is not bool and value == neutral) or value is neutral
             for neutral in NEUTRAL[name]
@@ -300,7 +300,7 @@ def _number(
     found = body.get(name)
     if found is None:
         return default
-    # `type` rather than isinstance, which takes booleans for integers; NaN fails the comparison.
+    # Compare with `type`, because isinstance takes booleans for integers. NaN fails the comparison.
     if type(found) not in (int, float) or not low <= found <= high:
         raise unusable(name, f"expected a number from {low:g} to {high:g}")
     if above and found == low:

@@ -9,8 +9,8 @@ Under TLS a connection counts from before its handshake (`tls_accept`). The HTTP
 below; `net/peer/links.py` has its own.
 
 When there are too many such connections, from one address or in total, the oldest is closed. A
-caller with a credential needs only a moment to show it, and one without cannot keep others out by
-staying. Not here: what a credential is.
+caller with a credential needs only a moment to show it, and a caller without a credential cannot keep
+others out by staying connected. Not here: what a credential is.
 """
 
 import asyncio
@@ -22,9 +22,9 @@ from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
 HTTP_STRANGERS_MAX = 4096  # 15 KiB each, half a header included
-# All workers of a run (PEERS_MAX) may return at once from behind one NAT.
+# This is enough for all workers of a run (PEERS_MAX) that return at once from behind one NAT.
 HTTP_STRANGERS_PER_ADDRESS_MAX = 2048
-# From accepting a connection until its credential is read: HELLO_TIMEOUT_S and a busy start fit into it.
+# The time from accepting a connection until its credential is read. HELLO_TIMEOUT_S and a busy start fit into it.
 STRANGER_S_MAX = 30.0
 
 DOOR: web.AppKey["ConnectionAdmission"] = web.AppKey("door")

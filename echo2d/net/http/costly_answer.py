@@ -4,16 +4,16 @@
       +---- otherwise ----------------------------------> the last answer again
     an order was given --> the last answer is dropped: the next one shows what the order did
 
-A status of a thousand workers takes tens of milliseconds in which no lease is granted, and every
-reader may ask as often as it likes. A cheap answer is always made again, unless very many callers
-may ask for it.
+A status of a thousand workers takes tens of milliseconds, in which no lease is granted, and every
+reader may ask as often as it likes. A cheap answer is always made again, except where very many
+callers may ask for it (`cheap_s` is 0 there).
 """
 
 import time
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-CHEAP_S = 0.005  # of CPU time: the run has some hundred workers at most
+CHEAP_S = 0.005  # seconds of CPU; the status of up to some hundred workers takes less
 ANSWER_SHARE_MAX = 0.02  # of the loop's time, for one kind of answer
 
 T = TypeVar("T")

@@ -62,7 +62,7 @@ def text(value: Any, name: str) -> str:
 
 
 def seconds(value: Any, name: str) -> float:
-    # At most thirty years; neither infinite nor NaN.
+    # The limit is thirty years. Infinity and NaN are refused, too.
     if type(value) not in (int, float) or not 0 <= value <= 1e9:
         raise malformed(f"{name}: expected a number of seconds")
     return float(value)

@@ -15,8 +15,8 @@ from echo2d.net.http.admission import DOOR
 from echo2d.net.http.tls_accept import TlsSite
 from echo2d.net.security.tls import Tls
 
-# After a refusal the rest of the request is still read for this long: otherwise the caller's sending
-# fails before it sees the answer.
+# After a refusal the rest of the request is still read for this long. Otherwise the caller's sending
+# would fail before the caller reads the answer.
 LINGERING_S = 1.0
 
 
@@ -39,7 +39,7 @@ def _guard_errors(app: web.Application, server: web.Server) -> None:
     def request_factory(*arguments: Any) -> BaseRequest:
         request = make(*arguments)
         if isinstance(request, web.Request):
-            # Replaced as soon as the application finds the route.
+            # The application replaces this as soon as it finds the route.
             request._match_info = nowhere  # noqa: SLF001
         return request
 

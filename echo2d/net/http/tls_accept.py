@@ -62,7 +62,7 @@ class TlsAcceptor:
         address, accepted = address_of(transport), transport.get_extra_info("socket")
         try:
             sock = socket.socket(fileno=os.dup(accepted.fileno()))
-        # The process has no descriptor left.
+        # The process has no file descriptor left for the duplicate.
         except OSError as error:
             log.warning("cannot accept remote=%s: %s", address, error)
             return

@@ -22,10 +22,10 @@ from echo2d.net.peer.tcp_info import TcpInfo, tcp_info
 from echo2d.net.security.sealing import HANDSHAKE_READ_BYTES, KeyExchange
 from echo2d.net.security.tls import in_words
 
-# Frames and messages that wait to be sent: a peer that makes us answer but does not read is dropped.
+# The most bytes of frames and messages that wait to be sent. A peer that makes us answer but does not read is dropped.
 UNSENT_BYTES_MAX = 8 << 20
-# Wait for several packets only after this much: earlier, waiting bytes would fill the kernel's
-# receive window, which starts small.
+# The kernel may wait for several packets only after this many bytes were received: earlier, the waiting
+# bytes would fill the kernel's receive window, which starts small.
 WARM_BYTES = 1 << 20
 # A connection is dead after this long without an acknowledgement, a probe's answer or an open window.
 LINK_SILENCE_S = 15

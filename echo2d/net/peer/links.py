@@ -9,11 +9,11 @@ link, then exactly one LinkEnded, whichever end closed it (also from within `end
 callbacks must return quickly, because they run between two reads of a socket.
 
 Two ends may dial each other at once. Then the link dialled by the smaller peer id stays, and the
-other one ends with REPLACED. A link older than SETTLED_S gives way to any new one: the other end
-dials only if it has no link, so the old one must be dead.
+other link ends with REPLACED. A link older than SETTLED_S gives way to any new link: the other end
+dials only if it has no link, so the old link must be dead.
 
 Messages go to the link that is live when they are sent. Stream numbers start again with each link,
-so a caller that queues events must send nothing to a peer whose LinkEnded it has not handled yet.
+so a caller that queues events must send nothing to a peer while a LinkEnded of that peer is queued.
 
 Works on asyncio and on uvloop, which sends memoryviews without copying. Memory per live link: at most
 UNSENT_BYTES_MAX to send, and one arriving payload with AHEAD_BYTES_MAX. Payloads handed over belong to
@@ -45,8 +45,8 @@ from echo2d.net.security.tls import Tls, belongs_to, in_words
 
 # The time from dialling to LinkOpened: three or four round trips, even if a full queue makes one take 5 s.
 HANDSHAKE_S = 20.0
-# Accepted connections that have not proved their peer yet, TLS handshakes included. One more closes
-# the oldest: of its own address if that has too many, otherwise of all.
+# At most this many accepted connections may not have proved their peer yet, TLS handshakes included. One
+# more closes the oldest one of its own address if that address has too many, otherwise the oldest of all.
 LINK_STRANGERS_MAX = 128
 LINK_STRANGERS_PER_ADDRESS_MAX = 64
 # Any dial that began before the link opened has ended by then.

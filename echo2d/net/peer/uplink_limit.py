@@ -1,6 +1,6 @@
 """Limits what all links of a peer send together to the rate that its owner allows and its uplink carries.
 
-Frames wait for their turn. Messages are small and are sent at once; later frames wait longer for that.
+Frames wait for their turn. Messages are small and are sent at once; the frames after them wait longer in return.
 The owner's limit holds whatever rate `core/topology/uplink_pace` measures.
 """
 
@@ -11,7 +11,7 @@ from echo2d.core.base.ids import PeerId
 from echo2d.core.topology.uplink_pace import HEADERS, LONG, LOOK_S, Sent, TokenBucket, UplinkPace
 from echo2d.net.peer.tcp_info import TcpInfo
 
-# The loop's clock ticks in milliseconds: with a shorter wait it would turn all the time.
+# The loop's clock ticks in milliseconds: with shorter waits the loop would turn all the time.
 _TICK_S = 0.001
 # A connection with fewer packets in flight shows little about the queue.
 IN_FLIGHT_MIN = 4
@@ -72,7 +72,7 @@ class UplinkLimit:
             sum(info.again for info in infos),
             sum(info.acknowledged for info in infos),
         )
-        # One link alone may have a queue elsewhere; the uplink's own queue delays all links.
+        # If only one link is delayed, the queue may be elsewhere. A queue in the uplink delays all links.
         trips = [
             info.trip_s / info.least_trip_s
             for info in infos

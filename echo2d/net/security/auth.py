@@ -8,7 +8,7 @@
                   then its Hello
     HTTP API      bearer secret
     succession    when the run's authority is changed on purpose, the old key signs the new one
-                  (in the Challenge); a member that has followed obeys no lower number again
+                  (in the Challenge); a member that has followed never obeys a lower number again
 
 A recorded control link therefore cannot be replayed, and a worker talks to no coordinator but its
 own. Every signed text begins with a prefix of its kind, so that no signature can be used for another text.
@@ -36,7 +36,7 @@ from echo2d.core.base.ids import PEER_ID_CHARS, PeerId, RunId
 from echo2d.errors import IntegrityFault, OperatorFault, PeerFault, path_fault
 
 Role = Literal["worker", "learner", "gateway", "agent", "viewer", "operator", "seed", "auditor"]
-# The coordinator gives its child processes, the seed and the auditor, a key directly.
+# The roles of the coordinator's child processes, the seed and the auditor. It gives them their keys directly.
 OWN_ROLES = ("seed", "auditor")
 TokenRole = Literal["worker", "learner", "gateway", "agent", "viewer", "operator"]
 
@@ -190,7 +190,7 @@ def read_token_file(path: Path) -> TokenFile:
         with path.open("rb") as file:
             _warn_of_readers(path, file.fileno())
             facts = json.loads(file.read(TOKEN_FILE_BYTES_MAX))
-            # A newer echo2d may have written more.
+            # A newer echo2d may have written more fields.
             names = [field.name for field in dataclasses.fields(TokenFile) if field.name in facts]
             token = TokenFile(**{name: facts[name] for name in names})
         right = all(
@@ -237,7 +237,7 @@ def verifies(public_key: bytes, signature: bytes, text: bytes) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Succession:
-    """A change of the run's authority, signed by the key before."""
+    """A change of the run's authority, signed by the previous key."""
 
     run_key: bytes  # the new public key
     authority: str  # its certificate, PEM
@@ -246,7 +246,7 @@ class Succession:
 
     @property
     def text(self) -> bytes:
-        """The text that the key before signs."""
+        """The text that the previous key signs."""
         number = self.number.to_bytes(8, "big")
         return b"echo2d succession 1\0" + number + self.run_key + self.authority.encode()
 
@@ -324,7 +324,9 @@ def is_answer(
 
 
 def last_of(run_key: bytes, number: int, named: Sequence[Succession]) -> Succession | None:
-    """The last succession of the chain that begins at this key, each signed by the key before. None: there is none."""
+    """The last succession of the chain that begins at this key, each signed by the previous key. None: the chain is
+    empty.
+    """
     found = None
     for each in named[:SUCCESSIONS_MAX]:
         if each.number > number and verifies(run_key, each.signature, each.text):

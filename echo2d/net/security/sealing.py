@@ -8,8 +8,8 @@ other end. Only these keys go through TLS:
 A unit of the link (`core/protocol/peer_messages`) has a readable header and an encrypted payload. A tag
 after the payload shows that neither was changed. The nonce counts the units of a direction, so a unit
 that was left out, repeated or moved is noticed. After UNITS_PER_KEY units the next key is derived from
-the last one. TLS would do the same, but with three more copies and records of 16 KiB: for a relay it
-costs three times as much as its sockets.
+the last one. TLS would do the same, but with three more copies and records of 16 KiB: for a relay, TLS
+costs three times as much as the sockets.
 
 Not here: sockets (`net/peer/connection`), certificates (`tls`).
 """
@@ -29,7 +29,7 @@ MAGIC = b"echo2d sealed link 1"
 SEALING_KEY_BYTES = 32
 # The size of a TLS record, and of one read from the socket.
 HANDSHAKE_READ_BYTES = 16 << 10
-# At most 2^34 blocks of 16 bytes: the chance to tell a unit from noise stays below 2^-60
+# A key seals at most 2^34 blocks of 16 bytes, so the chance to tell a unit from noise stays below 2^-60
 # (NIST SP 800-38D; the sum of all blocks, squared, over 2^129).
 UNITS_PER_KEY = 1 << 20
 
@@ -84,8 +84,8 @@ class KeyExchange:
         self._mine = secrets.token_bytes(SEALING_KEY_BYTES)
         self._told = False
         self._theirs = b""
-        # None until both keys are known. Then `certificate` is the other end's (DER), and `rest` is
-        # what followed the other end's key.
+        # None until both keys are known. Then `certificate` is the other end's (DER), and `rest` has
+        # the bytes that arrived after the other end's key.
         self.seal: Seal | None = None
         self.certificate: bytes | None = None
         self.rest = b""

@@ -2,8 +2,8 @@
 
     ticket = "ep_" + base64url(group, sample, nonce, MAC)
 
-The MAC is made with a key of the run, so a ticket cannot be forged, and another run's or sample's is refused.
-Each time an episode is offered its ticket has another nonce, so the holder of the last ticket is refused.
+The MAC is made with a key of the run, so a ticket cannot be forged, and a ticket of another run or sample is
+refused. Each time an episode is offered, its ticket has a new nonce, so the holder of the old ticket is refused.
 """
 
 import base64

@@ -54,9 +54,9 @@ _PublicKey = Ed25519PublicKey | ec.EllipticCurvePublicKey
 class Authority:
     """The certificate authority of one run, derived from the run's key. Certificates are PEM.
 
-    crossed: certificates that the earlier authorities have signed for this one, the newest first. They follow each
-    certificate, so that a member that knows only an older authority trusts it, too. older: the certificates
-    of those authorities, by which peers are known until they have enrolled again.
+    crossed: certificates that the earlier authorities have signed for this one, the newest first. They are appended
+    to each certificate, so that a member that knows only an older authority trusts the certificate, too. older: the
+    certificates of the earlier authorities, by which peers are known until they have enrolled again.
     """
 
     def __init__(self, run_key: Ed25519PrivateKey, crossed: str = "", older: str = "") -> None:

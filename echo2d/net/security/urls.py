@@ -18,7 +18,7 @@ def coordinator_url(text: str) -> str:
             and (url.hostname or "").encode("idna") != b""
             and url.port != 0
         )
-    # A port that is no number, a host that no resolver accepts, or an unclosed bracket.
+    # The port is no number, no resolver accepts the host, or a bracket is not closed.
     except ValueError:
         usable = False
     if not usable or not text.isprintable() or set(text) & set(" ?#@"):

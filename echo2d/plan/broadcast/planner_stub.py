@@ -1,8 +1,8 @@
-"""The stand-in for the coordinator: makes the plan, and repairs it when peers fail, leave or join. It knows only what
+"""Stands in for the coordinator: makes the plan, and repairs it when peers fail, leave or join. It knows only what
 peers report.
 
-Reports of stalled parents are collected for a moment, because every peer below a stalled peer reports: only a parent
-that does not itself wait for another parent is made a leaf.
+If a peer stalls, every peer below it reports its own parent as stalled. So reports are collected for a moment, and
+then only a reported parent that does not itself wait for another parent is made a leaf.
 """
 
 from collections.abc import Collection, Sequence
@@ -37,7 +37,7 @@ class PlannerStub:
         return self._follow(self._new_plan(seed, peers))
 
     def learn(self, seed: PeerFacts, peers: Sequence[PeerFacts]) -> set[PeerId]:
-        """Make a new plan from what is known of the peers by now, and follow it if it is much better."""
+        """Make a new plan from what is known about the peers now. Use it if it is much better."""
         assert self.plan is not None
         plan = self._new_plan(seed, peers)
         return self._follow(plan) if is_much_better(plan, self.plan) else set()
@@ -61,7 +61,7 @@ class PlannerStub:
         return set(plan.facts())
 
     def came(self, facts: PeerFacts, holders: Collection[PeerId]) -> set[PeerId]:
-        """A peer that is not the root has connected, for the first time or again. holders: peers with all frames."""
+        """A peer other than the root has connected, for the first time or again. holders: peers with all frames."""
         assert self.plan is not None
         self._gone.discard(facts.peer)
         old = self.plan
@@ -74,7 +74,7 @@ class PlannerStub:
         return self._change(self.plan, self._without(peer))
 
     def broken(self, reporter: PeerId, report: ReportEdgeBroken) -> bool:
-        """Keep a report; True: call `decide` in a moment."""
+        """Keep a report. Returns whether the caller must call `decide` in a moment."""
         plan = self.plan
         assert plan is not None
         if report.plan != plan.plan_id or report.peer == plan.root:
@@ -98,7 +98,7 @@ class PlannerStub:
         return told
 
     def accused(self, accuser: PeerId, accused: PeerId, now: float) -> set[PeerId]:
-        """A bad frame came from the accused: the peer that is found at fault becomes a leaf for good."""
+        """A bad frame came from the accused. The peer that is judged to be at fault becomes a leaf for good."""
         assert self.plan is not None
         is_seed = accuser == self.plan.root
         facts = self.plan.facts().get(

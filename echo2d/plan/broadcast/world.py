@@ -1,7 +1,8 @@
-"""A swarm in virtual time: one real `Relay` per peer on a modelled `network`, and a stand-in for the coordinator.
+"""Simulates a broadcast in virtual time: one real `Relay` per peer on a simulated `network`, and a stand-in for the
+coordinator.
 
-When a peer dies, everything under way to and from it is lost; its disk stays. The same scenario gives the same trace,
-bit for bit. The module reads no real clock. Not here: bytes, hashing, the control link.
+When a peer dies, everything that is under way to or from it is lost; its disk stays. The same scenario gives the same
+trace, bit for bit. The module reads no real clock. Not here: bytes, hashing, the control link.
 """
 
 import random
@@ -49,7 +50,7 @@ from echo2d.plan.kernel.scenario import PeerCrash, Scenario
 from echo2d.plan.kernel.virtual_clock import Clock
 
 _CHECK_EVERY = 1000  # events between two checks of a relay
-CHECK_EVERY_LONG = 100_000  # the same in runs of minutes, because a check looks at every frame
+CHECK_EVERY_LONG = 100_000  # for runs of minutes: a check is slow, because it looks at every frame
 
 _STAMP = struct.Struct("<dHHI")
 _KINDS = {
@@ -58,20 +59,20 @@ _KINDS = {
 
 
 class BroadcastStuckError(AssertionError):
-    """A peer that is alive did not receive everything in time."""
+    """A living peer did not receive everything in time."""
 
 
 @dataclass(frozen=True, slots=True)
 class BroadcastOutcome:
     """What one broadcast took, and what happened in it."""
 
-    t_verify_s: float  # until the last peer that was present from start to end held everything
+    t_verify_s: float  # until every peer that was present from start to end held everything
     bound_s: float
     predicted_s: float
     arrived_s: dict[int, float]  # when each peer held everything
     verified_peers: int  # peers that hold everything and are still alive
     left: int  # peers that died
-    seed_copies: float  # payload that the seed sent, in forms
+    seed_copies: float  # payload bytes that the seed sent, over those of the form
     duplicates: int  # payload frames that were received twice
     events: int
     generations: int
@@ -99,9 +100,9 @@ class BroadcastOutcome:
 
 
 class World:
-    """Simulates one scenario. check_every: events between two checks of a relay (all are checked at the end).
+    """Simulates one scenario. check_every: events between two checks of a relay (all relays are checked at the end).
 
-    rates: what the planner knows of the peers, and learns from this version; None: it knows their real links.
+    rates: what the planner knows about the peers, to which this broadcast adds; None: the planner knows the real links.
     """
 
     def __init__(
@@ -112,7 +113,7 @@ class World:
         self._segments = tuple(scenario.segments())
         self._encoded = 0
         self._rates = rates
-        self._one_plan = True  # the links carried frames of one plan only
+        self._one_plan = True  # whether the links carried frames of one plan only
         self._nodes = [Node(number, spec) for number, spec in enumerate(scenario.peers)]
         self._by_peer = {node.peer: node for node in self._nodes}
         job = Job(FORM, scenario.wire_bytes, scenario.frame_bytes)
@@ -131,8 +132,8 @@ class World:
     def run(self, told: Callable[[float], None] = lambda _: None) -> BroadcastOutcome:
         """Simulate until every living peer holds everything.
 
-        told: is called now and then with the share of the predicted time that has passed. BroadcastStuckError, with
-        the rng_seed: some peer does not receive everything.
+        told: is called now and then with the share of the predicted time that has passed. BroadcastStuckError: a peer
+        does not receive everything; the text has the rng_seed.
         """
         present = [node for node in self._nodes if node.spec.joins_at_s == 0]
         for node in present:
@@ -168,7 +169,7 @@ class World:
         return self._outcome()
 
     def _learn(self, rates: Rates) -> None:
-        """Plan again with the rates that the first seconds have shown."""
+        """Plan again with the rates that were measured in the first seconds."""
         self._measure(rates)
         present = [node for node in self._nodes if node.relay is not None]
         self._update_facts(present)
@@ -177,7 +178,7 @@ class World:
         self._one_plan = not told
 
     def _update_facts(self, present: list[Node]) -> None:
-        """Give the planner the uplinks that the rates show, if it plans by rates."""
+        """If the planner plans by rates, give it the uplinks that they show."""
         if self._rates is None:
             return
         uplinks = self._rates.to_plan_with([node.peer for node in present])
@@ -302,7 +303,7 @@ class World:
     # lives
 
     def _boot(self, node: Node) -> None:
-        """The process starts, and finds its disk as it was."""
+        """Start the node's process, with its disk as it was."""
         node.boots += 1
         node.relay = Relay(node.peer)
         if node.number:
@@ -316,7 +317,7 @@ class World:
             self._send_later(node, FormComplete(FORM, self._encoded))
 
     def _come(self, node: Node) -> None:
-        """The process starts, and the coordinator adds it to the plan."""
+        """Start the node's process, and let the coordinator add it to the plan."""
         self._to_come -= 1
         self._enter(node)
 
@@ -344,7 +345,7 @@ class World:
             self._clock.at(max(self._clock.now, fault.back_s), self._come, node)
 
     def _schedule_churn(self) -> None:
-        """Schedule the next leave and join, after an exponential time: all peers decide independently."""
+        """Schedule the next leave and join. The time until then is exponential, because peers leave independently."""
         per_s = self._scenario.churn / 60.0 * (len(self._scenario.peers) - 1)
         if per_s:
             self._clock.after(self._chance.expovariate(per_s), self._churn)
@@ -382,7 +383,7 @@ class World:
             self._clock.after(noticed, self._lose, node, node.boots)
 
     def _encode(self, boots: int) -> None:
-        """Encode the remaining segments: all at once, or one after the other while the seed lives."""
+        """Encode the remaining segments: all at once, or, with an encode rate, one by one while the seed lives."""
         seed = self._nodes[0]
         while (
             boots == seed.boots and seed.relay is not None and self._encoded < len(self._segments)
@@ -417,7 +418,7 @@ class World:
         return node.spec.latency_s + self._scenario.peers[0].latency_s
 
     def _send_later(self, node: Node, event: RelayEvent) -> None:
-        """The coordinator sends this to the peer, which gets it if it is still the same process on arrival."""
+        """Send an event from the coordinator to the peer. The event is lost if the peer's process dies before."""
         self._clock.after(self._control_s(node), self._hear, node, node.boots, event)
 
     def _hear(self, node: Node, boots: int, event: RelayEvent) -> None:

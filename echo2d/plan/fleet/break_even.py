@@ -2,10 +2,10 @@
 
 Per train step, as a share of what the data centre bills:
 
-    c        the rollouts' share of its bill; the learner is the rest
-    p        usd per trajectory here, over usd per trajectory there
+    c        the share of the data centre's bill that is for rollouts; the rest is for the learner
+    p        usd per trajectory here, over usd per trajectory in the data centre
     gamma    trajectories that are paid for, over those that are trained on
-    delta    how much more the learner costs here: a step takes longer, or its host is cheaper and may be taken away
+    delta    how much more the learner costs here, as a share: its steps take longer; a spot host also changes the price
 
     saving = 1 - ((1 + delta) (1 - c) + gamma p c) = c (1 - gamma p) - delta (1 - c)
 
@@ -74,7 +74,7 @@ class BreakEven:
 
 
 def break_even(fleet: FleetSpec, found: Forecast) -> BreakEven | None:
-    """Compare a run here with the data centre. None: the file has no `[centralized]`, or no step is ever done here.
+    """Compare a run here with the data centre. None: the file has no `[centralized]`, or no step is ever finished here.
 
     The price of trajectories includes the cost of the bubble and of versions on the wire.
     """

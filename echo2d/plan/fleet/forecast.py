@@ -2,11 +2,12 @@
 
     all workers --T_bcast--> kappa, mu_min --price of a step with more or fewer workers (`pools`)--> the cheapest ones
 
-T_bcast is the planner's prediction for all workers that are present, plus the pause of a refit: in a run, workers on
-standby receive versions, too. Sending over a metered line costs money, so three cases are priced: all workers pass
-versions on, all but the metered kinds, or none (a star). The cheapest case is the answer. Rates are those of the file;
-only the order of `by_cost=False` is random. Not here: the formulas (`capacity/model`), the choice
-(`capacity/worker_cost`), the trees (`topology/planner`); what a run measures (`world`).
+T_bcast is the planner's prediction for a broadcast to all present workers, because workers on standby also receive
+versions, plus the pause of a refit. Sending over a metered line costs money, so three cases are priced: all workers
+pass versions on, all except the metered kinds do, or none does (a star). The cheapest case is the answer. Rates are
+those of the file. Only the order of workers with `by_cost=False` is random. Not here: the formulas
+(`capacity/model`), the choice (`capacity/worker_cost`), the trees (`topology/planner`), and what a run measures
+(`world`).
 """
 
 import random
@@ -58,13 +59,14 @@ class Ablation:
 
 @dataclass(frozen=True, slots=True)
 class BroadcastForecast:
-    """T_verify in seconds by shape, and how often the form is sent."""
+    """T_verify in seconds for each shape, and how often the form is sent."""
 
     star_s: float
     planned_s: float
     bound_s: float  # no plan can be faster
-    copies: Mapping[str, float]  # of the form, that one worker of each kind sends by the plan
-    seed_copies: float  # of the form, that the learner's host sends
+    # How many copies of the form one worker of each kind sends by the plan.
+    copies: Mapping[str, float]
+    seed_copies: float  # how many copies of the form the learner's host sends
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +93,13 @@ class Forecast:
     choice: WorkerSet
     broadcast: BroadcastForecast
     relays: Relays
-    usd_per_h: float  # of learner and chosen workers, with bandwidth
+    usd_per_h: float  # for the learner, the chosen workers, and bandwidth
     kinds: tuple[WorkersTable, ...]
     pools: Pools
     seed_usd_per_h: float = 0.0  # the part of usd_per_h for what the learner's host sends
-    # How many times as long a step takes because the learner's host is sometimes taken away (`spot_learner`).
+    # The factor by which steps take longer because the learner's host is sometimes taken away (`spot_learner`).
     longer: float = 1.0
-    # Seconds through one chain of the chosen workers, to compare; only `plan` computes it.
+    # Seconds that a version takes through one chain of the chosen workers, for comparison; only `plan` computes it.
     chain_s: float = 0.0
 
     @property
@@ -246,7 +248,7 @@ class BroadcastForecasts:
     # --- inside
 
     def _priced(self, bound: int, kappa: int | str, relays: Relays) -> Forecast:
-        """The forecast if these workers pass versions on."""
+        """The forecast for one choice of the workers that pass versions on."""
         learner, policy = self.fleet.learner, self.fleet.policy
         counts = Counter({kind.name: _there(kind) for kind in self.fleet.workers})
         broadcast = self.broadcast(counts, relays)
@@ -289,7 +291,7 @@ class BroadcastForecasts:
         return replace(demand, publish_every=every)
 
     def _seed_usd_per_h(self, demand: Demand, broadcast: BroadcastForecast) -> float:
-        """What the versions that the learner's host sends cost."""
+        """Usd per hour for the traffic of versions that the learner's host sends."""
         return bandwidth_usd_per_h(
             publishes_per_h=3600.0 / demand.period_s,
             wire_bytes=self.fleet.model.wire_bytes(delta=self.ablation.delta),
@@ -388,7 +390,7 @@ def _facts(kind: WorkersTable, number: int, *, receive_only: bool) -> PeerFacts:
 
 
 def _copies_by_kind(plan: Plan, counts: CountsByKind) -> dict[str, float]:
-    """The mean over the workers of each kind: to the planner they differ only in their names."""
+    """The mean copies for each kind. Workers of one kind differ only in their names, so the mean stands for each."""
     sent: Counter[str] = Counter()
     for peer, copies in plan.copies().items():
         if peer != plan.root:

@@ -1,9 +1,9 @@
 """Makes a fleet from a running coordinator's status: `echo2d plan --live` plans with it.
 
-Measured are T_train, T_bcast (which replaces the prediction), the share of it in which workers stop, the pause of a
-refit, a trajectory's time, bytes on the wire, mu of each worker, uplinks, and the spread of lengths. The run's
-configuration gives S, kappa, R and prices. Downlinks are not measured; because T_bcast is, only the broadcast shapes
-that are shown beside it depend on them.
+The run has measured T_train, T_bcast (which replaces the prediction), the share of T_bcast for which workers stop, the
+pause of a refit, a trajectory's time, bytes on the wire, mu of each worker, uplinks, and the spread of lengths. Its
+configuration gives S, kappa, R and prices. Downlinks are not measured. They matter only for the times of the broadcast
+shapes that are shown beside the measured T_bcast.
 """
 
 from typing import Any
@@ -69,7 +69,9 @@ def _counts(worker: WorkerStatus) -> bool:
 
 
 def _kind(worker: WorkerStatus) -> dict[str, Any]:
-    """A kind for this worker alone; its id distinguishes it from another one of the same name."""
+    """A kind that has only this worker. The kind's name contains the worker's id, because two workers may have the
+    same name.
+    """
     return {
         "name": f"{worker.name} {worker.id[:8]}",
         "trajectories_per_h": 3600.0 * (worker.mu or 0.0),

@@ -1,6 +1,6 @@
-"""Deliveries of a simulated fleet: the rate of each box is known as soon as the box is present.
+"""The delivery rates of a simulated fleet. The rate of each box is known as soon as the box is present.
 
-A run measures that rate in a few seconds, from messages that a simulated fleet does not send.
+A real run measures the rate of a box within a few seconds, from messages that a simulated fleet does not send.
 """
 
 import math

@@ -20,8 +20,8 @@ from echo2d.plan.kernel.virtual_clock import Clock
 class FleetLearner:
     """Times are seconds of the clock.
 
-    waited_s: for batches, so far. away_s: without a host, which costs nothing. losses: how often its host was taken.
-    committed: is called with every committed step.
+    waited_s: how long the learner has waited for batches. away_s: how long it had no host; this time costs nothing.
+    losses: how often its host was taken. committed: is called with every committed step.
     """
 
     def __init__(
@@ -40,8 +40,8 @@ class FleetLearner:
         self._waits_since: float | None = 0.0
         self._waited_s = self.away_s = 0.0
         self.losses = 0
-        # The step of the newest checkpoint, and the number of steps begun or hosts lost: a step that was begun before
-        # a loss does not end.
+        # _checkpoint: the step of the newest checkpoint. _begun: rises when a step begins and when the host is lost, so
+        # a step that was in progress at a loss is recognised and never ends.
         self._checkpoint = self._begun = 0
         self._schedule_loss()
 
@@ -100,7 +100,7 @@ class FleetLearner:
         self._clock.after(self._table.restart_s, self._restart)
 
     def _restart(self) -> None:
-        """Train the lost steps again on the new host, which may be taken, too."""
+        """Train the lost steps again on the new host. This host may also be taken."""
         self._schedule_loss()
         lost = self._staleness.committed - self._checkpoint
         self._clock.after(lost * self._table.t_train_s, self._continue, self._begun)

@@ -10,7 +10,7 @@
     [model]
     params = 8e9
     bytes_per_param = 2
-    wire_fraction = 0.02         # the part of the snapshot that goes over the wire: 1 without deltas
+    wire_fraction = 0.02         # bytes on the wire over bytes of the snapshot; 1: no deltas
     [[fleet]]                    # `count` equal workers; rates are those of one
     name = "4090"
     count = 20
@@ -54,7 +54,8 @@ from echo2d.core.rules.run import (
 from echo2d.core.rules.table import Table, key, same_key
 from echo2d.errors import OperatorFault
 
-_WORKERS_MAX = 4096  # of all fleets together: a coordinator keeps rates of this many workers
+# In all fleets together. A coordinator keeps the rates of at most this many workers.
+_WORKERS_MAX = 4096
 MBPS_MAX = 1e7  # 10 Tbit/s: practically no limit
 GEN_SIGMA_MAX = 2.0
 _SECONDS_MAX = 1e6  # 11 days: a longer train step is a mistake in the unit
@@ -108,7 +109,7 @@ class WorkersTable(Table):
 
     name: str = key("name of this kind of worker")
     count: int = key("workers of this kind", 1, low=1, high=_WORKERS_MAX)
-    # More trajectories an hour are a mistake.
+    # A larger number is a mistake of the operator.
     trajectories_per_h: float = key(
         "accepted trajectories per hour of one worker", low=0.0, high=1e9
     )
@@ -207,7 +208,7 @@ class CentralizedTable(Table):
 
     @property
     def synchronous_usd_per_step(self) -> float | None:
-        """None: the file does not say how long such a step takes."""
+        """Usd of a step if the same machines generate and train by turns; None: the file gives no time for it."""
         step_s = self.synchronous_step_s
         return None if step_s is None else self.usd_per_h * step_s / 3600.0
 

@@ -2,9 +2,9 @@
 
     trains --machine taken--> away for restart_s --> trains again, from its newest checkpoint
 
-After a notice the learner writes a checkpoint at once, so only the step in progress is lost, half of one on average.
-Without a notice, or with one that is too short, the steps since the newest checkpoint are lost, too. A lost step is
-trained again on the same batch. While the learner has no machine, it costs nothing; workers cost money all the time.
+After a notice the learner writes a checkpoint at once, so only the step in progress is lost: half a step on average.
+Without a notice, or if it is too short, the steps since the newest checkpoint are also lost. A lost step is trained
+again on the same batch. While the learner has no machine, it costs nothing; workers cost money all the time.
 """
 
 from dataclasses import dataclass
@@ -17,8 +17,8 @@ class SpotLearner:
     """Averages over a long run."""
 
     t_train_s: float  # seconds of a step with its part of a checkpoint
-    longer: float  # how many times as long steps take because of the losses
-    paid: float  # share of that time for which the host is paid
+    longer: float  # the time of a step with losses, over its time without them
+    paid: float  # the share of the whole time for which the host is paid
 
     @staticmethod
     def of(learner: LearnerTable) -> "SpotLearner":
@@ -36,5 +36,5 @@ class SpotLearner:
 
 
 def is_warned(learner: LearnerTable) -> bool:
-    """Whether a notice is long enough for a checkpoint."""
+    """Whether a notice comes, and is long enough for a checkpoint."""
     return learner.notice_s > 0 and learner.notice_s >= learner.checkpoint_s

@@ -1,8 +1,8 @@
 """The environment of a simulated fleet: each episode has the same number of turns, with a tool's time between them.
 
-While a tool works, its sample holds no slot. The module counts the share of slots that are leased, the episodes that
-wait for a tool, and the tokens of prefixes that workers read again because another worker, or another version, wrote
-the turn before.
+While a tool works, its sample holds no slot. The module counts three things: the share of slots that are leased; the
+episodes that wait for a tool; and the prefix tokens that a worker must read again, because another worker or another
+version wrote the turn before.
 """
 
 import random
@@ -21,7 +21,7 @@ ToolAnswer = EnvironmentStepped | EpisodeEnded
 
 
 class FleetTools:
-    """See the module docstring. tokens_max: of one turn."""
+    """See the module docstring. tokens_max: the limit of tokens of one turn."""
 
     def __init__(self, simulate: SimulateTable, chance: random.Random, tokens_max: int) -> None:
         self._turns, self._tool_s, self._sigma = (
@@ -31,13 +31,13 @@ class FleetTools:
         )
         self._chance = chance
         self._tokens_max = tokens_max
-        self.waiting = 0  # episodes
+        self.waiting = 0  # episodes that wait for a tool
         # For each sample, the worker and the version that wrote its last turn.
         self._last: dict[tuple[GroupId, int], tuple[PeerId, VersionKey | None]] = {}
         self._at, self._free_s, self._leased_s, self._waiting_s = 0.0, 0.0, 0.0, 0.0
-        # Later turns that could go back to the worker of the turn before, and those that did.
+        # How many turns could go back to the worker that wrote the turn before, and how many did.
         self.could_stay = self.stayed = 0
-        # Prompt tokens: those that workers read, and those that must be read even with a perfect cache.
+        # How many prompt tokens workers read, and how many they would read with a perfect cache.
         self.read = self.ideal = 0
 
     @property
@@ -50,9 +50,9 @@ class FleetTools:
     def begins(
         self, granted: LeaseGranted, worker: PeerId, serving: Callable[[PeerId], VersionKey | None]
     ) -> bool:
-        """Count a lease that a worker begins. Returns whether the worker has the prefix of the earlier turns.
+        """Count a lease that a worker begins. Returns whether the worker has cached the earlier turns.
 
-        serving: the version that a worker serves.
+        serving: gives the version that a worker serves.
         """
         length = len(granted.prompt) // 4
         hit = could_stay = False
@@ -65,7 +65,7 @@ class FleetTools:
                 self.could_stay += could_stay
                 hit = could_stay and last == here
                 self.stayed += hit
-            # If a cache can hold the earlier tokens, only the new ones are read.
+            # After the first turn a perfect cache holds the earlier tokens, so only the new ones are read.
             new = GIVEN_TOKENS if granted.earlier else length
             self.ideal += new if could_stay else length
             self.read += new if hit else length
@@ -88,7 +88,7 @@ class FleetTools:
         self.waiting -= isinstance(answer, EnvironmentStepped)
 
     def count(self, slots: int, leased: int, now: float) -> None:
-        """Count the time since the last call, in which active workers had these slots and leases."""
+        """Count the time since the last call; the active workers had these slots and leases in it."""
         passed_s, self._at = now - self._at, now
         self._free_s += passed_s * max(0, slots - leased)
         self._leased_s += passed_s * leased

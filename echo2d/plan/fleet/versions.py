@@ -3,9 +3,9 @@
     published --> waits (an older one is dropped) --> spreads for the predicted time --> all refit --> served
 
 All workers that were present when a broadcast began receive the version at the same moment. In exclusive mode workers
-stop for the last part of the broadcast, in background mode only for the refit; then they compute KV caches again. A
-worker that joins later fetches the newest version in full. Not here: when the learner publishes, and which workers are
-active.
+stop for the last part of the broadcast; in background mode they stop only for the refit. After the refit they compute
+KV caches again. A worker that joins later fetches the newest version in full. Not here: when the learner publishes,
+and which workers are active.
 """
 
 import math
@@ -31,12 +31,13 @@ from echo2d.plan.fleet.worker import FleetWorker
 from echo2d.plan.kernel.scenario import MBIT
 from echo2d.plan.kernel.virtual_clock import Clock
 
-# If the seed sends more than one copy, times to spread that differ by less than this factor give the same copies.
+# If the seed sends more than one copy, a prediction is used again while the allowed time changes by less than this
+# factor.
 WITHIN_NEAR = 1.1
 
 
 class LostTime(Protocol):
-    """Is called with the seconds for which a worker has just generated nothing."""
+    """A function that is called with the seconds for which a worker has just generated nothing."""
 
     def __call__(self, worker: PeerId, seconds: float, *, now: float) -> None: ...
 
@@ -65,7 +66,7 @@ class FleetVersions:
         self._predicted: tuple[dict[str, int], BroadcastForecast] | None = None
         # Seconds that the last predicted broadcast was allowed to take; None: bytes cost nothing.
         self._within_s: float | None = None
-        self._expected_s: dict[int, float] = {}  # by version, from its publish
+        self._expected_s: dict[int, float] = {}  # for each version, seconds after its publish
         self._spreading: VersionPublished | None = None
         self._waiting: VersionPublished | None = None
         self._publish_at: dict[int, float] = {}
@@ -78,12 +79,12 @@ class FleetVersions:
 
     @property
     def copies(self) -> Mapping[str, float]:
-        """Copies that a worker of each kind passes on, by the last prediction."""
+        """How many copies of a version a worker of each kind passes on, by the last prediction."""
         return {} if self._predicted is None else self._predicted[1].copies
 
     @property
     def copies_each(self) -> float:
-        """Copies of a version that the learner's host has sent, on average."""
+        """How many copies of a version the learner's host has sent on average."""
         gb = self._fleet.model.wire_bytes(delta=self._ablation.delta) / 1e9
         return self.egress_gb / gb / self.spread if self.spread else 0.0
 
@@ -220,8 +221,8 @@ class FleetVersions:
         self._mark_changed(box)
 
     def _pause(self, boxes: list[FleetWorker], seconds: float, measured: LostTime) -> None:
-        """Let these workers generate nothing for this long. They get no leases meanwhile, because the next version
-        shall write those samples. measured: is called for each worker at the end of the pause.
+        """Let these workers generate nothing for this long. They get no leases meanwhile, so that their next samples
+        are written by the new version. measured: is called for each worker at the end of the pause.
         """
         paused = []
         for box in boxes:
@@ -232,7 +233,7 @@ class FleetVersions:
         self._clock.after(seconds, self._end_pause, paused, measured)
 
     def _mark_changed(self, box: FleetWorker) -> None:
-        """Mark an active worker as changed, so that granting looks at it; it ignores workers on standby."""
+        """Mark an active worker as changed, so that the scheduler considers it for leases."""
         if box.peer.service.active:
             self._members.changed.add(box.peer.peer)
 
@@ -242,7 +243,7 @@ class FleetVersions:
 
 
 def _near(counts: dict[str, int], others: dict[str, int]) -> bool:
-    """Whether no kind has grown or shrunk by much."""
+    """Whether the number of workers of every kind is nearly the same."""
     names = counts.keys() | others.keys()
     # A broadcast is predicted again when more than 5 % of a kind have joined or left.
     return all(

@@ -1,8 +1,9 @@
 """One worker of a simulated fleet: its leases, how long each sample takes, and when it stops for a version.
 
-A sample has 16 tokens and takes slots/mu seconds on average, with a long tail; a pause delays the end of all
-samples under way. All tokens of a sample but the last count as written by the version under which it began, the last
-one by the version under which it ended. Not here: whether a worker gets leases, and what happens to its results.
+A sample has 16 tokens and takes slots/mu seconds on average, with a long tail. A pause delays the end of all samples
+that are being generated. Every token except the last is attributed to the version under which the sample began, and
+the last token to the version under which it ended. Not here: whether a worker gets leases, and what happens to its
+results.
 """
 
 import math
@@ -61,12 +62,12 @@ class FleetWorker:
 
     @property
     def expected(self) -> float:
-        """Trajectories/s, from the file's figure for its kind."""
+        """The trajectories/s that the file gives for the worker's kind."""
         return max(self.kind.trajectories_per_h, 1e-3) / 3600.0
 
     @property
     def sample_s(self) -> float:
-        """Seconds of one sample, on average; infinite for a kind that makes nothing."""
+        """Mean seconds of one sample; infinite for a kind that makes nothing."""
         per_h = self.kind.trajectories_per_h * self.speed
         return self.peer.slots * 3600.0 / per_h if per_h else math.inf
 
@@ -82,7 +83,7 @@ class FleetWorker:
         begun = []
         start = max(now, self.paused_until) + extra_s
         for sample, work in zip(granted.samples, works, strict=True):
-            # 16 tokens on average cost nothing, and tell a long sample from a short one.
+            # The mean is 16 tokens: few enough to be fast, and enough to distinguish long samples from short ones.
             whole = max(1, min(PLANNED_TOKENS_MAX, round(work * 16)))
             tokens = max(1, whole - granted.written)
             takes_s = self.sample_s * work * tokens / whole
@@ -94,7 +95,7 @@ class FleetWorker:
         return begun
 
     def written(self, lease: Lease, now: float) -> dict[int, int]:
-        """The tokens that each open sample of a lease has so far; the last token arrives with the result."""
+        """How many tokens each open sample of a lease has so far; the last token arrives only with the result."""
         found = {}
         for number in lease.samples:
             if (sample := self.samples.get((lease.key, number))) is not None:
@@ -104,7 +105,7 @@ class FleetWorker:
         return found
 
     def progress(self, lease: Lease, now: float) -> LeaseProgress:
-        """A report of everything that it has written for a lease."""
+        """A report of all tokens that the worker has written for a lease."""
         ended = self.peer.engine.serving
         assert ended is not None
         deltas = tuple(
@@ -150,12 +151,12 @@ class FleetWorker:
         )
 
     def cancel(self, lease: HeldLease) -> None:
-        """Drop the samples of a lease, which are no longer wanted."""
+        """Drop the samples of a lease that was cancelled."""
         for key in [key for key in self.samples if key[0] == lease]:
             del self.samples[key]
 
     def pay(self, now: float) -> None:
-        """Add the cost of the hours since it was activated, or since the last payment."""
+        """Add the cost of the time since the worker was activated, or since the last payment if that was later."""
         if self.active_since is not None:
             self.usd += self.price.usd_per_h * (now - self.active_since) / 3600.0
             self.active_since = now
@@ -173,7 +174,9 @@ def _logprobs(count: int) -> bytes:
 
 @lru_cache(maxsize=1024)
 def _spans(began: VersionKey, ended: VersionKey, count: int) -> tuple[VersionSpan, ...]:
-    """Spans of `count` tokens, the last one written by `ended`; a single token counts as written by `began`."""
+    """Spans of `count` tokens: the last token belongs to `ended`, all others to `began`. A single token belongs to
+    `began`.
+    """
     first = count - 1 if ended != began and count > 1 else count
     parts = [(began, 0, first), (ended, first, count)]
     return tuple(

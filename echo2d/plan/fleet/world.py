@@ -1,11 +1,12 @@
-"""A fleet, a learner and their coordinator's decisions for hours of virtual time: `echo2d simulate` of a fleet.
+"""Simulates a fleet, a learner and their coordinator for hours of virtual time; `echo2d simulate` runs it.
 
-Real, from `core`: membership, leases, granting, groups, the gates and batches of staleness, estimators, capacity,
-activation. Modelled: a broadcast is one prediction of the planner, after which everybody has the version at once;
-progress and heartbeats are no messages: who falls silent is given up after the silence that a run allows; grants are
-made a little apart. Who passes versions on is what `plan` would choose; workers on standby receive them, pass them on
-like others of their kind, and cost nothing. The same rng_seed gives the same run. Not here: what one box does
-(`worker`), how a version reaches them (`versions`), frames and faults on the way (`world`, `run/world`).
+These parts are the real code of `core`: membership, leases, granting, groups, the gates and batches of staleness,
+estimators, capacity, activation. The rest is simplified. A broadcast is one prediction of the planner, and all workers
+get the version when it ends. Progress and heartbeats are not sent as messages; a worker that falls silent is given up
+after SILENCE_S. Grants are made at intervals. The same kinds pass versions on as `plan` would choose. Workers on
+standby receive versions, pass them on like others of their kind, and cost nothing. The same rng_seed gives the same
+run. Not here: what one box does (`worker`), how a version reaches the workers (`versions`), frames and faults on the
+way (`plan/broadcast/world`, and `faults/world` of echo2d-lab).
 """
 
 import math
@@ -65,11 +66,12 @@ from echo2d.plan.fleet.versions import FleetVersions
 from echo2d.plan.fleet.worker import PLANNED_TOKENS_MAX, STOP, FleetSample, FleetWorker
 from echo2d.plan.kernel.virtual_clock import Clock
 
-ADVANCE_SHARE = 0.01  # of a sample's time, between two grants: for half of that a slot stays empty on average ...
-ADVANCE_S_MAX = 1.0  # ... and never longer
-# After this many planned steps without one, at this many looks, the run stands still.
+# Grants are this share of a sample's time apart, at most ADVANCE_S_MAX. A slot is empty for half of that on average.
+ADVANCE_SHARE = 0.01
+ADVANCE_S_MAX = 1.0
+# The run ends if nothing is trained for the time of STANDS_STEPS planned steps. LOOKS looks divide that time.
 STANDS_STEPS, LOOKS = 10, 2
-SILENCE_S = 15.0  # until a worker that left without a word is given up, as in a run
+SILENCE_S = 15.0  # A worker that is silent for this long is given up, as in a run.
 FOREVER_S = 1e12
 GROUP_QUANTILES = {"p50": 0.5, "p95": 0.95}
 NOTED = (PromptTaken, GroupDropped, LeaseGiven)
@@ -78,7 +80,9 @@ _CHECK_EVERY = 2000  # grants between two checks of the machines
 
 
 def _rules(fleet: FleetSpec, ablation: Ablation, tools: FleetTools) -> RunRules:
-    """The run that the fleet plays. Its workers are never silent: the world says who is lost."""
+    """The rules of the simulated run. No lease or heartbeat times out, because `FleetWorld.lose` decides which worker
+    is lost.
+    """
     learner, policy = fleet.learner, fleet.policy
     task = TaskRules(max_new_tokens=PLANNED_TOKENS_MAX, stop_token_ids=(STOP,), episode=tools.rules)
     return RunRules(
@@ -101,7 +105,7 @@ def _rules(fleet: FleetSpec, ablation: Ablation, tools: FleetTools) -> RunRules:
 
 
 class FleetWorld:
-    """Plays one fleet."""
+    """Simulates one fleet."""
 
     def __init__(self, fleet: FleetSpec, ablation: Ablation | None = None) -> None:
         count = sum(kind.count for kind in fleet.workers)
@@ -151,7 +155,7 @@ class FleetWorld:
             learner, self._simulate.train_sigma, self._chance, self._clock, staleness=self.staleness,
             statistics=self.statistics, committed=self._committed,
         )  # fmt: skip
-        # When the bubble began to count, and for how long the learner had waited then.
+        # The time from which the bubble is measured, and the seconds that the learner had waited by then.
         self._measured_from = 0.0, 0.0
         self._look_s = math.inf
         fastest = self._turns * max(
@@ -164,21 +168,21 @@ class FleetWorld:
         self._advances = 0
         self._wakes_at = 0.0
         self._told_at = 0.0
-        # When each open group began, and how long the others took, from their first lease until they were whole.
-        self._begun: dict[GroupId, float] = {}
+        self._begun: dict[GroupId, float] = {}  # when each open group began, with its first lease
+        # Seconds from the beginning of each group until it was complete.
         self.group_s: list[float] = []
-        # Of groups that were dropped, from their beginning to that.
+        # Seconds from the beginning of each dropped group until it was dropped.
         self.dropped_s: list[float] = []
         self._moved = 0
-        # By sample, how long it is, over the mean.
+        # The length of each sample, over the mean.
         self._works: dict[tuple[GroupId, int], float] = {}
         self._settle_at = 0.0
         self.demands: list[tuple[float | None, float]] = []  # mu_min and mu_pool at each publish
 
     def run(self, progress: Callable[[float], None] = lambda _: None) -> dict[str, Any]:
-        """Until the hours are over; the facts of `facts`. progress: is told the share that is done, now and then.
+        """Simulate all hours and return `facts`. progress: is called now and then with the share that is done.
 
-        Fault: nothing was trained for STANDS_STEPS planned steps.
+        Fault: nothing was trained for the time of STANDS_STEPS planned steps.
         """
         step_s = provision(self._fleet, self._ablation).step_s
         self._look_s = (STANDS_STEPS * step_s + self._fleet.learner.restart_s) / LOOKS
@@ -198,8 +202,9 @@ class FleetWorld:
         return self.facts()
 
     def _look(self, step: int, idle: int) -> None:
-        """After every half of the time in which a step must have been done. step: as of the look before; idle: looks
-        in a row at which nothing had been done since, though somebody worked.
+        """Raise a Fault if LOOKS looks in a row find that workers are active but no step was committed.
+
+        step: the step that was committed at the look before. idle: how many looks in a row found no progress.
         """
         works = any(box.here and box.peer.service.active for box in self.boxes.values())
         idle = idle + 1 if works and self.staleness.committed == step else 0
@@ -211,11 +216,13 @@ class FleetWorld:
         self._clock.after(self._look_s, self._look, self.staleness.committed, idle)
 
     def after(self, seconds: float, act: Callable[[], None]) -> None:
-        """What a test wants to happen then."""
+        """Let a test schedule a call."""
         self._clock.after(seconds, act)
 
     def lose(self, box: FleetWorker) -> None:
-        """It falls silent, for ever. What it told of its samples before goes on elsewhere (`simulate.migrate`)."""
+        """Let the worker fall silent for ever. With `simulate.migrate` other workers continue its samples from the
+        progress that it reported last.
+        """
         if self._simulate.migrate and box.peer.engine.serving is not None:
             now = self.statistics.now = self._clock.now
             for lease in self._scheduler.leases.of_worker(box.peer.peer):
@@ -270,12 +277,12 @@ class FleetWorld:
         self.spreading.joined(box)
 
     def _served(self) -> None:
-        """By somebody, who did not serve it before."""
+        """A worker began to serve a version."""
         self._decide()
         self._advance_soon()
 
     def _leaves(self, box: FleetWorker) -> None:
-        """With notice it drains first; without, it falls silent."""
+        """The worker is taken away: after a notice it drains first; without one it falls silent at once."""
         box.leaving = box.kind.notice_s > 0
         if box.leaving:
             self._decide(lost=box.peer.service.active)
@@ -319,21 +326,24 @@ class FleetWorld:
                 slots=box.peer.slots,
             )
             for name, box in self.boxes.items()
-            if box.peer.engine.serving
-            is not None  # until it is given up: nobody knows that it is silent
+            # A silent worker stays a candidate until it is given up, because the coordinator does not know yet.
+            if box.peer.engine.serving is not None
         ]
 
     def _mu(self, box: FleetWorker) -> float:
         return self.measurements.mu(box.peer.peer, box.peer.slots, box.expected)
 
     def demand(self) -> Demand:
-        """By what was measured; before that, by what the file and the planner say."""
+        """The present demand, from measurements; until there are any, from the file and the planner's predictions."""
         demand = self.capacity_planner.demand(self.publish_every)
         assert demand is not None
         return demand
 
     def _decide(self, *, lost: bool = False) -> None:
-        """lost: an active one. Rates are brought up to date once a publish period, as in a run."""
+        """Choose the active workers again. lost: an active worker was lost, so do not wait for the next review.
+
+        Measured rates are updated once per publish period, as in a run.
+        """
         now = self._clock.now
         if not lost and now < self.capacity_planner.activation.waits_until():
             return
@@ -377,9 +387,8 @@ class FleetWorld:
         self._advances += 1
         self._freeze()
         self._grant()
-        if (
-            self._freeze()
-        ):  # a group that went on without its late samples was the last that the batch lacked
+        # A group that went on without its late samples may have completed the batch.
+        if self._freeze():
             self._grant()
         self.learner.train()
         self._wake_later()
@@ -387,18 +396,18 @@ class FleetWorld:
             self._check()
 
     def _wake_later(self) -> None:
-        """Nothing may happen before a worker has rested, or before a group has waited for long enough."""
+        """Advance when a worker's rest ends or a group has waited long enough, even if nothing happens until then."""
         wake_at = self._scheduler.wake_at()
         if wake_at is None:
             return
-        # What waits is looked at every ten advances.
+        # Such deadlines are checked at most once in ten advances.
         wake_at = max(wake_at, self._clock.now + 10 * self._advance_s)
         if self._wakes_at <= self._clock.now or wake_at < self._wakes_at:
             self._wakes_at = wake_at
             self._clock.at(wake_at, self._advance_soon)
 
     def _freeze(self) -> bool:
-        """Whether a batch was filled."""
+        """Freeze all batches that can be filled. Returns whether there was one."""
         asked, filled = self.staleness.committed + PREFETCH_STEPS, False
         self._perform(self.groups.before_batch(asked))
         while self.staleness.freeze(asked) is not None:
@@ -407,7 +416,7 @@ class FleetWorld:
         return filled
 
     def _grant(self) -> None:
-        for _ in range(2):  # again where prompts have come at once
+        for _ in range(2):  # The second time grants the prompts that were drawn in the first.
             self._perform(self.groups.age(now=self._clock.now))
             self._move_stragglers()
             self._perform(self._scheduler.fill(now=self._clock.now))
@@ -415,7 +424,9 @@ class FleetWorld:
                 return
 
     def _move_stragglers(self) -> None:
-        """In a run workers tell every two seconds how far they are; here, before somebody asks."""
+        """Move late samples to faster workers. In a run workers report their progress every two seconds; here it is
+        read just before it is needed.
+        """
         now = self._clock.now
         if now >= self._told_at + JUDGED_SHARE * self._fleet.policy.t_gen_s:
             self._told_at = now
@@ -428,10 +439,10 @@ class FleetWorld:
             self._perform(self.groups.move(moves, now=now))
 
     def _perform(self, actions: Iterable[CoordinatorAction]) -> bool:
-        """Whether prompts were drawn."""
+        """Perform actions of the core. Returns whether prompts were drawn."""
         drawn = False
         for action in actions:
-            # Written out for those of each sample: this is what a simulation does all the time.
+            # Chains of isinstance are fast, and a simulation spends most of its time here.
             if isinstance(action, Persist):
                 if isinstance(action.record, NOTED):
                     self._notes(action.record)
@@ -468,7 +479,7 @@ class FleetWorld:
         return None if box is None else box.peer.engine.serving
 
     def _notes(self, record: object) -> None:
-        """When a group begins, and what moves."""
+        """Note when groups begin and are dropped, and count samples that move to another worker."""
         if isinstance(record, PromptTaken):
             self._begun[record.group] = self._clock.now
         elif isinstance(record, GroupDropped):
@@ -478,14 +489,14 @@ class FleetWorld:
             self._moved += record.base.length > record.base.turn_start
 
     def _reward(self, group: GroupId) -> float:
-        """0, if all rewards of this group are the same, so that it is thrown away."""
+        """A random reward; 0 for all samples of a group that is to be dropped because its rewards are the same."""
         share = self._fleet.policy.no_variance
         drawn_by = f"{self._simulate.rng_seed} {group}"
         is_flat = share > 0 and random.Random(drawn_by).random() < share
         return 0.0 if is_flat else self._chance.random()
 
     def _hears(self, session: SessionId, message: ToPeer) -> None:
-        """What a worker is told of its leases."""
+        """The worker of this session receives a message about its leases."""
         if isinstance(message, LeaseGranted):
             box = self._box(session)
             assert box is not None
@@ -501,7 +512,7 @@ class FleetWorld:
             box.cancel(HeldLease(message.lease, message.attempt))
 
     def _work(self, granted: LeaseGranted, sample: int) -> float:
-        """How long this sample is, over the mean; one that goes on is as long as it was."""
+        """The length of this sample, over the mean. A sample that another worker continues keeps its length."""
         key = granted.group, sample
         if granted.written and key in self._works:
             return self._works[key]
@@ -533,8 +544,8 @@ class FleetWorld:
         self._advance_soon()
 
     def _committed(self, step: int) -> None:
-        """The learner has done a step."""
-        # The bubble counts after 2 * (S + 1) steps.
+        """The learner has committed a step."""
+        # The bubble is measured from step 2 * (S + 1) on.
         if step == 2 * (self._rules.staleness_max + 1):
             self._measured_from = self._clock.now, self.learner.waited_s
             self.tools.begin_counting(self._clock.now)
@@ -544,17 +555,17 @@ class FleetWorld:
         self._decide()
         self._advance_soon()
 
-    # --- what came of it
+    # --- results
 
     @property
     def mu_pool(self) -> float:
-        """As measured, of those that are active and here."""
+        """The measured trajectories/s of all workers that are active and present."""
         return sum(
             self._mu(box) for box in self.boxes.values() if box.here and box.peer.service.active
         )
 
     def facts(self) -> dict[str, Any]:
-        """The keys of `plan`, as measured, and what only a run has."""
+        """The results: the keys of `plan`, with measured values, and keys that only a simulated run has."""
         now, demand, steps = self._clock.now, self.demand(), self.staleness.committed
         from_s, waited_s = self._measured_from
         idle_s, measured_s = self.learner.waited_s - waited_s, now - from_s
@@ -600,7 +611,7 @@ class FleetWorld:
         }
 
     def _usd(self) -> float:
-        """Until now."""
+        """All costs until now, in usd."""
         for box in self.boxes.values():
             box.pay(self._clock.now)
         paid_s = max(0.0, self._clock.now - self.learner.away_s)
@@ -613,7 +624,7 @@ class FleetWorld:
         )
 
     def _kinds(self) -> list[dict[str, Any]]:
-        """Active at the end; rho by what it was paid per hour and makes."""
+        """For each kind, the workers that are active at the end, and rho: their present price over what they make."""
         rows = []
         for kind in self._fleet.workers:
             active = [
@@ -633,7 +644,8 @@ class FleetWorld:
         return rows
 
     def _check(self) -> None:
-        # A coordinator asks after every event, and so forgets the deadlines of leases that ended.
+        # This call forgets the deadlines of leases that have ended, which the check requires. A coordinator calls it
+        # after every event.
         self._scheduler.wake_at()
         parts = (
             self.statistics,

@@ -1,8 +1,8 @@
 """The network of the simulation: access links, connections, and what travels over them.
 
 Each peer's uplink sends frames and messages one after the other, in the order in which they were given to it. Each
-downlink receives them one after the other, while they are still being sent. A connection keeps its order; a lost
-packet delays it by one round trip.
+downlink receives them one after the other, and begins while they are still being sent. A connection keeps their order;
+a lost packet delays the connection by one round trip.
 """
 
 import random
@@ -38,7 +38,7 @@ from echo2d.plan.kernel.scenario import TABLE_ROW_BYTES, PeerSpec
 from echo2d.plan.kernel.virtual_clock import Clock
 
 FORM = FormId("f" * 32)
-# Rounding must not make a link look busy whose target receives at the same rate.
+# If both ends of a link have the same rate, rounding must not make the link look busy.
 TIME_EPSILON_S = 1e-9
 
 
@@ -64,19 +64,19 @@ class ConnectionPipe:
         self.target = target
         self.latency = source.spec.latency_s + target.spec.latency_s
         self.dead = False
-        self.in_order = 0.0  # time of the last arrival: what is sent later arrives no earlier
+        self.in_order = 0.0  # time of the last arrival; nothing that is sent later arrives earlier
         self.last_start = 0.0  # time at which the last frame begins to leave
         self.meter = LinkMeter()  # what the target measures
-        self.unsaid = False  # frames were given since the last PeerReady
+        self.unsaid = False  # whether frames were given since the last PeerReady
         self.repairs: set[int] = set()  # repair streams that the target opened
         self.ended: set[int] = set()  # streams that the target has ended, whose frames it drops
         self.ready = PeerReady(target.peer)
 
 
 class Node:
-    """A peer: its access link, its process (relay; None: not running) and what is on its disk.
+    """A peer: its access link, its process (`relay`; None: not running) and what is on its disk.
 
-    boots: how often it was started. facts: what the planner knows of it.
+    boots: how often the process was started. facts: what the planner knows about the peer.
     """
 
     def __init__(self, number: int, spec: PeerSpec) -> None:
@@ -102,7 +102,7 @@ class Node:
         self.arrived_s: float | None = None
 
     def kept(self, segment: int) -> tuple[FrameId, ...]:
-        """The frames of this segment on disk, its table first; without the table, no frames."""
+        """The frames of this segment on disk, the table first; empty if the table is missing."""
         if self.disk is None or not self.disk.holds(FrameId(segment << FRAME_INDEX_BITS)):
             return ()
         return tuple(
@@ -110,12 +110,12 @@ class Node:
         )
 
     def note_ended(self, by: PeerId, stream: int) -> None:
-        """`by` has ended this stream: it drops the frames that still arrive on it."""
+        """Note that `by` has ended this stream: `by` drops the frames that still arrive on it."""
         if by in self.ways:
             self.ways[by].ended.add(stream)
 
     def note_repair(self, by: PeerId, stream: int) -> None:
-        """`by` has opened this stream for repairs: it carries single frames."""
+        """Note that `by` has opened this stream for repairs: the stream carries single frames."""
         if by in self.ways:
             self.ways[by].repairs.add(stream)
 
@@ -137,12 +137,12 @@ class SimNetwork:
         self._ready: list[ConnectionPipe] = []
 
     def say_ready(self) -> None:
-        """Call this after a relay's actions: connections that still have room report it."""
+        """Call this after the actions of a relay. Every connection that still has room then reports that."""
         while self._ready:
             self._say_ready(self._ready.pop())
 
     def send_frame(self, node: Node, action: SendFrame) -> None:
-        """Gives the frame to the node's connection, if there is one."""
+        """Give the frame to the node's connection, if there is one."""
         way = node.ways.get(action.peer)
         if way is None or way.dead:
             return
@@ -175,14 +175,16 @@ class SimNetwork:
             self._deliver_to(way.source, way.ready)
 
     def send(self, node: Node, peer: PeerId, event: RelayEvent, items: int = 0) -> None:
-        """Gives a message to the node's connection, if there is one; the peer handles it as this event."""
+        """Give a message to the node's connection, if there is one. The peer handles the message as this event."""
         way = node.ways.get(peer)
         if way is not None and not way.dead:
             # A small message takes about 64 bytes, and 4 more for each frame that it names.
             self._transmit(way, 64 + 4 * items, event)
 
     def _transmit(self, way: ConnectionPipe, size: int, what: SendFrame | RelayEvent) -> None:
-        """Send it through the uplink, then through the network, in order with what was sent this way before."""
+        """Send `what` through the uplink and then through the network. It arrives after everything that was sent on
+        this connection before.
+        """
         source = way.source
         source.up_free = max(self._clock.now, source.up_free) + size * source.up_s
         at = source.up_free + way.latency
@@ -239,7 +241,7 @@ class SimNetwork:
         return sizes[index - 1] if index else TABLE_ROW_BYTES * (1 + len(sizes))
 
     def connect(self, one: Node, other: Node) -> None:
-        """Opens a connection a moment later, if both ends still want it then."""
+        """Open a connection a moment later, if both ends still want it then."""
         if self._agree(one, other):
             trip = one.spec.latency_s + other.spec.latency_s
             # A link is open at both ends after three one-way trips.
@@ -267,7 +269,7 @@ class SimNetwork:
         self._deliver_to(other, LinkUp(one.peer))
 
     def disconnect(self, node: Node, other: Node) -> None:
-        """Closes the connection; the other end sees it one trip later."""
+        """Close the connection; the other end notices one trip later."""
         way = node.ways.get(other.peer)
         if way is not None and not way.dead:
             back = other.ways[node.peer]
@@ -276,7 +278,7 @@ class SimNetwork:
             self._clock.after(way.latency, self.drop, other, back)
 
     def drop(self, node: Node, way: ConnectionPipe) -> None:
-        """The node notices that this connection is gone, if it has not noticed before."""
+        """Let the node notice that this connection is gone, unless it already has."""
         if node.ways.get(way.target.peer) is way:
             del node.ways[way.target.peer]
             self._deliver_to(node, LinkDown(way.target.peer, "closed"))

@@ -11,7 +11,7 @@ from echo2d.core.topology.plan import STRIPES_MAX
 from echo2d.registry import SHAPES
 
 SEGMENT_BYTES = 64 << 20  # payload of one segment
-TABLE_ROW_BYTES = 32  # of a segment's table, per frame
+TABLE_ROW_BYTES = 32  # bytes per frame in a segment's table
 MBIT = 125_000.0  # bytes/s in one Mbit/s
 
 
@@ -25,14 +25,14 @@ class PeerSpec:
     loss: float = 0.0  # share of the packets to this peer that are lost
     reachable: bool = True
     joins_at_s: float = 0.0  # above 0: the peer joins later
-    corrupts_every: int = 0  # above 0: each frame of this number that it sends is bad
+    corrupts_every: int = 0  # above 0: of this many frames that the peer sends, one is bad
 
 
 @dataclass(frozen=True, slots=True)
 class PeerCrash:
-    """Peer number `peer` (0 is the seed) dies, and comes back with its disk as it was, or never.
+    """Peer number `peer` (0 is the seed) dies. It comes back with its disk as it was, or never.
 
-    silent: no connection breaks; the others notice only that nothing arrives.
+    silent: no connection breaks; the other peers notice only that nothing arrives.
     """
 
     peer: int
@@ -45,8 +45,8 @@ class PeerCrash:
 class Scenario:
     """One broadcast. peers[0] is the seed.
 
-    churn: share of the peers that fall silent for ever within a minute, each at a drawn moment; at the same moment a
-    new peer with the same link joins. Churn ends when all peers that were present at the start, and still are, hold
+    churn: the share of the peers that fall silent for ever within a minute, each at a drawn moment. At the same moment
+    a new peer with the same link joins. Churn ends when every peer that has been present since the start holds
     everything.
     """
 
@@ -55,13 +55,13 @@ class Scenario:
     frame_bytes: int = 256 << 10
     shape: str = "auto"
     chains: int = 1
-    # The seed sends as few copies as this time allows by the plan; None: its bytes cost nothing.
+    # The seed sends the fewest copies with which the plan takes at most this long. None: its bytes cost nothing.
     within_s: float | None = None
     faults: tuple[PeerCrash, ...] = ()
     churn: float = 0.0
     encode_rate: float | None = None  # None: the form is ready at the start
-    detect_s: float = 0.2  # until the others' connections to a dead peer break
-    silence_s: float = 6.0  # until the coordinator gives up on a peer that falls silent
+    detect_s: float = 0.2  # seconds until other peers' connections to a dead peer break
+    silence_s: float = 6.0  # seconds until the coordinator gives up on a silent peer
     limit_s: float = 3600.0  # a longer broadcast counts as stuck
     rng_seed: int = 0
 

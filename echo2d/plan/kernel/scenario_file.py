@@ -8,14 +8,14 @@
     [[peers]]
     count = 2
     uplink = "40mbit"
-    loss = 0.001               # also reachable = false, joins_at = "2s"
+    loss = 0.001               # further keys: reachable = false, joins_at = "2s"
     [[peers]]
     count = 50
-    uplink = ["20mbit", "500mbit"]  # drawn for each peer, log-uniform, by rng_seed; so is rtt
-    downlink = "300mbit"       # with a drawn uplink: the larger of this and twice the uplink
+    uplink = ["20mbit", "500mbit"]  # drawn for each peer, log-uniform, by rng_seed; rtt may be a range, too
+    downlink = "300mbit"       # if the uplink is drawn: the larger of this and twice the uplink
     [[faults]]
     peer = 1
-    at = "1s"                  # also back = "5s", silent = true
+    at = "1s"                  # further keys: back = "5s", silent = true
 
 More keys: shape, chains, rng_seed, churn, frame_bytes (default: as in a run), limit, within_s, as in `Scenario`.
 """
@@ -39,8 +39,8 @@ TRIPS = 4  # access links in a round trip: two on the way there, two on the way 
 def load_scenario(path: Path, *, peers: int | None = None, **instead: Any) -> Scenario:
     """Read a scenario. OperatorFault: the file cannot be read, or has a key or value that no scenario has.
 
-    instead: override these keys of the file, unless None. peers: the number of peers besides the seed; the last table
-    of peers gets the count that is missing.
+    instead: keys that override those of the file; None leaves the file's value. peers: the number of peers besides the
+    seed; the count of the last table of peers is changed to reach it.
     """
     try:
         document = tomllib.loads(path.read_text())

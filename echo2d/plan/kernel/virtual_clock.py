@@ -1,5 +1,5 @@
-"""Keep virtual time: run scheduled calls in the order of their times; calls of the same time in the
-order in which they were scheduled.
+"""Keeps virtual time: runs scheduled calls in the order of their times. Calls with the same time run in the order in
+which they were scheduled.
 """
 
 from collections.abc import Callable

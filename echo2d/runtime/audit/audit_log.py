@@ -81,7 +81,7 @@ def pardon(run_dir: Path, worker: str) -> PeerId:
     table = AccessTable(existing_run(run_dir))
     names = {peer: report.name for peer, report in summed_up(read_audit_log(run_dir)).items()}
     convicted = sorted(table.convicted())
-    # Four characters of an id name a worker.
+    # Fewer than four characters of an id do not name a worker.
     long_enough = len(worker) >= 4
     found = [
         peer

@@ -46,7 +46,7 @@ install_python() {
     apt-get install -qq -y --no-install-recommends python3.11 python3.11-venv >/dev/null
 }
 
-# The coordinator gives its own wheel to who has a worker's token. Says its path and its digest.
+# The coordinator gives its own wheel to a box with a worker's token. Prints the wheel's path and its digest.
 fetch_wheel() {
   "$home/bin/python" - "$token_file" "$url" "$home" <<'PYTHON'
 import hashlib, http.client, json, pathlib, re, ssl, sys, time
@@ -91,7 +91,7 @@ pip_install() {
   TMPDIR=${TMPDIR:-/var/tmp} "$1/bin/pip" install --quiet --disable-pip-version-check "${@:2}"
 }
 
-# Installs what is not there yet: the same script brings a later build to a box.
+# Installs only what is missing or has changed, so the same script also brings a later build to a box.
 install_echo2d() {
   local python source wanted wheel before=""
   if [ -e "$home/installed" ]; then
@@ -114,7 +114,7 @@ install_echo2d() {
   [ "$wanted" != "$before" ] || return 0
   say "installing into $home"
   pip_install "$home" "$source"
-  # Of two builds with the same version pip keeps the one that is there.
+  # If the new build has the same version as the installed one, pip keeps the installed one.
   [ ! -e "$home/installed" ] ||
     pip_install "$home" --force-reinstall --no-deps "$source"
   if [ -n "$sglang" ]; then

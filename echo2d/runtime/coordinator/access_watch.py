@@ -34,7 +34,7 @@ class AccessWatch:
         self._convicted = set(access.convicted())
 
     def known_peer(self, peer: PeerId) -> KnownPeer:
-        """Denied: its token was revoked or deleted, or the audit has convicted it."""
+        """The known peer. Denied: its token was revoked or deleted, or the audit has convicted the peer."""
         return self._access.peer(peer, now_s=time.time())
 
     async def convict(self, worker: PeerId, reason: str) -> None:

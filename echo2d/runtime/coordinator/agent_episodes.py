@@ -108,7 +108,7 @@ class AgentEpisode:
             self._patience = None
 
     def close(self, *, ended: bool) -> None:
-        """The core does not continue this episode. ended: because its end is durable."""
+        """Close the episode, which the core does not continue. ended: the reason is that its end is durable."""
         self._over, self._kept = True, ended
         if self._reply is not None and not self._reply.done():
             self._reply.set_result(self._ended(self.order, None, "the core has given it up"))
@@ -122,7 +122,7 @@ class AgentEpisode:
 
     @property
     def is_offered(self) -> bool:
-        """Whether an agent may take it."""
+        """Whether an agent may take the episode."""
         return self.nonce is None and not self.order.turn and self._waits
 
     def claim(self, nonce: bytes) -> None:
@@ -168,7 +168,7 @@ class AgentEpisode:
             self._reply_with(self._ended(order, reward, reason, parts, again=again))
             while not self._over:
                 await self._moved.wait()
-            # An episode without a turn is offered again to another agent; nothing of it is kept.
+            # An episode without a turn has nothing to keep: it is offered again to another agent.
             if not self._kept and not again:
                 raise over()
 
@@ -220,14 +220,14 @@ class AgentEpisode:
 
 At = tuple[GroupId, int]
 
-# The newest tickets that are remembered as used up.
+# This many used-up tickets are remembered, the newest ones.
 SPENT_MAX = 1 << 16
 
 
 class AgentCalls:
     """The open episodes of one task.
 
-    silence_s, rows: as the task's class gives them. in_text: the task's agents call with messages.
+    silence_s, rows: as the task's class gives them. in_text: whether the task's agents send messages, not tokens.
     offered: set when an episode of any task is offered.
     """
 
@@ -312,10 +312,10 @@ class AgentCalls:
 # --- tickets
 #
 # The state that the core keeps of an episode includes the ticket's nonce, so the ticket is good after a restart.
-# An episode without a call yet is offered again after a restart, and its old ticket is refused: the ticket
-# might be for an episode whose turns were forgotten, and the agent would continue another one.
+# An episode without a call is offered again after a restart, and its old ticket is refused: the ticket's holder
+# may have made calls that were lost in the restart, and would then continue in the middle of a fresh episode.
 
-# The newest ends that are remembered.
+# This many ends are remembered, the newest ones.
 REMEMBERED_MAX = 1 << 16
 
 log = logging.getLogger("echo2d.agents")
@@ -328,7 +328,7 @@ class _Ended:
     # What the agent said. None: the end is from before a restart, and only its reward is known.
     said: AgentEnd | None
     reward: float | None
-    # What the agent was answered.
+    # The answer that the agent got.
     told: Mapping[str, Any]
 
 
@@ -349,7 +349,7 @@ class Tickets:
         self._ending = WeakValueDictionary[bytes, asyncio.Lock]()
         # The ends from before the start, by sample, until the sample begins again.
         self._kept: dict[At, _Ended] = {}
-        # Until this time the episode of an unknown ticket may still wait for a worker's answer.
+        # Until this time a ticket may be unknown only because its episode still waits for a worker's answer.
         silence_s = max((each.silence_s for each in tasks.values()), default=0.0)
         self._know_all_at = time.monotonic() + silence_s
         for group in recovered:
@@ -397,7 +397,7 @@ class Tickets:
     async def end(self, text: str, end: AgentEnd) -> Mapping[str, Any]:
         """End an episode as its agent says; see `net.gateway.episodes.TicketOffice`."""
         ticket = self._read(text)
-        # A repeated end waits for the first one, and then finds it.
+        # If the same end arrives twice, the second one waits for the first, and then finds it.
         async with self._ending.setdefault(ticket.nonce, asyncio.Lock()):
             return await self._end(ticket, end)
 

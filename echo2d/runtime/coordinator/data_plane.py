@@ -3,8 +3,8 @@
     [[task]] --> TaskPool --introduces itself--> TaskRules, TaskBegun
     DrawPrompt, ScoreSample, StepEnvironment --by the task's name--> the task's calls --> event
 
-A task's data and the files that turn its text into tokens must not change within a run: prompts are
-known by their numbers, and answers by their tokens. The ledger has the digests of both.
+A task's data and the files that turn its text into tokens must not change within a run: the ledger
+names a prompt by its number and an answer by its tokens. It has the digests of the data and of the files.
 """
 
 import asyncio
@@ -54,14 +54,14 @@ from echo2d.tasks.pool import Limits, TaskPlace, TaskPool, TextSettings
 from echo2d.tasks.process import TaskFailed
 from echo2d.texts.files import text_digest
 
-# Options that give one of our tasks its held-out questions; the operator sets them for other tasks.
+# Options with which one of our tasks gives its held-out questions. For other tasks the operator sets such options.
 _HELD_OUT: Mapping[str, Mapping[str, object]] = {
     "rows": {"split": "heldout", "epochs": 1},
     "gym": {"split": "heldout"},
     "sort_digits": {"split": "heldout"},
 }
 _AGENTS = "agents"
-# Options that do not change the prompts. The data of `files` are in the task's own digest.
+# Options that do not change the prompts. The task's own digest covers the data in `files`.
 MAY_CHANGE = frozenset({
     "files", "epochs", "scorer", "scorer_options", "answer", "answer_after", "silence_s",
 })  # fmt: skip
@@ -84,7 +84,7 @@ class OpenTask:
 
     @property
     def begun(self) -> TaskBegun:
-        """Digests of all that decides which prompt a number is, and which tokens it has."""
+        """Digests of everything that decides which prompt a number names, and which tokens the prompt has."""
         table = self.table
         options = {key: value for key, value in table.options.items() if key not in MAY_CHANGE}
         said = [table.kind, options, table.system, table.template]
@@ -232,7 +232,7 @@ async def open_evals(
 ) -> list[OpenEval]:
     """Start the processes of all evaluations; `stack` ends them. day: as in `ModelTexts`.
 
-    OperatorFault: an evaluation cannot be started, names no task, or has the name of another.
+    OperatorFault: an evaluation cannot be started, names no task, or has the name of a task or of another evaluation.
     """
     names = [task.name for task in tasks]
     found: dict[str, OpenEval] = {}
@@ -306,7 +306,7 @@ def begin_tasks(tasks: Iterable[OpenTask], before: Iterable[TaskProgress]) -> li
 def task_rules(
     config: CoordinatorConfig, task: OpenTask, model_ends: tuple[int, ...], *, greedy: bool = False
 ) -> TaskRules:
-    """The rules of one task. model_ends: the model's own end tokens, which join the task's.
+    """The rules of one task. model_ends: the model's own end tokens, which are added to the task's.
 
     greedy: as in `CoordinatorConfig.sampling_of`.
     """
@@ -328,7 +328,7 @@ def task_rules(
 
 
 def turn_end_cautions(tasks: Iterable[OpenTask], rules: RunRules) -> list[str]:
-    """A line for each task whose chat template ends a turn with a token at which no answer ends."""
+    """A line for each task whose chat template ends a turn with a token that does not end an answer."""
     return [
         f"task {task.name}: the chat template ends a turn with token {end}, which is no end token of the "
         "model (generation_config.json): answers continue after it"
@@ -411,7 +411,7 @@ def _calls(task: OpenTask, vocab_size: int, limit: int | None) -> TaskCalls:
         on_error=table.on_error,
         failures=FailureLog(task.name, table),
         overlong=overlong,
-        # An evaluation without its questions would hold up the run; a task can wait for its prompt.
+        # A task can wait for its prompt, but an evaluation that waits for a question would hold up the run.
         patient=limit is not None,
     )
 

@@ -4,9 +4,9 @@
 
 Every StepEnvironment is answered by exactly one event. The first turn of a sample begins its episode: the
 environment is reset with the sample's own seed, and must return the prompt that the whole group has.
-If a conversation cannot continue as tokens, the environment returns it rendered from the start. It begins
-a branch if it begins with the group's prompt.
-A failed episode has no reward. Only with `task.on_error` does an error count as a reward of zero.
+If a conversation cannot continue as tokens, the environment returns it rendered from the start. This
+rendering becomes a new branch if it begins with the group's prompt.
+A failed episode has no reward, unless `task.on_error` makes an error count as a reward of zero.
 """
 
 import logging
@@ -32,7 +32,7 @@ from echo2d.tasks.episodes import EpisodeEnd, Episodes, EpisodeTurn, StepCall
 from echo2d.tasks.pool import TaskPrompt
 from echo2d.tasks.process import TaskFailed
 
-# Kinds of failures for which the environment's code is to blame, and not the answer.
+# For these kinds of failures the environment's code is to blame, not the answer.
 _FAILS = ("error", "died", "timeout")
 
 log = logging.getLogger("echo2d.task")
@@ -76,7 +76,7 @@ class EnvironmentCalls:
     ) -> Coroutine[Any, Any, EnvironmentStepped | EpisodeEnded]:
         """Give a turn to the environment; returns its answer as an event for the core.
 
-        A `forget` after this call counts even before the result is awaited.
+        A `forget` after this call takes effect even before the result is awaited.
         """
         return self._step(order, self._number_of(order))
 

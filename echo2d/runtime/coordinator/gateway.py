@@ -47,7 +47,7 @@ from echo2d.texts.model_texts import ModelTexts
 # Tokenizer files of one version; a tokenizer of 250,000 tokens takes 20 MB.
 TEXT_BYTES_MAX = 64 << 20
 TEMPLATE_BYTES_MAX = 1 << 20
-# Unread output of one call: 25 s of 32 choices, or a minute of what waits behind one unread piece.
+# The most unread output of one call: 25 s of 32 choices, or what gathers in a minute behind one unread piece.
 UNREAD_BYTES_MAX = 512 << 10
 
 log = logging.getLogger("echo2d.gateway")
@@ -104,9 +104,9 @@ class NewestTexts:
     ) -> None:
         self._files, self.version = files, newest
         self._template, self._day = template, day
-        # With the digest of the files that it was made from.
+        # The texts, with the digest of the files from which they were made.
         self._texts: tuple[bytes, ModelTexts] | None = None
-        # The path of the version for which these texts were checked.
+        # The path of the version for which `_texts` was checked.
         self._texts_of: str | None = None
         self._reading = asyncio.Lock()
 
@@ -141,7 +141,7 @@ class NewestTexts:
 class Gateway:
     """The backend of the gateway's HTTP endpoints.
 
-    newest: its texts make prompts. caller: the holder of a secret. emit: puts an event into the core's mailbox.
+    newest: its texts make prompts. caller: finds the holder of a secret. emit: puts an event into the core's mailbox.
     office: knows the tickets of agents outside.
     """
 
@@ -166,7 +166,7 @@ class Gateway:
         self._ids = count()
         self._closed = False
         self._log = call_log
-        # Half as many calls as may be open. If the disk is slower than that, records are lost.
+        # Records that wait for the disk: of half as many calls as may be open. Further records are lost.
         self._records: asyncio.Queue[Mapping[str, Any]] = asyncio.Queue(256)
 
     # --- the loop's side
@@ -178,7 +178,7 @@ class Gateway:
             call.put(action)
 
     def durable(self, record: CoordinatorRecord) -> None:
-        """A record is in the ledger."""
+        """Take a record that is in the ledger now."""
         if isinstance(record, VersionPublished):
             self._newest.version = record
 
@@ -189,7 +189,7 @@ class Gateway:
             call.put(_stopping(call.number))
 
     async def keep_records(self) -> None:
-        """Write call records until cancelled; records that wait then are still written."""
+        """Write call records until cancelled, and then those that still wait."""
         while self._log is not None:
             records: list[Mapping[str, Any]] = []
             try:

@@ -3,10 +3,10 @@
     admitted -> leased (each attempt) -> accepted, scored (each sample)
              -> buffered | dropped -> frozen -> committed
 
-The lines are derived from actions that the coordinator performs anyway. Lines about a sample have
-level debug, and so have all leases of a group but the first: slots become free one at a time, so many
-leases have one sample. Lines about a group or batch have level info. Workers log generation and the
-learner logs training under the same id (docs/guide/operating.md). Not here: any decision.
+The lines are derived from actions that the coordinator performs anyway. Lines about a group or batch
+have level info. Lines about a sample have level debug. So have the leases of a group except the first:
+slots become free one at a time, so many leases have one sample. Workers log generation and the learner
+logs training under the same id (docs/guide/operating.md). Not here: any decision.
 """
 
 import logging
@@ -34,12 +34,12 @@ from echo2d.core.work.events import (
 )
 from echo2d.logs import STORY, say
 
-# Leases whose group is remembered, to name the group of a refused result.
+# The groups of this many leases are remembered, to name the group of a refused result.
 LOGGED_LEASES_MAX = 1 << 16
 DIGEST_CHARS = 12
 
 group_log = logging.getLogger(STORY)
-# For lines that a peer can cause without limit: these are throttled, the story log is not.
+# Lines that a peer can cause without limit go to this log, which is throttled; `group_log` is not.
 log = logging.getLogger("echo2d.coordinator")
 
 
@@ -52,7 +52,7 @@ class GroupLog:
         self._begun: dict[GroupId, None] = {}
 
     def tell(self, action: CoordinatorAction) -> None:
-        """Log an action that is being performed; the record of a Persist is durable by then."""
+        """Log an action that is being performed. The record of a Persist is durable already."""
         match action:
             case Persist(record):
                 _tell_record(record)
@@ -76,7 +76,7 @@ class GroupLog:
                 }
                 level = DEBUG if group in self._begun else INFO
                 self._begun[group] = None
-                # Remember the newest groups of which the first lease has been logged.
+                # Remember the newest groups whose first lease has been logged.
                 keep_newest(self._begun, 1 << 14)
                 say(
                     group_log,

@@ -23,7 +23,7 @@ log = logging.getLogger("echo2d.coordinator")
 
 
 class Journals:
-    """See the module docstring. samples, audits: None: that log is off. newest: published before this start."""
+    """See the module docstring. samples, audits: None: that log is off. newest: the last version before this start."""
 
     def __init__(
         self,

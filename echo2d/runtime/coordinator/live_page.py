@@ -2,11 +2,11 @@
 
     {"role", "seen", "status_age_s", "now", "tree", "status"}
 
-`role` is the caller's. `now` is a `Glance`, made for each answer. `tree` is sent when the caller names
-another plan. `status` is most of the run's `Status`; its workers are a table of columns and rows.
-Making it takes tens of microseconds a worker. So it is made as often as fits into PAGE_SHARE_MAX of
-the loop's time, and at least every STATUS_AGE_S_MAX; a caller gets each only once (`seen`). With a few
-workers it is made for each answer.
+`role` is the caller's role. `now` is a `Glance`, made for each answer. `tree` is sent if the caller names
+another plan than the present one. `status` is most of the run's `Status`, with the workers as a table of
+columns and rows. A caller gets each status only once (`seen`). Making a status takes tens of microseconds
+per worker. So it is made only as often as fits into PAGE_SHARE_MAX of the loop's time, and at least every
+STATUS_AGE_S_MAX; with a few workers it is made for each answer.
 """
 
 import dataclasses
@@ -23,9 +23,9 @@ from echo2d.core.status.json_form import plain, status_json
 from echo2d.core.status.schema import Status, VersionStatus, WorkerStatus
 from echo2d.net.security.auth import Role
 
-# 60 ms a minute.
+# Making the status takes at most this share of the loop's time: 60 ms a minute.
 PAGE_SHARE_MAX = 0.001
-# The status has the alerts, so it must not be older: with a thousand workers this takes 0.2 % instead.
+# The status has the alerts, so it must not be older than this. With a thousand workers that takes 0.2 % of the time.
 STATUS_AGE_S_MAX = 20.0
 # Lists of measurements. A page shows their median, 95th percentile and newest value.
 DURATIONS = ("t_train_s", "t_verify_s", "t_bcast_s", "refit_pause_s", "recompute_s", "still_s")
@@ -58,15 +58,16 @@ class LivePage:
         self._status = b""
         self._made_at = self._lasts_until = -1.0
         self._took_s = 0.0
-        # It begins at the time, so that a page that was loaded before a restart names another number.
+        # The number of the newest status. It begins at the present time, so that a page from before a restart
+        # names another number.
         self._number = time.time_ns() // 1_000_000
         self._trees: dict[tuple[str, int], bytes] = {}
         # The plan whose tree was made last, and how many trees it has.
         self._plan, self._stripes = "", 0
 
     def answer(self, role: Role, *, seen: int, plan: str, stripe: int) -> bytes:
-        """role: of the caller. seen: the number of the status that it has. plan, stripe: the tree
-        that it shows."""
+        """role: of the caller. seen: the number of the status that the caller has. plan, stripe: the
+        tree that the caller shows."""
         now, glance = self._clock(), self._machine.glance()
         if now >= self._lasts_until:
             self._make(now)
@@ -89,7 +90,7 @@ class LivePage:
         self._number += 1
         self._made_at = now
         before_s, self._took_s = self._took_s, self._cpu() - began
-        # The first status takes long, and on a busy machine any may: of the last two the cheaper counts.
+        # The first status takes long, and on a busy machine any status may. So the cheaper of the last two counts.
         cost_s = min(before_s, self._took_s)
         self._lasts_until = now + min(cost_s / PAGE_SHARE_MAX, STATUS_AGE_S_MAX)
 

@@ -5,9 +5,9 @@
             2. then the other actions in order, none of which waits
 
 An action that takes time (a prompt, a reward, deleting a version) becomes a task that ends in an
-event. If a Persist fails, the process ends before anything is acknowledged. When told to stop, it
-handles the events that have come, commits and answers them, and tells all other callers to come
-back. Not here: any decision about the run.
+event. If a Persist fails, the process ends before anything is acknowledged. On `stop` the process
+handles, commits and answers the events that have arrived, and tells all other callers to come back
+later. Not here: any decision about the run.
 """
 
 import asyncio
@@ -124,15 +124,15 @@ class ProcessSettings:
 
     # None: no connection has TLS.
     tls: Tls | None = None
-    # Networks that peers may announce, besides the address from which they come.
+    # Peers may announce addresses in these networks, besides the address from which they connect.
     peer_networks: Sequence[IpNetwork] = ()
     # The service manager that started this process.
     service: Notifier = field(default_factory=Notifier)
     # None: the gateway is off.
     make_gateway: Callable[[Emit], Gateway] | None = None
-    # Holders of a viewer's token see prompts and answers.
+    # Whether holders of a viewer's token see prompts and answers.
     viewers_see_samples: bool = False
-    # What the run is about.
+    # The facts about the run that the status shows.
     facts: RunFacts = field(default_factory=RunFacts)
 
 
@@ -152,7 +152,7 @@ class CoordinatorProcess:
         settings: ProcessSettings,
     ) -> None:
         self._run, self.run_id, self._machine = run, run.run_id, machine
-        # What the loop hands work to.
+        # The parts to which the loop hands work.
         self._ledger, self._data_plane, self._journals = ledger, data_plane, journals
         self._files = files
         self._tls, self._service = settings.tls, settings.service
@@ -174,7 +174,7 @@ class CoordinatorProcess:
             peer_networks=settings.peer_networks,
         )
         self._group_log = GroupLog(self.sessions.peer)
-        # What is shown of the run.
+        # The parts that show the run to people.
         self._metrics = CoordinatorMetrics(ledger=run.path / LEDGER_FILE)
         self.view = ProcessView(
             machine.status, run.run_id, settings.facts, access, self.sessions, files, self._metrics
@@ -182,17 +182,17 @@ class CoordinatorProcess:
         self.look = self.view.look
         self._page = LivePage(machine, self.look)
         self.viewers_see_samples = settings.viewers_see_samples
-        # The status that owners of boxes read. They may be many and ask often, so making it takes a
-        # small share of the loop, however cheap it is.
+        # The status that owners of boxes read. There may be many owners who ask often, so making it gets a
+        # small share of the loop's time, even if it is cheap.
         self._seen = CostlyAnswer(self.look, cheap_s=0.0)
         self._wheel = GivenWheel()
-        # The life of the loop.
+        # The loop's tasks, and how it stops.
         self._tasks = asyncio.TaskGroup()
         self._serving, self._stop = asyncio.Event(), asyncio.Event()
         self._stop_reason: str | None = None
-        # The core has stopped the run, not the operator.
+        # Whether it was the core, not the operator, that stopped the run.
         self._core_stops = False
-        # None between two turns.
+        # When the present turn began. None: the loop is between two turns.
         self._turn_began_at: float | None = None
 
     # --- the loop ------------------------------------------------------------
@@ -227,7 +227,7 @@ class CoordinatorProcess:
         await self._versions.sync_at_end()
         if self._stop_reason is not None:
             log.error("stopped reason=%s", self._stop_reason)
-            # A service manager need not start it again: what the core stops for stays as it is.
+            # If the core stopped the run, a service manager need not restart it: the core would stop it again.
             raise (OperatorFault if self._core_stops else Fault)(self._stop_reason)
 
     def _helpers(self, *others: Coroutine[Any, Any, None]) -> tuple[Coroutine[Any, Any, None], ...]:
@@ -244,11 +244,11 @@ class CoordinatorProcess:
         while not self._stop.is_set():
             await self._turn()
             self._service.turned(self._words)
-        # Turns after a stop: enough for a full mailbox. The bound is needed as events may keep
-        # coming.
+        # After a stop there are enough turns for a full mailbox, and no more, because events may
+        # keep coming.
         for _ in range(0 if self._stop_reason else EVENTS_MAX // EVENTS_PER_TURN_MAX):
             await self._take_turn(self._mailbox.waiting())
-        # A task group ends its other tasks only by an exception.
+        # A task group ends its other tasks only if one task raises an exception.
         raise _StoppedError
 
     async def _turn(self) -> None:
@@ -256,8 +256,8 @@ class CoordinatorProcess:
         timeout_s = None if wake_at is None else max(0.0, wake_at - time.monotonic())
         events = await self._mailbox.take(timeout_s=self._service.wait_s(timeout_s))
         if wake_at is not None and time.monotonic() >= wake_at:
-            # Rounds of the event loop for reading them: one reads the sockets, one makes events,
-            # and the others wait for room in the mailbox.
+            # After a standstill, let the event loop read the waiting heartbeats. One round reads the
+            # sockets, one makes events, and the others wait for room in the mailbox.
             for _ in range(4 if time.monotonic() > wake_at + LOOP_LATE_S else 0):
                 await asyncio.sleep(0)
                 events += self._mailbox.waiting(EVENTS_MAX)
@@ -350,7 +350,7 @@ class CoordinatorProcess:
     async def _draw(self, action: DrawPrompt) -> None:
         event = await self._data_plane.draw(action)
         if isinstance(event, PromptDrawn) and event.contents:
-            # They are durable before a record names them.
+            # Attachments are durable before a record names them.
             await self._ledger.attach(event.contents)
             event = replace(event, contents=())
         await self._mailbox.put(event)

@@ -2,9 +2,9 @@
 
     ledger -> access table -> version files -> task pool -> HTTP listener -> address file
 
-Each part is closed in the reverse order. The address file is written last, so a program of this
-host that finds it finds a coordinator that listens. Not here: the loop (`loop`), or any decision
-about the run (`core/coordinator/state.py`).
+Each part is closed in the reverse order. The address file is written last, so if a program of
+this host finds the file, the coordinator already listens. Not here: the loop (`loop`), or any
+decision about the run (`core/coordinator/state.py`).
 """
 
 import asyncio
@@ -84,8 +84,8 @@ from echo2d.runtime.run_dir.version_files import VersionFiles
 from echo2d.runtime.seed.supervisor import SeedHandover, supervise_seed
 from echo2d.store.json_log import JsonLog
 
-# SQLite gives up the interpreter at every statement, and the ledger's thread must get it back while
-# the loop is busy: with Python's 5 ms a commit of ten statements could wait for 50 ms.
+# SQLite releases the interpreter at every statement, and the ledger's thread must get it back while
+# the loop is busy. With Python's default of 5 ms, a commit of ten statements could wait for 50 ms.
 SWITCH_S = 0.0005
 
 log = logging.getLogger("echo2d.coordinator")
@@ -94,7 +94,7 @@ MakeMachine = Callable[[RunRules, Recovered], Machine]
 
 
 def core_machine(rules: RunRules, recovered: Recovered) -> Machine:
-    """The core as a run uses it; tests pass another `make_machine`."""
+    """The core of a real run; tests pass another `make_machine`."""
     return CoordinatorState(
         rules, recovered, plan_secret=secrets.token_bytes(32), now=time.monotonic()
     )
@@ -130,7 +130,7 @@ async def run_coordinator(config: CoordinatorConfig, *, rent: bool = False) -> i
                     "not_renting left=%s: they are not managed without --rent; see `echo2d rented`",
                     left,
                 )
-            # Everything that lives as long as the process exists now.
+            # All objects that live as long as the process have been made.
             collect_rarely()
             sys.setswitchinterval(SWITCH_S)
             ending.by_signals(opened.coordinator.stop)
@@ -163,9 +163,9 @@ async def open_coordinator(
     tls = await asyncio.to_thread(run.authority.coordinator) if _uses_tls(config) else None
     async with AsyncExitStack() as stack:
         ledger, recovered = await _open_ledger(stack, run)
-        # Only now: of a second coordinator of this run, the port is in use because the run is.
+        # Check the port after the ledger's lock: if the run has a coordinator already, that is the better reason.
         await asyncio.to_thread(_check_link, config.link)
-        # The ledger is locked now, so an address file is from a coordinator that was killed.
+        # The ledger is locked now, so an address file can only be left from a coordinator that was killed.
         await asyncio.to_thread(withdraw, run)
         await asyncio.to_thread(forget_killed_backups, run.path)
         names = config.audit.trusted if config.audit.enabled else ()
@@ -219,14 +219,16 @@ async def open_coordinator(
 async def _open_files(
     config: CoordinatorConfig, run: RunDirectory, access: AccessTable, recovered: Recovered
 ) -> tuple[VersionFiles, Recovered]:
-    """The published versions; what is recovered, with the versions that lost their files and the workers' standing."""
+    """Open the published versions. Returns also what was recovered, with the versions that have lost their files and
+    the workers that are convicted or trusted.
+    """
     files = VersionFiles(
         run.path,
         config.run.snapshot_root,
         config.run.disk_bytes_max,
         base_model=config.run.base_model,
     )
-    # A published version may have lost its files; the core must not plan with it.
+    # A published version may have lost its files, and the core must not plan with such a version.
     lost = await asyncio.to_thread(
         files.prepare, {version.path: version.digest for version in recovered.published}
     )
@@ -236,7 +238,7 @@ async def _open_files(
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """What the run's workers do, and what the operator is told about it. day: that chat templates see."""
+    """The run's tasks, evaluations and rules. day: the one that chat templates see. cautions: for the operator."""
 
     tasks: Sequence[OpenTask]
     evals: Sequence[OpenEval]
@@ -354,7 +356,7 @@ def make_rules(
 
 
 def _warn_of(rules: RunRules) -> None:
-    """Say once what the operator may not know of how the tasks' answers are drawn."""
+    """Log once what the operator may not know about the sampling of each task."""
     for task in rules.tasks:
         if not task.stop_token_ids:
             log.warning(
@@ -363,8 +365,8 @@ def _warn_of(rules: RunRules) -> None:
             )
         if task.sampling.cuts:
             log.warning(
-                "task %s draws with %s: logprobs are those of the whole distribution, so the "
-                "learner takes drawn tokens for less likely than they were; its ratios stay near 1",
+                "task %s samples with %s, but logprobs are those of the whole distribution: the learner "
+                "takes the sampled tokens for less likely than they were; its ratios stay near 1",
                 task.name,
                 task.sampling,
             )
@@ -390,7 +392,7 @@ def _vocab_size(model: Path | None, facts: Mapping[str, Any]) -> int:
 
 
 def _model_facts(model: Path | None) -> dict[str, Any]:
-    """The base model's config.json; empty: none is named. OperatorFault: it cannot be read."""
+    """The base model's config.json; empty: no base model is named. OperatorFault: it cannot be read."""
     return {} if model is None else _json_of(model / "config.json")
 
 
@@ -450,7 +452,7 @@ def _make_snapshot_root(path: Path) -> None:
 
 
 def _own_names() -> tuple[str, str]:
-    """This machine's, short and in full. Blocking: the full one may be looked up."""
+    """This machine's name, short and in full. Blocking: the full name may be looked up."""
     return socket.gethostname(), socket.getfqdn()
 
 

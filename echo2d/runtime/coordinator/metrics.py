@@ -1,7 +1,7 @@
 """The coordinator's metrics for Prometheus: those that status fields declare, and those computed from several fields.
 
 `GET /metrics` serves them to any credential that may read the status. A family without samples means that there is no
-value now: before the first version, or where nothing is rented.
+value now, for example before the first version, or where nothing is rented.
 """
 
 import math
@@ -35,7 +35,7 @@ STANDINGS = ("trusted", "new", "clear", "flagged", "convicted", "suspected")
 
 
 Number = float | None
-# From a status to its records, each with the values of its labels.
+# Takes a status, and yields some of its records, each with the values of its labels.
 _Records = Callable[[Status], Iterable[tuple[tuple[str, ...], Any]]]
 
 
@@ -142,7 +142,7 @@ def _seed_copies(status: Status) -> Samples:
 
 def _mu_min(status: Status) -> Number:
     provision = status.provision
-    # If it is measured and no number of trajectories is enough, the need is infinite, and alerts fire.
+    # If the need was measured and no number of trajectories is enough, it is infinite, and alerts fire.
     return (
         math.inf if provision.feasible is False and provision.mu_min is None else provision.mu_min
     )

@@ -23,7 +23,7 @@ from echo2d.runtime.run_dir.access_table import AccessTable
 from echo2d.runtime.run_dir.version_files import VersionFiles
 from echo2d.this_build import THIS_BUILD
 
-# Peers of other builds that a status names; it counts all of them.
+# A status names at most this many peers of other builds, and counts all of them.
 OTHER_BUILDS_SHOWN_MAX = 500
 
 
@@ -43,7 +43,7 @@ class ProcessView:
         self._status, self._run_id, self._facts = status, run_id, facts
         self._access, self._sessions, self._files = access, sessions, files
         self._metrics = metrics
-        # None where no boxes are rented.
+        # Gives the status of renting. None: no boxes are rented.
         self.renting: Callable[[], RentingStatus] | None = None
         self._learner_heard_at: float | None = None
         # Calls of the learner that are being answered: a learner that waits for a batch is present.
@@ -96,7 +96,7 @@ class ProcessView:
     def _expiring_tokens(
         self, now_s: float, renting: RentingStatus | None
     ) -> tuple[TokenExpiry, ...]:
-        # A rented box has a token of its own, which lives as long as the box.
+        # A rented box has a token of its own, which must expire with the box, so it is not reported.
         rented = set() if renting is None else {box.label for box in renting.boxes}
         # The status names tokens that expire within a week.
         return tuple(

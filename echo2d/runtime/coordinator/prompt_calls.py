@@ -32,7 +32,7 @@ class PromptCalls:
     source: PromptSource
     name: str  # of the task, in metrics and trajectories
     vocab_size: int
-    # If the process of a prompt dies or hangs, the prompt is retried without limit, not RETRIES times.
+    # Whether a prompt is retried without limit, not only twice, if its process dies or hangs.
     patient: bool = True
     # Describes a failure for people.
     told: Callable[[TaskFailed], str] = str
@@ -40,15 +40,15 @@ class PromptCalls:
     async def draw(self, action: DrawPrompt) -> PromptDrawn | PromptFailed | PromptsEnded:
         """Draw a prompt, retrying with backoff until it succeeds.
 
-        A prompt with an error is tried RETRIES times more, and then fails. A run without prompts
-        stops, but the coordinator keeps serving.
+        A prompt with an error is tried twice more, and then fails. A run without prompts stops, but the
+        coordinator keeps serving.
         """
         delay_s, errors = _RETRY_S_MIN, 0
         while isinstance(found := await self._prompt(action.cursor), TaskFailed):
             if found.kind == "end":
                 return PromptsEnded(action.cursor, self.name)
             errors += found.kind == "error" or not self.patient
-            # A prompt in error is tried twice more.
+            # The third error is final.
             if errors > 2:
                 return PromptFailed(action.cursor, self.told(found), self.name)
             log.warning(

@@ -3,8 +3,8 @@
     config, tasks, config.json --> facts --compare with the ledger's--> continue | alert | refuse
 
 All batches, buffered groups and versions of a run have one model and one group size, so a start with
-others is refused. A change that the run survives, but that a mistyped config may have caused, is an
-alert until the next start. Every change is logged.
+another model or group size is refused. A change that the run survives, but that a mistyped config may
+have caused, is an alert until the next start. Every change is logged.
 """
 
 import logging
@@ -59,7 +59,7 @@ def facts_of(
     tasks: Sequence[OpenTask],
     day: str,
 ) -> dict[str, str]:
-    """The facts for the ledger. model: its config.json; empty: no base model is named. day: of `day_of`."""
+    """The facts for the ledger. model: its config.json; empty: no base model is named. day: from `day_of`."""
     shape = {key: model[key] for key in SHAPE_KEYS if key in model} or {
         "vocab_size": rules.vocab_size
     }
@@ -91,8 +91,8 @@ def go_on(before: Facts, now: Facts) -> tuple[list[RunFactsKept], list[str]]:
     for key in sorted(FIXED & changed.keys()):
         raise OperatorFault(
             f"{key}: this run began with {changed[key]}; found {now[key]}. Put the old value back, or "
-            "begin a new run in another run.run_dir; `echo2d keep export --last` writes the model that it "
-            "can begin with"
+            "begin a new run in another run.run_dir; `echo2d keep export --last` writes the model that "
+            "the new run can begin with"
         )
     for key, then in changed.items():
         log.warning("changed key=%s before=%r now=%r", key, then, now[key])

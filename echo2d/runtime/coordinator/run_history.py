@@ -4,9 +4,9 @@
 
     BatchCommitted --durable--> a row --a thread--> one line of the log; a start reads them back
 
-At most HISTORY_STEPS_MAX rows are in memory. When they are full, every second one is dropped, so that the
-whole run stays visible and its newest part is the most detailed. When a step is trained again, after a
-resume, its row and all later rows are dropped. No decision depends on any of it.
+At most HISTORY_STEPS_MAX rows are in memory. When there are more, every second row is dropped, so that the
+whole run stays visible and its newest part is the most detailed. When a step is trained again after a
+resume, its old row and all later rows are dropped. No decision depends on the history.
 """
 
 import asyncio
@@ -69,7 +69,7 @@ class RunHistory:
             log.warning("a step is missing in %s.jsonl: the disk is too slow", HISTORY_LOG)
 
     def of(self, since: int) -> bytes:
-        """JSON of the rows of steps after `since`; `rewound` says how often steps were trained again."""
+        """JSON of the rows of all steps after `since`. Its `rewound` says how often steps were trained again."""
         rows = b",".join(text for step, text in self._rows if step > since)
         return b'{"columns":%s,"rewound":%d,"rows":[%s]}' % (_COLUMNS, self._rewound, rows)
 

@@ -5,9 +5,9 @@
     records --tell--> open groups --frozen in a batch, or filtered--> queue --a thread--> one line
 
 It is for people to look at (`echo2d samples`): no decision depends on it, and a restart does not read
-it. Files are private (0600), because prompts and answers may be. Text is decoded from the tokens that
-are trained on, special tokens included, with the tokenizer of `run.base_model`; without one a line has
-token ids.
+it. Files are private (0600), because prompts and answers may be private. Text is decoded from the tokens
+that are trained on, special tokens included, with the tokenizer of `run.base_model`. Without a tokenizer
+a line has token ids.
 """
 
 import asyncio
@@ -65,8 +65,8 @@ class SampleLog:
         # What the page and the boards show.
         self.shown = ShownSamples()
         self._open = {each.record.group: _of_stored(each) for each in groups}
-        # Groups that wait for the disk: those of a few large batches. Further ones are left
-        # out.
+        # Groups that wait for the disk. The queue has room for those of a few large batches;
+        # further groups are not logged.
         self._waiting: asyncio.Queue[tuple[_LoggedGroup, int | None, str]] = asyncio.Queue(4096)
 
     def tell(self, record: CoordinatorRecord) -> None:
@@ -171,7 +171,7 @@ def read_samples(
 ) -> list[dict[str, Any]]:
     """Lines of a run's log, the newest first, or with `worst` the lowest mean reward first.
 
-    step: only of this train step. filtered: only groups that were filtered. OperatorFault: there is
+    step: only groups of this train step. filtered: only groups that were filtered. OperatorFault: there is
     no run, or a file cannot be read.
     """
     existing_run(run_dir)

@@ -9,7 +9,8 @@ from typing import Any
 from echo2d.core.base.bounded_dict import keep_newest
 
 STEPS_KEPT = 32
-# This many groups of a step, and samples of a group, with the lowest rewards, and as many with the highest.
+# Of each step, this many groups with the lowest rewards are shown, and as many with the highest. The same holds
+# for the samples of each group.
 ENDS_SHOWN = 4
 CHARS_MAX = 2000  # of a prompt or an answer
 SHOWN_TOKENS_MAX = 400  # where there is no tokenizer

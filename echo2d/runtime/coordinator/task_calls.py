@@ -58,7 +58,8 @@ class Pool(Protocol):
 @dataclass(frozen=True, slots=True)
 class OverlongPenalty:
     """The soft overlong punishment of DAPO (arXiv 2503.14476, equation 13): an answer of at most
-    `most` - `tokens` tokens loses nothing, one of `most` loses `penalty`, linearly in between.
+    `most` - `tokens` tokens loses nothing, an answer of `most` tokens loses `penalty`, and the loss
+    is linear in between.
     """
 
     most: int
@@ -72,7 +73,7 @@ class OverlongPenalty:
 
 
 def _fails(result: TaskFailed) -> bool:
-    """Whether the task's code is to blame, and not the answer. `Unjudged` blames the answer, unless it was late."""
+    """Whether the task's code is to blame, not the answer. `Unjudged` blames the answer, unless the call timed out."""
     return result.kind != "unjudged" or result.reason.startswith(LATE)
 
 
@@ -150,7 +151,7 @@ class TaskCalls:
             case TaskFailed("died"):
                 return True
             case TaskFailed("timeout"):
-                # A concurrent task waits for another program, not for its own arithmetic.
+                # A concurrent task waits for another program, which may answer in time at the next attempt.
                 return self._pool.concurrent
             case TaskFailed("error"):
                 return self._on_error == "retry"

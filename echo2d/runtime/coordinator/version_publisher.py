@@ -18,7 +18,7 @@ from echo2d.errors import Fault
 from echo2d.logs import say
 from echo2d.runtime.run_dir.version_files import VersionFiles
 
-# A stop waits no longer than this for the last version: STOP_S_MAX in `process/lifecycle.py` is 30 s.
+# A stop waits at most this long for the last version. The whole stop has 30 s (STOP_S_MAX in `process/lifecycle.py`).
 SYNC_AT_END_S_MAX = 20.0
 
 log = logging.getLogger("echo2d.coordinator")
@@ -73,7 +73,7 @@ class VersionPublisher:
                     full_bytes=adopted.full_bytes,
                     seconds=f"{time.monotonic() - began_at:.3f}",
                 )
-            # The core refused the version, or it was published before from other files.
+            # The core refused the version, or the version was published before, from other files.
             else:
                 await asyncio.to_thread(self._files.delete, adopted.path)
             return reply
@@ -82,7 +82,7 @@ class VersionPublisher:
         """Make the last version survive a power failure if no other follows for a minute."""
         while True:
             last = self._last
-            # If no version follows for this long, the last one is made to survive a power failure.
+            # If no version follows within a minute, the last one is synced.
             await asyncio.sleep(60.0)
             if last is not None and last is self._last:
                 await self.sync(last.path, last.digest)

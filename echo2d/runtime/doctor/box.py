@@ -122,7 +122,7 @@ def _disk(box: Box, folder: Path) -> list[HostFinding]:
         size = sum(file.size for file in current.manifest.files)
     if size is None and box.config.base_model is not None:
         size = host.bytes_in(box.config.base_model)
-    # Times a version's bytes: two slots, and the frames of one in full (docs/guide/deploy.md).
+    # 2.68 times a version's bytes hold two slots, and the frames of one full form (docs/guide/deploy.md).
     needed = None if size is None else math.ceil(2.68 * size) - host.bytes_in(folder)
     return host.disk(
         "disk", folder, needed_bytes=needed, needed_for="two versions and their frames"

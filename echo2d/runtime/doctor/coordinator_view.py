@@ -1,8 +1,7 @@
 """Checks a coordinator from this host: its port, its identity, its clock, and whether it is ready.
 
-It only sends requests that any program may send: `GET /readyz`, and an enrolment without a key. The
-coordinator refuses that in one way if the secret is good, and in another if it is not or if it
-enrols no new machine.
+It only sends requests that any program may send: `GET /readyz`, and an enrolment without a proof. The
+coordinator's refusal of such an enrolment shows whether a new machine can enrol with the secret.
 """
 
 import asyncio

@@ -11,8 +11,8 @@ Level = Literal["ok", "warning", "error", "skipped"]
 class HostFinding:
     """The result of one check. todo: what to do about it; empty: nothing.
 
-    Levels: warning: it works, but less well than it could. error: it will not work. skipped: the check
-    could not be made here, and the text says why.
+    Levels: warning: the run works here, but less well than it could. error: it will not work. skipped: the
+    check could not be made here, and the text says why.
     """
 
     check: str

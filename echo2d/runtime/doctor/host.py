@@ -24,7 +24,7 @@ from echo2d.store.disk import write_all
 
 # A probe file of this size is written and synced. On the slowest disk it takes seconds.
 _PROBE_BYTES = 64 << 20
-# A version of a small model needs less, but a worker's own files need this much.
+# Even if a version of a small model needs less, a worker's own files need this much.
 FREE_BYTES_MIN = 16 << 20
 # 1 Gbit/s: a worker waits for its disk if the disk is slower than such a link.
 DISK_BYTES_PER_S_MIN = 125e6

@@ -27,7 +27,7 @@ from echo2d.runtime.run_dir.run_directory import find_coordinator
 from echo2d.runtime.run_dir.tokens import list_tokens
 from echo2d.texts.reference import difference
 
-# The disk space for versions, in versions: one, and the next while it is written.
+# The disk needs room for this many versions: the newest, and the next while it is written.
 _VERSIONS_ON_DISK = 2
 EXPIRY_S_MIN = 7 * 86400.0
 # The learner calls every few seconds; a long train step may take minutes.

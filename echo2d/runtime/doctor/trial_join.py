@@ -37,7 +37,7 @@ from echo2d.runtime.doctor.finding import HostFinding, error, ok, skipped, warni
 TRIAL_S_MAX = 15.0
 # After the dial has ended, the trial waits this long for a plan.
 PLAN_S_MAX = 2.0
-# A source is dialled again and again for this long: it may not have its part of the plan yet.
+# A source is dialled repeatedly for this long, because it may not have its part of the plan yet.
 _DIAL_S_MAX = 5.0
 DIAL_AGAIN_S = 0.25
 _GOODBYE_S = 2.0
@@ -184,7 +184,7 @@ async def sources(plan: PlanEdges | None, links: PeerLinks) -> list[HostFinding]
 
 
 async def _dial(links: PeerLinks, peer: PeerId, address: Address) -> str:
-    """Why this peer cannot be dialled. Empty: it can. It is dialled repeatedly, as it may get its plan later."""
+    """Why this peer cannot be dialled. Empty: it can. Dial it repeatedly, because it may not have its plan yet."""
     deadline = asyncio.get_running_loop().time() + _DIAL_S_MAX
     while True:
         try:

@@ -3,8 +3,8 @@
     answers --no connection--> away (one line in the log) --an answer--> answers (one line)
 
 Every request of the tickets' API may be repeated: the same call gets the same answer again. So a
-request without an answer, or with the answer to try again, is repeated until its time is over. Only
-this module here knows the secret.
+request without an answer, or with the answer to try again, is repeated until its time is over. Of this
+folder, only this module knows the secret.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from echo2d.net.security.auth import TokenFile
 from echo2d.net.security.tls import Tls, in_words, is_for_good, to_coordinator
 from echo2d.net.security.urls import coordinator_url
 
-# A gateway may ask for a wait of at most this long. A longer wait would only hide that it is back.
+# A wait that a gateway asks for is cut to this: a longer one would only hide that the gateway is back.
 RETRY_AFTER_S_MAX = 60.0
 COME_BACK = frozenset({HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS})
 
@@ -96,9 +96,9 @@ class GatewayLink:
         *,
         patience_s: float | None,
     ) -> GatewayAnswer:
-        """Ask until there is an answer other than 503 and 429. patience_s: None: without end.
+        """Ask until there is an answer other than 503 and 429, for at most `patience_s` (None: without limit).
 
-        A 503 or 429 is returned when that time is over. GatewayAway: there was no answer in that time.
+        After that time a 503 or 429 is returned, too. GatewayAway: there was no answer at all in that time.
         """
         loop, backoff = asyncio.get_running_loop(), Backoff(random.Random())
         deadline = None if patience_s is None else loop.time() + patience_s

@@ -89,7 +89,7 @@ class EpisodeWorkers:
 
     def stop(self, reason: str) -> None:
         log.info("stopping reason=%s", reason)
-        # A second call must not interrupt the ends that are reported after the first.
+        # A second `stop` must not interrupt the reports of ends that the first one has started.
         running, self._running = self._running, []
         for each in running:
             each.cancel()
@@ -110,7 +110,7 @@ class EpisodeWorkers:
                 played = await self._play(ticket)
                 await self._end(ticket, played, patience_s=ticket.silence_s)
             except asyncio.CancelledError:
-                # The end may have been reported already; it may be reported twice.
+                # If the end was reported already, reporting it again changes nothing.
                 with suppress(TimeoutError):
                     async with asyncio.timeout(LAST_S_MAX):
                         await self._end(ticket, played, patience_s=LAST_S_MAX)

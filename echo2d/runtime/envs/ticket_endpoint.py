@@ -3,8 +3,8 @@
     an environment's client --X-Session-ID, or the ticket--> here --secret and ticket--> gateway
 
 It passes `generate` on unchanged, and adds the ticket to which a call belongs. Clients of `verifiers`
-do not repeat a call, so a call waits here while the gateway restarts. They name their rollout in
-X-Session-ID, so one client serves all episodes. An episode that makes no call for `silence_s` is
+do not repeat a call, so a call waits here while the gateway restarts. The clients name their rollout
+in X-Session-ID, so one client serves all episodes. An episode that makes no call for `silence_s` is
 given up, because its ticket has expired then.
 """
 
@@ -23,7 +23,7 @@ from echo2d.runtime.envs.tickets import PlayerTicket
 _SESSION_HEADER = "X-Session-ID"
 GENERATE = "/inference/v1/generate"
 MODELS = "/v1/models"
-# More than the gateway accepts, so that the gateway refuses, not this endpoint.
+# This is more than the gateway accepts, so that the gateway, not this endpoint, refuses a body that is too large.
 _BODY_BYTES_MAX = 16 << 20
 MODELS_S_MAX = 60.0
 

@@ -67,7 +67,7 @@ class TraceBranch:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeOutcome:
-    """How an episode ended. With an error it has no reward, and is left out; its reward is not 0."""
+    """How an episode ended. An episode with an error has no reward: it is left out, and does not count as 0."""
 
     reward: float = 0.0
     parts: Mapping[str, float] = field(default_factory=dict)

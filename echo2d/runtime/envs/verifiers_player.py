@@ -226,7 +226,7 @@ class ClassicPlayer:
                 api_base_url=client.url,
                 renderer_config=client.renderer_config(),
                 renderer_model_name=client.tokenizer,
-                # A call waits at the endpoint, and a failure there is final.
+                # The endpoint already lets a call wait while the gateway is away, so its failures are final.
                 max_retries=0,
             )
         )

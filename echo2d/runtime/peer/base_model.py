@@ -1,8 +1,8 @@
 """Finds frames in model directories that are already on this machine, so that no peer has to send them.
 
-The directories are not trusted. A chunk is used only if it has the digest in a signed table. It is then
-encoded again, and its frames are used only if they are as published. A directory may contain symbolic
-links, as download caches do, or be a slot that changes.
+The directories are not trusted. A chunk is used only if it has the digest that a signed table names. It is
+then encoded again, and its frames are used only if they equal the published ones. A directory may contain
+symbolic links, as download caches do, or be a slot that changes.
 """
 
 import logging
@@ -66,7 +66,7 @@ class BaseModel:
     def _chunk_of(self, directory: Path, place: Chunk, digest: Digest) -> bytes | None:
         known = directory, place
         with self._lock:
-            # A chunk that was read before and had another digest is not read again.
+            # If the chunk was read before and had another digest, it is not read again.
             if self._digests.get(known, digest) != digest:
                 return None
         data = self._read(directory / place.path, place)

@@ -1,17 +1,17 @@
 """Holds the frames of every form at one peer: verifies, stores and loads them.
 
-Nothing is reported before it was verified. Tables and long frames are on disk before they are held.
-A short frame is held in memory at once and written a moment later (`write_behind`): it can be sent
-and reported before it is on disk. If writing fails, its form is given up; if the process ends
-before, the frame comes again after the restart.
+Tables and frames are verified before they are reported. Tables and long frames are on disk before they
+are held. A short frame is held in memory at once and written a moment later (`write_behind`), so it can
+be sent and reported before it is on disk. If writing it fails, its form is given up. If the process ends
+before the frame is written, the frame must be received again after the restart.
 
-Disk and long hashing happen in threads. Several tasks can use a form at the same time; forgetting
-it waits for them. When the disk is full, spare files make room, then older forms, but not that of
-the version being served. If that is not enough, the form that wanted the space is given up
-(`give_up`). A frame that turns out damaged when it is read is not held any more, and has to come
+Disk access and long hashing happen in threads. Several tasks can use a form at the same time; deleting
+the form waits for them. When the disk is full, spare files are deleted, then older forms, except the form
+of the version being served. If that is not enough, the form that needed the space is given up
+(`give_up`). If a frame turns out to be damaged when it is read, it is no longer held, and must be received
 again.
 
-Not here: links, slots, and checking the signatures of roots (the caller does).
+Not here: links, slots, and checking the signatures of roots (the caller checks them).
 """
 
 import asyncio
@@ -42,8 +42,10 @@ from echo2d.runtime.peer.held_form import HeldForm
 from echo2d.runtime.peer.write_behind import Frames, WriteBehind
 from echo2d.store.frames import FramesDamaged, FrameStore
 
-LOST_FRAMES_MAX = 256  # of one form; a disk that damages more than a few keeps nothing
-LOST_WAIT_S = 2.0  # for a damaged frame to come again before those that wait for it ask elsewhere
+# A form that has lost more frames than this is given up: the disk seems to damage all that is written.
+LOST_FRAMES_MAX = 256
+# A damaged frame has this long to arrive again. Then the peers that wait for it must ask another peer.
+LOST_WAIT_S = 2.0
 
 T = TypeVar("T")
 
@@ -54,27 +56,23 @@ class HoldingsOwner(Protocol):
     """The process that holds the forms."""
 
     def emit(self, event: relay_events.RelayEvent) -> None:
-        """Hand an event to the relay, after those before it."""
+        """Queue an event for the relay."""
 
     def tell(self, message: SegmentsWanted | TransferReport) -> None:
-        """Send over the control link."""
+        """Send a message over the control link."""
 
     def fail(self, form: FormId, reason: str) -> None:
-        """The form was given up, because its frames cannot be kept here."""
+        """Take note that the form was given up, because its frames cannot be kept here."""
 
     def serving_version(self) -> Version | None:
-        """The version that the engines serve: its frames stay when the disk is full."""
+        """The version that the engines serve. Its frames are kept even when the disk is full."""
 
     def base_of(self, form: FormId) -> BaseModel | None:
-        """Directories that may hold chunks of the form."""
+        """The directories that may have chunks of the form. None: there are none."""
 
 
 class FrameHoldings:
-    """`emit` takes relay events, `ask` SegmentsWanted, `fail` a form given up and the reason.
-
-    `serving`: the version whose frames do not make room for others. `base`: where chunks of a form
-    may stand, too.
-    """
+    """See the module docstring."""
 
     def __init__(
         self,
@@ -83,44 +81,43 @@ class FrameHoldings:
     ) -> None:
         self._store, self._owner, self._emit = store, owner, owner.emit
         self._forms: dict[FormId, HeldForm] = {}
-        # Frames that were on disk when the process started; None: not looked at yet.
+        # The frames of each form that were on disk when the process started. None: not looked at yet.
         self._found: dict[FormId, frozenset[FrameId] | None] = {
             facts.form: None for facts in store.forms()
         }
         self._users: dict[FormId, int] = {}
         self._storing: set[tuple[FormId, FrameId]] = set()
         self._dropped: dict[FormId, None] = {}
-        self._deleted = 0  # forms so far: what found the disk full may try again
+        # Forms deleted so far. If it has changed, a write that found the disk full is tried again.
+        self._deleted = 0
         self._unwritten = WriteBehind(self._write)
         self._recent = _RecentFrames()
-        self._books = asyncio.Lock()  # roots, pages and forgetting are taken one after the other
+        # Held while a root or page is accepted, or a form is deleted.
+        self._books = asyncio.Lock()
         self._news = asyncio.Event()
 
-    # --- what is known
+    # --- what is held
 
     def index(self, form: FormId) -> FormIndex | None:
         here = self._forms.get(form)
         return None if here is None else here.index
 
     def held(self, form: FormId) -> Collection[FrameId]:
-        """Tables and frames of the form that are verified.
-
-        Those put at once are written a moment later.
-        """
+        """The tables and frames of the form that are held. Some may not be on disk yet (see `on_disk`)."""
         here = self._forms.get(form)
         return frozenset() if here is None else here.frames
 
     def whole_forms(self) -> tuple[FormId, ...]:
-        """Forms of which every frame is held."""
+        """The forms of which every table and frame is held."""
         return tuple(form for form, here in self._forms.items() if here.whole)
 
     def payload_bytes(self, form: FormId) -> int:
-        """Payload of the form that is held."""
+        """How many payload bytes of the form are held."""
         here = self._forms.get(form)
         return 0 if here is None else here.payload_bytes
 
     def duplicates(self, form: FormId) -> int:
-        """Payload frames of the form that came although they were held."""
+        """How many payload frames of the form arrived although they were held already."""
         here = self._forms.get(form)
         return 0 if here is None else here.duplicates
 
@@ -130,30 +127,30 @@ class FrameHoldings:
         return here is not None and here.knows(frame)
 
     def dropped(self, form: FormId) -> bool:
-        """Whether the form was known and is not wanted any more."""
+        """Whether the form was known once, and has been dropped."""
         return form in self._dropped
 
     async def changed(self) -> None:
-        """Returns when something more is known or held than at the call, or a form is gone."""
+        """Wait until more is known, held or written than at the call, or a form is dropped."""
         await self._news.wait()
 
     def ring(self) -> None:
-        """Wake all who wait in `changed`."""
+        """Wake all tasks that wait in `changed`."""
         self._news.set()
         self._news = asyncio.Event()
 
-    # --- what may be believed
+    # --- roots and pages of digests
 
     async def accept_root(self, root: Root) -> None:
-        """A root that is signed and accepted; makes the form known."""
+        """Take a root whose signature was checked and accepted. It makes the form known."""
         await self._accept("root", root.form, lambda: self._take_root(root))
 
     async def accept_page(self, page: SegmentPage) -> None:
-        """Answers SegmentsWanted; for unknown forms it is ignored."""
+        """Take a page of digests, the answer to SegmentsWanted. A page of an unknown form is ignored."""
         await self._accept("page", page.form, lambda: self._take_page(page))
 
     def reconnected(self) -> None:
-        """Asks again for pages, which do not come over the new control link otherwise."""
+        """Ask for pages again, because the answers to earlier requests are lost with the old control link."""
         for here in self._forms.values():
             here.page_asked = None
             self._ask_page(here)
@@ -161,7 +158,7 @@ class FrameHoldings:
     async def _accept(
         self, what: str, form: FormId, take: Callable[[], Awaitable[HeldForm | None]]
     ) -> None:
-        """Takes a root or page, and whatever of the frames found on disk is signed now."""
+        """Take a root or page, and the frames found on disk whose tables it makes verifiable."""
         try:
             async with self._books:
                 here = await take()
@@ -198,9 +195,9 @@ class FrameHoldings:
         return here
 
     async def _absorb(self, here: HeldForm) -> list[SegmentId]:
-        """Holds frames found on disk whose tables are signed now; returns their segments.
+        """Hold the frames found on disk whose tables' digests are signed now; returns their segments.
 
-        Also tells the form's end, once that is signed.
+        Also emits FormComplete once the form's end is signed.
         """
         absorbed = []
         for segment in sorted({segment_of(frame) for frame in here.found}):
@@ -219,18 +216,18 @@ class FrameHoldings:
             table = await asyncio.to_thread(self._store.get_table, here.form, segment)
             here.index.accept_table(segment, table)
         except IntegrityFault:
-            return  # left over from another form: it is fetched again
+            return  # the table on disk is of another form; the segment is received again
         if not self._is_current(here):
-            return  # given up meanwhile
+            return  # the form was given up meanwhile
         found = tuple(sorted(frame for frame in here.found if segment_of(frame) == segment))
         here.hold_found(found)
         self._emit(relay_events.TableHeld(here.form, segment, here.frame_sizes(segment)))
         self._emit(relay_events.FramesFound(here.form, found))
 
     async def _search_base(self, here: HeldForm, segments: Iterable[SegmentId]) -> None:
-        """Frames of these segments that can be made here need not come over a link.
+        """Make the frames of these segments that the base model's chunks give, so that no peer sends them.
 
-        Not to be awaited with `_books`.
+        Do not await it while holding `_books`.
         """
         base = self._owner.base_of(here.form) if here.index.facts.kind == "full" else None
         for segment in segments:
@@ -257,7 +254,7 @@ class FrameHoldings:
             )
 
     def _note_searched(self, here: HeldForm) -> None:
-        """Emits FormSearched once all found on disk was judged and the base was searched."""
+        """Emit FormSearched once all frames found on disk were judged and the base was searched."""
         index = here.index
         unjudged = bool(here.found) and index.missing_segment() is not None
         unread = (
@@ -278,9 +275,9 @@ class FrameHoldings:
     # --- frames that arrive
 
     async def put_table(self, form: FormId, segment: SegmentId, data: bytes) -> None:
-        """Store the table of a segment whose digest is signed.
+        """Store the table of a segment, whose digest is signed.
 
-        IntegrityFault: these are not its bytes.
+        IntegrityFault: the data do not have that digest.
         """
         here, table = self._known(form), frame_id(segment, 0)
         if digest_of(data) != here.index.table_digest(segment):
@@ -291,7 +288,7 @@ class FrameHoldings:
             try:
                 here.index.accept_table(segment, data)
             except IntegrityFault as fault:
-                # The table is signed and yet wrong: no peer is to blame.
+                # The table is signed but malformed, so no peer is to blame.
                 raise StoreFault(f"form {form} cannot be used: {fault}") from fault
             await self.with_room(form, lambda: self._store.put_table(form, segment, data))
             self._hold(form, table, memoryview(data))
@@ -313,8 +310,8 @@ class FrameHoldings:
         return bad
 
     def takes_at_once(self, form: FormId, frame: FrameId, payload_bytes: int) -> bool:
-        """Whether `put_at_once` may have this payload frame: it is short and can be verified."""
-        # Hashing 256 KiB takes 40 us, less than a change of threads.
+        """Whether `put_at_once` can take this payload frame: it is short and can be verified."""
+        # Hashing 256 KiB takes 40 us, which is less than a change of threads takes.
         return (
             payload_bytes <= 256 << 10
             and not is_table(frame)
@@ -324,9 +321,9 @@ class FrameHoldings:
         )
 
     def put_at_once(self, form: FormId, frame: FrameId, payload: memoryview) -> bool:
-        """Verify a frame that `takes_at_once`, and hold it; it is written soon.
+        """Verify and hold a frame that `takes_at_once` has accepted; it is written soon.
 
-        False: not what was promised.
+        False: the payload is not what the frame's table says.
         """
         if frame in self.held(form):
             self._count_duplicates(form, 1)
@@ -340,11 +337,11 @@ class FrameHoldings:
         return True
 
     def on_disk(self, form: FormId, frame: FrameId) -> bool:
-        """Whether a table or frame is held and written; `changed` returns after it was."""
+        """Whether a table or frame is held and on disk. `changed` returns after each write."""
         return frame in self.held(form) and self._unwritten.get(form, frame) is None
 
     async def write_behind(self) -> None:
-        """Writes what was put at once, until cancelled."""
+        """Write the frames that `put_at_once` took, until cancelled."""
         await self._unwritten.run()
 
     async def _write(self, form: FormId, frames: Frames) -> None:
@@ -356,7 +353,7 @@ class FrameHoldings:
 
     @asynccontextmanager
     async def _storing_alone(self, form: FormId, frames: set[FrameId]) -> AsyncIterator[None]:
-        """Keeps other tasks from storing these frames: one may come over two links at once."""
+        """Keep other tasks from storing these frames meanwhile: a frame may arrive over two links at once."""
         mine = {(form, frame) for frame in frames}
         while not mine.isdisjoint(self._storing):
             await self.changed()
@@ -368,10 +365,7 @@ class FrameHoldings:
             self.ring()
 
     async def with_room(self, form: FormId, store: Callable[[], T]) -> T:
-        """Run it in a thread.
-
-        When the disk is full, delete spare files, then older forms, and retry.
-        """
+        """Call `store` in a thread. While the disk is full, delete spare files, then older forms, and call it again."""
         while True:
             freed = self._deleted + self._store.freed
             try:
@@ -380,7 +374,8 @@ class FrameHoldings:
             except StoreFault as fault:
                 if not fault.full:
                     raise
-                async with self._books:  # a deletion under way makes room, too
+                # Wait for a deletion that is under way: it makes room, too.
+                async with self._books:
                     await asyncio.to_thread(self._store.free_spares)
                     if self._deleted + self._store.freed != freed:
                         continue
@@ -399,11 +394,11 @@ class FrameHoldings:
     # --- frames that are needed
 
     def in_memory(self, form: FormId, frame: FrameId) -> memoryview | None:
-        """A frame that is held and need not be read."""
+        """The frame, if it is held in memory."""
         return self._recent.get(form, frame) or self._unwritten.get(form, frame)
 
     async def load(self, form: FormId, frame: FrameId) -> memoryview:
-        """A held frame. IntegrityFault or StoreFault: it is not to be had any more."""
+        """The payload of a held frame. IntegrityFault, StoreFault: it cannot be read, and did not arrive again."""
         recent = self.in_memory(form, frame)
         if recent is not None:
             return recent
@@ -422,7 +417,7 @@ class FrameHoldings:
                 return await self._load_again(FramesDamaged(form, [frame]), frame)
 
     async def _load_again(self, fault: FramesDamaged, frame: FrameId) -> memoryview:
-        """The frame, should it come again soon."""
+        """Wait for a damaged frame to arrive again, and load it. Raises `fault` after LOST_WAIT_S."""
         form = fault.form
         self.lose(fault)
         await self._search_base(self._known(form), [segment_of(frame)])
@@ -435,7 +430,7 @@ class FrameHoldings:
         return await self.load(form, frame)
 
     def lose(self, fault: FramesDamaged) -> None:
-        """Frames that are not what they were are not held any more, and have to come again."""
+        """Hold the damaged frames no longer: they must be received again. Too many of them: give the form up."""
         form, here = fault.form, self._forms.get(fault.form)
         lost = () if here is None else here.lose(fault.frames)
         if here is None or not lost:
@@ -448,7 +443,7 @@ class FrameHoldings:
 
     @asynccontextmanager
     async def using(self, form: FormId) -> AsyncIterator[FormIndex]:
-        """The form is not deleted meanwhile. StoreFault: it is gone."""
+        """Keep the form from being deleted while the block runs. StoreFault: it was dropped already."""
         index = self._known(form).index
         self._users[form] = self._users.get(form, 0) + 1
         try:
@@ -458,17 +453,17 @@ class FrameHoldings:
             self.ring()
 
     def give_up(self, form: FormId, reason: str) -> None:
-        """The form cannot be kept. The owner is told once, however many of its frames wait."""
+        """Drop a form that cannot be kept. The owner is told only once, however many of its frames wait."""
         if self.drop(form):
             log.warning("form given up form=%s reason=%s", form, reason)
             self._owner.fail(form, reason)
 
     def drop(self, form: FormId) -> bool:
-        """Make the form unknown until a new root of it comes. False: it is unknown already."""
+        """Make the form unknown until a new root of it arrives. False: it is unknown already."""
         self._unwritten.drop(form)
         fresh = form not in self._dropped
         self._dropped[form] = None
-        # The late frames of the newest 64 dropped forms are dropped at once.
+        # Late frames of the 64 forms that were dropped last are refused at once.
         keep_newest(self._dropped, 64)
         self.ring()
         return self._forms.pop(form, None) is not None or fresh
@@ -495,7 +490,7 @@ class FrameHoldings:
         return here
 
     def _is_current(self, here: HeldForm) -> bool:
-        """Whether the form has not been given up since."""
+        """Whether this is still the record of the form. False: the form was dropped meanwhile."""
         return self._forms.get(here.form) is here
 
     def _hold(self, form: FormId, frame: FrameId, payload: memoryview) -> None:
@@ -529,7 +524,7 @@ def _put(
 
 
 class _RecentFrames:
-    """The newest 32 MiB of verified frames, oldest evicted first: they are forwarded soon."""
+    """Keeps the newest 32 MiB of verified frames in memory, because they are forwarded soon."""
 
     def __init__(self) -> None:
         self._frames: dict[tuple[FormId, FrameId], memoryview] = {}
@@ -542,7 +537,7 @@ class _RecentFrames:
         if (form, frame) not in self._frames:
             self._frames[form, frame] = payload
             self._bytes += len(payload)
-        # The frames kept in memory are some seconds of a home uplink.
+        # A home uplink sends 32 MiB in some seconds.
         while self._bytes > 32 << 20:
             self._drop(next(iter(self._frames)))
 

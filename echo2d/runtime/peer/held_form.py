@@ -25,8 +25,8 @@ class HeldForm:
     index: FormIndex
     # The frames that were on disk when the process started. Each is held once its digest is signed.
     found: frozenset[FrameId]
-    # The payload bytes of each held frame, 0 for a table. They are kept here because the index of a
-    # form that is received again knows the frames of an older write only once their table has arrived.
+    # The payload bytes of each held frame, 0 for a table. They are kept here because, when a form is received
+    # again, its index knows the frames that are already on disk only once their table has arrived.
     frames: dict[FrameId, int] = field(default_factory=dict)
     payload_bytes: int = 0
     duplicates: int = 0  # frames

@@ -6,7 +6,7 @@ A turn is one event and its actions. The owner performs the actions of a turn wi
 work becomes a task that ends in an event.
 
 Putting an event never waits, because links and engines put events from callbacks and tasks that must
-not block each other. The receiver ends a link that sends more than is handled.
+not block each other. The receiver ends a link that sends more than can be handled.
 """
 
 import asyncio
@@ -92,9 +92,9 @@ class PeerProcess(Generic[PeerEvent]):
         return self.receiver
 
     async def listen(self, host: str, port: int, *, key: str) -> Address:
-        """Accept peer links from now on.
+        """Accept peer links from now on. key: the config key of the address.
 
-        OperatorFault, which names the config key: the address cannot be used.
+        OperatorFault, which names the key: the address cannot be used.
         """
         try:
             self.address = Address(*await self.receiver.links.listen(host, port))
@@ -106,7 +106,7 @@ class PeerProcess(Generic[PeerEvent]):
 
     @property
     def crowded(self) -> bool:
-        # All that 50 links can say in a second; a handful of events is usual.
+        # 50 links can send this many messages in a second; usually a handful of events wait.
         return len(self._events) >= 65536
 
     def emit(self, event: RelayEvent) -> None:

@@ -2,8 +2,8 @@
 
 Events of one stream are reported in the order in which its frames arrived, and a frame is reported as
 verified only if it verifies. A frame whose digest is not signed yet waits, because the root may arrive
-over another connection; on a stream that this end has ended it is dropped. While much waits, the link
-is not read. A queue belongs to one connection: frames that verify after the connection is closed are
+over another connection; if this end has ended the stream, the frame is dropped. While much waits, the
+link is not read. A queue belongs to one connection: frames that verify after the connection is closed are
 reported as found.
 """
 
@@ -21,13 +21,11 @@ from echo2d.errors import IntegrityFault, StoreFault
 from echo2d.net.peer.links import PeerLinks
 from echo2d.runtime.peer.frame_holdings import FrameHoldings
 
-WAITING_BYTES_MAX = (
-    4 << 20
-)  # of payload not yet verified; then the link is not read until half of it has gone
-_BATCH_BYTES_MAX = (
-    2 << 20
-)  # verified and stored in one go: a thread change costs as much as hashing 256 KiB
-# A frame that cannot be verified after this time is dropped: others wait behind it.
+# When this much payload waits to be verified, the link is not read until half of it has been handled.
+WAITING_BYTES_MAX = 4 << 20
+# This much is verified and stored at a time: a change of threads costs as much as hashing 256 KiB.
+_BATCH_BYTES_MAX = 2 << 20
+# A frame that cannot be verified after this time is dropped, because other frames wait behind it.
 ROOT_WAIT_S = 10.0
 
 log = logging.getLogger("echo2d.peer")

@@ -3,8 +3,8 @@
     link events --> ReceiveQueue (verify, store) --> relay events --> `emit` --> mailbox --> Relay
     relay actions --> `perform` --> SendQueue (read, send) --> link
 
-The owner hands each relay event to its Relay, calls `noticed` with the event, then `perform`s the
-actions of that turn, all without awaiting. So an action is performed on the very connection for
+The owner hands each relay event to its Relay, calls `noticed` with the event, and then `perform` with
+each action of that turn, all without awaiting. So an action is performed on the very connection for
 which it was decided. Not here: decisions, signatures, encoding and decoding.
 """
 
@@ -42,7 +42,7 @@ from echo2d.runtime.peer.send_queue import SendQueue
 from echo2d.store.frames import FrameStore
 
 DIAL_S_MIN = 0.1
-# A peer that comes back is reached within this time.
+# The longest wait between two dials. A peer that comes back is reached within this time.
 _DIAL_S_MAX = 5.0
 
 log = logging.getLogger("echo2d.peer")
@@ -63,14 +63,14 @@ class ReceiverOwner(HoldingsOwner, Protocol):
 
     @property
     def crowded(self) -> bool:
-        """Whether so many events wait that a link which says more is ended."""
+        """Whether too many events wait. Then a link that sends another message is ended."""
 
 
 class Receiver:
-    """The links listen, dial and receive while `run` runs.
+    """Listens, dials, sends and receives while `run` runs.
 
-    no_tls: whether links may leave this host without TLS. busy: the relay's. receive_only: the other peers are not
-    told of what is held here, and get nothing of it. uplink_limit: bytes/s that all links send at most.
+    no_tls: whether links may leave this host without TLS. busy: the relay's meter. receive_only: the other peers are
+    not told which frames are held here, and get none of them. uplink_limit: the most bytes/s of all links together.
     """
 
     def __init__(
@@ -99,23 +99,24 @@ class Receiver:
         )
         self._peers: dict[PeerId, _Peer] = {}
         self._opened: dict[PeerId, int] = {}  # connections so far; a run has some hundred peers
-        self._noticed: dict[PeerId, int] = {}  # how many of them the relay has heard of
+        self._noticed: dict[PeerId, int] = {}  # how many of them the relay knows
         self._dialling: dict[PeerId, asyncio.Task[None]] = {}
-        # Set when the link of a peer that this one dials has ended.
+        # For each peer that is dialled here: set when the link to it has ended.
         self._lost: dict[PeerId, asyncio.Event] = {}
         self._tasks: asyncio.TaskGroup | None = None
         self._sent: dict[FormId, int] = {}
-        self._moved: FormId | None = None  # what moved last, since the last report
-        # Payload of all forms since the start.
+        # The form whose frames were sent or received last. None: there were none since the last report.
+        self._moved: FormId | None = None
+        # Payload bytes of all forms since the start.
         self.received_bytes, self.sent_bytes = 0, 0
 
     async def run(self) -> None:
-        """Works until cancelled, and then closes the links."""
+        """Work until cancelled, and then close the links."""
         async with asyncio.TaskGroup() as self._tasks:
             self._tasks.create_task(self.holdings.write_behind())
             try:
                 while True:
-                    # Older rates are of no use to a planner.
+                    # Report every second: older rates are of no use to the planner.
                     await asyncio.sleep(1.0)
                     self._report()
             finally:
@@ -128,12 +129,12 @@ class Receiver:
     # --- relay
 
     def noticed(self, event: object) -> None:
-        """The relay has handled this event."""
+        """Note that the relay has handled this event."""
         if isinstance(event, relay_events.LinkUp):
             self._noticed[event.peer] = self._noticed.get(event.peer, 0) + 1
 
     def blame(self, event: object, fault: PeerFault) -> None:
-        """The relay found that the peer of this event broke the protocol."""
+        """End the link of this event's peer, which broke the protocol. An event without a peer raises the fault."""
         peer = getattr(event, "peer", None)
         if peer is None:
             raise fault
@@ -141,7 +142,7 @@ class Receiver:
         self.links.end(peer, str(fault))
 
     def perform(self, action: relay_events.LinkAction) -> None:
-        """Performs an action of the relay. Not before `run` has begun."""
+        """Perform an action of the relay. Call it only after `run` has begun."""
         match action:
             case relay_events.ExpectPeer(edge):
                 self._expect(edge)
@@ -158,7 +159,7 @@ class Receiver:
             case relay_events.SendFrame():
                 here.queue.put(action)
             case relay_events.Tell(peer, StreamEnded(stream)) if not self._is_mine(peer, stream):
-                here.queue.put(action)  # after the frames that are still to be sent on it
+                here.queue.put(action)  # after the stream's frames that wait in this queue
             case relay_events.Tell(_, FramesHeld()) if self._receive_only:
                 pass
             case relay_events.Tell(peer, message):
@@ -185,7 +186,7 @@ class Receiver:
             self._peers[peer].receive_queue.put(event, now=asyncio.get_running_loop().time())
             return
         if self._owner.crowded and not isinstance(event, LinkOpened | LinkEnded):
-            self.links.end(peer, "says more than is handled")
+            self.links.end(peer, "sends more than can be handled")
             return
         match event:
             case LinkOpened():
@@ -243,7 +244,7 @@ class Receiver:
             task.cancel()
 
     async def _dial(self, edge: EdgePeer, lost: asyncio.Event) -> None:
-        """Keeps a link to the peer until it is no longer expected."""
+        """Keep a link to the peer until cancelled. Without TLS, dial only loopback, unless --no-tls allows more."""
         assert edge.address is not None
         host, port = edge.address.host, edge.address.port
         if not self._off_loopback and not is_loopback(host):
@@ -266,7 +267,7 @@ class Receiver:
                 delay_s = min(2 * delay_s, _DIAL_S_MAX)
             await asyncio.sleep(delay_s)
 
-    # --- forms that go
+    # --- deleting forms
 
     async def forget(self, form: FormId) -> None:
         """Delete a form; its late frames are dropped."""
@@ -274,13 +275,13 @@ class Receiver:
         try:
             await self.holdings.forget(form)
         except StoreFault as fault:
-            # Nothing is wrong until its space is needed.
+            # The form only takes space, and that does no harm until the space is needed.
             log.warning("form not deleted form=%s reason=%s", form, fault)
 
-    # --- figures
+    # --- reports
 
     def _report(self) -> None:
-        """Reports the progress of the form that moved last, if any moved since the last report."""
+        """Report the progress of the form that moved last, if one has moved since the last report."""
         form, self._moved = self._moved, None
         if form is not None:
             payload_bytes, sent_bytes = self.holdings.payload_bytes(form), self._sent.get(form, 0)

@@ -29,7 +29,7 @@ class FrameSource(Protocol):
 
 
 class SendQueue:
-    """emit: takes relay events. sent: takes a form and the payload bytes of it that were sent."""
+    """emit: takes relay events. sent: takes a form, and how many payload bytes of it were sent."""
 
     def __init__(
         self,

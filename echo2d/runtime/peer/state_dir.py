@@ -2,7 +2,7 @@
 
     state_dir (0700) / lock   format   worker.key (0600)   accepted.json   paused   frames/   slots/
 
-format has the number of the format of all the other files.
+format has a number: the format of all the other files.
 accepted.json has the highest publish_seq of the run that this worker ever accepted, so that it
 still refuses roots below that number after a restart.
 paused exists while the owner of the box has paused the worker (`runtime/worker/owner.py`).
@@ -98,9 +98,9 @@ class StateDir:
         os.close(self._lock)
 
     def free_bytes(self) -> int | None:
-        """The bytes for new versions: free ones, and those that older versions give up for them.
+        """The bytes that new versions can take: the free ones, and those of older versions that would be deleted.
 
-        None: not known; writing there reports the fault.
+        None: not known; writing to the disk reports the fault.
         """
         try:
             free = shutil.disk_usage(self._path).free
@@ -108,7 +108,7 @@ class StateDir:
             return None
         taken = self._budget.taken
         current, spare = sorted((taken.get(f"slot {slot}", 0) for slot in SLOT_NAMES), reverse=True)
-        # The frames of the version being served stay, and may be as many bytes as its files.
+        # The frames of the version being served stay. They may take as many bytes as its files.
         older_frames = max(0, taken.get("frames", 0) - current)
         return min(free, self._budget.left) + spare + older_frames
 
@@ -136,7 +136,7 @@ class StateDir:
     def authority(self, token: TokenFile) -> Succession | None:
         """The authority that this worker obeys, if it is newer than the token file's.
 
-        A newer one in the token file is kept at once, so that no older one is obeyed again. OperatorFault:
+        If the token file's is newer, it is kept at once, so that no older one is obeyed again. OperatorFault:
         authority.json is damaged, or two authorities claim the same number.
         """
         number, run_key = 0, token.run_key

@@ -1,6 +1,6 @@
 """Writes verified frames to disk in batches, a moment after they were held and reported.
 
-Where frames arrive one by one, a change of threads and three disk calls for each frame would be
+When frames arrive one by one, a change of threads and three disk calls for each frame would be
 expensive. If the process is killed, the waiting frames are lost and must be received again: at most
 WRITE_BYTES, and those that arrive during one write. Not here: verifying frames, and the reaction to a
 disk that fails (`write`).

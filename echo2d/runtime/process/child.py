@@ -2,7 +2,7 @@
 
 The child is `python -m MODULE`; the kernel kills it if the coordinator dies. It receives its
 credentials as one JSON line on stdin, never in argv or the environment, where other processes could
-read them. A mistake of the operator is written to stdout, and the child ends with MISTAKE.
+read them. On a mistake of the operator, the child writes the reason to stdout and ends with exit code MISTAKE.
 """
 
 import asyncio
@@ -96,7 +96,7 @@ class Handover:
             raise OperatorFault(
                 "this program is started by `echo2d coordinate`, not by hand"
             ) from error
-        # A parent that died before the prctl above sends no signal.
+        # If the parent died before the prctl above, the kernel sends no signal.
         if os.getppid() != handover.parent_pid:
             raise OperatorFault("the coordinator has ended; start it again, and it starts this")
         return handover
@@ -143,8 +143,8 @@ async def supervise(
 ) -> None:
     """Keep one child running until cancelled.
 
-    mistakes_end: a mistake of the operator is raised as an OperatorFault; otherwise the child is
-    restarted after that, too.
+    mistakes_end: whether a mistake of the operator is raised as an OperatorFault. If not, the child is
+    restarted after a mistake, too.
     """
     backoff = Backoff(rng)
     loop = asyncio.get_running_loop()
@@ -153,7 +153,7 @@ async def supervise(
         code, words = await _run_once(module, handover)
         if mistakes_end and code == MISTAKE and words:
             raise OperatorFault(words)
-        # A child that lived for a while had started properly: begin again with the shortest delay.
+        # A child that lived for a while had started properly, so the next delay is the shortest again.
         if loop.time() - started_at > _STOP_S:
             backoff.reset()
         delay_s = backoff.next_s()

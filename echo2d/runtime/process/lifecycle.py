@@ -30,8 +30,8 @@ import uvloop
 from echo2d.errors import Fault, first_fault, of_the_host
 from echo2d.stop_signals import SIGNALS, stop_told
 
-# The time for last messages over a slow line, and for engines, seed and task processes to end. Each of
-# these has a shorter limit of its own.
+# The time for last messages over a slow line, and for engines, the seed and task processes to end. Each of
+# these four has a shorter limit of its own.
 STOP_S_MAX = 30.0
 # The program has returned, so no useful work is left. TimeoutStopSec of the systemd units is longer than
 # STOP_S_MAX and EXIT_S_MAX together.
@@ -73,13 +73,16 @@ def collect_rarely() -> None:
     """
     gc.collect()
     gc.freeze()
-    # A full collection follows 40 million more allocated than freed objects; Python's default is
-    # 70,000. The second generation has at most 50,000 objects, which stops the loop for some 50 ms.
+    # A full collection starts when 40 million more objects were allocated than freed; with Python's
+    # defaults it starts at 70,000. A collection of the second generation visits at most 50,000 objects
+    # and stops the loop for some 50 ms.
     gc.set_threshold(*(10_000, 5, 800))
 
 
 def outcome(group: BaseExceptionGroup[BaseException]) -> int:
-    """The one catch-all: raises the group's first `Fault`, or one for what this host lacks; else 1, for a bug."""
+    """The one catch-all: raise the group's first `Fault`, or a Fault about what this host lacks. Otherwise there is a
+    bug: log it, and return exit code 1.
+    """
     if (faults := group.subgroup(Fault)) is not None:
         raise first_fault(faults) from None
     errors = group.subgroup(OSError)
@@ -114,7 +117,7 @@ class Ending:
         """Install the signal handlers.
 
         The first SIGTERM or SIGINT calls `stop`, and each SIGUSR1 calls `leave`, with the name of
-        the signal. The next one ends the process, unless it comes at once (`stop_signals`).
+        the signal. The second SIGTERM or SIGINT ends the process, unless it follows at once (`stop_signals`).
         """
         if leave is not None:
             self._loop.add_signal_handler(signal.SIGUSR1, leave, signal.SIGUSR1.name)

@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 from echo2d.core.base.ids import RequestId
 from echo2d.core.coordinator.events import CoordinatorEvent, Reply, RequestGone
 
-# The records of one turn are one transaction. More of them would delay the first acknowledgement.
+# The records of one turn are one transaction, so more events in a turn would delay the first acknowledgement.
 EVENTS_PER_TURN_MAX = 256
 # When the mailbox is full, its producers wait: links are not read, and calls are not answered.
 EVENTS_MAX = 4096
@@ -63,7 +63,7 @@ class Mailbox(Generic[EventT]):
             self._queue.put_nowait(None)
 
     def close(self) -> None:
-        """Drop all events, now and from now on. Producers that wait in `put` continue."""
+        """Drop the events in the queue and all later ones. Producers that wait in `put` continue."""
         self._closed = True
         while not self._queue.empty():
             self._queue.get_nowait()
@@ -71,8 +71,8 @@ class Mailbox(Generic[EventT]):
 
 # --- calls that wait for an answer
 #
-# Each HTTP call becomes a numbered event, answered by a numbered Reply. A call that ends without
-# its Reply is reported to the core as RequestGone.
+# Each HTTP call becomes a numbered event. The core answers it with a Reply of the same number. If a call
+# ends without its Reply, the core gets RequestGone.
 
 # One learner has two or three calls open at a time.
 PENDING_REQUESTS_MAX = 256

@@ -33,7 +33,7 @@ DELAY_BUCKETS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 PAUSE_BUCKETS_S = (0.001, 0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0)
 PERSIST_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0, 5.0)
 
-# Otherwise each counter would have a second line with its creation time, which is not used.
+# Without this call each counter would have a second line with its creation time, which is not used.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 StatusT = TypeVar("StatusT")
@@ -150,7 +150,7 @@ class LoopMetrics(Generic[StatusT]):
             self.disk_free = shutil.disk_usage(path).free
             self._disk_free.set(self.disk_free)
         except OSError:
-            # The code that writes there reports the fault.
+            # The code that writes to this disk reports the fault.
             self.disk_free = None
             self._disk_free.set(float("nan"))
 

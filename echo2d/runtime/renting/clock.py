@@ -41,7 +41,7 @@ class RentClock:
         self._at = rent_time(self._at, before, self._since, horizon=horizon)
 
     def now(self) -> float:
-        """The time by the boot clock alone, which only `look` corrects."""
+        """The time by the boot clock alone. Only `look` corrects it by the other clocks."""
         return self._at + time.clock_gettime(time.CLOCK_BOOTTIME) - self._since.since_boot_s
 
     def look(self, horizon: float) -> float:

@@ -5,8 +5,8 @@
                                                            3. the coordinator is told which
                                                               workers will be removed
 
-A box gets a credential of its own before its start command runs. The credential lets one worker in
-until the box's time is over, and is deleted with the box. If a row cannot be stored, the process ends
+A box gets a credential of its own before its start command runs. The credential admits one worker until
+the box's time is over, and is deleted with the box. If a row cannot be stored, the process ends
 before anything is started. Not here: decisions (`core/renting/autoscaler.py`), and how commands run
 (`echo2d/providers`).
 """
@@ -101,7 +101,7 @@ class Renter:
         self._access = access
         self._directory = run
         self._url = url
-        # The number of commands under way limits its length.
+        # It is no longer than the number of commands under way.
         self._ended: asyncio.Queue[RentEvent] = asyncio.Queue()
         self._asked_at: dict[Label, float] = {}
         # The workers of boxes, as of the last look.
@@ -204,7 +204,7 @@ class Renter:
         try:
             await self._providers[rental.provider].start(order)
         except ProviderFault as fault:
-            # The fault is logged, and quotes the command's output, which may contain the secret.
+            # The fault will be logged. It quotes the command's output, which may contain the secret.
             raise ProviderFault(str(fault).replace(secret, "(secret)")) from None
 
     async def _stop(self, rental: Rental, ids: tuple[str, ...]) -> None:
@@ -251,7 +251,7 @@ class Renter:
             log.warning("retire %s failed: %s", label, fault)
 
     def _tidy(self) -> None:
-        """Delete credentials of boxes that do not exist, which a killed process left."""
+        """Delete the credentials that a killed process left for boxes that do not exist."""
         for token in self._access.tokens():
             if token.name.startswith(self._rules.prefix) and token.name not in self._renting.live:
                 self._retire(Label(token.name))
@@ -283,7 +283,7 @@ class Renter:
         return {label: named[label] for label in self._renting.live if label in named}
 
     def _find_leaving(self) -> list[tuple[PeerId, str]]:
-        """The workers that must leave with their box and do not leave yet, each with the reason."""
+        """The workers whose box will be removed and that are not leaving yet, each with the reason."""
         leaving = self._renting.leaving
         return [
             (PeerId(worker.id), leaving[label])
@@ -472,7 +472,7 @@ def _holds(worker: WorkerStatus) -> bool:
 
 
 def margin_of(provision: ProvisionStatus) -> float:
-    """The part of the target in trajectories/s that gamma adds for noise.
+    """The part of the target, in trajectories/s, that the factor gamma adds as a margin for noise.
 
     The target is the rate of all workers plus the shortfall, so if the shortfall is capped
     (`CapacityPlanner.shortfall`), the margin is smaller, too.
@@ -483,7 +483,7 @@ def margin_of(provision: ProvisionStatus) -> float:
 
 
 def gb_per_h(status: Status) -> float:
-    """How much of versions each worker receives, in GB/h; 0 before steps and versions are known."""
+    """How many GB of versions each worker receives per hour; 0 until steps and versions are known."""
     sizes = [each.wire_bytes for each in status.version_bytes.values()]
     steps = status.t_train_s
     if not sizes or not steps or median(steps) <= 0:

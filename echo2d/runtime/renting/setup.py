@@ -75,8 +75,8 @@ def _offer(provider: ProviderConfig, each: OfferTable) -> RentOffer:
 def prices_of(config: CoordinatorConfig, run_id: str) -> list[NamedPrice]:
     """Prices by pattern of worker names: those of [[price]], then those of offers.
 
-    The worker of a rented box is named after the box's label. Where a provider does not rent, the
-    name of an offer is itself the pattern.
+    The worker of a rented box is named after the box's label. If a provider does not rent, the names of
+    its offers are the patterns.
     """
     rows: list[tuple[str, PriceTable | OfferTable]] = [(row.workers, row) for row in config.prices]
     for provider in config.providers:

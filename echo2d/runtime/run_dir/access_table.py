@@ -40,11 +40,11 @@ from echo2d.store.disk import is_of_the_host, sqlite_words, store_faults
 from echo2d.store.formats import require_format
 from echo2d.store.row_sums import TableSum
 
-# The whole table is read every second.
+# The tokens are limited because the whole table is read every second.
 ACCESS_TOKENS_MAX = 10_000
 # Enrolled peers are limited for the same reason; this is twenty times the largest fleet.
 ENROLLED_MAX = 10_000
-# The newest old secrets of one token, with which its own peers may still return.
+# This many old secrets of a token are kept, the newest ones: its own peers may still return with them.
 OLD_SECRETS_MAX = 16
 # Last uses are written this often. A longer interval would show older times, a shorter one write more.
 USES_WRITTEN_S = 60.0
@@ -69,8 +69,8 @@ _SCHEMA = (
 # The checksum of the tables that decide on access; `uses` only has times.
 _SUM = TableSum(ACCESS_FORMAT, ("tokens", "peers", "convictions", "old_secrets", "cordons"))
 
-# Peers of revoked tokens are kept until their room is needed, so that they get the reason. So are
-# machines of expired tokens, which are members as long as they keep returning.
+# Peers of revoked tokens are kept until their room is needed, so that they are told why they are refused.
+# Machines of expired tokens are kept as well: they are members as long as they keep returning.
 FORGET_INVALID = """DELETE FROM peers WHERE token IN (SELECT name FROM tokens WHERE revoked)
     OR (token IN (SELECT name FROM tokens WHERE expires_at <= ?)
         AND peer NOT IN (SELECT holder FROM uses WHERE at > ?))"""
@@ -104,7 +104,7 @@ class TokenRow:
         return None if self.role == "worker" else self.expiry(now_s)
 
     def expiry(self, now_s: float) -> Denied | None:
-        """The refusal of a request that needs a token that has not expired; None: it has not."""
+        """The refusal if the token has expired; None: it has not."""
         if not self.expired(now_s):
             return None
         ends = " and enrols no new machine" if self.role == "worker" else ""
@@ -237,8 +237,8 @@ class AccessTable:
 
         keep: stores the secret. If it raises, the token keeps its old secret.
 
-        A peer of this token may return with an old secret, because its owner may not have the new file
-        yet. OperatorFault: the token is revoked, or unknown.
+        A peer of this token may still return with an old secret, because its owner may not have the new
+        file yet. OperatorFault: the token is revoked, or unknown.
         """
         secret = secrets.token_urlsafe(32)
         with self._database() as database:
@@ -477,7 +477,7 @@ class AccessTable:
             return Denied(403, "proof", "the signature does not prove possession of the key")
         if known:
             return peer
-        # A peer that moves to this token from another one is not counted as one of the others.
+        # A peer that has enrolled before is not counted among the others.
         others = "SELECT count(*) FROM peers WHERE token = ? AND peer != ?"
         enrolled = database.execute(others, (token.name, peer)).fetchone()[0]
         if token.max_workers is not None and enrolled >= token.max_workers:
@@ -535,11 +535,11 @@ class AccessTable:
     def _uses_to_write(self) -> dict[str, float]:
         """The last uses, if it is time to write them. Each is returned once."""
         newest = max(self._used.values(), default=self._uses_written_at)
-        # The clock may have been set back.
+        # The difference is negative if the clock was set back.
         if 0 <= newest - self._uses_written_at < USES_WRITTEN_S:
             return {}
         used, self._used, self._uses_written_at = self._used, {}, newest
-        # The loop's thread may add another one at this moment.
+        # Return a copy, because the loop's thread may add another use at this moment.
         return used.copy()
 
     @contextmanager

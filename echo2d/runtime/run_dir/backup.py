@@ -5,11 +5,11 @@
     3. versions     those that the ledger names are pinned next
     4. the rest     key, tokens, access table, rentals, logs; then all pinned files are copied
 
-A learner resumes only between the ledger's last durable checkpoint and its last step. So the ledger must
-know a pinned checkpoint. If the learner replaces all of them by newer ones before the ledger is copied,
-1 and 2 are repeated. To pin a folder is to link every file of it into the backup, or, if that is on
-another file system, into a folder beside the source, until it is copied. Neither the coordinator nor a
-learner writes into such a file again.
+A learner can resume only from a checkpoint between the ledger's last durable checkpoint and its last step.
+So the ledger must know one of the pinned checkpoints. If the learner replaces all of them by newer ones
+before the ledger is copied, 1 and 2 are repeated. Pinning a folder means linking all its files into the
+backup. If the backup is on another file system, they are linked into a folder beside the source until
+they are copied. Neither the coordinator nor a learner writes into such a file again.
 
 Kept true: the backup is complete or absent, private, and leaves RESERVE_BYTES free on its disk.
 """
@@ -124,7 +124,7 @@ class _Backup:
     ) -> None:
         self._run_dir, self._learner_dir, self._aside = run_dir, learner_dir, aside
         self._progress = CopyProgress(tell)
-        # Files of an earlier backup that can be linked. Their folders have unique names.
+        # The files of an earlier backup that can be linked. Their folders have unique names.
         self._old_folder = reuse
         self._old = {file.path: file for file in old if file.path.startswith(LASTING)}
         self.files: list[BackupFile] = []
@@ -149,7 +149,7 @@ class _Backup:
     def _take_ledger(self, stack: ExitStack) -> tuple[LedgerFacts, list[Path]]:
         """Copy the ledger, and pin the checkpoints from which a learner may resume in it."""
         target = self._aside / RUN / LEDGER_FILE
-        # Five attempts: each fails only if the learner saved as many checkpoints as it keeps meanwhile.
+        # Try five times: an attempt fails only if the learner meanwhile saves as many checkpoints as it keeps.
         for _ in range(5):
             pins, steps = self._pin_checkpoints(stack)
             ledger = copy_ledger(self._run_dir / LEDGER_FILE, target)
@@ -166,7 +166,7 @@ class _Backup:
         )
 
     def _check_versions(self, versions: Sequence[Path], ledger: LedgerFacts) -> None:
-        """StoreFault: a version is not what was published. Versions of an earlier backup were compared then."""
+        """StoreFault: a version is not what was published. The earlier backup has compared its versions already."""
         digests = {Path(path).name: digest for path, digest in ledger.versions.items()}
         for pin in versions:
             if not self._is_old(pin) and build_manifest(pin).digest != digests[pin.name]:
@@ -397,7 +397,7 @@ class _OpenLog:
 
 
 def _open_logs(folder: Path, stack: ExitStack) -> list[_OpenLog]:
-    """Open all logs, so that nothing is lost or copied twice if one becomes long and is renamed."""
+    """Open all logs, so that nothing is lost or copied twice if a log that became too long is renamed meanwhile."""
     found: dict[int, _OpenLog] = {}
     for _ in range(2):  # the second round finds logs that were renamed during the first
         for path in _logs(folder):

@@ -68,7 +68,7 @@ def read_manifest(folder: Path) -> BackupFacts:
         raise OperatorFault(f"{folder} is not a backup: it has no {BACKUP_MANIFEST}")
     try:
         with store_faults("reading", path):
-            # A manifest of a hundred thousand files has 64 MiB.
+            # The manifest of a backup with a hundred thousand files fits into 64 MiB.
             document = read_at(path, 64 << 20, 0)
         older = "restore it with the echo2d that made it"
         require_format(f"backup {folder}", json.loads(document)["format"], _FORMAT, older=older)

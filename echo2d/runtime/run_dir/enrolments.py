@@ -3,8 +3,8 @@
     recognised --> asked --> waiting --(the first caller commits for all)--> committed --> answered
 
 A whole fleet may enrol at the same time, and a disk syncs slowly. Strangers may ask, too, so the secret
-is checked before anything else. An unknown secret may belong to a token made a moment ago: the table is
-read again for it, but not more often than every REREAD_S, however many callers ask.
+is checked before anything else. An unknown secret may belong to a token made a moment ago, so the table is
+read again, but at most once every REREAD_S, however many callers ask.
 
 Not here: which peers may enrol (`access_table`).
 """
@@ -19,7 +19,7 @@ from echo2d.errors import StoreFault
 from echo2d.net.security.auth import Denied
 from echo2d.runtime.run_dir.access_table import Enrolment
 
-# Enrolments of one transaction. More of them would delay the first one.
+# One transaction has at most this many enrolments: more would delay the first one.
 ENROLMENTS_MAX = 256
 REREAD_S = 0.25
 

@@ -10,7 +10,8 @@ from echo2d.core.base.ids import Digest
 from echo2d.core.coordinator.events import CoordinatorRecord, Recovered
 from echo2d.store.ledger import Ledger, backfill
 
-# 16 MiB. If the log is longer, commits wait once until all of it is moved, and the log starts over.
+# Pages of 16 MiB. If the write-ahead log is longer, commits wait once until all of it is moved into the
+# database, and the log starts over.
 WAL_PAGES_MAX = 4096
 
 _Result = TypeVar("_Result")

@@ -2,7 +2,7 @@
 
 Every byte is verified while it is copied, and both directories are complete or absent. The restored
 ledger continues above every epoch and publish number that the run may have used since the backup
-(`mark_restored`), so that the earlier learner and workers are not mistaken for the new ones. Two
+(`mark_restored`), so that the old learner and workers are not mistaken for the new ones. Two
 coordinators with one key would take each other's workers and boxes, so a run that still runs, as far as
 this host can see, is not restored.
 """

@@ -1,7 +1,7 @@
 """Lists the versions of a run that are still on its disk, and exports one from the run directory.
 
-They are read from the ledger and the directory alone: a coordinator need not run, but it may. An
-exported directory has the bytes that were published, or it does not appear.
+The versions are read from the ledger and the directory alone, whether or not a coordinator runs. An
+exported directory has exactly the bytes that were published, or it does not appear.
 """
 
 import secrets

@@ -27,7 +27,7 @@ from echo2d.runtime.run_dir.run_directory import (
 )
 from echo2d.store.ledger import read_earned
 
-OWN_TOKENS = "own-"  # followed by the role, the names of this host's tokens
+OWN_TOKENS = "own-"  # with the role behind it, the name of one of this host's own tokens
 DURATION_S_MAX = 100 * 365 * 86400.0
 _UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -57,7 +57,7 @@ def create_token(
 ) -> None:
     """Create a token of an existing run and write its file to `out`.
 
-    url: None: where the coordinator that runs there listens. expires: a duration from now, or
+    url: None: the URL at which the run's coordinator listens now. expires: a duration from now, or
     "never".
     """
     run = existing_run(run_dir)

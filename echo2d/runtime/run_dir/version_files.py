@@ -35,9 +35,9 @@ from echo2d.store.disk import store_faults
 from echo2d.store.snapshots import adopt_snapshot, build_manifest, read_chunk, scan_snapshot
 from echo2d.texts.files import token_files
 
-# The largest form that a version may have.
+# An upload has at most this many bytes: as many as the largest form of a version.
 UPLOAD_BYTES_MAX = 256 << 30
-# Versions being uploaded at a time. Leftovers of older epochs are deleted first.
+# At most this many versions are uploaded at a time. Leftovers of older epochs are deleted first.
 UPLOADS_MAX = 4
 
 log = logging.getLogger("echo2d.coordinator")
@@ -65,7 +65,7 @@ class VersionFiles:
     ) -> None:
         self._run_dir = run_dir
         self._base_model = base_model
-        # It is computed when the first adapter is published, because that reads the whole base model.
+        # Computed only when the first adapter is published, because it takes a read of the whole base model.
         self._base_digest = ""
         self._root = snapshot_root
         self._versions = run_dir / "versions"
@@ -142,7 +142,7 @@ class VersionFiles:
         size = sum(file.size for file in files)
         self._check_base(source)
         self._check_texts(source, version)
-        # An upload is moved, not copied: its bytes must not be counted twice.
+        # An upload is moved, not copied, so its bytes must not be counted twice.
         if path is None:
             with store_faults("looking at", self._uploads):
                 self._budget.note("uploads", _bytes_below(self._uploads) - size)
@@ -192,8 +192,8 @@ class VersionFiles:
     def sync(self, path: str, digest: Digest) -> bool:
         """Make a copy survive a power failure. path: as in `Adopted`. This waits for the disk.
 
-        The copy is hashed first: if the version was never sent, the seed has not read it. A copy that
-        is not the snapshot `digest` is deleted. False: the copy no longer exists.
+        The copy is hashed first, because the seed has not read it if the version was never sent. A copy
+        that is not the snapshot `digest` is deleted. False: the copy no longer exists.
         """
         copy = self._run_dir / path
         if self.is_synced(path):

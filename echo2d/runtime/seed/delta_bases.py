@@ -127,7 +127,7 @@ class BaseChain:
     def _chain(self, place: Chunk) -> list[tuple[ChunkRecord, bytes]]:
         """The chunk's records, oldest first; empty if a delta of the chain lacks the chunk.
 
-        The chain starts at the newest record that needs no base: it would overwrite the older ones.
+        The chain starts at the newest record that needs no base, because this record would overwrite the older ones.
         """
         chain: list[tuple[ChunkRecord, bytes]] = []
         for delta in reversed(self._deltas):

@@ -26,7 +26,7 @@ from echo2d.store.snapshots import read_chunk_into, scan_snapshot
 from echo2d.threads import Buffers, in_threads
 
 EncodedRecord = tuple[ChunkRecord, bytes]
-EncodedRecords = tuple[EncodedRecord, EncodedRecord]  # as sent, and as kept (`encode_records`)
+EncodedRecords = tuple[EncodedRecord, EncodedRecord]  # the sent and the kept one (`encode_records`)
 
 
 class Base(Protocol):
@@ -46,7 +46,7 @@ class KeptForm:
         self._builder = builder
         self._new: list[Segment] = []
         self.digests: list[Digest] = []  # of the tables of all segments
-        self.waiting_bytes = 0  # of payload that was not taken yet
+        self.waiting_bytes = 0  # of payload that `take` has not returned yet
 
     def add(self, record: ChunkRecord, payload: bytes) -> None:
         full = self._builder.add(record, payload)
@@ -73,8 +73,8 @@ class KeptForm:
 
 
 class Encoder:
-    """directory: the snapshot. base: None for a full form. keep: also build the form that is kept, from
-    which other deltas are composed. OperatorFault: the directory is not a snapshot.
+    """directory: the snapshot. base: None for a full form. keep: whether to build also the form that is
+    kept, from which other deltas are composed. OperatorFault: the directory is not a snapshot.
     """
 
     def __init__(

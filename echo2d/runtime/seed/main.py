@@ -6,10 +6,10 @@ other, with a control link, peer links and a frame store under run_dir/seed.
     EncodeVersion -> chunks encoded in threads -> segments on disk -> SegmentEncoded, FormEncoded
                                                      +--> frames to the peers that the plan names
 
-A version is encoded from the coordinator's own copy, and is accepted only if the result has the
-ordered digest. Of several waiting orders the latest runs first. A second task encodes forms for a few
+A version is encoded from the coordinator's own copy, and the result is accepted only if it has the
+ordered digest. If several orders wait, the latest runs first. A second task encodes forms for a few
 peers (aside). Deltas for all peers are kept, and deltas for peers that lag further are composed from
-them. Not here: the choice of a version's form, and signatures.
+the kept ones. Not here: the choice of a version's form, and signatures.
 """
 
 import asyncio
@@ -60,7 +60,7 @@ from echo2d.store.budget import DiskBudget
 from echo2d.store.deltas import DeltaStore
 from echo2d.store.snapshots import leave_page_cache
 
-# One part in DELTAS_SHARE of the disk budget is for kept deltas; the rest is for frames.
+# 1 / DELTAS_SHARE of the disk budget is for kept deltas; the rest is for frames.
 DELTAS_SHARE = 8
 
 log = logging.getLogger("echo2d.seed")
@@ -145,7 +145,7 @@ class Seed:
     # --- encoding
 
     async def _encode_all(self, *, aside: bool) -> None:
-        """Encode the orders for a few peers (aside) or those for all, forever.
+        """Encode the orders for a few peers (aside) or the orders for all peers, until cancelled.
 
         One task runs for each kind, so that forms for all peers never wait for the others.
         """
@@ -214,19 +214,19 @@ class Seed:
                 for index in range(len(segment.table.frames) + 1)
             ]
             self._peer.put(relay_events.FramesFound(order.form, tuple(frames)))
-            # Keep the delta after the segment was announced, so that peers do not wait for this.
+            # Keep the delta after the segment was announced, so that peers do not wait for the delta's write.
             if encoder.kept is not None and not await self._keep(facts, encoder.kept.take()):
                 encoder.kept = None
         if not self._is_wanted(order):
             return
         totals = encoder.totals()
         if totals.snapshot != order.digest:
-            # For a composed form the kept deltas may be wrong, as the files were not read.
+            # A composed form is made without reading the files, so the kept deltas may be what is wrong.
             kind = IntegrityFault if facts.kind == "composed" else _Differs
             raise kind(f"{order.path} is not the snapshot that was published")
         if (sums := encoder.sums()) is not None:
             self._sums[totals.snapshot] = sums
-            # Remember the chunk sums of 8 versions, more than are kept as bases; 16 GB have 2,000 sums.
+            # Remember the chunk sums of 8 versions, more than are kept as bases. A version of 16 GB has 2,000 sums.
             keep_newest(self._sums, 8)
         encode_s = asyncio.get_running_loop().time() - started_at
         count = len(roots.segments)
@@ -248,14 +248,15 @@ class Seed:
             seconds=f"{encode_s:.3f}",
         )
         if order.base_path is not None and not order.aside:
-            # The next version for all peers has this one as its base. The older base would take memory
-            # that both need, and the kernel would keep its pages longer than those of new files.
+            # The next version for all peers has this version as its base, so the older base is not read again.
+            # Its pages would take memory that these two need, and the kernel would keep them longer than
+            # those of new files.
             await asyncio.to_thread(leave_page_cache, self._run_dir / order.base_path)
         if (kept := encoder.kept) is not None:
             await self._keep_whole(facts, kept.digests, encoder.manifest(), kept.wire_bytes)
 
     def _is_wanted(self, order: EncodeVersion) -> bool:
-        """Whether this order is still valid; its form may have been forgotten and ordered again."""
+        """Whether this order is still valid. Its form may have been forgotten, and even ordered again."""
         return self._orders.get(order.form) is order
 
     async def _hold(self, facts: FormFacts, segment: Segment) -> None:
@@ -297,7 +298,7 @@ class Seed:
             self._say(form, EncodeFailed(form, reason))
 
     def serving_version(self) -> None:
-        """None: a seed has no engine."""
+        """None, because a seed has no engine."""
 
     def base_of(self, form: FormId) -> BaseModel | None:
         """The snapshot from which damaged frames are encoded again. None: the form is not encoded yet."""
@@ -338,7 +339,7 @@ class Seed:
     def _on_order(self, order: EncodeVersion) -> None:
         said = self._said.get(order.form, [])
         if order.form in self._orders and not (said and isinstance(said[-1], EncodeFailed)):
-            # The coordinator repeats orders after a reconnection, which may have lost messages.
+            # The coordinator repeats orders after a reconnection. Repeat the messages, too: some may be lost.
             for message in said:
                 self._control.send(message)
             return

@@ -84,7 +84,7 @@ class EngineRefits:
         try:
             return await self._refit(order, version_label(order.version, order.digest))
         except (EngineFault, IntegrityFault, StoreFault) as fault:
-            # Engines before the failed one may hold the new version, later ones the old one.
+            # Engines before the failed one may hold the new version, and those after it the old version.
             labels = {engine.label for engine in self._engines}
             label = labels.pop() if len(labels) == 1 else None
             damaged = not isinstance(fault, EngineFault)
@@ -101,7 +101,7 @@ class EngineRefits:
         )
         pause_s, memory_ok, tokens = 0.0, list[bool | None](), 0
         recomputes_s: list[float | None] = []
-        # The files are hashed only if needed: it takes seconds for a large model, and SGLang has no digests.
+        # Hash the files only if an engine gives digests (SGLang gives none): hashing a large model takes seconds.
         expected: dict[str, bytes] | None = None
         for engine in self._engines:
             report = await engine.refit(snapshot, label, base)

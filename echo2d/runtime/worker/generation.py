@@ -2,7 +2,7 @@
 
 The output of the engines becomes events for `core/worker/leases.py`, which never lets more samples
 run than all engines have slots. Version labels pass through as the engines report them (I2); the
-core maps them to versions. A lease fails, once, if its engine gives it up or reports nonsense.
+core maps them to versions. A lease fails, but only once, if its engine gives it up or reports nonsense.
 """
 
 import asyncio
@@ -167,7 +167,7 @@ class LeaseRunner:
                 writer.cancel()
 
     def _report_if_lost(self, engine: Engine, fault: EngineFault) -> None:
-        # An engine that still has a label failed this call only, and serves the next lease.
+        # An engine that still has a label has failed only this call, and can serve the next lease.
         if engine.label is None:
             self._emit(EngineLost(f"an engine no longer serves a version: {fault}"))
 

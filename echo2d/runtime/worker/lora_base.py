@@ -23,7 +23,7 @@ class LoraBase:
 
     def __init__(self, directory: Path | None) -> None:
         self._directory = directory
-        # The state of the files from which `_digest` and `_base` were computed.
+        # The inodes, sizes and times of the files from which `_digest` and `_base` were computed.
         self._stamps: _Stamps = []
         self._digest = ""
         self._base: AdapterBase | None = None

@@ -90,7 +90,7 @@ from echo2d.runtime.worker.snapshot_builder import SnapshotBuilder
 from echo2d.runtime.worker.stop_strings import ServedTexts
 from echo2d.sd_notify import Notifier
 
-# An engine that has not closed by then is left running.
+# An engine that has not closed within this time is left running.
 ENGINES_CLOSE_S = 5.0
 
 log = logging.getLogger("echo2d.worker")
@@ -145,7 +145,7 @@ class Worker:
         self._peer.put(LeaveAsked(reason))
 
     def withdraw(self, reason: str) -> None:
-        """Leave like `stop`, but return when the owner of the box lets it work again."""
+        """Leave as with `stop`, but come back when the owner of the box lets the worker work again."""
         self.comes_back = not self._ends
         self._peer.put(StopAsked(reason))
 
@@ -248,7 +248,7 @@ class Worker:
         await self._turns()
         self._control.leave()
         with suppress(TimeoutError):
-            # For the last messages: handed-over work is a few MB, and 20 Mbit/s is a common uplink.
+            # The last messages have 10 s: handed-over work is a few MB, and 20 Mbit/s is a common uplink.
             async with asyncio.timeout(10.0):
                 await self._disconnected.wait()
         raise _Stopped
@@ -400,7 +400,7 @@ class Worker:
                 await asyncio.to_thread(
                     self._state_dir.keep_publish_seq, self._peer.identity.run_id, self._publish_seq
                 )
-            # This failure is not repeated: the next version has another number to keep.
+            # The write is not repeated, because the next version has another number to keep.
             except StoreFault as fault:
                 log.warning("publish_seq not kept: %s", fault)
 
@@ -487,7 +487,7 @@ def _identity(url: str, token: TokenFile, state_dir: StateDir) -> Identity:
     identity = Identity.of(url, token, state_dir.key(), state_dir.authority(token))
 
     async def follow(authority: Succession) -> None:
-        # Enrol again: workers that start after the change trust only certificates of the new authority.
+        # Get a certificate of the new authority: workers that start after the change trust no other.
         await enrol(url, token, identity, rng=random.Random(), patience_s=math.inf)
         await asyncio.to_thread(state_dir.obey, identity.run_id, authority)
 

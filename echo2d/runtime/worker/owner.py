@@ -34,9 +34,9 @@ from echo2d.store.disk import replace_file
 OWNER_LOOK_S = 2.0
 # Seconds between two calls of nvidia-smi, which takes a second without its daemon.
 GPU_LOOK_S = 10.0
-# Another program counts as running for this long after it was last seen: its next part may follow at once.
+# Another program counts as running for this long after it was last seen, because its next part may start soon.
 GPU_FREE_S = 60.0
-# A start that takes longer hangs, and the watchdog may end it. It is the unit's TimeoutStartSec.
+# If a start takes longer than this, it hangs, and the watchdog may end it. This is also the unit's TimeoutStartSec.
 _START_S_MAX = 900.0
 
 _PAUSED = "paused"
@@ -110,7 +110,7 @@ class Owner:
 
     @asynccontextmanager
     async def watching(self, service: Notifier) -> AsyncIterator[None]:
-        """Call `withdraw` when the box must no longer work while the block runs. Exceptions are raised in a group.
+        """While the block runs, call `withdraw` once the box must no longer work. Exceptions are raised in a group.
 
         `Withdrawn`: there was no `withdraw` yet, and the block was cancelled.
         """

@@ -54,7 +54,7 @@ class ToldWorker(Protocol):
     def worked(self) -> Worked: ...
 
     def words(self) -> str:
-        """What the worker does when there is no such stage."""
+        """What the worker does while `stage` is None."""
 
 
 class ProgressTeller:

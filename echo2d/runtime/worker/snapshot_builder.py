@@ -52,14 +52,14 @@ class SnapshotBuilder:
     async def apply(
         self, form: FormId, stands: Digest | None = None
     ) -> SnapshotReady | ApplyRejected | ApplyCancelled:
-        """Apply a form; returns the outcome. The current slot has changed only if it is SnapshotReady.
+        """Apply a form; returns the outcome. The current slot has changed only if the outcome is SnapshotReady.
 
         stands: as in ApplyForm.
         """
         try:
             return await self._apply(form, stands)
         except (IntegrityFault, StoreFault) as fault:
-            # The files of a dropped form are deleted, so a fault then says nothing about the form.
+            # The files of a dropped form are deleted, so this fault says nothing about the form.
             if self._ends(form):
                 return ApplyCancelled(form)
             log.warning("apply failed form=%s reason=%s", form, fault)
@@ -72,7 +72,7 @@ class SnapshotBuilder:
     ) -> SnapshotReady | ApplyRejected | ApplyCancelled:
         known = await self._until(form, lambda _: True)
         if known is not None and stands is not None:
-            # If the spare slot has this snapshot already, it is enough to switch the slots.
+            # If the spare slot already has this snapshot, switching the slots is enough.
             facts = known.facts
             again = await asyncio.to_thread(
                 self._slots.take_again, stands, facts.epoch, facts.version
@@ -238,7 +238,7 @@ class _Work:
         ready = (
             each.record for each in first if each.arrived(on_disk) or self._copied(each.record)
         )
-        # Chunks that a thread writes in one call; few, so that cancelling takes well under a
+        # A thread writes two chunks in one call: few enough that cancelling takes well under a
         # second.
         batch = list(islice(ready, 2))
         for record in batch:
@@ -279,7 +279,7 @@ class _Work:
         return self._base_digests.get(self._place(record)) == record.result
 
     def _copy(self, record: ChunkRecord, scratch: memoryview) -> None:
-        """Copy a chunk from the current slot. _CopyDamaged: it is damaged there, and must be decoded."""
+        """Copy a chunk from the current slot. _CopyDamaged: the chunk is damaged there, and must be decoded instead."""
         data = self._read_base(record, scratch) or b""
         try:
             self.writer.write_chunk(record.chunk, data, record.result)
@@ -302,7 +302,7 @@ class _Work:
             data = decode_record(record, payload, self._place(record).length, base, overwrite=True)
             self.writer.write_chunk(record.chunk, data, record.result)
         except IntegrityFault:
-            # The base is to blame if it is not the one from which the delta was made.
+            # If the delta was made from another base than this one, blame the base.
             if record.needs_base:
                 require_base(record, self._read_base(record, scratch))
             raise

@@ -1,5 +1,5 @@
-"""Remember which chunks of a slot this process has hashed a moment ago, so that an engine can load a
-version that was just written without a second check.
+"""Remember which chunks of a slot this process has hashed a moment ago, so that an engine can load a newly
+written version without hashing it again.
 
 A chunk is proved for PROOF_S_MAX after this process hashed or wrote it, while every file of its slot
 keeps its inode, size, mtime and ctime. Only root can set a ctime back, so a write by another program

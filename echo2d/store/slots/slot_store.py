@@ -84,8 +84,8 @@ class SlotStore:
         """Check that a slot holds this snapshot, by hashing the chunks that are not proved.
 
         IntegrityFault: it is another snapshot or damaged. The slot is then no longer used: the version
-        that was current before is current again, or none. A writer under way has ended, because it
-        may copy from the slot.
+        that was current before is current again, or none. A writer that is under way is ended, because it may
+        copy from the slot.
         """
         if self._proofs.holds(directory, digest):
             return

@@ -1,8 +1,8 @@
 """Reads rows from files: JSON lines, CSV, Parquet, and data sets that `datasets` saved to disk.
 
 A file is opened once and never read whole: JSON lines and CSV are memory-mapped, with an index of the
-rows' beginnings, 8 bytes a row; Parquet and Arrow are read in batches of rows, of which the last one
-is kept. A digest of all bytes shows whether the rows are those of an earlier start.
+rows' beginnings, 8 bytes a row; Parquet and Arrow are read in batches of rows, and the last batch is kept. A
+digest of all bytes shows whether the rows are those of an earlier start.
 """
 
 import bisect
@@ -24,8 +24,8 @@ from echo2d.extras import install_command
 
 DataRow = Mapping[str, Any]
 
-ROWS_KEPT = 1024  # of a Parquet or Arrow file; this many rows are decoded at once
-# First bytes of files that are not text in UTF-8, whatever their names end with, and what to do.
+ROWS_KEPT = 1024  # this many rows of a Parquet or Arrow file are decoded at once
+# First bytes of files that are not text in UTF-8, and what to do. Their names may have any suffix.
 _NO_TEXT = {
     b"\x1f\x8b": "is compressed by gzip; unpack it with gunzip",
     b"PAR1": "is a Parquet file; let its name end in .parquet",
@@ -181,7 +181,7 @@ class CsvRows:
 
 
 class ArrowRows:
-    """A Parquet or Arrow file: batches of rows, of which the one last used is kept."""
+    """A Parquet or Arrow file: batches of rows. The batch that was used last is kept."""
 
     def __init__(self, path: Path) -> None:
         try:

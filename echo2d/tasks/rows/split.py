@@ -45,7 +45,7 @@ GeneratedRow = TypeVar("GeneratedRow")
 class GeneratedSide:
     """One side of rows that are generated without end. OperatorFault: there is no such side."""
 
-    kind: str  # of the task, for errors
+    kind: str  # kind of the task, for errors
     split: Split
     held_out: float  # the share of the questions that is never trained on
 

@@ -2,8 +2,8 @@
 
     prompt `index` --> epoch, place --keyed permutation--> row --> messages, expected answer
 
-Each epoch asks every row of the split once, in another order. Nothing but the options decides which
-row an index is, so the order is the same after a restart.
+Each epoch asks every row of the split once, in another order. The options alone decide which row belongs to an
+index, so the order is the same after a restart.
 """
 
 import json
@@ -21,15 +21,15 @@ from echo2d.tasks.rows.split import row_key, rows_of
 from echo2d.tasks.scorers.base import Expected, load_scorer
 
 ROLES = ("system", "user", "assistant")
-# Rows that are looked at when the task starts: each start of a process reads them, about a second.
+# Most rows that are checked when the task starts. Each start of a process reads them, which takes about a second.
 ROWS_CHECKED_MAX = 100_000
 
 
 # --- the order of rows in an epoch
 #
-# A Feistel network of ROUNDS rounds permutes the numbers of the least even number of bits that holds
-# them all. A number that is not of a row is permuted again until it is (cycle walking), four times
-# at most in the mean. The same key, epoch and count always give the same order.
+# A Feistel network of ROUNDS rounds permutes all numbers of b bits, where b is the smallest even number of bits
+# that holds every row's number. A result that is no row's number is permuted again (cycle walking), on average
+# four times at most. The same key, epoch and count always give the same order.
 
 ROUNDS = 4
 
@@ -87,12 +87,12 @@ class RowsTask(TextTask):
     answer_after: only what comes after this text in the answer counts, such as "####".
     scorer: a name of `registry.SCORERS` or "module:function"; scorer_options: its keyword arguments.
     held_out: the share of rows that is for evaluation only. split: the side that this task asks.
-    epochs: 0: without end. shuffle: another order in each epoch, by rng_seed.
+    epochs: how many there are; 0: they have no end. shuffle: another order in each epoch, by rng_seed.
     tags: columns that reach the metrics.
     """
 
     name = "rows"
-    # A task's options are its constructor's arguments: what may be given is read from here.
+    # A task's options are its constructor's arguments. Their names are read from this signature.
     __signature__ = signature(RowsOptions)
 
     def __init__(self, *files: Any, **others: Any) -> None:
@@ -121,8 +121,8 @@ class RowsTask(TextTask):
     @staticmethod
     def locate(files: Sequence[str] | str, **others: Any) -> tuple[dict[str, Any], list[str]]:
         """The same options with the files' full paths, and the paths that the task reads."""
-        # A folder that ".." leads through may be closed to the task. A link keeps its own name, whose end says what
-        # the file is.
+        # A folder that ".." leads through may be closed to the task. A link keeps its own name, because the
+        # suffix of the name says what the file is.
         paths = [str(path.parent.resolve() / path.name) for path in found_files(files)]
         return {"files": paths, **others}, paths
 
@@ -135,7 +135,7 @@ class RowsTask(TextTask):
         return len(self._numbers)
 
     def names(self) -> Iterator[str]:
-        """The names of this split's rows: the same for the same question, in whatever file."""
+        """The names of this split's rows. The same question has the same name in every file."""
         return map(self._key, self._numbers)
 
     def prompt(self, index: int) -> TextPrompt:
@@ -159,12 +159,14 @@ class RowsTask(TextTask):
         return self.scorer(answer, self.expected(prompt))
 
     def expected(self, prompt: TextPrompt) -> Expected:
-        """The answer that is expected to this task's prompt, with its row."""
+        """The expected answer to this prompt, with its row."""
         row = self._rows.row(prompt.secret)
         return Expected(self._expected(row, prompt.secret), _Row(row))
 
     def data_caution(self) -> str:
-        """How many of this split's rows ask what an earlier one asks, and expect another answer; empty: none."""
+        """Say how many of this split's rows repeat the question of an earlier row and expect another answer;
+        empty: none.
+        """
         first: dict[int, tuple[int, str]] = {}
         unlike = []
         looked = self._numbers[:ROWS_CHECKED_MAX]
@@ -178,14 +180,14 @@ class RowsTask(TextTask):
             return ""
         both = [f"{self._rows.place(number)} {text!r:.60}" for number, text in unlike[0]]
         return (
-            f"{len(unlike)} of {len(looked)} rows ask what another one asks, and expect another answer, e.g. "
+            f"{len(unlike)} of {len(looked)} rows ask the question of another row, and expect another answer, e.g. "
             f"{' and '.join(both)}"
         )
 
     # --- inside
 
     def _key(self, number: int) -> str:
-        """The hash of what the row asks, however the prompt puts it in words."""
+        """The hash of the row's question, which does not depend on the words that the prompt adds."""
         row = self._rows.row(number)
         if self._messages:
             asked = [each["content"] for each in self._ask(row, number) if each["role"] == "user"]
@@ -217,7 +219,7 @@ class RowsTask(TextTask):
         return found.strip()
 
     def _value(self, row: DataRow, column: str, number: int) -> Any:
-        """What a column holds, or a path into it: a.b or a[b]. OperatorFault: nothing."""
+        """The value of a column, or of a path into it: a.b or a[b]. OperatorFault: there is none."""
         try:
             found = _found(row, column)
         except KeyError:
@@ -228,7 +230,7 @@ class RowsTask(TextTask):
             if "{" in self._prompt:
                 hint += "; braces of the text itself are doubled: {{ }}"
             elif column == self._prompt and " " in column:
-                hint += "; in a text, columns stand in braces, such as {question}"
+                hint += "; in a text, columns are in braces, such as {question}"
             raise OperatorFault(
                 f"rows: {place} has no {column!r}; its columns are {', '.join(row)}{hint}"
             ) from None
@@ -254,7 +256,7 @@ class RowsTask(TextTask):
 
     def _require_values(self) -> None:
         """OperatorFault: a row lacks its question or its expected answer, or the latter is no text."""
-        # A text with columns may go without some of them.
+        # A prompt with columns in braces may lack the values of some columns.
         filled = {self._answer, *([] if "{" in self._prompt else self._columns)}
         names = {*([self._messages] if self._messages else self._columns), self._answer}
         lacking: dict[str, list[int]] = {}
@@ -311,7 +313,7 @@ class _Filling(Formatter):
 
 
 def _columns_in(prompt: str) -> set[str]:
-    """The columns that stand in braces. OperatorFault: a brace lacks its other half, or a name."""
+    """The columns in braces. OperatorFault: a brace lacks its other half, or a name."""
     try:
         found = {name for _, name, _, _ in Formatter().parse(prompt) if name is not None}
     except ValueError as error:
@@ -327,7 +329,7 @@ def _columns_in(prompt: str) -> set[str]:
 
 
 def _found(row: DataRow, column: str) -> Any:
-    """What a column holds, or a path into it. KeyError: there is no such column."""
+    """The value of a column, or of a path into it. KeyError: there is no such column."""
     found: Any = row
     for name in [column] if column in row else _path(column):
         if not isinstance(found, Mapping):
@@ -341,7 +343,7 @@ def _path(column: str) -> list[str]:
 
 
 def _text(value: Any) -> str:
-    """As it stands in a prompt: tables and lists as JSON."""
+    """The value as a text for a prompt: tables and lists become JSON."""
     if isinstance(value, dict | list):
         return json.dumps(value, ensure_ascii=False, default=str)
     return str(value)

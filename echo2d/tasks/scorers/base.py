@@ -21,7 +21,7 @@ class Expected:
     """The expected answer."""
 
     text: str
-    row: Mapping[str, Any] = field(default_factory=dict)  # of the data set, with all its columns
+    row: Mapping[str, Any] = field(default_factory=dict)  # the data set's row, with all columns
 
 
 Scorer = Callable[[Answer, Expected], Any]

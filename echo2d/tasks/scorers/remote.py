@@ -22,7 +22,7 @@ from echo2d.tasks.base import Answer, Reward
 from echo2d.tasks.scorers.base import Expected, Scorer
 
 REPLY_BYTES_MAX = 1 << 16
-_WAIT_S_MIN, _WAIT_S_MAX = 0.25, 30.0  # between two tries
+_WAIT_S_MIN, _WAIT_S_MAX = 0.25, 30.0  # seconds between two tries
 
 
 class JudgeError(Exception):
@@ -67,7 +67,7 @@ def remote(*, url: str, key_variable: str = "", tries: int = 8) -> Scorer:
 class _Judge:
     def __init__(self, url: str, key: str, tries: int) -> None:
         self._url, self._tries = url, tries
-        # Errors reach logs and the status, which must hold neither keys from a path nor answers.
+        # Errors reach logs and the status. These must contain no answers, and no keys that a URL's path may have.
         self._name = f"the judge at {urlsplit(url).netloc}"
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
 
@@ -115,7 +115,7 @@ class _Judge:
 
 def _passes(status: int) -> bool:
     """Whether another try may succeed. 0: the judge could not be reached."""
-    # Not implemented (501) and an unknown HTTP version (505) stay.
+    # 501 (not implemented) and 505 (unknown HTTP version) do not pass.
     server_fault = status >= HTTPStatus.INTERNAL_SERVER_ERROR and status not in (501, 505)
     # Three refusals may pass: 408 (timeout), 425 (too early) and 429 (too many requests).
     return status == 0 or server_fault or status in (408, 425, 429)

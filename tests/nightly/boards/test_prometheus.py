@@ -75,7 +75,7 @@ def checked(*command: str | Path, given: bytes = b"") -> str:
     return text
 
 
-def test_every_alert_fires_where_it_should_and_nowhere_else(programs: Path) -> None:
+def test_every_alert_fires_exactly_where_it_should(programs: Path) -> None:
     assert f"{len(rules())} rules found" in checked(programs / "promtool", "check", "rules", RULES)
     assert "SUCCESS" in checked(programs / "promtool", "test", "rules", RULE_TESTS)
 
@@ -127,7 +127,7 @@ async def prometheus(program: Path, folder: Path, config: str) -> AsyncIterator[
 
 
 @pytest.mark.may_block
-async def test_grafana_would_get_an_answer_to_everything(programs: Path, tmp_path: Path) -> None:
+async def test_prometheus_answers_every_query_of_grafana(programs: Path, tmp_path: Path) -> None:
     config, port = make_config(tmp_path), free_port()
     snapshot = make_snapshot(tmp_path / "out" / "0")
     secret = tmp_path / "secret"

@@ -78,7 +78,7 @@ def names_in_table(page: Any) -> list[str]:
     return found
 
 
-def test_logging_in(browser: Any, tmp_path: Path) -> None:
+def test_a_person_logs_in_with_a_token(browser: Any, tmp_path: Path) -> None:
     with site(tmp_path, run_of("gpu-1")) as made:
         page = browser.new_context(viewport=WIDE).new_page()
         page.goto(made.url)
@@ -136,7 +136,7 @@ def test_the_page_updates_by_itself(browser: Any, tmp_path: Path) -> None:
         assert page.inner_text("#live") == "\u25cf live"
 
 
-def test_a_coordinator_that_is_away(browser: Any, tmp_path: Path) -> None:
+def test_the_page_says_that_the_coordinator_is_away(browser: Any, tmp_path: Path) -> None:
     with site(tmp_path, run_of("gpu-1")) as made:
         page = browser.new_context(viewport=WIDE).new_page()
         page.goto(made.url)
@@ -149,7 +149,9 @@ def test_a_coordinator_that_is_away(browser: Any, tmp_path: Path) -> None:
     page.context.close()
 
 
-def test_what_the_run_says_is_text(browser: Any, tmp_path: Path) -> None:
+def test_names_of_the_run_are_shown_as_text_and_never_as_markup(
+    browser: Any, tmp_path: Path
+) -> None:
     world = run_of(NAME, "gpu-2")
     world.state._statistics.fault("lease", HOSTILE)
     sample = {"reward": 1.0, "versions": [3], "finish": "stop", "answer": HOSTILE}
@@ -177,7 +179,7 @@ def test_what_the_run_says_is_text(browser: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shown", [False, True])
-def test_samples_are_for_viewers_only_if_the_operator_says_so(
+def test_viewers_see_samples_only_if_the_operator_says_so(
     browser: Any, tmp_path: Path, *, shown: bool
 ) -> None:
     sample = {"reward": 1.0, "versions": [3], "finish": "stop", "answer": "seven"}
@@ -196,7 +198,7 @@ def test_samples_are_for_viewers_only_if_the_operator_says_so(
         context.close()
 
 
-def test_rewards_below_zero(browser: Any, tmp_path: Path) -> None:
+def test_a_curve_shows_rewards_below_zero(browser: Any, tmp_path: Path) -> None:
     rewards = [-0.5, -0.4, -0.5, 0.1]
     with (
         site(tmp_path, run_of("a"), steps=history(rewards)) as made,
@@ -216,7 +218,7 @@ def test_rewards_below_zero(browser: Any, tmp_path: Path) -> None:
         assert "lowest -0.500" in chart.locator("svg").get_attribute("aria-label")
 
 
-def test_scores_of_evaluations_are_a_curve(browser: Any, tmp_path: Path) -> None:
+def test_scores_of_evaluations_are_drawn_as_a_curve(browser: Any, tmp_path: Path) -> None:
     with site(tmp_path, trained()) as made, opened(browser, made) as page:
         chart = page.locator(".chart:has-text('Evaluations')")
         chart.locator("circle").first.wait_for()
@@ -253,7 +255,7 @@ def captions(page: Any) -> dict[str, str]:
         ),
     ],
 )
-def test_what_the_learner_measured_and_what_rewards_are_made_of(
+def test_the_page_shows_the_learners_figures_and_the_parts_of_rewards(
     browser: Any, tmp_path: Path, more: dict[str, Any], parts: str, kl: str
 ) -> None:
     with (
@@ -271,7 +273,9 @@ def test_what_the_learner_measured_and_what_rewards_are_made_of(
 
 
 @pytest.mark.parametrize("told", [True, False])
-def test_curves_and_tiles_leave_no_hole(browser: Any, tmp_path: Path, *, told: bool) -> None:
+def test_curves_and_tiles_leave_no_gap_in_the_layout(
+    browser: Any, tmp_path: Path, *, told: bool
+) -> None:
     steps = learning(3) if told else history([0.5] * 3)
     with site(tmp_path, run_of("a"), steps=steps) as made, opened(browser, made) as page:
         page.wait_for_selector(".chart path", state="attached")
@@ -297,7 +301,7 @@ def no_hole(page: Any, box: str) -> bool:
     return found
 
 
-def test_the_values_under_the_cursor(browser: Any, tmp_path: Path) -> None:
+def test_a_chart_shows_the_values_under_the_cursor(browser: Any, tmp_path: Path) -> None:
     with (
         site(tmp_path, run_of("a"), steps=history([-0.5, 0.25, 0.75])) as made,
         opened(browser, made) as page,
@@ -317,7 +321,7 @@ def test_the_values_under_the_cursor(browser: Any, tmp_path: Path) -> None:
         assert chart.locator("output").inner_text() == "step 1:\u2002-0.500"
 
 
-def test_keys(browser: Any, tmp_path: Path) -> None:
+def test_keys_filter_and_select_workers(browser: Any, tmp_path: Path) -> None:
     with site(tmp_path, run_of("gpu-1", "gpu-2", "home-1")) as made, opened(browser, made) as page:
         page.keyboard.press("/")
         page.keyboard.type("gpu")
@@ -342,7 +346,7 @@ def test_keys(browser: Any, tmp_path: Path) -> None:
         assert not page.is_visible("#keys")
 
 
-def test_everything_can_be_reached_by_tab(browser: Any, tmp_path: Path) -> None:
+def test_every_control_can_be_reached_by_tab(browser: Any, tmp_path: Path) -> None:
     with site(tmp_path, run_of("gpu-1", "gpu-2")) as made, opened(browser, made) as page:
         page.focus(".skip")
         reached = []
@@ -362,7 +366,7 @@ def test_everything_can_be_reached_by_tab(browser: Any, tmp_path: Path) -> None:
         assert rows == 1, "one stop for the whole table"
 
 
-def test_sorting_and_states(browser: Any, tmp_path: Path) -> None:
+def test_workers_are_sorted_and_their_states_are_shown(browser: Any, tmp_path: Path) -> None:
     world = run_of("gpu-2", "gpu-10", "home-1")
     world.handle(PeerDisconnected(world.peers["home-1"].session, "closed"))
     with site(tmp_path, world) as made, opened(browser, made) as page:
@@ -379,7 +383,7 @@ def test_sorting_and_states(browser: Any, tmp_path: Path) -> None:
         assert page.get_attribute("#states button:has-text('away')", "aria-pressed") == "true"
 
 
-def test_builds_are_a_column_where_they_differ(browser: Any, tmp_path: Path) -> None:
+def test_builds_have_a_column_if_they_differ(browser: Any, tmp_path: Path) -> None:
     world = run_of("gpu-1", "gpu-2")
     one, two = world.state._members.workers()
     one.build = two.build = THIS_BUILD
@@ -396,7 +400,7 @@ def test_builds_are_a_column_where_they_differ(browser: Any, tmp_path: Path) -> 
         assert "3.00 GB" in page.inner_text("#detail-facts")
 
 
-def test_five_hundred_workers(browser: Any, tmp_path: Path) -> None:
+def test_the_page_shows_five_hundred_workers(browser: Any, tmp_path: Path) -> None:
     world = run_of(*(f"gpu-{number}" for number in range(500)), steps=1)
     with site(tmp_path, world) as made, opened(browser, made) as page:
         assert len(names_in_table(page)) == 20
@@ -430,7 +434,7 @@ def contrast(page: Any, selector: str) -> float:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_light_and_dark(browser: Any, tmp_path: Path, scheme: str) -> None:
+def test_the_page_can_be_light_and_dark(browser: Any, tmp_path: Path, scheme: str) -> None:
     with (
         site(tmp_path, run_of("a"), steps=history([0.1, 0.2])) as made,
         opened(browser, made, color_scheme=scheme) as page,
@@ -448,7 +452,7 @@ def test_light_and_dark(browser: Any, tmp_path: Path, scheme: str) -> None:
         assert page.inner_text("#theme") == "theme: dark", "it is remembered"
 
 
-def test_a_phone(browser: Any, tmp_path: Path) -> None:
+def test_the_page_fits_a_phone(browser: Any, tmp_path: Path) -> None:
     world = run_of("gpu-1", "w" * 60)
     with site(tmp_path, world) as made, opened(browser, made, viewport=PHONE) as page:
         assert page.evaluate("document.scrollingElement.scrollWidth") <= PHONE["width"]
@@ -457,7 +461,7 @@ def test_a_phone(browser: Any, tmp_path: Path) -> None:
         assert (box["x"], box["width"]) == (0, PHONE["width"])
 
 
-def test_everything_has_a_name(browser: Any, tmp_path: Path) -> None:
+def test_controls_pictures_and_states_have_accessible_names(browser: Any, tmp_path: Path) -> None:
     """For those who do not see it: controls, pictures and states."""
     with (
         site(tmp_path, run_of("a"), steps=history([0.1, 0.2])) as made,

@@ -82,20 +82,18 @@ def ended(*command: str | Path, **environment: str) -> str:
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
-def test_shellcheck_has_nothing_to_say(programs: Path, script: Path) -> None:
+def test_shellcheck_finds_no_mistake_in_the_scripts(programs: Path, script: Path) -> None:
     assert ended(programs / "shellcheck", script) == ""
 
 
 @pytest.mark.parametrize("release", RELEASES)
 @pytest.mark.parametrize("manifest", MANIFESTS, ids=lambda path: path.name)
-def test_a_manifest_has_the_form_that_kubernetes_takes(
-    programs: Path, manifest: Path, release: str
-) -> None:
+def test_kubernetes_accepts_every_manifest(programs: Path, manifest: Path, release: str) -> None:
     check = programs / "kubernetes-validate"
     ended(check, "--strict", "--kubernetes-version", release, manifest)
 
 
-def test_kubernetes_validate_would_say_what_is_wrong(programs: Path, tmp_path: Path) -> None:
+def test_kubernetes_validate_finds_a_planted_mistake(programs: Path, tmp_path: Path) -> None:
     planted = tmp_path / "planted.yaml"
     text = (CLUSTERS / "kubernetes" / "workers.yaml").read_text()
     planted.write_text(text.replace("podManagementPolicy", "podManagmentPolicy"))
@@ -105,7 +103,7 @@ def test_kubernetes_validate_would_say_what_is_wrong(programs: Path, tmp_path: P
     assert "podManagmentPolicy" in done.stdout + done.stderr
 
 
-def test_skypilot_reads_the_task_and_the_command_of_the_page(
+def test_skypilot_reads_its_task_and_the_command_of_the_page(
     programs: Path, tmp_path: Path
 ) -> None:
     catalog = tmp_path / ".sky" / "catalogs" / "v8" / "common" / "accelerators.csv"
@@ -222,7 +220,9 @@ def works(site: Site, name: str) -> bool:
 
 
 @pytest.mark.timeout(900)
-def test_slurm_ends_workers_in_order(site: Site, slurm: Slurm, tmp_path: Path) -> None:
+def test_slurm_ends_workers_in_order_by_signal_scancel_and_time_limit(
+    site: Site, slurm: Slurm, tmp_path: Path
+) -> None:
     """By SIGUSR2, by scancel, and before the time limit, after which it starts them again."""
     site.coordinate()
     token = tmp_path / "boxes.token"

@@ -75,9 +75,7 @@ def test_episodes_of_unmodified_environments_are_trained_on(
 
 @pytest.mark.skipif(not INTERPRETERS, reason="no verifiers here: `make nightly-envs` installs it")
 @pytest.mark.parametrize("interpreter", INTERPRETERS or [""])
-def test_a_player_that_is_killed_loses_its_running_episodes_only(
-    site: Site, interpreter: str
-) -> None:
+def test_a_killed_player_loses_only_its_running_episodes(site: Site, interpreter: str) -> None:
     run = EnvsRun(site, interpreter, "taskset", silence_s=3.0)
     with run.learning() as learner:
         first = run.start("first")
@@ -92,9 +90,7 @@ def test_a_player_that_is_killed_loses_its_running_episodes_only(
 
 @pytest.mark.skipif(not INTERPRETERS, reason="no verifiers here: `make nightly-envs` installs it")
 @pytest.mark.parametrize("interpreter", INTERPRETERS or [""])
-def test_running_episodes_survive_a_coordinator_that_is_killed(
-    site: Site, interpreter: str
-) -> None:
+def test_running_episodes_survive_a_killed_coordinator(site: Site, interpreter: str) -> None:
     run = EnvsRun(site, interpreter, "taskset", silence_s=120.0)
     with run.learning() as learner, run.playing("player") as totals:
         learner.learn(2 * AT_ONCE)

@@ -80,7 +80,7 @@ def test_fused_kernels_score_as_torch_does(
         assert float((found.float() - right.float()).norm() / right.float().norm()) < close
 
 
-def test_a_run_trains_publishes_and_resumes(tmp_path: Path) -> None:
+def test_a_run_on_a_gpu_trains_publishes_and_resumes(tmp_path: Path) -> None:
     config = config_in(tmp_path, make_base(tmp_path / "base"), device="cuda", steps=2)
     config.snapshot_root.mkdir()
     coordinator = ScriptedCoordinator(tmp_path / "taken")
@@ -92,7 +92,7 @@ def test_a_run_trains_publishes_and_resumes(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:::torch")  # what the compiler imports warns of its own future
 @pytest.mark.parametrize("compiled", [False, True])
-def test_layers_of_an_8b_model_use_the_gpu_well(tmp_path: Path, compiled: bool) -> None:
+def test_layers_of_an_8b_model_use_most_of_the_gpu(tmp_path: Path, compiled: bool) -> None:
     """Four layers of Qwen3-8B's shape, rows of 16,384 tokens in answers of 2,000: MFU, and the peak of memory."""
     shape: dict[str, Any] = {
         **SMALL,

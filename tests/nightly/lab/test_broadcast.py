@@ -104,7 +104,7 @@ def test_versions_of_a_run_go_out_as_deltas(tmp_path: Path) -> None:
     assert result["delta"]["target_s"] > 1
 
 
-def test_a_killed_relay_is_not_waited_for(tmp_path: Path) -> None:
+def test_no_peer_waits_for_a_killed_relay(tmp_path: Path) -> None:
     result = bench(tmp_path, "--rounds=1", "--kill=0.5")
     assert [(each["verified"], each["survivors"]) for each in result["rounds"]] == [
         (PEERS - 1, PEERS - 1)
@@ -114,7 +114,7 @@ def test_a_killed_relay_is_not_waited_for(tmp_path: Path) -> None:
         assert any(killed in fault for fault in result["faults"])
 
 
-def test_a_relay_that_spoils_frames_is_named(tmp_path: Path) -> None:
+def test_a_relay_that_corrupts_frames_is_named(tmp_path: Path) -> None:
     result = bench(tmp_path, "--rounds=1", "--corrupt=0.1")
     assert result["verified_peers"] == PEERS
     accused = [fault for fault in result["faults"] if fault.startswith("frame:")]
@@ -122,7 +122,7 @@ def test_a_relay_that_spoils_frames_is_named(tmp_path: Path) -> None:
     assert all(any(f"accuses {name}:" in fault for name in culprits(result)) for fault in accused)
 
 
-def test_peers_whose_ports_are_closed_get_everything_and_are_known(tmp_path: Path) -> None:
+def test_peers_with_closed_ports_get_every_version_and_are_reported(tmp_path: Path) -> None:
     result = bench(tmp_path, "--rounds=2", "--undialable=0.5")
     assert [(each["verified"], each["survivors"]) for each in result["rounds"]] == [
         (PEERS, PEERS)
@@ -134,7 +134,7 @@ def test_peers_whose_ports_are_closed_get_everything_and_are_known(tmp_path: Pat
     assert result["faults"] == []
 
 
-def test_all_troubles_together_end_well(tmp_path: Path) -> None:
+def test_a_broadcast_completes_with_all_faults_at_once(tmp_path: Path) -> None:
     """Loss, NAT, uplinks that swing, a relay that spoils frames, one that is killed, and one that falls silent."""
     result = bench(
         tmp_path,

@@ -65,7 +65,7 @@ class Keyboard:
         self.typed += 1
 
 
-def test_a_first_step_is_trained_by_what_readme_says(tmp_path: Path, make_lab: MakeLab) -> None:
+def test_the_commands_of_readme_train_a_first_step(tmp_path: Path, make_lab: MakeLab) -> None:
     for name in ("host", "box", "bin"):
         (tmp_path / name).mkdir()
     (tmp_path / "bin" / "scp").write_text(SCP)

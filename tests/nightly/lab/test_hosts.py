@@ -68,7 +68,7 @@ def log_of(directory: Path, node: int) -> str:
     return (directory / "logs" / f"host-{node}.log").read_text()
 
 
-def test_two_hosts_train_what_one_process_does(
+def test_two_hosts_train_the_same_weights_as_one_process(
     tmp_path: Path, base: Path, make_lab: MakeLab
 ) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
@@ -87,7 +87,7 @@ def test_two_hosts_train_what_one_process_does(
         assert row["loss"] == pytest.approx(alone_row["loss"], abs=LOSS_ERROR_MAX)
 
 
-def test_a_host_whose_network_is_gone_is_missed_on_both_sides(
+def test_both_hosts_notice_that_the_network_between_them_is_gone(
     tmp_path: Path, base: Path, make_lab: MakeLab
 ) -> None:
     """Nothing is reset: packets are dropped in silence."""

@@ -100,12 +100,12 @@ def rate_of(lab: Lab, datagrams: int, senders: tuple[int, ...] = (0,)) -> float:
 
 
 @pytest.mark.parametrize("mbit", [5.0, 100.0, 320.0])
-def test_an_uplink_has_its_rate(make_lab: MakeLab, mbit: float) -> None:
+def test_an_uplink_has_the_rate_that_was_set(make_lab: MakeLab, mbit: float) -> None:
     lab = make_lab(replace(FAST, uplink=mbit * MBIT), FAST, queue_s=10.0)
     assert rate_of(lab, 10 + int(mbit)) == pytest.approx(mbit * MBIT, rel=0.05)
 
 
-def test_a_downlink_has_its_rate_and_is_changed_live(make_lab: MakeLab) -> None:
+def test_a_downlink_has_the_rate_that_was_set_and_changes_live(make_lab: MakeLab) -> None:
     lab = make_lab(FAST, replace(FAST, downlink=40 * MBIT), queue_s=10.0)
     assert rate_of(lab, 50) == pytest.approx(40 * MBIT, rel=0.05)
     lab.set_link(1, replace(FAST, downlink=20 * MBIT))
@@ -117,7 +117,7 @@ def test_two_senders_share_a_downlink(make_lab: MakeLab) -> None:
     assert rate_of(lab, 25, senders=(0, 2)) == pytest.approx(40 * MBIT, rel=0.05)
 
 
-def test_everything_is_counted(make_lab: MakeLab) -> None:
+def test_the_emulator_counts_every_packet(make_lab: MakeLab) -> None:
     lab = make_lab(FAST, FAST)
     assert len(flood(lab, 10)) == 10
     zero, one = lab.counts().nodes
@@ -137,7 +137,7 @@ def delay_s(lab: Lab, start: int, end: int) -> float:
     return min(there - here for here, there in zip(sent, came, strict=True))
 
 
-def test_delays_are_those_of_the_pair(make_lab: MakeLab) -> None:
+def test_each_pair_has_the_delay_that_was_set(make_lab: MakeLab) -> None:
     lab = make_lab(replace(FAST, latency_s=0.03), replace(FAST, latency_s=0.05), FAST)
     assert 0.08 <= delay_s(lab, 0, 1) < 0.08 + LATE_S
     assert 0.03 <= delay_s(lab, 2, 0) < 0.03 + LATE_S
@@ -148,7 +148,7 @@ def test_delays_are_those_of_the_pair(make_lab: MakeLab) -> None:
     assert 0.08 <= delay_s(lab, 0, 1) < 0.08 + LATE_S
 
 
-def test_loss_is_on_the_way_in(make_lab: MakeLab) -> None:
+def test_loss_happens_at_the_receiver(make_lab: MakeLab) -> None:
     lab = make_lab(FAST, replace(FAST, loss=0.1), queue_s=10.0)
     got = len(flood(lab, 5000))
     assert 500 - 5 * 21 < 5000 - got < 500 + 5 * 21  # five times the standard deviation
@@ -156,7 +156,7 @@ def test_loss_is_on_the_way_in(make_lab: MakeLab) -> None:
     assert len(flood(lab, 100, (1,), 0)) == 100
 
 
-def test_a_queue_holds_its_time_and_drops_the_rest(make_lab: MakeLab) -> None:
+def test_a_queue_holds_what_fits_its_time_and_drops_the_rest(make_lab: MakeLab) -> None:
     rate, queue_s, packets = 10 * MBIT, 0.05, 300
     lab = make_lab(replace(FAST, uplink=rate), FAST, queue_s=queue_s)
     started_at = time.time()
@@ -167,7 +167,7 @@ def test_a_queue_holds_its_time_and_drops_the_rest(make_lab: MakeLab) -> None:
     assert lab.counts().nodes[0].up.dropped == packets - len(times)
 
 
-def test_a_partition_is_silent_and_heals(make_lab: MakeLab) -> None:
+def test_a_partition_drops_every_packet_until_it_heals(make_lab: MakeLab) -> None:
     lab = make_lab(FAST, FAST, FAST)
     with receiver(lab, 1) as at, sender(lab, 0) as zero, sender(lab, 2) as two:
         lab.cut(0, 1)
@@ -209,7 +209,7 @@ def dial(lab: Lab, start: int, end: int, timeout_s: float = 30.0) -> socket.sock
 
 
 @pytest.mark.parametrize("loss", [0.0, 0.02])
-def test_tcp_arrives_whole(make_lab: MakeLab, loss: float) -> None:
+def test_a_tcp_stream_arrives_whole(make_lab: MakeLab, loss: float) -> None:
     """Large frames are cut where a segment is lost, and where a queue is full."""
     spec = PeerSpec(uplink=80 * MBIT, downlink=80 * MBIT, latency_s=0.005, loss=loss)
     lab = make_lab(spec, spec)
@@ -248,7 +248,7 @@ with Lab([PeerSpec()] * 2, Path(sys.argv[1])) as lab:
 """
 
 
-def test_nothing_is_left_of_a_laboratory_that_is_killed(tmp_path: Path) -> None:
+def test_a_killed_laboratory_leaves_nothing_behind(tmp_path: Path) -> None:
     if why_not() is not None:
         pytest.skip(str(why_not()))
     with subprocess.Popen(

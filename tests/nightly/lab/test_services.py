@@ -87,7 +87,7 @@ def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Box]:
         shutil.rmtree(root, ignore_errors=True)  # half a gigabyte
 
 
-def test_a_box_becomes_a_worker_that_comes_back_and_stops(box: Box, tmp_path: Path) -> None:
+def test_a_box_becomes_a_worker_whose_service_restarts_and_stops(box: Box, tmp_path: Path) -> None:
     with Programs(tmp_path / "logs") as programs:
         run = start_tiny_run(tmp_path / "run", programs)
         asked = ["join", f"--token-file={run.box_token}", "--relay-only", "--print-script=systemd"]

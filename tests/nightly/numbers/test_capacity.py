@@ -148,7 +148,7 @@ RATE = "trajectories_per_h = "
 FASTER = {f"{RATE}{rate:g}": f"{RATE}{1.5 * rate:g}" for rate in (150, 75, 45, 30)}
 BARE = str.maketrans("", "", "{}")
 SAVED = ("usd_per_step", "break_even/saving * -100")
-FASTER_LEVER = "1.5 times as many trajectories of each box (quantized or speculative rollouts)"
+FASTER_LEVER = "1.5 times as many trajectories from each box (quantized or speculative rollouts)"
 LEVERS: tuple[tuple[str, str, str, Mapping[str, str], str, str], ...] = (
     (RENTED, PLAYED, "none (`mix-rented.toml`)", NOTHING, "{9.37} | {-23.8} %", "{9.44}, {9.39}"),
     (RENTED, PLAYED, FASTER_LEVER, FASTER, "{8.40} | {-31.7} %", "{8.42}, {8.43}"),
@@ -209,7 +209,7 @@ ACCURACY = "python -m echo2d_lab.research.usd_to_accuracy"
 @pytest.mark.parametrize(
     ("bound", "answer_s", "seed"), [(3, 300.0, 0), (1, 300.0, 1), (1, 1200.0, 2)]
 )
-def test_a_recorded_price_of_a_step_is_what_a_run_gives_today(
+def test_a_recorded_price_of_a_step_equals_that_of_a_run_today(
     bound: int, answer_s: float, seed: int
 ) -> None:
     """Remove docs/figures/usd_by_staleness.csv and play it again, or the change that moved it is wrong."""

@@ -10,14 +10,14 @@ from echo2d_lab.research import bubble_figure, cost_table
 from echo2d_lab.research.artefacts import cell, read, write
 
 
-def test_tables_come_back_as_they_were_written(tmp_path: Path) -> None:
+def test_a_table_that_is_read_equals_the_written_one(tmp_path: Path) -> None:
     path = tmp_path / "folder" / "table.csv"
     assert read(path) == []
     write(path, [{"what": "a, b", "number": 1 / 3, "count": 7}])
     assert read(path) == [{"what": "a, b", "number": "0.33333", "count": "7"}]
 
 
-def test_the_bubbles_are_those_of_formula_and_run() -> None:
+def test_the_recorded_bubbles_equal_those_of_formula_and_run() -> None:
     """The simulation is played for one of them. Every ratio was measured, and the runs came near to it."""
     points = [bubble_figure.measured(row) for row in read(bubble_figure.RUNS)]
     rows = read(bubble_figure.BUBBLES)
@@ -43,7 +43,7 @@ def test_formula_simulation_and_run_agree_within_three_points() -> None:
         assert float(row["mu_pool_over_mu_min"]) < 1.05 or max(bubbles) <= 0.02, row
 
 
-def test_the_pool_is_set_for_the_ratio_by_what_was_measured() -> None:
+def test_measurements_set_the_pool_for_each_ratio() -> None:
     assert bubble_figure.pool("background", 1.1) == pytest.approx(1.1 * PER_STEP / T_TRAIN_S)
     needed = KAPPA * PER_STEP / (KAPPA * T_TRAIN_S - bubble_figure.STILL_S)
     assert bubble_figure.pool("exclusive", 1.1) == pytest.approx(1.1 * needed)
@@ -53,7 +53,7 @@ def test_the_pool_is_set_for_the_ratio_by_what_was_measured() -> None:
     assert bubble_figure.pool("exclusive", 0.8, known) == pytest.approx(0.8 * needed)
 
 
-def test_the_costs_are_the_means_of_the_runs() -> None:
+def test_the_recorded_costs_are_the_means_of_the_runs() -> None:
     """All that is not planned: that takes seconds."""
     runs, rows = read(cost_table.RUNS), read(cost_table.COSTS)
     assert len(runs) == sum(int(row["runs"]) for row in rows)
@@ -64,7 +64,7 @@ def test_the_costs_are_the_means_of_the_runs() -> None:
         }
 
 
-def test_the_cheapest_plan_is_as_it_was_planned() -> None:
+def test_the_cheapest_plan_equals_the_recorded_one() -> None:
     mix, system, out = next(cost_table.cases())
     assert (
         str(cell(cost_table.planned(mix, system, out)))

@@ -13,7 +13,7 @@ VERSIONS = 6
 OPTIONS = Namespace(workers=2, versions=VERSIONS, mib=1, leave=1.0, away=[4, 4], fresh=0.0)
 
 
-def test_a_schedule_is_its_rng_seeds() -> None:
+def test_a_schedule_depends_on_its_rng_seed_alone() -> None:
     options = Namespace(workers=8, versions=40, leave=0.2, away=[2, 6], fresh=0.3)
     drawn = absences(options, 1)
     assert drawn == absences(options, 1) != absences(options, 2)
@@ -35,7 +35,7 @@ def a_trained_run(folder: Path) -> Path:
     return folder
 
 
-def test_what_a_late_joiner_takes(tmp_path: Path) -> None:
+def test_each_route_of_a_late_joiner_takes_its_bytes(tmp_path: Path) -> None:
     """Four versions behind: no copy is kept any more of the one that it has."""
     options = Namespace(**vars(OPTIONS), out=tmp_path / "lines.jsonl")
     line = measure(options, a_trained_run(tmp_path / "1e-6"), 0, "composed")
@@ -46,7 +46,7 @@ def test_what_a_late_joiner_takes(tmp_path: Path) -> None:
     assert 0 < 10 * late["composed"] < line["stayed"]["full"]
 
 
-def test_the_table_of_what_composing_saves() -> None:
+def test_the_table_shows_what_composing_saves() -> None:
     def lines(rng_seed: int, composed: int) -> list[dict[str, object]]:
         about = {"run": "1e-6", "away": [1, 6], "rng_seed": rng_seed, "stayed": {"full": 1000}}
         sizes = {"full": 500, "copies": 200, "composed": composed}

@@ -78,7 +78,7 @@ def test_answers_are_counted_with_their_mean() -> None:
     assert Answers.of([]) == (0, 0.0, 0.0)
 
 
-def test_every_case_was_run_and_the_reference_loses_nothing() -> None:
+def test_every_case_has_its_runs_and_the_reference_loses_nothing() -> None:
     rows = finished(RUNS)
     planned = {Case(setting, seed) for setting in SETTINGS for seed in SEEDS}
     assert planned <= {Case(row["setting"], row["seed"]) for row in rows}

@@ -1,4 +1,4 @@
-"""Versions with which deltas are measured: snapshots, each a small step from the one before, the same every time."""
+"""The snapshots on which deltas are measured: each is a small step from the one before, and they are repeatable."""
 
 import sys
 from pathlib import Path
@@ -19,7 +19,9 @@ def make(out: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return out / "1e-5"
 
 
-def test_consecutive_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_consecutive_versions_differ_by_a_small_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = make(tmp_path / "one", monkeypatch)
     old, new = (run / name for name in ("v2", "v3"))
     assert sorted(run.iterdir()) == [old, new]

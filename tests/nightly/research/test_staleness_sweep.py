@@ -55,7 +55,7 @@ def test_every_case_is_planned_once() -> None:
     assert [kappas(bound) for bound in BOUNDS] == [[1], [1], [1, 2], [1, 5], [1, 10]]
 
 
-def test_every_long_case_was_run_and_with_fresh_data_nothing_is_corrected() -> None:
+def test_every_long_case_has_its_runs_and_fresh_data_need_no_correction() -> None:
     """So plain clipped GRPO and the default are the same run where S = 0, and one is enough."""
     planned, rows = list(long_cases()), finished(LONG_RUNS)
     assert {(case.staleness, case.correction) for case in planned} == {
@@ -70,7 +70,7 @@ def test_every_long_case_was_run_and_with_fresh_data_nothing_is_corrected() -> N
         assert row["staleness"] or (row["corrected_share"] == 0.0 and row["ratio_max"] < 2.0)
 
 
-def test_a_line_that_was_cut_short_is_no_run(tmp_path: Path) -> None:
+def test_a_truncated_line_is_not_counted_as_a_run(tmp_path: Path) -> None:
     path = tmp_path / "runs.jsonl"
     assert finished(path) == []
     path.write_text(json.dumps(ROWS[0]) + "\n" + json.dumps(ROWS[1])[:40])
@@ -89,7 +89,7 @@ def test_a_run_is_compared_with_the_synchronous_one_of_its_seed() -> None:
     assert (11, 1, BEST) not in found
 
 
-def test_table_and_picture_of_what_there_is(tmp_path: Path) -> None:
+def test_table_and_picture_show_the_runs_that_exist(tmp_path: Path) -> None:
     lines = {(line["S"], line["correction"]): line for line in table(ROWS)}
     worst = lines[11, "none"]
     assert (worst["runs"], worst["final"], worst["against_min"], worst["fall_max"]) == (
@@ -106,7 +106,7 @@ def test_table_and_picture_of_what_there_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("staleness", "kappa"), [(0, 1), (4, 3)])
-def test_a_run_trains_whole_groups(staleness: int, kappa: int) -> None:
+def test_a_run_of_the_sweep_trains_whole_groups(staleness: int, kappa: int) -> None:
     """Answers take no time there, so a group that waits for its last one must not go on without it."""
     played = Run(Case(staleness, kappa, BEST, 0), steps=3).train()
     assert len(played["looks"]) == 1

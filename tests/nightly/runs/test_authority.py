@@ -26,7 +26,7 @@ def stop(program: Program) -> None:
     assert program.wait(START_S) == 0, program.tail()
 
 
-def test_boxes_follow_a_key_that_the_old_one_names_and_none_after_a_loss(site: Site) -> None:
+def test_boxes_follow_a_new_key_signed_by_the_old_one_and_no_key_after_a_loss(site: Site) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     site.fix_port(f'{port}\ntls = "on"')

@@ -46,7 +46,7 @@ def kill_all(programs: Programs) -> None:
         program.wait(10.0)
 
 
-def test_a_run_goes_on_from_a_backup_of_its_middle(site: CrashSite, tmp_path: Path) -> None:
+def test_a_run_restored_from_a_backup_goes_on(site: CrashSite, tmp_path: Path) -> None:
     site.learner_table = site.learner_table.replace(FLOOR, SLOW_FLOOR)
     watch_ledger(site.ledger)
     backup, learner_dir = tmp_path / "backup", tmp_path / "learner"

@@ -20,7 +20,7 @@ from tests.support.programs import Site, run
 pytestmark = [pytest.mark.timeout(900)]
 
 
-def test_a_link_port_in_use(site: Site) -> None:
+def test_a_link_port_in_use_is_refused(site: Site) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         site.config.write_text(site.config.read_text() + f"\n[link]\nport = {port}\n")
@@ -30,7 +30,7 @@ def test_a_link_port_in_use(site: Site) -> None:
     assert last == f"echo2d: link.port: {port} on 127.0.0.1 is in use"
 
 
-def test_a_damaged_row_of_the_ledger(site: Site) -> None:
+def test_a_damaged_row_of_the_ledger_is_refused(site: Site) -> None:
     RunDirectory(site.run_dir)
     ledger = site.run_dir / "ledger.sqlite"
     Ledger.open(ledger).close()
@@ -43,7 +43,7 @@ def test_a_damaged_row_of_the_ledger(site: Site) -> None:
     assert "Traceback" not in coordinator.log.read_text()
 
 
-def test_a_join_that_cannot_work_is_refused(site: Site) -> None:
+def test_an_impossible_join_is_refused(site: Site) -> None:
     site.coordinate()
     url, token, state = (
         site.url(),
@@ -82,7 +82,7 @@ def test_a_join_that_cannot_work_is_refused(site: Site) -> None:
         assert not any("Traceback" in line for line in said)
 
 
-def test_bad_snapshots_and_a_second_learner(site: Site, tmp_path: Path) -> None:
+def test_bad_snapshots_and_a_second_learner_are_refused(site: Site, tmp_path: Path) -> None:
     coordinator = site.coordinate()
     url, token = site.url(), site.run_dir / "tokens" / "learner.token"
     good = tmp_path / "snapshots" / "good"

@@ -20,7 +20,7 @@ def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_stages_follow_each_other(tmp_path: Path) -> None:
+def test_the_stages_of_a_publish_follow_each_other(tmp_path: Path) -> None:
     done = bench(
         "--bytes=20MB", "--bytes=60MB", "--predict=100MB", "--rounds=2", f"--dir={tmp_path}", "--json"
     )  # fmt: skip
@@ -38,7 +38,7 @@ def test_stages_follow_each_other(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_size_cannot_be_predicted_from_one(tmp_path: Path) -> None:
+def test_one_measured_size_predicts_no_other_size(tmp_path: Path) -> None:
     done = bench("--predict=1GB", f"--dir={tmp_path}")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "expected at least two sizes" in done.stderr
@@ -57,7 +57,7 @@ KILLS = [
 ]
 
 
-def test_a_kill_at_any_stage_loses_nothing(tmp_path: Path) -> None:
+def test_a_kill_at_any_stage_of_a_publish_loses_nothing(tmp_path: Path) -> None:
     with PublishRun(tmp_path, 64_000_000, changed=0.01, workers=1) as run:
         for victim, whose, kind in KILLS:
             written = run.write()

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.timeout(900)]
 LOOPBACK = "127.0.0.1"
 
 
-def test_a_run_by_hand_and_its_resumption(site: Site) -> None:
+def test_a_run_started_by_hand_trains_and_resumes(site: Site) -> None:
     # Each group waits for all its samples: the story of one of them is told below.
     text = site.config.read_text()
     site.config.write_text(text.replace("group_size = 8", "group_size = 8\ngroup_patience = 0.0"))
@@ -112,7 +112,7 @@ def test_a_second_coordinator_of_a_run_is_refused(site: Site) -> None:
     assert second.tail().count("\n") == 0
 
 
-def test_a_port_in_use(site: Site) -> None:
+def test_a_port_in_use_is_refused(site: Site) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -124,7 +124,7 @@ def test_a_port_in_use(site: Site) -> None:
     assert "Traceback" not in coordinator.tail()
 
 
-def test_wrong_expired_and_revoked_tokens(site: Site) -> None:
+def test_wrong_expired_and_revoked_tokens_are_refused(site: Site) -> None:
     site.coordinate()
     url = site.url()
     create = ("token", "create", "--role=worker", f"--run-dir={site.run_dir}", f"--url={url}")
@@ -166,7 +166,7 @@ def test_a_worker_off_loopback_needs_tls(site: Site) -> None:
     assert "--no-tls" in line.splitlines()[-1]
 
 
-def test_a_run_off_loopback_is_under_tls(site: Site) -> None:
+def test_a_run_off_loopback_uses_tls(site: Site) -> None:
     """At this machine's own address, or, where it has none but loopback, there and told to."""
     host = own_address()
     text = site.config.read_text().replace("[coordinator]", f'[coordinator]\nhost = "{host}"')

@@ -16,7 +16,7 @@ WORKERS, DRAINED = 300, 20
 FLEET = "echo2d_lab.bench.coordinator.shown_fleet"
 
 
-def test_a_drained_box_has_left_when_the_command_returns(tmp_path: Path) -> None:
+def test_the_drain_command_returns_when_the_box_has_left(tmp_path: Path) -> None:
     words = [str(tmp_path / "fleet"), f"--workers={WORKERS}", "--rate=40"]
     run_dir = f"--run-dir={tmp_path / 'fleet' / 'coordinator'}"
     command = [sys.executable, "-m", FLEET, *words]

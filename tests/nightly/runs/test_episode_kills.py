@@ -18,7 +18,7 @@ from tests.support.witnessed_game import Witness
 
 
 @pytest.mark.timeout(1500)
-def test_thirty_kills_change_no_episode(
+def test_thirty_kills_lose_and_repeat_no_acknowledged_turn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     rng_seed = request.config.getoption("--rng-seed")

@@ -24,7 +24,7 @@ SCORERS = {
 
 @pytest.mark.parametrize("kind", SCORERS)
 @pytest.mark.parametrize("boxes", [1, 2])
-def test_a_run_whose_rewards_never_come_ends(site: Site, kind: str, boxes: int) -> None:
+def test_a_run_whose_rewards_always_fail_ends(site: Site, kind: str, boxes: int) -> None:
     ask_rows(site, "")
     (site.directory / "judge.py").write_text(f"def score(answer, expected):\n    {SCORERS[kind]}\n")
     text = site.config.read_text().replace(
@@ -57,7 +57,7 @@ def is_away(site: Site) -> bool:
     )
 
 
-def test_a_judge_that_is_away_for_a_while_is_waited_for(site: Site) -> None:
+def test_a_run_waits_for_a_judge_that_is_away_for_a_while(site: Site) -> None:
     ask_rows(site, "")
     (site.directory / "judge.py").write_text(
         "from pathlib import Path\n"

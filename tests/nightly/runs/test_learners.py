@@ -1,4 +1,4 @@
-"""Learners as processes: two at a time, one whose newest checkpoint is damaged, one with another run's."""
+"""Learners as processes: two at a time, one whose newest checkpoint is damaged, and one that publishes adapters."""
 
 import json
 import os
@@ -31,7 +31,7 @@ def checkpoints(site: Site) -> list[Path]:
     return sorted((site.directory / "learner" / "checkpoints").glob("step-*"))
 
 
-def test_of_two_learners_the_newest_wins(site: Site) -> None:
+def test_the_newer_of_two_learners_wins(site: Site) -> None:
     checkpoint_each_step(site)
     coordinator = site.coordinate()
     site.join("box", "--threads=1")
@@ -57,7 +57,9 @@ def test_of_two_learners_the_newest_wins(site: Site) -> None:
     assert coordinator.returncode is None
 
 
-def test_a_step_lost_with_a_damaged_checkpoint_is_trained_again_alike(site: Site) -> None:
+def test_a_step_lost_with_a_damaged_checkpoint_is_trained_again_to_the_same_weights(
+    site: Site,
+) -> None:
     checkpoint_each_step(site)
     site.coordinate()
     site.join("box", "--threads=1")
@@ -99,7 +101,7 @@ def they_are_not_for_another_run(site: Site) -> None:
     assert re.fullmatch(expected, last)
 
 
-def test_a_run_that_publishes_lora_adapters(site: Site) -> None:
+def test_a_run_publishes_lora_adapters(site: Site) -> None:
     site.learner_table += "lora_rank = 4\n"
     site.coordinate()
     site.join("box", "--threads=1", f"--base-model={site.facts['model']}")

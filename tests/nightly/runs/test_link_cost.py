@@ -17,7 +17,7 @@ def _few_frames(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("with_tls", [False, True])
-def test_our_relay_passes_all_frames(with_tls: bool) -> None:
+def test_the_relay_of_echo2d_passes_all_frames(with_tls: bool) -> None:
     assert uvloop.run(measure(frame_bytes=FRAME_BYTES, with_tls=with_tls)) > 0
 
 

@@ -40,7 +40,7 @@ def cut_and_padded(folder: Path) -> None:
     path.write_text(json.dumps(tokenizer))
 
 
-def test_prompts_are_whole_andstale_shards_stay_out(site: Site) -> None:
+def test_prompts_are_whole_and_stale_shards_stay_out(site: Site) -> None:
     ask_rows(site, "")
     model = Path(str(site.facts["model"]))
     cut_and_padded(model)

@@ -81,9 +81,7 @@ def test_a_worker_of_another_build_is_named_and_joins_once_it_is_upgraded(
     assert site.status()["other_builds"] == []
 
 
-def test_this_worker_waits_for_a_coordinator_of_another_build(
-    site: Site, other_build: Start
-) -> None:
+def test_a_worker_waits_for_a_coordinator_of_another_build(site: Site, other_build: Start) -> None:
     other_build(site.coordinate)
     box = site.join("gpu-7", "--engine=fake")
     line = refusal(box)

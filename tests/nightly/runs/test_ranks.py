@@ -100,7 +100,7 @@ def test_a_run_moves_from_one_rank_to_two_and_back(
         same_weights(*(directory / "taken" / str(version) for directory in (straight, handed)))
 
 
-def test_the_experts_of_a_layer_lie_on_both_ranks(tmp_path: Path, base: Path) -> None:
+def test_the_experts_of_a_layer_are_split_over_both_ranks(tmp_path: Path, base: Path) -> None:
     """Version 0 of two ranks has the bytes of the base; the last one is that of one rank, but for rounding."""
     model = saved(tmp_path / "model", "qwen3 moe", base)
     batches = record(model, 2)
@@ -118,7 +118,7 @@ def test_the_experts_of_a_layer_lie_on_both_ranks(tmp_path: Path, base: Path) ->
     same_weights(tmp_path / "one" / "taken" / "2", tmp_path / "two" / "taken" / "2")
 
 
-def test_the_load_of_experts_is_that_of_both_ranks(tmp_path: Path, base: Path) -> None:
+def test_the_reported_load_of_experts_counts_both_ranks(tmp_path: Path, base: Path) -> None:
     """Without packing any number of ranks reads the same tokens; a rank of its own would know of half of them."""
     model = saved(tmp_path / "model", "mixtral", base)
     batches = record(model, 1)
@@ -254,7 +254,7 @@ def test_no_rank_ever_has_the_whole_model(tmp_path: Path, base: Path, ranks: int
     assert 1.0 <= share <= 1.3
 
 
-def test_torchrun_ends_by_the_signal_after_its_processes(
+def test_torchrun_ends_by_the_same_signal_as_its_processes_and_after_them(
     tmp_path: Path,
 ) -> None:
     """What a service manager takes for an orderly end."""

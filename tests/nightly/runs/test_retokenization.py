@@ -85,7 +85,7 @@ def answers_in(batch: Batch) -> int:
     return sum(len(group.trajectories) for group in batch.groups)
 
 
-def test_500_answers_are_trained_with_the_tokens_that_the_engine_wrote(site: Site) -> None:
+def test_500_answers_are_trained_with_the_engines_own_tokens(site: Site) -> None:
     tokenizer = merging_tokenizer()
     model = configure(site, tokenizer)
     site.coordinate()

@@ -38,7 +38,7 @@ def batches(base: Path) -> list[Batch]:
     ],
     ids=["nothing applied", "a checkpoint of the step before", "half of the groups applied"],
 )
-def test_two_ranks_leave_a_step_together_and_one_goes_on(
+def test_two_ranks_stop_within_a_step_together_and_one_process_goes_on(
     tmp_path: Path,
     base: Path,
     batches: list[Batch],

@@ -17,7 +17,7 @@ STEPS, WORKERS = 5, 2
 ROUND_S = 500.0  # servers start in half a minute on a machine that does nothing else
 
 
-def test_some_steps_of_grpo(tmp_path: Path) -> None:
+def test_two_workers_and_a_learner_train_some_steps_of_grpo(tmp_path: Path) -> None:
     run = tmp_path / "run"
     model = make_tiny_model(CACHE)
     (run / "snapshots").mkdir(parents=True)

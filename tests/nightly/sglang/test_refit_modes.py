@@ -36,7 +36,7 @@ async def test_a_refit_that_cuts_computes_every_running_sample_again(
     assert measured.cuts == 0
 
 
-async def test_in_place_keeps_kv_caches_and_cuts_each_sample_a_little_later(
+async def test_a_refit_in_place_keeps_kv_caches_and_cuts_each_sample_a_little_later(
     servers: list[Running], tmp_path: Path
 ) -> None:
     """Each token was written by the version of its span on the KV caches of those before it; after

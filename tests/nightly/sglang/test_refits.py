@@ -47,7 +47,9 @@ def harness(tmp_path: Path, servers: list[Running]) -> SglangHarness:
     return SglangHarness(tmp_path, servers)
 
 
-async def test_twenty_refits_with_64_long_requests(harness: SglangHarness, tmp_path: Path) -> None:
+async def test_tokens_keep_their_version_over_twenty_refits_with_64_long_requests(
+    harness: SglangHarness, tmp_path: Path
+) -> None:
     engine = harness.engine(slots=REQUESTS)
     await engine.start()
     await engine.refit(harness.snapshot(0), label(0))
@@ -118,7 +120,7 @@ async def all_gone(pids: set[int]) -> None:
             await asyncio.sleep(0.05)
 
 
-async def test_a_server_killed_in_the_middle_of_a_refit_then_given_a_corrupt_file(
+async def test_a_server_killed_in_a_refit_and_a_corrupt_file_serve_no_wrong_token(
     harness: SglangHarness, managed: SglangEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is served until a whole version is loaded, whatever the server makes of it.

@@ -113,7 +113,7 @@ def farthest(
     return max(far)
 
 
-def test_the_hash_is_that_of_sglangs_kernel() -> None:
+def test_the_hash_equals_that_of_sglangs_kernel() -> None:
     random = torch.Generator().manual_seed(0)
     seeds = torch.randint(0, (1 << 63) - 1, (8,), generator=random)
     positions = torch.randint(0, 1 << 20, (8,), generator=random)
@@ -139,7 +139,7 @@ def test_the_hash_is_that_of_sglangs_kernel() -> None:
     [WHOLE, Sampling(0.7), Sampling(1.3, 0.8), Sampling(top_k=40), Sampling(1.2, 0.95, 50)],
     ids=str,
 )
-async def test_a_server_draws_what_its_seeds_say(
+async def test_a_server_draws_the_tokens_of_its_seeds(
     engine: SglangEngine, policy: InferencePolicy, sampling: Sampling
 ) -> None:
     request = replace(REQUEST, sampling=sampling)
@@ -151,7 +151,7 @@ async def test_a_server_draws_what_its_seeds_say(
 
 
 @pytest.mark.parametrize("sampling", [Sampling(0.0), Sampling(1.0, 0.5)], ids=str)
-async def test_beside_another_kind_of_request_it_draws_ranks(
+async def test_a_server_draws_ranks_beside_another_kind_of_request(
     engine: SglangEngine, policy: InferencePolicy, sampling: Sampling
 ) -> None:
     """One greedy request, or one with top_p, changes what all others of the batch get."""
@@ -165,7 +165,7 @@ async def test_beside_another_kind_of_request_it_draws_ranks(
     assert farthest(policy, REQUEST, answers) < FAR
 
 
-async def test_a_handed_over_sample_goes_on_as_if_nothing_had_happened(
+async def test_a_handed_over_sample_draws_the_same_tokens_as_an_uninterrupted_one(
     engine: SglangEngine, policy: InferencePolicy
 ) -> None:
     answers = await answers_of(engine, REQUEST)

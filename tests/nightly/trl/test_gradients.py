@@ -56,7 +56,7 @@ def test_every_recipe_was_compared(found: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_the_gradients_are_equal(found: dict[str, Any], recipe: str) -> None:
+def test_the_gradients_of_echo2d_and_trl_are_equal(found: dict[str, Any], recipe: str) -> None:
     assert found[recipe]["micro_batches"] > 3
     assert found[recipe]["differences"][recipe] <= DIFFERENCE_MAX
 
@@ -70,19 +70,19 @@ def test_another_recipe_has_another_gradient(
 
 
 @pytest.mark.parametrize("recipe", UNEQUAL)
-def test_a_difference_by_intent_is_small(found: dict[str, Any], recipe: str) -> None:
+def test_an_intended_difference_of_gradients_is_small(found: dict[str, Any], recipe: str) -> None:
     assert 0.01 < found[recipe]["differences"][recipe] < 0.2
 
 
 @pytest.mark.parametrize("recipe", [*RECIPES, *UNEQUAL])
-def test_the_advantages_are_equal(found: dict[str, Any], recipe: str) -> None:
+def test_the_advantages_of_echo2d_and_trl_are_equal(found: dict[str, Any], recipe: str) -> None:
     ours, theirs = map(np.array, found[recipe]["advantages"])
     assert np.abs(theirs).max() > 1.0
     assert ours == pytest.approx(theirs, abs=1e-6)
 
 
 @pytest.mark.parametrize("recipe", [name for name in RECIPES if not name.startswith("cispo")])
-def test_the_losses_are_equal(found: dict[str, Any], recipe: str) -> None:
+def test_the_losses_of_echo2d_and_trl_are_equal(found: dict[str, Any], recipe: str) -> None:
     """Except for CISPO: TRL shows its loss with the logarithm, echo2d the surrogate of every recipe."""
     ours, theirs = found[recipe]["losses"]
     assert ours == pytest.approx(theirs, rel=1e-4)

@@ -13,7 +13,7 @@ STEPS = 6
 TRAIN_S = 1200.0
 
 
-def test_trl_trains_on_batches_of_the_coordinator(site: Site) -> None:
+def test_the_trainer_of_trl_trains_on_batches_of_the_coordinator(site: Site) -> None:
     # TRL trains whole groups.
     text = site.config.read_text()
     site.config.write_text(text.replace("group_size = 8", "group_size = 8\ngroup_min = 8"))

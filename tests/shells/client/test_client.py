@@ -139,7 +139,7 @@ def batch_reply(body: bytes = BODY, digest: str | None = None) -> web.Response:
     return web.Response(body=body, headers={DIGEST_HEADER: digest or batch_digest(body).hex()})
 
 
-async def test_a_learner_tells_that_it_lives_until_it_is_closed(
+async def test_a_client_reports_that_its_learner_is_alive_until_it_is_closed(
     server: Server, token_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(async_coordinator, "ALIVE_EVERY_S", 0.01)
@@ -156,7 +156,7 @@ async def test_a_learner_tells_that_it_lives_until_it_is_closed(
     assert server.said()[0][2] == {"resume_step": 0, "steps": 80}
 
 
-async def test_a_batch_says_by_which_staleness_it_was_made(
+async def test_a_batch_names_the_staleness_bound_of_its_making(
     server: Server, coordinator: AsyncCoordinator
 ) -> None:
     told = batch_reply()
@@ -166,7 +166,7 @@ async def test_a_batch_says_by_which_staleness_it_was_made(
     assert (await coordinator.take_batch(4)).staleness_max is None
 
 
-async def test_a_session_and_its_epoch_in_every_call(
+async def test_every_call_carries_the_session_and_its_epoch(
     server: Server, coordinator: AsyncCoordinator
 ) -> None:
     server.script = [reply(SESSION), reply({"version": 3, "digest": "ab"}), batch_reply()]
@@ -310,7 +310,7 @@ async def test_an_attachment_is_fetched_by_its_digest(
         await coordinator.attachment(found)
 
 
-async def test_a_batch_of_other_bytes_is_refused(
+async def test_a_batch_whose_bytes_differ_from_its_digest_is_refused(
     server: Server, coordinator: AsyncCoordinator
 ) -> None:
     for digest in ("00" * 32, "zz"):
@@ -319,7 +319,7 @@ async def test_a_batch_of_other_bytes_is_refused(
             await coordinator.take_batch(4)
 
 
-async def test_a_pause_of_the_coordinator_is_waited_out(
+async def test_a_client_waits_while_the_coordinator_is_away(
     server: Server, coordinator: AsyncCoordinator
 ) -> None:
     server.script = [
@@ -333,7 +333,7 @@ async def test_a_pause_of_the_coordinator_is_waited_out(
     assert len(server.heard) == 4
 
 
-async def test_room_on_the_coordinators_disk_is_waited_for(
+async def test_a_client_waits_for_room_on_the_coordinators_disk(
     server: Server, token_file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """For longer than an answer is."""
@@ -346,7 +346,7 @@ async def test_room_on_the_coordinators_disk_is_waited_for(
     assert "waiting for room: on the coordinator's host" in caplog.text
 
 
-async def test_a_server_that_says_nothing_is_asked_again(
+async def test_a_call_without_an_answer_is_repeated(
     server: Server, coordinator: AsyncCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A host that vanished closes no connection. A version takes its time, and is waited for."""
@@ -395,7 +395,7 @@ async def test_refusals_are_faults_and_are_not_repeated(
     assert len(server.heard) == 1
 
 
-async def test_an_unreachable_coordinator_is_said(
+async def test_an_unreachable_coordinator_is_reported(
     token_file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with AsyncCoordinator(
@@ -412,7 +412,7 @@ async def test_an_unreachable_coordinator_is_said(
     )
 
 
-async def test_a_coordinator_that_was_there_and_is_lost_is_not_the_operators_mistake(
+async def test_a_coordinator_lost_during_a_run_is_no_operators_mistake(
     server: Server, token_file: Path
 ) -> None:
     url = f"http://127.0.0.1:{server.port}"
@@ -423,12 +423,12 @@ async def test_a_coordinator_that_was_there_and_is_lost_is_not_the_operators_mis
             await coordinator.status()
 
 
-async def test_a_wrong_url_is_said(token_file: Path) -> None:
+async def test_a_wrong_url_is_reported(token_file: Path) -> None:
     with pytest.raises(OperatorFault, match="'nonsense' is not the URL of a coordinator"):
         AsyncCoordinator("nonsense", token_file=token_file)
 
 
-async def test_a_learner_elsewhere_uploads(
+async def test_a_learner_on_another_host_uploads_its_version(
     server: Server, coordinator: AsyncCoordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(async_coordinator, "is_loopback", lambda host: False)
@@ -445,7 +445,7 @@ async def test_a_learner_elsewhere_uploads(
     assert json.loads(server.heard[3][2]) == {"version": 3, "epoch": 0, "upload": True}
 
 
-async def test_an_upload_that_was_taken_without_an_answer_is_sent_again(
+async def test_an_upload_whose_answer_was_lost_is_sent_again(
     server: Server, coordinator: AsyncCoordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(async_coordinator, "is_loopback", lambda host: False)
@@ -466,7 +466,7 @@ async def test_an_upload_that_was_taken_without_an_answer_is_sent_again(
         await coordinator.publish(3, tmp_path / "3")
 
 
-def test_a_call_after_the_end_is_cancelled(token_file: Path) -> None:
+def test_a_call_after_closing_is_cancelled(token_file: Path) -> None:
     client = Coordinator("http://127.0.0.1:1", token_file=token_file)
     client.close()
     client.close()
@@ -474,7 +474,9 @@ def test_a_call_after_the_end_is_cancelled(token_file: Path) -> None:
         client.status()
 
 
-async def test_the_synchronous_client_does_the_same(server: Server, token_file: Path) -> None:
+async def test_the_synchronous_client_makes_the_same_calls(
+    server: Server, token_file: Path
+) -> None:
     server.script = [
         reply(SESSION),
         reply({"version": 0, "digest": "ab"}),
@@ -511,7 +513,7 @@ async def test_closing_ends_a_call_that_waits_in_another_thread(
     assert taking.result()
 
 
-async def test_in_a_hurry_a_call_has_so_long(
+async def test_a_hurried_call_is_given_up_after_its_time(
     server: Server, token_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The one under way as well as the next, which may still be answered."""
@@ -539,6 +541,6 @@ def took_nothing(coordinator: Coordinator) -> bool:
     return True
 
 
-def test_a_bad_token_file_is_said_at_once(tmp_path: Path) -> None:
+def test_a_bad_token_file_is_reported_at_once(tmp_path: Path) -> None:
     with pytest.raises(OperatorFault, match="there is no token file"):
         Coordinator("http://127.0.0.1:1", token_file=tmp_path / "none")

@@ -46,7 +46,7 @@ def test_files_and_manifest_are_right(tmp_path: Path, parts: Callable[[], list[b
     assert Manifest.decode(manifest) == build_manifest(tmp_path)
 
 
-def test_a_disk_that_takes_a_little_at_a_time(
+def test_a_file_is_whole_although_the_disk_takes_a_little_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pwritev = os.pwritev
@@ -67,6 +67,6 @@ def test_parts_must_fill_the_file(tmp_path: Path, size: int, word: str) -> None:
         write_snapshot(tmp_path, [weights([WEIGHTS], len(WEIGHTS) + size)])
 
 
-def test_a_name_that_no_snapshot_may_have(tmp_path: Path) -> None:
+def test_a_forbidden_file_name_is_refused(tmp_path: Path) -> None:
     with pytest.raises(IntegrityFault, match="forbidden file"):
         write_snapshot(tmp_path, [SnapshotFile("run.py", 1, 0, [b"x"])])

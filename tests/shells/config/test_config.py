@@ -21,7 +21,7 @@ def with_key(table: str, name: str, value: Any) -> dict[str, Any]:
     return {**MINIMAL, table: {**MINIMAL.get(table, {}), name: value}}
 
 
-def test_defaults_and_paths() -> None:
+def test_a_minimal_config_has_its_defaults_and_paths() -> None:
     config = CoordinatorConfig.read(MINIMAL)
     assert config.run.run_dir == Path("run")
     assert config.coordinator.host == "127.0.0.1"
@@ -49,7 +49,7 @@ def test_the_seed_listens_beside_the_coordinator_unless_the_config_says_otherwis
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1"])
-def test_workers_elsewhere_are_not_sent_to_their_own_loopback(host: str) -> None:
+def test_workers_on_other_hosts_get_no_loopback_address_of_the_seed(host: str) -> None:
     tables = {"coordinator": {"host": "10.77.0.1"}, "link": {"host": host}}
     with pytest.raises(OperatorFault, match=r"^link.host: .* or leave link.host out"):
         CoordinatorConfig.read({**MINIMAL, **tables})
@@ -111,7 +111,9 @@ def test_wrong_keys_are_named(table: str, name: str, value: Any, words: list[str
         ("policy", "order", "priority"),
     ],
 )
-def test_what_compares_answers_needs_two_of_a_group(table: str, name: str, value: str) -> None:
+def test_a_setting_that_compares_answers_needs_groups_of_two(
+    table: str, name: str, value: str
+) -> None:
     document = with_key(table, name, value)
     document["policy"] = {**document.get("policy", {}), "group_size": 2}
     CoordinatorConfig.read(document)
@@ -154,7 +156,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         CoordinatorConfig.load(tmp_path / "bad.toml")
 
 
-def test_worker_reads_its_table_and_flags(tmp_path: Path) -> None:
+def test_a_worker_reads_its_table_and_its_flags(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text(
         '[run]\nrun_dir = "a"\n[worker]\nurl = "http://h:1"\ntoken_file = "t"\nslots = 4\n'
@@ -169,7 +171,7 @@ def test_worker_reads_its_table_and_flags(tmp_path: Path) -> None:
 WORKER = {"url": "http://h:1", "token_file": "t", "state_dir": "s"}
 
 
-def test_what_an_owner_gives_of_the_uplink_and_where_a_worker_can_be_dialled() -> None:
+def test_a_worker_reads_its_uplink_limit_and_the_address_to_dial() -> None:
     plain = read_table(WorkerConfig, WORKER)
     assert (plain.uplink_bytes_per_s_max, plain.announced) == (None, None)
     limited = read_table(
@@ -183,7 +185,7 @@ def test_what_an_owner_gives_of_the_uplink_and_where_a_worker_can_be_dialled() -
     )
 
 
-def test_hours_of_a_box_are_minutes_of_the_day() -> None:
+def test_working_hours_become_minutes_of_the_day() -> None:
     assert read_table(WorkerConfig, WORKER).windows == ()
     read = read_table(WorkerConfig, {**WORKER, "hours": "22:00-07:00, 12:30-13:00"})
     assert read.windows == ((1320, 420), (750, 780))
@@ -217,7 +219,7 @@ def test_hours_of_a_box_are_minutes_of_the_day() -> None:
         ),
     ],
 )
-def test_what_an_owner_cannot_mean(change: dict[str, Any], words: str) -> None:
+def test_impossible_settings_of_an_owner_are_refused(change: dict[str, Any], words: str) -> None:
     with pytest.raises(OperatorFault, match=re.escape(words)):
         read_table(WorkerConfig, {**WORKER, **change})
 
@@ -237,7 +239,7 @@ def test_a_worker_says_how_its_weights_are_quantized(keys: dict[str, Any], said:
     assert not CoordinatorConfig.read(MINIMAL).policy.quantized_workers, "a run refuses them"
 
 
-def test_networks_that_peers_may_announce() -> None:
+def test_an_operator_lists_the_networks_that_peers_may_announce() -> None:
     config = CoordinatorConfig.read(
         with_key("link", "peer_networks", ["10.8.0.0/16", "203.0.113.7", "fd00::/8"])
     )
@@ -248,7 +250,7 @@ def test_networks_that_peers_may_announce() -> None:
     ]
 
 
-def test_prices_are_of_workers_by_name() -> None:
+def test_prices_are_set_for_workers_by_name() -> None:
     rows = [{"workers": "spot-*", "usd_per_h": 0.3}, {"workers": "*", "trajectories_per_h": 60}]
     config = CoordinatorConfig.read({**MINIMAL, "price": rows})
     assert [(row.workers, row.usd_per_h, row.trajectories_per_h) for row in config.prices] == [
@@ -263,7 +265,7 @@ def test_prices_are_of_workers_by_name() -> None:
             CoordinatorConfig.read({**MINIMAL, "price": wrong})
 
 
-def test_printed_config_is_toml_with_every_default() -> None:
+def test_the_printed_config_is_toml_with_every_default() -> None:
     document = tomllib.loads(print_config())
     assert CoordinatorConfig.read({**document, **MINIMAL}) == CoordinatorConfig.read(MINIMAL)
     assert "# base_model =" in print_config()

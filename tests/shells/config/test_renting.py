@@ -22,7 +22,7 @@ def read(row: dict[str, Any], **changes: Any) -> ProviderConfig:
     return provider
 
 
-def test_the_kinds() -> None:
+def test_only_the_kind_exec_rents_boxes() -> None:
     assert read(EXEC).rents
     assert not read(STATIC).rents
 
@@ -39,6 +39,8 @@ def test_the_kinds() -> None:
         (EXEC, {"offer": [{**EXEC["offer"][0], "name": "b-*"}]}, "provider.offer.name"),
     ],
 )
-def test_what_a_kind_may_not_say(row: dict[str, Any], changes: dict[str, Any], words: str) -> None:
+def test_a_key_that_does_not_fit_its_kind_is_refused(
+    row: dict[str, Any], changes: dict[str, Any], words: str
+) -> None:
     with pytest.raises(OperatorFault, match=words):
         read(row, **changes)

@@ -70,13 +70,13 @@ def test_a_table_is_read_into_its_types() -> None:
         ),
     ],
 )
-def test_an_error_names_its_key(values: dict[str, Any], line: str) -> None:
+def test_an_error_names_the_key_and_what_was_expected(values: dict[str, Any], line: str) -> None:
     with pytest.raises(OperatorFault) as fault:
         read_table(Example, values)
     assert str(fault.value).startswith(line)
 
 
-def test_files_and_tables_that_are_none(tmp_path: Path) -> None:
+def test_a_file_that_is_missing_or_not_toml_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OperatorFault, match="cannot read"):
         read_toml(tmp_path / "missing.toml")
     (tmp_path / "bad.toml").write_text("= 3")
@@ -88,7 +88,7 @@ def test_files_and_tables_that_are_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("table", [Example, LearnerConfig])
-def test_printed_tables_can_be_read(table: type[Table]) -> None:
+def test_printed_tables_can_be_read_again(table: type[Table]) -> None:
     printed = tomllib.loads(print_tables(table))[table.TABLE]
     required = dict.fromkeys(
         ("url", "token_file", "model", "snapshot_root", "out_dir", "home"), "/x"
@@ -101,7 +101,7 @@ def test_printed_tables_can_be_read(table: type[Table]) -> None:
     read_table(table, {**printed, **known})
 
 
-def test_the_choices_are_printed() -> None:
+def test_a_printed_table_lists_the_choices_of_each_key() -> None:
     lines = print_tables(Example).splitlines()
     assert '# how ("star" or "chain")' in lines
     assert '# which ("fast" or "exact")' in lines

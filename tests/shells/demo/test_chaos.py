@@ -11,7 +11,9 @@ from echo2d.errors import OperatorFault
 
 @pytest.mark.parametrize("rng_seed", range(20))
 @pytest.mark.parametrize("steps", [STEPS_MIN, 13, STEPS, 1000])
-def test_every_kind_is_killed_at_points_all_over_the_run(steps: int, rng_seed: int) -> None:
+def test_every_kind_of_process_is_killed_at_points_all_over_the_run(
+    steps: int, rng_seed: int
+) -> None:
     plan = plan_kills(steps, 3, rng_seed)
     assert {kill.kind for kill in plan} == set(VICTIM_KINDS)
     assert all(
@@ -36,10 +38,10 @@ def test_workers_are_killed_again_and_again() -> None:
     assert sum(kill.kind == "worker" for kill in plan_kills(STEPS, 3, 0)) == STEPS // 16
 
 
-def test_the_seed_decides() -> None:
+def test_the_rng_seed_decides_which_processes_are_killed_and_when() -> None:
     assert plan_kills(STEPS, 3, 5) == plan_kills(STEPS, 3, 5) != plan_kills(STEPS, 3, 6)
 
 
-def test_a_run_too_short_for_it_is_told() -> None:
+def test_a_run_too_short_for_chaos_is_refused() -> None:
     with pytest.raises(OperatorFault, match="--chaos: expected at least 8 steps; found 7"):
         Demo(steps=7, chaos=True)

@@ -73,13 +73,13 @@ def row(step: int, **facts: Any) -> dict[str, Any]:
         ({"kills": (Kill("worker", "worker-2", 9, 3.0, None),)}, "never came back: worker-2"),
     ],
 )
-def test_each_promise(change: dict[str, Any], words: str) -> None:
+def test_each_broken_promise_is_named(change: dict[str, Any], words: str) -> None:
     broken = dataclasses.replace(GOOD, **change).broken_promises(judge_accuracy=True)
     assert len(broken) == bool(words)
     assert words in "".join(broken)
 
 
-def test_where_processes_are_killed_accuracy_may_rise_less() -> None:
+def test_accuracy_may_rise_less_if_processes_are_killed() -> None:
     killed = dataclasses.replace(GOOD, kills=(Kill("seed", "seed", 9, 3.0, 1.5),))
     assert (
         dataclasses.replace(killed, accuracy_last=0.61).broken_promises(judge_accuracy=True) == []
@@ -90,7 +90,7 @@ def test_where_processes_are_killed_accuracy_may_rise_less() -> None:
     )
 
 
-def test_fewer_steps_are_not_judged_by_accuracy() -> None:
+def test_a_demo_of_fewer_steps_is_not_judged_by_accuracy() -> None:
     short = dataclasses.replace(GOOD, accuracy_last=0.4, staleness_histogram={0: 100})
     assert short.broken_promises(judge_accuracy=False) == []
 
@@ -110,7 +110,7 @@ def test_the_last_row_of_a_step_counts_and_half_a_row_does_not(tmp_path: Path) -
     assert read_metrics(path) == [rows[0], rows[2]]
 
 
-def test_steps_that_were_trained_again() -> None:
+def test_steps_that_were_trained_again_are_counted() -> None:
     rows = [
         row(1, batch="a"),
         row(2, batch="b"),
@@ -143,7 +143,7 @@ def test_a_coordinator_counts_from_0_at_every_start() -> None:
     assert total["workers"] == ["now"]
 
 
-def test_figures_of_a_run() -> None:
+def test_the_figures_are_computed_from_the_rows_of_a_run() -> None:
     rows = [row(step) for step in range(1, 21)]
     rows[0]["wait_s"] = 100.0
     assert staleness_histogram(rows) == {0: 20, 2: 60}
@@ -154,7 +154,7 @@ def test_figures_of_a_run() -> None:
     assert progress_line(rows, steps=80, tokens_per_s=1234.5).startswith("step 20/80  reward 2.000")
 
 
-def test_pictures() -> None:
+def test_bars_and_sparklines_are_drawn() -> None:
     assert bar(1, 2, 4) == "██░░"
     assert bar(9, 2, 4) == "████"
     assert bar(1, 0, 2) == "░░"
@@ -162,7 +162,7 @@ def test_pictures() -> None:
     assert spark([]) == ""
 
 
-def test_the_table_of_kills() -> None:
+def test_the_table_of_kills_has_a_row_for_each_kind() -> None:
     kills = [
         Kill("worker", f"worker-{number}", 5, 1.0, wait) for number, wait in enumerate((2.04, None))
     ]

@@ -40,7 +40,9 @@ def test_the_tiny_model_is_a_normal_model_directory_in_bfloat16(model: Path) -> 
     assert tokenizer.decode(tokenizer("31>")["input_ids"]) == "31>"
 
 
-def test_a_model_is_made_once_and_the_same_again_elsewhere(model: Path, tmp_path: Path) -> None:
+def test_a_tiny_model_is_cached_and_made_the_same_in_another_folder(
+    model: Path, tmp_path: Path
+) -> None:
     made = (model / "model.safetensors").stat().st_mtime_ns
     assert make_tiny_model(model.parent, QUICK) == model
     assert (model / "model.safetensors").stat().st_mtime_ns == made
@@ -52,7 +54,7 @@ def test_a_model_is_made_once_and_the_same_again_elsewhere(model: Path, tmp_path
     assert (other / "model.safetensors").read_bytes() != (model / "model.safetensors").read_bytes()
 
 
-def test_greedy_accuracy_is_what_greedy_generation_gets_right(model: Path) -> None:
+def test_greedy_accuracy_is_the_share_that_greedy_generation_gets_right(model: Path) -> None:
     prompts = held_out_prompts(QUICK)
     task = SortDigits(digits_min=4, digits_max=5)
     policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
@@ -73,7 +75,7 @@ def test_sampled_accuracy_is_at_least_where_training_stopped(model: Path) -> Non
     assert 0.01 < sampled < 0.9
 
 
-def test_a_recipe_that_does_not_get_there_says_so(tmp_path: Path) -> None:
+def test_a_recipe_that_misses_its_accuracy_is_reported(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match=r"no accuracy of 0\.9 in 2 steps"):
         make_tiny_model(tmp_path, TinyRecipe(accuracy_stop=0.9, steps_max=2, batch=8))
     assert not list(tmp_path.iterdir())

@@ -19,7 +19,9 @@ def answered(tokens: Sequence[int]) -> EnvironmentAnswer:
 
 @pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("second", [True, False])
-def test_the_hint_and_the_reward(first: bool, second: bool) -> None:
+def test_the_first_answer_decides_the_hint_and_both_decide_the_reward(
+    first: bool, second: bool
+) -> None:
     game = TwoTurnDigits()
     asked = game.reset(3, 0).tokens
     assert asked == SortDigits().prompt(3).tokens
@@ -34,7 +36,7 @@ def test_the_hint_and_the_reward(first: bool, second: bool) -> None:
     )
 
 
-async def test_a_game_in_a_process() -> None:
+async def test_a_game_is_played_in_a_process() -> None:
     async with TaskPool("echo2d.demo.two_turns:TwoTurnDigits", {"split": "heldout"}) as pool:
         episodes = Episodes(pool)
         first = await episodes.reset(1, 0, 0)

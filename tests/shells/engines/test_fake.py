@@ -1,4 +1,4 @@
-"""The fake engine's policy can be computed again, and it fails on request. The contract suite covers the rest."""
+"""The fake engine's policy can be recomputed, and the engine fails on request. The contract suite covers the rest."""
 
 import asyncio
 from collections.abc import Sequence
@@ -49,7 +49,7 @@ async def outputs(engine: FakeEngine, request: GenerateRequest) -> list[list[tup
     return joined
 
 
-def test_a_token_depends_on_everything() -> None:
+def test_a_token_depends_on_every_input() -> None:
     base = fake_token("1-a", PROMPT, sample=0, rng_seed=0)
     others = [
         fake_token("2-b", PROMPT, sample=0, rng_seed=0),
@@ -80,7 +80,7 @@ async def test_every_token_can_be_computed_again(snapshot: Path) -> None:
             context.append(written[0])
 
 
-async def test_the_seed_of_the_request_goes_first(snapshot: Path) -> None:
+async def test_the_seed_of_a_request_overrides_that_of_the_engine(snapshot: Path) -> None:
     engine = await serving(FakeEngine(FakePolicy(rng_seed=4)), snapshot)
     other = await serving(FakeEngine(FakePolicy(rng_seed=5)), snapshot)
     assert await outputs(engine, request()) != await outputs(other, request())
@@ -113,7 +113,7 @@ async def test_spans_change_label_with_a_refit(snapshot: Path) -> None:
     ]
 
 
-async def test_refits_come_to_what_they_were_told(snapshot: Path) -> None:
+async def test_a_refit_ends_as_it_was_ordered_to(snapshot: Path) -> None:
     engine = FakeEngine(refit_outcomes=["done", "fails", "doubtful"])
     await serving(engine, snapshot)
     labels = [engine.label]
@@ -125,7 +125,7 @@ async def test_refits_come_to_what_they_were_told(snapshot: Path) -> None:
     assert [*labels, engine.label] == ["1-a", "1-a", None, "2-b"]
 
 
-async def test_a_refit_takes_its_time(snapshot: Path) -> None:
+async def test_a_refit_takes_the_time_that_was_set(snapshot: Path) -> None:
     engine = await serving(FakeEngine(refit_s=0.02), snapshot)
     assert (await engine.refit(snapshot, "2-b")).pause_s == 0.02
 
@@ -142,7 +142,7 @@ async def test_a_refit_takes_as_long_as_the_tokens_that_it_computes_again(snapsh
     assert [delta.finish async for delta in deltas][-1] == "abort"
 
 
-async def test_the_pace_is_kept(snapshot: Path) -> None:
+async def test_tokens_come_at_the_pace_that_was_set(snapshot: Path) -> None:
     engine = await serving(
         FakeEngine(FakePolicy(answer_tokens=(99, 99), vocab_size=1 << 30), tokens_per_s=600),
         snapshot,
@@ -152,7 +152,7 @@ async def test_the_pace_is_kept(snapshot: Path) -> None:
     assert monotonic() - before >= 0.1
 
 
-async def test_a_hold_is_no_time_for_tokens(snapshot: Path) -> None:
+async def test_an_engine_on_hold_writes_no_tokens(snapshot: Path) -> None:
     """Each of ten steps takes 20 ms, whatever was under way when the engine was held."""
     engine = await serving(
         FakeEngine(FakePolicy(answer_tokens=(99, 99)), tokens_per_s=50), snapshot

@@ -39,7 +39,7 @@ def drawn(logprobs: torch.Tensor, seed: int, *, by_rank: bool, top_p: float = 1.
     return order.gather(1, (chances.log() + noise).argmax(dim=-1, keepdim=True)).squeeze(1)
 
 
-def test_the_hash_is_sglangs() -> None:
+def test_the_hash_equals_sglangs() -> None:
     found = [
         murmur_hash(seed, torch.tensor([position]), COLUMNS[-1] + 1)[0, list(COLUMNS)].tolist()
         for seed, position in zip(SEEDS, POSITIONS, strict=True)
@@ -58,7 +58,7 @@ def test_noise_is_finite_at_both_ends(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("by_rank", [False, True])
-def test_draws_follow_the_distribution(by_rank: bool) -> None:
+def test_drawn_tokens_follow_the_distribution(by_rank: bool) -> None:
     """Pearson's statistic: 49 degrees of freedom, below 110 but once in a million times."""
     rows = 20_000
     logprobs = logprobs_of(1, spread=1.0).expand(rows, VOCAB).contiguous()
@@ -68,7 +68,9 @@ def test_draws_follow_the_distribution(by_rank: bool) -> None:
 
 
 @pytest.mark.parametrize(("by_rank", "top_p"), [(False, 1.0), (True, 1.0), (True, 0.8)])
-def test_the_drawn_token_lacks_nothing_and_others_do(by_rank: bool, top_p: float) -> None:
+def test_the_drawn_token_has_the_largest_noise_and_all_others_lack_some(
+    by_rank: bool, top_p: float
+) -> None:
     logprobs, positions = logprobs_of(ROWS), torch.arange(ROWS)
     tokens = drawn(logprobs, 9, by_rank=by_rank, top_p=top_p)
     assert float(shortfalls(logprobs, tokens, 9, positions, Sampling(top_p=top_p)).max()) < 1e-6
@@ -95,7 +97,7 @@ def test_an_error_in_log_p_costs_at_most_twice_itself(by_rank: bool) -> None:
     assert float(far.max()) <= 2 * error
 
 
-def test_the_size_of_the_tables_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_size_of_the_tables_changes_no_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     logprobs, tokens, positions = logprobs_of(7), torch.arange(7), torch.arange(7)
     whole = shortfalls(logprobs, tokens, 9, positions, WHOLE)
     for entries in (1, 3 * VOCAB):
@@ -103,7 +105,7 @@ def test_the_size_of_the_tables_changes_nothing(monkeypatch: pytest.MonkeyPatch)
         assert torch.equal(shortfalls(logprobs, tokens, 9, positions, WHOLE), whole)
 
 
-def test_impossible_tokens_give_numbers() -> None:
+def test_impossible_tokens_have_finite_noise() -> None:
     logprobs = torch.tensor([[0.0, -torch.inf, -torch.inf]])
     at = torch.tensor([0])
     assert float(shortfalls(logprobs, torch.tensor([0]), 9, at, WHOLE)) == 0

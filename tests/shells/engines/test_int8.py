@@ -25,7 +25,7 @@ from tests.support.lora import make_base, write_adapter
 CPU = torch.device("cpu")
 
 
-def test_numbers_lie_on_255_levels_of_their_row() -> None:
+def test_weights_are_rounded_to_255_levels_of_their_row() -> None:
     rows = torch.tensor([[0.0, 0.5, -1.0], [0.0, 0.0, 0.0], [1e-30, 0.0, 3e4]])
     numbers, scales = quantized(rows)
     assert numbers.tolist() == [[0, 64, -127], [0, 0, 0], [0, 0, 127]]
@@ -36,7 +36,7 @@ def test_numbers_lie_on_255_levels_of_their_row() -> None:
 
 @pytest.mark.parametrize("rows", [1, 7, 64])
 @pytest.mark.parametrize("bias", [True, False])
-def test_a_layer_computes_what_its_rounded_numbers_say(rows: int, bias: bool) -> None:
+def test_a_layer_computes_with_its_rounded_weights(rows: int, bias: bool) -> None:
     torch.manual_seed(rows)
     layer = torch.nn.Linear(33, 19, bias=bias)
     states = torch.randn(rows, 1, 33)
@@ -46,7 +46,7 @@ def test_a_layer_computes_what_its_rounded_numbers_say(rows: int, bias: bool) ->
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-5)
 
 
-def test_no_row_changes_another() -> None:
+def test_no_row_of_a_batch_changes_another_row() -> None:
     torch.manual_seed(0)
     layer = Int8Linear(torch.nn.Linear(64, 48))
     states = torch.randn(5, 64)
@@ -55,7 +55,7 @@ def test_no_row_changes_another() -> None:
     assert torch.equal(layer(states)[0], together[0])
 
 
-async def test_reported_logprobs_are_those_of_the_rounded_model(tmp_path: Path) -> None:
+async def test_reported_logprobs_come_from_the_rounded_model(tmp_path: Path) -> None:
     """Up to rare activations that lie half-way between two levels."""
     harness = Int8Harness(tmp_path)
     engine = harness.engine()
@@ -127,7 +127,7 @@ def test_a_model_that_cannot_be_quantized_is_refused() -> None:
         Int8Linear(wide)
 
 
-def test_int8_is_for_the_cpu() -> None:
+def test_int8_is_refused_on_any_device_except_the_cpu() -> None:
     with pytest.raises(OperatorFault, match="on a CPU only"):
         TorchEngine(device="meta", quantization="int8")
 

@@ -33,7 +33,7 @@ def test_tensors_of_all_files_are_listed(tmp_path: Path) -> None:
     }
 
 
-def test_notes_of_the_writer_do_not_change_the_configuration(tmp_path: Path) -> None:
+def test_notes_of_the_writing_library_do_not_change_the_configuration(tmp_path: Path) -> None:
     layout = read_layout(
         write(tmp_path, {"hidden_size": 8, "transformers_version": "5.0", "dtype": "bfloat16"})
     )
@@ -49,7 +49,7 @@ def test_digests_are_of_the_bytes_in_the_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b"[" * 100_000])
-def test_a_config_that_is_no_object_is_a_fault(tmp_path: Path, content: bytes) -> None:
+def test_a_config_that_is_no_json_object_is_a_fault(tmp_path: Path, content: bytes) -> None:
     (write(tmp_path, {}) / "config.json").write_bytes(content)
     with pytest.raises(EngineFault, match=r"config\.json"):
         read_layout(tmp_path)
@@ -58,7 +58,7 @@ def test_a_config_that_is_no_object_is_a_fault(tmp_path: Path, content: bytes) -
 @pytest.mark.parametrize(
     "content", [b"", b"\xff" * 8, (1 << 20).to_bytes(8, "little") + b"{", b"\2" + bytes(7) + b"{}x"]
 )
-def test_a_weight_file_that_lies_is_a_fault(tmp_path: Path, content: bytes) -> None:
+def test_a_weight_file_with_a_false_header_is_a_fault(tmp_path: Path, content: bytes) -> None:
     (write(tmp_path, {}) / "model-1.safetensors").write_bytes(content)
     with pytest.raises(EngineFault, match=r"model-1\.safetensors"):
         read_layout(tmp_path)
@@ -72,7 +72,7 @@ def test_a_weight_file_that_lies_is_a_fault(tmp_path: Path, content: bytes) -> N
         ({"a": (3, 2)}, r"a has shape \(3, 2\), expected \(2, 3\)"),
     ],
 )
-def test_a_layout_that_does_not_fit_the_served_one(
+def test_a_layout_that_does_not_fit_the_served_one_is_named(
     tensors: dict[str, tuple[int, ...]], words: str
 ) -> None:
     served = SnapshotLayout({}, {"a": TensorSpec("BF16", (2, 3))})

@@ -111,7 +111,9 @@ def test_a_base_is_verified_and_remembered(adapter: Path, base: AdapterBase) -> 
     assert here.of(adapter) == base
 
 
-def test_another_base_or_none_is_a_fault(tmp_path: Path, adapter: Path, base: AdapterBase) -> None:
+def test_an_adapter_of_another_base_or_without_one_is_a_fault(
+    tmp_path: Path, adapter: Path, base: AdapterBase
+) -> None:
     other = make_base(tmp_path / "other", rng_seed=7)
     with pytest.raises(EngineFault, match=f"base model {base.digest[:12]}; pass its directory"):
         LoraBase(None).of(adapter)
@@ -131,7 +133,7 @@ def test_another_base_or_none_is_a_fault(tmp_path: Path, adapter: Path, base: Ad
 # in the engine
 
 
-async def test_a_base_that_is_not_what_was_verified_is_not_served(
+async def test_a_base_that_changed_after_its_check_is_not_served(
     engine: TorchEngine, adapter: Path, base: AdapterBase
 ) -> None:
     name = min(base.tensors)
@@ -157,7 +159,9 @@ async def test_an_adapter_that_does_not_fit_leaves_the_old_one(
     check_logprobs(harness, await generated(engine, SHORT))
 
 
-async def test_another_scale_is_another_model(harness: AdapterHarness, engine: TorchEngine) -> None:
+async def test_an_adapter_of_another_scale_is_another_model(
+    harness: AdapterHarness, engine: TorchEngine
+) -> None:
     await engine.refit(harness.snapshot(0), label(0))
     with edited(harness.snapshot(1) / "adapter_config.json") as config:
         config["lora_alpha"] = 2.0

@@ -28,7 +28,7 @@ def test_the_first_refit_knows_its_tokens_but_not_what_they_cost(meter: Recomput
     assert meter.take() == (0, 0.0), "nothing was dropped since"
 
 
-def test_a_refit_costs_what_its_tokens_take_at_the_speed_of_earlier_waves(
+def test_the_cost_of_a_refit_is_its_tokens_at_the_speed_of_earlier_waves(
     meter: RecomputeMeter,
 ) -> None:
     wave(meter, 1000, 2.0)
@@ -46,7 +46,7 @@ def test_only_the_newest_waves_count(meter: RecomputeMeter) -> None:
     assert meter.seconds(100) == pytest.approx(1.0)
 
 
-def test_a_request_that_ends_without_a_token_shows_nothing(meter: RecomputeMeter) -> None:
+def test_a_request_that_ends_without_a_token_measures_nothing(meter: RecomputeMeter) -> None:
     meter.sent("a", 100, now=0.0)
     meter.sent("b", 900, now=0.0)
     meter.wrote("a", now=1.0)
@@ -57,7 +57,7 @@ def test_a_request_that_ends_without_a_token_shows_nothing(meter: RecomputeMeter
     assert meter.seconds(100) == pytest.approx(50.0), "a wave without a token is none"
 
 
-def test_a_wave_that_the_next_stop_interrupts_shows_nothing(meter: RecomputeMeter) -> None:
+def test_a_wave_that_the_next_stop_interrupts_measures_nothing(meter: RecomputeMeter) -> None:
     meter.sent("a", 100, now=0.0)
     meter.sent("b", 100, now=0.0)
     meter.wrote("a", now=1.0)
@@ -67,7 +67,7 @@ def test_a_wave_that_the_next_stop_interrupts_shows_nothing(meter: RecomputeMete
     assert meter.seconds(100) is None
 
 
-def test_later_tokens_of_a_request_change_nothing(meter: RecomputeMeter) -> None:
+def test_later_tokens_of_a_request_do_not_change_its_measurement(meter: RecomputeMeter) -> None:
     wave(meter, 100, 1.0)
     meter.wrote("a", now=70.0)
     meter.wrote("stranger", now=80.0)

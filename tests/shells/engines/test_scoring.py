@@ -93,7 +93,7 @@ def weighed(scored: ScoredAnswer, claimed: list[float]) -> Evidence:
 
 @pytest.mark.may_block
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
-async def test_an_honest_answer_lies_where_its_seed_points(
+async def test_an_honest_answer_has_the_tokens_that_its_seed_points_to(
     tmp_path: Path, sampling: Sampling
 ) -> None:
     answers = await written(saved(tmp_path), sampling=sampling)
@@ -133,7 +133,7 @@ def test_an_answer_of_sglang_has_the_largest_noise(
 
 
 @pytest.mark.may_block
-async def test_the_answer_to_another_seed_does_not(tmp_path: Path) -> None:
+async def test_an_answer_drawn_with_another_seed_is_noticed(tmp_path: Path) -> None:
     answers = await written(saved(tmp_path))
     policy = policy_of(tmp_path)
     as_sglang = written_as_sglang(policy)
@@ -190,7 +190,7 @@ async def test_the_pieces_of_an_answer_agree_with_the_whole(
 
 
 @pytest.mark.may_block
-async def test_a_later_turn_is_drawn_where_the_seed_goes_on(tmp_path: Path) -> None:
+async def test_a_later_turn_is_replayed_where_the_seed_goes_on(tmp_path: Path) -> None:
     """Given tokens are read by the engine and the auditor, and use no number of the seed."""
     snapshot, given = saved(tmp_path), [6, 2, 9]
     first = await written(snapshot)
@@ -227,7 +227,7 @@ def test_without_a_seed_nothing_is_replayed(tmp_path: Path) -> None:
 
 
 @pytest.mark.may_block
-async def test_another_versions_answer_has_other_logprobs(tmp_path: Path) -> None:
+async def test_an_answer_of_another_version_has_other_logprobs(tmp_path: Path) -> None:
     answers = await written(saved(tmp_path / "0"))
     policy = policy_of(saved(tmp_path / "1", 1))
     for tokens, logprobs in answers:
@@ -255,7 +255,7 @@ def test_likely_tokens_surprise_too_little_and_made_up_ones_too_much(
         assert (found.missed or 0) > TOKENS // 3
 
 
-def test_the_ratios_are_one_on_average_over_what_is_drawn(tmp_path: Path) -> None:
+def test_the_ratios_of_drawn_tokens_are_one_on_average(tmp_path: Path) -> None:
     """Exactly: summed over all tokens that could come next, each with its chance."""
     policy = policy_of(saved(tmp_path))
     for top_p in (1.0, 0.8):

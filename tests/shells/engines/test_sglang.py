@@ -80,14 +80,14 @@ async def test_an_older_server_is_not_asked_to_flush_within_an_update(tmp_path: 
     check_logprobs(pair.harness, output)
 
 
-async def test_a_server_that_started_with_dummy_weights(tmp_path: Path) -> None:
+async def test_a_server_that_started_with_dummy_weights_loads_the_real_ones(tmp_path: Path) -> None:
     """Without a load format it would use the one that it was started with."""
     async with a_pair(tmp_path, dummy=True) as pair:
         await pair.refit(1)
         check_logprobs(pair.harness, await generated(pair.engine, SHORT))
 
 
-async def test_a_400_that_did_update(tmp_path: Path) -> None:
+async def test_an_update_that_was_answered_with_400_but_made_counts(tmp_path: Path) -> None:
     async with a_pair(tmp_path) as pair, running(pair.engine, ENDLESS) as (output,):
         await output.enough_of(0)
         pair.double.traps.append("updated_anyway")
@@ -120,7 +120,7 @@ DOUBTS: list[Trap] = [
 
 
 @pytest.mark.parametrize("trap", DOUBTS)
-async def test_after_a_doubt_nothing_is_served(
+async def test_an_engine_in_doubt_about_its_weights_serves_nothing(
     tmp_path: Path, trap: Trap, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A rollback that is none, a lost answer, a death, another label, other files, no answer at all."""
@@ -156,7 +156,7 @@ async def test_a_server_that_refuses_to_pause_goes_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["abort", "retract"])
-async def test_a_sample_goes_on_through_refits(tmp_path: Path, mode: RefitMode) -> None:
+async def test_a_sample_continues_through_refits(tmp_path: Path, mode: RefitMode) -> None:
     async with a_pair(tmp_path, mode) as pair:
         request = replace(ENDLESS, max_new_tokens=600, samples=3)
         async with running(pair.engine, request) as (output,):
@@ -171,7 +171,7 @@ async def test_a_sample_goes_on_through_refits(tmp_path: Path, mode: RefitMode) 
 
 
 @pytest.mark.parametrize("held", [False, True])
-async def test_what_computing_again_costs_is_known_from_the_second_refit_on(
+async def test_the_cost_of_computing_caches_again_is_known_from_the_second_refit_on(
     tmp_path: Path, held: bool
 ) -> None:
     """Also if the engine was stopped before the version came."""
@@ -192,7 +192,7 @@ async def test_what_computing_again_costs_is_known_from_the_second_refit_on(
         assert 0 < reports[1].recompute_s < 10
 
 
-async def test_in_place_computes_nothing_again_until_a_sample_is_cut(
+async def test_a_refit_in_place_computes_nothing_again_until_a_sample_is_cut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A sample that lived through a refit is cut later: then its tokens have their versions, and a
@@ -216,7 +216,7 @@ async def test_in_place_computes_nothing_again_until_a_sample_is_cut(
             assert output.finishes() == [None]
 
 
-async def test_in_place_says_who_wrote_a_token_at_the_end(tmp_path: Path) -> None:
+async def test_a_refit_in_place_names_the_version_of_a_token_at_the_end(tmp_path: Path) -> None:
     """The KV stays that of the old weights: no version gives these logprobs, but each token has its writer."""
     async with a_pair(tmp_path, "in_place") as pair:
         request = replace(ENDLESS, max_new_tokens=400, samples=1)
@@ -229,7 +229,7 @@ async def test_in_place_says_who_wrote_a_token_at_the_end(tmp_path: Path) -> Non
         assert list(dict.fromkeys(sample.labels)) == [label(0), label(1)]
 
 
-async def test_there_and_back_in_place_between_two_chunks(tmp_path: Path) -> None:
+async def test_refits_there_and_back_between_two_chunks_are_noticed(tmp_path: Path) -> None:
     """The version served is the one under which the request began, and yet it did not write all tokens."""
     async with a_pair(tmp_path, "in_place") as pair:
         request = replace(ENDLESS, max_new_tokens=400, samples=1)
@@ -254,7 +254,7 @@ async def test_there_and_back_in_place_between_two_chunks(tmp_path: Path) -> Non
         assert pair.engine.label == label(0)
 
 
-async def test_another_client_updates_the_server(tmp_path: Path) -> None:
+async def test_tokens_written_after_another_clients_update_are_dropped(tmp_path: Path) -> None:
     """Its own word at the end of a request gives it away; what it wrote meanwhile is nobody's."""
     async with a_pair(tmp_path) as pair:
         with suppress(AssertionError):
@@ -310,7 +310,7 @@ async def test_a_sample_whose_stream_breaks_off_goes_on(tmp_path: Path) -> None:
     check_logprobs(pair.harness, output)
 
 
-async def test_streams_that_break_off_for_ever_end_the_sample(tmp_path: Path) -> None:
+async def test_a_sample_ends_if_its_stream_breaks_off_again_and_again(tmp_path: Path) -> None:
     async with a_pair(tmp_path) as pair:
         pair.double.cuts, pair.double.cut_after = 1000, 0
         output = await generated(pair.engine, replace(ENDLESS, samples=1))
@@ -318,7 +318,7 @@ async def test_streams_that_break_off_for_ever_end_the_sample(tmp_path: Path) ->
         assert pair.double.cuts == 1000 - (PIECES_FRUITLESS_MAX + 1)
 
 
-async def test_a_full_server_gets_less(tmp_path: Path) -> None:
+async def test_a_full_server_gets_fewer_requests(tmp_path: Path) -> None:
     async with a_pair(tmp_path) as pair:
         pair.double.token_usage, pair.double.waiting_extra = 0.97, 3
         pair.engine._writing._looked_at = float("-inf")
@@ -332,7 +332,7 @@ async def test_a_full_server_gets_less(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", ["0.5.18", "0.4.10", "", "nonsense"])
-async def test_a_server_that_is_too_old(tmp_path: Path, version: str) -> None:
+async def test_a_server_that_is_too_old_is_refused(tmp_path: Path, version: str) -> None:
     async with SglangDouble.serving(version=version) as double:
         harness = DoubleHarness(tmp_path, [double])
         engine = harness.engine()
@@ -342,7 +342,9 @@ async def test_a_server_that_is_too_old(tmp_path: Path, version: str) -> None:
         await engine.close()
 
 
-async def test_keys_are_not_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_keys_of_servers_are_not_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.DEBUG):
         async with SglangDouble.serving() as double:
             engine = SglangEngine(Running(double.url, "key-of-the-api", "key-of-the-admin"))

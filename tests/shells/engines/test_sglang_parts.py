@@ -52,19 +52,21 @@ PATHS = {
     ],
 )
 @pytest.mark.parametrize("paths", [PATHS | {"/health"}, None])
-def test_dialects(version: str, flushes_safely: bool, tried: bool, paths: set[str] | None) -> None:
+def test_each_version_of_sglang_has_its_dialect(
+    version: str, flushes_safely: bool, tried: bool, paths: set[str] | None
+) -> None:
     dialect = dialect_of(version, paths)
     assert (dialect.flushes_safely, dialect.tried) == (flushes_safely, tried)
 
 
 @pytest.mark.parametrize("version", ["0.5.18", "0.4.10", "0.5", "", "main"])
-def test_a_server_too_old_to_say_which_version_wrote_a_token(version: str) -> None:
+def test_a_server_too_old_to_name_the_version_of_a_token_is_refused(version: str) -> None:
     with pytest.raises(EngineFault, match=r"0\.5\.19"):
         dialect_of(version, PATHS)
 
 
 @pytest.mark.parametrize("path", sorted(PATHS))
-def test_a_server_without_a_path_that_is_needed(path: str) -> None:
+def test_a_server_without_a_needed_path_is_refused(path: str) -> None:
     with pytest.raises(EngineFault, match=path):
         dialect_of("0.5.23", PATHS - {path})
 
@@ -120,13 +122,13 @@ def test_certain_tokens_are_given_at_once() -> None:
     piece.check()
 
 
-def test_a_cumulative_stream_says_the_same() -> None:
+def test_a_cumulative_stream_gives_the_same_tokens() -> None:
     piece = Continuation("1-a")
     assert piece.take(chunk(5, 6, end=2), certain=True) == tokens("1-a", 5, 6)
     assert piece.take(chunk(5, 6, 7, end=3), certain=True) == tokens("1-a", 7)
 
 
-def test_uncertain_tokens_wait_for_the_servers_word() -> None:
+def test_uncertain_tokens_wait_until_the_server_names_their_version() -> None:
     piece = Continuation("1-a")
     assert piece.take(chunk(5, end=1), certain=True) == tokens("1-a", 5)
     assert piece.take(chunk(6, 7, end=3), certain=False) == []
@@ -152,7 +154,7 @@ def test_an_abort_in_the_queue_repeats_the_last_token() -> None:
     assert piece.finish == "abort"
 
 
-def test_an_abort_joined_with_what_came_before_it() -> None:
+def test_an_abort_may_come_together_with_earlier_tokens() -> None:
     """Two chunks in one, the second of which repeats a token: it does not add up, and is left out."""
     piece = Continuation("1-a")
     piece.take(chunk(5, end=1), certain=True)
@@ -161,14 +163,14 @@ def test_an_abort_joined_with_what_came_before_it() -> None:
     assert piece.take(both, certain=False) == []
 
 
-def test_an_abort_without_a_word_drops_held_tokens() -> None:
+def test_an_abort_that_names_no_version_drops_held_tokens() -> None:
     piece = Continuation("1-a")
     piece.take(chunk(5, end=1), certain=False)
     assert piece.take(chunk(end=1, finish=ABORT), certain=False) == []
     piece.check()
 
 
-def test_an_abort_before_the_first_token() -> None:
+def test_an_abort_before_the_first_token_gives_no_token() -> None:
     piece = Continuation("1-a")
     assert piece.take(chunk(end=0, finish=ABORT, spans=[("2-b", 0, 0)]), certain=False) == []
 
@@ -190,12 +192,12 @@ BAD = {
 
 
 @pytest.mark.parametrize("body", BAD.values(), ids=BAD.keys())
-def test_answers_that_are_no_output(body: Any) -> None:
+def test_an_answer_that_is_no_output_is_a_fault(body: Any) -> None:
     with pytest.raises(EngineFault):
         Continuation("1-a").take(read_chunk(body), certain=True)
 
 
-def test_another_version_wrote_the_given_tokens() -> None:
+def test_tokens_given_out_under_a_wrong_version_are_a_fault() -> None:
     piece = Continuation("1-a")
     piece.take(chunk(5, 6, end=2), certain=True)
     with pytest.raises(Foreign):
@@ -204,7 +206,7 @@ def test_another_version_wrote_the_given_tokens() -> None:
         )
 
 
-def test_fewer_tokens_than_were_given() -> None:
+def test_a_stream_with_fewer_tokens_than_were_given_out_is_a_fault() -> None:
     piece = Continuation("1-a")
     piece.take(chunk(5, 6, end=2), certain=True)
     with pytest.raises(EngineFault):
@@ -227,7 +229,9 @@ def test_fewer_tokens_than_were_given() -> None:
         (1, ServerLoad(0, 0, 0.0, 0), 1),
     ],
 )
-def test_limits(limit: int, load: ServerLoad, after: int) -> None:
+def test_the_limit_of_requests_follows_the_load_of_the_server(
+    limit: int, load: ServerLoad, after: int
+) -> None:
     assert next_limit(limit, 64, load) == after
 
 
@@ -271,7 +275,7 @@ def test_each_engine_has_its_gpus(tmp_path: Path) -> None:
     "flag",
     ["--port", "--api-key=x", "--trust-remote-code", "--model-path", "--weight_version", "--host"],
 )
-def test_flags_that_are_ours(flag: str) -> None:
+def test_flags_that_the_worker_sets_itself_are_refused(flag: str) -> None:
     with pytest.raises(OperatorFault, match=flag.partition("=")[0].replace("_", "-")):
         require_arguments(["--tp", "2", flag])
 
@@ -298,7 +302,7 @@ time.sleep(99)
 """
 
 
-def test_the_guard_ends_all_when_its_owner_is_gone(tmp_path: Path) -> None:
+def test_the_guard_ends_every_server_when_its_owner_is_gone(tmp_path: Path) -> None:
     told = {
         "argv": [sys.executable, "-c", SERVER],
         "environment": {},
@@ -366,7 +370,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("options", "words"), MISTAKES.values(), ids=MISTAKES.keys())
-def test_the_operators_mistakes(options: dict[str, Any], words: str) -> None:
+def test_impossible_options_are_the_operators_mistakes(options: dict[str, Any], words: str) -> None:
     with pytest.raises(OperatorFault, match=words):
         make_engines(WorkerConfig(**{**WHERE, **options}))
 
@@ -383,7 +387,7 @@ async def test_a_server_that_does_not_answer_is_named_by_its_key(tmp_path: Path)
 
 
 @pytest.mark.may_block
-async def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
+async def test_the_reason_why_a_server_cannot_start_is_reported(tmp_path: Path) -> None:
     from tests.support.engine_harness import FakeHarness
 
     python = tmp_path / "python"

@@ -62,7 +62,7 @@ def test_spans_cover_exactly_the_tokens(writes: list[str | None]) -> None:
     assert labels == [label for label in writes if label is not None]
 
 
-async def test_a_stream_ends_when_every_sample_has() -> None:
+async def test_a_stream_ends_when_every_sample_has_ended() -> None:
     stream = RequestStream(2)
     first, last = (
         SampleOutput(1, [5], [0.0], [LabelSpan(0, 1, "a")], "stop"),
@@ -101,7 +101,7 @@ async def test_deltas_after_a_finish_are_dropped() -> None:
         request(prompt=[0, 9], sampling=Sampling(top_p=0.1)),
     ],
 )
-def test_a_possible_request_passes(good: GenerateRequest) -> None:
+def test_a_possible_request_is_accepted(good: GenerateRequest) -> None:
     check_request(good, vocab_size=10, context_max=6)
     check_request(good, vocab_size=10, context_max=None)
 

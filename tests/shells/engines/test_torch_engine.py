@@ -93,7 +93,7 @@ def test_tokens_are_drawn_by_their_probability() -> None:
         )
 
 
-def test_greedy_takes_the_likeliest_and_scores_it_at_temperature_1() -> None:
+def test_greedy_sampling_takes_the_likeliest_token_and_scores_it_at_temperature_1() -> None:
     logits = torch.tensor([[0.0, 1.0, 3.0, -2.0]])
     tokens, logprobs = draw(logits, *table(1, Sampling(0.0), uniform=[0.0]))
     assert tokens == [2]
@@ -230,7 +230,9 @@ SIZES_OF_ALL: dict[str, Any] = {
 )
 def test_a_model_with_layers_without_attention_is_refused(config: Any, tmp_path: Path) -> None:
     save_random_model(tmp_path, config, rng_seed=0)
-    with pytest.raises(EngineFault, match=r"^the torch engine serves only models that keep .* use SGLang"):
+    with pytest.raises(
+        EngineFault, match=r"^the torch engine serves only models that keep .* use SGLang"
+    ):
         loaded(tmp_path)
 
 
@@ -256,7 +258,7 @@ def test_preparing_touches_no_weight(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_what_becomes_of_the_files_does_not_matter_any_more(
+def test_an_engine_serves_on_when_its_loaded_files_change(
     tmp_path: Path, dtype: torch.dtype
 ) -> None:
     """A later version is written into them while this one may still be served."""
@@ -270,7 +272,7 @@ def test_what_becomes_of_the_files_does_not_matter_any_more(
     assert policy.digests() == before
 
 
-def test_weights_under_other_names_are_built_again(tmp_path: Path) -> None:
+def test_a_model_with_other_weight_names_is_built_again(tmp_path: Path) -> None:
     """transformers computes with the experts of a layer in one tensor; the files hold one each."""
     save_random_model(tmp_path, FAMILIES["experts"], rng_seed=0)
     policy = loaded(tmp_path)
@@ -278,7 +280,7 @@ def test_weights_under_other_names_are_built_again(tmp_path: Path) -> None:
     assert policy.digests() == file_tensor_digests(tmp_path)
 
 
-def test_weights_of_unknown_origin_are_not_compared(tmp_path: Path) -> None:
+def test_weights_of_unknown_origin_have_no_digests(tmp_path: Path) -> None:
     """Here the files have a name that transformers cannot make of the model's."""
     save_random_model(tmp_path, FAMILIES["experts"], rng_seed=0)
     policy = loaded(tmp_path)
@@ -290,7 +292,7 @@ def test_weights_of_unknown_origin_are_not_compared(tmp_path: Path) -> None:
 
 
 @pytest.mark.may_block
-async def test_a_mixture_of_experts_is_served_and_compared(tmp_path: Path) -> None:
+async def test_a_mixture_of_experts_is_served_and_compared_with_its_files(tmp_path: Path) -> None:
     """Its files have a tensor for each expert, and transformers has one for all of a layer."""
     engine = TorchEngine(threads=1)
     await engine.start()
@@ -427,7 +429,7 @@ async def test_short_answers_come_in_one_delta_and_long_ones_in_bundles(
     assert len(found) < 50
 
 
-async def test_a_slow_engine_keeps_its_pace_and_holds_little_back(tmp_path: Path) -> None:
+async def test_a_slow_engine_keeps_its_pace_and_delivers_tokens_soon(tmp_path: Path) -> None:
     """20 ms a step: what is held back leaves after 50 ms, so with the third or fourth step."""
     engine = TorchEngine(threads=1, tokens_per_s_max=100)
     await engine.start()
@@ -441,7 +443,9 @@ async def test_a_slow_engine_keeps_its_pace_and_holds_little_back(tmp_path: Path
 
 
 @pytest.mark.may_block
-async def test_another_depth_is_built_and_goes_on(tmp_path: Path, engine: TorchEngine) -> None:
+async def test_a_model_of_another_depth_is_built_and_running_samples_go_on(
+    tmp_path: Path, engine: TorchEngine
+) -> None:
     await engine.refit(saved(tmp_path / "0"), "0-a")
     deep = saved(tmp_path / "1", num_hidden_layers=3)
     stream = engine.generate(GenerateRequest("r", [1, 2], 1, 10_000))
@@ -458,7 +462,9 @@ async def test_another_depth_is_built_and_goes_on(tmp_path: Path, engine: TorchE
     assert logprobs[switch:] == pytest.approx(truth[switch:], abs=1e-3)
 
 
-async def test_another_vocabulary_ends_running_samples(tmp_path: Path, engine: TorchEngine) -> None:
+async def test_a_model_with_another_vocabulary_ends_running_samples(
+    tmp_path: Path, engine: TorchEngine
+) -> None:
     await engine.refit(saved(tmp_path / "0"), "0-a")
     stream = engine.generate(GenerateRequest("r", [1, 2], 1, 10_000))
     await anext(stream)
@@ -478,7 +484,7 @@ async def test_bfloat16_weights_come_back_unchanged(tmp_path: Path) -> None:
     await engine.close()
 
 
-async def test_a_failing_step_leaves_nothing_until_the_next_refit(
+async def test_a_failing_step_ends_all_samples_until_the_next_refit(
     tmp_path: Path, engine: TorchEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def out_of_memory(batch: DecodeBatch, tokens: Sequence[int]) -> None:

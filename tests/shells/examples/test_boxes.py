@@ -14,7 +14,7 @@ SCRIPTS = sorted(BOXES.glob("*.sh"))
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
-def test_a_script_is_one_for_bash(script: Path) -> None:
+def test_every_script_is_valid_bash(script: Path) -> None:
     subprocess.run(["bash", "-n", str(script)], check=True)
     shellcheck = shutil.which("shellcheck")
     if shellcheck is not None:
@@ -26,7 +26,7 @@ def test_a_script_is_one_for_bash(script: Path) -> None:
     assert (done.returncode, done.stderr.startswith("usage: ")) == (2, True)
 
 
-def test_vast_gets_the_script_as_a_file(tmp_path: Path) -> None:
+def test_the_recipe_for_vast_passes_the_script_as_a_file(tmp_path: Path) -> None:
     """A program in the place of `vastai` shows the words that it is given."""
     stand_in = tmp_path / "vastai"
     stand_in.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
@@ -44,7 +44,7 @@ def test_vast_gets_the_script_as_a_file(tmp_path: Path) -> None:
     assert words[words.index("--onstart") + 1] == "dir/box-1.sh"
 
 
-def test_runpod_gets_the_script_as_a_variable(tmp_path: Path) -> None:
+def test_the_recipe_for_runpod_passes_the_script_as_a_variable(tmp_path: Path) -> None:
     """A module in the place of `runpod`; the container's command then runs the script."""
     (tmp_path / "runpod.py").write_text(
         "import subprocess\n"

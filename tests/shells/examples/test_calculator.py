@@ -35,7 +35,7 @@ from tests.support.turn_texts import END, MAKE, read, write_turn_model, written
         ("1 ** 100000000000", 1),
     ],
 )
-def test_what_an_expression_comes_to(expression: str, value: float) -> None:
+def test_an_expression_has_its_value(expression: str, value: float) -> None:
     assert evaluate(expression) == value
 
 
@@ -97,7 +97,7 @@ def content(turn: Turn | End) -> list[Mapping[str, Any]]:
 
 
 @pytest.mark.parametrize("level", [1, 2, 3])
-def test_an_episode_with_a_call_and_the_right_number(level: int) -> None:
+def test_an_episode_with_a_call_and_the_right_number_is_rewarded(level: int) -> None:
     environment = Calculator(level)
     for row in range(20):
         first = environment.reset(row, 0)
@@ -113,7 +113,7 @@ def test_an_episode_with_a_call_and_the_right_number(level: int) -> None:
         assert end.reward == Reward(1.1, {"right": 1.0, "call": 0.1})
 
 
-def test_what_an_answer_is_worth() -> None:
+def test_an_answer_gets_its_reward() -> None:
     environment = Calculator(call_reward=0.25)
 
     def worth(*answers: EnvironmentAnswer) -> Reward:
@@ -133,7 +133,7 @@ def test_what_an_answer_is_worth() -> None:
     assert worth(*[answered(a="1")] * 4).value == 0.25
 
 
-def test_a_call_that_is_wrong_is_told_so() -> None:
+def test_a_wrong_call_gets_an_error_message() -> None:
     environment = Calculator()
     environment.reset(0, 0)
     calls = [
@@ -164,7 +164,7 @@ def test_demonstrations_are_right_and_come_before_the_question() -> None:
         assert answer["content"] == f"The answer is {result['content']}."
 
 
-def test_another_instance_goes_on_from_a_state() -> None:
+def test_another_instance_continues_an_episode_from_its_state() -> None:
     one, other = Calculator(), Calculator()
     expression = asked(one.reset(5, 0))
     one.step(answered(a=expression))
@@ -205,7 +205,7 @@ def texts() -> Iterator[TextSettings]:
         yield TextSettings(str(model), turns=MAKE)
 
 
-async def test_an_episode_in_a_process(texts: TextSettings) -> None:
+async def test_an_episode_is_played_in_a_process(texts: TextSettings) -> None:
     async with TaskPool(
         "examples.environments.calculator:Calculator", {"demonstrations": 1}, texts=texts
     ) as pool:
@@ -235,7 +235,9 @@ def chat_model() -> Iterator[TextSettings]:
         yield TextSettings(str(model))
 
 
-async def test_an_episode_with_a_models_own_chat_template(chat_model: TextSettings) -> None:
+async def test_an_episode_is_played_with_a_models_own_chat_template(
+    chat_model: TextSettings,
+) -> None:
     made = await asyncio.to_thread(chat_texts)
     async with TaskPool(
         "examples.environments.calculator:Calculator", {"demonstrations": 1}, texts=chat_model

@@ -106,7 +106,7 @@ def test_every_command_exists_with_its_options(tmp_path: Path) -> None:
             LearnerConfig.load(tmp_path / "run.toml", settings(words))
 
 
-def test_the_manifests_fit_each_other() -> None:
+def test_the_manifests_use_each_others_names() -> None:
     kinds = {(each["kind"], each["metadata"]["name"]): each for each in documents()}
     for name in ("echo2d-worker", "echo2d-learner"):
         spec = kinds["StatefulSet", name]["spec"]
@@ -203,7 +203,7 @@ def test_a_worker_finishes_its_work_before_the_time_limit_and_is_queued_again(
     assert job.end(os.kill, signal.SIGUSR1) == (0, ["USR1", "scontrol requeue 7_3"])
 
 
-def test_a_worker_that_is_told_to_leave_is_not_queued_again(tmp_path: Path) -> None:
+def test_a_worker_that_the_operator_drains_is_not_queued_again(tmp_path: Path) -> None:
     job = Job(tmp_path, WORKERS)
     job.wait_until_started(1)
     assert job.end(os.kill, signal.SIGUSR2) == (0, ["USR1"])

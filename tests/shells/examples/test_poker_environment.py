@@ -91,7 +91,7 @@ def test_chips_are_conserved_over_many_hands(opponent: str) -> None:
 
 
 @pytest.mark.parametrize("opponent", list(OPPONENTS))
-def test_a_hand_is_the_same_again_and_goes_on_from_any_state(opponent: str) -> None:
+def test_a_hand_is_repeatable_and_continues_from_any_state(opponent: str) -> None:
     one, other = (Poker(opponent, alphabet="tokens") for _ in range(2))
     for row in range(30):
         answers = drawn(random.Random(row))
@@ -144,7 +144,7 @@ def test_the_opponents_cards_are_as_if_they_had_come_before_its_first_move() -> 
     assert ranks["call"][False] > ranks["call"][True]
 
 
-def test_a_hand_in_words() -> None:
+def test_a_hand_is_described_in_words() -> None:
     poker = Poker("call", stack=10, rng_seed=1)
     row = next(n for n in range(9) if poker.reset(n, 0).tags["position"] == "button")
     first = poker.reset(row, 0)
@@ -170,7 +170,7 @@ def test_a_hand_in_words() -> None:
     assert end.reward.value in (10.0, 0.0, -10.0)
 
 
-def test_a_hand_in_tokens() -> None:
+def test_a_hand_is_described_in_tokens() -> None:
     poker = Poker("call", stack=10, alphabet="tokens", rng_seed=1)
     row = next(n for n in range(9) if poker.reset(n, 0).tags["position"] == "big blind")
     first = poker.reset(row, 0)
@@ -182,7 +182,7 @@ def test_a_hand_in_tokens() -> None:
 
 
 @pytest.mark.parametrize("words", ["", "check", "raise to 3", "raise to 201", "bet", "1" * 5000])
-def test_what_is_no_legal_decision_costs_a_penalty_and_folds(words: str) -> None:
+def test_an_illegal_decision_costs_a_penalty_and_folds(words: str) -> None:
     """On the button there is something to call."""
     poker = Poker("call", illegal_penalty=2.5)
     row = next(n for n in range(9) if poker.reset(n, 0).tags["position"] == "button")
@@ -192,7 +192,7 @@ def test_what_is_no_legal_decision_costs_a_penalty_and_folds(words: str) -> None
     assert end.reward == Reward(-3.0, {"won": -0.5, "illegal": -2.5})
 
 
-def test_what_is_no_legal_decision_checks_where_nothing_is_to_be_called() -> None:
+def test_an_illegal_decision_checks_if_there_is_no_bet_to_call() -> None:
     poker = Poker("call")
     row = next(n for n in range(9) if poker.reset(n, 0).tags["position"] == "big blind")
     end = hand(poker, row, 0, iter([text("hm")] * 4))[-1]
@@ -219,7 +219,7 @@ def test_the_better_hand_takes_the_stacks(
     assert (table.player, table.stacks) == (None, stacks)
 
 
-def test_a_fold_of_nothing_is_a_check() -> None:
+def test_a_fold_without_a_bet_to_call_counts_as_a_check() -> None:
     table = PokerTable(20, [("2c", "7d"), ("Ah", "As")], ["Ad", "Kc", "9h", "5s", "3d"])
     table.act(CALL)
     table.act(FOLD)
@@ -239,7 +239,7 @@ def test_wrong_options_are_the_operators_fault(options: dict[str, Any], reason: 
         Poker(**options)
 
 
-async def test_a_hand_in_a_process() -> None:
+async def test_a_hand_is_played_in_a_process() -> None:
     options = {"opponent": "call", "alphabet": "tokens", "stack": 10}
     async with TaskPool("examples.environments.poker.environment:Poker", options) as pool:
         assert pool.about.stop_token_ids == tuple(TOKEN_OF[word] for word in ACTIONS)

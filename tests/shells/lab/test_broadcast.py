@@ -35,13 +35,13 @@ ROUND = Round(
 )  # fmt: skip
 
 
-def test_the_bound_of_the_first_row() -> None:
+def test_eight_equal_peers_have_the_bound_of_the_formula() -> None:
     plan = best_plan(EIGHT)
     assert plan.bound_s == pytest.approx(5.369, abs=0.001)
     assert plan.bound_s < plan.predicted_s < 1.25 * plan.bound_s
 
 
-def test_medians_are_of_the_warm_rounds() -> None:
+def test_medians_count_only_the_warm_rounds() -> None:
     warm = replace(ROUND, kind="warm", verified=7)
     rounds = [ROUND, *(replace(warm, t_verify_s=float(time)) for time in (6, 8, 7))]
     result = result_of(
@@ -90,7 +90,7 @@ def test_the_table_says_which_rounds_are_warm_and_which_are_cold(
     assert "star, cold 54.00 s, ratio 10.06, 6.00 x ours cold" in shown
 
 
-def test_the_bound_is_the_survivors() -> None:
+def test_the_bound_counts_only_the_peers_that_survive() -> None:
     """The fastest of those with most uplink is gone: 160 + 40 + 320 of 840 Mbit/s are left."""
     lost = BroadcastBench(MIXED, kill=0.5)
     assert lost.lost == {3}
@@ -102,7 +102,7 @@ def test_the_bound_is_the_survivors() -> None:
     assert result_of(scripted, [mixed], [], (0.0, 0.0), {}).bound_s == result.bound_s
 
 
-def test_what_deltas_may_take() -> None:
+def test_the_target_of_deltas_is_computed_from_their_costs() -> None:
     """2.5 times 1.25 MB at 12.5 MB/s, 0.5 s to encode, 8 times 0.2 s on 2 cores, and a second: 2.55 s."""
     costs = DeltaCosts(0.01, 1_250_000, 0.0064, 0.5, 0.2)
     warm = [
@@ -131,7 +131,7 @@ def test_real_versions_are_repeated(tmp_path: Path) -> None:
         RealVersions(tmp_path, 4)
 
 
-def test_what_a_delta_costs_is_measured_on_what_comes_out_right(tmp_path: Path) -> None:
+def test_the_cost_of_a_delta_is_measured_only_if_its_result_is_right(tmp_path: Path) -> None:
     old = bytes(range(256)) * 64
     for name, data in (("old", old), ("new", b"\x01" + old[1:])):
         write_model(tmp_path / name, [data])
@@ -146,7 +146,7 @@ def test_what_a_delta_costs_is_measured_on_what_comes_out_right(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("share", "closed"), [(0.0, []), (0.5, [2, 4, 6, 8]), (0.25, [4, 8]), (1.0, [*range(1, 9)])]
 )
-def test_peers_behind_nat_are_spread(share: float, closed: list[int]) -> None:
+def test_peers_behind_nat_are_spread_over_the_swarm(share: float, closed: list[int]) -> None:
     peers = with_undialable(EIGHT, share).peers
     assert [node for node, spec in enumerate(peers) if not spec.reachable] == closed
 
@@ -157,7 +157,7 @@ def test_all_rates_can_be_halved() -> None:
     assert [spec.latency_s for spec in slower.peers] == [0.005] * 4
 
 
-def test_the_seed_lives() -> None:
+def test_a_crash_of_the_seed_is_refused() -> None:
     with pytest.raises(OperatorFault, match="seed"):
         BroadcastBench(replace(EIGHT, faults=(PeerCrash(0, 1.0, 2.0),)))
 
@@ -166,7 +166,7 @@ def test_the_seed_lives() -> None:
     "wrong",
     [{"rounds": -1}, {"rounds": 101}, {"kill": 0.0}, {"corrupt": 1.5}, {"against": ("rsync",)}],
 )
-def test_options_that_cannot_be_measured(wrong: dict[str, object]) -> None:
+def test_options_that_cannot_be_measured_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(OperatorFault, match="expected"):
         BroadcastBench(EIGHT, **wrong)  # type: ignore[arg-type]
 

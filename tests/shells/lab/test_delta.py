@@ -40,7 +40,7 @@ def run(*arguments: object) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
-def test_the_bench_reports_what_a_version_takes_and_rebuilds_it(
+def test_the_bench_reports_the_bytes_of_a_version_and_rebuilds_it(
     versions: tuple[Path, Path], tmp_path: Path
 ) -> None:
     against = "xor,index-value,zstd"
@@ -80,7 +80,9 @@ def test_the_bench_prints_a_table(versions: tuple[Path, Path]) -> None:
     assert "built again byte for byte" in output
 
 
-def test_a_mistake_is_one_line(versions: tuple[Path, Path], tmp_path: Path) -> None:
+def test_an_operators_mistake_is_reported_in_one_line(
+    versions: tuple[Path, Path], tmp_path: Path
+) -> None:
     other = write_snapshot(tmp_path / "other", weight_bytes=1 << 17)
     old, new = versions
     for arguments in (
@@ -95,7 +97,7 @@ def test_a_mistake_is_one_line(versions: tuple[Path, Path], tmp_path: Path) -> N
         assert (code, output.count("\n"), output[:8]) == (2, 1, "echo2d: "), output
 
 
-def test_the_others_carry_everything() -> None:
+def test_the_encodings_of_other_projects_carry_every_change() -> None:
     """They can be read back, so what they take is comparable."""
     rng = np.random.default_rng(0)
     base = rng.integers(0, 1 << 16, 1 << 17, dtype=np.uint16)

@@ -70,5 +70,5 @@ def test_the_worker_runs_ahead_as_far_as_it_may(staleness: int, kappa: int) -> N
     assert all(sum(each.values()) == R for each in ages)
 
 
-def test_the_same_again() -> None:
+def test_the_same_run_gives_the_same_result_again() -> None:
     assert play(3, 2, 8) == play(3, 2, 8)

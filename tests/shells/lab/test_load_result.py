@@ -1,4 +1,4 @@
-"""The meaning of the figures of `echo2d bench coordinator`, in a sentence."""
+"""A sentence states what the figures of `echo2d bench coordinator` mean."""
 
 from dataclasses import fields, replace
 from typing import Any
@@ -20,14 +20,14 @@ FOUND = LoadResult(
 )
 
 
-def test_a_load_that_is_carried() -> None:
+def test_a_sentence_says_that_a_load_is_carried() -> None:
     assert FOUND.verdict(LOAD) == (
         "This host carries 1,000 workers and 200 trajectories/s: the coordinator's one thread is busy "
         "68% of the time (at most 72%), and a slot is empty for 1.0% of it."
     )
 
 
-def test_a_load_that_is_not() -> None:
+def test_a_sentence_says_that_a_load_is_too_large() -> None:
     slow = replace(FOUND, trajectories_per_s=120.0, links_lost=3)
     assert slow.verdict(LOAD) == (
         "This host does not carry 1,000 workers and 200 trajectories/s: only 120.0 of 200 "

@@ -101,7 +101,7 @@ def test_wrong_bytes_of_a_rival_are_noticed(tmp_path: Path) -> None:
             programs.fetch(offer, LIMIT_S)
 
 
-def test_a_program_that_ends_is_named(tmp_path: Path) -> None:
+def test_a_rivals_program_that_ends_early_is_named(tmp_path: Path) -> None:
     with (
         socket.create_server((ADDRESSES[0], PORT)),
         pytest.raises(Fault, match=r"star-0 ended with 1; .*\n(.*\n)*.*in use"),
@@ -110,7 +110,7 @@ def test_a_program_that_ends_is_named(tmp_path: Path) -> None:
         pass
 
 
-def test_relays_are_the_fastest_peers_and_as_many_as_are_done_first() -> None:
+def test_the_fastest_peers_are_relays_and_their_number_is_the_quickest() -> None:
     """Two relays with equal uplinks take 2 copies of the origin and send 3 each; three take 3, and end together."""
     assert relay_numbers([1.0] * 9) == (1, 2, 3)
     assert relay_numbers([4.0, *[1.0] * 8]) == (1, 2, 3, 4)
@@ -118,7 +118,7 @@ def test_relays_are_the_fastest_peers_and_as_many_as_are_done_first() -> None:
     assert relay_numbers([1.0, 0.0, 0.0]) == (1,)
 
 
-def test_parts_cover_a_version() -> None:
+def test_the_parts_of_a_version_cover_it() -> None:
     assert [part_range(part, 2 * PART_BYTES + 1) for part in range(3)] == [
         (0, PART_BYTES),
         (PART_BYTES, 2 * PART_BYTES),
@@ -177,7 +177,7 @@ def test_a_spoiled_part_comes_from_another_relay(tmp_path: Path) -> None:
     assert [source.address for source in draws.drawn] == [ADDRESSES[1]] * 4 + [ADDRESSES[2]] * 13
 
 
-def test_warm_is_compared_with_warm_and_cold_with_cold() -> None:
+def test_warm_rounds_are_compared_with_warm_ones_and_cold_with_cold_ones() -> None:
     rounds = [
         RivalRound("cold", 30.0, 3.0, IDLE),
         *(RivalRound("warm", seconds, 2.0, IDLE) for seconds in (14.0, 18.0, 16.0)),

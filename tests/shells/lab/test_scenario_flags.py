@@ -14,12 +14,12 @@ FLAGS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_flags() -> None:
+def test_flags_make_a_scenario() -> None:
     spec = PeerSpec(100 * MBIT, 100 * MBIT, 0.0125, 0.001)
     assert scenario_of(**FLAGS) == Scenario((spec,) * 3, 64 << 20, rng_seed=3)
 
 
-def test_unequal_uplinks() -> None:
+def test_flags_may_set_unequal_uplinks() -> None:
     scenario = scenario_of(**{**FLAGS, "uplinks": "320,160,40"})
     assert [spec.uplink / MBIT for spec in scenario.peers] == [320, 160, 40]
     assert {spec.downlink / MBIT for spec in scenario.peers} == {320}
@@ -28,6 +28,6 @@ def test_unequal_uplinks() -> None:
 @pytest.mark.parametrize(
     "wrong", [{"uplinks": "320"}, {"uplinks": "320,x"}, {"uplink": "0mbit"}, {"size": "0"}]
 )
-def test_bad_flags(wrong: dict[str, str]) -> None:
+def test_bad_flags_are_refused(wrong: dict[str, str]) -> None:
     with pytest.raises(OperatorFault, match="expected"):
         scenario_of(**{**FLAGS, **wrong})

@@ -18,7 +18,7 @@ from echo2d_lab.bench.soak.report import SoakReport
 from echo2d_lab.bench.soak.seats import SoakAnswers
 
 
-def test_each_kind_of_trouble_comes_and_is_over_before_a_count() -> None:
+def test_each_kind_of_fault_is_drawn_and_over_before_a_count() -> None:
     plan = SoakPlan()
     before, between = plan.troubles(0), plan.troubles(1)
     assert {trouble.kind for trouble in before} == set(WEIGHTS)
@@ -38,7 +38,7 @@ def alert(kind: str, subject: str) -> dict[str, object]:
     return {"alerts": [{"kind": kind, "subject": subject, "sentence": f"{subject} {kind}"}]}
 
 
-def test_alerts_that_are_late_or_that_nothing_explains_are_told() -> None:
+def test_late_and_unexplained_alerts_are_reported() -> None:
     prompt = ExpectedAlert("learner_silent", "", 0.0, 60.0, within_s=30.0)
     late = ExpectedAlert("worker_silent", "gpu-7", 0.0, 60.0, within_s=30.0)
     never = ExpectedAlert("peer_build", "strange", 0.0, 60.0, within_s=30.0)
@@ -70,7 +70,7 @@ def test_an_alert_that_could_not_be_seen_is_not_missing() -> None:
     assert book.missing() == []
 
 
-def test_an_alert_that_was_on_its_way_when_the_coordinator_was_killed_need_not_come() -> None:
+def test_an_alert_due_when_the_coordinator_is_killed_need_not_come() -> None:
     came = ExpectedAlert("worker_silent", "gpu-7", 0.0, 60.0, within_s=30.0)
     on_its_way = ExpectedAlert("learner_silent", "", 20.0, 80.0, within_s=30.0)
     overdue = ExpectedAlert("peer_build", "strange", 0.0, 60.0, within_s=30.0)
@@ -91,7 +91,7 @@ def test_the_books_find_what_is_lost_doubled_or_changed() -> None:
     assert len(books.faults()) == 3
 
 
-def test_an_accepted_answer_without_which_its_group_was_trained_is_lost() -> None:
+def test_an_accepted_answer_is_lost_if_its_group_was_trained_without_it() -> None:
     """Also while the ledger still has its group."""
     written, trained = SoakAnswers(), SoakBatches()
     written.accepted = {b"a": (1, 0), b"b": (1, 1)}
@@ -112,7 +112,7 @@ class Kept:
     held: list[int]
 
 
-def test_a_process_is_counted_from_outside_and_answers_from_inside(tmp_path: Path) -> None:
+def test_a_process_is_counted_from_outside_and_reports_from_inside(tmp_path: Path) -> None:
     question = CountQuestion(tmp_path / "counts")
     kept = [Kept([]) for _ in range(150)]
     thread = threading.Thread(target=question.answer_once)

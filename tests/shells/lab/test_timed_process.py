@@ -1,4 +1,4 @@
-"""The real core with a worker that takes time: the samples that patience leaves out, and when batches come."""
+"""The real core with a worker that takes time: the samples that patience leaves out, and the times of batches."""
 
 from collections.abc import Sequence
 
@@ -90,5 +90,5 @@ def test_a_train_step_takes_its_time_and_answers_arrive_meanwhile() -> None:
     assert came[1:] == [came[0] + T_TRAIN_S * step for step in (1, 2, 3)]
 
 
-def test_the_same_again() -> None:
+def test_the_same_timed_run_gives_the_same_result_again() -> None:
     assert play(PATIENCE, 5)[1:] == play(PATIENCE, 5)[1:]

@@ -43,7 +43,7 @@ def coordinator(tmp_path: Path) -> ScriptedCoordinator:
 def served(
     coordinator: ScriptedCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> ScriptedCoordinator:
-    """It is the one that the learner's program finds."""
+    """The coordinator that the learner's program connects to."""
     monkeypatch.setattr(
         program, "Coordinator", lambda *_, **__: contextlib.nullcontext(coordinator)
     )

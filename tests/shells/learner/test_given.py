@@ -37,7 +37,7 @@ MASKS = BatchRules(2, GROUPS, GROUP_SIZE, VOCABULARY, GROUP_SIZE, masks=True)
 TOO_OLD, NEW = STEP - 4, STEP - 1
 WIDE: dict[str, Any] = {"clip_eps_low": 0.9, "clip_eps_high": 9.0, "clip_ratio_max": 0.0}
 Gradient = dict[str, Tensor]
-# Called with the place of a group, the number of a trajectory there, and the trajectory.
+# Called with the index of a group, the number of a trajectory in the group, and the trajectory.
 Change = Callable[[int, int, Trajectory], Trajectory]
 
 
@@ -82,7 +82,7 @@ def answers(config: LearnerConfig, batch: Batch, rules: BatchRules = MASKS) -> l
 
 
 def moved(config: LearnerConfig) -> Policy:
-    """A policy that is not the base any more, as after some train steps."""
+    """A policy that differs from the base, as after some train steps."""
     policy, dice = Policy(config, Ranks()), torch.Generator().manual_seed(3)
     with torch.no_grad():
         for weight in policy.model.parameters():
@@ -145,7 +145,7 @@ def by_hand(config: LearnerConfig, batch: Batch) -> Gradient:
 
 
 def scores(model: Any, group: Group, each: Trajectory) -> tuple[Tensor, Tensor]:
-    """log p and entropy of every output token [t], in a row of its own."""
+    """log p and entropy of every output token [t]. The answer has a row of its own."""
     row = torch.from_numpy(np.concatenate([group.prompt, each.tokens])).long()
     logits = model(input_ids=row[None]).logits[0, len(group.prompt) - 1 : -1]
     everything = (logits / group.sampling.temperature).log_softmax(-1)
@@ -154,7 +154,7 @@ def scores(model: Any, group: Group, each: Trajectory) -> tuple[Tensor, Tensor]:
 
 
 def staleness_of(each: Trajectory) -> Tensor:
-    """Of each token [t]; -1: it was given."""
+    """The staleness of each token [t]; -1: the token was given."""
     found = torch.full((len(each.tokens),), -1)
     for span in each.spans:
         found[span.start : span.end] = STEP - 1 - span.version
@@ -168,7 +168,7 @@ def counts_in(each: Trajectory) -> Tensor:
 
 
 def difference(found: Gradient, expected: Gradient) -> float:
-    """The norm of the difference over the norm of what was expected, of all weights together."""
+    """The norm of the difference, divided by the norm of the expected gradient, over all weights."""
     assert found.keys() == expected.keys()
     off = sum(float((found[name] - expected[name]).double().square().sum()) for name in found)
     whole = sum(float(each.double().square().sum()) for each in expected.values())
@@ -188,7 +188,7 @@ def difference(found: Gradient, expected: Gradient) -> float:
     ],
     ids=str,
 )
-def test_the_gradient_is_that_of_all_tokens_with_a_share_of_0_where_they_were_given(
+def test_the_gradient_equals_that_of_all_tokens_with_a_share_of_0_for_given_ones(
     config: LearnerConfig, batch: Batch, recipe: dict[str, Any]
 ) -> None:
     # A wide clip, so that it drops hardly a token.
@@ -214,7 +214,7 @@ def test_every_layout_has_the_same_gradient(
 
 @pytest.fixture
 def blind(config: LearnerConfig, tmp_path: Path) -> LearnerConfig:
-    """A model whose tokens do not see each other: what it says depends on the last one alone."""
+    """A model whose tokens do not see each other: its output depends on the last token alone."""
     model = Path(shutil.copytree(config.model, tmp_path / "blind"))
     weights = load_file(model / "model.safetensors")
     for name in weights:
@@ -238,7 +238,7 @@ def other_given(batch: Batch, *, last: bool) -> Batch:
 
 
 def test_given_tokens_have_no_loss_of_their_own(blind: LearnerConfig, batch: Batch) -> None:
-    """All but the last token of each run can have an effect only as tokens that are predicted."""
+    """In this model all tokens of a run but the last can have an effect only as predicted tokens."""
     changed = dataclasses.replace(blind, **WIDE)
     policy = Policy(changed, Ranks())
 
@@ -247,7 +247,7 @@ def test_given_tokens_have_no_loss_of_their_own(blind: LearnerConfig, batch: Bat
         policy._gradient(part, MASKS.staleness_max, {})
         found = gradient(policy.model)
         policy.model.zero_grad()
-        # What comes out of attention is multiplied by zeros, so only these zeros have a gradient of it.
+        # The output of attention is multiplied by zeros, so attention affects only the gradient of these zeros.
         return {name: each for name, each in found.items() if "o_proj" not in name}
 
     plain = seen(batch)
@@ -256,7 +256,7 @@ def test_given_tokens_have_no_loss_of_their_own(blind: LearnerConfig, batch: Bat
     assert difference(behind, plain) > 1e-2
 
 
-def test_a_loop_of_ones_own_leaves_them_out_in_the_same_way(
+def test_a_users_own_loop_leaves_out_given_tokens_in_the_same_way(
     blind: LearnerConfig, batch: Batch
 ) -> None:
     model = load_model(blind.model)
@@ -275,7 +275,7 @@ def test_the_head_runs_for_no_given_token(config: LearnerConfig, batch: Batch) -
     assert counted == part.totals.tokens == sum(micro.tokens for micro in part.micro)
 
 
-def test_names_of_episodes_change_no_bit_without_branches(
+def test_numbers_of_episodes_change_no_bit_without_branches(
     config: LearnerConfig, batch: Batch
 ) -> None:
     named = change(batch, lambda _, sample, each: dataclasses.replace(each, episode=9 - sample))
@@ -287,7 +287,7 @@ def test_names_of_episodes_change_no_bit_without_branches(
 def test_an_episode_of_several_branches_weighs_as_one(
     config: LearnerConfig, batch: Batch, mean: Mean
 ) -> None:
-    """Samples 2 and 3 are its branches; in small micro-batches they do not meet."""
+    """Samples 2 and 3 are its branches. If micro-batches are small, they are in different ones."""
     changed = dataclasses.replace(config, loss_mean=mean, loss_tokens=9, **WIDE)
     rules = dataclasses.replace(MASKS, group_size=GROUP_SIZE - 1, group_min=GROUP_SIZE - 1)
 
@@ -304,7 +304,7 @@ def test_an_episode_of_several_branches_weighs_as_one(
         assert difference(trained(narrow, branched, rules), expected) < 1e-6
 
 
-def test_a_run_trains_on_them_and_its_rows_say_how_many_there_were(
+def test_a_run_trains_beside_given_tokens_and_its_rows_count_them(
     config: LearnerConfig, coordinator: ScriptedCoordinator
 ) -> None:
     coordinator.spoil[1] = lambda batch: change(

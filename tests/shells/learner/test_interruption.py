@@ -91,7 +91,7 @@ def test_checkpoints_are_not_overwritten_by_accident(
 def test_after_a_damaged_checkpoint_the_one_before_is_used(
     config: LearnerConfig, coordinator: ScriptedCoordinator
 ) -> None:
-    """The same batches are there for it, because the damaged one was not said to be durable."""
+    """Its batches still exist, because the damaged checkpoint was never reported as durable."""
     learn(config, coordinator)
     os.truncate(config.out_dir / "checkpoints" / "step-00000004-epoch-1" / "__0_0.distcp", 1000)
     rows = learn(config, coordinator, resume=True)
@@ -103,14 +103,14 @@ def test_after_a_damaged_checkpoint_the_one_before_is_used(
 
 
 class KilledError(BaseException):
-    """Nothing that the learner could react to."""
+    """Ends the learner in a way that it cannot react to."""
 
 
 @pytest.mark.parametrize("killed_at", [3, 5, 6])
-def test_killed_and_resumed_is_the_same_as_straight(
+def test_a_killed_and_resumed_run_trains_the_same_as_an_uninterrupted_one(
     config: LearnerConfig, coordinator: ScriptedCoordinator, tmp_path: Path, killed_at: int
 ) -> None:
-    """Losses, weights and optimizer, bit for bit, with a model that throws dice."""
+    """The same losses, weights and optimizer, bit for bit, with a model that uses dropout."""
     model = throwing_dice(config.model, tmp_path / "dice")
     config = dataclasses.replace(config, model=model, steps=6, checkpoint_every=2)
     straight = learn(config, coordinator)
@@ -148,7 +148,7 @@ def test_killed_and_resumed_is_the_same_as_straight(
 
 
 def checkpointed(config: LearnerConfig) -> dict[str, Any]:
-    """All that a learner would go on with."""
+    """All the state from which a learner would resume."""
     state = Policy(config, Ranks()).state()
     progress = Checkpoints(config.out_dir / "checkpoints", 2).load_newest(state)
     return {**state, **progress}
@@ -166,7 +166,7 @@ def _same(one: Any, other: Any) -> bool:
     ("size", "line"),
     [(100, "cannot write .*(snapshot|metrics)"), (1 << 20, "cannot write the checkpoint")],
 )
-def test_a_full_disk_ends_the_learner_in_one_line_and_it_goes_on_later(
+def test_a_full_disk_ends_the_learner_in_one_line_and_a_later_start_goes_on(
     config: LearnerConfig, coordinator: ScriptedCoordinator, size: int, line: str
 ) -> None:
     config = dataclasses.replace(config, checkpoint_every=1)
@@ -182,7 +182,7 @@ def test_a_full_disk_ends_the_learner_in_one_line_and_it_goes_on_later(
     assert coordinator.said("session") == [0, 2, 2]
 
 
-def test_a_checkpoint_of_another_model_is_told(
+def test_a_checkpoint_of_another_model_is_refused_with_its_name(
     config: LearnerConfig, coordinator: ScriptedCoordinator, tmp_path: Path
 ) -> None:
     learn(config, coordinator)
@@ -191,10 +191,10 @@ def test_a_checkpoint_of_another_model_is_told(
         learn(dataclasses.replace(config, model=model), coordinator, resume=True)
 
 
-def test_a_learner_that_comes_late_takes_the_newest_checkpoint(
+def test_a_learner_that_starts_late_uses_the_newest_checkpoint(
     config: LearnerConfig, coordinator: ScriptedCoordinator
 ) -> None:
-    """The older one was at work until this one had its session."""
+    """The older learner trained until this one had its session."""
     config = dataclasses.replace(config, checkpoint_every=1)
     prefetch = BatchPrefetch()
     coordinator.on_commit = lambda step: prefetch.stop() if step == 1 else None

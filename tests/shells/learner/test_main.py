@@ -19,7 +19,7 @@ from tests.support.scripted_coordinator import ScriptedCoordinator
 
 
 @pytest.mark.parametrize("option", ["--ranks=2", "--gpu-gib=80"])
-def test_what_only_a_plan_reads_is_refused_without_it(
+def test_an_option_of_the_plan_is_refused_without_the_plan(
     option: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -28,7 +28,7 @@ def test_what_only_a_plan_reads_is_refused_without_it(
     assert f"{option.partition('=')[0]} needs --plan" in capsys.readouterr().err
 
 
-def test_the_file_is_read_back_as_written(config: LearnerConfig, tmp_path: Path) -> None:
+def test_a_config_file_is_read_back_as_written(config: LearnerConfig, tmp_path: Path) -> None:
     assert LearnerConfig.load(write_config(tmp_path / "run.toml", config)) == config
 
 
@@ -48,7 +48,7 @@ def test_the_file_is_read_back_as_written(config: LearnerConfig, tmp_path: Path)
         ({"speed": 1}, "learner.speed: unknown key; expected one of objective, "),
     ],
 )
-def test_a_wrong_key_is_one_line_and_exit_code_2(
+def test_a_wrong_key_gives_one_line_and_exit_code_2(
     config: LearnerConfig,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -77,19 +77,19 @@ def test_a_file_without_a_whole_table_is_refused(
     assert main(["--config", str(tmp_path / "none.toml")]) == 2
 
 
-def test_no_option_is_guessed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_abbreviated_option_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--config", "run.toml", "--resum"])
     assert "unrecognized arguments: --resum" in capsys.readouterr().err
 
 
-def test_a_gradient_that_is_no_number_would_be_none_again(
+def test_a_gradient_that_is_no_number_ends_the_learner_without_a_restart(
     config: LearnerConfig,
     served: ScriptedCoordinator,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The first step leaves weights with which nothing can be reckoned. A service must not begin again for ever."""
+    """The first step leaves weights that give no finite number. A service must not restart the learner for ever."""
     path = write_config(tmp_path / "run.toml", config, lr=1e30, warmup_steps=0)
     assert main(["--config", str(path)]) == 2
     said = capsys.readouterr().err.splitlines()[-1]
@@ -98,13 +98,13 @@ def test_a_gradient_that_is_no_number_would_be_none_again(
 
 
 @pytest.mark.usefixtures("served")
-def test_an_unexpected_error_has_a_traceback_and_a_last_word(
+def test_an_unexpected_error_has_a_traceback_and_a_last_line(
     config: LearnerConfig,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """So other ranks do not wait for this one, nor it for what libraries do at the end."""
+    """So other ranks do not wait for this rank, and this rank does not wait for exit handlers of libraries."""
 
     def full(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
@@ -134,7 +134,7 @@ def test_the_learner_logs_like_the_other_programs(
     assert (kinds["published"], kinds["saved"]) == (5, 2)
 
 
-def test_a_learner_without_torch_is_one_line(config: LearnerConfig, tmp_path: Path) -> None:
+def test_a_learner_without_torch_ends_with_one_line(config: LearnerConfig, tmp_path: Path) -> None:
     path = write_config(tmp_path / "run.toml", config)
     write_token_file(config.token_file, TokenFile("t", "learner", "secret", "00" * 32))
     program = (
@@ -150,7 +150,7 @@ def test_a_learner_without_torch_is_one_line(config: LearnerConfig, tmp_path: Pa
     assert "Traceback" not in done.stderr
 
 
-def test_a_learner_before_its_coordinator_is_one_line(
+def test_a_learner_started_before_its_coordinator_prints_one_line(
     config: LearnerConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = write_config(tmp_path / "run.toml", config)

@@ -46,7 +46,7 @@ class Metadata:
                 self.wfile.write(text.encode())
 
             def log_message(self, *_: object) -> None:
-                """It is silent."""
+                """Write no log."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.base = f"http://127.0.0.1:{self._server.server_address[1]}"
@@ -85,7 +85,7 @@ class Metadata:
 
 @pytest.fixture
 def metadata(monkeypatch: pytest.MonkeyPatch) -> Iterator[Metadata]:
-    # A proxy of this name would answer nothing: it must not be asked.
+    # A proxy of this name does not exist, so it must not be used.
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     monkeypatch.setattr(notice, "NOTICE_POLL_S", 0.01)
     found = Metadata()
@@ -186,7 +186,7 @@ def test_a_hook_gives_notice_and_may_fail(caplog: pytest.LogCaptureFixture) -> N
         ("json:hook", "learner.notice: cannot load 'json:hook'"),
     ],
 )
-def test_another_source_is_refused(source: str, line: str) -> None:
+def test_an_unknown_source_of_notices_is_refused(source: str, line: str) -> None:
     with pytest.raises(OperatorFault) as refused:
         asker(source)
     assert str(refused.value).startswith(line)
@@ -198,7 +198,7 @@ def test_a_notice_stops_the_learner_as_a_signal_does(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """After the second commit; the steps that follow wait for the notice to be seen."""
+    """The notice comes after the second commit. The next steps wait until the learner has seen it."""
     monkeypatch.setattr(notice, "NOTICE_POLL_S", 0.01)
     path = write_config(
         tmp_path / "run.toml",

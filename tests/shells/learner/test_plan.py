@@ -18,7 +18,7 @@ from tests.support.learner import config_in, write_config
 from tests.support.model_shapes import SMALL, made
 
 CLOSE = 0.10
-# What glibc frees goes back at once, so that the process has what its tensors have.
+# glibc returns freed memory at once, so that the process has only the memory of its tensors.
 AT_ONCE = {"MALLOC_MMAP_THRESHOLD_": "262144", "MALLOC_TRIM_THRESHOLD_": "262144"}
 HEADS: dict[str, Any] = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64}
 BIG: dict[str, Any] = {**SMALL, **HEADS, "hidden_size": 512, "max_position_embeddings": 8192}
@@ -70,7 +70,7 @@ def save(shape: Any, directory: Path) -> Path:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", SHAPES)
-def test_the_peak_is_the_planned_one(name: str, tmp_path: Path) -> None:
+def test_the_measured_peak_equals_the_planned_one(name: str, tmp_path: Path) -> None:
     shape, changes = SHAPES[name]
     config = config_in(tmp_path, save(shape, tmp_path / "model"), threads=2, **changes)
     path = write_config(tmp_path / "run.toml", config)
@@ -85,7 +85,7 @@ def test_the_peak_is_the_planned_one(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_a_small_gpu_says_which_rows_fit(tmp_path: Path) -> None:
+def test_the_plan_for_a_small_gpu_says_which_rows_fit(tmp_path: Path) -> None:
     shape = Qwen3Config(**{**BIG, "vocab_size": 8192, "num_hidden_layers": 2})
     config = config_in(tmp_path, save(shape, tmp_path / "model"), micro_batch_tokens=4096)
     path = write_config(tmp_path / "run.toml", config)
@@ -109,7 +109,7 @@ def test_a_learner_on_a_gpu_asks_another_process_which_rows_fit(tmp_path: Path) 
         longest_row_on_gpu(config, 2, 32 << 20)
 
 
-def test_the_longest_row_lies_between_two_peaks() -> None:
+def test_the_longest_row_is_interpolated_between_two_peaks() -> None:
     asked: list[int] = []
 
     def peak_of(tokens: int) -> Footprint:
@@ -121,7 +121,7 @@ def test_the_longest_row_lies_between_two_peaks() -> None:
     assert asked == [1000, 2000, 4000, 8000]
     assert longest_row(peak_of, first, 9000, 3000) == 3000
     assert longest_row(peak_of, first, 9000, 500) == 500
-    # The row of 950 tokens fits, but the line from 500 tokens on lies above it.
+    # The row of 950 tokens fits, but the straight line from 500 tokens on is above its peak.
     assert longest_row(peak_of, first, 2050, 1 << 20) == 750
     assert longest_row(peak_of, first, 1999, 1 << 20) == 0
     assert min(asked) == TOKENS_MIN

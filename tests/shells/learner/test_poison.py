@@ -15,9 +15,9 @@ from tests.support.poison import with_poison
 from tests.support.scripted_coordinator import GROUP_SIZE, GROUPS, ScriptedCoordinator
 
 STEPS, SPOILED_STEPS, KAPPA = 50, 6, 3
-NEW_NAME = 10_000  # is added to the id of a group that takes another one's place
+NEW_NAME = 10_000  # is added to the id of a group when another takes its place
 
-# By step: the places of poisonous groups each time that its batch comes; after that there are none.
+# For each step: the indices of the poisonous groups, each time that its batch comes; later none is poisonous.
 Poison = Mapping[int, Sequence[Sequence[int]]]
 
 
@@ -72,7 +72,9 @@ def drawn_poison(rng: random.Random) -> Poison:
 
 @pytest.mark.nightly
 @pytest.mark.timeout(300)
-def test_poison_is_counted_and_changes_nothing(sensitive: LearnerConfig, tmp_path: Path) -> None:
+def test_poisonous_groups_are_counted_and_change_no_weight(
+    sensitive: LearnerConfig, tmp_path: Path
+) -> None:
     rng_seed = random.randrange(1 << 32)
     print(f"rng_seed={rng_seed}")  # noqa: T201 - shown when it fails
     poison = drawn_poison(random.Random(rng_seed))
@@ -95,6 +97,6 @@ def test_poison_is_counted_and_changes_nothing(sensitive: LearnerConfig, tmp_pat
     assert all(len(scores) == GROUPS * GROUP_SIZE for scores in coordinator.scores.values())
     assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
     assert all(math.isfinite(row["grad_norm"]) for row in rows)
-    # The groups in the others' places have their numbers, so every step is that of the clean run.
+    # A replacement has the data of the group that it replaces, so every step is that of the clean run.
     for found, wanted in zip(rows, expected, strict=True):
         assert (found["loss"], found["grad_norm"]) == (wanted["loss"], wanted["grad_norm"])

@@ -18,7 +18,7 @@ from tests.support.scripted_coordinator import ScriptedCoordinator
 
 @pytest.fixture
 def config(tmp_path: Path, base: Path) -> LearnerConfig:
-    """One step, and its checkpoint."""
+    """The config of a run of one step, which ends with a checkpoint."""
     return config_in(tmp_path, base, steps=1)
 
 
@@ -30,7 +30,7 @@ def coordinator(tmp_path: Path) -> ScriptedCoordinator:
 def test_another_runs_checkpoints_are_refused_before_that_run_is_touched(
     config: LearnerConfig, coordinator: ScriptedCoordinator, tmp_path: Path
 ) -> None:
-    """Its coordinator would take the session: it has come further than this step."""
+    """The other run's coordinator would accept the session, because it is beyond this step."""
     learn(config, coordinator)
     other = ScriptedCoordinator(tmp_path / "other")
     other.run_id = "other"
@@ -44,7 +44,7 @@ def test_another_runs_checkpoints_are_refused_before_that_run_is_touched(
 def test_a_late_learner_that_is_told_to_stop_saves_nothing(
     config: LearnerConfig, coordinator: ScriptedCoordinator
 ) -> None:
-    """It has gone on to the newer one's checkpoint, and has no session yet."""
+    """It has loaded the newer learner's checkpoint, and has no session yet."""
     learn(config, coordinator)
     late = Learner(config, cast("Coordinator", coordinator), BatchPrefetch(), resume=True)
     learn(dataclasses.replace(config, steps=2), coordinator, resume=True)
@@ -60,7 +60,7 @@ def test_a_late_learner_that_is_told_to_stop_saves_nothing(
     assert sorted((config.out_dir / "checkpoints").iterdir()) == before
 
 
-def test_what_was_trained_before_the_checkpoint_is_not_trained_after_it(
+def test_groups_trained_before_the_checkpoint_are_not_trained_after_it(
     config: LearnerConfig, coordinator: ScriptedCoordinator
 ) -> None:
     learn(config, coordinator)
@@ -76,7 +76,7 @@ def test_what_was_trained_before_the_checkpoint_is_not_trained_after_it(
 
 
 def test_the_optimizers_settings_are_those_of_the_config(config: LearnerConfig) -> None:
-    """A checkpoint brings its own back."""
+    """Loading a checkpoint also loads the settings that it was saved with."""
     older, changed = Policy(config, Ranks()), {"betas": (0.8, 0.9), "weight_decay": 0.5}
     newer = Policy(dataclasses.replace(config, **changed), Ranks())  # type: ignore[arg-type]
     newer.restore(older.state(), {})
@@ -106,7 +106,7 @@ def test_two_runs_may_have_one_snapshot_root(
 def test_a_reward_that_float32_cannot_square_is_refused(
     config: LearnerConfig, coordinator: ScriptedCoordinator
 ) -> None:
-    """Its group's advantages would be no numbers, in this step and each time that it is trained again."""
+    """The advantages of its group would be NaN, in this step and each time that the group is trained again."""
 
     def enormous(batch: Batch) -> Batch:
         group = batch.groups[0]

@@ -56,7 +56,7 @@ RULES = BatchRules(0, EPISODES // GROUP, GROUP, TOKENIZER.get_vocab_size(), GROU
 
 
 class Tally(Environment):
-    """It asks for strokes, TURNS times."""
+    """The environment asks for strokes, TURNS times."""
 
     name = "tally"
 
@@ -97,7 +97,7 @@ def by_version_1(start: int, end: int) -> AuthoredSpan:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """It has random weights, and likes to write "1" and to end its answer."""
+    """A model with random weights that often writes "1" and often ends its answer."""
     directory = tmp_path_factory.mktemp("model")
     config = PhiConfig(
         vocab_size=TOKENIZER.get_vocab_size(), hidden_size=32, intermediate_size=48, num_hidden_layers=2,
@@ -162,7 +162,7 @@ async def play(engine: TorchEngine, environment: ServedEnvironment, number: int)
 
 
 def batch_of(episodes: Sequence[Played]) -> Batch:
-    """As the learner takes it from the coordinator."""
+    """The batch as the learner takes it from the coordinator."""
     groups = tuple(
         GroupRecord(
             GroupId(members[0].row),
@@ -251,7 +251,7 @@ def ends_of(tokens: Sequence[int]) -> NDArray[np.int64]:
     return np.cumsum([len(text_of([each])) for each in tokens])
 
 
-def test_500_conversations_are_read_as_they_were_written_and_not_as_their_text(model: Path) -> None:
+def test_500_conversations_are_read_by_their_tokens_and_not_by_their_text(model: Path) -> None:
     episodes = asyncio.run(played(model, served(model)))
     assert [len(each.output.given) for each in episodes] == [TURNS - 1] * EPISODES
     again = [rendered_again(each) for each in episodes]

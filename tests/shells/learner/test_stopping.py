@@ -66,7 +66,7 @@ class StopInAStep:
         monkeypatch.setattr(Policy, "_accumulate", count)
 
     def after(self, micro_batches: int) -> BatchPrefetch:
-        """What a learner has to be given, so that it is stopped after so many more micro-batches."""
+        """The prefetch with which a learner is stopped after this many more micro-batches."""
         self._stop_at, self._prefetch = self.trained + micro_batches, BatchPrefetch()
         return self._prefetch
 
@@ -82,7 +82,7 @@ def straight(tmp_path: Path, base: Path, batches: list[Batch], stop: StopInAStep
 
 
 class Straight:
-    """What a learner trains that nobody stops. micro: micro-batches of a step."""
+    """What a learner trains that is never stopped. micro: micro-batches of a step."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class Straight:
         assert (stop.trained - before) % STEPS == 0
 
     def is_trained_by(self, config: LearnerConfig) -> None:
-        """The last rows of all steps, what was told of each trajectory, and the last version's bits."""
+        """The last row of each step, the scores of each trajectory, and the bits of the last version."""
         rows = {row["step"]: row for row in rows_of(config)}
         assert list(rows) == list(range(1, STEPS + 1))
         for expected in self.rows:
@@ -117,7 +117,7 @@ def checkpoints_of(config: LearnerConfig) -> list[str]:
     return sorted(path.name for path in (config.out_dir / "checkpoints").glob("*"))
 
 
-def test_every_micro_batch_is_a_place_to_stop(
+def test_a_learner_can_stop_after_every_micro_batch(
     config: LearnerConfig, batches: list[Batch], straight: Straight, stop: StopInAStep
 ) -> None:
     """A learner is stopped after each micro-batch of step 2 in turn, until none is left. Its batch comes again."""
@@ -125,8 +125,8 @@ def test_every_micro_batch_is_a_place_to_stop(
     learn(config, recording, prefetch=stop.after(straight.micro + 1))
     for micro_batches in range(2, straight.micro):
         learn(config, recording, resume=True, prefetch=stop.after(micro_batches))
-        assert [row["step"] for row in rows_of(config)] == [1], "no part of step 2 is told"
-        assert checkpoints_of(config) == ["step-00000001-epoch-1"], "the newest one serves"
+        assert [row["step"] for row in rows_of(config)] == [1], "no part of step 2 is reported"
+        assert checkpoints_of(config) == ["step-00000001-epoch-1"], "nothing is saved in between"
     learn(config, recording, resume=True)
     straight.is_trained_by(config)
     commits = [line[1:] for line in recording.lines() if line[0] == "commit"]
@@ -134,14 +134,14 @@ def test_every_micro_batch_is_a_place_to_stop(
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.5, 0.8])
-def test_what_was_applied_since_the_newest_checkpoint_is_saved(
+def test_steps_applied_since_the_newest_checkpoint_are_saved(
     config: LearnerConfig,
     batches: list[Batch],
     straight: Straight,
     stop: StopInAStep,
     share: float,
 ) -> None:
-    """With checkpoints every 10 steps. From the second part on, the first one is applied, and not again."""
+    """Checkpoints are due every 10 steps. A stop in the second part comes after the first part is applied."""
     rare = dataclasses.replace(config, checkpoint_every=10)
     recording = Recording(rare.out_dir.parent, batches)
     in_step_3 = max(1, round(share * straight.micro))
@@ -169,10 +169,10 @@ def progress_of(config: LearnerConfig) -> dict[str, Any]:
     return found.progress
 
 
-def test_a_learner_is_stopped_in_the_rest_of_a_step_too(
+def test_a_learner_can_stop_in_the_rest_of_an_interrupted_step(
     tmp_path: Path, base: Path, config: LearnerConfig, batches: list[Batch], stop: StopInAStep
 ) -> None:
-    """The second one saves nothing: there is a checkpoint of this step, and its name is used once."""
+    """The second stop saves nothing: a checkpoint of this step exists, and a name is used only once."""
     straight = Straight(tmp_path / "four", base, batches, stop, optimizer_steps=4)
     part = straight.micro // 4
     rare = dataclasses.replace(config, checkpoint_every=10, optimizer_steps=4)
@@ -185,10 +185,10 @@ def test_a_learner_is_stopped_in_the_rest_of_a_step_too(
     straight.is_trained_by(rare)
 
 
-def test_no_group_is_left_out_when_the_parts_are_dealt_otherwise(
+def test_no_group_is_left_out_when_groups_are_dealt_to_other_parts(
     config: LearnerConfig, batches: list[Batch], straight: Straight, stop: StopInAStep
 ) -> None:
-    """The learner that goes on makes four optimizer steps of a batch, of which half the groups are trained."""
+    """The learner that resumes deals the batch to four optimizer steps; half of its groups are already trained."""
     rare = dataclasses.replace(config, checkpoint_every=10)
     recording = Recording(rare.out_dir.parent, batches)
     learn(rare, recording, prefetch=stop.after(straight.micro * 3 // 2 + 1))
@@ -207,7 +207,7 @@ def test_no_group_is_left_out_when_the_parts_are_dealt_otherwise(
     assert (seen[0] | trained, seen[0] & trained) == (groups, set())
 
 
-def test_proximal_logprobs_cannot_be_made_again_so_the_step_is_finished(
+def test_a_step_whose_proximal_logprobs_cannot_be_recomputed_is_finished(
     config: LearnerConfig, batches: list[Batch], straight: Straight, stop: StopInAStep
 ) -> None:
     rare = dataclasses.replace(config, checkpoint_every=10, proximal="recomputed")
@@ -219,7 +219,7 @@ def test_proximal_logprobs_cannot_be_made_again_so_the_step_is_finished(
     assert [row["step"] for row in rows_of(rare)] == [1, 2], "nothing is applied: it may leave"
 
 
-def test_a_stop_before_the_first_checkpoint_leaves_the_base_model(
+def test_a_learner_stopped_before_its_first_checkpoint_leaves_the_base_model(
     config: LearnerConfig,
     batches: list[Batch],
     straight: Straight,
@@ -246,7 +246,7 @@ def test_a_step_that_ends_in_time_is_finished(
 
 
 class Times:
-    """A clock for `StopClock`, and when it was told to stop."""
+    """A clock for `StopClock`, and the time at which it was told to stop."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.stopped_at = 100.0, None  # type: float, float | None
@@ -258,7 +258,7 @@ def times(monkeypatch: pytest.MonkeyPatch) -> Times:
     return Times(monkeypatch)
 
 
-# The step before took 40 s in 8 micro-batches; the learner has 25 s, and is told after some of them.
+# The step before took 40 s in 8 micro-batches. The learner is told to stop after `done` of them, and has 25 s.
 @pytest.mark.parametrize(
     ("done", "took_s", "save_s", "busy_s", "leaves"),
     [
@@ -266,12 +266,12 @@ def times(monkeypatch: pytest.MonkeyPatch) -> Times:
         (4, 20.0, 6.0, 0.0, True),  # 20 s + 6 s
         (0, 0.0, 1.0, 0.0, True),  # 40 s
         (7, 35.0, 4.0, 22.0, True),  # the checkpoint before ends later than the step
-        (7, 35.0, None, 0.0, True),  # nobody knows what a checkpoint takes
+        (7, 35.0, None, 0.0, True),  # the time of a checkpoint is not known
         (4, 30.0, 0.0, 0.0, True),  # this step is slower
-        (4, 10.0, 4.0, 0.0, False),  # this step is faster, which is not relied on
+        (4, 10.0, 4.0, 0.0, False),  # this step is faster, but the estimate uses the slower pace
     ],
 )
-def test_a_step_is_left_if_it_would_end_too_late(
+def test_a_step_that_would_end_too_late_is_interrupted(
     times: Times, done: int, took_s: float, save_s: float | None, busy_s: float, leaves: bool
 ) -> None:
     clock = StopClock(Ranks(), 25.0, lambda: times.stopped_at)
@@ -287,7 +287,7 @@ def test_a_step_is_left_if_it_would_end_too_late(
     assert clock.told
 
 
-def test_the_first_step_has_no_pace_yet(times: Times) -> None:
+def test_the_first_step_has_no_known_pace(times: Times) -> None:
     clock = StopClock(Ranks(), 25.0, lambda: times.stopped_at)
     clock.begin_step()
     times.stopped_at = times.now

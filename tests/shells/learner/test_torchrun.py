@@ -9,7 +9,7 @@ from echo2d.learner import torchrun
 
 
 def start(code: int) -> None:
-    """A child that ends with this exit code, or by this signal if it is negative."""
+    """Start a child that ends with this exit code, or by signal -code if the code is negative."""
     if not os.fork():
         if code < 0:
             os.kill(os.getpid(), -code)
@@ -17,7 +17,7 @@ def start(code: int) -> None:
 
 
 def in_a_child(codes: Sequence[int]) -> int:
-    """Where it ends, having no other children than these."""
+    """Call `_end_if_stuck` in a process whose only children end with these codes. Returns its exit code."""
     child = os.fork()
     if not child:
         try:
@@ -30,7 +30,7 @@ def in_a_child(codes: Sequence[int]) -> int:
 
 
 @pytest.mark.parametrize(("codes", "code"), [((0, 0), 0), ((0, 1), 1), ((2, 1), 2), ((-9, 0), 1)])
-def test_the_program_ends_as_its_processes_did(
+def test_the_starting_program_ends_as_its_ranks_did(
     monkeypatch: pytest.MonkeyPatch, codes: tuple[int, ...], code: int
 ) -> None:
     monkeypatch.setattr(torchrun, "CHECK_S", 0.001)

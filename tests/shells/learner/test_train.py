@@ -51,7 +51,7 @@ def test_a_run_publishes_commits_and_checkpoints_in_order(
     assert coordinator.said("checkpoint") in (
         [0, 3],
         [3],
-    )  # two that are whole at once are told at once
+    )  # two that become complete together are reported together
     assert coordinator.events[-1] == ("checkpoint", 3)
     assert [row["step"] for row in rows] == [1, 2, 3, 4]
     assert [row["staleness"] for row in rows] == [{"0": 16}, *[{"1": 16}] * 3]
@@ -94,7 +94,7 @@ def test_a_step_is_recorded_before_it_is_durable(
     assert rows in ([3, 4], [4, 4], [4])  # it is written while training goes on
 
 
-def test_fresh_rollouts_have_ratio_one(
+def test_fresh_rollouts_have_an_importance_ratio_of_one(
     config: LearnerConfig, coordinator: ScriptedCoordinator
 ) -> None:
     coordinator.lag = 0
@@ -104,7 +104,7 @@ def test_fresh_rollouts_have_ratio_one(
 
 
 @pytest.mark.parametrize("kl_coef", [0.0, 0.1])
-def test_the_log_line_of_a_step_has_what_people_look_at(
+def test_the_log_line_of_a_step_has_the_main_figures(
     config: LearnerConfig,
     coordinator: ScriptedCoordinator,
     caplog: pytest.LogCaptureFixture,
@@ -124,7 +124,7 @@ def test_the_log_line_of_a_step_has_what_people_look_at(
     assert coordinator.figures[1] == told
 
 
-def test_every_commit_tells_the_scores_of_its_trajectories(
+def test_every_commit_carries_the_scores_of_its_trajectories(
     config: LearnerConfig, coordinator: ScriptedCoordinator
 ) -> None:
     coordinator.lag = 0
@@ -141,7 +141,7 @@ def test_every_commit_tells_the_scores_of_its_trajectories(
     ("at_start", "answered", "published"),
     [(2, 2, [0, 2, 4]), (1, 3, [0, 3, 4]), (1, 1, [0, 1, 2, 3, 4])],
 )
-def test_kappa_is_the_coordinators(
+def test_a_learner_uses_the_coordinators_kappa(
     config: LearnerConfig,
     coordinator: ScriptedCoordinator,
     at_start: int,
@@ -174,7 +174,7 @@ def too_old(batch: Batch) -> Batch:
 def test_the_learner_follows_the_runs_staleness(
     config: LearnerConfig, coordinator: ScriptedCoordinator, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An operator has changed S: what the coordinator admits is not refused, and not wasted."""
+    """An operator has changed S: the learner does not refuse what the coordinator now admits."""
     coordinator.spoil[3] = lambda batch: dataclasses.replace(too_old(batch), staleness_max=5)
     rows = learn(config, coordinator)
     assert coordinator.refused == {}
@@ -192,12 +192,14 @@ def test_a_bad_group_is_refused_and_never_trained(
     assert [row["staleness"] for row in rows[1:]] == [{"1": 16}] * 3
 
 
-def test_a_step_can_be_slowed_down(config: LearnerConfig, coordinator: ScriptedCoordinator) -> None:
+def test_a_train_step_can_be_slowed_down(
+    config: LearnerConfig, coordinator: ScriptedCoordinator
+) -> None:
     rows = learn(dataclasses.replace(config, steps=2, step_floor_s=0.1), coordinator)
     assert all(row["t_train_s"] >= 0.1 for row in rows)
 
 
-def test_groups_that_were_trained_are_refused_and_damaged_bytes_asked_for_again(
+def test_trained_groups_are_refused_and_a_damaged_batch_is_taken_again(
     config: LearnerConfig, coordinator: ScriptedCoordinator
 ) -> None:
     damaged = [IntegrityFault("a batch's bytes are not what its digest says")] * 2
@@ -240,7 +242,7 @@ def test_a_directory_that_cannot_be_made_is_named_before_the_session(
 def test_every_recipe_trains_alike_on_fresh_rollouts(
     config: LearnerConfig, coordinator: ScriptedCoordinator, tmp_path: Path
 ) -> None:
-    """All answers are as long as each other, so every mean is the same, and no ratio is far from 1."""
+    """All answers have the same length, so every mean is the same, and no ratio is far from 1."""
     coordinator.lag = 0
     (plain,) = learn(dataclasses.replace(config, steps=1), coordinator)
     recipes: list[dict[str, Any]] = [
@@ -276,7 +278,7 @@ def test_dr_grpo_and_several_optimizer_steps_train(
     assert rows[0]["by_staleness"]["0"]["tokens"] == rows[0]["tokens"] == GROUPS * GROUP_SIZE * 9
 
 
-def test_where_the_prompts_end_the_run_ends_with_its_last_version(
+def test_a_run_whose_prompts_end_publishes_its_last_version(
     config: LearnerConfig, coordinator: ScriptedCoordinator
 ) -> None:
     def over(batch: Batch) -> Batch:
@@ -290,7 +292,7 @@ def test_where_the_prompts_end_the_run_ends_with_its_last_version(
     assert coordinator.said("publish") == [0, 2]
 
 
-def test_another_temperature_than_the_coordinators_is_refused(
+def test_a_temperature_other_than_the_coordinators_is_refused(
     config: LearnerConfig, coordinator: ScriptedCoordinator
 ) -> None:
     coordinator.samplings = {"sums": Sampling(0.6)}
@@ -316,7 +318,7 @@ def evaluation(number: int, version: int) -> Evaluation:
     )
 
 
-def test_evaluations_have_rows_of_their_own_and_the_last_one_is_waited_for(
+def test_evaluations_have_their_own_rows_and_the_learner_waits_for_the_last_one(
     config: LearnerConfig, coordinator: ScriptedCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(train, "BEAT_S", 0.0)
@@ -330,7 +332,7 @@ def test_evaluations_have_rows_of_their_own_and_the_last_one_is_waited_for(
     assert (row["mean"], row["rows"], row["of"], row["pass_at"]) == (0.5, 9, 10, {"1": 0.5})
 
 
-def test_every_few_steps_the_boards_get_samples(
+def test_the_boards_get_samples_every_few_steps(
     config: LearnerConfig, coordinator: ScriptedCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown: list[tuple[int, Any]] = []
@@ -348,7 +350,7 @@ def test_every_few_steps_the_boards_get_samples(
     assert shown == [(1, []), (2, []), (3, []), (4, [])]
 
 
-def test_the_end_does_not_wait_for_ever_for_an_evaluation(
+def test_a_learner_at_its_end_does_not_wait_for_ever_for_an_evaluation(
     config: LearnerConfig, coordinator: ScriptedCoordinator
 ) -> None:
     coordinator.evals = {1: [evaluation(1, 0)]}
@@ -391,7 +393,7 @@ def test_a_step_whose_answers_were_all_cut_off_changes_nothing(
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-def test_rows_tell_lengths_and_what_each_task_got(
+def test_rows_contain_answer_lengths_and_the_rewards_of_each_task(
     config: LearnerConfig, coordinator: ScriptedCoordinator
 ) -> None:
     def tagged(batch: Batch) -> Batch:
@@ -427,7 +429,7 @@ def test_rows_tell_lengths_and_what_each_task_got(
     }
 
 
-def test_a_group_that_makes_a_gradient_no_number_is_replaced(
+def test_a_group_whose_gradient_is_no_number_is_replaced(
     sensitive: LearnerConfig, coordinator: ScriptedCoordinator
 ) -> None:
     coordinator.spoil[2] = lambda batch: with_poison(batch, 8, 11)
@@ -438,7 +440,7 @@ def test_a_group_that_makes_a_gradient_no_number_is_replaced(
     assert all(math.isfinite(row["grad_norm"]) for row in rows)
 
 
-def test_poison_in_a_later_optimizer_step_skips_it(
+def test_a_later_optimizer_step_with_poison_is_skipped(
     sensitive: LearnerConfig, coordinator: ScriptedCoordinator
 ) -> None:
     """Each group of a step is an optimizer step of its own; the last one of step 2 has poison."""
@@ -451,12 +453,12 @@ def test_poison_in_a_later_optimizer_step_skips_it(
     assert [row["poisoned"] for row in rows] == [0, 1]
 
 
-def test_poison_that_comes_again_and_again_stops_the_learner(
+def test_a_learner_that_gets_poison_again_and_again_stops(
     sensitive: LearnerConfig, coordinator: ScriptedCoordinator
 ) -> None:
     class Again(dict[int, Any]):
         def __delitem__(self, _: int) -> None:
-            """What replaces it is poisonous, too."""
+            """Keep the entry, so that the batch with the replacements is poisonous too."""
 
     coordinator.spoil = Again({2: lambda batch: with_poison(batch, 9)})
     with pytest.raises(
@@ -467,7 +469,7 @@ def test_poison_that_comes_again_and_again_stops_the_learner(
 
 
 def named(first: int, count: int) -> list[PackedAnswer]:
-    """An answer of each of so many groups."""
+    """One answer of each of this many groups."""
     nothing = np.zeros(0, dtype=np.float32)
     return [
         PackedAnswer(

@@ -10,12 +10,12 @@ from echo2d import native
 from echo2d.core.weights.delta import encode_chunk
 
 
-def test_the_best_one_serves() -> None:
+def test_the_best_available_codec_is_used() -> None:
     assert native.available()[0] == "numpy"
     assert native.codec() == native.available()[-1]
 
 
-def test_another_codec_for_a_while() -> None:
+def test_another_codec_can_be_used_for_a_while() -> None:
     best = native.codec()
     for each in native.available():
         with native.using(each):
@@ -25,7 +25,7 @@ def test_another_codec_for_a_while() -> None:
 
 
 @pytest.mark.skipif(native.codec() == "numpy", reason="the loops are not compiled here")
-def test_a_level_that_the_cpu_lacks_is_refused() -> None:
+def test_a_codec_level_that_the_cpu_lacks_is_refused() -> None:
     with pytest.raises(ValueError, match="level"):
         native.Loops(9).decode_split(bytearray(2), bytes(68), 1)
     with pytest.raises(ValueError, match="length"):
@@ -38,7 +38,7 @@ def test_a_level_that_the_cpu_lacks_is_refused() -> None:
         native.Loops(0).decode_split(b"ab", bytes(68), 1)
 
 
-def test_memory_that_is_kept_can_be_freed() -> None:
+def test_the_memory_that_a_codec_keeps_can_be_freed() -> None:
     base = bytes(1 << 20)
     for codec in native.available():
         with native.using(codec):
@@ -50,7 +50,7 @@ def test_memory_that_is_kept_can_be_freed() -> None:
             assert left < 1 << 16
 
 
-def test_numpy_serves_without_the_extension(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_numpy_codec_is_used_without_the_extension(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "echo2d.native._words", None)
     monkeypatch.delattr("echo2d.native._words", raising=False)
     assert native.__file__ is not None

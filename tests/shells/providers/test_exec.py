@@ -35,7 +35,7 @@ def runs(pid_file: Path) -> bool:
     return stat.rpartition(")")[2].split()[0] != "Z"
 
 
-async def test_start_and_stop_are_told_by_their_environment(tmp_path: Path) -> None:
+async def test_start_and_stop_get_their_arguments_in_the_environment(tmp_path: Path) -> None:
     told = tmp_path / "told"
     commands = Commands(shell(f"env > {told}"), shell(f"env >> {told}"), shell(""), 20.0, PATH)
     provider = ExecProvider(commands, "x-")
@@ -70,7 +70,7 @@ async def test_a_list_is_read_whole_or_not_at_all() -> None:
             read_instance(line)
 
 
-async def test_a_command_that_fails_says_its_last_words() -> None:
+async def test_the_last_output_of_a_failed_command_is_reported() -> None:
     with pytest.raises(ProviderFault, match="ended with 3: no capacity"):
         await run_command(shell("echo no capacity >&2; exit 3"), PATH, timeout_s=HANG_S)
     with pytest.raises(ProviderFault):
@@ -99,13 +99,13 @@ async def test_processes_that_a_command_leaves_running_keep_no_caller_waiting(
     await run_command(("kill", pid.read_text().strip()), PATH, timeout_s=HANG_S)
 
 
-async def test_output_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_output_of_a_command_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exec_module, "_OUTPUT_BYTES_MAX", 1000)
     with pytest.raises(ProviderFault, match="more than 1000 bytes"):
         await run_command(shell("head -c 300000 /dev/zero"), PATH, timeout_s=HANG_S)
 
 
-async def test_a_command_that_prints_without_end_is_ended() -> None:
+async def test_a_command_that_prints_without_end_is_killed() -> None:
     """It would keep the event loop busy for all of its time."""
     begun = time.monotonic()
     with pytest.raises(ProviderFault, match="printed more than"):
@@ -115,7 +115,7 @@ async def test_a_command_that_prints_without_end_is_ended() -> None:
     assert time.monotonic() < begun + 30
 
 
-def test_the_book_outlives_its_process(tmp_path: Path) -> None:
+def test_the_book_of_boxes_survives_its_process(tmp_path: Path) -> None:
     path, moment = tmp_path / "rentals.sqlite", Moment("boot", 5.0, 1e9)
     store = RentalStore(path)
     assert (store.rentals(), store.clock()) == ((), None)
@@ -130,7 +130,7 @@ def test_the_book_outlives_its_process(tmp_path: Path) -> None:
     again.close()
 
 
-def test_the_book_is_closed_while_another_thread_writes_a_row(tmp_path: Path) -> None:
+def test_the_book_can_be_closed_while_another_thread_writes_a_row(tmp_path: Path) -> None:
     """As when a coordinator is told to stop in that moment: it ended with a segmentation fault."""
     moment = Moment("boot", 5.0, 1e9)
     for number in range(8):
@@ -154,7 +154,7 @@ def test_the_book_is_closed_while_another_thread_writes_a_row(tmp_path: Path) ->
     "change",
     ["UPDATE rentals SET usd_per_h = 2", "UPDATE clock SET at = 9", "DELETE FROM rentals"],
 )
-def test_damaged_rows_are_refused(tmp_path: Path, change: str) -> None:
+def test_damaged_rows_of_the_book_are_refused(tmp_path: Path, change: str) -> None:
     path = tmp_path / "rentals.sqlite"
     store = RentalStore(path)
     store.keep([RENTAL], 0.0, Moment("boot", 5.0, 1e9))
@@ -166,7 +166,7 @@ def test_damaged_rows_are_refused(tmp_path: Path, change: str) -> None:
         RentalStore(path)
 
 
-def test_a_file_that_is_no_book_is_one_line(tmp_path: Path) -> None:
+def test_a_file_that_is_no_book_is_refused_in_one_line(tmp_path: Path) -> None:
     path = tmp_path / "rentals.sqlite"
     path.write_bytes(b"nonsense" * 100)
     with pytest.raises(OperatorFault, match="cannot open"):

@@ -45,7 +45,7 @@ def init(options: str, code: int = 0) -> str:
     return result.output
 
 
-def test_with_nothing_but_an_address_init_writes_a_whole_run(folder: Path) -> None:
+def test_init_writes_a_whole_run_from_an_address_alone(folder: Path) -> None:
     said = init("--yes --host 10.0.0.1")
     config, learner = (
         CoordinatorConfig.load(Path("run/run.toml")),
@@ -77,7 +77,7 @@ def test_with_nothing_but_an_address_init_writes_a_whole_run(folder: Path) -> No
         ("--boxes 50 --one-token", ["boxes"], [50]),
     ],
 )
-def test_each_box_has_a_token_file_or_all_have_one(
+def test_each_box_gets_its_own_token_file_or_all_share_one(
     options: str, names: list[str], machines: list[int]
 ) -> None:
     facts = json.loads(init(f"--json --host 127.0.0.1 {options}"))
@@ -89,7 +89,7 @@ def test_each_box_has_a_token_file_or_all_have_one(
     )
 
 
-def test_questions_are_judged_by_the_scorer_that_is_named(text_model: Path) -> None:
+def test_the_named_scorer_judges_the_answers(text_model: Path) -> None:
     Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     init(f"--yes --task questions --rows rows.jsonl --base-model {text_model} --scorer exact")
     (task,) = CoordinatorConfig.load(Path("run/run.toml")).tasks
@@ -117,7 +117,7 @@ def test_agents_outside_get_the_gateway_and_a_token(text_model: Path) -> None:
         assert read_token_file(Path(facts["tokens"]["agents"])).role == "agent"
 
 
-def test_keys_are_set_and_the_run_is_checked_with_them() -> None:
+def test_keys_given_to_init_are_set_and_checked() -> None:
     init("--yes --set learner.steps=3 --set coordinator.port=9000 --host 127.0.0.1")
     document = tomllib.loads(Path("run/run.toml").read_text())
     assert document["learner"]["steps"] == 3
@@ -143,11 +143,11 @@ def test_keys_are_set_and_the_run_is_checked_with_them() -> None:
         ("--out /proc/nix", "--out: cannot write /proc/nix/run.toml"),
     ],
 )  # fmt: skip
-def test_wrong_input_is_one_line_and_writes_nothing(options: str, complaint: str) -> None:
+def test_wrong_input_gives_one_line_and_writes_nothing(options: str, complaint: str) -> None:
     assert init(f"--yes {options}", code=2).startswith(f"echo2d: {complaint}")
 
 
-def test_a_run_that_is_there_is_kept(folder: Path) -> None:
+def test_an_existing_run_is_kept(folder: Path) -> None:
     init("--yes --host 127.0.0.1")
     before = Path("run/box-1.token").read_text()
     result = CliRunner().invoke(main, ["init", "--yes"])

@@ -62,7 +62,7 @@ def written(base: Path) -> Mapping[str, Any]:
     return tomllib.loads((base.parent / "out" / "run.toml").read_text())
 
 
-def test_the_config_is_one_that_coordinator_and_learner_read(base: Path, rows: Path) -> None:
+def test_coordinator_and_learner_can_read_the_config(base: Path, rows: Path) -> None:
     code, output = init(base, rows, "--host=10.0.0.1")
     assert code == 0, output
     assert "birds and" in output
@@ -80,7 +80,7 @@ def test_the_config_is_one_that_coordinator_and_learner_read(base: Path, rows: P
     assert learner.snapshot_root.is_dir()
 
 
-def test_json_says_what_the_run_will_see(base: Path, rows: Path) -> None:
+def test_the_json_output_describes_what_the_run_will_see(base: Path, rows: Path) -> None:
     code, output = init(base, rows, "--json")
     assert code == 0
     trial = json.loads(output)["trial"]
@@ -104,7 +104,7 @@ def test_settings_replace_keys_and_add_others(base: Path, rows: Path) -> None:
     assert [each["rows"] for each in document["eval"]] == [7, 7]
 
 
-def test_settings_may_be_of_any_table_and_any_text(base: Path, rows: Path) -> None:
+def test_settings_may_have_any_table_and_any_text(base: Path, rows: Path) -> None:
     prompt = "{question}\u2028\x85\x7f\U0001f600 \\"
     settings = (
         "samples.viewers=true",
@@ -132,7 +132,7 @@ def test_settings_may_be_of_any_table_and_any_text(base: Path, rows: Path) -> No
         ("box.example.org", "https://box.example.org:7700"),
     ],
 )
-def test_the_url_is_the_one_at_which_the_coordinator_listens(
+def test_the_url_of_the_learner_is_that_of_the_coordinator(
     base: Path, rows: Path, host: str, url: str
 ) -> None:
     assert init(base, rows, f"--host={host}")[0] == 0
@@ -149,13 +149,13 @@ def test_held_out_questions_are_not_counted_among_those_to_train_on(base: Path, 
     assert set(trial["held_out"].values()) == {11}
 
 
-def test_all_questions_held_out_is_one_line(base: Path, rows: Path) -> None:
+def test_a_split_that_holds_out_all_questions_gives_one_line(base: Path, rows: Path) -> None:
     code, output = init(base, rows, f"--held-out-rows={rows}")
     assert (code, output.count("\n")) == (2, 1)
     assert "none is left to train on" in output
 
 
-def test_a_judge_that_does_not_answer_is_one_line(base: Path, rows: Path) -> None:
+def test_a_judge_that_does_not_answer_gives_one_line(base: Path, rows: Path) -> None:
     options = "task.options.scorer_options={ url = 'http://127.0.0.1:9/', tries = 1 }"
     settings = ("task.options.scorer=remote", "task.network=true", options)
     code, output = init(base, rows, *(f"--set={each}" for each in settings))
@@ -188,7 +188,7 @@ def test_other_held_out_questions_leave_all_rows_to_train_on(base: Path, rows: P
         (["--set=task.options.scorer=oracle"], 'echo2d: task rows: scorer: expected "math"'),
     ],
 )  # fmt: skip
-def test_a_wrong_option_is_one_line(
+def test_a_wrong_option_gives_one_line(
     base: Path, rows: Path, more: list[str], complaint: str
 ) -> None:
     code, output = init(base, rows, *more)
@@ -196,7 +196,7 @@ def test_a_wrong_option_is_one_line(
     assert output.startswith(complaint)
 
 
-def test_answers_that_the_scorer_cannot_read_are_one_line(base: Path, rows: Path) -> None:
+def test_answers_that_the_scorer_cannot_read_give_one_line(base: Path, rows: Path) -> None:
     capitals = {"France": "Paris", "Italy": "Rome"}
     asked = [{"question": f"The capital of {k}?", "answer": v} for k, v in capitals.items()]
     rows.write_text(json.dumps(asked[0]) + "\n")
@@ -210,7 +210,7 @@ def test_answers_that_the_scorer_cannot_read_are_one_line(base: Path, rows: Path
     assert init(base, rows, f"--held-out-rows={others}", exact)[0] == 0
 
 
-def test_a_model_without_a_template_is_one_line(base: Path, rows: Path) -> None:
+def test_a_model_without_a_template_gives_one_line(base: Path, rows: Path) -> None:
     (base / "tokenizer_config.json").write_text("{}")
     code, output = init(base, rows)
     assert (code, output.count("\n")) == (2, 1)
@@ -249,7 +249,7 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("files", "said"), MISTAKES)
-def test_a_model_that_cannot_be_used_is_one_line(
+def test_a_model_that_cannot_be_used_gives_one_line(
     base: Path, rows: Path, files: Mapping[str, bytes | None], said: str
 ) -> None:
     for name, content in files.items():
@@ -264,7 +264,7 @@ def test_a_model_that_cannot_be_used_is_one_line(
     assert said in output
 
 
-def test_added_tokens_may_lie_beyond_the_vocabulary(base: Path, rows: Path) -> None:
+def test_added_tokens_beyond_the_vocabulary_are_accepted(base: Path, rows: Path) -> None:
     tokenizer = json.loads((base / "tokenizer.json").read_bytes())
     tokenizer["added_tokens"] = [
         {
@@ -279,14 +279,14 @@ def test_added_tokens_may_lie_beyond_the_vocabulary(base: Path, rows: Path) -> N
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
-def test_a_directory_that_is_no_model_is_one_line(base: Path, rows: Path, name: str) -> None:
+def test_a_directory_that_is_no_model_gives_one_line(base: Path, rows: Path, name: str) -> None:
     (base / name).unlink()
     code, output = init(base, rows)
     assert (code, output.count("\n")) == (2, 1)
     assert f"{base} has no" in output
 
 
-def test_rows_that_cannot_be_read_are_one_line(base: Path, rows: Path) -> None:
+def test_rows_that_cannot_be_read_give_one_line(base: Path, rows: Path) -> None:
     code, output = init(base, rows.with_name("nowhere.jsonl"))
     assert (code, output.count("\n")) == (2, 1)
     assert "nowhere.jsonl" in output
@@ -296,7 +296,7 @@ def test_rows_that_cannot_be_read_are_one_line(base: Path, rows: Path) -> None:
     assert "row 0 is not JSON" in output
 
 
-def test_a_missing_extra_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_extra_gives_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     found = builtins.__import__
 
     def without(name: str, *rest: Any) -> Any:
@@ -310,7 +310,7 @@ def test_a_missing_extra_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     assert str(refused.value) == f"scorer math: it needs math-verify: {install_command('math')}"
 
 
-def test_columns_that_cannot_be_guessed_are_asked_for(base: Path, rows: Path) -> None:
+def test_init_asks_for_columns_that_it_cannot_guess(base: Path, rows: Path) -> None:
     rows.write_text(json.dumps({"frage": "1 + 1?", "antwort": "2"}) + "\n")
     code, output = init(base, rows, "--yes")
     assert (code, output.count("\n")) == (2, 1)
@@ -320,7 +320,7 @@ def test_columns_that_cannot_be_guessed_are_asked_for(base: Path, rows: Path) ->
     )
 
 
-def test_a_csv_file_without_names_of_columns_says_where_they_are_expected(
+def test_the_error_about_a_csv_file_without_column_names_says_where_they_belong(
     base: Path, rows: Path
 ) -> None:
     path = rows.with_suffix(".csv")

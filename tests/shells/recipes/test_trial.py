@@ -157,7 +157,7 @@ def test_the_first_lines_that_a_reward_prints_are_shown() -> None:
     assert tried("--no-answers")["tasks"][0]["printed"] == ""
 
 
-def test_a_scorer_that_fails_at_an_answer_says_where_and_once() -> None:
+def test_a_scorer_that_fails_at_an_answer_is_reported_once_with_its_place() -> None:
     write_run("judge:needs_a_number")
     trial = tried("--answer nonsense --answer 7", 1)
     (problem,) = trial["problems"]
@@ -170,12 +170,12 @@ def test_a_scorer_that_fails_at_an_answer_says_where_and_once() -> None:
     assert scored["reward"] == 0.0
 
 
-def test_an_own_scorer_to_which_no_expected_answer_is_right_is_a_caution() -> None:
+def test_a_users_scorer_that_rewards_no_expected_answer_gives_a_caution() -> None:
     write_run("judge:tags_only")
     trial = tried("--answer '<answer>'")
     assert trial["problems"] == []
     (said,) = trial["cautions"][:1]
-    assert "40 of 40 expected answers are none to the scorer, e.g. row " in said
+    assert "40 of 40 expected answers get a reward of 0 from the scorer, e.g. row " in said
 
 
 def test_expected_answers_that_the_scorer_cannot_read_are_counted() -> None:
@@ -183,8 +183,8 @@ def test_expected_answers_that_the_scorer_cannot_read_are_counted() -> None:
     Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in odd))
     write_run("judge:of_letters")
     cautions = tried("--no-answers")["cautions"]
-    (said,) = [each for each in cautions if "none to the scorer" in each]
-    assert said.startswith("task rows: 10 of 40 expected answers are none to the scorer, e.g. row ")
+    (said,) = [each for each in cautions if "0 from the scorer" in each]
+    assert said.startswith("task rows: 10 of 40 expected answers get a reward of 0 from the ")
     assert said.endswith(" of rows.jsonl 'C'")
 
 
@@ -196,7 +196,7 @@ def test_questions_with_two_answers_are_counted_over_all_rows() -> None:
     cautions = tried("--no-answers")["cautions"]
     (said,) = [each for each in cautions if "ask what" in each]
     assert said == (
-        "task rows: 2 of 343 rows ask what another one asks, and expect another answer, e.g. "
+        "task rows: 2 of 343 rows ask the question of another row, and expect another answer, e.g. "
         "row 3 of rows.jsonl '206' and row 340 of rows.jsonl '7'"
     )
 
@@ -218,7 +218,7 @@ def test_prompts_that_hold_their_answers_are_counted() -> None:
     assert any("7 of 40 prompts hold the text of their expected answer, e.g." in each for each in cautions)  # fmt: skip
 
 
-def test_mistakes_that_no_run_should_have_are_said_without_an_answer() -> None:
+def test_mistakes_of_a_run_are_reported_without_given_answers() -> None:
     write_run("exact", "[[eval]]\noptions = {}\nrows = 9", held_out=0.2)
     cautions = tried("--no-answers --set sampling.max_new_tokens=500")["cautions"]
     said = "sampling.max_new_tokens: an answer may have 500 tokens, but the model reads 400 tokens"
@@ -249,14 +249,14 @@ def test_mistakes_that_no_run_should_have_are_said_without_an_answer() -> None:
         ("[policy]\ngroup_sise = 2", {}, "policy.group_sise: unknown key; did you mean group_size?"),
     ],
 )  # fmt: skip
-def test_a_mistake_is_one_line(more: str, options: dict[str, Any], said: str) -> None:
+def test_an_operators_mistake_gives_one_line(more: str, options: dict[str, Any], said: str) -> None:
     write_run(options.pop("scorer", "judge:right"), more, **options)
     result = CliRunner().invoke(main, ["try", "--config", "run.toml"])
     assert (result.exit_code, result.output.count("\n")) == (2, 1), result.output
     assert said in result.output
 
 
-def test_coordinate_reads_the_table_of_the_learner_too() -> None:
+def test_the_trial_reads_the_table_of_the_learner_too() -> None:
     write_run("exact", "[learner]\nsteps = 'many'")
     result = CliRunner().invoke(main, ["coordinate", "--config", "run.toml"])
     assert result.exit_code == 2
@@ -274,7 +274,7 @@ def test_a_model_that_cannot_be_loaded_is_a_problem(folder: Path) -> None:
     assert problem.startswith("run.base_model: ")
 
 
-def test_the_folder_may_move_and_be_used_from_anywhere(
+def test_the_folder_of_a_run_may_move_and_be_used_from_anywhere(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_run("judge:right")
@@ -289,7 +289,7 @@ def test_the_folder_may_move_and_be_used_from_anywhere(
     assert "reward 0 (length 1), scored in 0.0" in result.output
 
 
-def test_a_task_without_rows_is_tried_too() -> None:
+def test_a_task_without_rows_can_be_tried_too() -> None:
     Path("own.py").write_text("""
 from echo2d.tasks.base import TextPrompt, TextTask
 
@@ -324,7 +324,7 @@ def test_a_start_that_takes_long_says_what_is_imported(
         ("TextPrompt([{'role': 'user', 'content': str(random.random())}])", "another prompt at each call"),
     ],
 )  # fmt: skip
-def test_a_prompt_that_is_none_is_told(made: str, said: str) -> None:
+def test_a_task_that_gives_no_prompt_is_reported(made: str, said: str) -> None:
     Path("own.py").write_text(f"""import random
 from echo2d.tasks.base import TextPrompt, TextTask
 class Own(TextTask):
@@ -377,7 +377,7 @@ def test_a_base_model_with_a_weight_that_is_no_number_is_a_problem(tmp_path: Pat
     assert problem.startswith(said)
 
 
-def test_the_reward_of_the_readme_is_one() -> None:
+def test_the_reward_in_the_readme_works() -> None:
     text = (REPO / "README.md").read_text()
     code = "#" + text.partition("```python\n# judge.py")[2].partition("```")[0]
     assert len(code.strip().splitlines()) <= 10

@@ -24,14 +24,14 @@ def compared_of(mix: str) -> tuple[float, BreakEven]:
 
 
 @pytest.mark.parametrize("mix", MIXES)
-def test_the_formula_is_the_difference_of_the_two_bills(mix: str) -> None:
+def test_the_formula_equals_the_difference_of_the_two_bills(mix: str) -> None:
     saved, compared = compared_of(mix)
     assert compared.saving == pytest.approx(saved, abs=1e-9)
     assert 0.15 < saved < 0.35
 
 
 @pytest.mark.parametrize("mix", MIXES)
-def test_nothing_is_saved_where_it_breaks_even(mix: str) -> None:
+def test_nothing_is_saved_at_the_break_even_point(mix: str) -> None:
     _, compared = compared_of(mix)
     share, ratio = compared.rollout_share, compared.price_ratio
     least = compared.rollout_share_min
@@ -42,17 +42,17 @@ def test_nothing_is_saved_where_it_breaks_even(mix: str) -> None:
     assert compared.saving_at(0.99 * least, ratio) < 0
 
 
-def test_a_learner_that_is_the_whole_bill_saves_nothing() -> None:
+def test_a_run_whose_whole_cost_is_its_learner_saves_nothing() -> None:
     alone = BreakEven(0.0, 0.5, 1.1, 0.03, 10.0)
     assert alone.saving == pytest.approx(-0.03)
     assert alone.price_ratio_max == 0.0
     assert break_even_sentence(alone).endswith("no price would make this cheaper")
     dear = BreakEven(0.5, 1.2, 1.1, 0.03, 10.0)
     assert dear.rollout_share_min is None
-    assert "dearer" in break_even_sentence(dear)
+    assert "more expensive" in break_even_sentence(dear)
 
 
-def test_a_data_centre_that_works_by_turns_is_named_where_the_file_has_it() -> None:
+def test_a_data_centre_without_overlap_is_named_if_the_file_has_one() -> None:
     _, rented = compared_of("rented")
     assert rented.synchronous_usd == pytest.approx(28.0 * 2244 / 3600)
     assert "(17.453 if it generates and trains by turns)" in break_even_sentence(rented)
@@ -61,12 +61,12 @@ def test_a_data_centre_that_works_by_turns_is_named_where_the_file_has_it() -> N
     assert "by turns" not in break_even_sentence(spot)
 
 
-def test_without_a_data_centre_there_is_nothing_to_compare() -> None:
+def test_no_comparison_is_made_without_a_data_centre() -> None:
     fleet = replace(load_fleet(REPO / "scenarios/mix-rented.toml"), centralized=None)
     assert break_even(fleet, provision(fleet)) is None
 
 
-def test_the_map_is_drawn(tmp_path: Path) -> None:
+def test_the_map_of_break_even_points_is_drawn(tmp_path: Path) -> None:
     _, compared = compared_of("rented")
     draw_map(compared, tmp_path / "map.svg")
     drawn = (tmp_path / "map.svg").read_text()

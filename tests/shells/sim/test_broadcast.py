@@ -42,7 +42,7 @@ def test_frames_leave_while_later_segments_are_still_encoded(play: Play) -> None
     assert play(scenario).t_verify_s < 21.5 + 2 + 1.5
 
 
-def test_auto_sends_one_copy_through_a_thin_uplink_and_many_through_a_fat_one(play: Play) -> None:
+def test_auto_sends_one_copy_over_a_slow_uplink_and_many_over_a_fast_one(play: Play) -> None:
     thin = replace(CHAIN, shape="auto")
     fat = replace(thin, peers=(PeerSpec(uplink=10_000 * MBIT), *thin.peers[1:]))
     assert play(thin).seed_copies < 1.05
@@ -59,7 +59,7 @@ def test_a_seed_sends_the_copies_that_its_plan_has_time_for(
     assert within_s is None or outcome.t_verify_s < 1.1 * within_s
 
 
-def test_a_lost_relay_and_newcomers_cost_a_seed_with_time_to_spare_a_part_of_a_copy(
+def test_a_lost_relay_and_newcomers_cost_an_unhurried_seed_a_part_of_a_copy(
     play: Play,
 ) -> None:
     spare = replace(FAT_SEED, within_s=1000.0)
@@ -80,27 +80,27 @@ FAT_SEED = fleet(2000, 40, 40, 40, 40, 80, 80, 20, 20)
 MIXED = fleet(320, 320, 160, 160, 80, 80, 40, 40)
 
 
-def test_unequal_uplinks_are_all_used(play: Play) -> None:
+def test_all_unequal_uplinks_are_used(play: Play) -> None:
     """Chains would go at the pace of the slowest; a frame is bound to a stripe when that one has its turn."""
     outcome = play(MIXED)
     assert outcome.ratio < 1.08
     assert outcome.t_verify_s == pytest.approx(outcome.predicted_s, rel=0.05)
 
 
-def test_one_slow_uplink_among_fast_ones_is_as_if_it_were_not_there(play: Play) -> None:
+def test_one_slow_uplink_among_fast_ones_delays_nothing(play: Play) -> None:
     outcome = play(fleet(100, 100, 100, 100, 5, 100, 100, 100))
     assert outcome.ratio < 1.06
     assert outcome.seed_copies < 1.02
 
 
-def test_a_fast_seed_sends_straight_what_its_peers_cannot_pass_on(play: Play) -> None:
+def test_a_fast_seed_sends_directly_what_its_peers_cannot_pass_on(play: Play) -> None:
     outcome = play(fleet(2000, *(10, 20, 40) * 4))
     assert outcome.ratio < 1.1
     assert outcome.seed_copies > 8
 
 
 @pytest.mark.parametrize(("silent", "more_s"), [(False, 2.0), (True, 4.0)])
-def test_the_fastest_relay_of_a_mixed_fleet_dies(
+def test_a_mixed_fleet_finishes_soon_although_its_fastest_relay_dies(
     play: Play, *, silent: bool, more_s: float
 ) -> None:
     """Of the 680 Mbit/s of uplink that are left, each of six peers gets its part."""
@@ -110,7 +110,7 @@ def test_the_fastest_relay_of_a_mixed_fleet_dies(
     assert outcome.t_verify_s < left_s + more_s
 
 
-def test_half_of_a_mixed_fleet_cannot_be_dialled(play: Play) -> None:
+def test_a_mixed_fleet_finishes_soon_although_half_of_it_cannot_be_dialled(play: Play) -> None:
     hidden = tuple(
         replace(spec, reachable=number % 2 == 0) for number, spec in enumerate(MIXED.peers)
     )
@@ -118,7 +118,9 @@ def test_half_of_a_mixed_fleet_cannot_be_dialled(play: Play) -> None:
 
 
 @pytest.mark.parametrize("chains", [1, 3])
-def test_a_relay_that_dies_in_mid_chain_costs_less_than_a_second(play: Play, chains: int) -> None:
+def test_a_relay_that_dies_in_the_middle_of_a_chain_costs_less_than_a_second(
+    play: Play, chains: int
+) -> None:
     outcome = play(replace(CHAIN, chains=chains, faults=(PeerCrash(4, 3.0),)))
     assert set(outcome.arrived_s) == {1, 2, 3, 5, 6, 7, 8}
     assert outcome.t_verify_s < play(replace(CHAIN, chains=chains)).t_verify_s + 1
@@ -160,7 +162,7 @@ def test_a_relay_that_corrupts_frames_delays_little_and_no_honest_peer_is_quaran
 
 @pytest.mark.parametrize("relay", range(1, 9))
 @pytest.mark.parametrize("shape", ["chain", "auto"])
-def test_a_relay_of_equal_ones_dies_in_the_middle(
+def test_equal_peers_finish_soon_although_a_relay_in_the_middle_dies(
     play: Play, relay: int, shape: Literal["chain", "auto"]
 ) -> None:
     """The bound of those who are left is the same: B/u."""
@@ -170,7 +172,7 @@ def test_a_relay_of_equal_ones_dies_in_the_middle(
     assert silent.t_verify_s < silent.bound_s + 3
 
 
-def test_loss_delays_but_everything_comes(play: Play) -> None:
+def test_packet_loss_delays_frames_but_all_arrive(play: Play) -> None:
     lossy = Scenario.equal(8, replace(LINK, loss=0.001), wire_bytes=64 * MIB, shape="chain")
     assert play(lossy).ratio < 1.5
 
@@ -215,7 +217,7 @@ def test_a_late_peer_fetches_from_all_peers_at_once(
     assert outcome.duplicates <= play(spread).duplicates + 3
 
 
-def test_slow_sources_hold_no_peer_up(play: Play) -> None:
+def test_slow_sources_delay_no_peer(play: Play) -> None:
     """The end game takes from them what they would send last."""
     peers = (
         PeerSpec(uplink=320 * MBIT),
@@ -240,7 +242,7 @@ def test_peers_that_cannot_be_dialled_are_served_too(play: Play) -> None:
 
 
 @pytest.mark.parametrize("rng_seed", range(30))
-def test_random_schedules_end_with_everyone_holding_everything(play: Play, rng_seed: int) -> None:
+def test_every_peer_holds_every_frame_after_a_random_schedule(play: Play, rng_seed: int) -> None:
     play(random_scenario(rng_seed), check_every=100)
 
 
@@ -267,7 +269,7 @@ def all_troubles_at_once(play: Play, rng_seed: int) -> float:
 @pytest.mark.parametrize(
     "block", [0, *(pytest.param(each, marks=pytest.mark.nightly) for each in (1, 2, 3))]
 )
-def test_all_troubles_at_once_end_well(play: Play, block: int) -> None:
+def test_a_broadcast_completes_with_all_faults_at_once(play: Play, block: int) -> None:
     ratios = [all_troubles_at_once(play, rng_seed) for rng_seed in range(5 * block, 5 * block + 5)]
     assert median(ratios) <= 1.8
 
@@ -275,13 +277,15 @@ def test_all_troubles_at_once_end_well(play: Play, block: int) -> None:
 @pytest.mark.soak
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("block", range(10))
-def test_a_thousand_draws_of_all_troubles_end_well(play: Play, block: int, soak_from: int) -> None:
+def test_a_thousand_broadcasts_with_drawn_faults_complete(
+    play: Play, block: int, soak_from: int
+) -> None:
     first = soak_from + 100 * block
     ratios = [all_troubles_at_once(play, rng_seed) for rng_seed in range(first, first + 100)]
     assert median(ratios) <= 1.8
 
 
-def test_a_peer_may_want_again_what_came_by_another_way(play: Play) -> None:
+def test_a_peer_may_request_a_frame_that_arrived_another_way(play: Play) -> None:
     """Found at random: wants whose frames came by a stripe stayed in the other end's queue until it overflowed."""
     play(random_scenario(3543), check_every=100)
 
@@ -302,7 +306,7 @@ def test_a_world_that_cannot_settle_names_its_seed() -> None:
 @pytest.mark.parametrize(
     ("frame_bytes", "ratio_max", "seconds"), [(MIB, 1.08, 10), (256 << 10, 1.04, 30)]
 )
-def test_fifty_peers_get_a_gigabyte(
+def test_fifty_peers_get_a_gigabyte_near_the_bound(
     play: Play, frame_bytes: int, ratio_max: float, seconds: float
 ) -> None:
     """Up to 200,000 hops; takes about 0.5 s and 2 s of a processor."""

@@ -73,7 +73,7 @@ def at_period(loop: SimulatedRun, period: float, act: Callable[[], None]) -> Non
     loop._clock.at(period * PERIOD_S, act)
 
 
-def test_the_cheapest_that_are_enough_work_and_a_plan_comes_of_it() -> None:
+def test_the_cheapest_sufficient_workers_are_active_and_a_plan_is_made_for_them() -> None:
     loop = closed(0, 30)
     loop.run()
     seen = status(loop)
@@ -97,7 +97,7 @@ def test_the_cheapest_that_are_enough_work_and_a_plan_comes_of_it() -> None:
         assert len(fewer.workers) == WORKERS - 1, "one that does not count is no part of a plan"
 
 
-def test_workers_that_stop_for_a_version_are_not_slow_and_lose_what_they_stood_still() -> None:
+def test_a_workers_pause_for_a_version_does_not_count_as_slowness_but_as_lost_time() -> None:
     loop = closed(0, 8, mode="exclusive")
     loop.run()
     seen = status(loop)
@@ -113,7 +113,9 @@ def test_workers_that_stop_for_a_version_are_not_slow_and_lose_what_they_stood_s
 
 
 @pytest.mark.parametrize("rng_seed", range(3))
-def test_half_of_the_active_workers_lost_is_made_good_within_three_periods(rng_seed: int) -> None:
+def test_a_loss_of_half_of_the_active_workers_is_replaced_within_three_periods(
+    rng_seed: int,
+) -> None:
     loop, waited = closed(rng_seed, 30), list[float]()
 
     def strike() -> None:
@@ -138,7 +140,7 @@ def test_half_of_the_active_workers_lost_is_made_good_within_three_periods(rng_s
 @pytest.mark.parametrize(
     "rng_seed", [0, *(pytest.param(each, marks=pytest.mark.nightly) for each in (1, 2))]
 )
-def test_noise_in_what_workers_make_moves_hardly_anybody(rng_seed: int) -> None:
+def test_noise_in_the_rates_of_workers_changes_hardly_any_activation(rng_seed: int) -> None:
     """Each is up to 30 % faster or slower from one period to the next."""
     periods, chance, changes = 70, random.Random(rng_seed), list[int]()
     loop = closed(rng_seed, periods)
@@ -155,7 +157,7 @@ def test_noise_in_what_workers_make_moves_hardly_anybody(rng_seed: int) -> None:
     assert changes[1] - changes[0] <= (periods - SETTLED) / 10
 
 
-def test_a_worker_that_will_be_taken_away_gets_no_more_leases_and_is_replaced_at_once() -> None:
+def test_a_worker_with_a_notice_gets_no_more_leases_and_is_replaced_at_once() -> None:
     loop = closed(1, 20)
     at_period(loop, SETTLED, partial(loop.workers[0].leave))
     seen = list[list[str]]()

@@ -87,7 +87,9 @@ def play(staleness: int, monkeypatch: pytest.MonkeyPatch) -> Journal:
     return journal
 
 
-def test_sequential_pull(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_generate_nothing_while_a_step_trains_under_sequential_pull(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """S = 0: fresh weights before each generation, and nobody generates while a step trains."""
     journal = play(0, monkeypatch)
     assert set().union(*journal.ages.values()) == {0}
@@ -96,7 +98,9 @@ def test_sequential_pull(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("staleness", [1, 3])
-def test_push_pull(staleness: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_generate_while_the_learner_trains_under_push_pull(
+    staleness: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """S >= 1: workers go on while the learner trains, and nothing older than S is trained.
 
     But for a step whose successors are whole when it begins: there were up to three of 32 in eight seeds.

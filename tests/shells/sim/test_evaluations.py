@@ -106,7 +106,7 @@ def test_episodes_of_several_turns_are_played_whole_by_one_version(
     assert any(0 < each.rows < each.of for each in hasty)
 
 
-def test_a_worker_that_may_not_wait_makes_the_score_say_of_how_many(
+def test_a_score_names_its_number_of_answers_if_a_worker_may_not_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Answers of 25 s on average, and a worker waits with a newer version for 2 s."""

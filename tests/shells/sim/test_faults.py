@@ -92,7 +92,7 @@ def test_the_run_survives_workers_that_offer_much_and_deliver_little(rng_seed: i
 
 
 @pytest.mark.parametrize("rng_seed", seeds(range(9200, 9300), quick=8))
-def test_hoarders_take_a_tenth_from_the_others_at_most(rng_seed: int) -> None:
+def test_hoarders_cost_the_others_at_most_a_tenth(rng_seed: int) -> None:
     """I6: without faults the others train nearly as many steps as they would alone."""
     drawn = Schedule.draw(rng_seed)
     good = replace(drawn.workers[0], slots=6, token_s=0.1, faulty=0.0)
@@ -151,12 +151,12 @@ def test_liars_in_environments_are_convicted_and_honest_workers_are_not(
 
 
 @pytest.mark.parametrize("rng_seed", FOUND)
-def test_defects_that_were_found_stay_mended(rng_seed: int) -> None:
+def test_schedules_that_once_failed_pass(rng_seed: int) -> None:
     play(rng_seed)
 
 
 @pytest.mark.parametrize("rng_seed", FOUND_WITH_HOARDERS)
-def test_defects_that_were_found_beside_hoarders_stay_mended(rng_seed: int) -> None:
+def test_schedules_that_once_failed_beside_hoarders_pass(rng_seed: int) -> None:
     SimulatedRun(with_hoarders(Schedule.draw(rng_seed))).run()
 
 
@@ -168,7 +168,7 @@ def test_the_run_survives_five_thousand_schedules(block: int, soak_from: int) ->
         play(rng_seed)
 
 
-def test_what_workers_did_not_finish_is_handed_over_in_many_of_them() -> None:
+def test_unfinished_samples_are_handed_over_in_many_schedules() -> None:
     """Or the judge would have nothing to say about it."""
     outcomes = [play(rng_seed) for rng_seed in range(1000, 1030)]
     assert sum(outcome.handed_over > 0 for outcome in outcomes) >= 8
@@ -176,7 +176,7 @@ def test_what_workers_did_not_finish_is_handed_over_in_many_of_them() -> None:
     assert sum(outcome.outlived > 0 for outcome in outcomes) >= 4
 
 
-def test_versions_spread_as_deltas_and_who_lacks_the_base_catches_up() -> None:
+def test_versions_spread_as_deltas_and_workers_without_the_base_catch_up() -> None:
     loops = [SimulatedRun(Schedule.draw(rng_seed)) for rng_seed in range(1000, 1030)]
     for loop in loops:
         loop.run()
@@ -197,7 +197,7 @@ def test_a_run_that_cannot_go_on_names_its_seed() -> None:
     assert "rng_seed=7" in caught.value.__notes__[0]
 
 
-def test_without_faults_no_learner_begins_again() -> None:
+def test_no_learner_begins_again_without_faults() -> None:
     quiet = replace(Schedule.draw(7), faults=(), refusals=0.0)
     outcome = SimulatedRun(quiet).run()
     assert outcome.epochs == 1

@@ -82,7 +82,7 @@ def test_computing_kv_caches_again_makes_the_learner_wait_as_the_formula_says(
     assert facts["mu_pool"] == pytest.approx(3 * 0.2, rel=0.1)
 
 
-def test_mu_is_found_although_the_file_is_wrong() -> None:
+def test_the_loop_finds_the_rates_of_workers_although_the_file_is_wrong() -> None:
     """Each makes another amount than it is said to; what was measured counts."""
     world = FleetWorld(fleet(16, kind={"speed_sigma": 0.5}))
     facts = world.run()
@@ -110,7 +110,7 @@ def test_workers_that_come_and_go_are_replaced() -> None:
     assert FleetWorld(warned).run()["bubble"] < 0.08
 
 
-def test_half_of_the_active_fleet_lost_is_made_good_within_three_periods() -> None:
+def test_a_loss_of_half_of_the_active_fleet_is_replaced_within_three_periods() -> None:
     world = FleetWorld(fleet(16, hours=3.0))
     waited: list[float] = []
 
@@ -126,7 +126,7 @@ def test_half_of_the_active_fleet_lost_is_made_good_within_three_periods() -> No
     assert (waited[1] - waited[0]) / 900.0 < 0.05
 
 
-def test_the_same_seed_plays_the_same_day() -> None:
+def test_the_same_rng_seed_simulates_the_same_day() -> None:
     def played() -> str:
         return json.dumps(
             FleetWorld(fleet(8, kind={"stay_h": 0.5, "availability": 0.8}, hours=0.7)).run()
@@ -135,7 +135,7 @@ def test_the_same_seed_plays_the_same_day() -> None:
     assert played() == played()
 
 
-def test_workers_that_make_nothing_train_nothing() -> None:
+def test_a_fleet_of_workers_without_output_trains_nothing() -> None:
     facts = FleetWorld(fleet(2, kind={"trajectories_per_h": 0}, hours=0.2)).run()
     assert (facts["steps"], facts["bubble"], facts["usd_per_step"], facts["feasible"]) == (
         0,
@@ -145,7 +145,7 @@ def test_workers_that_make_nothing_train_nothing() -> None:
     )
 
 
-def test_a_fleet_that_was_away_altogether_goes_on() -> None:
+def test_a_run_goes_on_after_its_whole_fleet_was_away() -> None:
     turns = {"staleness_max": 0, "publish_every": 1}
     world = FleetWorld(fleet(2, hours=1.5, learner=turns))
     away_at = 1800.0
@@ -168,7 +168,7 @@ def test_a_run_that_trains_nothing_ends_with_an_error() -> None:
         world.run()
 
 
-def test_without_peers_versions_come_from_the_learner_alone() -> None:
+def test_every_version_is_sent_by_the_learner_without_peers() -> None:
     thin = fleet(8, hours=0.5, learner={"uplink_mbps": 500})
     star, ours = FleetWorld(thin, Ablation(p2p=False)).run(), FleetWorld(thin).run()
     assert star["egress_gb"] > 4 * ours["egress_gb"] > 0
@@ -201,7 +201,7 @@ def test_a_day_of_500_workers_stays_cheap() -> None:
     assert late[2] <= PLAYS_MAX, late[2]
 
 
-def test_where_there_is_no_time_to_spare_as_many_copies_are_sent_as_without_a_price() -> None:
+def test_a_seed_without_time_to_spare_sends_as_many_copies_as_without_a_price() -> None:
     """Workers stop for a broadcast, or kappa = S leaves one step for broadcast, generation and batch."""
     for changes in ({"mode": "exclusive"}, {"learner": {"publish_every": 4}}):
         sent = [
@@ -217,7 +217,7 @@ def merged(changes: dict[str, Any], price: float) -> dict[str, Any]:
 
 
 @pytest.mark.nightly
-def test_long_answers_end_at_fast_workers() -> None:
+def test_long_answers_are_finished_by_fast_workers() -> None:
     """Six hours of workers of three speeds: with and without moving what a group waits for; then with patience."""
     mixed = load_fleet(REPO / "scenarios" / "mix-lengths.toml")
     patient = replace(mixed, simulate=replace(mixed.simulate, hours=6.0))

@@ -79,7 +79,7 @@ def fast(train_s: float, t_bcast_s: float) -> tuple[int, Counter[int]]:
 
 
 @pytest.mark.parametrize("train_s", [pytest.param(0.5, marks=pytest.mark.nightly), 3.0])
-def test_steps_and_staleness_are_those_of_the_full_simulation(train_s: float) -> None:
+def test_steps_and_staleness_equal_those_of_the_full_simulation(train_s: float) -> None:
     """With too few workers (a step takes 1.1 s for their sake) and with more than enough."""
     steps, seen, t_bcast_s = full(train_s)
     fast_steps, fast_seen = fast(train_s, t_bcast_s)

@@ -35,7 +35,7 @@ def planned(ablation: Ablation | None = None, **learner: Any) -> Forecast:
     return provision(read_fleet(document(**learner)), ablation)
 
 
-def test_as_many_workers_alike_as_make_a_step_cheapest() -> None:
+def test_the_plan_chooses_the_number_of_equal_workers_with_the_cheapest_step() -> None:
     found = planned()
     assert found.feasible
     assert found.why_not == ""
@@ -60,7 +60,7 @@ def slots_of(found: Forecast, workers: int) -> int:
     return workers * found.choice.offers[0].slots
 
 
-def test_a_worker_that_is_away_is_not_paid_for() -> None:
+def test_a_worker_that_is_away_costs_nothing() -> None:
     """Twice as many homes that are there for half of the time are as good as those that are always there."""
     always = document()
     half = document()
@@ -69,7 +69,7 @@ def test_a_worker_that_is_away_is_not_paid_for() -> None:
     assert (one.counts, one.usd_per_step) == (other.counts, other.usd_per_step)
 
 
-def test_what_groups_and_their_tails_cost_is_foreseen() -> None:
+def test_the_plan_predicts_the_cost_of_groups_and_their_tails() -> None:
     """S = 4, kappa = 3, groups of 32, sigma 1.3: as `simulate` finds it (docs/measurements/capacity.md)."""
     tails = {**document(t_train_s=900, trajectories_per_step=512), "policy": {"t_gen_s": 600.0},
              "simulate": {"group_size": 32, "gen_sigma": 1.3}}  # fmt: skip
@@ -84,7 +84,7 @@ def test_what_groups_and_their_tails_cost_is_foreseen() -> None:
     assert cells[4, 1].usd_per_step < cells[4, 3].usd_per_step
 
 
-def test_the_json_has_what_was_promised() -> None:
+def test_the_json_has_the_documented_keys() -> None:
     facts = planned().facts()
     promised = {
         "feasible",
@@ -102,7 +102,7 @@ def test_the_json_has_what_was_promised() -> None:
     assert hopeless["why_not"]
 
 
-def test_without_peers_a_broadcast_takes_longer_and_more_workers_are_needed() -> None:
+def test_a_broadcast_without_peers_takes_longer_and_needs_more_workers() -> None:
     exclusive = {
         **document(),
         "policy": {"mode": "exclusive"},
@@ -134,7 +134,7 @@ def metered(mode: DisseminationMode, wire_fraction: float) -> FleetSpec:
     return replace(fleet, model=model, policy=policy)
 
 
-def test_where_all_workers_receive_all_pass_on_unless_that_is_more_expensive() -> None:
+def test_all_workers_pass_versions_on_unless_it_is_more_expensive() -> None:
     """The homes' lines are too thin for whole versions where workers stop for them, and not where they do not."""
     assert provision(metered("exclusive", 1.0)).relays == "all"
     assert provision(metered("background", 0.02)).relays in ("unmetered", "none")
@@ -145,7 +145,7 @@ def test_where_all_workers_receive_all_pass_on_unless_that_is_more_expensive() -
     assert provision(metered("exclusive", 1.0), Ablation(p2p=False)).relays == "none"
 
 
-def test_without_prices_it_costs_more_and_the_seed_decides() -> None:
+def test_a_choice_without_prices_costs_more_and_depends_on_the_rng_seed() -> None:
     fleet = load_fleet(SMALL)
     cost = [
         provision(fleet, Ablation(by_cost=False, rng_seed=seed)).usd_per_step for seed in range(4)
@@ -154,14 +154,14 @@ def test_without_prices_it_costs_more_and_the_seed_decides() -> None:
     assert provision(fleet, Ablation(by_cost=False, rng_seed=1)).usd_per_step == cost[1]
 
 
-def test_all_workers_work_where_no_choice_is_enough() -> None:
+def test_all_workers_work_if_no_choice_is_enough() -> None:
     found = planned(t_train_s=1.0)
     assert not found.feasible
     assert found.counts == {"w": 20}
     assert 0 < found.bubble < 1
 
 
-def test_what_if_has_the_present_cell() -> None:
+def test_the_what_if_table_has_a_cell_for_the_present_settings() -> None:
     fleet = load_fleet(SMALL)
     cells = what_if(fleet)
     found = provision(fleet)
@@ -172,7 +172,7 @@ def test_what_if_has_the_present_cell() -> None:
     assert all(cell.publish_every <= cell.staleness_max + 1 for cell in cells)
 
 
-def test_the_picture_says_it_all() -> None:
+def test_the_picture_shows_every_figure_of_the_forecast() -> None:
     fleet = load_fleet(SMALL)
     found = provision(fleet)
     console = Console(width=120, record=True, file=StringIO())
@@ -205,12 +205,12 @@ def test_the_picture_says_it_all() -> None:
         ({"workers": {}}, r"\[workers\]: unknown table"),
     ],
 )  # fmt: skip
-def test_mistakes_are_named(change: dict[str, Any], words: str) -> None:
+def test_mistakes_in_a_fleet_file_are_named(change: dict[str, Any], words: str) -> None:
     with pytest.raises(OperatorFault, match=words):
         read_fleet({**document(), **change})
 
 
-def test_kappa_beyond_s_is_a_mistake(tmp_path: Path) -> None:
+def test_a_kappa_above_s_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OperatorFault, match="a larger value deadlocks"):
         read_fleet(document(publish_every=6))
     path = tmp_path / "bad.toml"
@@ -220,13 +220,13 @@ def test_kappa_beyond_s_is_a_mistake(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", sorted(SCENARIOS.glob("fleet-*.toml")), ids=lambda path: path.stem)
-def test_every_scenario_is_one(path: Path) -> None:
+def test_every_fleet_file_of_the_scenarios_can_be_read(path: Path) -> None:
     assert is_fleet(path)
     assert isinstance(load_fleet(path), FleetSpec)
     assert not is_fleet(SCENARIOS / "mixed.toml")
 
 
-def test_the_learners_bytes_are_paid_for_and_few() -> None:
+def test_the_bytes_that_the_learner_sends_are_paid_for_and_few() -> None:
     model = {"params": 1e9, "wire_fraction": 0.1}
     free, paid = (
         provision(read_fleet({**document(uplink_mbps=10_000, usd_per_gb_up=price), "model": model}))

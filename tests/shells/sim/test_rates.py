@@ -58,7 +58,9 @@ def test_the_first_version_is_near_the_bound_though_no_rate_is_known(
 
 
 @pytest.mark.parametrize("scenario", [EQUAL, MIXED, ONE_SLOW, FAST_SEED])
-def test_later_versions_take_no_longer_and_rates_come_to_be_the_truth(scenario: Scenario) -> None:
+def test_later_versions_take_no_longer_and_the_rates_converge_to_the_true_ones(
+    scenario: Scenario,
+) -> None:
     rates = Rates()
     times = [outcome.t_verify_s for outcome in spread_versions(scenario, rates)]
     assert max(times) < 1.03 * min(times)

@@ -73,7 +73,7 @@ def test_workers_carry_on_and_generate_nothing_twice(
 
 
 @pytest.mark.parametrize("kind", ["kill_coordinator", "kill_in_commit"])
-def test_versions_that_were_spreading_arrive(kind: FaultKind) -> None:
+def test_versions_that_were_spreading_arrive_after_the_restart(kind: FaultKind) -> None:
     """Struck at many moments of a broadcast: workers have what was sent, plans are made anew."""
     for fifth in range(5):
         loop = struck(3, kind, *(12.0 + fifth / 5 + 4 * n for n in range(5)))

@@ -33,7 +33,7 @@ silent = true
 """
 
 
-def test_quantities() -> None:
+def test_quantities_with_units_are_read() -> None:
     assert parse_rate("100mbit") == 12.5e6
     assert parse_rate("1.5 Gbit") == 187.5e6
     assert parse_bytes("64MiB") == 64 << 20
@@ -44,12 +44,12 @@ def test_quantities() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "fast", "100", "-1mbit", "1e3mbit", "10mb", None])
-def test_no_rates(text: str | None) -> None:
+def test_a_text_that_is_no_rate_is_refused(text: str | None) -> None:
     with pytest.raises(OperatorFault, match="expected a rate such as 100mbit"):
         parse_rate(text)
 
 
-def test_a_file(tmp_path: Path) -> None:
+def test_a_scenario_is_read_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "mixed.toml"
     path.write_text(FILE)
     slow = PeerSpec(uplink=40 * MBIT, loss=0.001, reachable=False, joins_at_s=2.0)
@@ -60,7 +60,7 @@ def test_a_file(tmp_path: Path) -> None:
     )  # fmt: skip
 
 
-def test_a_drawn_swarm() -> None:
+def test_the_peers_of_a_swarm_are_drawn_within_their_limits() -> None:
     scenario = load_scenario(MIXED)
     drawn = [spec.uplink / MBIT for spec in scenario.peers[1:]]
     assert (min(drawn) > 20, max(drawn) < 500, len(set(drawn))) == (True, True, 64)
@@ -71,7 +71,7 @@ def test_a_drawn_swarm() -> None:
     assert load_scenario(MIXED, rng_seed=2).peers != scenario.peers
 
 
-def test_a_file_with_something_else_instead() -> None:
+def test_arguments_replace_values_of_a_file() -> None:
     scenario = load_scenario(MIXED, peers=10, bytes="80MB", shape="star", churn=None)
     assert (len(scenario.peers), scenario.wire_bytes, scenario.shape) == (11, 80_000_000, "star")
     assert (scenario.frame_bytes, scenario.churn) == (64 << 10, 0.01)
@@ -93,14 +93,14 @@ def test_a_file_with_something_else_instead() -> None:
         ('uplink = "40mbit"', 'uplink = ["0mbit", "40mbit"]'),
     ],
 )
-def test_bad_files(tmp_path: Path, old: str, new: str) -> None:
+def test_a_bad_file_is_refused(tmp_path: Path, old: str, new: str) -> None:
     path = tmp_path / "bad.toml"
     path.write_text(FILE.replace(old, new))
     with pytest.raises(OperatorFault, match=r"bad\.toml"):
         load_scenario(path)
 
 
-def test_a_shape_that_there_is_not(tmp_path: Path) -> None:
+def test_an_unknown_shape_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "scenario.toml"
     file.write_text('bytes = "1MB"\nshape = "ring"\n[[peers]]\nuplink = "1mbit"\ncount = 2\n')
     with pytest.raises(OperatorFault, match=r"shape: expected .*star.*; found 'ring'"):

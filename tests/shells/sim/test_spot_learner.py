@@ -15,12 +15,12 @@ STAYS = LearnerTable(t_train_s=100.0, trajectories_per_step=8, staleness_max=1, 
 SPOT = replace(STAYS, stay_h=1.0, notice_s=30.0, restart_s=360.0, checkpoint_every=5)
 
 
-def test_a_host_that_stays_costs_nothing_more() -> None:
+def test_a_host_that_is_never_taken_away_costs_nothing_more() -> None:
     assert SpotLearner.of(STAYS) == SpotLearner(100.0, 1.0, 1.0)
     assert SpotLearner.of(replace(STAYS, checkpoint_s=50.0, checkpoint_every=5)).t_train_s == 110.0
 
 
-def test_the_worked_example() -> None:
+def test_the_plan_of_a_spot_learner_equals_the_worked_example() -> None:
     """An hour there, six minutes away. With a notice half a step is lost, without one two more steps."""
     warned = SpotLearner.of(SPOT)
     assert warned.longer == pytest.approx(3960 / 3550)

@@ -22,7 +22,7 @@ def test_short_writes_and_reads_are_continued(
     assert read_at(path, 5, 50) == b""
 
 
-def test_allocating_keeps_what_is_there(tmp_path: Path) -> None:
+def test_allocating_space_keeps_the_bytes_of_a_file(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"abcdef")
     allocate(path, 3)

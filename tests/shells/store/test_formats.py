@@ -36,7 +36,9 @@ def number(path: Path, to: int | None = None) -> int:
 
 
 @pytest.mark.parametrize("name", OPENERS)
-def test_a_newer_and_an_older_database_say_how_to_go_on(tmp_path: Path, name: str) -> None:
+def test_the_error_about_a_newer_or_older_database_says_how_to_go_on(
+    tmp_path: Path, name: str
+) -> None:
     open_it, path = OPENERS[name], tmp_path / name
     open_it(tmp_path)
     ours = number(path)
@@ -56,7 +58,7 @@ def test_a_newer_and_an_older_database_say_how_to_go_on(tmp_path: Path, name: st
     open_it(tmp_path)
 
 
-def test_a_state_directory_of_a_newer_build_is_not_touched(tmp_path: Path) -> None:
+def test_a_state_directory_of_a_newer_build_is_not_changed(tmp_path: Path) -> None:
     StateDir(tmp_path).close()
     (tmp_path / "format").write_text("3\n")
     for _ in range(2):
@@ -68,7 +70,7 @@ def test_a_state_directory_of_a_newer_build_is_not_touched(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("text", ["", "one", "1.5"])
-def test_a_damaged_format_is_said(tmp_path: Path, text: str) -> None:
+def test_a_damaged_format_number_is_reported(tmp_path: Path, text: str) -> None:
     (tmp_path / "format").write_text(text)
     with pytest.raises(OperatorFault, match="format is damaged"):
         StateDir(tmp_path)

@@ -62,7 +62,7 @@ def test_a_stored_frame_can_be_read(store: FrameStore) -> None:
     assert store.forms() == (FORM.facts,)
 
 
-def test_an_encoded_chunk_is_its_frames(store: FrameStore) -> None:
+def test_an_encoded_chunk_equals_its_joined_frames(store: FrameStore) -> None:
     put(store, FORM)
     for segment in FORM.segments:
         for record, payload in zip(segment.table.records, segment.payloads, strict=True):
@@ -79,7 +79,7 @@ def test_a_damaged_table_is_refused(store: FrameStore) -> None:
     assert store.held(FORM.facts.form) == frozenset()
 
 
-def test_unknown_forms_and_frames_before_their_table(store: FrameStore) -> None:
+def test_unknown_forms_and_frames_before_their_table_are_refused(store: FrameStore) -> None:
     span, payload = next(FORM.segments[0].frames(FORM.facts.frame_bytes))
     for unknown in (FORM.facts.form, FormId("../../etc")):
         with pytest.raises(StoreFault):
@@ -101,7 +101,7 @@ def test_a_frame_that_rots_is_no_longer_held(store: FrameStore, tmp_path: Path) 
     assert second.frame not in store.held(FORM.facts.form)
 
 
-def test_a_restart_finds_what_is_there_by_its_content(store: FrameStore, tmp_path: Path) -> None:
+def test_a_restart_finds_stored_frames_by_their_content(store: FrameStore, tmp_path: Path) -> None:
     put(store, FORM)
     before = store.held(FORM.facts.form)
     rotten = spans(FORM.segments[0])[1]
@@ -114,7 +114,9 @@ def test_a_restart_finds_what_is_there_by_its_content(store: FrameStore, tmp_pat
     assert again.used_bytes == store.used_bytes
 
 
-def test_a_restart_in_the_middle_of_a_segment(store: FrameStore, tmp_path: Path) -> None:
+def test_a_restart_in_the_middle_of_a_segment_keeps_its_frames(
+    store: FrameStore, tmp_path: Path
+) -> None:
     segment = FORM.segments[0]
     store.begin(FORM.facts)
     store.put_table(FORM.facts.form, SegmentId(0), segment.table.encode())
@@ -129,7 +131,7 @@ def test_a_restart_in_the_middle_of_a_segment(store: FrameStore, tmp_path: Path)
     )
 
 
-def test_a_restart_with_damaged_files(store: FrameStore, tmp_path: Path) -> None:
+def test_a_restart_drops_damaged_files(store: FrameStore, tmp_path: Path) -> None:
     put(store, FORM)
     (folder(tmp_path) / "0000.table").write_bytes(b"\0")
     (folder(tmp_path) / "0001.frames").unlink()
@@ -177,7 +179,7 @@ def test_a_forgotten_form_makes_room(tmp_path: Path) -> None:
     store.check()
 
 
-def test_a_segment_takes_the_file_of_a_forgotten_form_and_believes_none_of_it(
+def test_a_segment_reuses_the_file_of_a_forgotten_form_but_none_of_its_frames(
     store: FrameStore, tmp_path: Path
 ) -> None:
     put(store, FORM)
@@ -241,7 +243,7 @@ def test_spare_files_are_bounded_and_end_with_the_process(
     assert store.freed == freed > 0
 
 
-def test_spare_files_give_way_to_what_needs_the_space(tmp_path: Path) -> None:
+def test_spare_files_are_deleted_if_their_space_is_needed(tmp_path: Path) -> None:
     budget = DiskBudget(400_000)
     store = FrameStore(tmp_path / "frames", budget)
     put(store, FORM)
@@ -259,7 +261,9 @@ def test_spare_files_give_way_to_what_needs_the_space(tmp_path: Path) -> None:
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
-def test_a_full_disk_loses_nothing(store: FrameStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_loses_no_stored_frame(
+    store: FrameStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     segment = FORM.segments[0]
     store.begin(FORM.facts)
     store.put_table(FORM.facts.form, SegmentId(0), segment.table.encode())

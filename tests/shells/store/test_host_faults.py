@@ -41,14 +41,14 @@ def test_a_file_that_a_user_named_is_the_users_fault_unless_the_host_lacks_somet
         read_toml(tmp_path / "box.token")
 
 
-def test_an_unnamed_error_that_ends_a_daemon_is_one_line() -> None:
+def test_an_unnamed_error_that_ends_a_daemon_gives_one_line() -> None:
     error = OSError(errno.EROFS, "Read-only file system", "/run/x")
     with pytest.raises(StoreFault, match="/run/x: Read-only file system: a disk of this"):
         outcome(ExceptionGroup("tasks", [ExceptionGroup("more", [error]), ValueError("later")]))
     assert outcome(ExceptionGroup("tasks", [OSError(errno.ENOENT, "gone")])) == 1
 
 
-def test_an_unnamed_error_of_a_command_is_one_line() -> None:
+def test_an_unnamed_error_of_a_command_gives_one_line() -> None:
     @click.group(cls=Faultless)
     def program() -> None: ...
 
@@ -61,7 +61,7 @@ def test_an_unnamed_error_of_a_command_is_one_line() -> None:
     assert (found.exit_code, found.output) == (1, line)
 
 
-def test_sqlite_without_a_descriptor_left_is_not_said_as_a_fault_of_the_ledger(
+def test_a_lack_of_descriptors_is_not_reported_as_a_fault_of_the_ledger(
     tmp_path: Path,
 ) -> None:
     with (
@@ -80,7 +80,7 @@ OPENED: dict[str, Callable[[Path], Ledger | AccessTable | StateDir]] = {
 
 
 @pytest.mark.parametrize("opened", OPENED)
-def test_a_start_on_a_full_disk_is_tried_again_by_the_service(tmp_path: Path, opened: str) -> None:
+def test_the_service_retries_a_start_on_a_full_disk(tmp_path: Path, opened: str) -> None:
     """Exit code 2 would end the service for good, also when there is room again."""
     RunDirectory(tmp_path)
     with files_up_to(0), pytest.raises(StoreFault):
@@ -90,7 +90,7 @@ def test_a_start_on_a_full_disk_is_tried_again_by_the_service(tmp_path: Path, op
         again.close()
 
 
-def test_a_ledger_that_says_no_format_and_has_tables_is_another_one(tmp_path: Path) -> None:
+def test_a_file_with_tables_but_no_format_is_not_taken_for_a_ledger(tmp_path: Path) -> None:
     path = tmp_path / "ledger.sqlite"
     Ledger.open(path).close()
     with closing(sqlite3.connect(path)) as database:
@@ -99,7 +99,7 @@ def test_a_ledger_that_says_no_format_and_has_tables_is_another_one(tmp_path: Pa
         Ledger.open(path)
 
 
-def test_a_database_that_found_no_room_says_to_make_some(tmp_path: Path) -> None:
+def test_the_error_of_a_database_without_room_says_to_make_room(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "a.sqlite")) as database:
         database.execute("PRAGMA max_page_count = 1")
         with pytest.raises(sqlite3.OperationalError) as full:

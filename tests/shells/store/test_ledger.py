@@ -93,7 +93,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "ledger.sqlite"
 
 
-def test_an_empty_ledger_is_the_empty_run(path: Path) -> None:
+def test_an_empty_ledger_recovers_as_an_empty_run(path: Path) -> None:
     assert reopened(path) == Recovered.nothing()
 
 
@@ -106,7 +106,7 @@ def test_no_other_user_reads_the_ledgers_files(path: Path) -> None:
     ledger.close()
 
 
-def test_groups_come_back_whole_with_unscored_rewards_as_nan(path: Path) -> None:
+def test_groups_are_recovered_whole_with_unscored_rewards_as_nan(path: Path) -> None:
     found = reopened(
         path, group(4, 9), sample(4, 1), sample(4, 0), SampleRewarded(GroupId(4), 0, 0.1)
     )
@@ -121,7 +121,7 @@ def test_groups_come_back_whole_with_unscored_rewards_as_nan(path: Path) -> None
     assert (found.next_cursor(""), found.next_group) == (10, 5)
 
 
-def test_leases_come_back_in_the_order_in_which_they_were_granted(path: Path) -> None:
+def test_leases_are_recovered_in_the_order_of_their_grants(path: Path) -> None:
     base = Partial(b"\5\0\0\0", b"\0\0\0\0", (AuthoredSpan(0, 1, Version(3), A, PeerId("w" * 32)),))
     first = LeaseGiven(
         GroupId(4), LeaseId((1 << 63) - 1), 0, PeerId("w"), (1, 0), VersionKey(Version(3), A)
@@ -147,7 +147,7 @@ def turn(number: int, given: int = 0) -> TurnKept:
     return TurnKept(GroupId(4), 1, number, LeaseId(number), 0, partial, "stop", b"f%d" % number)
 
 
-def test_the_last_turn_of_an_episode_comes_back_until_the_episode_ends(path: Path) -> None:
+def test_the_last_turn_of_an_episode_is_recovered_until_the_episode_ends(path: Path) -> None:
     one, two = turn(1), turn(2)
     answered = TurnAnswered(GroupId(4), 1, 1, b"\6\0\0\0", b"state 1")
     assert reopened(path, group(4), one).turns == (RecoveredTurn(one, None, None),)
@@ -196,7 +196,7 @@ def test_a_prompt_given_back_is_known_until_it_is_taken_again(path: Path) -> Non
     assert reopened(path, group(6, 9)).given_back == ()
 
 
-def test_what_is_known_about_rows_comes_back_in_the_order_of_the_judgements(path: Path) -> None:
+def test_knowledge_about_rows_is_recovered_in_the_order_of_the_judgements(path: Path) -> None:
     a, b = (RowJudged(Source("t", row), 1, 1, 0.0, Version(3)) for row in "ab")
     again = RowJudged(Source("t", "a"), 2, 0, 1 / 3, Version(4))
     assert reopened(path, a, b, again).rows == (b, again)
@@ -233,7 +233,7 @@ def test_the_newest_rate_of_a_peer_counts_and_comes_last(path: Path) -> None:
     assert reopened(path, RatesMeasured((faster,))).rates == (b, faster)
 
 
-def test_what_workers_have_earned_is_read_while_the_ledger_is_open(path: Path) -> None:
+def test_earnings_of_workers_can_be_read_while_the_ledger_is_open(path: Path) -> None:
     assert read_earned(path.with_name("none")) == ()
     a, b, more = (WorkerEarned(PeerId(name), n, n, n) for name, n in (("a", 1), ("b", 2), ("a", 3)))
     assert reopened(path, EarnedKept((a, b))).earned == (a, b)
@@ -248,7 +248,7 @@ def test_what_workers_have_earned_is_read_while_the_ledger_is_open(path: Path) -
     assert reopened(path).earned == (b,)
 
 
-def test_the_limits_of_an_audit_come_back_by_engine_class(path: Path) -> None:
+def test_the_limits_of_an_audit_are_recovered_by_engine_class(path: Path) -> None:
     first, other = LimitsLearnt("torch", 0.1, 0.002, 1), LimitsLearnt("sglang", 0.2, 0.003, 0)
     assert reopened(path, first, other).limits == (other, first)
     newer = LimitsLearnt("torch", 0.3, 0.001, 2)
@@ -256,14 +256,14 @@ def test_the_limits_of_an_audit_come_back_by_engine_class(path: Path) -> None:
 
 
 @pytest.mark.parametrize("column", ["k", "misses", "tolerance"])
-def test_limits_that_cannot_be_are_refused(path: Path, column: str) -> None:
+def test_impossible_limits_of_an_audit_are_refused(path: Path, column: str) -> None:
     reopened(path, LimitsLearnt("torch", 0.1, 0.002, 1))
     change_rows(path, f"UPDATE limits SET {column} = 7")
     with Ledger.open(path) as ledger, pytest.raises(OperatorFault, match="expected limits"):
         ledger.recover()
 
 
-def test_of_the_forms_that_were_chosen_the_last_one_counts(path: Path) -> None:
+def test_the_last_chosen_form_counts(path: Path) -> None:
     delta, full = FormChosen(PublishSeq(2), A, 65536), FormChosen(PublishSeq(2), None, 262144)
     assert reopened(path, published(1, 0, A), published(2, 1, B), delta).form == delta
     assert reopened(path, full).form == full
@@ -281,7 +281,7 @@ def test_a_checkpoint_deletes_what_it_covers(path: Path) -> None:
     assert (found.epoch, found.resume_step) == (1, 0)
 
 
-def test_what_a_checkpoint_covers_goes_a_few_groups_at_a_time(path: Path) -> None:
+def test_groups_that_a_checkpoint_covers_are_deleted_a_few_at_a_time(path: Path) -> None:
     groups = range(2 * TRIM_GROUPS_MAX + 1)
     with Ledger.open(path) as ledger:
         ledger.append(
@@ -297,16 +297,14 @@ def test_what_a_checkpoint_covers_goes_a_few_groups_at_a_time(path: Path) -> Non
         assert [stored.record.group for stored in ledger.recover().groups] == [0]
 
 
-def test_a_restart_finds_nothing_that_was_still_to_go(path: Path) -> None:
+def test_a_restart_does_not_recover_groups_that_were_still_to_be_deleted(path: Path) -> None:
     groups = range(3 * TRIM_GROUPS_MAX)
     frozen = BatchFrozen(1, A, tuple(map(GroupId, groups)), 0)
     found = reopened(path, *map(group, groups), frozen, CheckpointKept(1, Epoch(1)))
     assert (found.groups, found.frozen, found.checkpoint) == ((), (), 1)
 
 
-async def test_the_log_stays_small_beside_the_commits(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_write_ahead_log_stays_small(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledger_thread, "WAL_PAGES_MAX", 64)
     thread, log = LedgerThread(path), path.with_name(path.name + "-wal")
     await thread.open()
@@ -331,7 +329,7 @@ def test_a_transaction_is_all_or_nothing(path: Path) -> None:
         assert [stored.record.group for stored in ledger.recover().groups] == [1, 3]
 
 
-def test_a_full_disk_is_said_and_nothing_half_written(path: Path) -> None:
+def test_a_full_disk_is_reported_and_nothing_is_half_written(path: Path) -> None:
     with Ledger.open(path) as ledger:
         ledger.append([group(1)])
         pages = ledger._db.execute("PRAGMA page_count").fetchone()[0]
@@ -352,7 +350,7 @@ def test_a_file_that_is_no_ledger_is_refused(path: Path) -> None:
         Ledger.open(path)
 
 
-def test_another_format_is_refused(path: Path) -> None:
+def test_a_ledger_of_another_format_is_refused(path: Path) -> None:
     Ledger.open(path).close()
     connection = sqlite3.connect(path)
     connection.execute("PRAGMA user_version = 99")
@@ -375,7 +373,7 @@ def contents(path: Path) -> int:
         return int(count)
 
 
-def test_columns_and_attachments_come_back(path: Path) -> None:
+def test_columns_and_attachments_are_recovered(path: Path) -> None:
     source = Source("math", "r", (PICTURE,))
     kept = sample(4, 0, tokens=pack_tokens([7]))
     kept = replace(
@@ -393,7 +391,7 @@ def test_columns_and_attachments_come_back(path: Path) -> None:
         assert ledger.attachment(A) is None
 
 
-def test_an_attachment_lives_as_long_as_something_has_it(path: Path) -> None:
+def test_an_attachment_is_kept_as_long_as_a_record_names_it(path: Path) -> None:
     with Ledger.open(path) as ledger:
         for number in (1, 2):
             ledger.attach([CONTENT])
@@ -405,7 +403,7 @@ def test_an_attachment_lives_as_long_as_something_has_it(path: Path) -> None:
         assert ledger.attachment(PICTURE.digest) is None
 
 
-def test_an_attachment_stays_for_a_prompt_without_a_group(path: Path) -> None:
+def test_an_attachment_is_kept_for_a_prompt_without_a_group(path: Path) -> None:
     """One that is drawn, or whose group was dropped for no fault of the prompt."""
     with Ledger.open(path) as ledger:
         ledger.attach([CONTENT])
@@ -425,7 +423,7 @@ def test_an_attachment_stays_for_a_prompt_without_a_group(path: Path) -> None:
     assert contents(path) == 0
 
 
-def test_attachments_go_with_the_groups_of_a_checkpoint(path: Path) -> None:
+def test_attachments_are_deleted_with_the_groups_of_a_checkpoint(path: Path) -> None:
     with Ledger.open(path) as ledger:
         ledger.attach([CONTENT])
         ledger.append([
@@ -442,7 +440,7 @@ def test_a_record_names_only_attachments_that_are_kept(path: Path) -> None:
         ledger.append([with_picture(1)])
 
 
-def test_columns_that_do_not_fit_their_tokens_are_damage(path: Path) -> None:
+def test_columns_that_do_not_fit_their_tokens_count_as_damage(path: Path) -> None:
     kept = sample(4, 0)
     kept = replace(kept, trajectory=replace(kept.trajectory, columns=columns_of([7, 8])))
     with pytest.raises(OperatorFault, match="column experts: expected 12 bytes for 1 tokens"):

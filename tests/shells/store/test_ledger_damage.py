@@ -62,7 +62,7 @@ def refusal(run: Path) -> str:
 @pytest.mark.parametrize(
     "rng_seed", [0, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(1, 13))]
 )
-def test_no_flipped_bit_is_read_as_something_else(
+def test_no_flipped_bit_is_read_as_another_value(
     killed: Path, tmp_path: Path, rng_seed: int
 ) -> None:
     """100 each, in the database and in its log."""
@@ -126,7 +126,7 @@ def test_a_damaged_row_is_named_with_what_it_means(run: Path, statement: str, wo
         recovered(run)
 
 
-def test_a_row_that_is_only_measured_is_forgotten(
+def test_a_damaged_row_of_a_measurement_is_dropped(
     run: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert recovered(run).rates
@@ -154,7 +154,7 @@ def test_lost_transactions_are_counted(run: Path, lose: object) -> None:
     recovered(run)
 
 
-def test_an_old_copy_is_known(run: Path, tmp_path: Path) -> None:
+def test_an_old_copy_of_a_ledger_is_recognised(run: Path, tmp_path: Path) -> None:
     old = Path(shutil.copytree(run, tmp_path / "old"))
     with Ledger.open(run / LEDGER) as ledger:
         ledger.append([TotalsKept(1000, 0)])
@@ -165,6 +165,6 @@ def test_an_old_copy_is_known(run: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"00000000000000999999 00000000\n", b"x" * 100])
-def test_a_damaged_number_of_transactions_counts_as_none(run: Path, content: bytes) -> None:
+def test_a_damaged_count_of_transactions_is_treated_as_missing(run: Path, content: bytes) -> None:
     (run / TURN).write_bytes(content)
     recovered(run)

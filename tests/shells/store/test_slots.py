@@ -62,7 +62,9 @@ def standing(root: Path) -> int | None:
     return current.version
 
 
-def test_versions_take_turns(tmp_path: Path, old: Published, new: Published) -> None:
+def test_versions_are_written_to_the_two_slots_in_turn(
+    tmp_path: Path, old: Published, new: Published
+) -> None:
     store = SlotStore(tmp_path / "slots", DiskBudget(ROOM))
     assert store.current() is None
     first, second, third = put(store, old, 1), put(store, new, 2), put(store, old, 3)
@@ -116,7 +118,7 @@ def test_a_writer_ends_with_its_commit_or_with_the_next_begin(
     assert standing(tmp_path / "slots") == 2
 
 
-def test_files_of_another_model_do_not_stay(tmp_path: Path, old: Published, new: Published) -> None:
+def test_files_of_another_model_are_deleted(tmp_path: Path, old: Published, new: Published) -> None:
     store = SlotStore(tmp_path / "slots", DiskBudget(ROOM))
     put(store, old, 1)
     put(store, new, 2)
@@ -174,7 +176,7 @@ def rot(current: CurrentSlot) -> None:
     os.utime(path, (0, 0))  # clocks of files may tick too slowly for a test
 
 
-def test_a_version_that_rots_gives_way_to_the_one_before_and_is_written_again(
+def test_a_rotten_version_is_replaced_by_the_one_before_and_written_again(
     tmp_path: Path, old: Published, new: Published
 ) -> None:
     store = SlotStore(tmp_path / "slots", DiskBudget(ROOM))
@@ -191,7 +193,7 @@ def test_a_version_that_rots_gives_way_to_the_one_before_and_is_written_again(
     assert standing(tmp_path / "slots") == 2
 
 
-def test_a_slot_just_written_and_not_touched_is_not_hashed_again(
+def test_a_slot_that_did_not_change_after_its_write_is_not_hashed_again(
     tmp_path: Path, old: Published, new: Published, looks: list[int | None]
 ) -> None:
     store = SlotStore(tmp_path / "slots", DiskBudget(ROOM))
@@ -212,7 +214,7 @@ def test_a_slot_just_written_and_not_touched_is_not_hashed_again(
         store.require_intact(third.directory, new[1].digest)
 
 
-def test_a_proof_of_a_chunk_counts_from_when_it_was_written(
+def test_a_proof_of_a_chunk_counts_from_the_time_of_its_write(
     tmp_path: Path, new: Published, looks: list[int | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 1000.0
@@ -236,7 +238,7 @@ def test_a_proof_of_a_chunk_counts_from_when_it_was_written(
     assert looks == [2, len(manifest.chunks) - 2]
 
 
-def test_a_version_that_rots_while_the_next_is_written_leaves_nothing(
+def test_a_version_that_rots_while_the_next_is_written_leaves_no_version(
     tmp_path: Path, old: Published, new: Published
 ) -> None:
     store = SlotStore(tmp_path / "slots", DiskBudget(ROOM))
@@ -253,7 +255,9 @@ def test_a_version_that_rots_while_the_next_is_written_leaves_nothing(
 
 
 @pytest.mark.parametrize("file", ["manifest", "model"])
-def test_a_slot_without_its_files_is_damaged(tmp_path: Path, new: Published, file: str) -> None:
+def test_a_slot_with_missing_files_counts_as_damaged(
+    tmp_path: Path, new: Published, file: str
+) -> None:
     store = SlotStore(tmp_path / "slots", DiskBudget(ROOM))
     current = put(store, new, 1)
     lost = current.directory.parent / file

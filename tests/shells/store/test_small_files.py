@@ -62,7 +62,7 @@ def test_no_flipped_bit_and_no_cut_gives_another_meaning(
             assert read() == sound, damaged
 
 
-def test_a_damaged_line_of_a_log_is_left_out_and_counted(
+def test_a_damaged_line_of_a_log_is_skipped_and_counted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     lines = [{"step": step, "reward": step / 8} for step in range(3)]

@@ -29,7 +29,7 @@ def model(tmp_path: Path) -> Path:
     return write_snapshot(tmp_path / "model")
 
 
-def test_what_a_snapshot_holds(model: Path) -> None:
+def test_a_snapshot_holds_the_files_of_its_model(model: Path) -> None:
     files = scan_snapshot(model)
     assert [file.path for file in files] == [
         "config.json", "extra/chat_template.jinja", "model-0.safetensors", "model-1.safetensors", "tokenizer.json",
@@ -54,7 +54,7 @@ def test_the_manifest_covers_every_byte(model: Path) -> None:
     assert damaged_chunks(model, manifest) == (ChunkId(0), ChunkId(5), ChunkId(6))
 
 
-def test_a_chunk_that_is_not_there(model: Path) -> None:
+def test_a_missing_chunk_is_a_fault(model: Path) -> None:
     assert digest_of(read_chunk(model, Chunk("config.json", 1, 4))) == digest_of(b'"arc')
     with pytest.raises(IntegrityFault, match="shorter"):
         read_chunk(model, Chunk("config.json", 0, 4096))
@@ -62,7 +62,7 @@ def test_a_chunk_that_is_not_there(model: Path) -> None:
         read_chunk(model, Chunk("konfig.json", 0, 1))
 
 
-def test_what_is_on_the_disk_leaves_the_page_cache(model: Path) -> None:
+def test_pages_that_are_on_the_disk_leave_the_page_cache(model: Path) -> None:
     weights = model / "model-0.safetensors"
     before = weights.read_bytes()
     sync(weights)
@@ -110,7 +110,7 @@ def nest(model: Path) -> None:
         (shutil.rmtree, "No such file"),
     ],
 )
-def test_one_line_for_the_operator(
+def test_a_bad_model_directory_is_refused_in_one_line(
     model: Path, spoil: Callable[[Path], object], complaint: str
 ) -> None:
     spoil(model)
@@ -119,12 +119,12 @@ def test_one_line_for_the_operator(
     assert "\n" not in str(caught.value)
 
 
-def test_out_of_descriptors_is_no_fault_of_the_caller(model: Path) -> None:
+def test_a_lack_of_descriptors_is_no_fault_of_the_caller(model: Path) -> None:
     with no_descriptor_left(), pytest.raises(StoreFault, match="Too many open files"):
         scan_snapshot(model)
 
 
-def test_adopting_links_the_files(model: Path, tmp_path: Path) -> None:
+def test_an_adopted_snapshot_has_links_to_the_files(model: Path, tmp_path: Path) -> None:
     files = adopt_snapshot(model, tmp_path / "published")
     assert files == scan_snapshot(model) == scan_snapshot(tmp_path / "published")
     assert (tmp_path / "published/config.json").samefile(model / "config.json")
@@ -132,7 +132,7 @@ def test_adopting_links_the_files(model: Path, tmp_path: Path) -> None:
     assert scan_snapshot(tmp_path / "published") == files
 
 
-def test_adopting_copies_where_links_are_refused(
+def test_an_adopted_snapshot_has_copies_if_links_are_refused(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*args: object, **kwargs: object) -> None:
@@ -144,7 +144,7 @@ def test_adopting_copies_where_links_are_refused(
     assert not (tmp_path / "published/config.json").samefile(model / "config.json")
 
 
-def test_adopting_twice_or_a_bad_directory_leaves_nothing(model: Path, tmp_path: Path) -> None:
+def test_a_failed_adoption_leaves_nothing(model: Path, tmp_path: Path) -> None:
     adopt_snapshot(model, tmp_path / "published")
     with pytest.raises(StoreFault, match="exists already"):
         adopt_snapshot(model, tmp_path / "published")
@@ -154,7 +154,7 @@ def test_adopting_twice_or_a_bad_directory_leaves_nothing(model: Path, tmp_path:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "published"]
 
 
-def test_a_full_disk_while_adopting_leaves_nothing(
+def test_an_adoption_on_a_full_disk_leaves_nothing(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*args: object, **kwargs: object) -> None:

@@ -192,7 +192,7 @@ def calls_to_fail(
 
 @pytest.mark.parametrize("second", SECOND)
 @pytest.mark.parametrize("name", REFUSALS)
-def test_a_disk_that_refuses_at_any_call_costs_nothing(
+def test_a_disk_error_at_any_call_costs_no_version(
     pristine: Path, tmp_path: Path, runner: asyncio.Runner, name: str, second: str
 ) -> None:
     (error, kinds), form = REFUSALS[name], SECOND[second]
@@ -206,7 +206,7 @@ def test_a_disk_that_refuses_at_any_call_costs_nothing(
 
 @pytest.mark.parametrize("second", SECOND)
 @pytest.mark.parametrize("torn", [False, True])
-def test_a_kill_at_any_call_leaves_the_old_or_the_new(
+def test_a_kill_at_any_call_leaves_the_old_or_the_new_version(
     pristine: Path, tmp_path: Path, runner: asyncio.Runner, torn: bool, second: str
 ) -> None:
     found, form = [], SECOND[second]
@@ -229,7 +229,7 @@ def test_a_kill_at_any_call_leaves_the_old_or_the_new(
 
 
 @pytest.mark.parametrize("name", [*REFUSALS, "kill"])
-def test_a_fault_while_the_spare_slot_is_taken_again_leaves_the_old_or_the_new(
+def test_a_fault_while_the_spare_slot_is_reused_leaves_the_old_or_the_new_version(
     pristine: Path, tmp_path: Path, name: str
 ) -> None:
     """Version 0 is published again, which stands in the spare slot."""

@@ -123,7 +123,7 @@ def model(tmp_path: Path) -> Path:
     return write_snapshot(tmp_path / "model", weight_bytes=20 << 20)
 
 
-def test_a_version_travels_through_a_restart(model: Path, tmp_path: Path) -> None:
+def test_a_version_arrives_whole_across_a_restart(model: Path, tmp_path: Path) -> None:
     seed, slots = (
         FrameStore(tmp_path / "seed", DiskBudget(ROOM)),
         SlotStore(tmp_path / "slots", DiskBudget(ROOM)),
@@ -172,7 +172,7 @@ def test_a_delta_sends_only_what_changed(tmp_path: Path) -> None:
     assert_same_files(model, second.directory, second.manifest)
 
 
-def test_a_delta_on_the_wrong_base_leaves_the_old_version(tmp_path: Path) -> None:
+def test_a_delta_on_the_wrong_base_does_not_change_the_old_version(tmp_path: Path) -> None:
     seed, slots = (
         FrameStore(tmp_path / "seed", DiskBudget(ROOM)),
         SlotStore(tmp_path / "slots", DiskBudget(ROOM)),

@@ -96,7 +96,9 @@ async def tries(pool: TaskPool, way: str) -> Score | TaskFailed:
         "start more processes",
     ],
 )
-async def test_another_user_gets_nowhere(pool: TaskPool, way: str) -> None:
+async def test_a_task_under_another_user_reaches_nothing_of_the_run(
+    pool: TaskPool, way: str
+) -> None:
     outcome = await tries(pool, way)
     assert isinstance(outcome, TaskFailed)
     assert any(
@@ -116,7 +118,7 @@ async def test_another_user_gets_nowhere(pool: TaskPool, way: str) -> None:
         "spin on",
     ],
 )
-async def test_limits_hold(pool: TaskPool, way: str) -> None:
+async def test_a_task_cannot_exceed_its_limits(pool: TaskPool, way: str) -> None:
     assert isinstance(await tries(pool, way), TaskFailed)
     assert await pool.prompt(0) == TaskPrompt(pack_tokens([1]))
 
@@ -137,7 +139,9 @@ async def test_files_that_a_task_leaves_in_tmp_are_seen_by_no_other_task(pool: T
 
 
 @pytest.mark.parametrize("way", ["leave a session behind", "leave a session behind and die"])
-async def test_nothing_outlives_its_process(pool: TaskPool, notes: Path, way: str) -> None:
+async def test_no_process_of_a_task_outlives_its_task_process(
+    pool: TaskPool, notes: Path, way: str
+) -> None:
     assert isinstance(await tries(pool, way), TaskFailed)
     left = [int(line) for line in (await asyncio.to_thread(notes.read_text)).split()]
     assert len(left) == 1
@@ -145,7 +149,7 @@ async def test_nothing_outlives_its_process(pool: TaskPool, notes: Path, way: st
     assert await pool.prompt(0) == TaskPrompt(pack_tokens([1]))
 
 
-async def test_what_a_task_is_born_with(pool: TaskPool, notes: Path) -> None:
+async def test_a_task_starts_without_secrets_and_open_files(pool: TaskPool, notes: Path) -> None:
     assert await tries(pool, "tell") == Score(0.0)
     facts = told(notes)
     assert facts["umask"] == 0o077
@@ -162,7 +166,7 @@ async def test_what_a_task_is_born_with(pool: TaskPool, notes: Path) -> None:
 
 
 @as_root
-async def test_the_network_is_away_where_the_kernel_lets_us(pool: TaskPool, notes: Path) -> None:
+async def test_a_task_has_no_network_if_the_kernel_allows_it(pool: TaskPool, notes: Path) -> None:
     await tries(pool, "tell")
     if told(notes)["network"] == await asyncio.to_thread(os.readlink, "/proc/self/ns/net"):
         pytest.skip("this container may not make network namespaces")
@@ -172,7 +176,7 @@ async def test_the_network_is_away_where_the_kernel_lets_us(pool: TaskPool, note
 
 
 @as_root
-async def test_two_processes_of_a_pool_are_two_users(notes: Path, tmp_path: Path) -> None:
+async def test_two_processes_of_a_pool_run_as_two_users(notes: Path, tmp_path: Path) -> None:
     options = {"notes": str(notes), "run_dir": str(tmp_path), "coordinator": os.getpid(), "port": 1}
     async with TaskPool(ESCAPING, options, processes=2, timeout_s=TIMEOUT_S, limits=LIMITS) as pool:
         await asyncio.gather(tries(pool, "tell"), tries(pool, "tell"))

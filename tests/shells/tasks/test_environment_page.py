@@ -26,7 +26,7 @@ def directory() -> Iterator[Path]:
         yield Path(name)
 
 
-async def test_the_example_plays_as_it_stands(
+async def test_the_example_of_the_page_plays_unchanged(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     programs = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)

@@ -110,7 +110,9 @@ def notes(directory: Path) -> list[str]:
 
 
 @BOTH
-async def test_an_episode_from_its_first_turn_to_its_end(kind: str, directory: Path) -> None:
+async def test_an_episode_is_played_from_its_first_turn_to_its_end(
+    kind: str, directory: Path
+) -> None:
     async with episodes_of(kind, directory) as episodes:
         player = Player(episodes)
         first = await player.reset(row=3, seed=5)
@@ -123,7 +125,7 @@ async def test_an_episode_from_its_first_turn_to_its_end(kind: str, directory: P
     assert notes(directory) == ["3 go on 4", "3 go on 10", "3 end 11"]
 
 
-async def test_what_an_environment_says_of_itself(directory: Path) -> None:
+async def test_an_environment_describes_itself(directory: Path) -> None:
     async with TaskPool(NASTY, {"directory": str(directory)}) as pool:
         about = pool.about
         assert (about.environment, about.concurrent, about.in_text) == (True, False, False)
@@ -151,7 +153,7 @@ async def test_episodes_of_one_process_do_not_mix(kind: str, directory: Path) ->
 
 
 @BOTH
-async def test_a_process_killed_between_a_step_and_its_acknowledgement(
+async def test_a_kill_between_a_step_and_its_acknowledgement_loses_no_turn(
     kind: str, directory: Path
 ) -> None:
     """The step is executed again, says so, and those before it are not."""
@@ -170,7 +172,7 @@ async def test_a_process_killed_between_a_step_and_its_acknowledgement(
 
 
 @BOTH
-async def test_a_process_killed_between_two_turns(kind: str, directory: Path) -> None:
+async def test_a_kill_between_two_turns_loses_no_turn(kind: str, directory: Path) -> None:
     async with episodes_of(kind, directory) as episodes:
         player = Player(episodes)
         await player.reset()
@@ -200,7 +202,7 @@ async def test_an_episode_goes_on_in_another_pool(kind: str, directory: Path) ->
 
 
 @BOTH
-async def test_a_step_that_always_kills_its_process_ends_its_episode_only(
+async def test_a_step_that_always_kills_its_process_ends_only_its_episode(
     kind: str, directory: Path
 ) -> None:
     async with episodes_of(kind, directory) as episodes:
@@ -212,7 +214,7 @@ async def test_a_step_that_always_kills_its_process_ends_its_episode_only(
     assert notes(directory).count("3 kill 0") == EPISODE_RETRIES + 1
 
 
-async def test_an_episode_beside_a_killer_goes_on(directory: Path) -> None:
+async def test_an_episode_beside_one_that_kills_the_process_goes_on(directory: Path) -> None:
     """Nobody knows who it was, so each step is made again alone."""
     async with episodes_of(NASTY_ASYNC, directory) as episodes:
         others = [Player(episodes, episode) for episode in range(10, 18)]
@@ -258,7 +260,7 @@ async def test_an_episode_without_a_state_is_lost_with_its_process(
         ("lock", "cannot be saved: TypeError: cannot pickle '_thread.lock' object"),
     ],
 )
-async def test_a_state_that_cannot_be_kept_is_told_once(
+async def test_a_state_that_cannot_be_kept_is_reported_once(
     name: str, why: str, directory: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with episodes_of(NASTY, directory) as episodes:
@@ -282,7 +284,7 @@ async def test_two_steps_of_an_episode_at_once_are_refused(directory: Path) -> N
     assert notes(directory) == ["3 go on 1"]
 
 
-async def test_an_environment_that_hangs_costs_its_episode_only(directory: Path) -> None:
+async def test_an_environment_that_hangs_costs_only_its_episode(directory: Path) -> None:
     async with episodes_of(NASTY, directory, timeout_s=HANG_TIMEOUT_S) as episodes:
         player, other = Player(episodes), Player(episodes, 8)
         await player.reset()
@@ -296,7 +298,7 @@ async def test_an_environment_that_hangs_costs_its_episode_only(directory: Path)
     ("name", "reason"),
     [("hang", "no answer in 1 s"), ("block", "it blocked its process for 0.5 s")],
 )
-async def test_a_late_step_among_others_costs_its_episode_only(
+async def test_a_late_step_among_others_costs_only_its_episode(
     name: str, reason: str, directory: Path
 ) -> None:
     async with episodes_of(NASTY_ASYNC, directory, timeout_s=1.0) as episodes:
@@ -323,7 +325,7 @@ async def test_an_episode_beside_a_step_that_cannot_be_interrupted_goes_on(direc
     assert all(isinstance(turn, EpisodeTurn) and turn.again for turn in found), found
 
 
-async def test_the_rows_end(directory: Path) -> None:
+async def test_an_environment_reports_the_end_of_its_rows(directory: Path) -> None:
     async with episodes_of(NASTY, directory) as episodes:
         assert await episodes.reset(1, ROWS, 0) == TaskFailed("end", "")
 
@@ -342,7 +344,7 @@ async def test_the_rows_end(directory: Path) -> None:
     ],
 )
 @BOTH
-async def test_what_goes_wrong_ends_the_episode_without_a_reward(
+async def test_an_error_of_the_environment_ends_the_episode_without_a_reward(
     name: str, fault: str, reason: str, kind: str, directory: Path
 ) -> None:
     async with episodes_of(kind, directory) as episodes:
@@ -363,7 +365,7 @@ async def test_sixty_four_episodes_wait_beside_each_other(directory: Path) -> No
         await asyncio.gather(*(player.go_on(act("meet", 1)) for player in players))
 
 
-async def test_episodes_spread_over_processes(directory: Path) -> None:
+async def test_episodes_are_spread_over_processes(directory: Path) -> None:
     async with episodes_of(NASTY, directory, processes=2) as episodes:
         players = [Player(episodes, episode) for episode in range(4)]
         for player in players:
@@ -412,7 +414,7 @@ async def test_a_program_of_an_environment_lives_as_long_as_its_process(director
     assert not is_running(program)
 
 
-async def test_nothing_is_asked_of_a_pool_that_is_closed(directory: Path) -> None:
+async def test_a_closed_pool_plays_no_episode(directory: Path) -> None:
     async with episodes_of(NASTY, directory) as episodes:
         player = Player(episodes)
         await player.reset()
@@ -437,7 +439,7 @@ async def test_nothing_is_asked_of_a_pool_that_is_closed(directory: Path) -> Non
     ],
     ids=lambda value: repr(value)[:40],
 )
-async def test_a_process_that_answers_what_it_likes(
+async def test_any_answer_of_a_hostile_process_is_a_failure(
     reply: Any, monkeypatch: pytest.MonkeyPatch, directory: Path
 ) -> None:
     async with episodes_of(NASTY_ASYNC, directory) as episodes:
@@ -505,7 +507,7 @@ async def test_a_tools_output_of_a_mebibyte_is_cut(talk: Talk) -> None:
     )
 
 
-async def test_a_conversation_that_cannot_go_on_comes_whole(talk: Talk) -> None:
+async def test_a_conversation_that_cannot_be_extended_is_sent_whole(talk: Talk) -> None:
     player = talk()
     await player.reset(row=0)
     cut_off = turns_tokenizer().encode("more", add_special_tokens=False).ids
@@ -518,7 +520,7 @@ async def test_a_conversation_that_cannot_go_on_comes_whole(talk: Talk) -> None:
     assert read(await player.given(written("more"))) == f"<user>and?{END}<answer>"
 
 
-async def test_an_answer_that_does_not_fit_into_a_message(talk: Talk) -> None:
+async def test_an_answer_too_long_for_a_message_fails(talk: Talk) -> None:
     player = talk()
     await player.reset()
     failed = await player.step([1] * (1 << 18))
@@ -526,7 +528,7 @@ async def test_an_answer_that_does_not_fit_into_a_message(talk: Talk) -> None:
     assert "is over the limit of" in failed.reason
 
 
-async def test_the_system_message_comes_first(model: TextSettings) -> None:
+async def test_the_system_message_begins_a_conversation(model: TextSettings) -> None:
     settings = dataclasses.replace(model, system="be brief")
     async with TaskPool("tests.support.nasty_environment:Talk", texts=settings) as pool:
         player = Player(Episodes(pool))

@@ -28,7 +28,7 @@ def test_held_out_questions_never_come_in_training() -> None:
 
 
 @pytest.mark.parametrize(("share", "split"), [(0.02, "heldout"), (0.98, "train")])
-def test_a_small_side_does_not_end(share: float, split: Split) -> None:
+def test_a_small_held_out_side_does_not_end(share: float, split: Split) -> None:
     made = GymTask("chain_sum", {"max_terms": 4}, held_out=share, split=split)
     assert all(made.prompt(index) for index in range(40))
 

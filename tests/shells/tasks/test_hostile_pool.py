@@ -66,7 +66,7 @@ async def heard(data: bytes) -> tuple[Any, bool]:
         link.close()
 
 
-async def test_any_bytes_for_an_answer(fuzz: Fuzz) -> None:
+async def test_any_bytes_as_an_answer_give_a_value_or_a_failure(fuzz: Fuzz) -> None:
     sound = 0
     for _ in fuzz.share(0.02):
         value, usable = await heard(a_reply(fuzz.rng))
@@ -124,7 +124,9 @@ async def test_only_a_finite_number_is_a_reward(
         "abc",
     ],
 )
-async def test_only_tokens_are_a_prompt(value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_a_list_of_tokens_is_a_prompt(
+    value: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def ask(_: TaskProcess, requests: list[bytes]) -> AsyncGenerator[Any, None]:
         for _each in requests:
             yield value
@@ -149,7 +151,7 @@ async def test_only_tokens_are_a_prompt(value: Any, monkeypatch: pytest.MonkeyPa
         ["n", [], b"", None, 0],
     ],
 )
-async def test_a_task_that_introduces_itself_badly_cannot_start(
+async def test_a_task_with_a_malformed_first_message_cannot_start(
     value: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def start(_: TaskProcess) -> Any:
@@ -160,7 +162,7 @@ async def test_a_task_that_introduces_itself_badly_cannot_start(
         await TaskPool("sort_digits").start()
 
 
-async def test_a_forged_answer_is_not_that_of_the_next_call() -> None:
+async def test_a_forged_answer_is_not_taken_for_that_of_the_next_call() -> None:
     """It answers twice, with the right number: the second answer is not taken for that of another request."""
     async with TaskPool(NASTY, timeout_s=TIMEOUT_S) as pool:
         calls = [ScoreCall(index_of(act), pack_tokens([1])) for act in ("twice", "fine", "fine")]

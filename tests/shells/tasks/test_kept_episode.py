@@ -9,7 +9,7 @@ from echo2d.tasks.environment import STATE_BYTES_MAX, EpisodeLost
 from echo2d.tasks.kept_episode import KEPT_BYTES_MAX, Said, kept, read_kept
 
 
-def test_state_and_messages_come_back() -> None:
+def test_state_and_messages_can_be_read_again() -> None:
     said = Said([{"role": "user", "content": "é\ud800"}], [{"name": "look"}])
     said = said.plus({"role": "assistant", "content": "", "tool_calls": [{"big": 1 << 80}]})
     for state in (b"", b"state", bytes(range(256))):
@@ -25,11 +25,11 @@ def noise(characters: int) -> Said:
 @pytest.mark.parametrize(
     "said", [noise(200_000), Said([{"content": object()}]), Said([{"content": {1j: 1}}])]
 )
-def test_messages_that_cannot_be_kept_are_left_out(said: Said) -> None:
+def test_messages_that_are_too_large_are_not_kept(said: Said) -> None:
     assert read_kept(kept(b"state", said)) == (b"state", None)
 
 
-def test_the_largest_state_is_kept_alone() -> None:
+def test_the_largest_state_is_kept_without_messages() -> None:
     state = bytes(STATE_BYTES_MAX)
     packed = kept(state, noise(100))
     assert len(packed) == KEPT_BYTES_MAX
@@ -38,6 +38,6 @@ def test_the_largest_state_is_kept_alone() -> None:
 
 
 @pytest.mark.parametrize("packed", [b"", b"abc", b"\x80\x04\x95\x08pickle", b"\0\0\0\2x"])
-def test_another_builds_state_is_lost(packed: Any) -> None:
+def test_a_state_of_another_build_is_not_read(packed: Any) -> None:
     with pytest.raises(EpisodeLost, match="another build"):
         read_kept(packed)

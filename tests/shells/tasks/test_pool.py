@@ -62,7 +62,7 @@ async def nasty(directory: Path) -> AsyncIterator[TaskPool]:
         yield pool
 
 
-async def test_attachments_come_with_their_prompt() -> None:
+async def test_a_prompt_brings_its_attachments() -> None:
     async with TaskPool("tests.support.attached_task:AttachedTask") as pool:
         prompt = await pool.prompt(7)
         assert isinstance(prompt, TaskPrompt)
@@ -85,7 +85,7 @@ async def test_the_largest_prompt_fits_into_an_answer_of_its_process() -> None:
         assert isinstance(await pool.prompt(0), TaskPrompt)
 
 
-async def test_a_task_by_name_and_its_prompts_and_rewards() -> None:
+async def test_a_task_is_loaded_by_name_and_gives_prompts_and_rewards() -> None:
     async with TaskPool("sort_digits", {"rng_seed": 3}) as pool:
         task = SortDigits(3)
         prompt = await pool.prompt(7)
@@ -116,7 +116,7 @@ async def test_a_task_by_name_and_its_prompts_and_rewards() -> None:
         ("none", "TypeError"),
     ],
 )
-async def test_a_misbehaving_reward_is_an_error_of_its_call_only(
+async def test_a_misbehaving_reward_fails_only_its_own_call(
     nasty: TaskPool, secret: str, reason: str
 ) -> None:
     before, failed, after = await rewards(nasty, [ask("fine"), ask(secret), ask("fine", 2)])
@@ -139,7 +139,9 @@ async def test_a_hanging_reward_is_interrupted_and_its_process_goes_on(directory
 
 
 @pytest.mark.parametrize("act", ["fine", "alarm"])
-async def test_time_that_passes_between_rewards_does_not_count(directory: Path, act: str) -> None:
+async def test_time_between_rewards_does_not_count_as_reward_time(
+    directory: Path, act: str
+) -> None:
     """Also when the task has put its own handler in place of ours."""
     async with TaskPool(NASTY, {"directory": str(directory)}, timeout_s=HANG_TIMEOUT_S) as pool:
         await rewards(pool, [ask("who"), ask(act)])
@@ -149,7 +151,7 @@ async def test_time_that_passes_between_rewards_does_not_count(directory: Path, 
     assert (directory / "who").read_text() == before
 
 
-async def test_a_reward_that_cannot_be_interrupted_costs_the_process_its_life() -> None:
+async def test_a_process_whose_reward_cannot_be_interrupted_is_killed() -> None:
     async with TaskPool(NASTY, timeout_s=HANG_TIMEOUT_S) as pool:
         failed, after = await rewards(pool, [ask("deaf"), ask("fine")])
     assert failed == TaskFailed("timeout", "no answer in 1.5 s")
@@ -163,7 +165,7 @@ async def test_a_reward_has_parts_and_an_answer_may_not_be_judged(nasty: TaskPoo
     ]
 
 
-async def test_what_a_reward_forked_is_killed(nasty: TaskPool, directory: Path) -> None:
+async def test_processes_that_a_reward_forked_are_killed(nasty: TaskPool, directory: Path) -> None:
     await nasty.reward(ask("fork"))
     pids = [int(line) for line in (directory / "pids").read_text().split()]
     assert len(pids) == 2
@@ -172,7 +174,7 @@ async def test_what_a_reward_forked_is_killed(nasty: TaskPool, directory: Path) 
             await asyncio.sleep(0.01)
 
 
-async def test_printing_a_little_in_every_call_is_fine(nasty: TaskPool, directory: Path) -> None:
+async def test_a_task_may_print_a_little_in_every_call(nasty: TaskPool, directory: Path) -> None:
     assert await rewards(nasty, [ask("chat")] * 40) == [Score(0.0)] * 40
 
 
@@ -188,7 +190,7 @@ async def test_an_output_too_long_to_send_fails_alone(nasty: TaskPool) -> None:
     assert second == Score(1.0)
 
 
-async def test_more_calls_than_are_sent_at_once(nasty: TaskPool) -> None:
+async def test_calls_beyond_the_limit_wait_and_are_answered(nasty: TaskPool) -> None:
     calls = [ask("fine", n) for n in range(3 * PIPELINED_MAX)]
     assert await rewards(nasty, calls) == [Score(float(n)) for n in range(3 * PIPELINED_MAX)]
     wide = [ask("fine", TASK_MESSAGE_BYTES_MAX // 12)] * 5
@@ -202,14 +204,14 @@ async def test_a_cancelled_call_leaves_the_pool_usable(nasty: TaskPool) -> None:
     assert await nasty.reward(ask("fine")) == Score(1.0)
 
 
-async def test_processes_work_side_by_side() -> None:
+async def test_processes_of_a_pool_work_at_the_same_time() -> None:
     async with TaskPool(NASTY, processes=2, timeout_s=HANG_TIMEOUT_S) as pool:
         hang, fine = await asyncio.gather(pool.reward(ask("hang")), pool.reward(ask("fine")))
     assert isinstance(hang, TaskFailed)
     assert fine == Score(1.0)
 
 
-def test_the_pool_gives_the_same_under_uvloop() -> None:
+def test_the_pool_gives_the_same_results_under_uvloop() -> None:
     async def scenario() -> list[Score | TaskFailed]:
         async with TaskPool(NASTY, timeout_s=TIMEOUT_S) as pool:
             return await rewards(
@@ -238,7 +240,7 @@ async def test_the_process_has_its_own_user_and_no_environment(
     assert set(found) - {"LC_CTYPE"} == {"PYTHONHASHSEED", "TZ"}, "alike on every host"
 
 
-async def test_closing_kills_the_process_and_fails_calls(directory: Path) -> None:
+async def test_closing_a_pool_kills_its_processes_and_fails_open_calls(directory: Path) -> None:
     pool = TaskPool(NASTY, {"directory": str(directory)})
     await pool.start()
     await pool.reward(ask("who"))
@@ -279,7 +281,7 @@ async def test_a_task_that_cannot_start_is_the_operators_fault(
         [1, {}],
     ],
 )
-def test_a_score_that_a_hostile_process_lets_pass_is_none(reply: object) -> None:
+def test_a_malformed_score_of_a_hostile_process_is_a_failure(reply: object) -> None:
     assert isinstance(parse_score(reply), TaskFailed)
 
 
@@ -294,7 +296,7 @@ def test_a_score_that_a_hostile_process_lets_pass_is_none(reply: object) -> None
         [b"123", {}, "", {}],
     ],
 )
-def test_a_prompt_that_a_hostile_process_lets_pass_is_none(reply: object) -> None:
+def test_a_malformed_prompt_of_a_hostile_process_is_a_failure(reply: object) -> None:
     assert isinstance(parse_prompt(reply), TaskFailed)
 
 

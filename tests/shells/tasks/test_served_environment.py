@@ -43,7 +43,7 @@ def step(episode: int, turns: int, state: bytes | None, name: str = "go on") -> 
     return ["step", episode, turns, state, b"", pack_tokens(act(name, 1)), "stop"]
 
 
-def test_as_many_instances_as_episodes_are_open(tmp_path: Path) -> None:
+def test_each_open_episode_has_one_instance(tmp_path: Path) -> None:
     instances = Instances(tmp_path)
     served = instances.served()
     for episode in range(3):
@@ -61,7 +61,7 @@ def test_as_many_instances_as_episodes_are_open(tmp_path: Path) -> None:
     assert instances.made == 4
 
 
-def test_no_more_episodes_than_a_process_takes(tmp_path: Path) -> None:
+def test_an_episode_beyond_the_limit_of_a_process_is_refused(tmp_path: Path) -> None:
     served = Instances(tmp_path).served()
     for episode in range(OPEN_EPISODES_MAX):
         served.answer_at_once(["reset", episode, 1, 0])
@@ -108,7 +108,7 @@ class Silent(Nasty):
         return Waiting()
 
 
-def test_an_environment_that_waits_must_say_so(tmp_path: Path) -> None:
+def test_an_environment_that_awaits_must_declare_it(tmp_path: Path) -> None:
     served = Instances(tmp_path).served(Silent)
     served.answer_at_once(["reset", 0, 1, 0])
     with pytest.raises(TypeError, match="is declared `async def`"):
@@ -206,7 +206,7 @@ def test_a_conversation_whose_template_drops_reasoning_goes_on_in_branches(resta
         assert talk.branch[: len(talk.prompt)] == talk.prompt
 
 
-def test_where_the_messages_are_too_large_to_be_kept_a_branch_needs_the_same_process() -> None:
+def test_a_branch_needs_the_same_process_if_messages_are_too_large_to_keep() -> None:
     noise = STATE_BYTES_MAX - 100
     served = guided(noise)
     talk = Talk(served)
@@ -227,7 +227,7 @@ def test_an_environment_that_speaks_for_the_policy_begins_no_branch() -> None:
         Talk(served).say(served, "you?")
 
 
-def test_a_template_that_takes_no_second_turn_has_no_branches() -> None:
+def test_a_template_without_a_second_turn_allows_no_branches() -> None:
     one = "{% if messages | length > 2 %}{{ raise_exception('one only') }}{% endif %}"
     served = guided(template=one + DROPS)
     with pytest.raises(NoContinuation, match=r"rendered again: .*one only"):

@@ -40,7 +40,7 @@ def test_a_prompt_is_digits_and_a_question() -> None:
     assert (len(prompt.tokens), text(prompt)[-1], prompt.tags) == (9, ">", {"digits": "8"})
 
 
-def test_lengths_are_graded() -> None:
+def test_lengths_of_prompts_are_graded() -> None:
     task = SortDigits(digits_min=4, digits_max=6)
     assert {len(task.prompt(index).tokens) - 1 for index in range(50)} == {4, 5, 6}
 
@@ -67,7 +67,9 @@ def test_held_out_prompts_are_fixed_distinct_and_never_trained_on() -> None:
         ([], 0.0),
     ],
 )
-def test_only_the_exact_answer_with_its_end_is_worth_one(output: list[int], reward: float) -> None:
+def test_only_the_exact_answer_with_its_end_token_has_reward_one(
+    output: list[int], reward: float
+) -> None:
     prompt = Prompt(encode("3120>"))
     assert SortDigits(digits_min=4).reward(prompt, output) == reward
     assert answer(prompt.tokens) == (*encode("0123"), EOS)
@@ -83,7 +85,7 @@ def test_bad_options_are_the_operators_fault(options: dict[str, Any]) -> None:
         SortDigits(**options)
 
 
-def test_the_tokenizer_is_the_alphabet(tmp_path: Path) -> None:
+def test_the_tokenizer_has_a_token_for_each_character(tmp_path: Path) -> None:
     write_tokenizer(tmp_path)
     tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     assert [tokenizer.id_to_token(index) for index in range(len(VOCABULARY))] == list(VOCABULARY)

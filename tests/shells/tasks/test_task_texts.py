@@ -37,7 +37,7 @@ def test_a_control_token_in_a_question_is_plain_text_everywhere(tmp_path: Path) 
     assert texts.decode(of_a_task) == texts.render(messages, {})
 
 
-def test_templates_see_the_day_on_which_the_run_began(tmp_path: Path) -> None:
+def test_templates_get_the_date_on_which_the_run_began(tmp_path: Path) -> None:
     template = "{{ strftime_now('%d %b %Y') }}{{ messages[0].content }}"
     directory = write_text_model(tmp_path / "model", template)
     files = files_of(directory, day="2026-02-03")
@@ -45,7 +45,7 @@ def test_templates_see_the_day_on_which_the_run_began(tmp_path: Path) -> None:
     assert ModelTexts(files.files).decode(tokens) == "03 Feb 2026?"
 
 
-def test_a_prompt_that_is_refused_says_where_it_stands(tmp_path: Path) -> None:
+def test_the_error_about_a_refused_prompt_names_its_row(tmp_path: Path) -> None:
     template = "{{ raise_exception('no such role') }}"
     texts = TaskTexts(files_of(write_text_model(tmp_path / "model", template)))
     prompt = TextPrompt([{"role": "user", "content": "?"}], where="row 17 of sums.jsonl")

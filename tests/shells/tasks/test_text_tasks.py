@@ -51,7 +51,9 @@ async def test_messages_become_tokens_and_tokens_become_text(model: TextSettings
     assert wrong == Score(0.0, {"right": 0.0, "tokens": 3.0})
 
 
-async def test_the_system_message_and_the_templates_variables(model: TextSettings) -> None:
+async def test_a_prompt_has_the_system_message_and_the_templates_variables(
+    model: TextSettings,
+) -> None:
     settings = TextSettings(model.directory, system="s", options={"shout": True})
     async with TaskPool(ECHO, texts=settings) as pool:
         prompt = await pool.prompt(0)
@@ -60,7 +62,7 @@ async def test_the_system_message_and_the_templates_variables(model: TextSetting
     assert text == "<system>s<user>é!<answer>"
 
 
-async def test_prompts_end_and_that_is_no_error(model: TextSettings) -> None:
+async def test_the_end_of_prompts_is_no_error(model: TextSettings) -> None:
     async with TaskPool(ECHO, texts=model) as pool:
         assert await pool.prompt(4) == TaskFailed("end", "")
 
@@ -73,7 +75,7 @@ async def test_a_task_in_text_needs_a_model(model: TextSettings) -> None:
         await TaskPool(ECHO, texts=model).start()
 
 
-async def test_a_model_without_a_template_is_told(model: TextSettings) -> None:
+async def test_a_model_without_a_template_is_refused(model: TextSettings) -> None:
     write_text_model(Path(model.directory), template=None)
     async with TaskPool(ECHO, texts=model) as pool:
         failed = await pool.prompt(0)
@@ -81,7 +83,7 @@ async def test_a_model_without_a_template_is_told(model: TextSettings) -> None:
     assert "no chat template" in failed.reason
 
 
-async def test_rows_in_a_process(model: TextSettings) -> None:
+async def test_rows_are_asked_and_scored_in_a_process(model: TextSettings) -> None:
     rows = Path(model.directory) / "rows.csv"
     await asyncio.to_thread(rows.write_text, "prompt,answer\n1+1,2\n")
     async with TaskPool("rows", {"files": str(rows)}, texts=model) as pool:
@@ -90,7 +92,7 @@ async def test_rows_in_a_process(model: TextSettings) -> None:
         assert await pool.reward(answer(5, "2")) == Score(1.0)
 
 
-async def test_async_rewards_of_one_process_wait_beside_each_other(model: TextSettings) -> None:
+async def test_async_rewards_of_one_process_wait_concurrently(model: TextSettings) -> None:
     """Of 64 rewards in one process none is there before all were asked for."""
     async with TaskPool(JUDGE, {"beside": 64}, texts=model, timeout_s=TIMEOUT_S) as pool:
         assert pool.concurrent
@@ -118,7 +120,9 @@ async def test_a_judge_that_blocks_its_process_is_interrupted(model: TextSetting
     assert one == Score(1.0)
 
 
-async def test_a_tower_of_powers_costs_its_own_answer_only(model: TextSettings) -> None:
+async def test_an_expression_with_huge_powers_costs_only_its_own_answer(
+    model: TextSettings,
+) -> None:
     """math-verify would compute it; the task's time ends that, and the process goes on."""
     rows = Path(model.directory) / "rows.csv"
     await asyncio.to_thread(rows.write_text, "prompt,answer\n1+1,2\n")
@@ -145,7 +149,7 @@ async def test_a_process_that_starts_again_with_other_rows_scores_nothing(
     assert failed == TaskFailed("died", "its data or options have changed since the run began")
 
 
-async def test_an_answer_ends_for_its_task_before_its_stop_string(model: TextSettings) -> None:
+async def test_a_task_gets_the_answer_up_to_its_stop_string(model: TextSettings) -> None:
     settings = dataclasses.replace(model, stops=("é", "zz"))
     async with TaskPool(JUDGE, texts=settings) as pool:
 

@@ -38,7 +38,7 @@ def borrowed() -> int:
     return user.uid
 
 
-def test_no_process_gets_the_id_of_another_one_until_it_is_given_back() -> None:
+def test_no_process_gets_a_user_id_that_another_one_holds() -> None:
     one, two = BorrowedUser.borrow(), BorrowedUser.borrow()
     assert {one.uid, two.uid} == {64000, 64001}
     with pytest.raises(OperatorFault, match="all user ids for task processes of this host"):
@@ -50,7 +50,7 @@ def test_no_process_gets_the_id_of_another_one_until_it_is_given_back() -> None:
         each.give_back()
 
 
-def test_the_id_of_a_program_that_was_killed_is_free_again(tmp_path: Path) -> None:
+def test_the_user_id_of_a_killed_program_is_free_again(tmp_path: Path) -> None:
     command = [sys.executable, "-c", HOLDER, str(tmp_path / "locks")]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -62,7 +62,7 @@ def test_the_id_of_a_program_that_was_killed_is_free_again(tmp_path: Path) -> No
     assert borrowed() == 64000
 
 
-def test_a_place_where_no_lock_can_be_kept_is_one_line(
+def test_a_folder_without_locks_is_refused_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
@@ -71,7 +71,7 @@ def test_a_place_where_no_lock_can_be_kept_is_one_line(
         BorrowedUser.borrow()
 
 
-def test_ids_that_a_container_does_not_have_are_passed_over(
+def test_user_ids_that_a_container_does_not_have_are_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "map").write_text("         0     100000      64001\n")
@@ -83,7 +83,7 @@ def test_ids_that_a_container_does_not_have_are_passed_over(
     only.give_back()
 
 
-def test_an_id_whose_lock_was_removed_is_lent_once(tmp_path: Path) -> None:
+def test_a_user_id_whose_lock_was_removed_is_lent_once(tmp_path: Path) -> None:
     one = BorrowedUser.borrow()
     (tmp_path / "locks" / str(one.uid)).unlink()
     two = BorrowedUser.borrow()

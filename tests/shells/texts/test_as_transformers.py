@@ -39,7 +39,7 @@ def tried(make: Callable[..., Any], *words: Any, **options: Any) -> Any:
     "seed",
     [*SEEDS[:QUICK], *(pytest.param(each, marks=pytest.mark.nightly) for each in SEEDS[QUICK:])],
 )
-def test_prompts_are_those_of_transformers(seed: int, tmp_path: Path) -> None:
+def test_prompts_equal_those_of_transformers(seed: int, tmp_path: Path) -> None:
     drawn = draw(seed, tmp_path)
     reference = transformers.AutoTokenizer.from_pretrained(tmp_path)
     try:
@@ -73,7 +73,7 @@ def test_few_folders_are_refused(tmp_path: Path) -> None:
     assert len(refused) <= 4, refused
 
 
-def test_the_table_of_classes_is_that_of_the_installed_transformers() -> None:
+def test_the_table_of_classes_equals_that_of_the_installed_transformers() -> None:
     """Otherwise: `python tools/tokenizer_classes.py`, and look at what has changed."""
     from tools.tokenizer_classes import TARGET, text
 
@@ -110,7 +110,7 @@ def test_installed_templates_render_as_in_transformers() -> None:
 
 
 @pytest.mark.parametrize("text", ["{% generation %}", "{{ messages | tojson(indent=(1) }}"])
-def test_a_template_that_is_none_is_said(text: str, tmp_path: Path) -> None:
+def test_a_malformed_template_is_reported(text: str, tmp_path: Path) -> None:
     draw(0, tmp_path)
     (tmp_path / "chat_template.jinja").write_text(text)
     with pytest.raises(UnusableText, match="the chat template says: "):

@@ -23,7 +23,7 @@ def read(made: ModelTexts, text: str, *stops: str, bundle: int = 1) -> tuple[lis
 
 
 @pytest.mark.parametrize("bundle", [1, 2, 5, 100])
-def test_text_comes_whole_and_never_as_half_a_character(bundle: int) -> None:
+def test_text_is_given_whole_and_never_as_half_a_character(bundle: int) -> None:
     told, stopped, taken = read(texts(), "aé漢🙂z", bundle=bundle)
     assert ("".join(told), stopped, taken) == ("aé漢🙂z", False, 11)
     assert not any("\ufffd" in part for part in told)
@@ -41,7 +41,7 @@ def test_text_comes_whole_and_never_as_half_a_character(bundle: int) -> None:
         ("none", ("zzz", "q"), "none", 4),
     ],
 )
-def test_a_stop_ends_it_and_is_not_part_of_it(
+def test_a_stop_string_ends_the_text_and_is_not_part_of_it(
     text: str, stops: tuple[str, ...], told: str, taken: int, bundle: int
 ) -> None:
     out, stopped, count = read(texts(), text, *stops, bundle=bundle)
@@ -83,7 +83,7 @@ def test_a_token_costs_the_same_however_many_came_before_it(token: int, special:
     assert costs[1] <= 10.5 * costs[0] + 10
 
 
-def test_text_goes_on_behind_what_is_none() -> None:
+def test_text_goes_on_behind_tokens_that_are_no_text() -> None:
     made = counted()
     stream = TextStream(made, special=False)
     word = made.encode("a漢b", special=False)
@@ -94,7 +94,7 @@ def test_text_goes_on_behind_what_is_none() -> None:
     assert "".join(shown.put(token) for token in (*word, PAD, *word)) == "a漢b<pad>a漢b"
 
 
-def test_half_a_character_at_the_end_is_told_as_such() -> None:
+def test_half_a_character_at_the_end_is_shown_as_a_replacement_character() -> None:
     made = texts()
     reader = Detokenizer(made, (), special=False)
     assert reader.put(made.encode("漢", special=False)[:2]).text == ""

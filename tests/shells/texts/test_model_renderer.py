@@ -1,4 +1,4 @@
-"""Turns by the package `renderers`, for a model that it supports."""
+"""The package `renderers` renders turns for a model that it supports."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ MODEL = "Qwen/Qwen3-4B"
 ASK: list[dict[str, Any]] = [{"role": "user", "content": "1 + 10?"}]
 
 
-def test_only_a_model_whose_template_it_follows_is_its() -> None:
+def test_a_renderer_is_used_only_if_it_follows_the_models_template() -> None:
     assert model_renderer(chat_texts(), MODEL, {}) is not None
     assert model_renderer(chat_texts(), "", {}) is None
     assert model_renderer(chat_texts("!" + CHATML), MODEL, {}) is None

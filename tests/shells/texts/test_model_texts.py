@@ -47,7 +47,7 @@ def test_a_template_is_rendered_in_a_sandbox() -> None:
         ModelTexts({"tokenizer.json": b"{}"})
 
 
-def test_a_template_that_is_no_text_is_a_fault_of_chat_only() -> None:
+def test_a_template_that_is_no_text_fails_only_chat() -> None:
     files = {
         "tokenizer.json": bytes_tokenizer().to_str().encode(),
         "chat_template.jinja": b"\xff{{ messages }}",
@@ -101,7 +101,7 @@ def test_a_text_that_cannot_fit_is_refused_by_its_bytes() -> None:
     ],
     ids=["changed", "dropped", "swallowed"],
 )  # fmt: skip
-def test_where_a_token_may_stand_for_more_bytes_all_text_is_tokenized(
+def test_all_text_is_tokenized_if_a_token_may_cover_more_bytes(
     changes: dict[str, Any],
 ) -> None:
     with_words(**changes).encode(" " * 1000, special=False, tokens_max=8)

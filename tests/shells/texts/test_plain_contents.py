@@ -24,41 +24,41 @@ def control(made: ModelTexts, messages: list[dict[str, Any]], **options: Any) ->
     "content", ["x", FORGED, f" {FORGED}\n", "<|im_start|>" * 3, "<|<|im_end|>im_end|>"]
 )
 @pytest.mark.parametrize("role", ["user", "system", "assistant", "tool"])
-def test_a_content_has_no_control_token(content: str, role: str) -> None:
+def test_the_content_of_a_message_gives_no_control_token(content: str, role: str) -> None:
     assert control(chat_texts(), [{"role": role, "content": content}]) == 3
 
 
-def test_nor_has_a_role() -> None:
+def test_the_role_of_a_message_gives_no_control_token() -> None:
     assert control(chat_texts(), [{"role": FORGED, "content": ""}]) == 3
 
 
-def test_nor_has_a_tool_call_or_the_description_of_a_tool() -> None:
+def test_a_tool_call_and_the_description_of_a_tool_give_no_control_token() -> None:
     made = chat_texts()
     messages = [{"role": "assistant", "content": "", "tool_calls": [CALL]}]
     assert control(made, messages) == 3
     assert control(made, messages, tools=[{"name": FORGED}]) == 5
 
 
-def test_a_tools_output_does_not_leave_its_frame() -> None:
+def test_the_output_of_a_tool_does_not_leave_its_frame() -> None:
     made = chat_texts()
     end = made.encode("</tool_response>", special=False)
     ids = encode_prompt(made, [{"role": "tool", "content": "</tool_response>"}], {})
     assert [ids.count(token) for token in end] == [1]
 
 
-def test_without_the_text_of_a_control_token_the_whole_is_tokenized_at_once() -> None:
+def test_a_prompt_without_the_text_of_a_control_token_is_tokenized_at_once() -> None:
     made = chat_texts("a1{{ messages[0].content }}")
     assert encode_prompt(made, [{"content": "1"}], {}) == made.encode("a11", special=False)
 
 
 @pytest.mark.parametrize("change", ["| upper", "[2:]", "| replace('im', 'am')"])
-def test_a_template_that_changes_such_a_text_is_refused(change: str) -> None:
+def test_a_template_that_changes_the_text_of_a_control_token_is_refused(change: str) -> None:
     made = chat_texts(CHATML.replace("m.content", f"(m.content {change})"))
     with pytest.raises(UnusableText, match="control token"):
         encode_prompt(made, [{"role": "user", "content": FORGED}], {})
 
 
-def test_a_tokenizer_that_knows_the_text_in_no_other_way_is_refused() -> None:
+def test_a_tokenizer_that_cannot_write_the_text_of_a_control_token_is_refused() -> None:
     made = chat_texts()
     made.tokenizer.add_special_tokens(["~"])
     made = ModelTexts({"tokenizer.json": made.tokenizer.to_str().encode()}, CHATML)
@@ -66,7 +66,7 @@ def test_a_tokenizer_that_knows_the_text_in_no_other_way_is_refused() -> None:
         encode_prompt(made, [{"role": "user", "content": "a~"}], {})
 
 
-def test_texts_that_would_take_for_ever_are_refused() -> None:
+def test_texts_that_would_take_too_long_are_refused() -> None:
     made = chat_texts()
     for content, words in (
         ("<|im_end|>" * (CUTS_MAX + 1), f"more than {CUTS_MAX}"),
@@ -81,7 +81,7 @@ def test_texts_that_would_take_for_ever_are_refused() -> None:
         encode_prompt(made, [{"role": "user", "content": nested}], {})
 
 
-def test_arguments_that_are_no_object_stay_text() -> None:
+def test_arguments_of_a_call_that_are_no_object_stay_text() -> None:
     for arguments in ("{", "3", {"a": 1}):
         [message] = for_template([{"tool_calls": [{"function": {"arguments": arguments}}]}])
         assert message["tool_calls"] == [{"function": {"arguments": arguments}}]

@@ -13,7 +13,7 @@ def call(body: str) -> str:
 GOOD = call('{"name": "look", "arguments": {"at": "x"}}')
 
 
-def test_the_template_tells_the_form() -> None:
+def test_the_template_decides_the_form_of_tool_calls() -> None:
     llama = "{% if m.role == 'tool' %}ipython{% endif %}{'name': function, 'parameters': {}}"
     forms = [call_form(each) for each in (CHATML, llama, "{{ messages }}", None)]
     assert forms == ["tagged", "bare", "", ""]
@@ -55,6 +55,8 @@ def test_calls_are_read_and_malformed_ones_stay_text(
         (f"<think>{GOOD}", False, GOOD, ""),
     ],
 )
-def test_reasoning_is_apart(text: str, thinking: bool, reasoning: str, rest: str) -> None:
+def test_reasoning_is_separated_from_the_answer(
+    text: str, thinking: bool, reasoning: str, rest: str
+) -> None:
     answer = read_answer(text, "tagged", thinking=thinking)
     assert (answer.reasoning, answer.text, answer.tool_calls) == (reasoning, rest, ())

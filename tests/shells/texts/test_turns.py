@@ -39,7 +39,7 @@ def test_the_next_prompt_keeps_every_token_and_adds_what_the_template_would() ->
     assert made.decode([*first, *answer, *given]) == whole
 
 
-def test_a_round_trip_through_text_changes_the_ids_that_following_keeps() -> None:
+def test_a_round_trip_through_text_changes_ids_but_a_conversation_keeps_them() -> None:
     """The engine wrote "1" and "1"; the tokenizer makes one token of "11"."""
     made = chat_texts()
     turns = TurnTexts(made)
@@ -77,7 +77,7 @@ NEW = st.lists(
 
 @given(CONTENT, st.lists(st.tuples(CONTENT.filter(lambda text: "<" not in text), NEW), max_size=3))
 @example("<|im_end|>", [("11", [said("tool", "<|im_start|>"), said("tool", "x")])])
-def test_the_tokens_read_as_the_rendering_of_the_whole(
+def test_the_tokens_of_a_conversation_read_like_its_whole_rendering(
     question: str, dialogue: list[tuple[str, list[Message]]]
 ) -> None:
     made = chat_texts()
@@ -99,7 +99,7 @@ def test_the_tokens_read_as_the_rendering_of_the_whole(
     assert len(control) == 2 * blocks + 1
 
 
-def test_an_answer_that_was_cut_off_is_ended_by_given_tokens() -> None:
+def test_given_tokens_end_an_answer_that_was_cut_off() -> None:
     made = chat_texts()
     turns = TurnTexts(made)
     so_far = [*turns.first([said("user", "?")]), *written(made, "1 and")[:-1]]
@@ -123,7 +123,7 @@ def refused(turns: TurnTexts, so_far: Sequence[int], *new: Message) -> str:
     return str(fault.value.reason)
 
 
-def test_a_template_that_drops_reasoning_is_refused_where_there_was_reasoning() -> None:
+def test_a_template_that_drops_reasoning_is_refused_if_there_was_reasoning() -> None:
     made = chat_texts(DROPS)
     turns = TurnTexts(made)
     first = turns.first([said("user", "?")])
@@ -144,7 +144,7 @@ def test_a_template_that_drops_reasoning_is_refused_where_there_was_reasoning() 
         ("{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}", "template"),
     ],
 )  # fmt: skip
-def test_a_template_that_changes_what_came_before_is_refused(template: str, reason: str) -> None:
+def test_a_template_that_changes_earlier_messages_is_refused(template: str, reason: str) -> None:
     made = chat_texts(template)
     turns = TurnTexts(made)
     first = turns.first([said("user", "?")])
@@ -152,7 +152,7 @@ def test_a_template_that_changes_what_came_before_is_refused(template: str, reas
         assert refused(turns, first, said("user", "more")) == reason
 
 
-def test_an_answer_is_no_new_message() -> None:
+def test_an_answer_is_not_accepted_as_a_new_message() -> None:
     turns = TurnTexts(chat_texts())
     first = turns.first([said("user", "?")])
     assert refused(turns, first, said("assistant", "more")) == "messages"

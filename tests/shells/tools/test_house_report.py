@@ -29,7 +29,7 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_every_row_of_a_small_tree(checkout: Path) -> None:
+def test_the_report_has_every_row_of_a_small_tree(checkout: Path) -> None:
     assert report(read_modules(checkout)) == {
         "modules: echo2d": 3,
         "modules: learner": 1,
@@ -84,7 +84,7 @@ def test_commands_options_keys_and_constants_are_counted_as_they_are_written(
     assert [found[name] for name in names] == [2, 2, 1, 1, 4]
 
 
-def test_a_fragment_is_small_and_has_one_importer_and_is_found_in_no_other_way(
+def test_a_fragment_is_a_small_module_that_only_one_importer_finds(
     checkout: Path,
 ) -> None:
     def found() -> list[str]:
@@ -109,7 +109,7 @@ def test_a_fragment_is_small_and_has_one_importer_and_is_found_in_no_other_way(
     assert found() == ["echo2d.errors"], "the registry names the first"
 
 
-def test_click_offers_what_its_commands_say(capsys: pytest.CaptureFixture[str]) -> None:
+def test_click_offers_the_counted_options(capsys: pytest.CaptureFixture[str]) -> None:
     """The options of one command are also counted in its help."""
     join = main.commands["join"]
     join.main(["--help"], standalone_mode=False)

@@ -7,7 +7,7 @@ from tools.mutants import MUTANTS, Mutant
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
-def test_a_mutant_can_be_planted(mutant: Mutant) -> None:
+def test_every_mutant_can_be_planted(mutant: Mutant) -> None:
     source = (REPO / mutant.path).read_text()
     assert mutant.planted(source) != source
     assert all((REPO / test.partition("::")[0]).exists() for test in mutant.tests)

@@ -87,7 +87,7 @@ def facts(
     return found
 
 
-def test_a_sound_ledger_is_told_and_not_touched(
+def test_a_sound_ledger_is_described_and_not_changed(
     sound: Path, config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = [(path.name, path.read_bytes()) for path in sorted(sound.parent.iterdir())]
@@ -103,7 +103,7 @@ def test_a_sound_ledger_is_told_and_not_touched(
     assert [(path.name, path.read_bytes()) for path in sorted(sound.parent.iterdir())] == before
 
 
-def test_guessed_rules_are_those_of_the_run(
+def test_the_guessed_rules_equal_those_of_the_run(
     sound: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([str(sound)]) == 0
@@ -123,7 +123,9 @@ def test_a_group_that_leaves_a_sample_out_is_complete_without_it(
     assert facts(damaged(some), capsys)["groups_in_no_batch"] == whole
 
 
-def test_as_a_learner_would_find_it(sound: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_replay_shows_the_run_as_a_learner_would_find_it_at_a_step(
+    sound: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     found = facts(sound, capsys, "--at", "2")
     assert (found["status"]["epoch"], found["status"]["committed_step"]) == (3, 2)
     assert found["status"]["newest_version"]["version"] == 2
@@ -134,7 +136,9 @@ def test_as_a_learner_would_find_it(sound: Path, capsys: pytest.CaptureFixture[s
     )
 
 
-def test_the_story_of_a_group(sound: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_replay_tells_the_story_of_a_group(
+    sound: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     batch = facts(sound, capsys)["batches"][0]
     group = batch["groups"][0]
     story = facts(sound, capsys, "--group", str(group))
@@ -226,7 +230,7 @@ def test_contradictions_are_listed(
         (f"UPDATE batches SET groups = '{'[' * 99_999}';", "recursion"),
     ],
 )
-def test_a_damaged_row_is_one_line(
+def test_a_damaged_row_gives_one_line(
     damage: str, words: str, damaged: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = damaged(damage)
@@ -247,7 +251,7 @@ def test_a_damaged_row_costs_no_other_row(damaged: Callable[[str], Path]) -> Non
         assert database.execute("SELECT count(*) FROM batches").fetchone() == (5,)
 
 
-def test_whatever_stands_in_a_column(
+def test_no_value_in_any_column_gives_a_traceback(
     sound: Path, damaged: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It is refused in one line, or it does not fit together, or it does not matter: never a traceback."""
@@ -272,7 +276,7 @@ def test_whatever_stands_in_a_column(
     assert verdicts[2] > verdicts.total() / 2
 
 
-def test_a_file_that_is_no_ledger_is_one_line(
+def test_a_file_that_is_no_ledger_gives_one_line(
     sound: Path, tmp_path: Path, damaged: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "empty").mkdir()
@@ -291,7 +295,9 @@ def test_a_file_that_is_no_ledger_is_one_line(
         assert "echo2d-replay-" not in said, "the copy is nobody's business"
 
 
-def test_pages_of_noise(sound: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_overwritten_page_passes_as_sound_or_gives_a_traceback(
+    sound: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Wherever a page is overwritten, it is said, or it did not matter: never a traceback, never silence about rows."""
     whole = sound.read_bytes()
     verdicts = []
@@ -307,7 +313,7 @@ def test_pages_of_noise(sound: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert verdicts.count(0) <= free, "a page without rows does not matter"
 
 
-def test_beside_a_running_coordinator(
+def test_a_replay_works_beside_a_running_coordinator(
     sound: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "ledger.sqlite"

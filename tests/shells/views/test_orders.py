@@ -124,7 +124,7 @@ async def test_a_drain_waits_until_its_worker_has_ended(
         assert states == {"stays": "joined", "goes": "gone"}
 
 
-async def test_a_drain_that_another_calls_off_ends_the_waiting(
+async def test_a_drain_that_is_cancelled_elsewhere_ends_the_waiting(
     config: CoordinatorConfig,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -150,7 +150,7 @@ async def test_a_drain_that_another_calls_off_ends_the_waiting(
 
 
 @pytest.mark.usefixtures("costly")
-async def test_a_drain_after_a_look_is_not_taken_for_called_off(
+async def test_a_drain_seen_after_a_status_is_not_taken_for_cancelled(
     config: CoordinatorConfig,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -179,7 +179,7 @@ async def test_a_drain_after_a_look_is_not_taken_for_called_off(
             assert outcome["outcome"] == "called off"
 
 
-def test_without_a_coordinator_there_is_one_line(tmp_path: Path) -> None:
+def test_an_order_without_a_coordinator_gives_one_line(tmp_path: Path) -> None:
     with pytest.raises(OperatorFault, match="no coordinator runs in"):
         asyncio.run(
             give_orders(partial(find_coordinator, tmp_path), ("a",), everyone=False, order="drain")

@@ -44,7 +44,7 @@ def picture(status: OwnStatus) -> str:
     return console.file.getvalue()
 
 
-def test_an_owner_reads_what_the_box_does_gives_and_gets() -> None:
+def test_an_owner_sees_what_a_box_does_gives_and_gets() -> None:
     text = picture(STATUS)
     assert "run run-1: step 7 committed, version 4 published" in text
     (row,) = [line for line in text.splitlines() if "box[/x]" in line and "!" not in line]
@@ -67,7 +67,7 @@ def test_an_owner_reads_what_the_box_does_gives_and_gets() -> None:
     assert f"! {'c' * 32} is convicted" in text
 
 
-def test_an_unused_token_says_so() -> None:
+def test_the_status_of_an_unused_token_says_that_it_is_unused() -> None:
     nothing = OwnStatus(
         run_id="run-1", committed_step=0, staleness_max=3, newest_version=None, spreading_version=None,
         spreading_bytes=None, peers=(), absent=(), convicted=(),
@@ -75,7 +75,7 @@ def test_an_unused_token_says_so() -> None:
     assert "no box has enrolled with this token yet" in picture(nothing)
 
 
-def test_watching_shows_it_too(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_watch_option_shows_the_owners_boxes_too(capsys: pytest.CaptureFixture[str]) -> None:
     facts = plain(STATUS)
     assert is_own(facts)
     with Screen(as_json=False, console=Console(width=140, highlight=False)) as screen:
@@ -98,7 +98,7 @@ def enrol(access: AccessTable, name: str, path: Path) -> str:
     return access.enrol(token.secret, public, proof, now_s=0.0)
 
 
-async def test_each_token_has_its_own_boxes_and_only_while_it_is_valid(tmp_path: Path) -> None:
+async def test_each_valid_token_shows_only_its_own_boxes(tmp_path: Path) -> None:
     async with serving(make_config(tmp_path), core_machine) as opened:
         files = {name: tmp_path / f"{name}.token" for name in ("alice", "bob")}
         ids = {

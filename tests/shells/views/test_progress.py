@@ -8,7 +8,7 @@ from rich.console import Console
 from echo2d.views.progress import progress_line
 
 
-def test_the_line_is_shown_and_log_lines_stay_whole() -> None:
+def test_the_progress_line_is_shown_and_log_lines_stay_whole() -> None:
     terminal = io.StringIO()
     console = Console(file=terminal, force_terminal=True, width=40, color_system=None)
     long = f"reason=[bold]{'x' * 100}"
@@ -34,6 +34,6 @@ def test_a_terminal_keeps_its_cursor() -> None:
         assert terminal.getvalue().endswith("\x1b[?25h")
 
 
-def test_without_a_terminal_there_is_no_line() -> None:
+def test_no_progress_line_is_shown_without_a_terminal() -> None:
     with progress_line(Console(file=io.StringIO())) as line:
         assert line is None

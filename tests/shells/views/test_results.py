@@ -10,7 +10,7 @@ def score(version: int, mean: float | None) -> dict[str, object]:
     return {"eval": {"greedy": {"version": version, "mean": mean, "se": 0.01, "rows": 50}}}
 
 
-def test_steps_scores_and_the_model_are_named(tmp_path: Path) -> None:
+def test_the_closing_lines_name_steps_scores_and_the_model(tmp_path: Path) -> None:
     metrics = tmp_path / "metrics.jsonl"
     rows = [{"step": 1, **score(0, None)}, {"step": 1, **score(0, 0.25)}, {"step": 1, "loss": 0.1}]
     rows += [{"step": 2, "loss": 0.1}, {"step": 2, **score(2, 0.75)}, {"step": 2, **score(2, None)}]

@@ -63,7 +63,7 @@ def trained() -> World:
     return world
 
 
-def test_where_there_is_room_the_table_tells_what_answers_look_like() -> None:
+def test_a_wide_table_shows_what_answers_look_like() -> None:
     world = trained()
     quality = world.state._statistics.qualities.of(world.peers["a"].peer)
     assert quality is not None
@@ -91,7 +91,7 @@ def test_a_refit_shows_its_pause_and_what_it_computes_again() -> None:
     assert "…" not in text
 
 
-def test_a_run_with_a_silent_worker() -> None:
+def test_the_status_shows_a_silent_worker() -> None:
     world = trained()
     lines = [line.strip() for line in seen(facts_of(world)).splitlines()]
     text = "\n".join(lines)
@@ -106,7 +106,7 @@ def test_a_run_with_a_silent_worker() -> None:
     assert "…" not in text
 
 
-def test_a_run_that_activates_by_itself() -> None:
+def test_the_status_shows_a_run_with_automatic_activation() -> None:
     world = trained()
     facts = facts_of(world)
     first, second = facts["workers"]
@@ -129,7 +129,7 @@ def test_a_run_that_activates_by_itself() -> None:
     assert lines[at].startswith("  bottleneck    it waits 1.0% of its time; 1 worker makes 3,600")
     assert lines[at + 1].startswith(" " * 16 + "so on"), "long words go on below themselves"
     assert (
-        "  activation    1 of 3 workers work, 3,600 trajectories/h of 3,240 that are aimed at; 23% cheaper"
+        "  activation    1 of 3 workers work, 3,600 trajectories/h; the target is 3,240; 23% cheaper"
         in seen(facts)
     )
     rows = {line.split()[1]: line for line in lines if line.startswith("● ")}
@@ -157,7 +157,7 @@ def test_workers_that_are_long_gone_are_counted() -> None:
     assert "and 3 gone" in text
 
 
-def test_the_picture_of_the_status_for_the_docs() -> None:
+def test_the_picture_of_the_status_is_the_same_every_time() -> None:
     facts = facts_of(trained())
     assert svg(facts) == svg(facts)
     assert "bottleneck" in svg(facts)
@@ -181,7 +181,7 @@ def words_of(text: str) -> set[str]:
     return set(re.findall(r"\w+", text))
 
 
-def test_samples_between_two_turns_and_how_long_a_tool_takes() -> None:
+def test_the_status_shows_samples_between_two_turns_and_the_time_of_tools() -> None:
     facts = facts_of(World())
     facts["tasks"][0] |= {
         "name": "shop[/x]",
@@ -195,7 +195,7 @@ def test_samples_between_two_turns_and_how_long_a_tool_takes() -> None:
     assert "samples wait" not in seen(facts_of(World()))
 
 
-def test_what_the_seed_has_sent_and_what_that_costs() -> None:
+def test_the_status_shows_what_the_seed_has_sent_and_its_cost() -> None:
     facts = facts_of(trained())
     assert "seed sent" not in seen(facts)
     facts |= {
@@ -208,7 +208,7 @@ def test_what_the_seed_has_sent_and_what_that_costs() -> None:
     assert "17.0 GB for 1.53 usd; version 3 1.0 times, 0.030 usd" in seen(facts)
 
 
-def test_rented_boxes_and_what_they_cost() -> None:
+def test_the_status_shows_rented_boxes_and_their_cost() -> None:
     box = {"label": "x-1", "provider": "x", "offer": "y", "ids": [], "state": "serving", "why": "", "usd_per_h": 0.75,
            "age_s": 1.0, "life_left_s": 9.0, "cost_usd": 0.1, "worker": "x-1", "idle_s": 2.0,
            "accepted": 7}  # fmt: skip
@@ -279,7 +279,7 @@ def test_a_filter_narrows_the_answer_for_programs_too() -> None:
         narrowed(facts, "nobody", must=True)
 
 
-def test_status_as_json_has_the_workers_that_are_meant(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_status_as_json_has_the_selected_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     async def status_once(_: object) -> dict[str, object]:
         return facts
 
@@ -294,7 +294,7 @@ def test_status_as_json_has_the_workers_that_are_meant(monkeypatch: pytest.Monke
         assert "'nobody' is in the name, the id or the state of no worker" in found.output
 
 
-def test_units() -> None:
+def test_numbers_are_shown_with_their_units() -> None:
     assert [age(s) for s in (-1.0, 119.0, 120.0, 7200.0, 3e5)] == [
         "0 s",
         "119 s",
@@ -328,7 +328,7 @@ def test_a_pause_keeps_the_last_picture_on_a_terminal() -> None:
     assert "● a " in shown
 
 
-def test_builds_are_shown_where_they_differ() -> None:
+def test_builds_are_shown_if_they_differ() -> None:
     facts = facts_of(trained())
     assert "build" not in seen(facts)
     facts["workers"][0]["build"] = "0.9.1"
@@ -339,7 +339,7 @@ def test_builds_are_shown_where_they_differ() -> None:
 
 @pytest.mark.parametrize("width", [60, 80, 110, 140, 200])
 @pytest.mark.parametrize("builds", [1, 2])
-def test_no_word_and_no_number_is_cut(width: int, builds: int) -> None:
+def test_no_word_and_no_number_of_the_status_is_truncated(width: int, builds: int) -> None:
     world = trained()
     facts = facts_of(world)
     for worker in facts["workers"]:
@@ -357,7 +357,7 @@ def test_no_word_and_no_number_is_cut(width: int, builds: int) -> None:
     assert max(map(len, text.splitlines())) <= width
 
 
-def test_the_width_is_that_of_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_variable_columns_sets_the_width(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
     assert plain_console().width == PLAIN_COLUMNS
     monkeypatch.setenv("COLUMNS", "200")

@@ -42,7 +42,9 @@ class Noted(Screen):
             return found
 
 
-async def test_a_restart_is_a_pause(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_a_restart_of_the_coordinator_is_shown_as_a_pause(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config, screen = make_config(tmp_path), Noted()
     find = partial(find_coordinator, config.run.run_dir)
     async with asyncio.TaskGroup() as tasks:
@@ -63,7 +65,7 @@ async def test_a_restart_is_a_pause(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert lines[0].keys() == lines[-1].keys()
 
 
-async def test_no_coordinator_at_first_is_the_operators_mistake(
+async def test_a_missing_coordinator_at_the_start_is_the_operators_mistake(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("echo2d.views.watch.WATCH_PATIENCE_S", 0.0)
@@ -77,7 +79,7 @@ async def test_no_coordinator_at_first_is_the_operators_mistake(
         await status_once(lambda: (opened.url, token))
 
 
-async def test_a_coordinator_that_hangs_is_away(
+async def test_a_coordinator_that_hangs_is_shown_as_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its port is open, and it does not answer."""

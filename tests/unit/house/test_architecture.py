@@ -383,7 +383,7 @@ def shared_test_faults(path: str, tree: ast.AST) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("path", list(sources()), ids=lambda path: str(path.relative_to(REPO)))
-def test_house_rules(path: Path) -> None:
+def test_the_code_keeps_the_house_rules(path: Path) -> None:
     tree = ast.parse(path.read_text())
     name, here = str(path.relative_to(REPO)), area(path)
     faults = [*import_faults(name, here, tree), *call_faults(name, here, tree)]

@@ -23,7 +23,7 @@ def test_every_expression_names_metrics_that_exist() -> None:
         assert metrics_in(expression) <= known, f"{where}: {metrics_in(expression) - known}"
 
 
-def test_panels_have_a_description_and_lie_side_by_side() -> None:
+def test_panels_have_a_description_and_do_not_overlap() -> None:
     numbers = [panel["id"] for panel in panels()]
     assert len(numbers) == len(set(numbers))
     taken: set[tuple[int, int]] = set()

@@ -43,7 +43,7 @@ def test_every_imported_name_exists(page: Path) -> None:
         assert hasattr(importlib.import_module(module), name), f"{module} has no {name}"
 
 
-def test_the_pages_were_read() -> None:
+def test_the_test_reads_the_commands_of_the_pages() -> None:
     lines = [line for page in PAGES for line in command_lines(page.read_text())]
     assert len([line for line in lines if OURS.match(line)]) > 100
     assert len([name for page in PAGES for name in imports(page.read_text())]) > 5
@@ -64,7 +64,7 @@ def test_the_pages_were_read() -> None:
         "python tools/mutant.py",
     ],
 )
-def test_a_planted_mistake_is_found(line: str) -> None:
+def test_a_planted_wrong_command_is_found(line: str) -> None:
     assert wrong(line)
 
 

@@ -23,21 +23,23 @@ TELLERS = ("echo2d/runtime/coordinator/group_log.py", "echo2d/runtime/worker/gen
 
 
 @pytest.mark.parametrize(("file", "name"), CITED)
-def test_every_test_that_is_named_exists(file: str, name: str) -> None:
+def test_every_test_that_the_documents_name_exists(file: str, name: str) -> None:
     (path,) = (root / file for root in TEST_ROOTS if (root / file).exists())
     assert re.search(rf"^(async )?def {name}\(", path.read_text(), re.MULTILINE)
 
 
 @pytest.mark.parametrize(("name", "value", "shift", "module"), LIMITS)
-def test_every_limit_has_the_value_given(name: str, value: str, shift: str, module: str) -> None:
+def test_every_limit_in_the_documents_has_its_value_in_the_code(
+    name: str, value: str, shift: str, module: str
+) -> None:
     assert getattr(importlib.import_module(module), name) == float(value) * 2 ** int(shift or 0)
 
 
-def test_the_page_was_read() -> None:
+def test_the_test_reads_the_rows_of_the_page() -> None:
     assert min(len(CITED), len(LIMITS)) > 30
 
 
-def test_every_kind_of_line_of_the_story_is_told() -> None:
+def test_every_kind_of_line_in_the_group_log_is_explained() -> None:
     source = "".join((REPO / path).read_text() for path in TELLERS)
     said = set(
         re.findall(

@@ -24,7 +24,7 @@ def declared(*tables: type[Table]) -> Iterator[tuple[str, str, str]]:
                 yield table.TABLE, item.name, item.metadata["doc"]
 
 
-def test_what_a_key_means_stands_in_one_place() -> None:
+def test_the_meaning_of_a_key_is_declared_in_one_place() -> None:
     """A copied declaration has the same words, unless it is the same key of another table, as `same_key` makes it."""
     seen: dict[str, tuple[str, str]] = {}
     for table, name, doc in declared(*RUN, WorkerConfig, LearnerConfig):
@@ -53,5 +53,5 @@ def test_rules_and_scenarios_take_the_keys_of_a_run() -> None:
                 assert item.metadata == expected, f"{table.TABLE}.{name}: take it with `same_key`"
 
 
-def test_the_page_of_keys_is_what_the_tables_say() -> None:
+def test_the_page_of_keys_equals_what_the_tables_declare() -> None:
     assert PAGE.read_text(encoding="utf-8") == page(), "python -m tests.support.keys_page"

@@ -83,19 +83,19 @@ def dangling_names(text: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPO)))
-def test_no_link_dangles(page: Path) -> None:
+def test_every_link_leads_to_a_file_and_an_anchor(page: Path) -> None:
     assert list(dangling_links(page, page.read_text())) == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPO)))
-def test_every_file_that_is_named_exists(page: Path) -> None:
+def test_every_file_that_the_documents_name_exists(page: Path) -> None:
     assert list(dangling_paths(page.read_text())) == []
 
 
 @pytest.mark.parametrize(
     "page", [NAMES_CHECKED, *sorted((REPO / "docs" / "design").glob("*.md"))], ids=lambda p: p.name
 )
-def test_every_name_of_the_code_exists(page: Path) -> None:
+def test_every_code_name_in_the_documents_exists(page: Path) -> None:
     assert list(dangling_names(page.read_text())) == []
 
 
@@ -122,7 +122,7 @@ def misplaced_names(text: str) -> Iterator[str]:
         )
 
 
-def test_every_name_lies_in_the_file_that_is_given() -> None:
+def test_every_code_name_is_in_the_file_that_the_documents_give() -> None:
     assert list(misplaced_names(NAMES_CHECKED.read_text())) == []
     assert list(misplaced_names("`core/relay/relay.py`: `Relay`, `Publishing`")) == [
         "Publishing in core/relay/relay.py"

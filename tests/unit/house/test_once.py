@@ -1,4 +1,4 @@
-"""A key, a status field and a message are declared once: all that is made of the declaration follows it.
+"""A key, a status field and a message are declared once: everything made from the declaration follows it.
 
 Each test plants a new one and edits nothing else. What such a change touches in the tree is its declaration, the code
 that uses it, and a page that is written from the declarations.

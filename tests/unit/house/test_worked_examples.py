@@ -22,7 +22,7 @@ def trees(plan: Plan) -> list[tuple[float, dict[str, str]]]:
     ]
 
 
-def test_planning_and_repair() -> None:
+def test_the_code_gives_the_worked_example_of_planning_and_repair() -> None:
     job, seed = Job(JOB.form, 100 * MB, 64 << 10), facts("seed", 10 * MB, None)
     peers = [facts(name, uplink * MB, 40 * MB) for name, uplink in (("a", 10), ("b", 5), ("c", 5))]
     star, chain = plan_star(ONE, job, seed, peers), plan_chains(ONE, job, seed, peers, 1)
@@ -43,7 +43,7 @@ def test_planning_and_repair() -> None:
     ]
 
 
-def test_credits() -> None:
+def test_the_code_gives_the_worked_example_of_credits() -> None:
     """The root has 320 Mbit/s, a and b have 160 and 40."""
     mbit = 125_000
     peers = [facts(name, uplink * mbit, 40 * MB) for name, uplink in (("a", 160), ("b", 40))]
@@ -59,7 +59,7 @@ def test_credits() -> None:
     assert seen == [6, 12]
 
 
-def test_deltas() -> None:
+def test_the_code_gives_the_worked_example_of_deltas() -> None:
     base = np.arange(100, 120, dtype="<u2")
     new = base.copy()
     new[1] += 1
@@ -73,7 +73,7 @@ def test_deltas() -> None:
     assert encode_chunk(new.tobytes(), base.tobytes()).mode == ChunkMode.RAW
 
 
-def test_a_chunk_of_which_one_percent_moved() -> None:
+def test_the_code_gives_the_worked_example_of_a_chunk_with_one_percent_changed() -> None:
     rng = np.random.default_rng(0)
     weights = rng.normal(0, 0.02, 4 << 20).astype(np.float32)
     base = (weights.view("<u4") >> 16).astype("<u2")
@@ -85,7 +85,7 @@ def test_a_chunk_of_which_one_percent_moved() -> None:
     assert len(encoded.payload) == pytest.approx(47_877, rel=0.01)  # zstd may differ by a little
 
 
-def test_capacity() -> None:
+def test_the_code_gives_the_worked_example_of_capacity() -> None:
     exclusive = Demand(100, 256, 4, 3, 60, mode="exclusive")
     assert mu_min(exclusive) == pytest.approx(3.2)
     assert period_s(exclusive, 0.9 * 3.2) == pytest.approx(326.7, abs=0.05)
@@ -99,7 +99,7 @@ def test_capacity() -> None:
     assert [change.text for change in verdict.changes] == ["S = 2", "kappa = 1"]
 
 
-def test_a_chunk_of_which_small_words_moved() -> None:
+def test_the_code_gives_the_worked_example_of_a_chunk_with_small_changes() -> None:
     rng = np.random.default_rng(0)
     weights = rng.normal(0, 0.02, 4 << 20).astype(np.float32)
     base = (weights.view("<u4") >> 16).astype("<u2")

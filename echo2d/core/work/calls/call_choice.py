@@ -93,7 +93,7 @@ class CallChoice:
         """The whole output with these new tokens, or a text that says what is wrong with them."""
         assert self.lease is not None
         base = self.lease.given.base
-        # After a new connection a worker reports from its first token again.
+        # After a new connection a worker reports the sample from its first token again.
         begins = bool(said.spans) and said.spans[0].start == 0
         before = base if begins else self.told
         start, room = before.length - base.length, self.call.max_new_tokens - before.length

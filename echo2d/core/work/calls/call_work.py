@@ -31,7 +31,7 @@ from echo2d.core.work.kind import PendingSamples
 from echo2d.core.work.leases import Lease, group_of
 from echo2d.core.work.scheduler import LeaseScheduler
 
-# The worker is remembered for at most this many sessions.
+# The workers of at most this many sessions are remembered.
 _SESSIONS_MAX = 4096
 # The prompts of one worker's running calls take at most this much: a quarter of what may wait on its
 # link before it counts as slow.
@@ -132,7 +132,9 @@ class CallWork:
                 self._tried = self._now_is()
 
     def _suits(self, choice: CallChoice, now: float, worker: PeerId) -> bool:
-        """Whether the worker did not just fail this choice, and its link has room for the prompt."""
+        """False if the worker has just failed this choice, or if its link has no room for the
+        prompt.
+        """
         more = len(choice.call.prompt) + len(choice.told.tokens)
         return (
             not choice.avoids(worker, now) and self._prompt_bytes[worker] + more <= PROMPT_BYTES_MAX

@@ -178,7 +178,7 @@ class GatewayCalls(KindOfWork[PendingChoice]):
     def lost(self, lease: Lease, cause: Cause, reason: str, *, now: float) -> list[GatewayAction]:
         """The lease has ended: its choices wait for another worker.
 
-        Those that are complete or have failed too often end.
+        Choices that are complete or have failed too often end.
         """
         return self._go_on(lease, reason, now, failures=int(cause in ("failed", "silent")))
 
@@ -189,7 +189,7 @@ class GatewayCalls(KindOfWork[PendingChoice]):
     # --- versions, time
 
     def revoked(self, *, now: float) -> list[GatewayAction]:
-        """Versions were revoked: end the calls to which their tokens were sent."""
+        """Versions were revoked: end the calls that were sent tokens of these versions."""
         told = ((choice.call.call, span.key) for choice in self._open for span in choice.told.spans)
         over = dict.fromkeys(call for call, version in told if self._versions.live(version) is None)
         return [

@@ -14,7 +14,7 @@ from echo2d.core.cluster.events import Note, Send
 from echo2d.core.protocol.control_messages import Finish, VersionSpan
 from echo2d.core.protocol.sampling import Sampling
 
-# One for each call, never reused within a process.
+# The number of a call; it is never reused within a process.
 CallId = NewType("CallId", int)
 
 RefusedCode = Literal["busy", "version", "late", "failed", "revoked", "stopping"]
@@ -38,7 +38,7 @@ class CallAsked:
     min_version: Version  # the oldest version that may write a token
     # Calls of one session go to the same worker while it has a free slot, because of its cache.
     session: str
-    max_version: Version | None = None  # the newest version that may write one; None: any
+    max_version: Version | None = None  # the newest version that may write a token; None: any
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,10 @@
 """The queue of waiting choices, fair between callers.
 
-The next slot goes to the caller that holds the fewest slots, and among several such callers to the one
-that has held this few for longest. So callers take turns, however many there are, however much one of
-them asks for, and even with a single slot. Of one caller's choices, those with tokens go first, then
-those that came first. The cost of what every event needs (`oldest`, the first of `in_turn`) does not
-depend on the number of waiting choices.
+The next slot goes to the caller that holds the fewest slots. If several hold equally few, it goes
+to the caller that has held this few for longest. So callers take turns, however many there are,
+however much one of them asks for, and even with a single slot. Of one caller's choices, those with
+tokens go first, then those that came first. What every event needs (`oldest`, the first of
+`in_turn`) takes the same time however many choices wait.
 Not here: slots and workers.
 """
 
@@ -98,7 +98,8 @@ class CallQueue:
                 yield from self._lines[caller].fresh.values()
 
     def run_of(self, choice: CallChoice, most: int) -> list[CallChoice]:
-        """The choice and those after it that may share its lease, at most `most`, but at least itself.
+        """The choice, and the choices after it that may share its lease: at most `most` in all, but
+        always the choice itself.
 
         They belong to one call and have no tokens yet, so they have one prompt.
         """

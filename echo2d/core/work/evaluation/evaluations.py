@@ -253,7 +253,7 @@ class Evaluations(TaskWork[PendingAnswers]):
         for evaluation in list(self._open):
             version = evaluation.key.version
             suits = partial(self._suits, evaluation, now)
-            # They are placed one by one: if all had to find room at once, the run would take it first.
+            # Answers are placed one by one. If all had to find free slots at once, the run would take the slots first.
             for question, sample in evaluation.waiting():
                 before = evaluation.episode(evaluation.group(question.cursor), sample)
                 yield PendingAnswers(
@@ -279,7 +279,7 @@ class Evaluations(TaskWork[PendingAnswers]):
         before = evaluation.episode(group, samples[0])
         base = NOTHING if before is None else before.partial
         if before is None:
-            # Other answers to the question that find room there come with it: they share its prompt.
+            # Other answers to the question are leased with it, as far as the worker has room: they share its prompt.
             room = max(1, self._scheduler.free_at(worker.peer))
             samples = evaluation.waiting_of(question)[:room]
         task = evaluation.rules.task

@@ -35,7 +35,8 @@ class AcceptedResults:
     def is_repeat(self, peer: Peer, message: SampleFinished) -> bool | None:
         """Whether this result was accepted before.
 
-        False: a different result of the same attempt and sample was. None: no result of them was.
+        False: a different result of its attempt and sample was accepted. None: no result of this
+        attempt and sample was accepted.
         """
         before = self._fingerprints.get(_key(message))
         return None if before is None else before == _fingerprint(peer, message)

@@ -31,7 +31,7 @@ class AnswerLengths:
     mean: float = 0.0  # of the newest lengths
     log_mean: float = 0.0  # mean of the logarithms of these lengths
     variance: float = 1.0  # variance of these logarithms
-    # Their variance within groups. Before groups have shown it, half of the variance.
+    # The variance of these logarithms within groups; until groups have shown it, half of `variance`.
     within: float = 0.5
     # For each row, how many answers its last group had, and the mean of their logarithms.
     rows: dict[str, tuple[int, float]] = field(default_factory=dict)
@@ -47,7 +47,7 @@ class AnswerLengths:
             self.mean, self.log_mean = sum(lengths) / count, middle
         self.answers += count
         step = min(1.0, count / min(float(self.answers), _MEMORY))
-        # The first groups hardly show how much groups differ.
+        # The variances change slowly at first, because the first groups hardly show how much groups differ.
         slow = count / min(self.answers + _MEMORY / 4, _MEMORY + count)
         spread = sum([(each - self.log_mean) ** 2 for each in logs]) / count
         self.variance += slow * (spread - self.variance)

@@ -13,12 +13,12 @@ Which ones first, if `policy.order` is "priority" (`by_priority`):
     a group might find no place before its last step --> it is taken, the earliest last step first
     all others                                       --> those whose rewards differ most first
 
-Taking the oldest groups first would lose no group that can be saved. This order loses none either: for
-every later step, the groups that stay and would be too old after it, together with all in flight, fit into
-the places until then. So priority orders only groups that can also enter a later step, and no group if every
-place is needed. DistRL (arXiv 2410.14803) gives what it replays a priority by its temporal difference error.
-Here the error of a reward against its group's mean is the advantage, so the priority is the spread of a
-group's rewards (`contrast`). Nothing is replayed here (I4).
+Taking the oldest groups first would lose no group that can be saved. This order loses none either. For every later
+step, the groups that stay and are too old after that step, and all groups in flight, together fit into the places up to
+that step. So priority decides only between groups that can also enter a later step; if every place is needed, it
+decides nothing. DistRL (arXiv 2410.14803) sets the priority of what it replays by the temporal difference error. Here
+the corresponding error is the advantage, a reward less its group's mean, so the priority of a group is the spread of
+its rewards (`contrast`). Nothing is replayed here (I4).
 Not here: which groups fit into the step at all (`staleness`).
 """
 

@@ -6,8 +6,8 @@
 
     of an environment: leased --a turn ends--> parked --the environment answers--> waiting, or kept
 
-A late answer to an ended attempt moves a sample on from wherever it is. A waiting sample may already have
-tokens, and earlier turns. This module tracks samples and decides nothing.
+If a late answer to an ended attempt counts, its sample is kept or parked, wherever it was before. A waiting sample may
+already have tokens, and earlier turns. This module tracks samples and decides nothing.
 Invariant: no sample is lost or in two places; every attempt ever granted for an unfinished group is known,
 also after a restart, so that a late result finds its group.
 Not here: which worker gets a lease, which results count, when a group is dropped.
@@ -63,7 +63,7 @@ class OpenGroup:
     partials: dict[int, Waiting] = field(default_factory=dict)  # of waiting samples
     # Turns that the environment must answer.
     parked: dict[int, Parked] = field(default_factory=dict)
-    # What samples that are not kept have from earlier turns.
+    # The earlier turns of samples that are not kept.
     episodes: dict[int, Episode] = field(default_factory=dict)
     # How many times each sample's episode was started over.
     begun_anew: Counter[int] = field(default_factory=Counter)
@@ -76,17 +76,17 @@ class OpenGroup:
     left_out: set[int] = field(default_factory=set)  # samples that the group continues without
     # How long samples took, in seconds (`Measurements.length`).
     took: list[float] = field(default_factory=list)
-    # The workers that may not write a sample again that was, or will be, given back.
+    # For each sample that was or will be given back, the workers that may not write it again.
     returned: dict[int, set[PeerId]] = field(default_factory=dict)
     moves: Counter[int] = field(default_factory=Counter)  # how often each sample has moved
     failures: Counter[int] = field(default_factory=Counter)  # how many leases of each sample failed
-    # How many leases of each sample in a row continued a partial and added nothing.
+    # For each sample, how many leases in a row continued its partial and added nothing.
     fruitless: Counter[int] = field(default_factory=Counter)
     bad_results: dict[PeerId, int] = field(default_factory=dict)  # malformed results by worker
     # When it had its first lease, or was recovered.
     begun: float = math.inf
-    # The versions and the step for which its partials were found good (`partials`); None: one is newer
-    # than that check.
+    # The versions and the step for which its partials were found good (`partials`); None: a partial came after this
+    # check.
     judged_at: tuple[int, Version] | None = None
 
     def stored(self) -> StoredGroup:
@@ -127,7 +127,7 @@ class OpenGroup:
 
     @property
     def lacking(self) -> int:
-        """How many samples are neither kept nor left out, at least: the samples of a lease count as one."""
+        """A lower bound of how many samples are neither kept nor left out: the samples of a lease count as one."""
         return len(self.waiting) + len(self.running) + len(self.parked)
 
     def lacks(self) -> list[int]:
@@ -165,7 +165,8 @@ class OpenGroup:
         if sample in self.kept or sample in self.left_out or sample in self.parked:
             return True
         if base.given or self.episodes:
-            # If its earlier turns are not those of the episode, they belong to an episode that was given back.
+            # If the attempt's earlier turns are not those of the present episode, they are of an episode that was given
+            # back.
             episode = self.episodes.get(sample)
             return base.first(base.turn_start) != (NOTHING if episode is None else episode.partial)
         return False

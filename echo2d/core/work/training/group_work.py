@@ -73,7 +73,7 @@ class GroupWork:
 
     def pending(self, *, now: float) -> Iterator[PendingOfGroup]:
         """Waiting samples first, those of the oldest group first; then new groups."""
-        # While this runs slots only get fewer: once no sample can start over, no later one can.
+        # While this generator runs, free slots only get fewer: once a sample cannot start over, no later sample can.
         self._can_begin_anew = True
         for group in self._groups.waiting():
             if group.task.name in self._watch.away:
@@ -143,8 +143,8 @@ class GroupWork:
                     group.lose_partial(sample)
 
     def _next(self, *, outside: bool) -> tuple[NextGroup, DrawnPrompt] | None:
-        """The next group to begin: one of the task that the open steps lack most, among the tasks that have a
-        prompt. outside: only tasks that external agents play count; otherwise only the others.
+        """The next group to begin: one of the task that the open steps lack most, among the tasks that have a prompt.
+        outside: whether only the tasks that external agents play count, or only the other tasks.
         """
         newest = self._versions.newest
         version = None if newest is None else newest.version

@@ -4,12 +4,12 @@
                         ^                  |                |            |
                         +-- lease ended ---+                +------------+--> group dropped
 
-This is the front: it hears of leases, prompts, versions, workers and time, and hands each to the part that decides.
-`group_work` knows which samples wait, `judge` what a result is worth and what becomes of a group, `recovery` what goes
-on after a restart, and `group_table` where each sample is. A sample whose lease ended with tokens goes on
-from them, alone (`partials`). Samples of an environment have several turns, and wait for it between two of them
-(`open_episodes`). What a revoked version or a convicted worker wrote is taken back here.
-Kept true: every sample is waiting, in one running lease, parked, kept, or left out.
+This class gets the events of leases, prompts, versions, workers and time, and passes each to the module that decides:
+`group_work` knows which samples wait, `judge` what a result is worth and what happens to its group, `recovery` what
+continues after a restart, and `group_table` where each sample is. A sample whose lease ended with tokens continues from
+them, alone (`partials`). A sample of an environment has several turns, and waits for the environment between two of
+them (`open_episodes`). What a revoked version or a convicted worker wrote is taken back here.
+Invariant: every sample is waiting, in one running lease, parked, kept, or left out.
 Not here: which worker gets a lease and when (`scheduler`), the gates and the batches (`staleness`).
 """
 
@@ -85,12 +85,12 @@ class Groups(TaskWork[PendingOfGroup]):
         self.watch, self.stragglers = books.watch, books.stragglers
         self._work = GroupWork(books, recovered.next_group)
         scheduler.add(self)
-        # Whether agents outside play some of the tasks.
+        # Whether external agents play some of the tasks.
         self.are_outside = bool(self._work.outside)
         self._judge = GroupJudge(books, recovered.answered)
         self._patience = self._judge.patience
         self._recovery = Recovery(books, self._judge)
-        # When the next partial has waited for long enough.
+        # When the next partial will have waited long enough.
         self._patient_until: float | None = None
 
     @property
@@ -100,7 +100,7 @@ class Groups(TaskWork[PendingOfGroup]):
 
     @property
     def in_flight_by_task(self) -> Mapping[str, int]:
-        """Those of each task."""
+        """The number of admitted groups of each task that are not complete yet."""
         return self._groups.by_task
 
     def between_turns(self) -> Mapping[str, BetweenTurns]:
@@ -126,13 +126,13 @@ class Groups(TaskWork[PendingOfGroup]):
 
     @property
     def unscored(self) -> int:
-        """The number of groups whose results are all there, and that wait for rewards only."""
+        """The number of groups that have all their results, and wait only for rewards."""
         whole = self._groups.whole
-        # Those that wait for a verdict may have all their rewards.
+        # Groups that wait for a verdict may have all their rewards.
         return whole if self._audits is None else max(0, whole - self._audits.waiting.groups)
 
     def lack_only_rewards(self, groups: int) -> bool:
-        """Whether at least this many groups, and at least one, wait for rewards only."""
+        """Whether at least this many groups, and at least one, wait only for rewards."""
         return len(self._groups) >= max(1, groups) and self.unscored >= max(1, groups)
 
     # --- samples to workers
@@ -154,7 +154,7 @@ class Groups(TaskWork[PendingOfGroup]):
         return task in self._prompts
 
     def prompt_drawn(self, event: PromptDrawn) -> list[RolloutAction]:
-        """A prompt has come.
+        """A prompt was drawn.
 
         A malformed prompt stops the run, because the task is at fault. A prompt that is too long
         for the model is left out.
@@ -247,7 +247,7 @@ class Groups(TaskWork[PendingOfGroup]):
     def progressed(
         self, peer: Peer, lease: Lease, deltas: Sequence[SampleDelta], *, now: float
     ) -> list[Note]:
-        """What a sample has by now, another worker may go on from."""
+        """Keep the new tokens, so that another worker can continue from them."""
         notes: list[Note] = []
         for fault in self._partials.gather(peer, lease, deltas):
             notes += self._scheduler.misreported(peer, "progress", fault, now=now)
@@ -274,7 +274,7 @@ class Groups(TaskWork[PendingOfGroup]):
     def discard(
         self, stored: StoredGroup, reason: str, detail: str = "", *, again: bool = False
     ) -> list[RolloutAction]:
-        """Drop a complete group. again: its prompt is not to blame, and is used once more."""
+        """Drop a complete group. again: its prompt is not at fault, and is used again."""
         return self._judge.discard(stored, reason, detail, again=again)
 
     def deadlines(self, *, now: float) -> list[RolloutAction]:
@@ -282,7 +282,7 @@ class Groups(TaskWork[PendingOfGroup]):
         return [*actions, *self._watch_rewards()] if self.watch.alert else actions
 
     def revoke(self, keys: Collection[VersionKey], *, now: float) -> list[RolloutAction]:
-        """Cancel the leases and drop the groups that these versions have written tokens for."""
+        """Cancel the leases and drop the groups that have tokens of these versions."""
         actions: list[RolloutAction] = []
         for lease in [each for each in self._leases if each.kind == TRAINING]:
             worker = self._members.get(lease.worker)
@@ -300,7 +300,7 @@ class Groups(TaskWork[PendingOfGroup]):
         return actions
 
     def wake_at(self) -> float | None:
-        """When something has waited for long enough."""
+        """When a sample, a group or a task will have waited long enough."""
         times = (
             self._patient_until,
             self._judge.wake_at(),
@@ -311,7 +311,7 @@ class Groups(TaskWork[PendingOfGroup]):
         return min((at for at in times if at is not None), default=None)
 
     def age(self, *, now: float) -> list[RolloutAction]:
-        """Drop the groups and partials that have become useless; samples that came too late are left out."""
+        """Drop the groups and partials that have become useless, and leave out the samples that are too late."""
         actions = self._judge.age()
         for group in self._patience.over(now=now):
             actions += self._judge.leave_out_late(group)
@@ -320,21 +320,21 @@ class Groups(TaskWork[PendingOfGroup]):
         return actions
 
     def before_batch(self, asked_step: int) -> list[RolloutAction]:
-        """If the open step gets its batch now, groups that no later step can take go on without late samples."""
+        """If the open step gets its batch now, leave out the late samples of the groups that no later step can take."""
         if not self._staleness.may_freeze(asked_step):
             return []
         last = self._patience.last_call()
         return [action for group in last for action in self._judge.leave_out_late(group)]
 
     def late_moves(self, *, now: float) -> list[Move]:
-        """Which samples that a group waits for are to go on at faster workers, for `move`."""
+        """The leases that should continue at faster workers because a group waits for them; to be passed to `move`."""
         if not self.stragglers.any_late(now=now):
             return []
         self._scheduler.refresh(now=now)
         return self.stragglers.moves(self._scheduler.free_workers(self._staleness.oldest))
 
     def move(self, moves: Iterable[Move], *, now: float) -> list[RolloutAction]:
-        """End these leases; the next `fill` of the scheduler grants their samples where they are to go on."""
+        """End these leases; the next `fill` of the scheduler grants their samples to the chosen workers."""
         actions: list[RolloutAction] = []
         for lease, worker in moves:
             if self._leases.get(lease.key) is lease:
@@ -345,7 +345,10 @@ class Groups(TaskWork[PendingOfGroup]):
         return actions
 
     def drop_held_out(self) -> list[RolloutAction]:
-        """Which rows are held out is known now: groups of such rows are from before a restart."""
+        """Drop the groups of held-out rows, which were begun before a restart.
+
+        Only now it is known which rows are held out.
+        """
         actions: list[RolloutAction] = []
         for stored in self._staleness.withdraw(
             lambda group: self._is_held_out(group.trajectories[0].source.row)
@@ -357,7 +360,7 @@ class Groups(TaskWork[PendingOfGroup]):
         return actions
 
     def offer_episodes(self) -> list[RolloutAction]:
-        """Begin the groups whose samples agents outside play: those need no slot yet."""
+        """Begin the groups that external agents play: their samples need no slot yet."""
         actions: list[RolloutAction] = []
         for group, admitted in self._work.admit_outside():
             actions += admitted
@@ -373,7 +376,7 @@ class Groups(TaskWork[PendingOfGroup]):
     # --- inside
 
     def _watch_rewards(self) -> list[RolloutAction]:
-        """Some rewards fail: find out whose fault it is, and do what follows."""
+        """Some rewards fail: find out whose fault it is, and react."""
         watch, now = self.watch, self._statistics.now
         actions: list[RolloutAction] = []
         for task, verdict, reason in [*watch.verdicts(now=now)]:
@@ -391,7 +394,7 @@ class Groups(TaskWork[PendingOfGroup]):
         return [*actions, *watch.probes()]
 
     def _set_aside(self, task: str, reason: str) -> Note:
-        """A worker writes what breaks the scorer: it gets no leases, until its operator says so."""
+        """Set aside a worker whose answers break the scorer: it gets no leases until the operator allows it."""
         worker = self.watch.put_aside(task)
         peer = self._members.get(worker)
         if peer is not None:
@@ -403,7 +406,7 @@ class Groups(TaskWork[PendingOfGroup]):
     def _forget_turns(
         self, group: OpenGroup, void: Callable[[Iterable[AuthoredSpan]], bool], now: float
     ) -> list[RolloutAction]:
-        """The waiting and parked samples of which such spans wrote an earlier turn begin anew."""
+        """Start over the waiting and parked samples whose earlier turns have void spans."""
         found = [at for at, parked in group.parked.items() if void(parked.turn.partial.spans)]
         found += [
             at
@@ -416,7 +419,9 @@ class Groups(TaskWork[PendingOfGroup]):
         return actions
 
     def _stop(self, lease: Lease, now: float) -> list[RolloutAction]:
-        """Its tokens cannot count: end the attempt. The end of an earlier one may have dropped its group."""
+        """End an attempt whose tokens cannot count. It may have ended already, because ending an earlier attempt may
+        drop the group.
+        """
         if self._leases.get(lease.key) is not lease:
             return []
         return [*self._scheduler.stop(lease), *self._ended(lease, now, failures=0)]
@@ -424,7 +429,7 @@ class Groups(TaskWork[PendingOfGroup]):
     def _ended(self, lease: Lease, now: float, *, failures: int) -> list[RolloutAction]:
         """The attempt is over: its open samples wait for the next one.
 
-        If one of them has failed too often, the group is dropped.
+        If one of these samples has failed too often, the group is dropped.
         """
         group = self._groups.ended(lease)
         group.failures.update(dict.fromkeys(lease.samples, failures))

@@ -9,7 +9,7 @@
       +--the audit does not believe it-----------> returned: another worker writes it
 
 The first good result of a sample counts. A group is dropped whole (I5), with everything that it has.
-Kept true: a result or a turn is durable before its worker, a task or an environment hears of it.
+Invariant: a result or a turn is durable before its worker, a task or an environment is told about it.
 Not here: repeated results (`accepted_results`), the form of a result (`work.results`), which samples wait
 (`group_work`), the buffer and its gates (`staleness`).
 """
@@ -45,7 +45,8 @@ from echo2d.core.work.training.parts import TrainingParts
 from echo2d.core.work.training.patience import Patience
 from echo2d.core.work.training.prompts import prompt_of
 
-# A sample that went back from one worker waits this long for another one; then its group begins again.
+# A sample that was given back waits this long for another worker. Then its group is dropped, and its prompt is used
+# again.
 RETURNED_WAIT_S = 60.0
 
 
@@ -74,7 +75,7 @@ class GroupJudge:
         self._variance_filter = VarianceFilter(parts.rules)
         # Groups with older versions than this have been dropped.
         self._aged_to: Version | None = None
-        # By group with returned samples: when it is dropped if one of them still waits.
+        # For each group with returned samples: when it is dropped if one of these still waits.
         self._returned: dict[GroupId, float] = {}
 
     # --- results
@@ -82,7 +83,7 @@ class GroupJudge:
     def finished(
         self, peer: Peer, lease: Lease | None, message: SampleFinished, *, now: float
     ) -> Sequence[RolloutAction] | None:
-        """Judge a result and answer it. None: it is of no group."""
+        """Judge a result and answer it. None: it belongs to no group."""
         repeat = self._accepted.is_repeat(peer, message)
         if repeat is not None:
             text = "" if repeat else "a different result was accepted before"
@@ -105,8 +106,8 @@ class GroupJudge:
         )
         if isinstance(written, str):
             return self._bad_result(peer, group, message, written, now)
-        # It is well-formed, but a version that wrote it has been revoked or is too old by now, or it
-        # goes on from what a convicted worker wrote.
+        # The result is well-formed, but a version that wrote it was revoked or is too old by now, or it continues what
+        # a convicted worker wrote.
         if not self._partials.good(written[0]):
             return self._scheduler.refuse(peer, message, "the lease is over")
         accept = self._accept if group.task.episode is None else self._end_turn
@@ -161,12 +162,12 @@ class GroupJudge:
             *answer(peer, message),
             *(self._scheduler.cancel(ended) if ended is not None and ended.key != key else []),
         ]
-        # With over_stale "mask" the newest version counts, and only the last result tells it.
+        # With over_stale "mask" the group's newest version counts, which is known only with the last result.
         if is_last and self.is_outdated(group):
             return [*actions, *self.drop(group, "stale", "", again=True)]
         return [
             *actions,
-            # Not `_score`: this is for every sample of a run.
+            # The action is made here without a helper, because this runs for every sample of a run.
             ScoreSample(
                 group.group,
                 message.sample,
@@ -180,7 +181,7 @@ class GroupJudge:
     def _end_turn(
         self, peer: Peer, group: OpenGroup, message: SampleFinished, written: Written, now: float
     ) -> list[RolloutAction]:
-        """A turn of an episode is over: it is durable, and the environment is told of it."""
+        """A turn of an episode has ended: make it durable, and tell the environment."""
         key, sample = HeldLease(message.lease, message.attempt), message.sample
         lease = group.running.get(key)
         parked = end_turn(
@@ -237,14 +238,14 @@ class GroupJudge:
             )
             actions += self.scored(scored)
         if group.task.episode is not None and group.task.episode.outside:
-            # Its agent waits for this.
+            # The external agent waits for this action.
             actions.append(self._episodes.forget(group, event.sample, ended=not stale))
         return actions
 
     def _measure(
         self, group: OpenGroup, whole: Partial, worker: PeerId, since: float | None, now: float
     ) -> None:
-        """A trajectory is whole. worker: the last one that wrote for it."""
+        """Measure a whole trajectory. worker: the last worker that wrote tokens of it."""
         measurements, length = self._statistics.measurements, None
         if len(whole.spans) == 1:
             length = measurements.accepted(worker, since, now=now)
@@ -256,7 +257,7 @@ class GroupJudge:
             group.took.append(length)
 
     def _measure_unfinished(self, group: OpenGroup) -> None:
-        """Nobody waits for the samples that still run: their lengths are those that they have by now."""
+        """Measure the samples that still run by their time so far, because nothing waits for them any more."""
         measurements, now = self._statistics.measurements, self._statistics.now
         for lease in group.running.values():
             length = measurements.length(lease.given.worker, lease.since, now=now)
@@ -265,11 +266,11 @@ class GroupJudge:
     def _bad_result(
         self, peer: Peer, group: OpenGroup, message: SampleFinished, fault: str, now: float
     ) -> list[RolloutAction]:
-        """Refuse a malformed result: its sample waits for another lease unless one has it already.
+        """Refuse a malformed result. Its sample waits for another lease, unless a lease has it already.
 
-        After those of BAD_RESULTS_MAX workers the group is dropped: no worker alone may say that it cannot be written,
-        but of LEASE_FAILURES_MAX results none was better. A lease from before a restart may have had other limits,
-        so its result is no fault.
+        The group is dropped if BAD_RESULTS_MAX workers sent malformed results, because a single worker must not decide
+        that a group cannot be written; or after LEASE_FAILURES_MAX malformed results of any workers. A lease from
+        before a restart may have had other limits, so its result is no fault.
         """
         if self._leases.resumed(message.lease):
             refused = self._scheduler.refuse(peer, message, fault)
@@ -283,9 +284,9 @@ class GroupJudge:
     # --- rewards, and what becomes of groups
 
     def scored(self, event: SampleScored) -> list[RolloutAction]:
-        """A reward has come, or failed. The last one completes its group.
+        """A reward was computed, or failed. The last one completes its group.
 
-        No reward is better than a wrong one: a sample whose reward failed is left out.
+        A sample whose reward failed is left out, because no reward is better than a wrong one.
         """
         group = self._groups.get(event.group)
         kept = None if group is None else group.kept.get(event.sample)
@@ -317,14 +318,14 @@ class GroupJudge:
         author = group.kept[event.sample].spans[-1].author
         number, cursor, now = (event.group, event.sample), group.prompt.cursor, self._statistics.now
         held = self._watch.failed(group.task.name, number, cursor, author, event.reason, now=now)
-        # An episode has ended, and what has been given back is not wanted.
+        # A sample of an episode, or one that will be given back, does not wait.
         if held and (group.task.episode is not None or event.sample in group.unwanted):
             self._watch.forget(group.task.name, number)
             return False
         return held
 
     def ask_again(self, waiting: tuple[GroupId, int]) -> list[RolloutAction]:
-        """Ask for the reward of a kept sample again; nothing, if its group is gone."""
+        """Ask for the reward of a kept sample again, unless its group is gone."""
         number, sample = waiting
         group = self._groups.get(number)
         kept = None if group is None else group.kept.get(sample)
@@ -336,7 +337,7 @@ class GroupJudge:
         return [ScoreSample(number, sample, group.prompt.cursor, kept.tokens, kept.finish, name)]
 
     def judged(self, verdict: SampleVerdict) -> list[RolloutAction]:
-        """A sample need not wait any more: its group may be complete, or the sample goes back."""
+        """The audit has judged a sample: its group may be complete now, or the sample is given back."""
         group = self._groups.get(verdict.group)
         if group is None or verdict.sample not in group.kept:
             return []
@@ -384,7 +385,7 @@ class GroupJudge:
             *[lease.given.oldest for lease in group.running.values()],
         ]
         for partial in group.earlier() if group.parked or group.episodes else ():
-            # Of an agent's first call nothing is written yet.
+            # Before an agent's first call nothing is written.
             oldest += [] if partial.version_min is None else [partial.version_min]
         newest = _newest(group) if group.is_whole else None
         return bool(oldest) and self._staleness.outdated(min(oldest), newest)
@@ -395,7 +396,7 @@ class GroupJudge:
         return self._staleness.is_last_step(oldest, _newest(group))
 
     def _leave_out(self, group: OpenGroup, event: SampleScored) -> list[RolloutAction]:
-        """A reward failed: the group goes on without the sample, if enough others are left."""
+        """A reward failed: the group continues without the sample, if enough others are left."""
         sample = event.sample
         note = self._statistics.fault(
             "reward", f"sample {sample} of group {event.group}: {event.reason}", event.group
@@ -408,13 +409,13 @@ class GroupJudge:
             self._audits.waiting.withdraw(group.group, sample)
         self._groups.leave_out(group, sample)
         actions: list[RolloutAction] = [note, Persist(SampleLeftOut(group.group, sample))]
-        # With over_stale "mask" its newest version may have gone with the sample.
+        # With over_stale "mask" the group may have lost its newest version together with the sample.
         if group.is_whole and self.is_outdated(group):
             return [*actions, *self.drop(group, "stale", "", again=True)]
         return [*actions, *self.complete_if_scored(group)]
 
     def leave_out_late(self, group: OpenGroup) -> list[RolloutAction]:
-        """The group goes on without the samples that it still waits for."""
+        """Continue the group without the samples that it still waits for."""
         late = group.lacks()
         self._measure_unfinished(group)
         self._statistics.wasted("late", len(late), group.unfinished_lengths())
@@ -430,7 +431,7 @@ class GroupJudge:
         return self.complete(group) if group.is_whole and not group.unscored() else []
 
     def complete(self, group: OpenGroup) -> list[RolloutAction]:
-        """All samples are scored: buffer the group, unless its rewards are equal or it is old."""
+        """All samples are scored: buffer the group, unless its rewards are equal or it is too old."""
         if self._audits is not None and group.group in self._audits.waiting:
             return []
         self._stragglers.complete(group)
@@ -463,7 +464,7 @@ class GroupJudge:
         return [*actions, Note("buffered", f"version_min={stored.record.version_min}", group.group)]
 
     def _leave_out_surplus(self, group: OpenGroup, surplus: Collection[int]) -> list[RolloutAction]:
-        """More samples were drawn than are trained on. They have cost as much as the others."""
+        """Leave out the samples beyond those that are trained on. They have cost as much as the others."""
         unused = [group.kept[sample] for sample in sorted(surplus)]
         self._statistics.wasted("pairs", len(unused), [each.written for each in unused])
         self._statistics.judged(unused, trained=False)
@@ -489,7 +490,7 @@ class GroupJudge:
     def discard(
         self, stored: StoredGroup, reason: str, detail: str = "", *, again: bool = False
     ) -> list[RolloutAction]:
-        """Drop a complete group. again: its prompt is not to blame, and is used once more."""
+        """Drop a complete group. again: its prompt is not at fault, and is used again."""
         lengths = [trajectory.written for trajectory in stored.record.trajectories]
         return self._discard(stored, reason, detail, lengths, again=again)
 
@@ -500,7 +501,8 @@ class GroupJudge:
         if again and (prompts := self._prompts.get(stored.source.task)) is not None:
             prompts.give_back(prompt_of(stored))
         self._statistics.dropped(reason, len(stored.record.trajectories), lengths)
-        # These groups were not worth training on; other reasons say nothing against workers.
+        # Groups that were dropped for these reasons were not worth training on. Other reasons say nothing about
+        # workers.
         if reason in ("filtered", "refused"):
             self._statistics.judged(stored.record.trajectories, trained=False)
         said = f"{reason}: {detail}" if detail else reason
@@ -509,12 +511,12 @@ class GroupJudge:
     def give_back(
         self, group: OpenGroup, sample: int, blamed: Iterable[PeerId]
     ) -> list[RolloutAction]:
-        """A kept sample is not wanted; once it is scored, any worker but these may write it."""
+        """Give a kept sample back: once it is scored, any worker except the blamed ones may write it again."""
         if self._audits is not None:
             self._audits.waiting.withdraw(group.group, sample)
         group.returned.setdefault(sample, set()).update(blamed)
         if math.isnan(group.kept[sample].reward):
-            # Its reward must have come before another answer waits for one.
+            # Its reward must come first; otherwise it could be taken for the reward of the next answer.
             group.unwanted.add(sample)
             return []
         return self._return(group, sample)
@@ -526,7 +528,7 @@ class GroupJudge:
         return [Persist(SampleReturned(group.group, sample)), *self._episodes.offer(group, sample)]
 
     def _forget_all(self, group: OpenGroup, samples: Iterable[int]) -> list[RolloutAction]:
-        """These episodes do not go on."""
+        """Tell the environment that these episodes do not continue."""
         if group.task.episode is None:
             return []
         return [self._episodes.forget(group, sample) for sample in sorted(samples)]

@@ -181,7 +181,7 @@ class OpenEpisodes:
         patience_s = partial.length / 5000.0
         rate = self._statistics.measurements.rate(peer.peer)
         if rate is not None and rate.value > 0:
-            # It also waits for as long as four slots take to come free there on average: no slot is idle
-            # meanwhile. A worker's rate counts whole episodes, and each of their turns frees a slot.
+            # It also waits for as long as four slots there take on average to become free; no slot is idle in this
+            # time. A worker's rate counts whole episodes, and each of their turns frees a slot.
             patience_s = max(patience_s, 4 / (rate.value * parked.turn.turn))
         return Waiting(partial, math.inf, parked.since, parked.worker, now + patience_s)

@@ -33,7 +33,8 @@ from echo2d.core.work.training.staleness import Staleness
 # A partial waits this long, which is longer than a refit. After that any free worker starts the sample over,
 # because its group waits.
 PARTIAL_WAIT_S = 30.0
-# If more leases in a row continued a partial and added nothing, it is dropped: it may itself be at fault.
+# If more than this many leases in a row continued a partial and added nothing, the partial is dropped: it may itself be
+# at fault.
 FRUITLESS_MAX = 2
 
 

@@ -1,4 +1,4 @@
-"""The books of the run's groups, made for one run from what the ledger holds."""
+"""Makes the parts of the training work of one run, from what the ledger has."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +19,8 @@ from echo2d.core.work.training.stragglers import Stragglers
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingParts(RunParts):
-    """Every part of the training work reads them; each book is written by its own methods alone.
+    """The state that all parts of the training work read; each field is changed only by its own
+    methods.
 
     prompts: by task. audits: None without `[audit]`.
     """

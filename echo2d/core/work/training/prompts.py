@@ -66,7 +66,7 @@ class Prompts:
         self._asked: set[int] = set()
         self._skipped = 0
         self._ready: dict[int, DrawnPrompt] = {}
-        # Prompts that were given back; S + 2 steps never hold as many.
+        # Prompts that were given back; the groups of S + 2 steps are never this many.
         self._again: deque[DrawnPrompt] = deque(maxlen=4096)
 
     @property

@@ -118,7 +118,8 @@ class Recovery:
     def revive(self, peer: Peer, key: HeldLease, *, now: float) -> bool:
         """A worker has come back with an ended lease: it runs again with the samples that no other lease has now.
 
-        If there are none, it is still kept for results that may be the first of their samples.
+        If there are no such samples, the lease is kept nevertheless, because its results may be the
+        first of their samples.
         """
         given = self._groups.wanted(peer.peer, key)
         group = None if given is None else self._groups.get(given.group)

@@ -7,10 +7,9 @@
       +----any reward succeeds---- away: no leases, the call is repeated with growing pauses
                                      +--AWAY_S_MAX--> the run stops: a judge may be away, but not without end
 
-A worker may write answers that break a scorer. So failures count only if they concern several prompts, and
-either two workers or answers that no worker wrote: the expected answers of some prompts, which are probed
-once. While a task is away, samples whose reward fails are held instead of left out, and their rewards are
-asked for again.
+A worker may write answers that break a scorer. So failures count only if they concern several prompts, and also either
+two workers or the expected answers of some prompts: no worker wrote these, and they are probed once. While a task is
+away, samples whose reward fails are held instead of left out, and their rewards are asked for again.
 Not here: what a failure does to a group (`judge`), the probe itself (`runtime/coordinator/task_calls`).
 """
 
@@ -33,8 +32,9 @@ PAUSE_S_MIN, PAUSE_S_MAX = 2.0, 60.0
 AWAY_S_MAX = 1800.0
 # After this many failures in a row of a task that has succeeded before, there is an alert.
 ALERT_FAILURES = 8
-# The last LATELY failures are remembered. If they are at least LATELY_MIN, and at least LATELY_SHARE of the
-# answers between the first and the last of them, there is an alert for LATELY_S, although other rewards succeed.
+# The last LATELY failures are remembered. There is an alert for LATELY_S seconds, although other rewards succeed, if at
+# least LATELY_MIN are remembered and they are at least LATELY_SHARE of the answers between the first and the last of
+# them.
 LATELY, LATELY_MIN, LATELY_SHARE, LATELY_S = 64, 16, 0.01, 300.0
 
 Sample = tuple[GroupId, int]
@@ -71,7 +71,7 @@ class FailingRewards:
     reason: str
     stops_in_s: float | None  # seconds until the run stops; None: it continues
     retry_s: float | None  # seconds until the next try; None: the task is not away
-    # The share of the answers between the last failures whose rewards failed.
+    # Of the answers between the last failures, the share whose reward failed.
     share: float = 1.0
 
 
@@ -136,7 +136,7 @@ class RewardWatch:
         of_task.probed = "fine" if event.succeeded or not event.failed else "failed"
         of_task.prompts = min(FAILED_PROMPTS_MIN, event.failed + event.succeeded) or 1
         if of_task.probed == "failed":
-            # Whether these are the prompts of the failed answers or others does not matter.
+            # It does not matter whether these are the prompts of the failed answers or other prompts.
             of_task.cursors.update(range(-event.failed, 0))
             of_task.reason = event.reason or of_task.reason
 

@@ -16,8 +16,8 @@ half; the age is the number of versions since the last judgement. The square roo
 walk drifts, and divided by the number of groups it is the bonus of UCB. A row whose rewards stay equal is asked
 more and more rarely.
 
-At most as many prompts in a row are passed over as there are rows that may be passed over; then one is asked. So
-a task whose rows are all retired continues. Without a filter every row is asked, and an unknown row is always
+The number of prompts in a row that are passed over is at most the number of rows that may be passed over; then one is
+asked. So a task whose rows are all retired continues. Without a filter every row is asked, and an unknown row is always
 asked. The ledger keeps the judgements (`RowJudged`), so a restart chooses the same prompts.
 Not here: the order of the rows, which is the task's own.
 """
@@ -48,7 +48,7 @@ class Sampler:
         self._passed_in_a_row = 0
         self.passed = 0  # how many prompts were passed over so far
         self.filters = row_filter is not None  # whether rows may be passed over at all
-        # How many rows `filter` has retired that were not asked again since.
+        # How many of the rows that `filter` retired were not asked again since.
         self.retired = 0
         # The sum over all rows. It is exact, so that it does not depend on the order of judgements.
         self._volatility = Fraction(0)

@@ -24,8 +24,8 @@ from echo2d.core.work.ranking import FreeSlots
 from echo2d.core.work.training.answer_lengths import AnswerLengths
 from echo2d.core.work.training.group_table import GroupTable, OpenGroup
 
-# A sample moves only if this saves at least this share of its remaining time, and PROGRESS_S seconds: tokens that its
-# worker has not reported yet are written again.
+# A sample moves only if this saves at least this share of its remaining time, and PROGRESS_S seconds, because tokens
+# that its worker has not reported yet are written again.
 _GAIN_MIN = 0.25
 # A sample moves at most this many times.
 MOVES_MAX = 4

@@ -106,7 +106,7 @@ def test_branches_have_sample_numbers_of_their_own() -> None:
     }
 
 
-def test_a_group_is_whole_or_as_it_declares_and_has_a_prompt() -> None:
+def test_a_group_has_a_prompt_and_all_samples_but_those_that_it_declares_missing() -> None:
     assert faults(batch_of(trajectory()), STEP, RULES, Trained()) == {
         11: "expected samples 0 to 1 or 3; found [0]"
     }
@@ -145,7 +145,7 @@ def test_twice_as_many_samples_may_be_drawn_if_the_others_are_left_out(
     assert faults(declared, STEP, RULES, Trained()) == ({11: fault} if fault else {})
 
 
-def test_another_batch_than_asked_for_is_the_coordinators_fault() -> None:
+def test_a_batch_other_than_the_requested_one_is_the_coordinators_fault() -> None:
     batch = batch_of(trajectory(), trajectory())
     for wrong in (
         dataclasses.replace(batch, step=STEP + 1),
@@ -156,7 +156,7 @@ def test_another_batch_than_asked_for_is_the_coordinators_fault() -> None:
 
 
 def test_a_group_is_trained_once() -> None:
-    """Not twice in a batch, and not again in a later one."""
+    """It may not be twice in a batch, nor again in a later batch."""
     batch, trained = batch_of(trajectory(), trajectory()), Trained()
     twice = dataclasses.replace(batch, groups=batch.groups[:1] * 2)
     assert faults(twice, STEP, RULES, trained) == {10: "it is in the batch twice"}
@@ -177,7 +177,7 @@ def test_staleness_counts_from_the_oldest_span() -> None:
     assert staleness_histogram(batch_of(trajectory(), mixed)) == {0: 3, 2: 1}
 
 
-def test_a_group_without_one_fresh_token_is_no_group_even_with_masks() -> None:
+def test_a_group_without_a_fresh_token_is_refused_even_with_masks() -> None:
     stale = trajectory(2, spans=[(0, 2, TOO_OLD)])
     assert faults(batch_of(stale, stale), STEP, MASKS, Trained()) == {
         11: "it has no token with staleness up to 2"

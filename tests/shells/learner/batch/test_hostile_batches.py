@@ -63,7 +63,7 @@ def respan(change: Callable[[Span], Span]) -> Callable[[Trajectory], Trajectory]
 
 
 def at_last(name: str, value: float) -> Callable[[Trajectory], Trajectory]:
-    """The last token or logprob is this."""
+    """Replace the last token or logprob by this value."""
 
     def change(one: Trajectory) -> Trajectory:
         values = getattr(one, name).copy()
@@ -75,12 +75,12 @@ def at_last(name: str, value: float) -> Callable[[Trajectory], Trajectory]:
 
 
 def regiven(change: Callable[[Trajectory], tuple[int, int]]) -> Callable[[Trajectory], Trajectory]:
-    """One more given range, which comes last."""
+    """Add one more given range, the last one."""
     return lambda one: dataclasses.replace(one, given=(*one.given, change(one)))
 
 
 def continued(one: Trajectory, logprob: float = 0.0) -> Trajectory:
-    """Followed by a given token with this logprob, and a written one."""
+    """Append a given token with this logprob, and a written one."""
     end = len(one.tokens)
     return dataclasses.replace(
         one,
@@ -149,7 +149,7 @@ def test_a_batch_that_keeps_the_rules_is_trained(batch: Batch) -> None:
 @pytest.mark.parametrize("attack", ATTACKS)
 @settings(max_examples=12)  # of each of 25
 @given(batch=batches, at=st.tuples(st.integers(0, GROUPS - 1), st.integers(0, SIZE - 1)))
-def test_an_attack_on_one_trajectory_has_its_group_refused_and_no_other(
+def test_an_attack_on_one_trajectory_gets_only_its_group_refused(
     attack: str, batch: Batch, at: tuple[int, int]
 ) -> None:
     index, member = at
@@ -163,7 +163,7 @@ def test_an_attack_on_one_trajectory_has_its_group_refused_and_no_other(
 
 
 @given(batch=batches, index=st.integers(0, GROUPS - 1), data=st.data())
-def test_an_attack_on_a_group_has_it_refused(batch: Batch, index: int, data: st.DataObject) -> None:
+def test_an_attacked_group_is_refused(batch: Batch, index: int, data: st.DataObject) -> None:
     group, other = batch.groups[index], batch.groups[index - 1]
     attacks = (
         dataclasses.replace(group, trajectories=group.trajectories[1:]),

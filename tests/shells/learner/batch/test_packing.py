@@ -28,7 +28,7 @@ CENTRED = advantages_of(Recipe(objective="dr_grpo", loss_tokens=1))
 
 
 def answers(*lengths: int, prompt: int = 1) -> list[PackedAnswer]:
-    """Each with tokens, logprobs and an advantage of its own."""
+    """Answers of these lengths, each with its own tokens, logprobs and advantage."""
     return [
         PackedAnswer(
             group_id=0,
@@ -60,7 +60,7 @@ def laid_out(found: Sequence[MicroBatch]) -> list[tuple[int, float, int, float]]
 
 @settings(max_examples=40)
 @given(st.lists(st.integers(2, 30), min_size=1, max_size=20), st.integers(1, 200))
-def test_every_token_that_counts_is_there_once_and_the_budget_holds(
+def test_every_counting_token_is_packed_once_and_within_the_budget(
     lengths: list[int], tokens_max: int
 ) -> None:
     given_answers = answers(*lengths)
@@ -119,7 +119,7 @@ def told_apart(micro: MicroBatch) -> list[list[int]]:
 @settings(max_examples=60)
 @given(GROUPS, st.integers(1, 300), st.integers(1, 3))
 @example([(1, [3, 3]), (9, [3, 3])], 300, 1)
-def test_answers_behind_one_prompt_read_it_and_themselves(
+def test_answers_behind_a_shared_prompt_attend_to_it_and_to_themselves_alone(
     drawn: list[tuple[int, list[int]]], tokens_max: int, ranks: int
 ) -> None:
     given_answers = [
@@ -148,7 +148,7 @@ def test_a_group_of_short_answers_reads_its_prompt_once() -> None:
     )
     assert plain == 8 * 12 * 36
     assert shared == 8 * (29 + 12 * 7)
-    # Two ranks have as much to do as each other.
+    # Two ranks have the same amount of work.
     loads = [
         sum(
             micro.tokens
@@ -179,7 +179,7 @@ def test_ranks_share_the_rows_and_run_as_many_micro_batches(
     assert max(loads) - min(loads) <= 2 * max(longest, max(lengths))
 
 
-def test_short_answers_share_a_row_with_positions_of_their_own() -> None:
+def test_short_answers_share_a_row_and_have_positions_of_their_own() -> None:
     (micro,) = micro_batches(answers(6, 3, 2, 5), 100, packed=True)
     assert micro.tokens_bt.tolist() == [
         [0, 1, 2, 3, 4, 5, 300, 301, 302, 303, 304, 100, 101, 102, 200, 201]
@@ -202,7 +202,7 @@ def test_packing_leaves_hardly_any_padding() -> None:
     assert sum(lengths) == sizes[1] < 1.03 * sum(lengths) < sizes[0]
 
 
-def test_without_packing_each_answer_has_its_row() -> None:
+def test_each_answer_has_its_own_row_without_packing() -> None:
     micro = micro_batches(answers(6, 3, 2, 5), 12, packed=False)
     assert [part.tokens_bt.shape for part in micro] == [(2, 6), (2, 3)]
     assert all(part.positions_bt is None and part.pieces is None for part in micro)
@@ -232,7 +232,7 @@ def test_rows_are_filled_to_the_budget() -> None:
     st.integers(0, 9),
     st.integers(1, 9),
 )
-def test_parts_hold_every_group_once_and_whole(
+def test_the_parts_of_a_step_hold_every_group_once_and_whole(
     sizes: list[int], count: int, rng_seed: int, step: int
 ) -> None:
     groups = [answers(*[5 + index] * size) for index, size in enumerate(sizes)]
@@ -251,7 +251,7 @@ def test_parts_hold_every_group_once_and_whole(
     assert len(dealt) == min(count, len(groups))
 
 
-def test_other_steps_are_dealt_otherwise() -> None:
+def test_each_step_deals_its_groups_to_parts_in_another_way() -> None:
     groups = [answers(5) for _ in range(20)]
     orders = {
         tuple(id(each) for each in parts(groups, 2, step=step, rng_seed=0)[0])
@@ -260,7 +260,7 @@ def test_other_steps_are_dealt_otherwise() -> None:
     assert len(orders) == 4
 
 
-def test_advantages_are_those_of_the_group() -> None:
+def test_advantages_are_computed_within_each_group() -> None:
     (first, second) = answers_of(batch_of(trajectory(4), trajectory(1, reward=0.0)), RULES, CENTRED)
     assert [float(each.advantage) for each in (*first, *second)] == [0.5, -0.5, 0.5, -0.5]
     assert first[0].tokens.tolist() == [5, 1, 2, 3]
@@ -279,7 +279,7 @@ def test_masked_tokens_are_read_and_not_trained_on() -> None:
     assert answer.advantage > 0  # its partner's reward still counts
 
 
-def test_staleness_comes_from_the_spans() -> None:
+def test_staleness_of_a_token_comes_from_its_span() -> None:
     mixed = trajectory(3, spans=[(0, 1, OLD + 1), (1, 3, NEW)])
     rules = dataclasses.replace(RULES, staleness_max=3)
     _, found = answers_of(batch_of(mixed, trajectory(1)), rules, SCALED)

@@ -14,7 +14,7 @@ from echo2d.learner.metrics.staleness import (
 from tests.support.batches import STEP, batch_of, trajectory, with_given
 
 
-def test_sums_of_micro_batches_are_the_steps() -> None:
+def test_sums_of_micro_batches_equal_those_of_the_step() -> None:
     rng = np.random.default_rng(0)
     log_ratio = rng.normal(0, 0.5, 40).astype(np.float32)
     staleness = rng.choice([0, 2, 3], 40)
@@ -50,7 +50,7 @@ def test_sums_of_micro_batches_are_the_steps() -> None:
     assert whole.ratio_mean == pytest.approx(np.exp(log_ratio).mean(), rel=1e-5)
 
 
-def test_without_a_base_there_is_no_distance_to_it() -> None:
+def test_the_distance_to_the_base_is_absent_without_a_base() -> None:
     tokens = torch.ones(3), torch.zeros(3), torch.ones(3) > 0, torch.ones(3) < 0
     found = tally(torch.tensor(0.0), *tokens, torch.tensor([0, 0, 2]), 3)
     assert overall(found).kl_base is None
@@ -66,6 +66,6 @@ def test_answers_count_by_their_oldest_token() -> None:
     }
 
 
-def test_given_tokens_are_no_part_of_an_answers_length() -> None:
+def test_given_tokens_do_not_count_in_the_length_of_an_answer() -> None:
     found = answers_by_staleness(batch_of(with_given(trajectory(5), 2, [4] * 30), trajectory(5)))
     assert found[0]["length"] == (3 + 2 + 5 + 5) / 4

@@ -5,7 +5,7 @@ import pytest
 from echo2d.learner.metrics.stopwatch import TRAIN, WAIT, Stopwatch
 
 
-def test_shares_are_of_the_time_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shares_are_computed_over_the_time_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = iter([0.0, 9.0, 9.0, 9.5, 10.0, 10.25, 20.0, 20.25])
     monkeypatch.setattr("echo2d.learner.metrics.stopwatch.time.monotonic", lambda: next(ticks))
     watch = Stopwatch()
@@ -23,5 +23,5 @@ def test_shares_are_of_the_time_without_waiting(monkeypatch: pytest.MonkeyPatch)
     assert str(watch) == "overhead=25.00% of T_train: train=75.00% publish=25.00%"
 
 
-def test_without_a_step_there_are_no_shares() -> None:
+def test_shares_are_absent_before_the_first_step() -> None:
     assert Stopwatch().shares() == {}

@@ -64,7 +64,7 @@ TABLE = [
 
 
 class Shown:
-    """A board that remembers; it fails the first `failures` times."""
+    """A board that keeps what it is shown. Its first `failures` calls fail."""
 
     def __init__(self, failures: int = 0) -> None:
         self.rows: list[tuple[int, Mapping[str, float]]] = []
@@ -88,7 +88,7 @@ def rows(out_dir: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (out_dir / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_numbers_of_tables_are_found_by_name() -> None:
+def test_numbers_in_nested_tables_are_found_by_name() -> None:
     assert dict(numbers_in(ROW)) == NUMBERS
 
 
@@ -113,7 +113,7 @@ def test_samples_reach_the_boards_as_a_table_and_not_the_file(tmp_path: Path) ->
     assert "1 + 1?" not in (tmp_path / "metrics.jsonl").read_text()
 
 
-def test_a_board_that_fails_now_and_then_goes_on(
+def test_a_board_that_fails_now_and_then_is_not_given_up(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     board = Shown(failures=TRACKER_FAILURES_MAX - 1)
@@ -164,7 +164,7 @@ def test_the_learner_does_not_wait_for_a_board_that_hangs(
     assert "left behind tracker=hangs" in caplog.text
 
 
-def test_a_full_disk_costs_rows_and_no_half_lines(
+def test_a_full_disk_costs_rows_but_leaves_no_half_line(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     tracker = Tracking(tmp_path, {})
@@ -177,7 +177,7 @@ def test_a_full_disk_costs_rows_and_no_half_lines(
     assert "cannot track step=2" in caplog.text
 
 
-def test_a_full_file_makes_room_for_the_next_rows(
+def test_a_full_file_is_renamed_and_a_new_one_begun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tracker = Tracking(tmp_path, {})
@@ -191,7 +191,7 @@ def test_a_full_file_makes_room_for_the_next_rows(
     assert [json.loads(line)["step"] for line in older] == [3, 4]
 
 
-def test_a_learner_of_which_nothing_is_noted_makes_no_board(tmp_path: Path) -> None:
+def test_a_learner_without_tracking_makes_no_board(tmp_path: Path) -> None:
     def never() -> Shown:
         raise AssertionError
 
@@ -199,7 +199,7 @@ def test_a_learner_of_which_nothing_is_noted_makes_no_board(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "wandb"])
-def test_a_missing_package_is_told_at_the_start(
+def test_a_missing_package_is_reported_at_the_start(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
@@ -210,7 +210,9 @@ def test_a_missing_package_is_told_at_the_start(
         makers([name], tmp_path)
 
 
-def test_tensorboard_reads_what_was_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensorboard_reads_the_rows_that_were_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tracking, "_CLOSE_S", 50.0)  # torch is imported meanwhile
     reader: Any = importlib.import_module("tensorboard.backend.event_processing.event_accumulator")
     tracker = Tracking(tmp_path, makers(["tensorboard"], tmp_path))
@@ -247,7 +249,7 @@ end_with(0)
 
 
 def test_weights_and_biases_asks_for_no_login_and_works_offline(tmp_path: Path) -> None:
-    """At a terminal, where it would ask."""
+    """The program runs at a terminal, where wandb would ask."""
     terminal, ours = pty.openpty()
     kept = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
     environment = {**kept, "HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}

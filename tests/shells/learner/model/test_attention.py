@@ -23,7 +23,7 @@ from echo2d.learner.model.attention import (
 )
 
 HEADS, KEY_HEADS, SIZE = 4, 2, 8
-# Each bundle has a shared prompt of so many tokens (0: none) and answers of so many tokens each.
+# Each bundle: tokens of its shared prompt (0: none), and tokens of each answer.
 BUNDLES = st.lists(
     st.tuples(st.integers(0, 40), st.lists(st.integers(1, 40), min_size=1, max_size=4)),
     min_size=1,
@@ -45,7 +45,7 @@ def pieces_of(bundles: list[tuple[int, list[int]]]) -> Pieces:
 
 
 def dense(query: Tensor, key: Tensor, value: Tensor, pieces: Pieces, window: int | None) -> Tensor:
-    """The same with a mask [t, t]."""
+    """The same attention, computed with a mask [t, t]."""
     tokens = query.shape[2]
     mask = torch.zeros(tokens, tokens, dtype=torch.bool)
     for start, length, context_start, context in pieces.rows():
@@ -70,7 +70,7 @@ def made(tokens: int) -> tuple[Tensor, Tensor, Tensor]:
 
 @settings(max_examples=60, deadline=None)
 @given(BUNDLES, st.sampled_from([None, 3, 17]), st.sampled_from([5, 256]))
-def test_pieces_attend_as_under_a_mask(
+def test_pieces_attend_as_under_one_dense_mask(
     bundles: list[tuple[int, list[int]]], window: int | None, queries: int
 ) -> None:
     pieces = pieces_of(bundles)
@@ -141,7 +141,7 @@ def test_rows_without_pieces_are_causal() -> None:
     torch.testing.assert_close(found, expected.transpose(1, 2))
 
 
-def test_another_answer_has_no_gradient_at_all() -> None:
+def test_an_answer_gives_no_gradient_to_another_one() -> None:
     pieces = pieces_of([(0, [9]), (0, [7]), (5, [3, 4])])
     given_tensors = made(28)
     found, _ = attend(torch.nn.Identity(), *given_tensors, None, pieces=AttentionPlans(pieces))
@@ -159,7 +159,7 @@ def test_attention_with_unknown_options_is_refused(others: dict[str, Any]) -> No
 
 @pytest.mark.parametrize("prompt", [64, 512])
 def test_hardly_any_unread_pair_is_computed(prompt: int) -> None:
-    """512 answers of reasoning's lengths, in rows of 16,384 tokens: at most 1.2 times the pairs that are read."""
+    """512 answers as long as reasoning, in rows of 16,384 tokens: at most 1.2 times the pairs that are read."""
     rng = np.random.default_rng(0)
     answers = [
         PackedAnswer(

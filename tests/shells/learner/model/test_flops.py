@@ -19,7 +19,7 @@ def counted(scorer: AnswerScorer, micro: MicroBatch) -> int:
 
 
 def test_a_dense_model_has_the_operations_that_torch_counts() -> None:
-    """It counts matrix products, but not the attention of a CPU."""
+    """torch counts matrix products, but not the attention of a CPU."""
     model = made(Qwen3Config(**{**SMALL, "tie_word_embeddings": False}))
     scorer = AnswerScorer(model)
     (micro,) = micro_batches(answers(61)[:1], 1000, packed=True)
@@ -29,7 +29,7 @@ def test_a_dense_model_has_the_operations_that_torch_counts() -> None:
     assert size.operations([micro]) / 3 - attention == counted(scorer, micro)
 
 
-def test_of_the_experts_those_count_that_a_token_is_sent_to() -> None:
+def test_only_the_experts_that_a_token_is_sent_to_count() -> None:
     size = ModelSize.of(made(SHAPES["qwen3 moe"]))
     hidden, inner = SMALL["hidden_size"], MOE["moe_intermediate_size"]
     attention = hidden * 8 * (4 + 2 + 2 + 4)
@@ -46,6 +46,6 @@ def test_of_the_experts_those_count_that_a_token_is_sent_to() -> None:
         ("something else", None),
     ],
 )
-def test_the_peak_is_that_of_the_device(name: str, peak: float | None) -> None:
+def test_the_peak_throughput_is_that_of_the_device(name: str, peak: float | None) -> None:
     assert peak_of(name) == peak
     assert torch.isfinite(torch.tensor(peak or 0.0))

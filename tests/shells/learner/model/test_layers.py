@@ -34,7 +34,9 @@ def gradient(config: LearnerConfig, **changes: Any) -> Tensor:
     ],
 )
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_gradient_is_the_same(config: LearnerConfig, dtype: Any, changes: Any) -> None:
+def test_the_gradient_does_not_depend_on_what_layers_keep(
+    config: LearnerConfig, dtype: Any, changes: Any
+) -> None:
     same = {"dtype": dtype, "micro_batch_tokens": changes.get("micro_batch_tokens", 4096)}
     plain = gradient(config, recompute="none", **same)
     close = 1e-5 if dtype == "float32" else 2e-2
@@ -48,10 +50,10 @@ def test_the_gradient_is_the_same(config: LearnerConfig, dtype: Any, changes: An
 
 @pytest.mark.parametrize("recompute", ["selective", "all"])
 @pytest.mark.parametrize("family", ["qwen3 moe", "mixtral", "gpt-oss"])
-def test_the_gradient_of_experts_is_the_same(
+def test_the_gradient_of_experts_does_not_depend_on_what_layers_keep(
     config: LearnerConfig, base: Path, tmp_path: Path, family: str, recompute: Any
 ) -> None:
-    """Those of GPT-OSS have biases, and its attention is its own."""
+    """The experts of GPT-OSS have biases, and it keeps its own attention."""
     changes = {"model": saved(tmp_path / "model", family, base), "micro_batch_tokens": 40}
     plain = gradient(config, recompute="none", **changes)
     again = gradient(config, recompute=recompute, **changes)
@@ -76,7 +78,7 @@ def compiled_frames() -> int:
     return int(torch._dynamo.utils.counters["frames"]["ok"])
 
 
-def test_the_same_results_are_kept_when_older_versions_of_torch_ask_again() -> None:
+def test_layers_keep_the_same_results_when_older_versions_of_torch_ask_again() -> None:
     """A layer has seven products: a count that went on in the second run would keep the other ones."""
     keeping, product = _Keeping(PRODUCTS), torch.ops.aten.mm.default
     first, again = (

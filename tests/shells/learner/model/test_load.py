@@ -46,7 +46,7 @@ def test_a_model_is_loaded_as_transformers_loads_it(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_closed_loop_publishes_the_files_names_and_at_first_their_bytes(
+def test_a_closed_loop_publishes_the_names_of_the_files_and_at_first_their_bytes(
     family: str, base: Path, config: LearnerConfig, tmp_path: Path
 ) -> None:
     model = saved(tmp_path / "model", family, base)
@@ -65,7 +65,7 @@ def test_a_closed_loop_publishes_the_files_names_and_at_first_their_bytes(
     AutoModelForCausalLM.from_pretrained(coordinator.published(2))
 
 
-def test_an_expert_is_a_part_of_a_weight(base: Path, tmp_path: Path) -> None:
+def test_an_expert_is_loaded_as_a_part_of_a_stacked_weight(base: Path, tmp_path: Path) -> None:
     model = saved(tmp_path / "model", "mixtral", base)
     (parts,) = layout_of(empty_model(model), model).values()
     weight = "model.layers.1.mlp.experts.gate_up_proj"

@@ -14,7 +14,7 @@ from echo2d.learner.model.logprobs import LogitTail, TokenScores, token_scores
 TOKENS, HIDDEN, VOCABULARY = 23, 12, 700
 TAILS = [LogitTail(), LogitTail(scale=0.25), LogitTail(cap=5.0)]
 
-# Prints the peak, in MiB above the start, of the scores and their gradient for so many tokens.
+# Prints the peak memory, in MiB above the start, of the scores and their gradient for this many tokens.
 PEAK = """
 import resource, sys, torch
 from echo2d.learner.model.logprobs import LogitTail, token_scores
@@ -40,7 +40,7 @@ def plain(
     heat: Tensor,
     tail: LogitTail,
 ) -> TokenScores:
-    """The same by torch's log_softmax over all logits."""
+    """The same scores by torch's log_softmax over all logits."""
     raw = torch.nn.functional.linear(
         hidden.double(), weight.double(), None if bias is None else bias.double()
     )
@@ -79,7 +79,7 @@ def gradients(
 @pytest.mark.parametrize("tail", TAILS)
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("columns", [64, 300, 10_000])
-def test_scores_and_gradients_are_those_of_the_whole_vocabulary(
+def test_scores_and_gradients_in_blocks_equal_those_of_the_whole_vocabulary(
     monkeypatch: pytest.MonkeyPatch, tail: LogitTail, bias: bool, columns: int
 ) -> None:
     monkeypatch.setattr(logprobs, "COLUMNS_MIN", columns)
@@ -92,13 +92,13 @@ def test_scores_and_gradients_are_those_of_the_whole_vocabulary(
         assert float((found - right).norm() / right.norm()) < 1e-6
 
 
-def test_a_distribution_without_a_doubt_has_no_entropy() -> None:
+def test_a_certain_distribution_has_no_entropy() -> None:
     hidden, weight = torch.tensor([[500.0]]), torch.tensor([[0.0], [1.0], [0.0]])
     found = token_scores(hidden, weight, None, torch.tensor([1]), torch.ones(1), LogitTail())
     assert [float(each) for each in found] == [0.0, 0.0, 0.0]
 
 
-def test_no_tokens_have_no_scores_and_a_gradient_of_zero() -> None:
+def test_an_empty_batch_has_no_scores_and_a_gradient_of_zero() -> None:
     hidden, weight = torch.zeros(0, HIDDEN, requires_grad=True), made()[1]
     nothing = torch.zeros(0)
     found = token_scores(hidden, weight, None, nothing.long(), nothing, LogitTail())
@@ -106,7 +106,7 @@ def test_no_tokens_have_no_scores_and_a_gradient_of_zero() -> None:
     assert not slope.any()
 
 
-def test_the_head_in_16_bits_loses_nothing_after_the_product() -> None:
+def test_a_head_in_16_bits_rounds_nothing_after_the_product() -> None:
     """Logits of bfloat16 weights are float32: close to those of the same weights in float32."""
     hidden, weight = (each.detach().bfloat16() for each in made())
     tokens, heat = torch.arange(TOKENS), torch.ones(TOKENS)

@@ -24,7 +24,9 @@ later = pytest.mark.nightly
 @pytest.mark.parametrize(
     "seed", [*SEEDS[:QUICK], *(pytest.param(each, marks=later) for each in SEEDS[QUICK:])]
 )
-def test_the_weights_are_those_of_from_pretrained(seed: int, base: Path, tmp_path: Path) -> None:
+def test_loaded_weights_equal_those_of_from_pretrained(
+    seed: int, base: Path, tmp_path: Path
+) -> None:
     model = tmp_path / "model"
     drawn = draw(seed, model, base)
     if not drawn[2]:
@@ -59,7 +61,7 @@ def test_a_published_version_has_the_same_weights(
 def test_weights_that_the_class_ignores_are_left_out(
     base: Path, config: LearnerConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The layers for several tokens at once, in an index and in a file of their own."""
+    """The ignored layers predict several tokens at once. They are in the index, and in a file of their own."""
     model = tmp_path / "model"
     shapes = {**SMALL, **MOE, "num_hidden_layers": 46, "vocab_size": 17}
     small = Glm4MoeConfig(**shapes, n_routed_experts=4, first_k_dense_replace=1)
@@ -82,7 +84,7 @@ def test_weights_that_the_class_ignores_are_left_out(
     AutoModelForCausalLM.from_pretrained(published)
 
 
-def test_an_index_that_does_not_count_is_not_published(
+def test_an_index_that_is_not_used_is_not_published(
     base: Path, config: LearnerConfig, tmp_path: Path
 ) -> None:
     model = tmp_path / "model"

@@ -60,7 +60,7 @@ def test_a_truncated_model_is_the_operators_fault(
         learn(dataclasses.replace(config, model=model), coordinator)
 
 
-# --- learning rates over a run of 12 steps, of which two warm up
+# --- learning rates over a run of 12 steps; the first two are the warm-up
 
 STEPS, WARM_UP = 12, 2
 
@@ -82,7 +82,7 @@ def test_a_linear_rate_falls_evenly_to_its_last_share() -> None:
     assert shares("linear", 0.1)[-1] == pytest.approx(0.1)
 
 
-def test_a_cosine_is_halfway_in_the_middle_and_falls_fastest_there() -> None:
+def test_a_cosine_rate_is_halfway_in_the_middle_and_falls_fastest_there() -> None:
     found = shares("cosine", 0.2)
     assert found[1] == 1.0
     assert found[6] == pytest.approx(0.6)
@@ -91,7 +91,7 @@ def test_a_cosine_is_halfway_in_the_middle_and_falls_fastest_there() -> None:
     assert max(falls) in falls[4:6]
 
 
-def test_a_step_beyond_the_last_one_keeps_its_share() -> None:
+def test_the_rate_stays_at_its_last_share_beyond_the_last_step() -> None:
     assert lr_share(99, steps=12, warmup_steps=2, schedule="cosine", last_share=0.1) == 0.1
 
 

@@ -51,7 +51,7 @@ def scored(made: Policy) -> tuple[Tensor, Tensor]:
     return logprobs_n, torch.cat([slope.flatten() for slope in slopes])
 
 
-def test_bfloat16_is_close_to_float32(config: LearnerConfig) -> None:
+def test_a_pass_in_bfloat16_is_close_to_float32(config: LearnerConfig) -> None:
     (narrow, narrow_slope), (wide, wide_slope) = (
         scored(policy(config, dtype)) for dtype in ("bfloat16", "float32")
     )
@@ -93,7 +93,7 @@ def test_lora_and_checkpointing_train_in_bfloat16(config: LearnerConfig) -> None
         ("bfloat16", False, "bfloat16"),
     ],
 )
-def test_the_dtype_is_the_devices_unless_chosen(
+def test_the_device_decides_the_dtype_unless_it_is_chosen(
     config: LearnerConfig, dtype: Any, cuda: bool, expected: str
 ) -> None:
     assert dataclasses.replace(config, dtype=dtype).explicit(cuda=cuda).dtype == expected

@@ -32,7 +32,7 @@ def policy_of(config: LearnerConfig, family: str, base: Path, **changes: Any) ->
 
 
 def read(part: Part) -> Iterator[tuple[list[int], int]]:
-    """What the forward passes read: tokens, and how many of them at the end are not just context."""
+    """What the forward passes read: tokens, and how many of them, at the end, are more than context."""
     for micro in part.micro:
         if micro.pieces is None:
             continue
@@ -77,7 +77,7 @@ def sums_of(logits_te: Tensor) -> Tensor:
 def test_each_token_that_is_read_counts_once(
     config: LearnerConfig, base: Path, family: str, changes: Any
 ) -> None:
-    """The backward pass, which runs layers again, has ended when the sums are looked at."""
+    """The sums are read after the backward pass, which has run the layers again."""
     policy = policy_of(config, family, base, **changes)
     (part,) = policy.lay_out([answers(policy.vocab_size)])
     packed = [micro.pieces is not None for micro in part.micro]
@@ -95,7 +95,7 @@ def test_each_token_that_is_read_counts_once(
 
 
 def test_layers_in_bfloat16_count_as_many_tokens(config: LearnerConfig, base: Path) -> None:
-    """Their weights are sharded by FSDP2, on one rank too."""
+    """FSDP2 shards the weights of such layers even on one rank."""
     policy = policy_of(config, "qwen3 moe", base, dtype="bfloat16", recompute="all")
     (part,) = policy.lay_out([answers(policy.vocab_size)])
     passes = [layers for *_, layers in policy._gradient(part, 2, {})]
@@ -118,7 +118,7 @@ def test_a_train_step_reports_the_load(config: LearnerConfig, base: Path, family
     assert 0.0 < load.entropy < 1.0
 
 
-def test_rows_have_the_load_and_those_of_a_dense_model_do_not(
+def test_rows_have_the_load_of_experts_only_if_the_model_has_experts(
     config: LearnerConfig, base: Path, tmp_path: Path
 ) -> None:
     dense = dataclasses.replace(config, steps=1)
@@ -142,7 +142,7 @@ def test_rows_have_the_load_and_those_of_a_dense_model_do_not(
         ),
     ],
 )
-def test_the_load_is_that_of_the_sums(layers: list[list[float]], load: RouterLoad) -> None:
+def test_the_load_is_computed_from_the_sums(layers: list[list[float]], load: RouterLoad) -> None:
     assert load_of([torch.tensor(each, dtype=torch.float64) for each in layers]) == load
 
 

@@ -66,7 +66,7 @@ def test_answers_in_a_row_are_scored_as_each_alone(shape: str) -> None:
 def test_a_model_that_cannot_read_pieces_keeps_its_attention_and_gets_rows(
     changes: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Gemma 2 has a soft cap inside its attention, which only its own has."""
+    """Gemma 2 has a soft cap in its attention, and our attention has none."""
     if changes.get("model_type") == "gemma2":
         model = made(Gemma2Config(**SMALL, attn_logit_softcapping=2.0, query_pre_attn_scalar=8))
     else:
@@ -87,7 +87,7 @@ def test_a_model_that_cannot_read_pieces_keeps_its_attention_and_gets_rows(
             torch.testing.assert_close(mine, right, rtol=1e-4, atol=1e-4)
 
 
-def test_logits_that_are_changed_in_an_unknown_way_are_the_operators_fault() -> None:
+def test_a_model_that_changes_its_logits_in_an_unknown_way_is_refused() -> None:
     model = made(SHAPES["granite with scaled logits"])
     model.config.logits_scaling = 7.0
 
@@ -100,7 +100,7 @@ def test_logits_that_are_changed_in_an_unknown_way_are_the_operators_fault() -> 
         AnswerScorer(model)
 
 
-def test_a_loaded_model_scores_as_it_does_itself(base: Path) -> None:
+def test_a_loaded_model_is_scored_as_by_its_own_forward(base: Path) -> None:
     model = load_model(base).eval()
     tokens = np.array([[5, 3, 1, 2, 4]])
     counts = np.array([[False, False, True, True, True]])

@@ -57,7 +57,7 @@ def scored(
     masked: int = 0,
     **changes: Any,
 ) -> tuple[TrajectoryScore, ...]:
-    """What the first train step says. The first `masked` tokens of each answer are not in the loss."""
+    """The scores of the first train step. The first `masked` tokens of each answer are not in the loss."""
     settings: dict[str, Any] = {"micro_batch_tokens": 200, **changes}
     policy = Policy(dataclasses.replace(config, **settings), Ranks())
     answers = [
@@ -91,7 +91,7 @@ def test_honest_tokens_have_the_learners_logprobs_and_a_normal_z(
     assert 0.7 < z.std() < 1.4
 
 
-def test_made_up_tokens_with_made_up_logprobs_are_nats_away(
+def test_made_up_logprobs_are_several_nats_from_the_learners(
     config: LearnerConfig, honest: NDArray[np.int64]
 ) -> None:
     rng = np.random.default_rng(3)
@@ -101,7 +101,7 @@ def test_made_up_tokens_with_made_up_logprobs_are_nats_away(
     assert min(score.z for score in scores) > 4.0
 
 
-def test_made_up_tokens_with_true_logprobs_were_not_drawn(
+def test_made_up_tokens_with_true_logprobs_have_a_large_z(
     config: LearnerConfig, base: Path, honest: NDArray[np.int64]
 ) -> None:
     tokens = made_up(honest)
@@ -110,7 +110,7 @@ def test_made_up_tokens_with_true_logprobs_were_not_drawn(
     assert min(score.z for score in scores) > 4.0
 
 
-def test_tokens_outside_the_loss_do_not_count(
+def test_tokens_outside_the_loss_do_not_count_in_the_scores(
     config: LearnerConfig, base: Path, honest: NDArray[np.int64]
 ) -> None:
     tokens = honest.copy()
@@ -128,7 +128,7 @@ def test_several_optimizer_steps_score_each_trajectory_once(
     assert len({(score.group, score.sample) for score in scores}) == len(scores) == ANSWERS
 
 
-def test_a_distribution_without_a_doubt_has_no_variance() -> None:
+def test_a_certain_distribution_has_no_variance() -> None:
     sums = torch.tensor([[1.0], [0.0], [0.0], [0.0]])
     assert scores_of([ScoreSums([(1, 0)], sums)]) == [TrajectoryScore(1, 0, 0.0, 0.0)]
 

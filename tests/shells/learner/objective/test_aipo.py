@@ -33,7 +33,7 @@ TOKENS = sum(map(sum, LENGTHS))
 
 
 def logprobs(distance: float) -> tuple[Tensor, Tensor]:
-    """pi's, with a gradient, and mu's of each token, up to so far apart."""
+    """Logprobs of each token: those of pi, with a gradient, and those of mu, at most `distance` away."""
     generator = torch.Generator().manual_seed(0)
     mu = -0.2 - 2.0 * torch.rand(TOKENS, generator=generator)
     apart = distance * (2.0 * torch.rand(TOKENS, generator=generator) - 1.0)
@@ -80,7 +80,7 @@ def ours(pi: Tensor, mu: Tensor) -> tuple[float, list[float]]:
     return surrogate_loss(found.surrogate_n, advantages, shares).item(), gradient.tolist()
 
 
-def test_one_optimizer_step_is_aipo() -> None:
+def test_the_gradient_of_one_optimizer_step_is_that_of_aipo() -> None:
     pi, mu = logprobs(distance=0.6)
     ratios = (pi.detach() - mu).exp()
     assert 0.1 < (ratios > RHO).float().mean() < 0.5
@@ -91,7 +91,7 @@ def test_one_optimizer_step_is_aipo() -> None:
     np.testing.assert_allclose(gradient, expected, rtol=1e-5)
 
 
-def test_where_no_ratio_is_cut_off_it_is_the_gradient_of_the_objective() -> None:
+def test_the_gradient_is_that_of_the_objective_if_no_ratio_is_cut_off() -> None:
     pi, mu = logprobs(distance=0.2)
     assert (pi.detach() - mu).exp().max() < RHO
     rewards = [reward - sum(group) / len(group) for group in REWARDS for reward in group]

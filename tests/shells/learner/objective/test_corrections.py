@@ -25,7 +25,7 @@ def test_the_ratio_is_new_over_rollout_probability_without_gradient() -> None:
     assert not ratio.requires_grad
 
 
-def test_the_ratio_is_finite_whatever_the_rollout_says() -> None:
+def test_the_ratio_is_finite_for_any_rollout_logprob() -> None:
     found = log_ratio(torch.tensor([0.0, -1e30]), torch.tensor([-1e30, 0.0]))
     assert found.tolist() == [LOG_RATIO_MAX, -LOG_RATIO_MAX]
 
@@ -44,7 +44,7 @@ def test_the_ratio_is_finite_whatever_the_rollout_says() -> None:
         (9.9, -1.0, True),
     ],
 )
-def test_the_clip_drops_what_has_moved_far_enough(
+def test_the_clip_drops_tokens_that_have_moved_far_enough(
     ratio: float, advantage: float, *, keeps: bool
 ) -> None:
     kept = clip_keeps(torch.tensor([ratio]), torch.tensor([advantage]), EPS_LOW, EPS_HIGH, 0.0)

@@ -46,14 +46,14 @@ def inputs() -> WeightInputs:
     )
 
 
-def test_a_function_gives_the_advantages() -> None:
+def test_a_users_function_gives_the_advantages() -> None:
     own = advantages_of(Recipe(advantages="own_losses:signs"))
     found = own(np.array([0.5, 0.0], dtype=np.float32))
     assert found.dtype == np.float32
     assert found.tolist() == [1.0, -1.0]
 
 
-def test_a_function_gives_the_loss_of_each_token() -> None:
+def test_a_users_function_gives_the_loss_of_each_token() -> None:
     own = loss_of(Recipe(loss="own_losses:reinforce"))
     assert own is not None
     given = inputs()
@@ -72,9 +72,7 @@ def test_a_function_gives_the_loss_of_each_token() -> None:
         ("loss", "own_losses:NAME", "learner.loss: 'own_losses:NAME' is not a function"),
     ],
 )
-def test_a_function_that_is_not_there_is_the_operators_fault(
-    key: str, path: str, line: str
-) -> None:
+def test_a_missing_function_is_the_operators_fault(key: str, path: str, line: str) -> None:
     with pytest.raises(OperatorFault, match=line):
         (advantages_of if key == "advantages" else loss_of)(Recipe(**{key: path}))  # type: ignore[arg-type]
 

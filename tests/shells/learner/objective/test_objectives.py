@@ -28,7 +28,7 @@ LENGTHS = torch.tensor([3, 3, 3, 1, 2, 2])
         ([0.7], [0.0]),
     ],
 )
-def test_advantages_are_rewards_in_units_of_their_groups_deviation(
+def test_advantages_are_measured_in_standard_deviations_of_their_group(
     rewards: list[float], advantages: list[float]
 ) -> None:
     found = group_advantages(np.array(rewards, dtype=np.float32), "scaled")
@@ -36,7 +36,7 @@ def test_advantages_are_rewards_in_units_of_their_groups_deviation(
     assert found.tolist() == pytest.approx(advantages, abs=1e-3)
 
 
-def test_the_population_has_a_smaller_deviation() -> None:
+def test_the_deviation_of_the_population_is_smaller_than_that_of_a_sample() -> None:
     rewards = np.array([1.0, 0.0, 0.0, 0.0], dtype=np.float32)
     found = group_advantages(rewards, "scaled", sample_std=False)
     expected = [3**0.5, -(3**-0.5), -(3**-0.5), -(3**-0.5)]
@@ -47,7 +47,7 @@ def test_the_population_has_a_smaller_deviation() -> None:
     ("baseline", "expected"),
     [("centred", [0.75, -0.25, -0.25, -0.25]), ("leave_one_out", [1.0, -1 / 3, -1 / 3, -1 / 3])],
 )
-def test_dr_grpo_subtracts_the_mean_and_rloo_that_of_the_others(
+def test_dr_grpo_subtracts_the_groups_mean_and_rloo_that_of_the_other_answers(
     baseline: AdvantageBaseline, expected: list[float]
 ) -> None:
     found = group_advantages(np.array([1.0, 0.0, 0.0, 0.0], dtype=np.float32), baseline)
@@ -55,7 +55,7 @@ def test_dr_grpo_subtracts_the_mean_and_rloo_that_of_the_others(
     assert found.tolist() == pytest.approx(expected)
 
 
-def test_a_tokens_share_depends_on_the_mean() -> None:
+def test_the_share_of_a_token_depends_on_the_kind_of_mean() -> None:
     totals = LossTotals(tokens=6, answers=3)
     assert token_shares("token", totals, LENGTHS, constant=0).tolist() == pytest.approx([1 / 6] * 6)
     assert token_shares("sequence", totals, LENGTHS, constant=0).tolist() == pytest.approx(
@@ -66,7 +66,7 @@ def test_a_tokens_share_depends_on_the_mean() -> None:
     )
 
 
-def test_each_token_gets_its_answers_mean() -> None:
+def test_each_token_gets_the_mean_of_its_answer() -> None:
     values = torch.tensor([1.0, 2.0, 6.0, 4.0, 0.0, 1.0])
     assert answer_means(values, ANSWERS).tolist() == [3.0, 3.0, 3.0, 4.0, 0.5, 0.5]
 
@@ -106,7 +106,7 @@ def test_losses_of_micro_batches_add_up() -> None:
     torch.testing.assert_close(sum(parts), whole)
 
 
-def test_its_gradient_is_minus_weight_times_advantage_times_share() -> None:
+def test_the_gradient_is_minus_weight_times_advantage_times_share() -> None:
     logprobs = torch.tensor([-1.0, -2.0], requires_grad=True)
     shares = torch.tensor([0.5, 0.25])
     torch.autograd.backward(
@@ -125,7 +125,7 @@ def test_the_distance_to_the_base_averages_to_the_divergence() -> None:
     assert (p * found).sum() == pytest.approx((p * np.log(p / base)).sum())
 
 
-def test_weighed_by_importance_it_averages_to_the_divergence_under_other_samples() -> None:
+def test_a_distance_weighed_by_importance_averages_to_the_divergence_under_other_samples() -> None:
     """Over samples of q, and so does its gradient: that of sum_x p log(p / b) over the logits of p."""
     logits = torch.tensor([0.5, -0.2, 0.1], requires_grad=True)
     rollout, base = torch.tensor([0.6, 0.3, 0.1]), torch.tensor([0.2, 0.3, 0.5])
@@ -139,7 +139,7 @@ def test_weighed_by_importance_it_averages_to_the_divergence_under_other_samples
     torch.testing.assert_close(*slopes)
 
 
-def test_the_surrogate_is_a_mean_without_gradient() -> None:
+def test_the_surrogate_is_a_mean_that_has_no_gradient() -> None:
     ratio = torch.tensor([1.2, 0.9], requires_grad=True)
     found = surrogate_loss(ratio, torch.tensor([1.0, -1.0]), torch.tensor([0.5, 0.5]))
     assert float(found) == pytest.approx(-0.15)

@@ -60,14 +60,14 @@ def value(recipe: Recipe, inputs: WeightInputs) -> Tensor:
 
 
 def surrogate(ratio: Tensor, advantages: Tensor, bound: float = float("inf")) -> Tensor:
-    """PPO's, and with a bound that of the dual clip."""
+    """The surrogate of PPO; with a bound, that of the dual clip."""
     clipped = torch.minimum(ratio * advantages, ratio.clamp(1 - LOW, 1 + HIGH) * advantages)
     return torch.where(advantages < 0, torch.maximum(clipped, bound * advantages), clipped)
 
 
 @pytest.mark.parametrize("objective", ["grpo", "dr_grpo"])
 @pytest.mark.parametrize("bound", [0.0, 1.4])
-def test_the_rollout_as_proximal_policy_is_ppo(
+def test_the_gradient_is_that_of_ppo_if_the_rollout_is_the_proximal_policy(
     inputs: WeightInputs, objective: str, bound: float
 ) -> None:
     rho = (inputs.logprobs_n - inputs.rollout_logprobs_n).exp()
@@ -127,7 +127,7 @@ def test_each_objective_has_clips_and_masks_of_its_own() -> None:
     assert Recipe(correction="sequence_mask", mask_high=1.5).mask == (0.5, 1.5)
 
 
-def test_loglinear_puts_the_proximal_policy_between_by_version(inputs: WeightInputs) -> None:
+def test_loglinear_interpolates_the_proximal_policy_by_version(inputs: WeightInputs) -> None:
     new, old = inputs.logprobs_n.detach().numpy(), inputs.rollout_logprobs_n.numpy()
     staleness = inputs.staleness_n.numpy()
     proximal = old + staleness / (staleness + 1) * (new - old)
@@ -140,7 +140,7 @@ def test_loglinear_puts_the_proximal_policy_between_by_version(inputs: WeightInp
     assert flat.any()
 
 
-def test_with_one_optimizer_step_recomputed_is_truncated_importance_sampling(
+def test_recomputed_is_truncated_importance_sampling_with_one_optimizer_step(
     inputs: WeightInputs,
 ) -> None:
     first = WeightInputs(
@@ -159,7 +159,7 @@ def test_with_one_optimizer_step_recomputed_is_truncated_importance_sampling(
 
 
 @pytest.mark.parametrize("correction", ["icepop", "sequence_mask"])
-def test_masks_leave_tokens_or_answers_out(inputs: WeightInputs, correction: str) -> None:
+def test_masks_leave_out_tokens_or_answers(inputs: WeightInputs, correction: str) -> None:
     first = WeightInputs(
         inputs.logprobs_n,
         inputs.rollout_logprobs_n,
@@ -197,14 +197,14 @@ def test_masks_leave_tokens_or_answers_out(inputs: WeightInputs, correction: str
         ({"clip_ratio_max": 1.2}, "learner.clip_ratio_max: expected 0, or more than 1 "),
     ],
 )
-def test_choices_that_do_not_go_together_are_the_operators_fault(
+def test_options_that_do_not_go_together_are_the_operators_fault(
     choices: dict[str, Any], line: str
 ) -> None:
     with pytest.raises(OperatorFault, match=line):
         Recipe(**choices)
 
 
-def test_the_mean_is_the_objectives_own_unless_chosen() -> None:
+def test_each_objective_has_its_own_mean_unless_one_is_chosen() -> None:
     names = ("grpo", "dr_grpo", "gspo", "cispo", "rloo")
     expected = ["token", "constant", "sequence", "token", "token"]
     assert [recipe(objective=name).mean for name in names] == expected

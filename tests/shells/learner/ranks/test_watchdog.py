@@ -66,7 +66,7 @@ def test_a_rank_whose_heartbeats_stop_is_lost(store: HashStore) -> None:
     second.leave()
 
 
-def test_a_rank_that_has_not_started_is_not_missed(store: HashStore) -> None:
+def test_a_rank_that_has_not_started_raises_no_alarm(store: HashStore) -> None:
     """It may still be starting, or fail before it has; then it records its failure."""
     lost = Lost()
     first = watchdog(store, 0, lost)
@@ -77,7 +77,7 @@ def test_a_rank_that_has_not_started_is_not_missed(store: HashStore) -> None:
     first.leave()
 
 
-def test_a_rank_that_left_in_order_is_not_missed(store: HashStore) -> None:
+def test_a_rank_that_left_in_order_raises_no_alarm(store: HashStore) -> None:
     lost = Lost()
     first, second = (watchdog(store, rank, lost) for rank in range(2))
     heard(store, 0)
@@ -117,7 +117,9 @@ def test_a_failed_rank_may_save_as_long_as_the_others_are_alive(
 
 
 @pytest.mark.parametrize(("said", "code"), [([], 1), ([1], 1), ([2], 2), ([2, 1], 2)])
-def test_a_loss_ends_with_the_code_of_an_earlier_failure(said: list[int], code: int) -> None:
+def test_a_lost_rank_ends_the_others_with_the_code_of_an_earlier_failure(
+    said: list[int], code: int
+) -> None:
     """A fenced learner that loses other ranks while it saves is not started again."""
     child = os.fork()
     if not child:

@@ -27,7 +27,7 @@ TENSORS, PROGRESS_0 = "__0_0.distcp", PROGRESS.format(0)
 
 @pytest.fixture(autouse=True)
 def one_thread() -> None:
-    """A fork does not inherit torch's others, and would wait for them."""
+    """A forked process does not inherit torch's other threads, and would wait for them."""
     torch.set_num_threads(1)
 
 
@@ -39,7 +39,7 @@ def state(step: int) -> dict[str, Any]:
 
 
 def save(checkpoints: Checkpoints, step: int, epoch: int) -> None:
-    """Durable when this returns."""
+    """Save a checkpoint. It is durable when this returns."""
     checkpoints.save(step, epoch, state(step), {"run": "a"}, {"rng": [(step, None, "x")]})
     assert checkpoints.settle()
 
@@ -49,7 +49,7 @@ def names(directory: Path) -> list[str]:
 
 
 def step_of(checkpoints: Checkpoints) -> int:
-    """The step that a learner goes on from, having looked at all of its state."""
+    """The step from which a learner resumes. All of its state is checked."""
     found = state(-1)
     progress = checkpoints.load_newest(found)
     step = int(progress["step"])
@@ -60,7 +60,7 @@ def step_of(checkpoints: Checkpoints) -> int:
 
 
 def in_a_child(job: Callable[[], None]) -> int:
-    """Its exit code: KILLED also when a signal did it."""
+    """The child's exit code; KILLED also if a signal ended it."""
     child = os.fork()
     if not child:
         try:
@@ -75,7 +75,7 @@ def in_a_child(job: Callable[[], None]) -> int:
 
 
 def at_call(number: int, strike: Callable[[], None]) -> list[int]:
-    """Before the call of this number that changes the disk, for the life of this process. The calls so far."""
+    """Strike before the call of this number that changes the disk, in this process. Returns the calls so far."""
     calls: list[int] = []
     fsync = os.fsync
 
@@ -109,7 +109,7 @@ def save_third(directory: Path, number: int, strike: Callable[[], None]) -> None
 
 
 @pytest.mark.parametrize("strike", [killed, refused])
-def test_a_fault_at_any_call_leaves_the_old_or_the_new(
+def test_a_fault_at_any_call_leaves_the_old_or_the_new_checkpoint(
     tmp_path: Path, strike: Callable[[], None]
 ) -> None:
     """The third save also deletes the first checkpoint and what a killed learner left."""
@@ -140,7 +140,9 @@ def test_a_fault_at_any_call_leaves_the_old_or_the_new(
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.7, 0.999])
-def test_a_kill_in_the_middle_of_a_write_leaves_the_old(tmp_path: Path, share: float) -> None:
+def test_a_kill_in_the_middle_of_a_write_leaves_the_old_checkpoint(
+    tmp_path: Path, share: float
+) -> None:
     checkpoints = Checkpoints(tmp_path, 2)
     save(checkpoints, 1, 1)
     size = (tmp_path / "step-00000001-epoch-1" / TENSORS).stat().st_size
@@ -157,7 +159,9 @@ def test_a_kill_in_the_middle_of_a_write_leaves_the_old(tmp_path: Path, share: f
 
 
 @pytest.mark.parametrize("size", [0, 100, 20_000, 41_000])
-def test_a_full_disk_is_one_line_and_costs_nothing(tmp_path: Path, size: int) -> None:
+def test_a_full_disk_is_reported_in_one_line_and_costs_no_checkpoint(
+    tmp_path: Path, size: int
+) -> None:
     checkpoints = Checkpoints(tmp_path, 2)
     save(checkpoints, 1, 1)
     with (
@@ -172,7 +176,7 @@ def test_a_full_disk_is_one_line_and_costs_nothing(tmp_path: Path, size: int) ->
 
 
 def flip_a_bit(path: Path) -> None:
-    """In the middle of the weights, where reading alone notices nothing."""
+    """Flip a bit in the middle of the weights, where reading alone does not notice it."""
     data = bytearray((path / TENSORS).read_bytes())
     data[len(data) // 2] ^= 1
     (path / TENSORS).write_bytes(data)
@@ -189,7 +193,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("line", DAMAGES)
-def test_a_damaged_newest_one_is_said_and_the_one_before_is_used(
+def test_a_damaged_newest_checkpoint_is_reported_and_the_one_before_is_used(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, line: str
 ) -> None:
     checkpoints = Checkpoints(tmp_path, 2)
@@ -205,7 +209,7 @@ def test_a_damaged_newest_one_is_said_and_the_one_before_is_used(
         step_of(checkpoints)
 
 
-def test_without_a_checkpoint_there_is_nothing_to_go_on_from(tmp_path: Path) -> None:
+def test_an_empty_folder_gives_no_checkpoint_to_continue_from(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path / "none", 2)
     assert not checkpoints
     assert not checkpoints.settle()
@@ -215,7 +219,9 @@ def test_without_a_checkpoint_there_is_nothing_to_go_on_from(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("keep", "durable"), [(1, [10, 20, 30, 40]), (2, [0, 10, 20, 30]), (3, [0, 0, 10, 20])]
 )
-def test_the_oldest_one_kept_is_durable(tmp_path: Path, keep: int, durable: list[int]) -> None:
+def test_the_oldest_kept_checkpoint_is_durable(
+    tmp_path: Path, keep: int, durable: list[int]
+) -> None:
     checkpoints, found = Checkpoints(tmp_path, keep), []
     for step in (10, 20, 30, 40):
         save(checkpoints, step, 1)
@@ -224,7 +230,7 @@ def test_the_oldest_one_kept_is_durable(tmp_path: Path, keep: int, durable: list
     assert len(names(tmp_path)) == keep
 
 
-def test_a_checkpoint_under_the_name_of_another_step_is_not_taken(tmp_path: Path) -> None:
+def test_a_checkpoint_under_the_name_of_another_step_is_not_used(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, keep=3)
     for step in (10, 20):
         save(checkpoints, step, 1)
@@ -234,7 +240,7 @@ def test_a_checkpoint_under_the_name_of_another_step_is_not_taken(tmp_path: Path
 
 
 def test_checkpoints_beyond_the_resumed_step_are_removed(tmp_path: Path) -> None:
-    """A learner went back to 10, because 20 is damaged, and comes to 15 and 20 again."""
+    """A learner resumed at step 10, because checkpoint 20 is damaged, and saves steps 15 and 20 again."""
     checkpoints = Checkpoints(tmp_path, 2)
     for step in (10, 20):
         save(checkpoints, step, 1)
@@ -246,7 +252,7 @@ def test_checkpoints_beyond_the_resumed_step_are_removed(tmp_path: Path) -> None
     assert names(tmp_path) == ["step-00000015-epoch-2", "step-00000020-epoch-3"]
 
 
-def test_a_fenced_learner_that_is_late_removes_nothing_of_the_newer_one(tmp_path: Path) -> None:
+def test_a_late_fenced_learner_removes_no_checkpoint_of_the_newer_learner(tmp_path: Path) -> None:
     """It saves in a thread, and hears that it is fenced only when it calls next."""
     older, newer = Checkpoints(tmp_path, 2), Checkpoints(tmp_path, 2)
     save(older, 10, 1)
@@ -260,7 +266,7 @@ def test_a_fenced_learner_that_is_late_removes_nothing_of_the_newer_one(tmp_path
     assert names(tmp_path) == [f"step-000000{name}" for name in ("20-epoch-2", "30-epoch-2")]
 
 
-def test_a_checkpoint_has_the_state_from_when_saving_began(tmp_path: Path) -> None:
+def test_a_checkpoint_has_the_state_of_the_moment_when_saving_began(tmp_path: Path) -> None:
     """Training goes on meanwhile, in place."""
     checkpoints, changing = Checkpoints(tmp_path, 2), state(1)
     checkpoints.save(1, 1, changing, {"run": "a"}, {"rng": [(1, None, "x")]})
@@ -270,10 +276,10 @@ def test_a_checkpoint_has_the_state_from_when_saving_began(tmp_path: Path) -> No
     assert step_of(checkpoints) == 1
 
 
-def test_shards_that_another_host_wrote_elsewhere_are_missed(
+def test_shards_that_another_host_wrote_to_another_folder_are_reported_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each host has a directory of that name: all of it is missed before it is called whole."""
+    """Each host has its own directory of that name. The missing files are noticed before the checkpoint counts."""
     save_shards = checkpoint._save_shards
 
     def save_elsewhere(directory: Path, *rest: Any) -> dict[str, str]:
@@ -291,7 +297,7 @@ def test_shards_that_another_host_wrote_elsewhere_are_missed(
     assert names(tmp_path) == ["step-00000001-epoch-1"]
 
 
-def test_another_models_checkpoint_is_one_line(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_model_is_refused_in_one_line(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, 2)
     save(checkpoints, 1, 1)
     for other in ({"model": {"w": torch.zeros(3)}}, {"model": {"v": torch.zeros(100, 100)}}):
@@ -303,7 +309,7 @@ def test_another_models_checkpoint_is_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("found", [2, "another"])
-def test_a_checkpoint_of_another_format_is_not_passed_over(
+def test_a_checkpoint_of_another_format_is_refused_and_not_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: Any
 ) -> None:
     checkpoints = Checkpoints(tmp_path, keep=3)

@@ -44,7 +44,7 @@ def written(path: Path, parts: list[bytes]) -> str:
         [100] * 500,
     ],
 )
-def test_the_bytes_and_their_digest(tmp_path: Path, sizes: list[int]) -> None:
+def test_a_file_has_the_written_bytes_and_their_digest(tmp_path: Path, sizes: list[int]) -> None:
     parts = [os.urandom(size) for size in sizes]
     digest = written(tmp_path / "file", parts)
     data = b"".join(parts)
@@ -53,10 +53,10 @@ def test_the_bytes_and_their_digest(tmp_path: Path, sizes: list[int]) -> None:
 
 
 @pytest.mark.parametrize("refused", ["open", "write"])
-def test_a_file_system_without_direct_writes(
+def test_a_file_is_written_on_a_file_system_without_direct_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str
 ) -> None:
-    """It says so when the file is opened, or at the first write."""
+    """The file system refuses them when the file is opened, or at the first write."""
     opened, write, calls = os.open, os.write, []
 
     def open_otherwise(path: Path, flags: int, mode: int = 0o777, **more: Any) -> int:
@@ -80,7 +80,7 @@ def test_a_file_system_without_direct_writes(
 
 
 @pytest.mark.parametrize("room", [0, DIRECT_BLOCK_BYTES, 3 * DIRECT_BLOCK_BYTES])
-def test_a_full_disk_is_told(tmp_path: Path, room: int) -> None:
+def test_a_full_disk_is_reported(tmp_path: Path, room: int) -> None:
     with (
         files_up_to(room),
         pytest.raises(StoreFault, match="File too large"),
@@ -89,13 +89,13 @@ def test_a_full_disk_is_told(tmp_path: Path, room: int) -> None:
         written(tmp_path / "file", [os.urandom(5 * DIRECT_BLOCK_BYTES)])
 
 
-def test_a_name_is_used_once(tmp_path: Path) -> None:
+def test_a_file_that_exists_is_not_overwritten(tmp_path: Path) -> None:
     written(tmp_path / "file", [b"x"])
     with pytest.raises(FileExistsError):
         DirectFile(tmp_path / "file")
 
 
-def test_only_files_with_tensors_are_written_so(tmp_path: Path) -> None:
+def test_only_files_with_tensors_are_written_past_the_page_cache(tmp_path: Path) -> None:
     files = DirectFileSystem()
     for name in ("__0_0.distcp", ".metadata"):
         with files.create_stream(tmp_path / name, "wb") as stream:

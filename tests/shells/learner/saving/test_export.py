@@ -55,7 +55,7 @@ def bytes_of(directory: Path) -> dict[str, bytes]:
 
 
 def logits(model: Any) -> torch.Tensor:
-    """In float32, of the weights of this model."""
+    """The logits of this model, in float32."""
     with torch.no_grad():
         found: torch.Tensor = model.float().eval()(TOKENS).logits
     return found
@@ -84,7 +84,7 @@ def test_an_export_has_the_bytes_of_a_publish_of_that_step(
     torch.testing.assert_close(logits(loaded), logits(load_model(tmp_path / "export")))
 
 
-def test_without_a_terminal_the_log_says_how_far_it_is(
+def test_the_log_says_how_far_an_export_is_without_a_terminal(
     trained: LearnerConfig,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -115,7 +115,7 @@ def test_an_adapter_is_exported_as_it_is_published(adapted: LearnerConfig, tmp_p
     assert bytes_of(tmp_path / "export") in [bytes_of(path) for path in taken.iterdir()]
 
 
-def test_a_merged_adapter_is_a_whole_model(
+def test_a_merged_adapter_is_exported_as_a_whole_model(
     adapted: LearnerConfig, base: Path, tmp_path: Path
 ) -> None:
     assert run(adapted, "2", tmp_path / "merged", "--merge") == 0
@@ -130,7 +130,7 @@ def test_a_merged_adapter_is_a_whole_model(
     assert not torch.allclose(expected, logits(load_model(base)), rtol=CLOSE, atol=CLOSE)
 
 
-def test_a_merge_rounds_once_and_leaves_experts_alone(base: Path, tmp_path: Path) -> None:
+def test_a_merge_rounds_once_and_does_not_change_experts(base: Path, tmp_path: Path) -> None:
     """The base is in float32, so that it is rounded too."""
     model = saved(tmp_path / "model", "qwen3 moe", base)
     whole = {name: tensor.float() * 1.001 for name, tensor in load_file(path_of(model)).items()}
@@ -174,7 +174,7 @@ def hooked(model: Any, adapter: Path) -> Any:
     return model
 
 
-def test_a_line_or_an_object_says_what_was_written(
+def test_a_line_or_a_json_object_says_what_was_exported(
     trained: LearnerConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
@@ -194,7 +194,7 @@ def test_a_line_or_an_object_says_what_was_written(
     assert (found["directory"], found["bytes"]) == (str(second), size)
 
 
-def test_a_step_of_two_epochs_is_that_of_the_higher_one(
+def test_a_step_that_two_epochs_saved_is_exported_from_the_higher_one(
     trained: LearnerConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     checkpoints = trained.out_dir / "checkpoints"
@@ -211,7 +211,7 @@ def test_a_step_of_two_epochs_is_that_of_the_higher_one(
         ("-1", "--export: expected the number of a step, or last; found '-1'"),
     ],
 )
-def test_a_step_that_is_not_there_is_refused(
+def test_a_step_without_a_checkpoint_is_refused(
     trained: LearnerConfig,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -246,7 +246,7 @@ def test_a_damaged_checkpoint_is_refused(
 @pytest.mark.parametrize(
     "fill", [lambda path: path.write_text("x"), lambda path: (path / "x").mkdir(parents=True)]
 )
-def test_a_directory_with_something_in_it_is_left_alone(
+def test_a_directory_that_is_not_empty_is_left_alone(
     trained: LearnerConfig,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -272,7 +272,7 @@ def test_a_directory_with_something_in_it_is_left_alone(
         ({"lora_rank": 4}, [], "it has other trained weights; use the config of its run"),
     ],
 )
-def test_what_the_checkpoint_does_not_have_is_refused(
+def test_an_export_of_what_the_checkpoint_lacks_is_refused(
     trained: LearnerConfig,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -312,7 +312,7 @@ def test_an_adapter_of_another_scale_is_refused(
     assert last_line(capsys).endswith("the adapter was trained with 16; found 128")
 
 
-def test_a_full_disk_leaves_nothing(
+def test_a_full_disk_leaves_nothing_of_an_export(
     trained: LearnerConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with files_up_to(100_000):
@@ -321,13 +321,13 @@ def test_a_full_disk_leaves_nothing(
     assert not list(tmp_path.glob("*export*"))
 
 
-def test_a_checkpoint_that_goes_meanwhile_leaves_nothing(
+def test_a_checkpoint_that_is_removed_meanwhile_leaves_nothing_of_an_export(
     trained: LearnerConfig,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A learner that runs deletes its old ones."""
+    """A learner that still runs deletes its old checkpoints."""
     read = SavedWeights.read
 
     def late(self: SavedWeights, name: str, dtype: torch.dtype) -> torch.Tensor:
@@ -352,7 +352,7 @@ def test_a_checkpoint_that_goes_meanwhile_leaves_nothing(
         (["--resum"], "unrecognized arguments: --resum"),
     ],
 )
-def test_an_option_that_would_be_ignored_does_not_start_a_run(
+def test_an_option_that_would_be_ignored_starts_no_run(
     config: LearnerConfig,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -365,7 +365,7 @@ def test_an_option_that_would_be_ignored_does_not_start_a_run(
     assert capsys.readouterr().err.startswith(f"learner: {said}; see ")
 
 
-def test_the_process_never_holds_the_model(
+def test_the_exporting_process_never_holds_the_whole_model(
     config: LearnerConfig, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Few weights live at a time, and each weight of experts is read about once."""
@@ -384,6 +384,6 @@ def test_the_process_never_holds_the_model(
 
     monkeypatch.setattr(SavedWeights, "read", counted)
     assert run(config, "last", tmp_path / "export") == 0
-    # One more is being read when the cache is full, and the tensor of one is being written.
+    # With a full cache, one more weight is being read, and one tensor is being written.
     assert most[0] <= WEIGHTS_KEPT + 2
     assert len(names) == len(set(names)) > 10

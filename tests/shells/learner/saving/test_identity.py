@@ -16,7 +16,7 @@ from echo2d.learner.saving.identity import SETTINGS_FILE, own, tell_changes
 from tests.support.polling import poll
 
 
-def test_a_learner_is_the_same_after_a_restart(tmp_path: Path) -> None:
+def test_a_learner_has_the_same_identity_after_a_restart(tmp_path: Path) -> None:
     with ExitStack() as stack:
         first = own(tmp_path / "out", stack)
     with ExitStack() as stack:
@@ -24,12 +24,12 @@ def test_a_learner_is_the_same_after_a_restart(tmp_path: Path) -> None:
         assert own(tmp_path / "elsewhere", stack) != first
 
 
-def test_two_learners_never_run_on_one_directory(tmp_path: Path) -> None:
+def test_two_learners_never_run_in_one_directory(tmp_path: Path) -> None:
     with ExitStack() as stack:
         found = own(tmp_path, stack)
         with pytest.raises(OperatorFault, match="another learner runs on"):
             own(tmp_path, stack, wait_s=0.0)
-        # It is told to end the other one's session.
+        # This learner takes over, which ends the other one's session.
         assert own(tmp_path, stack, take_over=True) == found
 
 
@@ -59,7 +59,7 @@ def is_free(lock: Path) -> bool:
         return True
 
 
-def test_a_file_system_without_locks_is_no_obstacle(
+def test_a_learner_starts_on_a_file_system_without_locks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:
@@ -70,7 +70,7 @@ def test_a_file_system_without_locks_is_no_obstacle(
         assert own(tmp_path, stack)
 
 
-def test_no_flipped_bit_and_no_cut_makes_another_learner(tmp_path: Path) -> None:
+def test_a_flipped_bit_or_a_cut_never_gives_another_identity(tmp_path: Path) -> None:
     with ExitStack() as stack:
         known = own(tmp_path, stack)
     path = tmp_path / "learner.id"

@@ -12,7 +12,7 @@ from tests.support.learner import learn
 from tests.support.scripted_coordinator import ScriptedCoordinator
 
 
-def test_published_files_are_the_bases_in_bfloat16(
+def test_published_files_are_those_of_the_base_in_bfloat16(
     config: LearnerConfig, coordinator: ScriptedCoordinator, base: Path
 ) -> None:
     learn(config, coordinator)
@@ -33,7 +33,7 @@ def test_published_files_are_the_bases_in_bfloat16(
     assert after > before
 
 
-def test_what_a_fenced_learner_left_is_removed(
+def test_snapshots_that_a_fenced_learner_left_are_removed(
     config: LearnerConfig, coordinator: ScriptedCoordinator
 ) -> None:
     for name in (
@@ -51,10 +51,10 @@ def test_what_a_fenced_learner_left_is_removed(
     }
 
 
-def test_leftovers_are_no_reason_for_want_of_room(
+def test_leftover_snapshots_are_removed_before_room_is_checked(
     config: LearnerConfig, coordinator: ScriptedCoordinator
 ) -> None:
-    """Else no restart would help. What the learner before this one has may still be in use."""
+    """A disk full of them would otherwise stop every restart. The directory of the epoch before may still be in use."""
     for epoch in (0, 1):
         (config.snapshot_root / f"run-epoch-{epoch}-version-7").mkdir()
     coordinator._epoch = 1

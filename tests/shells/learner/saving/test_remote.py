@@ -27,7 +27,7 @@ from tests.support.scripted_coordinator import ScriptedCoordinator
 
 
 class FlakyFileSystem(MemoryFileSystem):  # type: ignore[misc]
-    """A store in memory that fails. failing: how many of the next calls do; error: what they raise."""
+    """A store in memory that fails. failing: how many of the next calls fail; error: the error that they raise."""
 
     protocol = "flaky"
     store: ClassVar[dict[str, Any]] = {}
@@ -113,7 +113,9 @@ def files(url: str, *parts: str) -> str:
     return "/".join([fsspec.core.url_to_fs(url)[1], *parts])
 
 
-def test_an_empty_disk_goes_on_from_the_newest_copy(tmp_path: Path, url: str) -> None:
+def test_a_learner_on_an_empty_disk_continues_from_the_newest_copy(
+    tmp_path: Path, url: str
+) -> None:
     checkpoints, durable = saved(tmp_path / "a", url), []
     assert not checkpoints
     for step in (10, 20, 30):
@@ -131,7 +133,7 @@ def test_an_empty_disk_goes_on_from_the_newest_copy(tmp_path: Path, url: str) ->
     assert other.durable == 30
 
 
-def test_a_newer_checkpoint_on_the_disk_is_taken(tmp_path: Path, url: str) -> None:
+def test_a_newer_checkpoint_on_the_disk_is_used_instead_of_a_copy(tmp_path: Path, url: str) -> None:
     """Its learner was killed before the copy was whole."""
     checkpoints = saved(tmp_path / "a", url)
     for step in (10, 20):
@@ -145,7 +147,7 @@ def test_a_newer_checkpoint_on_the_disk_is_taken(tmp_path: Path, url: str) -> No
     assert names(url) == [name(10), name(30, 2)]
     left = fsspec.core.url_to_fs(url)[0].ls(files(url), detail=False)
     assert sorted(Path(each).name for each in left) == [name(10), name(30, 2)], (
-        "what is not whole goes"
+        "an incomplete copy is removed"
     )
 
 
@@ -174,7 +176,7 @@ def test_a_damaged_copy_is_skipped_with_a_warning(
         step_of(saved(tmp_path / "c", url))
 
 
-def test_a_file_that_is_missing_at_the_url_is_damage(tmp_path: Path, url: str) -> None:
+def test_a_copy_with_a_missing_file_counts_as_damaged(tmp_path: Path, url: str) -> None:
     checkpoints = saved(tmp_path / "a", url)
     for step in (10, 20):
         save(checkpoints, step)
@@ -182,7 +184,9 @@ def test_a_file_that_is_missing_at_the_url_is_damage(tmp_path: Path, url: str) -
     assert step_of(saved(tmp_path / "b", url)) == 10
 
 
-def test_a_list_of_digests_that_is_cut_after_a_line_is_damage(tmp_path: Path, url: str) -> None:
+def test_a_copy_with_a_truncated_list_of_digests_counts_as_damaged(
+    tmp_path: Path, url: str
+) -> None:
     checkpoints = saved(tmp_path / "a", url)
     for step in (10, 20):
         save(checkpoints, step)
@@ -192,7 +196,7 @@ def test_a_list_of_digests_that_is_cut_after_a_line_is_damage(tmp_path: Path, ur
     assert step_of(saved(tmp_path / "b", url)) == 10
 
 
-def test_a_damaged_checkpoint_on_the_disk_comes_again_from_its_copy(
+def test_a_damaged_checkpoint_on_the_disk_is_fetched_again_from_its_copy(
     tmp_path: Path, url: str
 ) -> None:
     checkpoints = saved(tmp_path / "a", url)
@@ -225,7 +229,7 @@ def test_the_mark_of_a_whole_copy_is_written_last_and_removed_first(
     assert removed[-1] == f"rm {name(10)}"
 
 
-def test_passing_errors_are_waited_out(
+def test_a_temporary_error_is_tried_again(
     tmp_path: Path, flaky: type[FlakyFileSystem], caplog: pytest.LogCaptureFixture
 ) -> None:
     checkpoints = saved(tmp_path / "a", "flaky://bucket/run")
@@ -239,7 +243,7 @@ def test_passing_errors_are_waited_out(
 
 
 @pytest.mark.parametrize(("error", "tries"), [(OSError("gone"), 6), (PermissionError("denied"), 1)])
-def test_a_store_that_stays_away_is_one_line(
+def test_a_store_that_stays_away_is_reported_in_one_line(
     tmp_path: Path, flaky: type[FlakyFileSystem], error: Exception, tries: int
 ) -> None:
     checkpoints = saved(tmp_path / "a", "flaky://bucket/run")
@@ -255,19 +259,19 @@ def test_a_store_that_stays_away_is_one_line(
 
 
 @pytest.mark.parametrize("url", ["nothing://bucket/run", "no scheme://x"])
-def test_a_url_that_fsspec_does_not_know_is_the_operators(url: str) -> None:
+def test_a_url_that_fsspec_does_not_know_is_the_operators_mistake(url: str) -> None:
     with pytest.raises(OperatorFault, match=r"^learner\.checkpoint_url: "):
         RemoteCheckpoints(url)
 
 
-def test_a_missing_fsspec_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_about_a_missing_fsspec_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fsspec.core", None)
     with pytest.raises(OperatorFault, match=r"needs fsspec: .* install .*fsspec"):
         RemoteCheckpoints("s3://bucket/run")
 
 
 def test_a_learner_moves_to_a_host_with_an_empty_disk(tmp_path: Path, base: Path, url: str) -> None:
-    """It goes on to the same weights as a learner that stays, as the same learner."""
+    """It ends with the same weights as a learner that stays on its host, and has the same identity."""
     (tmp_path / "snapshots").mkdir()
     config = config_in(tmp_path, base, checkpoint_url=url, checkpoint_every=1)
     straight = ScriptedCoordinator(tmp_path / "taken", lag=1)
@@ -295,7 +299,7 @@ def test_a_learner_moves_to_a_host_with_an_empty_disk(tmp_path: Path, base: Path
     assert all(torch.equal(tensor, weights[name]) for name, tensor in expected.items())
 
 
-def test_the_program_says_in_one_line_that_the_store_is_away(
+def test_the_program_reports_an_unreachable_store_in_one_line(
     config: LearnerConfig,
     served: ScriptedCoordinator,
     tmp_path: Path,

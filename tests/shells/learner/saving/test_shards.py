@@ -28,7 +28,7 @@ class Taken:
 
 @pytest.fixture
 def weights() -> dict[str, torch.Tensor]:
-    """Of several types; one with a name that JSON writes otherwise, and one that is no multiple of eight bytes."""
+    """Weights of several types; JSON escapes the name of one, and the size of one is no multiple of 8 bytes."""
     return {
         "b.weight": torch.randn(5, 7),
         "ä": torch.randn(3).to(torch.bfloat16),
@@ -54,7 +54,7 @@ def publisher_of(tmp_path: Path, weights: dict[str, torch.Tensor], taken: Taken)
     return Publisher(writer, cast("Coordinator", taken), Ranks())
 
 
-def test_a_version_is_the_file_that_the_library_writes(
+def test_a_version_has_the_bytes_that_the_library_writes(
     tmp_path: Path, weights: dict[str, torch.Tensor]
 ) -> None:
     taken = Taken()
@@ -66,10 +66,10 @@ def test_a_version_is_the_file_that_the_library_writes(
     assert not list((tmp_path / "snapshots").iterdir())
 
 
-def test_a_version_is_of_the_moment_in_which_it_was_begun(
+def test_a_version_has_the_weights_of_the_moment_when_its_copy_began(
     tmp_path: Path, weights: dict[str, torch.Tensor]
 ) -> None:
-    """Training goes on meanwhile, in place; also where the weights are bfloat16 already."""
+    """Meanwhile training changes the same tensors in place; the weights may also be bfloat16 already."""
     taken = Taken()
     publisher = publisher_of(tmp_path, weights, taken)
     before = {name: each.clone() for name, each in published(weights).items()}
@@ -84,7 +84,7 @@ def test_a_version_is_of_the_moment_in_which_it_was_begun(
         assert all(torch.equal(found[name], each) for name, each in expected.items())
 
 
-def test_a_disk_that_refuses_is_told_without_waiting_for_the_next_version(
+def test_a_disk_error_is_reported_before_the_next_version(
     tmp_path: Path, weights: dict[str, torch.Tensor]
 ) -> None:
     publisher = publisher_of(tmp_path, weights, Taken())

@@ -53,7 +53,7 @@ async def test_a_trial_counts_bytes_and_seconds_after_the_first_part(clock: Cloc
     assert json.loads(answer.text or "") == {"bytes": 2000, "seconds": 2.0}
 
 
-async def test_each_token_has_a_trial_now_and_then(
+async def test_each_token_may_start_a_trial_now_and_then(
     client: TestClient[web.Request, web.Application], clock: Clock
 ) -> None:
     async def status(token: str) -> int:
@@ -65,7 +65,7 @@ async def test_each_token_has_a_trial_now_and_then(
     assert await status("a") == 200
 
 
-async def test_one_trial_at_a_time(
+async def test_only_one_trial_runs_at_a_time(
     client: TestClient[web.Request, web.Application], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(boxes, "UPLINK_EVERY_S", 0.0)
@@ -85,7 +85,7 @@ async def test_one_trial_at_a_time(
     assert first.result().status == 200
 
 
-async def test_what_a_slow_uplink_has_sent_by_the_end_of_the_trial_counts(
+async def test_bytes_that_a_slow_uplink_sent_by_the_end_of_the_trial_count(
     client: TestClient[web.Request, web.Application], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(boxes, "UPLINK_S_MAX", 0.02)

@@ -228,7 +228,9 @@ async def attacked(config: CoordinatorConfig) -> AsyncIterator[tuple[Opened, Con
         await connection.close()
 
 
-async def test_any_request(fuzz: Fuzz, config: CoordinatorConfig, tmp_path: Path) -> None:
+async def test_any_damaged_request_gets_an_answer_and_the_run_goes_on(
+    fuzz: Fuzz, config: CoordinatorConfig, tmp_path: Path
+) -> None:
     run_dir, rng = config.run.run_dir, fuzz.rng
     snapshot = await asyncio.to_thread(make_snapshot, tmp_path / "out" / "0")
     async with attacked(config) as (opened, connection):
@@ -284,7 +286,7 @@ def good_calls(bearer: str) -> list[Request]:
     return made
 
 
-async def test_any_call_of_the_gateway(fuzz: Fuzz, tmp_path: Path) -> None:
+async def test_any_damaged_call_of_the_gateway_gets_an_answer(fuzz: Fuzz, tmp_path: Path) -> None:
     """There is no worker: what is in order is told so after a moment."""
     template = tmp_path / "chat.jinja"
     await asyncio.to_thread(

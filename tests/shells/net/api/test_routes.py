@@ -195,7 +195,7 @@ async def serving(backend: Backend) -> AsyncIterator[Client]:
     await runner.cleanup()
 
 
-async def test_a_wheel_that_is_read_too_slowly_ends_without_a_word(
+async def test_a_wheel_that_is_read_too_slowly_is_cut_off(
     call: Client,
     backend: Backend,
     monkeypatch: pytest.MonkeyPatch,
@@ -223,7 +223,7 @@ async def test_a_wheel_that_is_read_too_slowly_ends_without_a_word(
 
 
 @pytest.mark.parametrize("most", ["token", "run"])
-async def test_so_many_wheels_are_sent_at_once_and_no_more(
+async def test_the_number_of_wheels_sent_at_once_is_limited(
     call: Client, backend: Backend, monkeypatch: pytest.MonkeyPatch, most: str
 ) -> None:
     asked, go = asyncio.Semaphore(0), asyncio.Event()
@@ -248,7 +248,7 @@ async def test_so_many_wheels_are_sent_at_once_and_no_more(
     assert await call("GET", "/v1/wheel", "W") == (200, b"a wheel"), "they made room"
 
 
-async def test_a_learner_may_say_who_it_is(call: Client, backend: Backend) -> None:
+async def test_a_learner_may_send_its_identity(call: Client, backend: Backend) -> None:
     named = {"resume_step": 5, "learner": "host-1", "take_over": True, "steps": 80}
     assert (await call("POST", "/v1/learner/session", json=named))[0] == 200
     assert backend.asked == [SessionAsked(RequestId(7), 5, "host-1", take_over=True, steps=80)]
@@ -308,7 +308,9 @@ async def test_learner_calls_become_events(
 
 
 @pytest.mark.parametrize("value", [-1, 1 << 63, 1.5, "1", None, True, [1]])
-async def test_integers_are_integers(call: Client, backend: Backend, value: Any) -> None:
+async def test_a_number_that_is_no_integer_is_refused(
+    call: Client, backend: Backend, value: Any
+) -> None:
     status, answer = await call("POST", "/v1/learner/session", json={"resume_step": value})
     assert (status, answer["error"], backend.asked) == (400, "malformed", [])
 
@@ -438,7 +440,9 @@ async def test_bodies_are_not_decompressed(call: Client, backend: Backend) -> No
         {"reasons": ["\ud800"]},
     ],
 )
-async def test_refusals_are_checked(call: Client, backend: Backend, change: dict[str, Any]) -> None:
+async def test_refusals_of_groups_are_checked(
+    call: Client, backend: Backend, change: dict[str, Any]
+) -> None:
     body = {"groups": [1], "reasons": ["stale"], "epoch": 2, **change}
     assert (await call("POST", "/v1/batches/3/refuse", json=body))[0] == 400
     assert backend.asked == []
@@ -467,7 +471,7 @@ async def test_a_caller_revoked_during_a_long_poll_gets_no_batch(
     assert (await call("GET", "/v1/batches/4?epoch=2"))[0] == 401
 
 
-async def test_a_long_poll_ends_with_nothing(
+async def test_a_long_poll_without_a_batch_ends_empty(
     call: Client, backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(api_routes, "LONG_POLL_S", 0.01)
@@ -495,7 +499,7 @@ async def test_the_cores_refusals_are_passed_on(call: Client, backend: Backend) 
     assert (status, answer["error"]) == (409, "fenced")
 
 
-async def test_an_unanswered_call_is_told_to_come_back(
+async def test_a_caller_whose_call_is_unanswered_is_asked_to_try_again(
     call: Client, backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(api_routes, "_ANSWER_S_MAX", 0.01)
@@ -528,7 +532,7 @@ async def test_versions_are_published_by_path_or_upload(call: Client, backend: B
         (StoreFault("No space left on device", full=True), 507, "full"),
     ],
 )
-async def test_a_bad_snapshot_is_one_clear_line(
+async def test_a_bad_snapshot_is_refused_in_one_clear_line(
     call: Client, backend: Backend, fault: Exception, status: int, code: str
 ) -> None:
     backend.fault = fault
@@ -539,7 +543,7 @@ async def test_a_bad_snapshot_is_one_clear_line(
     assert (found, answer) == (status, {"error": code, "detail": f"{whose}{fault}"})
 
 
-async def test_files_are_uploaded_as_they_are(call: Client, backend: Backend) -> None:
+async def test_files_are_uploaded_unchanged(call: Client, backend: Backend) -> None:
     content = bytes(3 << 20)
     path = "/v1/versions/1/files/sub/model.safetensors?epoch=2"
     assert await call("PUT", path, data=io.BytesIO(content)) == (200, {"bytes": len(content)})
@@ -547,7 +551,7 @@ async def test_files_are_uploaded_as_they_are(call: Client, backend: Backend) ->
     assert (await call("PUT", path, secret="W", data=b""))[0] == 403
 
 
-async def test_enrolment(call: Client) -> None:
+async def test_a_worker_enrols_with_its_proof(call: Client) -> None:
     body = {"key": public_bytes(KEY).hex(), "proof": enrol_proof(KEY, "W").hex()}
     status, answer = await call("POST", "/v1/enrol", secret="W", json=body)
     assert (status, answer) == (
@@ -614,7 +618,7 @@ async def test_the_page_holds_no_data_and_needs_no_credential(call: Client) -> N
     assert b"/page/main.js" in page
 
 
-async def test_bytes_that_are_no_http_are_one_line(
+async def test_bytes_that_are_no_http_get_one_line(
     call: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
@@ -635,7 +639,7 @@ async def test_bytes_that_are_no_http_are_one_line(
     assert (await call("GET", "/v1/status"))[0] == 200
 
 
-async def test_everything_else_is_a_json_error(call: Client) -> None:
+async def test_any_other_request_gets_a_json_error(call: Client) -> None:
     assert await call("GET", "/nothing") == (404, {"error": "http", "detail": "Not Found"})
     assert (await call("GET", "/v1/versions"))[0] == 405
 
@@ -654,12 +658,14 @@ async def test_a_fenced_learner_need_not_send_its_bytes(call: Client, backend: B
 @pytest.mark.parametrize(
     "path", ["/", "/v1/status", "/metrics", "/healthz", "/v1/models", "/nothing"]
 )
-async def test_every_answer_tells_browsers_to_keep_out(call: Client, path: str) -> None:
+async def test_every_answer_has_headers_that_protect_browsers(call: Client, path: str) -> None:
     async with call.http.get(call.url + path) as response:
         check_headers(response.headers)
 
 
-async def test_the_answer_to_bytes_that_are_no_http_has_these_headers_too(call: Client) -> None:
+async def test_the_answer_to_bytes_that_are_no_http_has_the_protecting_headers_too(
+    call: Client,
+) -> None:
     address = yarl.URL(call.url)
     reader, writer = await asyncio.open_connection(address.host, address.port)
     writer.write(b"GET / HTTP/9.9\r\n\r\n")
@@ -689,7 +695,7 @@ def check_headers(headers: Mapping[str, str]) -> None:
         ("", 421),
     ],
 )
-async def test_a_browser_must_ask_under_a_name_of_this_run(
+async def test_a_browser_must_use_a_host_name_of_this_run(
     call: Client, host: str, status: int
 ) -> None:
     assert (await call("GET", "/", headers={"Host": host}))[0] == status
@@ -697,7 +703,7 @@ async def test_a_browser_must_ask_under_a_name_of_this_run(
     assert ((await call("GET", "/v1/status", headers=told))[0] == 421) == (status == 421)
 
 
-async def test_a_program_may_ask_under_any_name(call: Client) -> None:
+async def test_a_program_may_use_any_host_name(call: Client) -> None:
     assert (await call("GET", "/v1/status", headers={"Host": "evil.example.org"}))[0] == 200
 
 
@@ -724,7 +730,7 @@ async def test_every_file_of_the_page_is_served_with_its_type(call: Client) -> N
         assert (await call("GET", path))[0] == 404
 
 
-async def test_what_the_page_asks_for(call: Client) -> None:
+async def test_the_page_gets_live_data_and_history(call: Client) -> None:
     assert await call("GET", "/v1/live?seen=4&plan=7.1&stripe=2", secret="V") == (
         200,
         ["viewer", 4, "7.1", 2],

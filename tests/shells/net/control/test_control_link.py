@@ -130,7 +130,7 @@ async def raw_socket(server: Coordinator) -> AsyncIterator[aiohttp.ClientWebSock
         yield socket
 
 
-async def test_hello_welcome_and_messages_both_ways(server: Coordinator) -> None:
+async def test_both_ends_exchange_hello_welcome_and_messages(server: Coordinator) -> None:
     owner = Owner()
     async with linked(server.url, owner) as link:
         connected = await server.events.get()
@@ -147,7 +147,7 @@ async def test_hello_welcome_and_messages_both_ways(server: Coordinator) -> None
     assert server.sessions.peers() == frozenset()
 
 
-async def test_the_log_says_who_is_gone_and_why(
+async def test_the_log_names_the_peer_that_is_gone_and_the_reason(
     server: Coordinator, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -184,7 +184,7 @@ async def test_the_log_says_who_is_gone_and_why(
     assert all(f" name={HELLO.name} " in line for line in lines)
 
 
-async def test_leaving_sends_what_is_queued_first(server: Coordinator) -> None:
+async def test_a_peer_that_leaves_sends_its_queued_messages_first(server: Coordinator) -> None:
     owner = Owner()
     async with asyncio.TaskGroup() as tasks:
         link = ControlLink(server.url, IDENTITY, owner, rng=random.Random(1))
@@ -214,7 +214,7 @@ async def test_the_coordinator_closes_after_its_last_words_and_the_peer_comes_ba
         assert event.session == session + 1
 
 
-async def test_a_restarted_coordinator_is_found_again() -> None:
+async def test_a_peer_finds_a_restarted_coordinator_again() -> None:
     server, owner = Coordinator(), Owner()
     async with server.serving():
         link = linked(server.url, owner)
@@ -236,13 +236,13 @@ async def run_to_its_end(url: str, identity: Identity = IDENTITY) -> str:
     return str(caught.value)
 
 
-async def test_a_peer_that_is_not_enrolled_is_told_and_does_not_try_again(
+async def test_a_peer_that_is_not_enrolled_gets_the_reason_and_does_not_try_again(
     server: Coordinator,
 ) -> None:
     assert "not enrolled" in await run_to_its_end(server.url, replace(IDENTITY, key=STRANGER))
 
 
-async def test_a_cordon_that_comes_during_a_handshake_holds() -> None:
+async def test_a_cordon_set_during_a_handshake_is_kept() -> None:
     cordoned = False
 
     def known(peer: PeerId) -> KnownPeer:
@@ -256,7 +256,7 @@ async def test_a_cordon_that_comes_during_a_handshake_holds() -> None:
         assert connected.cordoned
 
 
-async def test_a_revoked_peer_is_told() -> None:
+async def test_a_revoked_peer_gets_the_reason() -> None:
     def revoked(peer: PeerId) -> KnownPeer:
         raise Denied(403, "revoked", "token box was revoked")
 
@@ -264,12 +264,12 @@ async def test_a_revoked_peer_is_told() -> None:
         assert "(revoked): token box was revoked" in await run_to_its_end(server.url)
 
 
-async def test_another_runs_coordinator_is_not_answered(server: Coordinator) -> None:
+async def test_a_peer_does_not_answer_the_coordinator_of_another_run(server: Coordinator) -> None:
     stranger = public_bytes(STRANGER)
     assert "another run" in await run_to_its_end(server.url, replace(IDENTITY, run_key=stranger))
 
 
-async def test_a_server_that_is_no_coordinator_is_said(server: Coordinator) -> None:
+async def test_a_server_that_is_no_coordinator_is_reported(server: Coordinator) -> None:
     assert "not an echo2d coordinator" in await run_to_its_end(f"{server.url}/elsewhere")
 
 
@@ -293,7 +293,7 @@ async def test_a_wrong_signature_is_refused(server: Coordinator) -> None:
     assert server.events.empty()
 
 
-async def test_a_nonce_is_needed(server: Coordinator) -> None:
+async def test_a_hello_without_a_nonce_is_refused(server: Coordinator) -> None:
     headers = {PEER_HEADER: peer_id_of(public_bytes(PEER)), NONCE_HEADER: "xyz"}
     async with (
         aiohttp.ClientSession() as http,
@@ -342,7 +342,7 @@ async def test_a_peer_that_goes_silent_is_closed(
         (bytes((4 << 20) + 1), "1009"),
     ],
 )
-async def test_a_breach_of_the_protocol_is_said_counted_and_closes_the_link(
+async def test_a_breach_of_the_protocol_is_reported_and_counted_and_closes_the_link(
     server: Coordinator, data: bytes | str, words: str
 ) -> None:
     async with raw_socket(server) as socket:
@@ -397,7 +397,7 @@ async def test_a_hello_that_cannot_be_read_counts_unless_it_is_of_another_build(
     assert server.sessions.faults.total == int(ours)
 
 
-async def test_another_build_is_told_what_to_install_and_when_to_come_again(
+async def test_a_peer_of_another_build_learns_what_to_install_and_when_to_retry(
     server: Coordinator, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "echo2d.control")
@@ -428,7 +428,7 @@ async def test_a_peer_that_is_upgraded_is_no_longer_named(server: Coordinator) -
     assert server.sessions.other_builds.here(time.monotonic()) == ()
 
 
-async def test_both_ends_say_which_build_they_are(server: Coordinator) -> None:
+async def test_both_ends_name_their_build(server: Coordinator) -> None:
     owner = Owner(replace(HELLO, build=OURS))
     async with linked(server.url, owner):
         connected = await server.events.get()
@@ -454,7 +454,7 @@ async def test_a_link_that_opens_and_breaks_does_not_reset_the_backoff(
     assert waits[3] > 4 * waits[0]
 
 
-async def test_a_peer_that_does_not_read_is_given_up(
+async def test_the_link_to_a_peer_that_does_not_read_is_closed(
     server: Coordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(send_buffer, "QUEUE_BYTES_MAX", 1000)
@@ -466,7 +466,7 @@ async def test_a_peer_that_does_not_read_is_given_up(
         assert gone == PeerDisconnected(session, "slow: it does not read what it is sent")
 
 
-async def test_a_peer_that_pings_and_does_not_read_is_given_up_too(
+async def test_the_link_to_a_peer_that_pings_and_does_not_read_is_closed_too(
     server: Coordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The coordinator hangs in the answer to a ping; the session ends all the same."""
@@ -487,7 +487,7 @@ async def test_a_peer_that_pings_and_does_not_read_is_given_up_too(
         assert gone == PeerDisconnected(session, "slow: it does not read what it is sent")
 
 
-async def test_too_many_peers_are_told_to_come_later(
+async def test_peers_beyond_the_limit_are_asked_to_come_later(
     server: Coordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(control_server, "SESSIONS_MAX", 0)
@@ -499,6 +499,6 @@ async def test_too_many_peers_are_told_to_come_later(
         assert TO_PEER.decode(await socket.receive_bytes()).reason == "busy"
 
 
-def test_the_run_is_named_by_its_key() -> None:
+def test_a_run_is_named_by_its_key() -> None:
     assert isinstance(IDENTITY.run_id, str)
     assert IDENTITY.run_id != RunId("")

@@ -26,14 +26,14 @@ from echo2d.net.control.refusals import (
 HEAD = HelloHead(Build(12, 11, "0.9.1"), "worker", "gpu-7")
 
 
-def test_peers_come_again_one_after_the_other() -> None:
+def test_refused_peers_return_one_after_the_other() -> None:
     builds = OtherBuilds(ComeAgain())
     waits = [builds.refuse(PeerId(f"p{number}"), "box", HEAD, 0.0)[0] for number in range(500)]
     assert waits == [RETRY_S_MIN + number * SPACING_S for number in range(500)]
     builds.check()
 
 
-def test_a_peer_that_comes_too_early_is_told_the_same_time() -> None:
+def test_a_peer_that_returns_too_early_gets_the_same_time_again() -> None:
     builds = OtherBuilds(ComeAgain())
     assert builds.refuse(PeerId("p"), "box", HEAD, 0.0) == (RETRY_S_MIN, True)
     assert builds.refuse(PeerId("p"), "box", HEAD, 20.0) == (RETRY_S_MIN - 20.0, False)
@@ -60,7 +60,7 @@ def test_a_token_with_hundreds_of_peers_makes_others_wait_no_longer() -> None:
     assert loud == RETRY_S_MAX
 
 
-def test_a_fleet_whose_boxes_have_tokens_of_their_own_is_spread_alike() -> None:
+def test_boxes_with_their_own_tokens_return_one_by_one_too() -> None:
     come_again = ComeAgain()
 
     def come(now: float) -> list[float]:
@@ -73,7 +73,7 @@ def test_a_fleet_whose_boxes_have_tokens_of_their_own_is_spread_alike() -> None:
     assert min(later - sooner for sooner, later in pairwise(come(1000.0))) == SPACING_S
 
 
-def test_a_peer_that_makes_up_builds_is_news_only_once() -> None:
+def test_a_peer_that_invents_builds_is_logged_only_once() -> None:
     builds = OtherBuilds(ComeAgain())
     assert builds.refuse(PeerId("p"), "box", HEAD, 0.0)[1]
     assert not builds.refuse(PeerId("p"), "box", replace(HEAD, build=Build(13, 11, "0.9.2")), 1.0)[
@@ -83,7 +83,7 @@ def test_a_peer_that_makes_up_builds_is_news_only_once() -> None:
     assert seen.build.name == "0.9.2"
 
 
-def test_what_a_peer_says_of_itself_is_cut_and_made_harmless() -> None:
+def test_the_text_that_a_peer_sends_about_itself_is_cut_and_made_harmless() -> None:
     builds = OtherBuilds(ComeAgain())
     builds.refuse(
         PeerId("p"), "box", HelloHead(Build(1, 1, "\x1b[31m" * 99), "worker", "a\nb" * 99), 0.0
@@ -94,7 +94,7 @@ def test_what_a_peer_says_of_itself_is_cut_and_made_harmless() -> None:
     assert len(seen.name) == 64
 
 
-def test_peers_are_forgotten_when_they_are_upgraded_or_stay_away() -> None:
+def test_refused_peers_are_forgotten_once_they_upgrade_or_stay_away() -> None:
     builds = OtherBuilds(ComeAgain())
     for name in ("upgraded", "away", "here"):
         builds.refuse(PeerId(name), "box", HEAD, 0.0)
@@ -103,7 +103,9 @@ def test_peers_are_forgotten_when_they_are_upgraded_or_stay_away() -> None:
     assert [each.peer for each in builds.here(RETRY_S_MIN + HERE_S + 10.0)] == ["here"]
 
 
-def test_no_more_peers_are_kept_than_a_run_enrols(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_refused_peers_are_remembered_than_a_run_enrols(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(refusals, "_PEERS_MAX", 5)
     builds = OtherBuilds(ComeAgain())
     for number in range(20):
@@ -117,7 +119,7 @@ def test_no_more_peers_are_kept_than_a_run_enrols(monkeypatch: pytest.MonkeyPatc
 A, B = PeerId("a"), PeerId("b")
 
 
-def test_three_faults_in_ten_minutes_and_it_is_refused_for_ten() -> None:
+def test_a_peer_with_three_faults_in_ten_minutes_is_refused_for_ten_minutes() -> None:
     faults = ProtocolFaults()
     for number in range(PROTOCOL_FAULTS_MAX):
         assert faults.refused_s(A, 10.0 * number) == 0.0
@@ -139,7 +141,7 @@ def test_a_fault_now_and_then_is_forgiven() -> None:
     assert faults.refused(1e9) == ()
 
 
-def test_after_its_time_a_peer_begins_again() -> None:
+def test_a_refused_peer_starts_without_faults_after_its_time() -> None:
     faults = ProtocolFaults()
     for _ in range(PROTOCOL_FAULTS_MAX):
         faults.count(A, 0.0)
@@ -147,7 +149,7 @@ def test_after_its_time_a_peer_begins_again() -> None:
     assert faults.refused_s(A, REFUSED_S) == 0.0
 
 
-def test_faults_of_no_more_peers_are_kept_than_a_run_enrols(
+def test_faults_are_remembered_for_no_more_peers_than_a_run_enrols(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(refusals, "_PEERS_MAX", 5)

@@ -16,7 +16,9 @@ from echo2d.runtime.coordinator.gateway import UNREAD_BYTES_MAX, _Call
 from tests.support.polling import HANG_S
 
 
-def test_open_requests_are_limited_for_each_and_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_requests_are_limited_for_each_caller_and_for_all_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(limits, "REQUESTS_OF_CALLER_MAX", 3)
     monkeypatch.setattr(limits, "GATEWAY_REQUESTS_MAX", 5)
     requests = OpenRequests()
@@ -64,7 +66,7 @@ async def until(holds: Callable[[], bool]) -> None:
             await asyncio.sleep(0)
 
 
-async def test_prompts_are_rendered_a_few_at_a_time_and_few_wait(
+async def test_few_prompts_are_rendered_at_a_time_and_few_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(limits, "RENDER_QUEUE_MAX", 3)
@@ -80,7 +82,7 @@ async def test_prompts_are_rendered_a_few_at_a_time_and_few_wait(
     assert all(task.result() for task in running)
 
 
-async def test_a_caller_that_hangs_up_frees_no_place_before_the_thread_ends() -> None:
+async def test_a_caller_that_hangs_up_frees_its_place_when_its_thread_ends() -> None:
     desk, work = Desk(), Work()
     async with asyncio.TaskGroup() as tasks:
         gone = [tasks.create_task(desk.do(work)) for _ in range(RENDERING_MAX)]
@@ -98,7 +100,7 @@ def grew(tokens: int) -> ChoiceGrew:
     return ChoiceGrew(CallId(1), 0, bytes(4 * tokens), bytes(4 * tokens), ())
 
 
-async def test_what_waits_for_a_caller_is_limited_and_then_its_call_ends() -> None:
+async def test_a_call_ends_when_too_much_data_waits_for_its_caller() -> None:
     events: list[CoordinatorEvent] = []
 
     async def emit(event: CoordinatorEvent) -> None:

@@ -29,7 +29,7 @@ TOOL: dict[str, Any] = {"type": "function", "function": {"name": "look", "parame
 CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
 
 
-def test_output_that_is_cut_names_its_own_tokens_only() -> None:
+def test_truncated_output_lists_only_its_own_tokens() -> None:
     made = texts()
     ids = made.encode("one END two", special=False)
     spans = (
@@ -58,14 +58,14 @@ def test_output_that_is_cut_names_its_own_tokens_only() -> None:
         {"stream_options": {"other": 1}}, {"max_tokens": 0}, {"what": 1}, {"logit_bias": {"1": 5}},
     ],
 )  # fmt: skip
-def test_a_wrong_field_is_refused_by_name(body: dict[str, Any]) -> None:
+def test_a_wrong_field_is_refused_with_its_name(body: dict[str, Any]) -> None:
     with pytest.raises(CallRefusal) as refused:
         read_ask(body, NONE, logprobs=False)
     assert refused.value.status == 400
     assert refused.value.param == next(iter(body))
 
 
-def test_neutral_values_and_nulls_are_fine() -> None:
+def test_neutral_values_and_nulls_are_accepted() -> None:
     ask = read_ask(
         {"temperature": 0, "presence_penalty": 0.0, "tools": None, "user": "x", "top_k": -1},
         NONE,
@@ -88,12 +88,12 @@ def test_neutral_values_and_nulls_are_fine() -> None:
      [{"role": "tool", "tool_call_id": "\ud800", "content": ""}],
      [{"role": "user", "content": "", "audio": {"id": "x"}}]],
 )  # fmt: skip
-def test_messages_are_text(messages: Any) -> None:
+def test_the_content_of_a_message_must_be_text(messages: Any) -> None:
     with pytest.raises(CallRefusal):
         read_messages(messages)
 
 
-def test_tool_calls_and_their_results_are_messages() -> None:
+def test_tool_calls_and_their_results_are_accepted_as_messages() -> None:
     """As OpenAI's client sends back what it got."""
     echoed = {
         "role": "assistant",
@@ -111,7 +111,7 @@ def test_tool_calls_and_their_results_are_messages() -> None:
     ]
 
 
-def test_what_official_clients_send_today_is_taken() -> None:
+def test_requests_of_todays_official_clients_are_accepted() -> None:
     """Seeds with a sign, a tool without output, an assistant that said nothing."""
     seeds = [
         read_ask({"seed": seed}, NONE, logprobs=False).rng_seed for seed in (-1, -(1 << 63), 7)
@@ -125,7 +125,7 @@ def test_what_official_clients_send_today_is_taken() -> None:
     ]
 
 
-def test_tools_may_be_called_or_not() -> None:
+def test_a_model_may_call_tools_or_not() -> None:
     assert (
         read_tools({"tools": [TOOL]})
         == read_tools({"tools": [TOOL], "tool_choice": "auto"})
@@ -157,7 +157,7 @@ CALLS = 'Look: <tool_call>{"name": "look", "arguments": {"at": "é"}}</tool_call
 @pytest.mark.parametrize(
     ("text", "finish"), [(CALLS, "stop"), (CALLS, "length"), (CALLS[:-3], "stop")]
 )
-def test_tool_calls_are_told_apart_from_the_text(text: str, finish: Finish) -> None:
+def test_tool_calls_are_separated_from_the_text(text: str, finish: Finish) -> None:
     made = texts()
     ids = [*made.encode(text, special=False), *([0] if finish == "stop" else [])]
     spans = (VersionSpan(0, len(ids), Version(4), Digest(bytes(32))),)

@@ -123,7 +123,7 @@ def test_a_whole_fleet_may_come_back_at_once_from_one_address() -> None:
 
 
 @pytest.mark.usefixtures("few")
-async def test_strangers_keep_no_peer_out(tmp_path: Path) -> None:
+async def test_strangers_keep_no_enrolled_peer_out(tmp_path: Path) -> None:
     config = make_config(tmp_path)
     run_dir = config.run.run_dir
     async with serving(config, core_machine) as opened, AsyncExitStack() as stack:
@@ -147,7 +147,7 @@ async def test_strangers_keep_no_peer_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("few")
-async def test_of_too_many_strangers_the_oldest_goes_whatever_it_said() -> None:
+async def test_the_oldest_of_too_many_strangers_is_closed_whatever_it_sent() -> None:
     async with guarded() as (port, door, stack):
         admitted = await Stranger.come(stack, port, A_CALL)
         await admitted.answered()
@@ -161,7 +161,7 @@ async def test_of_too_many_strangers_the_oldest_goes_whatever_it_said() -> None:
 
 
 @pytest.mark.usefixtures("few")
-async def test_of_too_many_addresses_the_oldest_goes() -> None:
+async def test_the_oldest_of_too_many_addresses_is_closed() -> None:
     async with guarded() as (port, door, stack):
         first, *_ = [
             await Stranger.come(stack, port, address=f"127.0.1.{number}")
@@ -173,7 +173,9 @@ async def test_of_too_many_addresses_the_oldest_goes() -> None:
 
 
 @pytest.mark.parametrize("said", [SILENT, HALF_A_HEADER, HALF_A_BODY, A_PAGE])
-async def test_a_stranger_has_so_much_time(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stranger_is_closed_after_its_time(
+    said: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(door_module, "STRANGER_S_MAX", 0.2)
     async with guarded() as (port, door, stack):
         admitted = await Stranger.come(stack, port, A_CALL)
@@ -261,14 +263,14 @@ LOOPS = pytest.mark.parametrize("loop", [asyncio, uvloop])
     ],
 )
 @pytest.mark.usefixtures("few")
-def test_tls_handshakes_are_counted(
+def test_tls_handshakes_count_as_strangers(
     scenario: Callable[[], Coroutine[None, None, None]], loop: ModuleType
 ) -> None:
     loop.run(scenario())
 
 
 @LOOPS
-def test_a_tls_handshake_has_so_much_time(
+def test_a_tls_handshake_is_closed_after_its_time(
     loop: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tls_accept, "TLS_HANDSHAKE_S_MAX", 0.1)

@@ -33,7 +33,7 @@ def test_a_cheap_answer_is_made_for_every_caller() -> None:
 
 
 @pytest.mark.parametrize("cost_s", [0.04, 0.1])
-def test_a_costly_answer_takes_its_share_of_the_time_however_often_it_is_asked_for(
+def test_a_costly_answer_takes_only_its_share_of_the_time(
     cost_s: float,
 ) -> None:
     work = Work(cost_s)
@@ -46,7 +46,7 @@ def test_a_costly_answer_takes_its_share_of_the_time_however_often_it_is_asked_f
     assert len(got) == work.made
 
 
-def test_an_answer_that_many_ask_for_takes_its_share_however_cheap_it_is() -> None:
+def test_a_cheap_answer_with_many_callers_takes_only_its_share_of_the_time() -> None:
     work = Work(0.1 * CHEAP_S)
     asked = CostlyAnswer(work.make, cheap_s=0.0, clock=lambda: work.now, cpu=lambda: work.cpu)
     for tick in range(10_000):
@@ -55,7 +55,7 @@ def test_an_answer_that_many_ask_for_takes_its_share_however_cheap_it_is() -> No
     assert work.cpu == pytest.approx(10 * ANSWER_SHARE_MAX, rel=0.1)
 
 
-def test_an_answer_that_has_become_cheap_is_made_for_each_request() -> None:
+def test_an_answer_that_became_cheap_is_made_for_each_request() -> None:
     work = Work(2 * CHEAP_S)
     asked = answer(work)
     assert [asked.get(), asked.get()] == [b"1", b"1"]
@@ -63,7 +63,7 @@ def test_an_answer_that_has_become_cheap_is_made_for_each_request() -> None:
     assert [asked.get(), asked.get()] == [b"2", b"3"]
 
 
-def test_after_an_order_a_costly_answer_is_made_again() -> None:
+def test_a_costly_answer_is_made_again_after_an_order() -> None:
     work = Work(0.1)
     asked = answer(work)
     assert [asked.get(), asked.get()] == [b"1", b"1"]

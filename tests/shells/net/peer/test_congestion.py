@@ -41,7 +41,7 @@ def send(congestion: Congestion, start: float, end: float) -> None:
         congestion.sending(tenth / 10)
 
 
-def test_the_first_frame_after_a_rest_begins_with_a_new_bbr(sock: Recording) -> None:
+def test_the_first_frame_after_a_pause_sets_bbr_again(sock: Recording) -> None:
     congestion = Congestion(sock)
     send(congestion, 0, 5)
     assert sock.given == [b"bbr", b"reno", b"bbr"]
@@ -50,13 +50,13 @@ def test_the_first_frame_after_a_rest_begins_with_a_new_bbr(sock: Recording) -> 
     assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).startswith(b"bbr")
 
 
-def test_a_link_keeps_its_bbr_while_it_sends(sock: Recording) -> None:
+def test_a_link_that_sends_keeps_its_bbr(sock: Recording) -> None:
     congestion = Congestion(sock)
     send(congestion, 0, 30)
     assert sock.given == [b"bbr", b"reno", b"bbr"]
 
 
-def test_a_kernel_that_refuses_keeps_its_own(sock: Recording) -> None:
+def test_a_kernel_without_bbr_keeps_its_own_algorithm(sock: Recording) -> None:
     congestion = Congestion(sock)
     sock.close()
     congestion.sending(0)

@@ -62,7 +62,7 @@ async def dialled(peer: PeerId, address: tuple[str, int], secret: bytes = MINE) 
     return await dial_back(DialBack(SessionId(1), peer, Address(*address), secret), RUN, None)
 
 
-async def test_the_peer_itself_answers_and_nothing_happens_to_its_links() -> None:
+async def test_a_dialled_peer_answers_and_its_links_stay_unchanged() -> None:
     async with a_pair() as (alice, bob):
         alice.links.expect(DIAL_BACK, MINE)
         for _ in range(3):
@@ -81,7 +81,7 @@ async def test_another_peers_port_does_not_answer_for_it() -> None:
         assert await dialled(CAROL, alice.address) != ""
 
 
-async def test_a_dialled_port_without_a_listener_is_said() -> None:
+async def test_a_dialled_port_without_a_listener_is_reported() -> None:
     alice = Peer(ALICE)
     async with listening(alice):
         address = alice.address
@@ -107,13 +107,13 @@ async def saying(words: bytes) -> AsyncIterator[tuple[str, int]]:
         await within(over.wait())
 
 
-async def test_a_port_that_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_port_that_sends_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dial_back_module, "DIAL_BACK_S", 0.1)
     async with saying(b"") as address:
         assert await dialled(ALICE, address) == f"{HOST}:{address[1]}: no answer"
 
 
-async def test_a_port_that_says_something_else_is_not_believed() -> None:
+async def test_a_port_that_sends_a_wrong_answer_is_not_believed() -> None:
     async with saying(b"HTTP/1.1 400 Bad Request\r\n\r\n" * 9) as address:
         assert await dialled(ALICE, address) != ""
 
@@ -130,7 +130,7 @@ HELLO_OF_ITS_SIZE = bytes.fromhex("01000000 00000000 00000000 00040000")  # of H
     ],
     ids=["longer than is allowed", "nested", "lists of billions"],
 )
-async def test_a_port_that_says_too_much_costs_little(
+async def test_a_port_that_sends_too_much_costs_little(
     words: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parsed: list[int] = []
@@ -147,7 +147,7 @@ async def test_a_port_that_says_too_much_costs_little(
 
 
 @pytest.mark.parametrize("tls", ["off", "on"])
-async def test_a_coordinator_dials_back_whoever_says_hello_and_shows_it(
+async def test_a_coordinator_dials_back_each_peer_and_shows_the_result(
     tls: str, tmp_path: Path
 ) -> None:
     config = make_config(tmp_path, **{"coordinator.tls": tls})
@@ -168,7 +168,7 @@ async def test_a_coordinator_dials_back_whoever_says_hello_and_shows_it(
         await links.close("test over")
 
 
-async def test_under_tls_it_also_shows_the_peers_certificate() -> None:
+async def test_a_peer_dialled_under_tls_also_shows_its_certificate() -> None:
     coordinator = await asyncio.to_thread(tls_peers.RUN.coordinator)
     for tls, fault in (
         (tls_peers.ALICE_TLS, ""),
@@ -193,7 +193,7 @@ async def double(tmp_path: Path) -> AsyncIterator[CoordinatorDouble]:
         yield double
 
 
-async def test_a_worker_answers_for_itself_alone_and_tells_its_owner_once(
+async def test_a_worker_answers_only_dials_to_itself_and_tells_its_owner_once(
     double: CoordinatorDouble, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -221,7 +221,7 @@ async def test_a_worker_answers_for_itself_alone_and_tells_its_owner_once(
     assert lines[0].endswith("127.0.0.9:7: no answer")
 
 
-async def test_a_peer_that_only_receives_sends_nothing_whatever_the_plan_says(
+async def test_a_peer_that_only_receives_sends_nothing_under_any_plan(
     double: CoordinatorDouble, tmp_path: Path
 ) -> None:
     options: dict[str, Any] = {"receive_only": True, "uplink_limit": "100mbit"}

@@ -61,7 +61,7 @@ async def test_frames_pass_through_a_relay_unchanged() -> None:
     assert leaf.digests == relay.digests == digests
 
 
-async def test_every_message_arrives() -> None:
+async def test_every_kind_of_message_arrives() -> None:
     async with a_pair() as (alice, bob):
         frames = (FrameId(1), FrameId(2))
         bob.links.tell(ALICE, FramesWanted(2, FORM, frames))
@@ -75,7 +75,7 @@ async def test_every_message_arrives() -> None:
         assert (await bob.next(FramesHeld)).frames() == frames
 
 
-async def test_after_much_data_small_messages_still_come_at_once() -> None:
+async def test_small_messages_arrive_at_once_even_after_much_data() -> None:
     payloads, digests = random_payloads(2 + peer_connection.WARM_BYTES // FRAME_BYTES)
     alice, bob = Peer(ALICE, BOB), Peer(BOB, ALICE)
     Feeder(alice, BOB, payloads)
@@ -95,7 +95,7 @@ def opened_less_ended(peer: Peer) -> int:
     return sum(isinstance(event, LinkOpened) - isinstance(event, LinkEnded) for event in events)
 
 
-async def test_both_may_dial_at_once_and_one_link_stays() -> None:
+async def test_two_peers_may_dial_each_other_at_once_and_one_link_stays() -> None:
     alice, bob = Peer(ALICE, BOB), Peer(BOB, ALICE)
     async with listening(alice, bob):
         heard = asyncio.Event()
@@ -186,7 +186,7 @@ async def test_a_peer_that_accepts_and_says_nothing_is_given_up(
 @pytest.mark.parametrize(
     "noise", [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\x16\x03\x01\x02\x00" * 4, bytes(64)]
 )
-async def test_noise_is_cut_off_at_once(noise: bytes) -> None:
+async def test_a_stranger_that_sends_noise_is_cut_off_at_once(noise: bytes) -> None:
     alice = Peer(ALICE, BOB)
     async with listening(alice):
         await be_cut_off(alice, noise)
@@ -209,14 +209,14 @@ async def at_end(reader: asyncio.StreamReader) -> None:
         return
 
 
-async def test_a_stranger_who_says_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stranger_that_sends_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_links, "HANDSHAKE_S", 0.05)
     alice = Peer(ALICE, BOB)
     async with listening(alice):
         await be_cut_off(alice)
 
 
-async def test_of_too_many_strangers_the_oldest_goes() -> None:
+async def test_the_oldest_of_too_many_strangers_is_cut_off() -> None:
     alice, bob = Peer(ALICE, BOB), Peer(BOB, ALICE)
     async with listening(alice):
         strangers = [
@@ -302,7 +302,7 @@ async def test_a_peer_that_does_not_read_is_dropped(monkeypatch: pytest.MonkeyPa
         assert await alice.next(LinkEnded) == LinkEnded("does not read")
 
 
-async def test_a_peer_that_keeps_ended_streams_is_dropped() -> None:
+async def test_a_peer_that_never_confirms_ended_streams_is_dropped() -> None:
     async with a_pair() as (alice, bob):
         bob.links.pause(ALICE)
         alice.links.pause(BOB)
@@ -327,7 +327,7 @@ async def test_forgetting_a_peer_ends_its_link_for_good() -> None:
             await bob.links.dial(ALICE, *alice.address)
 
 
-async def test_the_kernel_is_told_how_long_silence_may_last() -> None:
+async def test_the_kernel_gets_the_limit_of_silence() -> None:
     async with a_pair() as (alice, _):
         connection = alice.links._live[BOB]
         assert connection.transport is not None
@@ -355,7 +355,7 @@ async def test_closing_tells_every_peer_and_leaves_nothing_open() -> None:
             await bob.links.dial(ALICE, *alice.address)
 
 
-async def test_a_dial_given_up_while_its_connection_is_made_leaves_nothing() -> None:
+async def test_a_dial_that_is_given_up_while_connecting_leaves_nothing() -> None:
     alice, bob = Peer(ALICE, BOB), Peer(BOB, ALICE)
     made = bob.links.made
 
@@ -373,18 +373,18 @@ async def test_a_dial_given_up_while_its_connection_is_made_leaves_nothing() -> 
 
 SCENARIOS = [
     test_frames_pass_through_a_relay_unchanged,
-    test_every_message_arrives,
-    test_after_much_data_small_messages_still_come_at_once,
-    test_both_may_dial_at_once_and_one_link_stays,
+    test_every_kind_of_message_arrives,
+    test_small_messages_arrive_at_once_even_after_much_data,
+    test_two_peers_may_dial_each_other_at_once_and_one_link_stays,
     test_a_wrong_secret_opens_nothing,
     test_a_peer_that_cannot_be_reached_is_a_peer_fault,
     test_a_reader_that_pauses_stops_its_sender_in_bounded_memory,
     test_a_link_that_breaks_in_a_frame_is_resumed_by_sequence,
     test_a_peer_that_breaks_the_protocol_reads_why,
-    test_a_peer_that_keeps_ended_streams_is_dropped,
-    test_the_kernel_is_told_how_long_silence_may_last,
+    test_a_peer_that_never_confirms_ended_streams_is_dropped,
+    test_the_kernel_gets_the_limit_of_silence,
     test_closing_tells_every_peer_and_leaves_nothing_open,
-    test_a_dial_given_up_while_its_connection_is_made_leaves_nothing,
+    test_a_dial_that_is_given_up_while_connecting_leaves_nothing,
 ]
 WAYS = [(uvloop, True), (asyncio, True), (uvloop, False)]  # and (asyncio, False) above
 ALL = [(scenario, *way) for scenario in SCENARIOS for way in WAYS]
@@ -392,7 +392,7 @@ ALL = [(scenario, *way) for scenario in SCENARIOS for way in WAYS]
 
 @pytest.mark.parametrize(
     ("scenario", "loop", "with_tls"),
-    [*ALL, *((test_of_too_many_strangers_the_oldest_goes, *way) for way in WAYS)],
+    [*ALL, *((test_the_oldest_of_too_many_strangers_is_cut_off, *way) for way in WAYS)],
 )
 def test_scenarios_run_on_every_loop_with_and_without_tls(
     scenario: Callable[[], Coroutine[None, None, None]],

@@ -37,7 +37,7 @@ def move(sender: socket.socket, receiver: socket.socket) -> None:
     sender.recv(1)
 
 
-def test_a_new_connection_has_sent_nothing(pair: tuple[socket.socket, socket.socket]) -> None:
+def test_a_new_connection_reports_no_sent_bytes(pair: tuple[socket.socket, socket.socket]) -> None:
     info = known(pair[0])
     assert (info.sent, info.again, info.in_flight) == (0, 0, 0)
 
@@ -53,7 +53,7 @@ def test_sent_and_acknowledged_bytes_are_counted(
     assert info.in_flight == 0
 
 
-def test_each_end_counts_what_it_sends_itself(pair: tuple[socket.socket, socket.socket]) -> None:
+def test_each_end_counts_only_its_own_sent_bytes(pair: tuple[socket.socket, socket.socket]) -> None:
     one, other = pair
     move(one, other)
     assert known(other).sent == 1
@@ -69,14 +69,14 @@ def test_the_shortest_round_trip_is_known_and_none_is_shorter(
     assert 0 < info.trip_s < 1
 
 
-def test_of_a_socket_that_is_closed_nothing_is_known(
+def test_nothing_is_known_about_a_closed_socket(
     pair: tuple[socket.socket, socket.socket],
 ) -> None:
     pair[0].close()
     assert tcp_info(pair[0]) is None
 
 
-def test_a_kernel_that_knows_less_tells_nothing() -> None:
+def test_a_kernel_with_fewer_fields_gives_no_facts() -> None:
     """A datagram socket has no such figures at all."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         assert tcp_info(sock) is None

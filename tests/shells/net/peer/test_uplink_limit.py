@@ -72,14 +72,14 @@ def one_lossy(seconds: float) -> list[TcpInfo]:
     return [info(10 * MB * seconds, MB * seconds, 2 * TRIP_S)]
 
 
-async def test_without_a_limit_no_link_waits(clock: Clock) -> None:
+async def test_no_link_waits_without_a_limit(clock: Clock) -> None:
     links = Links(clock, None)
     for _ in range(100):
         links.limit.sent(FRAME)
         assert links.limit.may_send(A)
 
 
-async def test_the_owners_limit_holds(clock: Clock) -> None:
+async def test_all_links_together_keep_the_owners_limit(clock: Clock) -> None:
     assert await Links(clock, 2 * MB).rate() == pytest.approx(2 * MB, rel=0.05)
 
 
@@ -94,19 +94,19 @@ async def test_waiting_links_are_allowed_in_turn_as_soon_as_there_is_room(clock:
     assert links.allowed == [B, A]
 
 
-async def test_an_uplink_that_loses_is_limited_to_what_was_acknowledged(clock: Clock) -> None:
+async def test_an_uplink_with_losses_is_limited_to_its_acknowledged_rate(clock: Clock) -> None:
     links = Links(clock, None)
     await links.send(0.5, one_lossy)
     assert await links.rate() == pytest.approx(HEADERS * 9 * MB, rel=0.05)
 
 
-async def test_the_owners_limit_holds_whatever_the_uplink_carries(clock: Clock) -> None:
+async def test_the_owners_limit_is_kept_whatever_the_uplink_carries(clock: Clock) -> None:
     links = Links(clock, 2 * MB)
     await links.send(0.5, one_lossy)
     assert await links.rate() == pytest.approx(2 * MB, rel=0.05)
 
 
-async def test_an_owner_who_allows_more_than_the_uplink_carries_does_not_overfill_it(
+async def test_an_owners_limit_above_the_uplinks_rate_does_not_overfill_it(
     clock: Clock,
 ) -> None:
     links = Links(clock, 100 * MB)
@@ -114,7 +114,7 @@ async def test_an_owner_who_allows_more_than_the_uplink_carries_does_not_overfil
     assert await links.rate() == pytest.approx(HEADERS * 9 * MB, rel=0.05)
 
 
-async def test_a_queue_before_one_link_only_is_not_the_uplinks(clock: Clock) -> None:
+async def test_a_queue_on_one_link_alone_is_not_a_queue_of_the_uplink(clock: Clock) -> None:
     links = Links(clock, None)
     await links.send(0.5, lambda s: [*one_lossy(s), info(MB * s, 0, TRIP_S)])
     assert links.limit.may_send(A)
@@ -129,7 +129,7 @@ async def test_a_link_with_little_in_flight_says_nothing_of_the_queue(clock: Clo
     assert links.limit._pace.bytes_per_s == pytest.approx(DRAIN * 9 * MB, rel=0.05)
 
 
-async def test_without_links_there_is_no_limit_to_find(clock: Clock) -> None:
+async def test_no_limit_is_found_without_links(clock: Clock) -> None:
     links = Links(clock, None)
     await links.send(0.5, lambda _: [])
     assert links.limit._pace.bytes_per_s is None

@@ -18,7 +18,7 @@ NONCE = b"n" * auth.AUTH_NONCE_BYTES
 TOKEN = TokenFile("box", "worker", "s3cret", RUN_KEY.hex(), "http://127.0.0.1:1")
 
 
-def test_ids_are_hashes_of_keys() -> None:
+def test_peer_ids_are_hashes_of_keys() -> None:
     assert len(auth.peer_id_of(PEER_KEY)) == PEER_ID_CHARS
     assert auth.run_id_of(RUN_KEY) == TOKEN.run_id != auth.run_id_of(PEER_KEY)
 
@@ -60,7 +60,7 @@ def test_an_enrolment_proof_is_for_one_key_and_one_secret() -> None:
     assert not auth.is_enrol_proof(auth.public_bytes(OTHER_PEER), proof, "s3cret")
 
 
-def test_keys_and_token_files_are_private_and_come_back(tmp_path: Path) -> None:
+def test_keys_and_token_files_are_private_and_can_be_read_again(tmp_path: Path) -> None:
     key = auth.load_or_make_key(tmp_path / "key")
     assert auth.public_bytes(auth.load_or_make_key(tmp_path / "key")) == auth.public_bytes(key)
     auth.write_token_file(tmp_path / "token", TOKEN)
@@ -81,19 +81,19 @@ def test_keys_and_token_files_are_private_and_come_back(tmp_path: Path) -> None:
         '{"name": "box-1", "role": "wor',
     ],
 )
-def test_a_file_that_is_no_token_file_is_said(tmp_path: Path, text: str) -> None:
+def test_a_file_that_is_no_token_file_is_reported(tmp_path: Path, text: str) -> None:
     (tmp_path / "token").write_text(text)
     with pytest.raises(OperatorFault, match=r"is not a token file: expected .*; copy it again"):
         auth.read_token_file(tmp_path / "token")
 
 
-def test_a_token_file_of_a_newer_build_may_say_more(tmp_path: Path) -> None:
+def test_a_token_file_of_a_newer_build_may_have_more_keys(tmp_path: Path) -> None:
     facts = {**dataclasses.asdict(TOKEN), "expires_at": 1.8e9}
     (tmp_path / "token").write_text(json.dumps(facts))
     assert auth.read_token_file(tmp_path / "token") == TOKEN
 
 
-def test_a_token_file_that_others_can_read_is_said(
+def test_a_token_file_that_others_can_read_is_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     auth.write_token_file(tmp_path / "token", TOKEN)
@@ -104,7 +104,7 @@ def test_a_token_file_that_others_can_read_is_said(
     assert "chmod 600" in caplog.messages[0]
 
 
-def test_missing_and_broken_files_are_said(tmp_path: Path) -> None:
+def test_missing_and_broken_files_are_reported(tmp_path: Path) -> None:
     with pytest.raises(OperatorFault, match="there is no token file"):
         auth.read_token_file(tmp_path / "none")
     (tmp_path / "key").write_text("zz")
@@ -114,7 +114,7 @@ def test_missing_and_broken_files_are_said(tmp_path: Path) -> None:
         auth.write_token_file(tmp_path / "no" / "folder", TOKEN)
 
 
-def test_a_key_that_another_process_makes_meanwhile_stands(
+def test_a_key_that_another_process_makes_meanwhile_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     theirs: list[Ed25519PrivateKey] = []

@@ -22,7 +22,7 @@ def opened(seal: Seal, header: bytes, sealed: bytes) -> bytes:
     return seal.open(header, memoryview(sealed))
 
 
-def test_a_sealed_unit_opens_at_the_other_end_alone() -> None:
+def test_a_sealed_unit_opens_only_at_the_other_end() -> None:
     alice, bob = two_seals()
     sealed = alice.seal(HEADER, memoryview(PAYLOAD))
     assert len(sealed) == len(PAYLOAD) + TAG_BYTES
@@ -47,7 +47,7 @@ def test_a_unit_with_another_header_does_not_open() -> None:
         opened(bob, HEADER.upper(), alice.seal(HEADER, b""))
 
 
-def test_a_unit_opens_once_and_in_its_turn() -> None:
+def test_a_unit_opens_once_and_only_in_sequence() -> None:
     alice, bob = two_seals()
     first, second = (alice.seal(HEADER, PAYLOAD) for _ in range(2))
     assert first != second
@@ -59,7 +59,7 @@ def test_a_unit_opens_once_and_in_its_turn() -> None:
         opened(other_bob, HEADER, second)
 
 
-def test_keys_follow_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sealed_link_changes_its_keys_in_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sealing, "UNITS_PER_KEY", 3)
     alice, bob = two_seals()
     units = [alice.seal(HEADER, PAYLOAD) for _ in range(8)]
@@ -81,7 +81,7 @@ def meet(dialling: KeyExchange, accepting: KeyExchange, *, at_once: int = 1 << 2
 
 
 @pytest.mark.parametrize("at_once", [1, 100, 1 << 20])
-def test_both_ends_have_the_keys_and_know_the_certificates(at_once: int) -> None:
+def test_both_ends_get_the_same_keys_and_each_others_certificate(at_once: int) -> None:
     bob = KeyExchange(BOB_TLS.dialler, expected=ALICE)
     alice = KeyExchange(ALICE_TLS.listener, expected=None)
     meet(bob, alice, at_once=at_once)
@@ -92,7 +92,7 @@ def test_both_ends_have_the_keys_and_know_the_certificates(at_once: int) -> None
     assert alice.certificate != bob.certificate
 
 
-def test_what_comes_behind_the_key_is_left_for_the_link() -> None:
+def test_bytes_behind_the_key_are_left_for_the_link() -> None:
     bob = KeyExchange(BOB_TLS.dialler, expected=ALICE)
     alice = KeyExchange(ALICE_TLS.listener, expected=None)
     bob.received(b"")
@@ -102,7 +102,7 @@ def test_what_comes_behind_the_key_is_left_for_the_link() -> None:
     assert alice.rest == b"the first unit"
 
 
-def test_a_peer_that_speaks_tls_and_another_protocol_is_told_so() -> None:
+def test_a_peer_with_tls_but_another_protocol_gets_the_reason() -> None:
     """As a program of another version: it says its hello through TLS."""
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
     old = BOB_TLS.dialler.wrap_bio(incoming, outgoing, server_hostname=ALICE)

@@ -32,7 +32,7 @@ def named(old: int, new: int, number: int) -> Succession:
     return signed(KEYS[old], Succession(PUBLIC[new], f"PEM {new}", number))
 
 
-def test_only_a_chain_of_rising_numbers_that_begins_with_the_members_key_leads_on() -> None:
+def test_a_member_follows_only_a_chain_of_rising_numbers_from_its_own_key() -> None:
     chain = [named(0, 1, 1), named(1, 2, 2), named(2, 3, 3)]
     for at, number, found in ((0, 0, 3), (1, 1, 3), (2, 2, 3), (3, 3, None), (4, 0, None)):
         last = last_of(PUBLIC[at], number, chain)
@@ -61,7 +61,7 @@ async def shaken_hands(server: Tls, client: Tls, name: str = COORDINATOR) -> boo
         return got == b"x"
 
 
-def test_members_of_an_older_authority_believe_the_new_one_and_are_believed(
+def test_members_of_an_older_authority_and_of_the_new_one_trust_each_other(
     tmp_path: Path,
 ) -> None:
     old = RunDirectory(tmp_path / "run")
@@ -85,7 +85,7 @@ def test_members_of_an_older_authority_believe_the_new_one_and_are_believed(
         assert not asyncio.run(shaken_hands(lost.authority.coordinator(), believer))
 
 
-def test_a_change_that_is_killed_leaves_the_old_authority_or_the_new_one(tmp_path: Path) -> None:
+def test_a_killed_change_leaves_the_old_authority_or_the_new_one(tmp_path: Path) -> None:
     before = open_authority(tmp_path)
     key = (tmp_path / KEY_FILE).read_text()
     after = change_authority(tmp_path, before, named=True)
@@ -126,7 +126,7 @@ def vars_of(token: TokenFile) -> dict[str, object]:
     return {name: getattr(token, name) for name in TokenFile.__slots__}
 
 
-def test_a_worker_obeys_no_older_authority_again(tmp_path: Path) -> None:
+def test_a_worker_never_returns_to_an_older_authority(tmp_path: Path) -> None:
     state_dir = StateDir(tmp_path / "state", 1 << 30)
     first = TokenFile("box", "worker", "s", PUBLIC[0].hex(), authority="PEM 0", run="aa")
     assert state_dir.authority(first) is None
@@ -149,7 +149,7 @@ def test_a_worker_obeys_no_older_authority_again(tmp_path: Path) -> None:
     state_dir.close()
 
 
-async def test_an_identity_tells_before_it_follows() -> None:
+async def test_a_worker_reports_a_new_authority_before_it_follows() -> None:
     heard: list[Succession] = []
 
     async def follow(authority: Succession) -> None:

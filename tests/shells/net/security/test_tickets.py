@@ -8,7 +8,7 @@ from echo2d.net.security.tickets import TICKET_PREFIX, make_ticket, read_ticket,
 KEY, OTHER = ticket_key(bytes(32)), ticket_key(bytes([1] * 32))
 
 
-def test_a_ticket_says_which_sample_it_is_for() -> None:
+def test_a_ticket_names_its_sample() -> None:
     text, ticket = make_ticket(KEY, GroupId(1 << 40), 63)
     assert read_ticket(KEY, text) == ticket
     assert ticket.at == (1 << 40, 63)
@@ -17,7 +17,7 @@ def test_a_ticket_says_which_sample_it_is_for() -> None:
     assert read_ticket(OTHER, text) is None
 
 
-def test_no_changed_text_is_a_ticket() -> None:
+def test_a_ticket_with_a_changed_text_is_refused() -> None:
     text, _ = make_ticket(KEY, GroupId(3), 1)
     rng = random.Random(5)
     signs = "ABCDEFGHabcdefgh0123456789-_+/=. é"

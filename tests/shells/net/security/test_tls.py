@@ -47,7 +47,7 @@ def faults(dialler: Tls, listener: Tls, expected: str) -> tuple[str, str]:
     return str(done[dialling]), str(done[listening])
 
 
-def test_members_of_a_run_and_its_coordinator_find_each_other() -> None:
+def test_members_of_a_run_and_its_coordinator_accept_each_other() -> None:
     assert faults(make_tls(ALICE_KEY), make_tls(BOB_KEY), BOB) == ("", "")
     again = Authority(
         RUN_KEY
@@ -95,7 +95,7 @@ def test_a_peer_without_a_certificate_of_this_run_is_refused_by_peers(
     assert theirs.startswith(words)
 
 
-def test_the_coordinator_takes_no_certificate_but_none_of_another_run() -> None:
+def test_the_coordinator_refuses_a_certificate_of_another_run() -> None:
     dialler = make_tls(ALICE_KEY, certified_by=OTHER_RUN)
     assert faults(dialler, RUN.coordinator(), COORDINATOR)[1].startswith("its certificate is not")
 
@@ -118,7 +118,7 @@ def test_a_peer_certifies_no_other_peer() -> None:
     )
 
 
-def test_clocks_do_not_matter() -> None:
+def test_a_handshake_does_not_depend_on_clocks() -> None:
     for pem in (RUN.certificate, RUN.certify_peer(public_bytes(ALICE_KEY))):
         certificate = x509.load_pem_x509_certificate(pem.encode())
         assert certificate.not_valid_before_utc == datetime(2000, 1, 1, tzinfo=UTC)
@@ -130,7 +130,7 @@ def test_a_certificate_of_another_key_is_not_presented() -> None:
         Tls(RUN.certificate).present(ALICE_KEY, RUN.certify_peer(public_bytes(BOB_KEY)))
 
 
-def test_the_url_says_whether() -> None:
+def test_the_url_decides_whether_tls_is_used() -> None:
     assert Tls.of("http://box:1", "") is None
     for url in ("https://box:1", "HTTPS://box:1"):
         assert Tls.of(url, RUN.certificate) is not None
@@ -141,7 +141,7 @@ def test_the_url_says_whether() -> None:
             Tls.of("https://box:1", authority)
 
 
-async def test_a_reason_has_no_python_object() -> None:
+async def test_a_reason_names_no_python_object() -> None:
     """What the dialler's log says when nothing listens."""
     tls = await asyncio.to_thread(make_tls, ALICE_KEY)
     with socket.socket() as deaf:

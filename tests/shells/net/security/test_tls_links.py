@@ -54,7 +54,7 @@ from tests.support.tls_peers import (
 HOST = "127.0.0.1"
 
 
-async def test_a_version_travels_over_tls_alone(
+async def test_a_version_is_sent_over_tls_only(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Enrolment, sessions, and a broadcast from the seed over one worker to the other."""
@@ -111,7 +111,7 @@ def config_of(tmp_path: Path, **keys: str) -> CoordinatorConfig:
         ({"host": "0.0.0.0", "tls": "off"}, "http"),
     ],
 )
-async def test_off_loopback_it_is_on_unless_it_is_given_up(
+async def test_tls_is_on_off_loopback_unless_it_is_switched_off(
     keys: dict[str, str], scheme: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with open_coordinator(config_of(tmp_path, **keys), make_machine=core_machine) as opened:
@@ -146,7 +146,7 @@ async def refusal(meeting: Awaitable[object]) -> str:
     return str(caught.value)
 
 
-async def test_a_learner_and_a_worker_are_served_and_a_revoked_one_is_not(
+async def test_a_learner_and_a_worker_are_served_but_a_revoked_worker_is_not(
     opened: Opened, token: TokenFile, tmp_path: Path
 ) -> None:
     assert opened.url.startswith("https://")
@@ -249,7 +249,7 @@ async def test_a_peer_that_dials_the_wrong_coordinator_gets_one_line(
             assert "does not speak TLS" in await refusal(learner.open_session(0))
 
 
-async def test_a_port_that_does_not_speak_http_is_said_at_once(token: TokenFile) -> None:
+async def test_a_port_without_http_is_reported_at_once(token: TokenFile) -> None:
     async def refuse(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"\x03\x00unknown message type 80\r\n\r\n")
         writer.close()
@@ -315,7 +315,7 @@ def links(
     ],
     ids=["no certificate", "another run's", "another peer's", "plain", "to plain"],
 )
-async def test_a_peer_that_is_not_of_the_edge_opens_no_link(
+async def test_a_peer_outside_the_edge_opens_no_link(
     alice_tls: Tls | None,
     bob_tls: Tls | None,
     words: str,
@@ -338,7 +338,7 @@ async def test_a_peer_that_is_not_of_the_edge_opens_no_link(
         await close(alice, bob)
 
 
-async def test_a_peer_that_says_it_is_another_one_opens_no_link() -> None:
+async def test_a_peer_under_the_name_of_another_one_opens_no_link() -> None:
     """Carol has the secret of Alice and Bob, and no certificate but her own."""
     at_alice: list[LinkEvent] = []
     at_carol: asyncio.Queue[LinkEvent] = asyncio.Queue()
@@ -356,7 +356,9 @@ async def test_a_peer_that_says_it_is_another_one_opens_no_link() -> None:
         await close(alice, carol)
 
 
-async def test_silence_of_a_peer_hangs_no_dialler(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_silent_peer_does_not_block_the_peer_that_dials_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(peer_links, "HANDSHAKE_S", 0.05)
     alice, bob = links(ALICE, BOB, ALICE_TLS), links(BOB, ALICE, BOB_TLS)
     with socket.create_server((HOST, 0)) as silent:

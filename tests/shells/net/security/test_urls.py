@@ -16,7 +16,7 @@ from echo2d.net.security.urls import coordinator_url
         ("http://proxy/echo2d/", "http://proxy/echo2d"),
     ],
 )
-def test_a_url(text: str, url: str) -> None:
+def test_a_url_is_accepted_and_normalised(text: str, url: str) -> None:
     assert coordinator_url(text) == url
 
 
@@ -28,6 +28,6 @@ def test_a_url(text: str, url: str) -> None:
         "http://me:secret@box:7700", "http://box:7700?x", "http://" + "x" * 300, "http://...", "http://box\n:7700",
     ],
 )  # fmt: skip
-def test_no_url(text: str) -> None:
+def test_a_text_that_is_no_url_is_refused(text: str) -> None:
     with pytest.raises(OperatorFault, match="is not the URL of a coordinator"):
         coordinator_url(text)

@@ -47,7 +47,7 @@ def test_a_report_joins_the_log_with_the_convictions(run_dir: Path) -> None:
         read_reports(run_dir, "nobody")
 
 
-def test_a_line_that_a_crash_cut_short_is_left_out(run_dir: Path) -> None:
+def test_a_line_that_a_crash_truncated_is_skipped(run_dir: Path) -> None:
     with (run_dir / "audit.jsonl").open("ab") as file:
         file.write(b'{"at": 1.')
     assert len(list(read_audit_log(run_dir))) == 3
@@ -73,7 +73,7 @@ def test_a_run_without_audited_answers_says_so(tmp_path: Path) -> None:
     assert "nothing was audited yet" in shown.output
 
 
-def test_a_pardon_is_for_a_convicted_worker(run_dir: Path) -> None:
+def test_a_pardon_of_an_unconvicted_worker_is_refused(run_dir: Path) -> None:
     with pytest.raises(OperatorFault, match="one convicted worker; there are abab"):
         pardon(run_dir, HONEST)
     with pytest.raises(OperatorFault, match=r"\(liar\)"):

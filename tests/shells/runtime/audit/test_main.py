@@ -107,7 +107,7 @@ async def test_honest_answers_and_lies_are_told_apart_version_by_version(
         assert (await double.until_said(AnswersScored, count=3)).found[0] == honest
 
 
-async def test_a_piece_that_goes_on_from_another_workers_is_replayed_at_its_place(
+async def test_a_piece_that_continues_another_workers_answer_is_replayed_at_its_place(
     double: CoordinatorDouble,
 ) -> None:
     model = await asyncio.to_thread(a_version, double, 0)
@@ -159,7 +159,7 @@ async def test_the_process_joins_and_ends_with_its_parent(double: CoordinatorDou
     await double.until(lambda: not double.connected)
 
 
-async def test_a_device_that_is_not_there_ends_the_coordinator_in_one_line(
+async def test_a_missing_device_ends_the_coordinator_with_one_line(
     double: CoordinatorDouble,
 ) -> None:
     handover = await asyncio.to_thread(handover_of, double, device="cuda:7")
@@ -181,7 +181,7 @@ def test_a_model_that_does_not_fit_is_refused_in_one_line(
         require_room(engine, tmp_path / "model")
 
 
-def test_by_hand_it_is_the_operators_mistake() -> None:
+def test_an_auditor_started_by_hand_is_the_operators_mistake() -> None:
     command = [sys.executable, "-m", AUDIT_MODULE]
     ended = subprocess.run(command, input=b"", capture_output=True, timeout=60, check=False)
     assert ended.returncode == 2

@@ -41,7 +41,7 @@ async def engine(tmp_path: Path) -> TorchEngine:
     return engine
 
 
-async def test_scores_come_in_the_order_of_the_answers(engine: TorchEngine) -> None:
+async def test_scores_have_the_order_of_the_answers(engine: TorchEngine) -> None:
     answers = await written(engine, 5)
     # Of different length, so that they are packed in another order.
     short = AnswerToScore(answers[0].prompt, answers[0].tokens[:8], answers[0].logprobs[:8], 0, 0)
@@ -56,7 +56,7 @@ async def test_scores_come_in_the_order_of_the_answers(engine: TorchEngine) -> N
     await engine.close()
 
 
-async def test_another_version_is_not_scored(engine: TorchEngine) -> None:
+async def test_answers_of_another_version_are_not_scored(engine: TorchEngine) -> None:
     answers = tuple(await written(engine, 1))
     order = ScoreAnswers(7, Version(4), DIGEST, "", "torch", answers)
     with pytest.raises(EngineFault, match=r"version 4-.* is not served"):
@@ -64,13 +64,13 @@ async def test_another_version_is_not_scored(engine: TorchEngine) -> None:
     await engine.close()
 
 
-async def test_without_replay_no_seed_is_missed(engine: TorchEngine) -> None:
+async def test_no_seed_counts_as_missed_without_replay(engine: TorchEngine) -> None:
     answers = tuple(await written(engine, 2))
     order = ScoreAnswers(7, VERSION, DIGEST, "", "none", answers)
     assert [each.misses for each in (await score_order(engine, order)).found] == [None, None]
     await engine.close()
 
 
-def test_not_every_engine_can_score() -> None:
+def test_the_torch_engine_can_score_and_the_fake_engine_cannot() -> None:
     assert isinstance(TorchEngine(), ScoringEngine)
     assert not isinstance(FakeEngine(), ScoringEngine)

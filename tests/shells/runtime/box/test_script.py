@@ -29,9 +29,7 @@ def shell(script: str, *, check: bool = True) -> "subprocess.CompletedProcess[st
 
 @pytest.mark.parametrize("start", ["systemd", "onstart"])
 @pytest.mark.parametrize("source", [None, "git+https://h/r@abc"])
-def test_the_script_is_one_that_shellcheck_accepts(
-    tmp_path: Path, start: BoxStart, source: str | None
-) -> None:
+def test_shellcheck_accepts_the_script(tmp_path: Path, start: BoxStart, source: str | None) -> None:
     path = tmp_path / "box.sh"
     path.write_text(box_script(replace(JOB, source=source, options=("--engines", "2")), start))
     subprocess.run(["bash", "-n", str(path)], check=True)
@@ -40,14 +38,14 @@ def test_the_script_is_one_that_shellcheck_accepts(
         assert done.stdout == ""
 
 
-def test_no_value_in_the_script_is_read_by_the_shell() -> None:
+def test_the_shell_expands_no_value_in_the_script() -> None:
     head = box_script(replace(JOB, source=NASTY), "onstart").partition("# --- from here on")[0]
     said = shell(head + 'printf "%s\\0" "$url" "$from" "$token"').stdout.split("\0")
     assert said[:2] == [JOB.url, NASTY]
     assert TokenFile(**json.loads(said[2])) == TOKEN
 
 
-def test_the_options_reach_join_as_they_were_given() -> None:
+def test_the_options_reach_join_unchanged() -> None:
     (line,) = [
         each for each in box_script(JOB, "onstart").splitlines() if each.startswith("options=(")
     ]
@@ -74,7 +72,7 @@ def test_user_data_holds_the_same_script() -> None:
     assert (file["content"], file["permissions"]) == (box_script(JOB, "systemd"), "0700")
 
 
-def test_a_name_that_is_a_path_is_refused() -> None:
+def test_a_box_name_that_is_a_path_is_refused() -> None:
     with pytest.raises(OperatorFault, match="the token's name becomes a file's"):
         box_script(replace(JOB, token=replace(TOKEN, name="../x")), "onstart")
 
@@ -101,7 +99,7 @@ FUNCTIONS, _, _ = (
 )
 
 
-def test_the_same_script_brings_a_later_build_and_installs_nothing_twice(tmp_path: Path) -> None:
+def test_the_script_can_run_again_to_upgrade_and_installs_nothing_twice(tmp_path: Path) -> None:
     """With a pip that writes down what it is asked for, and a coordinator that may be away."""
     (tmp_path / "bin").mkdir()
     pip = tmp_path / "bin" / "pip"
@@ -130,7 +128,7 @@ def test_the_same_script_brings_a_later_build_and_installs_nothing_twice(tmp_pat
     assert install("echo /w/a.whl 22") == []
 
 
-def test_a_service_that_runs_is_started_again() -> None:
+def test_the_script_restarts_a_running_service() -> None:
     assert 'systemctl restart "echo2d-join@$name"' in box_script(JOB, "systemd")
 
 
@@ -148,7 +146,7 @@ def test_a_service_that_runs_is_started_again() -> None:
         ("false", "expected Python 3.11 or newer; found no python3"),
     ],
 )
-def test_why_there_is_no_python(python: str, line: str) -> None:
+def test_the_script_says_why_no_python_fits(python: str, line: str) -> None:
     script = [INSTALLER, "fits() {", FUNCTIONS, f"python3() {{ {python}; }}", "no_python"]
     done = shell("\n".join(script), check=False)
     assert (done.returncode, done.stderr) == (1, f"echo2d box: {line}\n")
@@ -169,7 +167,7 @@ def run(*arguments: str) -> tuple[int, str]:
 
 
 @pytest.mark.may_block
-def test_the_command_writes_a_private_file(tmp_path: Path) -> None:
+def test_the_command_writes_the_script_to_a_private_file(tmp_path: Path) -> None:
     token, out = tmp_path / "box.token", tmp_path / "box.sh"
     write_token_file(token, TOKEN)
     command = [sys.executable, "-m", "echo2d", "join", f"--token-file={token}", "--relay-only"]
@@ -196,7 +194,7 @@ def test_the_command_writes_a_private_file(tmp_path: Path) -> None:
         (["https://h:1", "more"], "echo2d: Got unexpected extra argument (more)"),
     ],
 )
-def test_a_mistake_is_found_before_a_box_is_rented(
+def test_an_operators_mistake_is_found_before_a_box_is_rented(
     tmp_path: Path, options: list[str], line: str
 ) -> None:
     token = tmp_path / "box.token"
@@ -206,7 +204,7 @@ def test_a_mistake_is_found_before_a_box_is_rented(
     assert said.startswith(line)
 
 
-def test_the_token_must_be_a_workers(tmp_path: Path) -> None:
+def test_a_token_that_is_not_a_workers_is_refused(tmp_path: Path) -> None:
     token = tmp_path / "box.token"
     write_token_file(token, replace(TOKEN, role="viewer"))
     code, said = run(f"--token-file={token}")

@@ -19,7 +19,7 @@ from echo2d.this_build import THIS_BUILD
 from tests.support.polling import HANG_S
 
 
-def test_the_wheel_holds_the_package_and_says_so() -> None:
+def test_the_wheel_holds_the_package_and_its_metadata() -> None:
     name, data = installed_wheel()
     version = importlib.metadata.version("echo2d")
     assert name.startswith(f"echo2d-{version}-")
@@ -38,7 +38,7 @@ def test_the_wheel_holds_the_package_and_says_so() -> None:
         assert int(size) == packed.getinfo(path).file_size
 
 
-def test_a_checkout_that_was_built_in_place_gives_its_metadata(
+def test_a_checkout_that_was_built_in_place_gives_the_wheel_its_metadata(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its egg-info comes first on the path of `python -m echo2d`."""
@@ -66,7 +66,9 @@ async def test_the_wheel_is_made_once() -> None:
     assert first is second
 
 
-async def test_callers_that_hang_up_start_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_callers_that_hang_up_start_the_build_of_the_wheel_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     started, go, builds = asyncio.Event(), threading.Event(), []
     loop = asyncio.get_running_loop()
 
@@ -135,7 +137,7 @@ def test_the_wheel_has_no_file_that_was_left_beside_the_code(
     }
 
 
-def test_every_file_of_the_package_is_in_it() -> None:
+def test_the_wheel_has_every_file_of_the_package() -> None:
     names = zipfile.ZipFile(io.BytesIO(installed_wheel()[1])).namelist()
     tracked = subprocess.run(
         ["git", "ls-files", "echo2d", "learner"],
@@ -154,7 +156,7 @@ def test_the_wheel_names_the_coordinators_build() -> None:
     assert packed.read("echo2d/build.txt").decode() == THIS_BUILD.name
 
 
-def test_a_copy_that_was_never_installed_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_that_was_never_installed_gives_no_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
     def distribution(name: str) -> importlib.metadata.Distribution:
         raise importlib.metadata.PackageNotFoundError(name)
 

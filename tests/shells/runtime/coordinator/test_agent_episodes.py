@@ -34,13 +34,13 @@ async def end(turn: int, *, kept: bool) -> tuple[EpisodeEnded, "asyncio.Task[Non
     return told, ending
 
 
-async def test_an_end_is_acknowledged_when_it_is_durable() -> None:
+async def test_the_end_of_an_episode_is_acknowledged_when_it_is_durable() -> None:
     told, ending = await end(1, kept=True)
     assert (told.reward, told.again) == (1.0, False)
     assert ending.exception() is None
 
 
-async def test_an_end_is_refused_whose_group_was_given_up_meanwhile() -> None:
+async def test_the_end_of_an_episode_is_refused_if_its_group_was_given_up_meanwhile() -> None:
     _, ending = await end(1, kept=False)
     with pytest.raises(CallRefusal, match="over"):
         ending.result()

@@ -132,7 +132,7 @@ async def first_batch(agent: Agent) -> Batch:
         return await trainer.take_batch(1)
 
 
-async def test_the_learner_gets_what_agents_outside_have_played(agent: Agent) -> None:
+async def test_the_learner_gets_the_episodes_that_outside_agents_played(agent: Agent) -> None:
     played = await asyncio.gather(*(agent.play(3, reward=float(number)) for number in range(4)))
     assert {(each["group"], each["sample"]) for each in played} == {(0, 0), (0, 1), (1, 0), (1, 1)}
     batch = await first_batch(agent)
@@ -149,7 +149,7 @@ async def test_the_learner_gets_what_agents_outside_have_played(agent: Agent) ->
     assert sorted(each.reward for each in found.values()) == [0.0, 1.0, 2.0, 3.0]
 
 
-async def test_the_same_call_again_gets_the_same_answer_again(agent: Agent) -> None:
+async def test_a_repeated_call_gets_the_same_answer(agent: Agent) -> None:
     ticket = (await agent.take())["ticket"]
     first = await agent.answer(ticket, ids("+31>"))
     assert await agent.answer(ticket, ids("+31>")) == first
@@ -162,7 +162,7 @@ async def test_the_same_call_again_gets_the_same_answer_again(agent: Agent) -> N
     assert branch["versions"] == [[start, start + len(first), 0]]
 
 
-async def test_a_call_that_does_not_go_on_begins_a_branch(agent: Agent) -> None:
+async def test_a_call_that_does_not_extend_the_episode_begins_a_branch(agent: Agent) -> None:
     """The earlier branch is trained on. The new branch repeats its tokens as context, which is not."""
     for number in range(4):
         taken = await agent.take()
@@ -187,7 +187,9 @@ async def test_a_call_that_does_not_go_on_begins_a_branch(agent: Agent) -> None:
         assert len({each.reward for each in group.trajectories[:2]}) == 1
 
 
-async def test_an_episode_that_the_agent_saw_otherwise_is_not_trained_on(agent: Agent) -> None:
+async def test_an_episode_whose_tokens_the_agent_reports_otherwise_is_not_trained_on(
+    agent: Agent,
+) -> None:
     taken = await agent.take()
     ticket, said = taken["ticket"], ids("+31>")
     first = await agent.answer(ticket, said)
@@ -201,7 +203,7 @@ async def test_an_episode_that_the_agent_saw_otherwise_is_not_trained_on(agent: 
     assert [group.left_out for group in batch.groups] == [(taken["sample"],), ()]
 
 
-async def test_an_end_comes_once_and_its_repeat_is_answered(agent: Agent) -> None:
+async def test_an_episode_ends_once_and_a_repeated_end_is_answered(agent: Agent) -> None:
     ticket = (await agent.take())["ticket"]
     assert (await agent.end(ticket, reward=1.0))[0] == 400, "nothing was written"
     await agent.answer(ticket, ids("+31>"))
@@ -230,7 +232,7 @@ async def test_a_silent_agent_loses_its_episode_and_another_one_gets_it(tmp_path
         assert (await agent.end(lost["ticket"], reward=9.0))[0] == 410
 
 
-async def test_an_agent_that_says_the_same_again_and_again_is_as_good_as_silent(
+async def test_an_agent_that_repeats_the_same_call_counts_as_silent(
     tmp_path: Path,
 ) -> None:
     async with an_agent(tmp_path, **SILENT) as agent:
@@ -294,7 +296,7 @@ async def test_a_call_that_asks_for_another_sampling_is_refused(agent: Agent) ->
     assert "do not begin with those that all calls" in said["error"]["message"]
 
 
-async def test_an_episode_without_room_is_full_and_can_still_be_ended(tmp_path: Path) -> None:
+async def test_an_episode_without_room_is_full_but_can_still_be_ended(tmp_path: Path) -> None:
     async with an_agent(tmp_path, **FEW_TURNS) as agent:
         await agent.site.worker("box")
         ticket, tokens = (await agent.take())["ticket"], ids("+31>")
@@ -357,7 +359,7 @@ async def test_a_huge_message_is_refused_and_the_episode_goes_on(tmp_path: Path)
         assert (await agent.post("/v1/chat/completions", body, secret=ticket))[0] == 200
 
 
-async def test_the_program_of_the_docs_plays(tmp_path: Path) -> None:
+async def test_the_program_in_the_docs_plays_an_episode(tmp_path: Path) -> None:
     page = await asyncio.to_thread(PAGE.read_text)
     [program] = [
         block.partition("```")[0] for block in page.split("```python\n") if "/v1/episodes" in block
@@ -403,7 +405,7 @@ def _chat_model(path: Path) -> Path:
     return path
 
 
-async def test_an_episode_goes_on_behind_a_restart(tmp_path: Path) -> None:
+async def test_an_episode_goes_on_after_a_restart(tmp_path: Path) -> None:
     """Its ticket, its turns and its end survive the coordinator; the last call may be made again."""
     async with an_agent(tmp_path) as agent:
         await agent.site.worker("box")

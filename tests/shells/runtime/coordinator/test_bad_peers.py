@@ -110,7 +110,7 @@ LIES: dict[str, tuple[Lie, str]] = {
 }
 
 
-async def test_lies_about_results_are_refused_and_the_batch_is_made_of_others(
+async def test_false_results_are_refused_and_the_batch_has_none_of_them(
     tmp_path: Path,
 ) -> None:
     config = make_config(tmp_path)
@@ -161,7 +161,7 @@ async def _deliver(
     assert sorted(trajectory.reward for trajectory in batch.groups[0].trajectories) == [0.0, 1.0]
 
 
-async def test_a_breach_of_the_protocol_is_said_and_ends_one_link_only(tmp_path: Path) -> None:
+async def test_a_breach_of_the_protocol_is_reported_and_ends_only_its_link(tmp_path: Path) -> None:
     config = make_config(tmp_path)
     run_dir = config.run.run_dir
     async with (
@@ -185,7 +185,7 @@ async def test_a_breach_of_the_protocol_is_said_and_ends_one_link_only(tmp_path:
         assert all(any(words in fault["text"] for fault in faults) for words in cases)
 
 
-async def test_a_flood_of_results_under_a_forged_name(
+async def test_a_flood_of_results_under_a_forged_name_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = make_config(tmp_path)
@@ -230,7 +230,9 @@ async def test_a_box_of_another_build_is_named_at_once_until_it_is_upgraded(tmp_
             assert [each["build"] for each in status["workers"]] == [THIS_BUILD.name]
 
 
-async def test_a_box_that_sends_bombs_is_refused_and_named_and_others_go_on(tmp_path: Path) -> None:
+async def test_a_box_that_sends_message_bombs_is_refused_by_name_and_others_go_on(
+    tmp_path: Path,
+) -> None:
     """A bomb is 4 MiB of nested lists: unpacked whole, it would hold the event loop for seconds."""
     bomb = b"\x94" + msgpack.packb("LeaseProgress") + b"\x01\x01\xdc\x1f\x40" + b"\x91" * (4 << 20)
     config = make_config(tmp_path)

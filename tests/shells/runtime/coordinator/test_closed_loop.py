@@ -117,7 +117,7 @@ class Watched(FakeEngine):
             yield delta
 
 
-async def test_exclusive_workers_write_nothing_while_a_version_comes(tmp_path: Path) -> None:
+async def test_exclusive_workers_write_nothing_while_a_version_arrives(tmp_path: Path) -> None:
     engine = Watched()
     exclusive = {"dissemination.mode": "exclusive", "policy.staleness_max": 2}
     async with (
@@ -136,7 +136,7 @@ async def test_exclusive_workers_write_nothing_while_a_version_comes(tmp_path: P
     assert facts["provision"]["mode"] == "exclusive"
 
 
-async def test_without_p2p_only_the_seed_sends(tmp_path: Path) -> None:
+async def test_only_the_seed_sends_without_p2p(tmp_path: Path) -> None:
     async with (
         a_run(tmp_path, {"dissemination.p2p": False}, t_train_s=0.05) as run,
         a_worker(run, tmp_path / "one", paced(100.0)) as one,
@@ -199,7 +199,7 @@ SLOW_WORKER: dict[str, Any] = {"policy.trajectories_per_step": 8, "policy.stalen
         ("dissemination", 0.2, 800.0, 0.5, {"policy.staleness_max": 1}),
     ],
 )
-async def test_the_sentence_names_what_the_run_waits_for(
+async def test_the_status_sentence_names_what_the_run_waits_for(
     kind: str,
     t_train_s: float,
     pace: float,
@@ -224,7 +224,7 @@ async def test_the_sentence_names_what_the_run_waits_for(
                 "a machine that has much else to do makes it less"
             )
         if found["mu_min"] is not None and kind != "reward":
-            assert f"it needs {3600 * found['mu_min']:,.0f}" in text
+            assert f"the learner needs {3600 * found['mu_min']:,.0f}" in text
         if kind == "dissemination":
             assert f"a broadcast takes {found['estimates']['t_bcast_s']['value']:.3g} s" in text
             assert found["estimates"]["refit_pause_s"]["value"] == pytest.approx(refit_s, rel=0.2)

@@ -114,7 +114,9 @@ def require_columns(trajectory: Trajectory) -> None:
     assert np.array_equal(columns["half"], (trajectory.tokens / 2).astype(np.float16))
 
 
-async def test_columns_and_attachments_reach_the_learner_whatever_dies(tmp_path: Path) -> None:
+async def test_columns_and_attachments_reach_the_learner_despite_kills_and_a_restart(
+    tmp_path: Path,
+) -> None:
     site = a_site(tmp_path)
     async with AsyncExitStack() as stack:
         async with site.serving():

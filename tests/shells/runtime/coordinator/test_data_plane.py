@@ -75,7 +75,7 @@ async def opened(stack: AsyncExitStack, *args: Any, **tables: Any) -> list[OpenT
     return await open_tasks(stack, config(*args, **tables))
 
 
-async def test_each_prompt_and_reward_is_of_its_own_task(folder: Path) -> None:
+async def test_each_prompt_and_reward_reaches_its_own_task(folder: Path) -> None:
     made = config(folder, SORTS, rows(folder, "ab", "c", epochs=1))
     async with AsyncExitStack() as stack:
         tasks = await open_tasks(stack, made)
@@ -105,7 +105,7 @@ async def test_each_prompt_and_reward_is_of_its_own_task(folder: Path) -> None:
         assert found == {(1, 0): 1.0, (1, 1): 0.0, (2, 0): 1.0}
 
 
-async def test_rules_follow_the_tables(folder: Path) -> None:
+async def test_the_rules_of_a_run_follow_its_tables(folder: Path) -> None:
     other = {
         **rows(folder, "a"),
         "weight": 0.3,
@@ -160,7 +160,7 @@ async def test_data_and_tokenizer_stay_the_same_over_restarts(folder: Path) -> N
         await begun(*known)
 
 
-async def test_options_that_decide_which_prompt_a_number_is_stay_the_same(folder: Path) -> None:
+async def test_options_that_map_numbers_to_prompts_stay_the_same(folder: Path) -> None:
     async def begun(known: Sequence[TaskProgress], **options: Any) -> list[TaskProgress]:
         async with AsyncExitStack() as stack:
             found = await opened(stack, folder, rows(folder, "a", "b", "c", **options))
@@ -174,7 +174,7 @@ async def test_options_that_decide_which_prompt_a_number_is_stay_the_same(folder
             await begun(known, **changed)
 
 
-async def test_evaluations_ask_the_other_side_with_names_of_their_own(folder: Path) -> None:
+async def test_evaluations_ask_held_out_rows_under_their_own_names(folder: Path) -> None:
     asks = rows(folder, *map(str, range(40)), held_out=0.5)
     tables = [{}, {"name": "cold", "sampling": {"temperature": 0.0}, "rows": 5, "samples": 3}]
     made = config(folder, SORTS, asks, eval=[{**each, "task": "rows"} for each in tables])
@@ -208,7 +208,7 @@ async def test_episodes_of_an_environment_are_audited(folder: Path) -> None:
     assert all(task.episode is not None for task in rules.tasks)
 
 
-async def test_evaluations_play_the_held_out_side_of_an_environment(folder: Path) -> None:
+async def test_evaluations_play_the_held_out_rows_of_an_environment(folder: Path) -> None:
     """In processes of their own, with the same seed or another: two games at once end with their own rewards."""
     game = {
         "kind": "echo2d.demo.two_turns:TwoTurnDigits",
@@ -271,7 +271,9 @@ async def test_evaluations_play_the_held_out_side_of_an_environment(folder: Path
         ({"task": "nasty"}, r"eval\.options: task 'nasty' would be asked the questions"),
     ],
 )
-async def test_a_wrong_evaluation_is_named(folder: Path, table: dict[str, Any], words: str) -> None:
+async def test_a_wrong_evaluation_is_refused_by_name(
+    folder: Path, table: dict[str, Any], words: str
+) -> None:
     nasty = {"kind": "tests.support.nasty_task:NastyTask", "name": "nasty", "processes": 1}
     made = config(folder, SORTS, nasty, eval=[table])
     async with AsyncExitStack() as stack:
@@ -291,12 +293,12 @@ def test_evaluations_beside_an_audit_need_a_trusted_worker(folder: Path) -> None
 
 
 @pytest.mark.parametrize("weight", [0.00001, 1e-9])
-def test_a_weight_that_no_step_would_show_is_refused(folder: Path, weight: float) -> None:
+def test_a_task_weight_too_small_for_any_step_is_refused(folder: Path, weight: float) -> None:
     with pytest.raises(OperatorFault, match=r"task\.weight: expected at least 0\.001 of the sum"):
         config(folder, SORTS, {**SORTS, "weight": weight})
 
 
-def test_shares_are_weights_or_exact_numbers(folder: Path) -> None:
+def test_shares_of_tasks_are_weights_or_exact_numbers(folder: Path) -> None:
     made = config(folder, {**SORTS, "groups_per_step": 3}, {**SORTS, "groups_per_step": 1})
     assert [each.groups_per_step for each in made.tasks] == [3, 1]
     for numbers in ([3, 0], [3, 2]):
@@ -313,10 +315,10 @@ def test_shares_are_weights_or_exact_numbers(folder: Path) -> None:
             r"sampling\.temperature: expected at least 0\.001, or 0\.0 for \[\[eval\]\]",
         ),
         ({"top_q": 1}, r"sampling\.top_q: unknown key"),
-        ({"vocab_size": 9}, r"task\.sampling\.vocab_size: all tasks have that of \[sampling\]"),
+        ({"vocab_size": 9}, r"task\.sampling\.vocab_size: all tasks use the one in \[sampling\]"),
     ],
 )
-def test_a_wrong_sampling_of_a_task_is_named(
+def test_a_wrong_sampling_of_a_task_is_refused_by_name(
     folder: Path, sampling: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(OperatorFault, match=words):
@@ -326,7 +328,7 @@ def test_a_wrong_sampling_of_a_task_is_named(
 AGENTS: dict[str, Any] = {"kind": "agents", "name": "outside", "processes": 1}
 
 
-async def test_agents_outside_need_the_gateway_and_no_evaluation_asks_them(folder: Path) -> None:
+async def test_outside_agents_need_the_gateway_and_play_no_evaluation(folder: Path) -> None:
     async with AsyncExitStack() as stack:
         with pytest.raises(OperatorFault, match=r"gateway\.enabled: agents outside play task"):
             await opened(stack, folder, AGENTS)
@@ -336,7 +338,7 @@ async def test_agents_outside_need_the_gateway_and_no_evaluation_asks_them(folde
             await open_evals(stack, made, tasks)
 
 
-async def test_what_the_calls_of_agents_begin_with_is_known_before_the_run_begins(
+async def test_the_beginning_of_agents_calls_is_known_before_the_run_begins(
     folder: Path,
 ) -> None:
     write_text_model(folder / "model", template=None)

@@ -75,7 +75,7 @@ def after(order: StepEnvironment, found: object, *answer: int) -> StepEnvironmen
     )
 
 
-async def test_prompts_are_the_first_turns_of_rows_until_these_end(directory: Path) -> None:
+async def test_prompts_are_the_first_turns_of_rows_until_the_rows_end(directory: Path) -> None:
     async with calls_of(directory) as calls:
         drawn = await calls.draw(DrawPrompt(3, "nasty"))
         assert isinstance(drawn, PromptDrawn)
@@ -95,7 +95,7 @@ async def test_an_episode_has_its_own_seed_and_ends_with_a_reward(directory: Pat
         assert ended == EpisodeEnded(GroupId(9), 1, 0, 2, 5.0, "", parts)
 
 
-async def test_after_a_restart_an_episode_goes_on_from_its_last_answered_turn(
+async def test_an_episode_goes_on_from_its_last_answered_turn_after_a_restart(
     directory: Path,
 ) -> None:
     """Other processes, and another coordinator: the state is all that is left."""
@@ -148,7 +148,7 @@ async def test_the_prompt_of_a_group_must_be_the_first_turn_of_its_samples(direc
         assert "the first turn depends on more than the row" in ended.reason
 
 
-async def test_given_tokens_are_of_the_vocabulary(directory: Path) -> None:
+async def test_given_tokens_outside_the_vocabulary_are_refused(directory: Path) -> None:
     async with calls_of(directory) as calls:
         ended = await calls.step(first(*act("go on", 100)))
         assert isinstance(ended, EpisodeEnded)
@@ -156,7 +156,7 @@ async def test_given_tokens_are_of_the_vocabulary(directory: Path) -> None:
         assert "below 100" in ended.reason
 
 
-async def test_an_episode_may_be_forgotten_before_anybody_waits_for_its_turn(
+async def test_an_episode_may_be_forgotten_before_its_turn_is_awaited(
     directory: Path,
 ) -> None:
     """The core forgets it in the turn in which it asks; nothing of it stays open."""

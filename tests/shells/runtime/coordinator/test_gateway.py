@@ -99,7 +99,7 @@ async def test_the_official_client_works_unmodified(site: Site) -> None:
     assert site.facts["ended"] == {"done": 3}
 
 
-async def test_a_stream_says_the_same_as_a_whole_answer(site: Site) -> None:
+async def test_a_stream_has_the_same_text_as_a_whole_answer(site: Site) -> None:
     await site.worker("box", tokens_per_s=PACE)
     client = await site.client()
     await site.serve(1)
@@ -125,7 +125,7 @@ async def test_a_stream_says_the_same_as_a_whole_answer(site: Site) -> None:
         assert "".join(choice.delta.content or "" for choice in mine)
 
 
-async def test_the_training_client_of_verifiers_gets_its_shape(site: Site) -> None:
+async def test_the_training_client_of_verifiers_gets_the_fields_that_it_reads(site: Site) -> None:
     """As `renderers.client.generate` posts it, and by the rules by which that judges the answer."""
     await site.worker("box")
     await site.serve(1)
@@ -221,7 +221,7 @@ async def test_an_answer_names_its_versions_and_may_ask_for_one(site: Site) -> N
         await client.completions.create(**ask, extra_headers={"X-Echo2d-Version-Exact": "new"})
 
 
-async def test_a_refusal_is_in_openais_words(site: Site) -> None:
+async def test_a_refusal_has_the_form_of_openais_errors(site: Site) -> None:
     client = await site.client()
     ask: Any = {"model": "policy", "prompt": "1>", "max_tokens": 2}
     changes: list[tuple[dict[str, Any], str]] = [
@@ -313,7 +313,7 @@ async def test_a_caller_that_hangs_up_or_is_revoked_holds_no_slot(site: Site) ->
     await site.calls_ended()
 
 
-async def test_a_caller_that_does_not_read_is_given_up(
+async def test_the_call_of_a_caller_that_does_not_read_is_ended(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its slots are free at once, and nothing more is kept for it."""
@@ -339,7 +339,7 @@ async def test_a_caller_that_does_not_read_is_given_up(
     assert [record["outcome"] for record in await records_of(site)] == ["slow"]
 
 
-async def test_messages_that_make_no_prompt_are_refused(site: Site) -> None:
+async def test_messages_that_give_no_prompt_are_refused(site: Site) -> None:
     """400 in every case, never 500."""
     url, chat = (
         f"{site.url}/v1/chat/completions",
@@ -360,7 +360,7 @@ async def test_messages_that_make_no_prompt_are_refused(site: Site) -> None:
                 assert told["error"]["message"]
 
 
-async def test_a_template_that_makes_nothing_is_refused(tmp_path: Path) -> None:
+async def test_a_template_that_renders_nothing_is_refused(tmp_path: Path) -> None:
     async with a_site(tmp_path, "{{ messages[0].name }}") as site:
         client = await site.client()
         with pytest.raises(openai.BadRequestError, match="makes no tokens"):
@@ -369,14 +369,14 @@ async def test_a_template_that_makes_nothing_is_refused(tmp_path: Path) -> None:
             )
 
 
-async def test_a_call_that_waits_for_too_long_is_told_to_come_back(tmp_path: Path) -> None:
+async def test_a_caller_that_waits_too_long_is_asked_to_try_again(tmp_path: Path) -> None:
     async with a_site(tmp_path, **{"gateway.wait_s": 0.1}) as site:
         client = await site.client()
         with pytest.raises(openai.ConflictError, match="no worker served 0, nothing"):
             await client.completions.create(model="policy", prompt="5>")
 
 
-async def test_calls_are_recorded(site: Site) -> None:
+async def test_calls_of_the_gateway_are_recorded(site: Site) -> None:
     await site.worker("box")
     client = await site.client()
     await site.serve(1)

@@ -43,7 +43,9 @@ def running(**changes: Any) -> Told:
     return world
 
 
-def test_a_group_from_its_lease_to_its_train_step(lines: Callable[[str], list[str]]) -> None:
+def test_the_log_follows_a_group_from_its_lease_to_its_train_step(
+    lines: Callable[[str], list[str]],
+) -> None:
     train(running(), 1)
     story = lines("group=0")
     assert [line.split()[0] for line in story if "sample=1" not in line] == [
@@ -57,7 +59,7 @@ def test_a_group_from_its_lease_to_its_train_step(lines: Callable[[str], list[st
     assert lines("committed") == [f"committed step=1 epoch=1 digest={frozen[1]} t_train_s=1.0"]
 
 
-def test_a_group_that_is_dropped_says_why(lines: Callable[[str], list[str]]) -> None:
+def test_the_log_says_why_a_group_is_dropped(lines: Callable[[str], list[str]]) -> None:
     world = running()
     world.reward = lambda cursor, sample: None
     world.open_session()
@@ -88,7 +90,7 @@ def test_a_refused_result_names_the_group_of_its_lease(lines: Callable[[str], li
     assert lines("refused")[1] == "refused lease=0.7 attempt=0 sample=0 worker=a no such lease"
 
 
-def test_the_remembered_groups_are_bounded(
+def test_the_number_of_remembered_groups_is_limited(
     monkeypatch: pytest.MonkeyPatch, lines: Callable[[str], list[str]]
 ) -> None:
     monkeypatch.setattr("echo2d.runtime.coordinator.group_log.LOGGED_LEASES_MAX", 2)

@@ -58,7 +58,7 @@ def published(event: PublishAsked) -> list[CoordinatorAction]:
     ]
 
 
-async def test_a_learner_of_another_build_is_told_both_in_one_line(
+async def test_a_learner_of_another_build_gets_both_builds_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = make_config(tmp_path)
@@ -75,7 +75,7 @@ async def test_a_learner_of_another_build_is_told_both_in_one_line(
     )
 
 
-async def test_a_published_version_is_kept_until_the_core_lets_it_go(
+async def test_a_published_version_is_kept_until_the_core_releases_it(
     config: CoordinatorConfig,
     script: Script,
     tmp_path: Path,
@@ -106,7 +106,7 @@ async def test_a_published_version_is_kept_until_the_core_lets_it_go(
         assert not kept.exists()
 
 
-async def test_the_core_hears_at_once_of_a_copy_that_is_damaged(
+async def test_a_damaged_copy_is_reported_to_the_core_at_once(
     config: CoordinatorConfig, script: Script, tmp_path: Path, run_dir: Path
 ) -> None:
     script.on[PublishAsked] = lambda event: [
@@ -121,7 +121,7 @@ async def test_the_core_hears_at_once_of_a_copy_that_is_damaged(
         assert not (run_dir / event.path).exists()
 
 
-async def test_a_stop_says_that_it_syncs_the_last_version(
+async def test_a_stopping_coordinator_says_that_it_syncs_the_last_version(
     config: CoordinatorConfig,
     script: Script,
     tmp_path: Path,
@@ -139,7 +139,7 @@ async def test_a_stop_says_that_it_syncs_the_last_version(
     assert names(run_dir / "synced") == [".boot", Path(event.path).name]
 
 
-async def test_a_stop_does_not_wait_for_ever_for_a_slow_disk(
+async def test_a_stopping_coordinator_does_not_wait_for_ever_for_a_slow_disk(
     config: CoordinatorConfig,
     script: Script,
     tmp_path: Path,
@@ -170,7 +170,7 @@ async def test_a_refused_version_leaves_nothing(
     assert names(run_dir / "versions") == []
 
 
-async def test_a_version_that_cannot_be_published_is_one_line(
+async def test_a_version_that_cannot_be_published_is_refused_in_one_line(
     config: CoordinatorConfig, script: Script, tmp_path: Path, run_dir: Path
 ) -> None:
     outside = await asyncio.to_thread(make_snapshot, tmp_path / "elsewhere")
@@ -188,7 +188,7 @@ async def test_a_version_that_cannot_be_published_is_one_line(
     assert names(run_dir / "versions") == []
 
 
-async def test_a_learner_elsewhere_publishes_by_upload(
+async def test_a_learner_on_another_host_publishes_by_upload(
     config: CoordinatorConfig,
     script: Script,
     tmp_path: Path,
@@ -239,7 +239,7 @@ async def test_a_learner_publishes_to_the_real_core_across_a_restart(
         assert "echo2d_epoch 2.0" in text
 
 
-async def test_bytes_of_a_fenced_learner_are_not_taken(
+async def test_uploads_of_a_fenced_learner_are_refused(
     config: CoordinatorConfig, tmp_path: Path, run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
@@ -263,7 +263,7 @@ async def test_bytes_of_a_fenced_learner_are_not_taken(
         assert (await new.publish(0, snapshot)).version == 0
 
 
-async def test_a_learner_of_another_run_is_told_so(
+async def test_a_learner_of_another_run_is_refused_with_the_reason(
     config: CoordinatorConfig, run_dir: Path
 ) -> None:
     async with serving(config, core_machine) as opened, learner(run_dir, opened) as client:

@@ -72,7 +72,7 @@ def test_a_costly_status_takes_no_more_than_its_share() -> None:
     assert max(each["status_age_s"] for each in answers) == 10.0, "and a page says how old it is"
 
 
-def test_one_slow_moment_makes_no_page_old() -> None:
+def test_one_slow_status_makes_no_later_page_old() -> None:
     site = Site()
     ages = []
     for at in range(0, 60, 2):
@@ -81,7 +81,7 @@ def test_one_slow_moment_makes_no_page_old() -> None:
     assert max(ages) == 0.0
 
 
-def test_however_costly_it_is_it_never_is_old() -> None:
+def test_a_costly_status_is_never_too_old() -> None:
     site = Site()
     site.cost = 9.0
     ages = []
@@ -91,7 +91,7 @@ def test_however_costly_it_is_it_never_is_old() -> None:
     assert max(ages) < STATUS_AGE_S_MAX
 
 
-def test_stripes_that_are_not_there_are_the_first_one_and_cost_nothing(
+def test_a_missing_stripe_is_shown_as_the_first_one_at_no_cost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     site, made = Site(), []
@@ -109,7 +109,7 @@ def test_stripes_that_are_not_there_are_the_first_one_and_cost_nothing(
     assert (set(found), made) == ({0}, [0])
 
 
-def test_workers_are_a_table() -> None:
+def test_workers_are_sent_as_a_table() -> None:
     status = trained().state.status(now=5.0)
     found = json.loads(page_status(status))
     rows = [
@@ -123,7 +123,7 @@ def test_workers_are_a_table() -> None:
     assert found["t_train_s"]["newest"] == status.t_train_s[-1]
 
 
-def test_every_status_can_be_told() -> None:
+def test_every_status_can_be_sent_to_the_page() -> None:
     for make in RICH:
         status = make().state.status(now=1e6)
         assert "workers.columns" in key_paths(json.loads(page_status(status)))

@@ -31,7 +31,7 @@ OFFERED = StepEnvironment(
 )
 
 
-async def test_an_agent_does_not_go_on_in_an_episode_that_began_again() -> None:
+async def test_an_agent_with_an_old_ticket_cannot_continue_a_restarted_episode() -> None:
     """Its turns were forgotten while the coordinator did not know its ticket yet: its next call is no first one."""
     rules = replace(RULES, tasks=(TASK,), seed_key=bytes(32))
     calls = AgentCalls(

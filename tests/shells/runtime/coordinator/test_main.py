@@ -69,7 +69,7 @@ async def asks_for_a_session(
 # --- the loop -------------------------------------------------------------------------------------------------------
 
 
-async def test_rules_and_what_was_recovered_reach_the_core(
+async def test_the_rules_and_the_recovered_state_reach_the_core(
     config: CoordinatorConfig, script: Script, run_dir: Path
 ) -> None:
     async with serving(config, script.make) as opened:
@@ -95,7 +95,7 @@ async def test_rules_and_what_was_recovered_reach_the_core(
         find_coordinator(run_dir)
 
 
-async def test_an_answered_call_is_durable(
+async def test_a_call_is_durable_before_it_is_answered(
     config: CoordinatorConfig, script: Script, run_dir: Path
 ) -> None:
     opened_epoch = EpochOpened(Epoch(3), 7)
@@ -112,7 +112,7 @@ async def test_an_answered_call_is_durable(
         assert (again.recovered.epoch, again.recovered.resume_step) == (3, 7)
 
 
-async def test_a_disk_that_does_not_answer_is_told_to_probes(
+async def test_probes_report_a_disk_that_does_not_answer(
     config: CoordinatorConfig, script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(coordinator_loop, "_STUCK_S", 0.0)
@@ -135,7 +135,7 @@ async def test_a_disk_that_does_not_answer_is_told_to_probes(
         assert coordinator.unhealthy() == ""
 
 
-async def test_the_coordinator_is_ready_when_it_serves_and_its_seed_is_here(
+async def test_the_coordinator_is_ready_when_it_serves_and_its_seed_has_joined(
     config: CoordinatorConfig, script: Script
 ) -> None:
     async with open_coordinator(config, make_machine=script.make) as opened:
@@ -152,7 +152,7 @@ async def test_the_coordinator_is_ready_when_it_serves_and_its_seed_is_here(
         assert opened.coordinator.unready() == "stopping"
 
 
-async def test_a_failing_ledger_ends_the_run_unanswered(
+async def test_a_failing_ledger_ends_the_run_before_any_answer(
     config: CoordinatorConfig, script: Script
 ) -> None:
     script.on[SessionAsked] = lambda event: [
@@ -189,7 +189,7 @@ async def test_deadlines_wake_the_core(config: CoordinatorConfig, script: Script
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
-def test_a_late_deadline_lets_in_first_what_waits_in_sockets(
+def test_messages_waiting_in_sockets_are_handled_before_a_late_deadline(
     run: Callable[[Coroutine[Any, Any, None]], None], config: CoordinatorConfig, script: Script
 ) -> None:
     """Nobody is judged silent by a coordinator that stood still."""
@@ -253,7 +253,7 @@ async def test_prompts_are_drawn_and_outputs_scored(
 
 
 @pytest.mark.parametrize("killed", [(0,), (1,), (0, 1)], ids=["task", "guard", "both"])
-async def test_a_prompt_whose_process_is_killed_comes_all_the_same(
+async def test_a_prompt_is_drawn_again_if_its_process_is_killed(
     killed: tuple[int, ...], script: Script, tmp_path: Path
 ) -> None:
     with shared_folder() as folder:
@@ -290,7 +290,7 @@ async def opens(config: CoordinatorConfig) -> str:
     return str(caught.value)
 
 
-async def test_a_coordinator_that_cannot_start_says_why(
+async def test_the_reason_why_a_coordinator_cannot_start_is_reported(
     config: CoordinatorConfig, script: Script, tmp_path: Path
 ) -> None:
     async with serving(config, script.make) as opened:

@@ -52,7 +52,7 @@ def fast_reload(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("fast_reload")
-async def test_a_worker_enrols_is_spoken_to_and_revoked(
+async def test_a_worker_enrols_and_gets_messages_until_it_is_revoked(
     config: CoordinatorConfig, script: Script, run_dir: Path
 ) -> None:
     assert config.coordinator.host == "127.0.0.1"
@@ -94,7 +94,7 @@ async def follow(
 
 
 @pytest.mark.usefixtures("fast_reload")
-async def test_a_member_stays_when_its_token_expires_and_goes_when_it_is_deleted(
+async def test_a_member_stays_when_its_token_expires_and_leaves_when_it_is_deleted(
     config: CoordinatorConfig, script: Script, run_dir: Path
 ) -> None:
     async with serving(config, script.make) as opened:
@@ -120,7 +120,7 @@ async def test_a_member_stays_when_its_token_expires_and_goes_when_it_is_deleted
             again.cancel()
 
 
-async def test_a_pardon_is_heard_of_however_soon_it_comes(
+async def test_a_pardon_reaches_the_core_however_soon_it_is_given(
     config: CoordinatorConfig, script: Script, run_dir: Path
 ) -> None:
     """Also if conviction and pardon lie between two looks at the access table, a second apart."""

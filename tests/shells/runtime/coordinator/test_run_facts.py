@@ -23,7 +23,7 @@ FACTS = {
 }
 
 
-def test_a_run_that_begins_keeps_its_facts() -> None:
+def test_a_new_run_records_its_facts() -> None:
     (kept,), odd = go_on({}, FACTS)
     assert dict(kept.facts) == FACTS
     assert odd == []
@@ -33,19 +33,19 @@ def test_a_run_that_begins_keeps_its_facts() -> None:
 @pytest.mark.parametrize(
     "key", ["run.key", MODEL, "policy.group_size", "policy.trajectories_per_step"]
 )
-def test_a_change_that_would_not_fit_is_refused_with_a_way_out(key: str) -> None:
+def test_a_change_that_would_not_fit_the_run_is_refused_with_advice(key: str) -> None:
     words = f"{key}: this run began with {FACTS[key]}; found other. Put the old value back, or begin a new run"
     with pytest.raises(OperatorFault, match=words):
         go_on(FACTS, {**FACTS, key: "other"})
 
 
-def test_a_change_that_may_be_a_mistake_is_told() -> None:
+def test_a_change_that_may_be_a_mistake_is_reported() -> None:
     (kept,), odd = go_on(FACTS, {**FACTS, "tasks": "digits (rows)", "policy.staleness_max": "4"})
     assert odd == ["tasks changed since the last start, from parity (rows) to digits (rows)"]
     assert dict(kept.facts)["policy.staleness_max"] == "4"
 
 
-def test_a_fact_that_an_older_build_did_not_keep_is_no_change() -> None:
+def test_a_fact_that_an_older_build_did_not_record_counts_as_unchanged() -> None:
     older = {key: value for key, value in FACTS.items() if key != MODEL}
     (kept,), odd = go_on(older, FACTS)
     assert odd == []

@@ -24,7 +24,7 @@ def steps(history: RunHistory, since: int = 0) -> list[int]:
     return [row[COLUMNS.index("step")] for row in json.loads(history.of(since))["rows"]]
 
 
-def test_rows_after_a_step(tmp_path: Path) -> None:
+def test_the_history_gives_the_rows_after_a_step(tmp_path: Path) -> None:
     history = RunHistory(tmp_path, clock=lambda: 7.0)
     for step in range(1, 5):
         history.tell(summary(step))
@@ -55,7 +55,7 @@ def test_rows_after_a_step(tmp_path: Path) -> None:
     assert steps(history) == [1, 2, 3, 4]
 
 
-def test_a_step_that_is_trained_again_removes_the_steps_after_it(tmp_path: Path) -> None:
+def test_a_step_that_is_trained_again_removes_later_steps_from_the_history(tmp_path: Path) -> None:
     history = RunHistory(tmp_path)
     for step in (1, 2, 3, 4, 2):
         history.tell(summary(step))
@@ -63,7 +63,7 @@ def test_a_step_that_is_trained_again_removes_the_steps_after_it(tmp_path: Path)
     assert json.loads(history.of(0))["rewound"] == 1
 
 
-def test_a_long_run_stays_visible_and_bounded(tmp_path: Path) -> None:
+def test_the_history_of_a_long_run_stays_visible_and_bounded(tmp_path: Path) -> None:
     history = RunHistory(tmp_path)
     for step in range(5 * HISTORY_STEPS_MAX):
         history.tell(summary(step))
@@ -74,7 +74,7 @@ def test_a_long_run_stays_visible_and_bounded(tmp_path: Path) -> None:
     assert found[-1] - found[-2] == 1, "the newest part is whole"
 
 
-async def test_a_restart_reads_it_back(tmp_path: Path) -> None:
+async def test_a_restart_reads_the_history_from_its_log(tmp_path: Path) -> None:
     history = RunHistory(tmp_path)
     keeping = asyncio.create_task(history.keep())
     for step in range(1, 4):
@@ -101,7 +101,7 @@ async def test_a_restart_reads_it_back(tmp_path: Path) -> None:
         '{"step": 9, "at"',
     ],
 )
-def test_a_line_that_is_none_is_left_out(tmp_path: Path, line: str) -> None:
+def test_a_malformed_line_of_the_log_is_skipped(tmp_path: Path, line: str) -> None:
     lines = [_with_sum(each) for each in (line, '{"step": 3, "reward": 1}')]
     (tmp_path / "history.jsonl").write_bytes(b"".join(each + b"\n" for each in lines))
     history = RunHistory(tmp_path)

@@ -105,7 +105,9 @@ async def test_a_trained_group_is_shown_as_text(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-async def test_filtered_groups_are_shown_and_other_dropped_ones_are_not(tmp_path: Path) -> None:
+async def test_filtered_groups_are_shown_but_groups_dropped_otherwise_are_not(
+    tmp_path: Path,
+) -> None:
     taken = [PromptTaken(group, 7, pack_tokens([1, 2])) for group in (ONE, TWO, THREE)]
     lines = await logged(
         tmp_path,
@@ -140,7 +142,7 @@ async def test_groups_from_before_a_restart_are_shown(tmp_path: Path) -> None:
     assert json.dumps(line)
 
 
-async def test_samples_are_token_ids_where_no_tokenizer_can_be_read(
+async def test_samples_are_shown_as_token_ids_if_no_tokenizer_can_be_read(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A run whose tasks are in tokens starts with such a model, too."""

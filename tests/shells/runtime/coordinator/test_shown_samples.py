@@ -30,7 +30,7 @@ def test_the_worst_and_the_best_groups_of_a_step_are_shown() -> None:
     assert found["groups"][0]["prompt"] == "p" * CHARS_MAX + "..."
 
 
-def test_samples_of_a_group_are_its_worst_and_its_best_with_the_mean_of_all() -> None:
+def test_the_worst_and_best_samples_of_a_group_are_shown_with_its_mean() -> None:
     shown = ShownSamples()
     shown.add([line(1, 1, *range(100), answer="x" * 9999)])
     (group,) = shown.of(1)["groups"]
@@ -46,7 +46,7 @@ def test_token_ids_are_shortened_as_well() -> None:
     assert group["samples"][0]["answer"] == list(range(SHOWN_TOKENS_MAX))
 
 
-def test_the_newest_step_is_shown_and_old_ones_are_forgotten() -> None:
+def test_the_newest_step_is_shown_and_old_steps_are_forgotten() -> None:
     shown = ShownSamples()
     assert shown.of(None) == {"step": None, "groups": []}
     for step in range(1, STEPS_KEPT + 2):

@@ -129,7 +129,7 @@ def test_samples_are_divided_among_the_processes(pool: Pool) -> None:
         (RAISED, "zero", 0.0),
     ],
 )
-async def test_what_a_failure_is_worth(
+async def test_on_error_decides_the_reward_of_a_failure(
     failed: TaskFailed, on_error: OnError, reward: float | None, pool: Pool
 ) -> None:
     pool.failures = [failed]
@@ -141,7 +141,7 @@ async def test_what_a_failure_is_worth(
 
 
 @pytest.mark.parametrize(("failed", "on_error"), [(DIED, "zero"), (RAISED, "retry")])
-async def test_a_failure_that_may_pass_is_tried_again(
+async def test_a_temporary_failure_is_tried_again(
     failed: TaskFailed, on_error: OnError, pool: Pool
 ) -> None:
     """Only the sample that failed; in the end it has no reward, for nobody judged its answer."""
@@ -172,7 +172,7 @@ async def test_a_failed_prompt_is_tried_again(pool: Pool) -> None:
     assert pool.drawn == [7, 7, 7]
 
 
-async def test_a_prompt_that_stays_in_error_is_given_up(pool: Pool) -> None:
+async def test_a_prompt_that_always_fails_is_given_up(pool: Pool) -> None:
     """One broken row of a file must not hold a place among the prompts for ever."""
     pool.failures = [RAISED] * (TASK_RETRIES + 1)
     assert await calls(pool).draw(DrawPrompt(7)) == PromptFailed(7, RAISED.reason, "sums")
@@ -181,7 +181,7 @@ async def test_a_prompt_that_stays_in_error_is_given_up(pool: Pool) -> None:
 
 
 @pytest.mark.parametrize("tokens", [(), (100,), (-1,), (1,) * 200_000])
-async def test_prompts_outside_the_vocabulary_are_failures(
+async def test_prompts_with_tokens_outside_the_vocabulary_are_failures(
     tokens: tuple[int, ...], pool: Pool
 ) -> None:
     right = pool.make
@@ -194,7 +194,7 @@ async def test_prompts_outside_the_vocabulary_are_failures(
     assert isinstance(await calls(pool).draw(DrawPrompt(7)), PromptDrawn)
 
 
-async def test_long_answers_lose_something_and_say_what(pool: Pool) -> None:
+async def test_long_answers_lose_reward_and_the_loss_is_reported(pool: Pool) -> None:
     """DAPO: nothing up to 6 tokens, all of the penalty at 10, half of it in between."""
     overlong = OverlongPenalty(most=10, tokens=4, penalty=0.5)
     made = TaskCalls(pool, name="sums", vocab_size=100, overlong=overlong)
@@ -280,7 +280,7 @@ async def test_each_kind_of_failure_is_logged_once_with_its_traceback(
         (TaskFailed("unjudged", "no answer in 10 s"), True),
     ],
 )
-async def test_the_answer_or_the_tasks_code_is_to_blame(
+async def test_a_failure_is_blamed_on_the_answer_or_on_the_tasks_code(
     pool: Pool, failed: TaskFailed, fails: bool
 ) -> None:
     pool.failures = [failed] * 3

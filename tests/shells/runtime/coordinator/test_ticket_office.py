@@ -100,7 +100,7 @@ async def an_office(*recovered: StoredGroup) -> AsyncIterator[tuple[AgentCalls, 
         yield calls, Tickets({"outside": calls}, RULES.seed_key, recovered)
 
 
-async def test_a_sample_that_is_played_again_has_an_end_of_its_own() -> None:
+async def test_a_sample_that_is_played_again_has_its_own_end() -> None:
     """As after an audit: the first ticket's end is still answered, and says nothing about the second one's."""
     async with an_office() as (calls, tickets):
         first, told = await play(calls, tickets, 0, AgentEnd(1.0))
@@ -112,7 +112,7 @@ async def test_a_sample_that_is_played_again_has_an_end_of_its_own() -> None:
                 await tickets.end(ticket, AgentEnd(reward))
 
 
-async def test_after_a_restart_an_end_is_known_by_its_reward() -> None:
+async def test_a_repeated_end_is_recognised_by_its_reward_after_a_restart() -> None:
     span = AuthoredSpan(1, 2, Version(0), DIGEST, PeerId("w"))
     tokens = pack_tokens([8, 9])
     kept = TrajectoryRecord(1, tokens, bytes(8), (span,), "stop", 0.5)

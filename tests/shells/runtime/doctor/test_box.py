@@ -61,7 +61,7 @@ def by_check(findings: list[HostFinding]) -> dict[str, HostFinding]:
     return {each.check: each for each in findings}
 
 
-async def test_a_box_that_can_work(config: CoordinatorConfig, tmp_path: Path) -> None:
+async def test_a_good_box_passes_every_check(config: CoordinatorConfig, tmp_path: Path) -> None:
     snapshot = await asyncio.to_thread(make_snapshot, tmp_path / "out" / "0")
     async with serving(config, core_machine) as opened:
         async with learner(config.run.run_dir, opened) as client:
@@ -81,7 +81,7 @@ async def test_a_box_that_can_work(config: CoordinatorConfig, tmp_path: Path) ->
     assert list(peers) == [peer_id_of(public_bytes(key))], "it enrolled as the worker will"
 
 
-def test_a_slow_uplink_is_a_warning_and_a_fast_one_has_its_rate() -> None:
+def test_a_slow_uplink_gives_a_warning_and_a_fast_one_shows_its_rate() -> None:
     assert box_module._uplink_finding(8e6, 4.0) == ok(
         "uplink", "2 MB/s to the coordinator over one connection (8 MB in 4.0 s)"
     )
@@ -89,7 +89,7 @@ def test_a_slow_uplink_is_a_warning_and_a_fast_one_has_its_rate() -> None:
     assert box_module._uplink_finding(1e6, 0.0).level == "ok", "it came at once"
 
 
-async def test_a_fault_has_a_line_and_says_what_to_do(
+async def test_each_fault_has_a_line_that_says_what_to_do(
     config: CoordinatorConfig, tmp_path: Path
 ) -> None:
     async with serving(config, core_machine) as opened:
@@ -125,7 +125,9 @@ async def test_a_fault_has_a_line_and_says_what_to_do(
         worker.close()
 
 
-async def test_a_token_of_another_run(config: CoordinatorConfig, tmp_path: Path) -> None:
+async def test_a_token_of_another_run_is_an_error(
+    config: CoordinatorConfig, tmp_path: Path
+) -> None:
     async with serving(config, core_machine) as opened:
         here = await box(opened, tmp_path / "one")
         token = await asyncio.to_thread(read_token_file, here.config.token_file)
@@ -136,7 +138,7 @@ async def test_a_token_of_another_run(config: CoordinatorConfig, tmp_path: Path)
     assert exit_code(findings) == 1
 
 
-def test_room_for_two_versions_and_their_frames(tmp_path: Path) -> None:
+def test_a_disk_needs_room_for_two_versions_and_their_frames(tmp_path: Path) -> None:
     full = host.disk("disk", tmp_path, needed_bytes=1e18, needed_for="two versions")
     assert [(each.level, "will take 1e+09 GB more" in each.text) for each in full] == [
         ("error", True)
@@ -147,25 +149,25 @@ def test_room_for_two_versions_and_their_frames(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [], "the probe file is gone"
 
 
-def test_a_disk_that_cannot_be_written(tmp_path: Path) -> None:
+def test_a_disk_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     (found,) = host.disk("disk", tmp_path / "file", needed_bytes=None, needed_for="it")
     assert (found.level, "cannot be written: Not a directory" in found.text) == ("error", True)
 
 
-def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "FREE_BYTES_MIN", 1 << 62)
     (found,) = host.disk("disk", tmp_path, needed_bytes=None, needed_for="it")
     assert (found.level, found.text.startswith("the disk is full")) == ("error", True)
 
 
-def test_a_slow_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_disk_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "DISK_BYTES_PER_S_MIN", 1e18)
     _, found = host.disk("disk", tmp_path, needed_bytes=None, needed_for="it")
     assert (found.level, "to write" in found.text) == ("warning", True)
 
 
-async def test_the_ports_from_which_versions_come() -> None:
+async def test_the_ports_of_peers_that_send_versions_are_tried() -> None:
     alice, bob = Peer(ALICE), Peer(BOB)
     bob.links.expect(ALICE, SECRET)
     async with listening(alice, bob):
@@ -182,7 +184,7 @@ async def test_the_ports_from_which_versions_come() -> None:
     assert (bad.level, bad.todo) == ("error", f"let this host reach TCP port {closed[1]} of {HOST}")
 
 
-def test_a_wrong_clock() -> None:
+def test_a_wrong_clock_is_a_warning() -> None:
     headers = {"Date": "Thu, 26 Nov 2026 21:00:00 GMT"}
     there_s = 1_795_726_800.0
     levels = {ahead_s: _clock(headers, there_s + ahead_s)[0] for ahead_s in (0, 4, -60, 864_000)}
@@ -192,13 +194,13 @@ def test_a_wrong_clock() -> None:
     assert _clock({"Date": "soon"}, there_s) == _clock({}, there_s) == []
 
 
-def test_the_certificate(tmp_path: Path) -> None:
+def test_a_wrong_certificate_is_an_error(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     assert authority(run.authority.certificate).level == "ok"
     assert authority("no certificate").level == "error"
 
 
-def test_programs_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_programs_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert host.gpu(needed=True).level == "error"
     assert host.gpu(needed=False).level == "warning"
@@ -209,7 +211,7 @@ def test_programs_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("version", "level"), [("0.5.19", "ok"), ("0.5.1", "error"), ("0.9.0", "warning")]
 )
-def test_versions_of_sglang(tmp_path: Path, version: str, level: str) -> None:
+def test_the_version_of_sglang_is_checked(tmp_path: Path, version: str, level: str) -> None:
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\necho {version}\n")
     python.chmod(0o755)
@@ -218,7 +220,7 @@ def test_versions_of_sglang(tmp_path: Path, version: str, level: str) -> None:
 
 
 @pytest.mark.parametrize(("version", "level"), [("252", "ok"), ("257", "ok"), ("241", "warning")])
-def test_versions_of_systemd(
+def test_the_version_of_systemd_is_checked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, level: str
 ) -> None:
     (tmp_path / "systemctl").write_text(f"#!/bin/sh\necho 'systemd {version} ({version}.1-1)'\n")

@@ -37,7 +37,7 @@ async def examined(config: CoordinatorConfig) -> dict[str, HostFinding]:
     return {each.check: each for each in found}
 
 
-async def test_before_the_start_its_ports_are_tried(tmp_path: Path) -> None:
+async def test_ports_are_tried_before_the_start(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port: Any = taken.getsockname()[1]
         found = await examined(make_config(tmp_path, **{"link.port": port}))
@@ -48,7 +48,7 @@ async def test_before_the_start_its_ports_are_tried(tmp_path: Path) -> None:
     assert found["tokens"].level == "skipped"
 
 
-async def test_a_base_model_that_is_not_whole_is_an_error(tmp_path: Path) -> None:
+async def test_an_incomplete_base_model_is_an_error(tmp_path: Path) -> None:
     changed = make_config(tmp_path, **{"run.base_model": str(tmp_path)})
     (tmp_path / "config.json").write_text("{}")
     assert (await examined(changed))["model"].level == "ok"
@@ -57,7 +57,7 @@ async def test_a_base_model_that_is_not_whole_is_an_error(tmp_path: Path) -> Non
     assert (found.level, "is cut off or damaged" in found.text) == ("error", True)
 
 
-async def test_a_coordinator_that_runs(config: CoordinatorConfig) -> None:
+async def test_a_running_coordinator_is_examined(config: CoordinatorConfig) -> None:
     async with serving(config, core_machine):
         found = await examined(config)
         assert found["coordinator"].level == found["tokens"].level == "ok"
@@ -67,7 +67,7 @@ async def test_a_coordinator_that_runs(config: CoordinatorConfig) -> None:
         assert "no learner has opened a session" in found["alerts"].text
 
 
-async def test_a_learner_that_is_heard_and_one_that_is_silent(
+async def test_a_silent_learner_is_distinguished_from_one_that_answers(
     config: CoordinatorConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with serving(config, core_machine) as opened:
@@ -77,7 +77,7 @@ async def test_a_learner_that_is_heard_and_one_that_is_silent(
         assert (await examined(config))["learner"].level == "error"
 
 
-async def test_tokens_that_expire(config: CoordinatorConfig) -> None:
+async def test_tokens_that_expire_soon_are_reported(config: CoordinatorConfig) -> None:
     def create() -> None:
         table = AccessTable(RunDirectory(config.run.run_dir))
         table.create("soon", "worker", expires_at=time.time() + 3600)
@@ -88,7 +88,7 @@ async def test_tokens_that_expire(config: CoordinatorConfig) -> None:
     assert (found.level, found.text) == ("warning", "these expire within a week: soon")
 
 
-async def test_a_disk_without_room_for_two_versions(tmp_path: Path) -> None:
+async def test_a_disk_without_room_for_two_versions_is_reported(tmp_path: Path) -> None:
     config = make_config(tmp_path)
     version = config.run.run_dir / "versions" / "3-aa"
     version.mkdir(parents=True)
@@ -121,7 +121,7 @@ def test_the_command_prints_findings_and_ends_with_their_code(tmp_path: Path) ->
     assert "-> take an address of this host, and a port that is free" in lines
 
 
-def test_without_a_host_to_look_at_doctor_says_how(tmp_path: Path) -> None:
+def test_doctor_without_arguments_says_how_to_use_it(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["doctor"])
     assert (result.exit_code, result.output.count("\n")) == (2, 1)
     assert "doctor needs --config FILE" in result.output

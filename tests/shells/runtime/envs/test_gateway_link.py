@@ -20,7 +20,7 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-async def test_the_link_comes_back_when_it_is_told() -> None:
+async def test_the_link_retries_after_the_time_that_the_gateway_asks_for() -> None:
     async with TicketGateway().serving() as gateway:
         gateway.refusals += [(503, {"Retry-After": "0.1"}), (429, {"Retry-After": "nonsense"})]
         async with GatewayLink(gateway.url, token_file()) as link:
@@ -28,7 +28,7 @@ async def test_the_link_comes_back_when_it_is_told() -> None:
     assert answer.fields()["data"] == [{"id": "policy"}]
 
 
-async def test_a_refusal_that_lasts_is_the_answer() -> None:
+async def test_a_permanent_refusal_is_given_to_the_caller() -> None:
     async with TicketGateway().serving() as gateway:
         gateway.refusals += [(503, {"Retry-After": "40"})] * 2
         async with GatewayLink(gateway.url, token_file()) as link:
@@ -60,13 +60,13 @@ async def test_the_link_waits_for_a_dead_gateway_and_says_so_once(
     ]
 
 
-async def test_a_request_has_an_end_to_its_patience() -> None:
+async def test_a_request_is_given_up_after_its_time() -> None:
     async with GatewayLink(f"http://127.0.0.1:{free_port()}", token_file()) as link:
         with pytest.raises(GatewayAway, match="does not answer"):
             await link.ask("GET", "/v1/models", patience_s=0.0)
 
 
-async def test_the_link_speaks_tls_under_the_authority_of_the_run_alone() -> None:
+async def test_the_link_accepts_tls_only_under_the_authority_of_the_run() -> None:
     ours, other = (Authority(Ed25519PrivateKey.generate()) for _ in range(2))
     tls = await asyncio.to_thread(ours.coordinator)
     async with TicketGateway().serving(tls=tls) as gateway:
@@ -79,7 +79,7 @@ async def test_the_link_speaks_tls_under_the_authority_of_the_run_alone() -> Non
                 await link.ask("GET", "/v1/models", patience_s=HANG_S)
 
 
-def test_an_answer_that_is_no_object_is_a_fault() -> None:
+def test_an_answer_that_is_no_json_object_is_a_fault() -> None:
     with pytest.raises(PeerFault):
         GatewayAnswer(200, b"[]").fields()
     assert GatewayAnswer(502, b"<html>\nbad gateway").reason() == "502: <html> bad gateway"

@@ -10,7 +10,7 @@ from echo2d.net.security.auth import write_token_file
 from tests.support.ticket_gateway import token_file
 
 
-def test_without_verifiers_there_is_one_clear_line(tmp_path: Path) -> None:
+def test_a_missing_verifiers_package_is_reported_in_one_line(tmp_path: Path) -> None:
     """In a process of its own: a daemon that has ended arms a timer that would end this one."""
     secret = tmp_path / "app.token"
     write_token_file(secret, token_file())
@@ -26,7 +26,7 @@ def test_without_verifiers_there_is_one_clear_line(tmp_path: Path) -> None:
     assert install_command("verifiers") in line
 
 
-def test_arguments_of_the_environment_are_an_object() -> None:
+def test_arguments_of_the_environment_must_be_a_json_object() -> None:
     result = CliRunner().invoke(main, ["envs", "some-env", "--env-args=[1]"])
     assert result.exit_code == 2
     assert "expected a JSON object" in result.stderr

@@ -100,7 +100,7 @@ async def test_a_reward_that_is_no_number_is_an_error() -> None:
         ((200, {"ended": True, "differs": "branch 0: token 3"}), "refused"),
     ],
 )
-async def test_an_end_that_does_not_count_is_counted_apart(
+async def test_an_episode_end_that_the_gateway_rejects_is_counted_separately(
     answer: tuple[int, dict[str, object]], field: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(playing, "LAST_S_MAX", 0.3)
@@ -110,7 +110,7 @@ async def test_an_end_that_does_not_count_is_counted_apart(
     assert (getattr(totals, field), totals.episodes) == (1, 0)
 
 
-async def test_running_episodes_end_with_an_error_when_it_is_stopped() -> None:
+async def test_running_episodes_end_with_an_error_when_the_player_is_stopped() -> None:
     begun = list[int]()
 
     async def hangs(ticket: PlayerTicket) -> EpisodeOutcome:
@@ -124,7 +124,7 @@ async def test_running_episodes_end_with_an_error_when_it_is_stopped() -> None:
     assert (len(gateway.ends), totals.errors) == (2, 2)
 
 
-async def test_a_hanging_environment_delays_no_other() -> None:
+async def test_a_hanging_environment_delays_no_other_episode() -> None:
     async def first_hangs(ticket: PlayerTicket) -> EpisodeOutcome:
         return await (forever if ticket.row == 1 else rewarded)(ticket)
 

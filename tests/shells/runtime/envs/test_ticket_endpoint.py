@@ -49,7 +49,7 @@ async def test_calls_of_an_episode_get_its_ticket_and_the_secret(
     assert [headers["X-Session-ID"] for headers, _ in gateway.calls] == ["a-trace", "t1"]
 
 
-async def test_a_call_of_no_running_episode_is_refused_here(
+async def test_a_call_without_a_running_episode_is_refused_locally(
     gateway: TicketGateway, endpoint: TicketEndpoint
 ) -> None:
     async with endpoint.open(ticket()).lasting() as episode:
@@ -61,7 +61,7 @@ async def test_a_call_of_no_running_episode_is_refused_here(
     assert gateway.calls == []
 
 
-async def test_what_the_gateway_refuses_reaches_the_client(
+async def test_a_refusal_of_the_gateway_reaches_the_client(
     gateway: TicketGateway, endpoint: TicketEndpoint
 ) -> None:
     gateway.refusals += [(503, {"Retry-After": "0.05"}), (410, {})]
@@ -76,7 +76,9 @@ async def test_an_environment_that_makes_no_call_is_given_up(endpoint: TicketEnd
             await asyncio.get_running_loop().create_future()
 
 
-async def test_its_own_timeout_is_not_taken_for_silence(endpoint: TicketEndpoint) -> None:
+async def test_a_timeout_of_the_environment_does_not_count_as_silence(
+    endpoint: TicketEndpoint,
+) -> None:
     with pytest.raises(TimeoutError, match="a tool"):
         async with endpoint.open(ticket()).lasting():
             raise TimeoutError("a tool")

@@ -42,7 +42,7 @@ def test_an_episode_has_the_reward_the_parts_and_the_branches_of_its_trace() -> 
     assert body["trace"] == [{"token_ids": [5, 6, 7, 8], "written": [[2, 4]]}]
 
 
-def test_several_trained_agents_share_the_mean_of_their_rewards() -> None:
+def test_several_trained_agents_get_the_mean_of_their_rewards() -> None:
     user = trace(trainable=False, reward=9.0)
     body = outcome_of(episode(trace(reward=1.0), user, trace(reward=0.0))).body()
     assert (body["reward"], body["parts"]["right"], len(body["trace"])) == (0.5, 0.5, 2)
@@ -62,7 +62,9 @@ def test_several_trained_agents_share_the_mean_of_their_rewards() -> None:
         (episode(trace(rewards={})), "all"),
     ],
 )
-def test_an_episode_without_a_judgement_is_an_error_and_no_zero(made: Any, said: str) -> None:
+def test_an_episode_without_a_judgement_is_an_error_and_not_a_reward_of_zero(
+    made: Any, said: str
+) -> None:
     body = outcome_of(made).body()
     assert list(body) == ["error"]
     assert said in body["error"]
@@ -98,7 +100,7 @@ def test_a_call_that_extends_the_newest_branch_goes_on_with_it() -> None:
     assert joined([]) == []
 
 
-def test_rows_go_round_and_endless_ones_are_read_as_far_as_needed() -> None:
+def test_rows_are_repeated_and_endless_rows_are_read_as_far_as_needed() -> None:
     rows = RowsOf("abc")
     assert [rows[row] for row in (1, 3, 5, 0)] == ["b", "a", "c", "a"]
     assert RowsOf(itertools.count())[70] == 70

@@ -82,7 +82,7 @@ async def test_a_restarted_peer_fetches_no_frame_again(
             assert sent(seed, facts.form) == before
 
 
-async def test_a_frame_that_comes_though_it_is_held_is_counted(
+async def test_a_frame_that_arrives_although_it_is_held_is_counted(
     double: CoordinatorDouble, tmp_path: Path
 ) -> None:
     async with a_seed(double), a_worker(double, tmp_path / "one", relay_only=True) as one:
@@ -96,7 +96,7 @@ async def test_a_frame_that_comes_though_it_is_held_is_counted(
         assert books(one).duplicates(facts.form) == before + 2
 
 
-async def test_a_restart_in_the_middle_of_a_form(
+async def test_a_peer_restarted_in_the_middle_of_a_form_fetches_only_the_rest(
     double: CoordinatorDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     load, half, go_on = FrameHoldings.load, 20, asyncio.Event()
@@ -134,7 +134,7 @@ async def test_a_restart_in_the_middle_of_a_form(
 # --- rot
 
 
-async def test_a_frame_that_is_damaged_at_a_relay_comes_again_and_no_peer_notices(
+async def test_a_frame_damaged_at_a_relay_is_fetched_again_and_delays_no_peer(
     double: CoordinatorDouble, tmp_path: Path
 ) -> None:
     async with a_seed(double) as seed, a_worker(double, tmp_path / "one") as one:
@@ -244,7 +244,7 @@ async def test_a_form_that_lost_everything_is_encoded_again_for_those_that_wait(
             assert (await double.until_said(RefitDone)).digest == digest
 
 
-async def test_a_frame_that_rots_before_it_is_applied_comes_again(
+async def test_a_frame_that_rots_before_it_is_applied_is_fetched_again(
     double: CoordinatorDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hold, rotten = FrameHoldings._hold, FrameId(3)
@@ -293,7 +293,7 @@ async def test_a_disk_that_damages_everything_is_given_up(
 # --- a base model
 
 
-async def test_a_version_that_is_here_already_is_not_fetched(
+async def test_a_version_that_a_peer_holds_is_not_fetched(
     double: CoordinatorDouble, tmp_path: Path
 ) -> None:
     path, _ = await a_model(double, 0, folder="base")

@@ -66,7 +66,7 @@ async def test_late_frames_of_an_ended_stream_do_not_keep_others_waiting(
     assert link.failed == []
 
 
-async def test_a_table_that_never_comes_is_told(
+async def test_a_table_that_never_arrives_is_reported(
     link: QueueOfOneLink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(receive_queue, "ROOT_WAIT_S", 0.01)

@@ -51,7 +51,7 @@ async def a_disk() -> AsyncIterator[Disk]:
         await running
 
 
-async def test_frames_that_come_together_are_written_together() -> None:
+async def test_frames_that_arrive_together_are_written_together() -> None:
     async with a_disk() as disk:
         disk.put(1, 2)
         disk.put(9, form=OTHER)
@@ -61,7 +61,7 @@ async def test_frames_that_come_together_are_written_together() -> None:
     assert disk.behind.get(FORM, FrameId(1)) is None
 
 
-async def test_a_frame_is_at_hand_until_it_is_written() -> None:
+async def test_a_frame_can_be_read_before_it_is_written() -> None:
     async with a_disk() as disk:
         disk.going.clear()
         disk.put(7)
@@ -75,7 +75,7 @@ async def test_a_frame_is_at_hand_until_it_is_written() -> None:
         disk.going.set()
 
 
-async def test_much_does_not_wait_and_too_much_is_refused() -> None:
+async def test_many_waiting_bytes_are_written_at_once_and_too_many_are_refused() -> None:
     async with a_disk() as disk:
         disk.going.clear()
         disk.put(*range(WRITE_BYTES // FRAME_BYTES))
@@ -87,7 +87,7 @@ async def test_much_does_not_wait_and_too_much_is_refused() -> None:
     assert disk.behind.has_room
 
 
-async def test_waiting_frames_are_written_at_the_end_and_dropped_ones_are_not() -> None:
+async def test_waiting_frames_are_written_at_closing_but_dropped_ones_are_not() -> None:
     async with a_disk() as disk:
         disk.put(1)
         disk.put(2, form=OTHER)

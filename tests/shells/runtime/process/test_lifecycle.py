@@ -52,14 +52,16 @@ def started(parts: tuple[str, str], bound_s: float = BOUND_S) -> subprocess.Pope
     ids=["in order", "a thread hangs", "it waits for ever", "the loop hangs"],
 )
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_one_signal(parts: tuple[str, str], code: int, number: signal.Signals) -> None:
+def test_a_process_ends_after_one_signal(
+    parts: tuple[str, str], code: int, number: signal.Signals
+) -> None:
     process = started(parts)
     process.send_signal(number)
     out, _ = process.communicate(timeout=HANG_S)
     assert (out, process.returncode) == (f"{number.name}\n", code)
 
 
-def test_a_daemon_may_have_as_many_files_open_as_the_system_allows() -> None:
+def test_a_daemon_raises_its_limit_of_open_files_to_the_systems() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     few = f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, {hard}));"
     said = "import resource; print(*resource.getrlimit(resource.RLIMIT_NOFILE))"
@@ -75,7 +77,7 @@ def test_a_daemon_may_have_as_many_files_open_as_the_system_allows() -> None:
     [NEVER, BLOCKED, DISK],
     ids=["it waits for ever", "the loop hangs", "it waits for the disk"],
 )
-def test_a_second_signal(parts: tuple[str, str]) -> None:
+def test_a_later_second_signal_ends_a_process_at_once(parts: tuple[str, str]) -> None:
     process = started(parts, bound_s=2 * HANG_S)
     process.send_signal(signal.SIGINT)
     assert process.stdout is not None
@@ -91,7 +93,7 @@ def ended_by_a_signal(process: subprocess.Popen[str]) -> bool:
     return process.poll() is not None
 
 
-def test_two_signals_at_once_are_one() -> None:
+def test_two_signals_at_once_count_as_one() -> None:
     """As torchrun sends its own after that of a service manager."""
     process = started(("await stopped.wait(); await asyncio.sleep(0.3)", "return 0"), 2 * HANG_S)
     process.send_signal(signal.SIGTERM)

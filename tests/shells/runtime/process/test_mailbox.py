@@ -8,7 +8,7 @@ from echo2d.runtime.process import mailbox as mailbox_module
 from echo2d.runtime.process.mailbox import EVENTS_MAX, EVENTS_PER_TURN_MAX, Mailbox, PendingRequests
 
 
-async def test_events_come_in_order_and_many_at_a_time() -> None:
+async def test_events_are_taken_in_order_and_many_at_a_time() -> None:
     mailbox: Mailbox[int] = Mailbox()
     for number in range(EVENTS_PER_TURN_MAX + 1):
         await mailbox.put(number)
@@ -41,7 +41,7 @@ async def test_closing_ends_the_wait_of_all_senders() -> None:
         await mailbox.put(number)
 
 
-async def test_waking_brings_nothing_and_loses_nothing() -> None:
+async def test_a_wake_up_adds_no_event_and_loses_none() -> None:
     mailbox: Mailbox[int] = Mailbox()
     await mailbox.put(1)
     mailbox.wake()
@@ -90,7 +90,7 @@ async def test_a_call_gets_the_reply_with_its_number(
     assert events.empty()
 
 
-async def test_an_unanswered_call_is_reported_gone(
+async def test_an_unanswered_call_is_reported_as_gone(
     calls: PendingRequests, events: asyncio.Queue[CoordinatorEvent]
 ) -> None:
     assert await calls.ask(ask, timeout_s=0.0) is None
@@ -99,7 +99,7 @@ async def test_an_unanswered_call_is_reported_gone(
     assert heard[-2:] == [ask(RequestId(1)), RequestGone(RequestId(1))]
 
 
-async def test_a_cancelled_call_is_reported_gone(
+async def test_a_cancelled_call_is_reported_as_gone(
     calls: PendingRequests, events: asyncio.Queue[CoordinatorEvent]
 ) -> None:
     async with asyncio.TaskGroup() as tasks:
@@ -110,7 +110,7 @@ async def test_a_cancelled_call_is_reported_gone(
     calls.answer(FINE)
 
 
-async def test_calls_are_bounded(
+async def test_the_number_of_open_calls_is_limited(
     calls: PendingRequests, events: asyncio.Queue[CoordinatorEvent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mailbox_module, "PENDING_REQUESTS_MAX", 0)
@@ -119,7 +119,7 @@ async def test_calls_are_bounded(
     assert (reply.status, events.empty()) == (503, True)
 
 
-async def test_closing_answers_all_now_and_later(
+async def test_closing_answers_all_present_and_later_calls(
     calls: PendingRequests, events: asyncio.Queue[CoordinatorEvent]
 ) -> None:
     async with asyncio.TaskGroup() as tasks:

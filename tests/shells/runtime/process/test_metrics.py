@@ -140,7 +140,7 @@ def described(text: bytes) -> set[tuple[str, str, str, str]]:
     return rows
 
 
-def test_the_document_has_them_all(tmp_path: Path) -> None:
+def test_the_document_lists_every_metric(tmp_path: Path) -> None:
     made = coordinator(tmp_path)
     made.events.labels("PeerSaid").inc()
     worker = WorkerMetrics()
@@ -154,12 +154,12 @@ def test_the_document_has_them_all(tmp_path: Path) -> None:
     assert len(ROWS) == len(set(ROWS))
 
 
-def test_the_pages_are_what_the_status_declares() -> None:
+def test_the_page_of_metrics_equals_the_declarations_of_the_status() -> None:
     assert PAGE.read_text(encoding="utf-8") == page(), "python -m tests.support.status_page"
     assert metrics_page() == DOCUMENT, "python -m tests.support.status_page"
 
 
-def test_names_follow_the_conventions(tmp_path: Path) -> None:
+def test_names_of_metrics_follow_the_conventions(tmp_path: Path) -> None:
     """Base units, in the plural; counters end in _total, and nothing else does.
 
     Labels that Prometheus gives a meaning are used for nothing else.
@@ -175,7 +175,7 @@ def test_names_follow_the_conventions(tmp_path: Path) -> None:
         assert not text.endswith(".")
 
 
-def test_what_a_run_looks_like(tmp_path: Path) -> None:
+def test_the_metrics_of_a_run_have_its_numbers(tmp_path: Path) -> None:
     seen = values(coordinator(tmp_path).render(trained()))
     assert seen["echo2d_epoch"] == 1
     assert seen["echo2d_committed_step"] == 3
@@ -215,7 +215,7 @@ def test_an_unknown_value_has_no_sample(tmp_path: Path) -> None:
     )
 
 
-def test_a_run_that_no_number_of_workers_could_feed_lacks_infinitely_many(tmp_path: Path) -> None:
+def test_an_infeasible_run_reports_infinitely_many_missing_workers(tmp_path: Path) -> None:
     """So mu_pool / mu_min is 0 then, and the alert on it fires."""
     status = trained()
     for feasible, expected in ((False, math.inf), (None, None)):
@@ -236,7 +236,7 @@ def test_alerts_are_counted_by_kind(tmp_path: Path) -> None:
     assert sum(counted.values()) == seen["echo2d_attention"] == 3
 
 
-def test_no_operator_is_woken_for_a_run_that_is_finished(tmp_path: Path) -> None:
+def test_a_finished_run_raises_no_alert(tmp_path: Path) -> None:
     told = tuple(Alert(kind, "x") for kind in ("run_finished", "run_changed", "seed_away"))
     seen = values(coordinator(tmp_path).render(replace(World().state.status(), alerts=told)))
     assert seen["echo2d_attention"] == 1
@@ -252,7 +252,7 @@ def test_a_role_without_a_token_that_expires_has_no_sample(tmp_path: Path) -> No
     ]
 
 
-def test_what_a_worker_counts() -> None:
+def test_a_worker_counts_tokens_refits_and_failures() -> None:
     made = WorkerMetrics()
     progress = SampleProgressed(LeaseId(1), 0, 0, (1, 2, 3), (0.0, 0.0, 0.0), (), None)
     for event in (
@@ -292,7 +292,7 @@ async def watched(
 
 
 @pytest.mark.usefixtures("quick")
-async def test_the_loop_and_the_disk_are_measured(tmp_path: Path) -> None:
+async def test_metrics_measure_the_event_loop_and_the_disk(tmp_path: Path) -> None:
     made = coordinator(tmp_path)
     await asyncio.to_thread((tmp_path / "ledger.sqlite").write_bytes, b"x" * 100)
     await asyncio.to_thread((tmp_path / "ledger.sqlite-wal").write_bytes, b"x" * 11)
@@ -305,7 +305,7 @@ async def test_the_loop_and_the_disk_are_measured(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-async def test_a_disk_that_is_gone_is_no_number(tmp_path: Path) -> None:
+async def test_a_missing_disk_has_no_sample(tmp_path: Path) -> None:
     seen = await watched(
         coordinator(tmp_path),
         tmp_path / "gone",

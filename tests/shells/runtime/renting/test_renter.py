@@ -157,7 +157,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_a_worker_whose_box_goes_is_told_and_the_box_is_stopped_when_it_holds_nothing(
+async def test_a_leaving_boxs_worker_is_notified_and_the_box_stops_when_it_holds_nothing(
     site: Site,
 ) -> None:
     async with site.renting() as renter:
@@ -179,7 +179,7 @@ async def test_a_worker_whose_box_goes_is_told_and_the_box_is_stopped_when_it_ho
         await until(lambda: not site.run.token_path(box.name).exists())
 
 
-async def test_a_box_that_the_book_does_not_take_is_not_started(site: Site) -> None:
+async def test_a_box_that_cannot_be_written_to_the_book_is_not_started(site: Site) -> None:
     async with open_renter(site.config, site.run, site.access, url="http://127.0.0.1:1") as renter:
         renter._store._db.execute("PRAGMA query_only = 1")
         with pytest.RaisesGroup(StoreFault):
@@ -187,7 +187,7 @@ async def test_a_box_that_the_book_does_not_take_is_not_started(site: Site) -> N
     assert (await site.book(), site.there()) == ([], [])
 
 
-async def test_a_credential_that_a_command_complains_of_is_not_logged(
+async def test_a_credential_in_a_commands_error_is_not_logged(
     site: Site, caplog: pytest.LogCaptureFixture
 ) -> None:
     site.cloud(
@@ -202,7 +202,7 @@ async def test_a_credential_that_a_command_complains_of_is_not_logged(
     ]
 
 
-async def test_a_box_that_was_started_as_the_coordinator_died_is_found_again(site: Site) -> None:
+async def test_a_box_started_while_the_coordinator_died_is_found_again(site: Site) -> None:
     """After the row, before or after the command: the next one cannot know which."""
     site.cloud(start=f"until [ -e {site.root}/over ]; do sleep 0.02; done;")
     async with site.renting() as renter:
@@ -214,7 +214,7 @@ async def test_a_box_that_was_started_as_the_coordinator_died_is_found_again(sit
         assert [box.label for box in renter.status().boxes] == [left["label"]]
 
 
-async def test_where_lists_show_nothing_one_box_is_started_and_no_more(site: Site) -> None:
+async def test_only_one_box_is_started_while_lists_show_nothing(site: Site) -> None:
     (site.root / "cloud.sh").write_text(
         (site.root / "cloud.sh").read_text().replace("printf", "true")
     )
@@ -223,7 +223,7 @@ async def test_where_lists_show_nothing_one_box_is_started_and_no_more(site: Sit
         assert len(site.there()) == 1
 
 
-async def test_a_command_that_only_looks_makes_nothing_and_a_coordinator_without_rent_warns(
+async def test_a_read_only_command_creates_nothing_and_a_coordinator_without_rent_warns(
     site: Site,
 ) -> None:
     async with site.renting() as renter:
@@ -261,7 +261,7 @@ def provision(t_bcast_s: float) -> ProvisionStatus:
     )
 
 
-def test_what_is_there_for_noise_is_what_gamma_adds() -> None:
+def test_the_reserve_for_noise_is_what_gamma_adds() -> None:
     enough = provision(0.0)
     assert enough.shortfall is not None
     target = enough.shortfall + 1.98
@@ -269,18 +269,18 @@ def test_what_is_there_for_noise_is_what_gamma_adds() -> None:
     assert margin_of(enough) == pytest.approx(target / 11.0)
 
 
-def test_a_need_that_hardly_anything_meets_is_no_smaller_than_what_is_there_for_noise() -> None:
+def test_a_need_that_hardly_any_pool_meets_is_not_below_the_reserve_for_noise() -> None:
     """Where almost nothing would be enough, something is rented all the same."""
     hopeless = provision(19.99)
     assert (hopeless.mu_min or 0.0) > 50 * 10.0
     assert 0 < margin_of(hopeless) < (hopeless.shortfall or 0.0) <= NEED_MAX * 10.0
 
 
-def test_nothing_is_there_for_noise_before_anything_is_known() -> None:
+def test_the_reserve_for_noise_is_zero_before_the_first_measurement() -> None:
     assert margin_of(NOTHING_KNOWN.provision) == 0.0
 
 
-def test_versions_cost_their_median_size_once_a_publish_period() -> None:
+def test_traffic_of_versions_costs_their_median_size_once_a_publish_period() -> None:
     assert gb_per_h(NOTHING_KNOWN) == 0.0
     sizes = {0: VersionBytes(9 * 10**9, 9 * 10**9), 1: VersionBytes(10**9, 9 * 10**9)}
     sizes[2] = sizes[1]

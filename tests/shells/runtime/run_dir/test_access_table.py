@@ -47,13 +47,13 @@ def test_the_run_directory_is_private_and_keeps_its_key(run: RunDirectory) -> No
     assert {file.stat().st_mode & 0o077 for file in run.path.iterdir()} == {0}
 
 
-def test_a_directory_that_cannot_be_made_is_said(tmp_path: Path) -> None:
+def test_a_run_directory_that_cannot_be_made_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OperatorFault, match="cannot use run directory"):
         RunDirectory(tmp_path / "file" / "run")
 
 
-def test_the_first_expiry_of_each_role(table: AccessTable) -> None:
+def test_the_table_gives_the_first_expiry_of_each_role(table: AccessTable) -> None:
     for name, role, expires_at in (
         ("soon", "worker", 20.0),
         ("later", "worker", 30.0),
@@ -68,7 +68,7 @@ def test_the_first_expiry_of_each_role(table: AccessTable) -> None:
     assert table.expiries(now_s=50.0) == {}
 
 
-def test_a_secret_tells_name_and_role_and_is_not_stored(
+def test_a_secret_identifies_its_token_and_is_not_stored(
     table: AccessTable, run: RunDirectory
 ) -> None:
     token = table.create("lea", "learner")
@@ -80,7 +80,7 @@ def test_a_secret_tells_name_and_role_and_is_not_stored(
     assert (caught.value.status, caught.value.code) == (401, "credential")
 
 
-def test_names_are_unique_and_harmless(table: AccessTable) -> None:
+def test_names_of_tokens_are_unique_and_harmless(table: AccessTable) -> None:
     table.create("box", "worker")
     for name in ("box", "", "../x", "a/b", "x" * 65, ".hidden"):
         with pytest.raises(OperatorFault, match="token name"):
@@ -100,7 +100,7 @@ def test_enrolment_is_idempotent_and_bounded(table: AccessTable) -> None:
     assert table.peer(first, now_s=0.0).public_key == public_bytes(KEYS[0])
 
 
-def test_only_workers_with_a_proof_enrol(table: AccessTable) -> None:
+def test_only_workers_with_a_proof_can_enrol(table: AccessTable) -> None:
     with pytest.raises(Denied, match="has the role learner; this needs worker"):
         enrol(table, table.create("lea", "learner"), KEYS[0])
     token = table.create("box", "worker")
@@ -112,7 +112,7 @@ def test_only_workers_with_a_proof_enrol(table: AccessTable) -> None:
         table.peer(PeerId("x"), now_s=0.0)
 
 
-def test_the_expiry_of_a_workers_token_binds_enrolment_only(table: AccessTable) -> None:
+def test_the_expiry_of_a_workers_token_limits_only_enrolment(table: AccessTable) -> None:
     token = table.create("box", "worker", max_workers=2, expires_at=100.0)
     peer = enrol(table, token, KEYS[0], now_s=99.0)
     assert table.peer(peer, now_s=100.0).role == "worker"
@@ -199,7 +199,7 @@ def test_a_revoked_token_is_neither_extended_nor_rotated(table: AccessTable) -> 
             change()
 
 
-def test_the_last_use_is_that_of_a_caller_or_of_any_machine(
+def test_the_last_use_of_a_token_is_by_a_caller_or_by_any_machine(
     table: AccessTable, run: RunDirectory
 ) -> None:
     token, viewer = table.create("box", "worker"), table.create("eye", "viewer")
@@ -220,7 +220,7 @@ def test_the_last_use_is_that_of_a_caller_or_of_any_machine(
     assert AccessTable(run).last_use("box") is None
 
 
-def test_another_process_revokes_and_a_new_token_takes_the_peer_over(
+def test_a_token_revoked_by_another_process_loses_its_peer_to_a_new_token(
     table: AccessTable, run: RunDirectory
 ) -> None:
     token = table.create("box", "worker")
@@ -253,7 +253,7 @@ def test_the_seed_is_known_by_its_key_alone(table: AccessTable) -> None:
     assert table.peer(peer, now_s=0.0).role == "seed"
 
 
-def test_a_hosts_own_token_is_kept_and_made_again_when_lost(
+def test_a_hosts_own_token_is_kept_and_made_again_if_it_is_lost(
     table: AccessTable, run: RunDirectory
 ) -> None:
     table.create("learner", "learner")
@@ -301,7 +301,7 @@ def test_a_token_deleted_in_the_midst_of_an_enrolment_leaves_no_peer_to_its_succ
     assert (spent, other.peers_of("box")) == (set(), [])
 
 
-def test_a_new_token_has_nothing_of_an_older_one_of_its_name(
+def test_a_new_token_inherits_nothing_from_an_older_one_of_its_name(
     table: AccessTable, run: RunDirectory
 ) -> None:
     old = table.create("box", "worker")
@@ -313,7 +313,7 @@ def test_a_new_token_has_nothing_of_an_older_one_of_its_name(
     assert table.peers_of("box") == []
 
 
-def test_a_run_enrols_so_many_peers_and_no_more(
+def test_the_number_of_enrolled_peers_is_limited(
     table: AccessTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(access_table, "ENROLLED_MAX", 1)
@@ -341,7 +341,7 @@ def test_peers_of_a_token_that_is_not_valid_make_room(
     assert enrol(table, good, KEYS[2], now_s=now_s) == peer_id_of(public_bytes(KEYS[2]))
 
 
-def test_a_machine_that_comes_back_keeps_its_place_when_its_token_has_expired(
+def test_a_returning_machine_keeps_its_place_after_its_token_has_expired(
     table: AccessTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(access_table, "ENROLLED_MAX", 2)
@@ -362,7 +362,7 @@ def test_a_machine_that_comes_back_keeps_its_place_when_its_token_has_expired(
     assert holders == [here]
 
 
-def test_a_damaged_table_is_the_operators(run: RunDirectory) -> None:
+def test_a_damaged_table_is_an_operators_fault(run: RunDirectory) -> None:
     (run.path / "access.sqlite").write_bytes(b"no database at all, whatever its name says" * 100)
     with pytest.raises(
         OperatorFault, match=r"cannot open the access table .*: file is not a database"
@@ -370,7 +370,7 @@ def test_a_damaged_table_is_the_operators(run: RunDirectory) -> None:
         AccessTable(run)
 
 
-def test_a_cordon_outlives_the_process_and_ends_with_its_peer(
+def test_a_cordon_survives_a_restart_and_ends_with_its_peer(
     table: AccessTable, run: RunDirectory
 ) -> None:
     token = table.create("boxes", "worker", max_workers=2)
@@ -387,7 +387,7 @@ def test_a_cordon_outlives_the_process_and_ends_with_its_peer(
         assert database.execute("SELECT count(*) FROM cordons").fetchone() == (0,)
 
 
-def test_which_tokens_expire_soon_and_are_still_needed(table: AccessTable) -> None:
+def test_the_table_lists_needed_tokens_that_expire_soon(table: AccessTable) -> None:
     used = table.create("used", "worker", max_workers=1, expires_at=100.0)
     enrol(table, used, KEYS[0], now_s=1.0)
     pool = table.create("pool", "worker", expires_at=100.0)

@@ -135,7 +135,7 @@ def test_a_backup_has_what_a_run_needs_and_is_private(run: Run) -> None:
     assert not list(run.folder.glob(".*"))
 
 
-def test_a_restored_run_goes_on_above_all_that_the_lost_one_used(run: Run) -> None:
+def test_a_restored_run_uses_numbers_above_all_that_the_lost_run_used(run: Run) -> None:
     trained(run, 4, 2, 4)
     target, _ = run.back_up()
     run.ledger.close()
@@ -162,7 +162,7 @@ def test_a_restored_run_goes_on_above_all_that_the_lost_one_used(run: Run) -> No
         assert SKIPPED <= ledger.recover().epoch - recovered.epoch <= SKIPPED + HANG_S
 
 
-def test_a_second_restore_of_one_backup_goes_on_above_the_first(
+def test_a_second_restore_of_one_backup_uses_numbers_above_those_of_the_first(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trained(run, 4, 2, 4)
@@ -189,7 +189,7 @@ def test_a_backup_deletes_nothing_that_is_not_its_own(run: Run) -> None:
     assert others.is_dir()
 
 
-def test_pins_of_a_killed_backup_go_when_the_coordinator_starts(run: Run) -> None:
+def test_pins_of_a_killed_backup_are_removed_when_the_coordinator_starts(run: Run) -> None:
     pins, mine = run.run_dir / f"{PINS}01234567", run.run_dir / f"{PINS}mine"
     for folder in (pins, mine):
         folder.mkdir()
@@ -210,7 +210,7 @@ def test_two_directories_inside_each_other_are_refused_before_anything_is_copied
     assert not (run.folder / "new").exists()
 
 
-def test_only_checkpoints_that_the_ledger_knows_are_taken(
+def test_only_checkpoints_that_the_ledger_knows_are_backed_up(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One is deleted and a newer one saved between the look at the checkpoints and the ledger."""
@@ -234,7 +234,7 @@ def test_only_checkpoints_that_the_ledger_knows_are_taken(
     assert facts.checkpoint == 6
 
 
-def test_another_learners_directory_is_refused(run: Run) -> None:
+def test_the_checkpoints_of_another_learner_are_refused(run: Run) -> None:
     trained(run, 6)
     run.save(9)
     run.ledger.append([CheckpointKept(5, Epoch(1))])
@@ -264,7 +264,7 @@ def test_a_version_that_is_deleted_meanwhile_is_left_out(
 
 
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="needs a second file system")
-def test_on_another_disk_everything_is_copied_and_no_pin_stays(run: Run) -> None:
+def test_a_backup_to_another_disk_copies_every_file_and_leaves_no_pin(run: Run) -> None:
     trained(run, 3, 2)
     other = Path(f"/dev/shm/echo2d-test-{os.getpid()}")
     other.mkdir()
@@ -310,7 +310,7 @@ def test_a_file_that_has_rotted_in_an_earlier_backup_is_copied_again(run: Run) -
     verify(second, tell)
 
 
-def test_a_kill_leaves_nothing_that_looks_whole(run: Run) -> None:
+def test_a_killed_backup_leaves_nothing_that_looks_whole(run: Run) -> None:
     """The child is killed after each file but the last; what it left goes with the next backup."""
     trained(run, 2, 2)
     _, facts = run.back_up("whole")
@@ -333,7 +333,7 @@ def test_a_kill_leaves_nothing_that_looks_whole(run: Run) -> None:
     assert not list(run.folder.glob(".killed*"))
 
 
-def test_damage_is_found(run: Run) -> None:
+def test_damage_of_a_backup_is_found(run: Run) -> None:
     trained(run, 2, 2)
     target, facts = run.back_up()
     run.ledger.close()
@@ -356,13 +356,13 @@ def test_damage_is_found(run: Run) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"format": 2}', '{"format": 2, "files": 3}'])
-def test_a_damaged_manifest_is_named(tmp_path: Path, text: str) -> None:
+def test_a_damaged_manifest_is_refused_by_name(tmp_path: Path, text: str) -> None:
     (tmp_path / BACKUP_MANIFEST).write_text(text)
     with pytest.raises(OperatorFault, match="is damaged"):
         read_manifest(tmp_path)
 
 
-def test_a_manifest_names_no_file_outside(run: Run) -> None:
+def test_a_manifest_that_names_a_file_outside_the_backup_is_refused(run: Run) -> None:
     target, _ = run.back_up()
     text = (target / BACKUP_MANIFEST).read_text()
     for path in ("run/../../evil", "/evil", "other/file", "run//x"):
@@ -378,7 +378,7 @@ def test_a_manifest_names_no_file_outside(run: Run) -> None:
         read_manifest(target)
 
 
-def test_a_backup_that_does_not_fit_is_not_begun(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backup_without_room_is_not_begun(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backups, "RESERVE_BYTES", 1 << 60)
     with pytest.raises(StoreFault, match=r"bytes free: expected .* that stay free") as caught:
         run.back_up()
@@ -419,7 +419,7 @@ def test_a_backup_that_cannot_be_restored_is_refused(run: Run) -> None:
     restore(target, new, out_dir, tell, nobody_at)
 
 
-def test_nothing_is_lost_or_kept_twice_if_a_log_is_renamed_meanwhile(
+def test_a_log_renamed_during_a_backup_is_copied_exactly_once(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A log that has become long is renamed, and a new one begins."""
@@ -462,7 +462,9 @@ def test_a_file_that_cannot_be_linked_is_copied_durably_if_there_is_room(
         run.back_up("second")
 
 
-def test_two_backups_at_a_time_are_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_backup_at_the_same_time_is_refused(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def second(source: Path, target: Path) -> LedgerFacts:
         monkeypatch.setattr(backups, "copy_ledger", ledger_copy.copy_ledger)
         with pytest.raises(OperatorFault, match=r"another backup of .* is being made"):
@@ -499,7 +501,7 @@ def test_a_damaged_run_is_not_backed_up_as_if_it_were_whole(run: Run, file: str,
     assert not (run.folder / "backup").exists()
 
 
-def test_a_cut_list_of_a_checkpoint_is_not_backed_up(run: Run) -> None:
+def test_a_checkpoint_with_a_truncated_list_is_not_backed_up(run: Run) -> None:
     trained(run, 2, 2)
     (run.out_dir / "checkpoints/step-00000002-epoch-1/digests.blake3").write_text("")
     with pytest.raises(StoreFault, match="is damaged"):

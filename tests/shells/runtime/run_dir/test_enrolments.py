@@ -92,7 +92,7 @@ async def test_a_disk_error_is_the_answer_to_all_callers_and_the_next_try_is_fre
     assert await enrolments.enrol(enrolment(1)) == enrolment(1).public_key.hex()
 
 
-async def test_a_peer_that_hangs_up_takes_no_other_one_along() -> None:
+async def test_a_peer_that_hangs_up_ends_no_other_enrolment() -> None:
     access = Access()
     enrolments = Enrolments(access)
     async with asyncio.TaskGroup() as tasks:

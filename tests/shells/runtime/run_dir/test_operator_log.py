@@ -9,7 +9,7 @@ from echo2d.runtime.run_dir.tokens import create_token, extend_token, revoke_tok
 from echo2d.store.json_log import read_json_log
 
 
-def test_each_token_command_is_kept_and_told_once(tmp_path: Path) -> None:
+def test_each_token_command_is_recorded_and_logged_once(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path / "run")
     note_order(run.path, "token revoke", "of-long-ago")
     news = OperatorNews(run.path)

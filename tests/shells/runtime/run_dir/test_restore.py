@@ -26,7 +26,7 @@ def keep(run_dir: Path, backup: Path) -> None:
     back_up(run_dir, backup, learner_dir=None, reuse=None, tell=lambda _: None)
 
 
-async def test_what_takes_connections_and_gives_no_status_may_be_the_runs_coordinator(
+async def test_a_server_that_accepts_connections_without_a_status_may_be_the_runs_coordinator(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     token = tmp_path / "viewer.token"
@@ -44,7 +44,7 @@ async def test_what_takes_connections_and_gives_no_status_may_be_the_runs_coordi
 
 
 @pytest.mark.parametrize("token", ["same", "made later"])
-async def test_a_run_that_answers_elsewhere_is_not_restored_beside_it(
+async def test_a_run_whose_coordinator_answers_is_not_restored_beside_it(
     config: CoordinatorConfig, tmp_path: Path, token: str
 ) -> None:
     backup = tmp_path / "backup"

@@ -85,7 +85,7 @@ def test_versions_are_listed_with_their_scores(run: Run) -> None:
         choose(found, version=None, best="io")
 
 
-def test_a_revoked_version_and_one_without_files_are_not_there(run: Run) -> None:
+def test_a_revoked_version_and_a_version_without_files_are_not_listed(run: Run) -> None:
     run.ledger.append([VersionRevoked(Epoch(2), Version(10), run.adopted[10].digest)])
     run.files.delete(run.adopted[5].path)
     found = find_results(run.path)
@@ -130,7 +130,7 @@ def test_a_damaged_copy_is_never_exported(run: Run, tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "snapshots"]
 
 
-def test_where_an_export_may_not_go(run: Run, tmp_path: Path) -> None:
+def test_an_export_into_a_forbidden_place_is_refused(run: Run, tmp_path: Path) -> None:
     result = find_results(run.path)[-1]
     inside = run.path / "versions" / "mine"
     with pytest.raises(OperatorFault, match="is inside the run directory"):
@@ -142,7 +142,7 @@ def test_where_an_export_may_not_go(run: Run, tmp_path: Path) -> None:
     assert (tmp_path / "empty" / "config.json").exists()
 
 
-def test_the_command(run: Run, tmp_path: Path) -> None:
+def test_the_export_command_lists_and_exports_versions(run: Run, tmp_path: Path) -> None:
     def echo2d(*arguments: object) -> tuple[int, str]:
         words = ["keep", "export", "--run-dir", str(run.path), *map(str, arguments)]
         ended = CliRunner().invoke(main, words)

@@ -21,7 +21,7 @@ def make(run_dir: Path, *names: str, versions: bool = True) -> Path:
 
 
 @pytest.mark.parametrize("names", [(), ("run.key", "access.sqlite"), FILES])
-def test_a_new_or_a_whole_run_is_fine(tmp_path: Path, names: tuple[str, ...]) -> None:
+def test_a_new_or_a_whole_run_is_accepted(tmp_path: Path, names: tuple[str, ...]) -> None:
     run_dir = tmp_path / "coordinator"
     if names:
         make(run_dir, *names, versions=names == FILES)
@@ -45,7 +45,7 @@ def test_a_run_that_lost_a_file_is_refused(tmp_path: Path, lost: str, said: str)
 
 
 @pytest.mark.parametrize("lost", ["run.key", "access.sqlite"])
-def test_a_run_that_was_set_up_and_lost_a_file_is_refused(tmp_path: Path, lost: str) -> None:
+def test_a_run_that_was_set_up_but_lost_a_file_is_refused(tmp_path: Path, lost: str) -> None:
     run_dir = make(tmp_path / "coordinator", "run.key", "access.sqlite", versions=False)
     (run_dir / lost).unlink()
     if lost == "access.sqlite":

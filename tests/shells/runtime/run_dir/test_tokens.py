@@ -50,7 +50,7 @@ def join(run: RunDirectory, file: str = "box.token", number: int = 1) -> None:
     table.enrol(secret, public_bytes(key), enrol_proof(key, secret), now_s=0.0)
 
 
-def test_durations() -> None:
+def test_durations_are_read_in_seconds() -> None:
     assert [parse_duration_s(text) for text in ("30d", "1.5h", "10m", "45s")] == [
         2592000.0,
         5400.0,
@@ -79,7 +79,7 @@ def test_a_token_whose_file_cannot_be_written_was_never_created(
     assert [row["name"] for row in list_tokens(run.path)] == ["box"]
 
 
-def test_a_mistyped_run_directory_makes_nothing(run: RunDirectory, tmp_path: Path) -> None:
+def test_a_mistyped_run_directory_is_not_created(run: RunDirectory, tmp_path: Path) -> None:
     create()
     before = Path("box.token").read_text()
     for words in (
@@ -107,7 +107,7 @@ def test_a_token_file_is_not_overwritten_unasked(run: RunDirectory) -> None:
     assert [row["name"] for row in list_tokens(run.path)] == ["box"]
 
 
-def test_a_name_that_is_taken_is_free_again_after_revoke_or_delete(run: RunDirectory) -> None:
+def test_the_name_of_a_token_is_free_again_after_revoke_or_delete(run: RunDirectory) -> None:
     create()
     assert "echo2d token change box --new-secret" in create("--out=second.token", code=2)
     assert token("revoke", "box", "--run-dir=run") == "revoked box\n"
@@ -120,7 +120,7 @@ def test_a_name_that_is_taken_is_free_again_after_revoke_or_delete(run: RunDirec
     assert [row["peers"] for row in list_tokens(run.path)] == [[]]
 
 
-def test_a_token_has_what_its_machines_have_earned(run: RunDirectory) -> None:
+def test_a_token_shows_what_its_machines_have_earned(run: RunDirectory) -> None:
     create("--max-workers=2")
     token("create", "looker", "--role=viewer", "--run-dir=run", f"--url={URL}")
     nothing = {"accepted_trajectories": 0, "trained_trajectories": 0, "sent_bytes": 0}
@@ -144,7 +144,7 @@ def test_a_token_has_what_its_machines_have_earned(run: RunDirectory) -> None:
         assert earned() == {"box": sums, "looker": None}
 
 
-def test_the_url_is_where_the_coordinator_listens(run: RunDirectory) -> None:
+def test_the_url_in_a_token_file_is_where_the_coordinator_listens(run: RunDirectory) -> None:
     words = ("create", "box", "--role=worker", "--run-dir=run")
     said = token(*words, code=2)
     assert said == "echo2d: no coordinator runs in run; start it, or give --url https://HOST:PORT\n"
@@ -183,7 +183,7 @@ def test_a_token_whose_new_file_cannot_be_written_keeps_its_secret(run: RunDirec
     assert len(list_tokens(run.path)[0]["peers"]) == 2
 
 
-def test_a_change_says_when_the_token_expires(run: RunDirectory) -> None:
+def test_a_change_of_a_token_prints_its_expiry(run: RunDirectory) -> None:
     create("--expires=0s")
     assert list_tokens(run.path)[0]["state"] == "expired"
     assert token("change", "box", "--run-dir=run", "--expires=30d") == "box expires in 30d\n"
@@ -195,7 +195,7 @@ def test_a_change_says_when_the_token_expires(run: RunDirectory) -> None:
     assert "duration" in token("change", "box", "--run-dir=run", "--expires=soon", code=2)
 
 
-def test_a_change_says_what_it_changes(run: RunDirectory) -> None:
+def test_a_change_of_a_token_prints_what_it_changes(run: RunDirectory) -> None:
     create()
     assert "expected --expires, --new-secret" in token("change", "box", "--run-dir=run", code=2)
     assert "need --new-secret" in token(
@@ -203,7 +203,7 @@ def test_a_change_says_what_it_changes(run: RunDirectory) -> None:
     )
 
 
-def test_the_list_is_for_people(run: RunDirectory) -> None:
+def test_the_list_of_tokens_is_printed_for_people(run: RunDirectory) -> None:
     create("--max-workers=5", "--expires=40d")
     for number in range(1, 5):
         join(run, number=number)

@@ -52,7 +52,7 @@ async def parts(data: bytes, size: int = 1000) -> AsyncIterator[bytes]:
         yield data[start : start + size]
 
 
-def test_each_publish_is_a_directory_of_its_own_with_the_same_digest(
+def test_each_publish_has_its_own_directory_with_the_same_digest(
     files: VersionFiles, root: Path, run_dir: Path
 ) -> None:
     source = make_snapshot(root / "a" / "b")
@@ -66,7 +66,7 @@ def test_each_publish_is_a_directory_of_its_own_with_the_same_digest(
     ]
 
 
-def test_only_directories_inside_the_root_are_taken(
+def test_only_directories_inside_the_root_are_accepted(
     files: VersionFiles, root: Path, tmp_path: Path
 ) -> None:
     source = make_snapshot(root / "0")
@@ -91,7 +91,7 @@ def test_only_directories_inside_the_root_are_taken(
     assert files.adopt(Epoch(1), Version(0), str(source)).full_bytes > 0
 
 
-def test_a_start_deletes_what_no_version_needs(
+def test_a_starting_coordinator_deletes_files_that_no_version_needs(
     files: VersionFiles, root: Path, run_dir: Path
 ) -> None:
     source = str(make_snapshot(root / "0"))
@@ -108,7 +108,7 @@ def start_anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, start: str) -> N
     monkeypatch.setattr(synced_copies, "_BOOT_ID", tmp_path / "boot_id")
 
 
-def test_after_the_machine_went_down_damaged_copies_are_deleted(
+def test_damaged_copies_are_deleted_after_a_power_failure(
     root: Path, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start_anew(monkeypatch, tmp_path, "monday")
@@ -189,7 +189,7 @@ def spoil_header(file: Path) -> None:
 
 
 @pytest.mark.parametrize("spoil", [cut, spoil_header, Path.unlink])
-def test_a_copy_that_is_no_model_any_more_is_deleted(
+def test_a_copy_that_is_no_longer_a_model_is_deleted(
     files: VersionFiles, root: Path, run_dir: Path, spoil: Callable[[Path], None]
 ) -> None:
     source = make_snapshot(root / "0")
@@ -199,7 +199,7 @@ def test_a_copy_that_is_no_model_any_more_is_deleted(
     assert not (run_dir / kept.path).exists()
 
 
-def test_a_copy_that_this_host_cannot_read_now_stays(
+def test_a_copy_that_cannot_be_read_for_now_is_kept(
     files: VersionFiles, root: Path, run_dir: Path
 ) -> None:
     source = make_snapshot(root / "0")
@@ -210,7 +210,9 @@ def test_a_copy_that_this_host_cannot_read_now_stays(
     assert build_manifest(run_dir / kept.path).digest == kept.digest
 
 
-def test_a_manifest_is_taken_at_its_word_but_for_the_files(files: VersionFiles, root: Path) -> None:
+def test_digests_of_a_manifest_are_trusted_but_its_files_must_match(
+    files: VersionFiles, root: Path
+) -> None:
     source = make_snapshot(root / "0")
     right = build_manifest(source)
     claimed = replace(right, chunk_digests=tuple(reversed(right.chunk_digests)))
@@ -242,13 +244,15 @@ async def test_uploaded_files_become_a_version(
 @pytest.mark.parametrize(
     "name", ["../x.json", "/x.json", "a/b/c.json", "model.bin", ".json", "a/../x.json", ""]
 )
-async def test_forbidden_names_are_refused(files: VersionFiles, run_dir: Path, name: str) -> None:
+async def test_forbidden_names_of_files_are_refused(
+    files: VersionFiles, run_dir: Path, name: str
+) -> None:
     with pytest.raises(OperatorFault, match="forbidden file"):
         await files.upload(Epoch(1), Version(0), name, parts(b"x"))
     assert list((run_dir / "uploads").iterdir()) == []
 
 
-async def test_uploads_outlive_a_restart_but_for_what_was_half_written(
+async def test_finished_uploads_survive_a_restart_and_half_written_ones_do_not(
     files: VersionFiles, root: Path, run_dir: Path
 ) -> None:
     await files.upload(Epoch(1), Version(0), "config.json", parts(b"{}"))
@@ -257,7 +261,7 @@ async def test_uploads_outlive_a_restart_but_for_what_was_half_written(
     assert [path.name for path in (run_dir / "uploads" / "1-0").iterdir()] == ["config.json"]
 
 
-async def test_uploads_are_bounded(
+async def test_the_size_of_uploads_is_limited(
     files: VersionFiles, run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(version_files, "UPLOAD_BYTES_MAX", 2500)
@@ -280,7 +284,7 @@ async def test_uploads_are_bounded(
     assert len(folders) == version_files.UPLOADS_MAX
 
 
-def test_versions_and_uploads_share_a_limit(root: Path, run_dir: Path) -> None:
+def test_versions_and_uploads_share_a_limit_of_disk_space(root: Path, run_dir: Path) -> None:
     source = make_snapshot(root / "a")
     size = sum(file.stat().st_size for file in source.iterdir())
     files = VersionFiles(run_dir, root, disk_bytes_max=2 * size + 10)

@@ -143,7 +143,7 @@ def test_kept_deltas_compose_to_the_delta_that_the_base_would_give(
     assert wire_bytes(segments) < sum(kept.wire_bytes for kept in store.kept())
 
 
-def test_kept_deltas_are_there_after_a_restart_but_unfinished_ones_are_not(
+def test_finished_kept_deltas_survive_a_restart_and_unfinished_ones_do_not(
     run: list[Path], tmp_path: Path
 ) -> None:
     before = DeltaStore(tmp_path / "deltas", ROOM)
@@ -193,7 +193,7 @@ def test_a_damaged_kept_delta_is_not_used(
     )
 
 
-def test_the_oldest_make_room(
+def test_the_oldest_kept_deltas_make_room(
     run: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = DeltaStore(tmp_path / "deltas", ROOM)
@@ -214,7 +214,7 @@ def test_the_oldest_make_room(
     assert [kept.made for kept in store.kept()] == [digest(run[3]), digest(run[4])]
 
 
-def test_a_chunk_without_a_partner_in_the_base_goes_by_itself(
+def test_a_chunk_without_a_partner_in_the_base_is_encoded_in_full(
     run: list[Path], tmp_path: Path
 ) -> None:
     """Another header: the chunks behind it lie elsewhere; and a new file."""
@@ -249,7 +249,7 @@ def test_a_chunk_without_a_partner_in_the_base_goes_by_itself(
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_a_damaged_base_is_found_before_anybody_gets_it(
+def test_a_damaged_base_is_found_before_any_peer_gets_its_delta(
     run: list[Path], caplog: pytest.LogCaptureFixture, *, known: bool
 ) -> None:
     """A delta from wrong bytes is one that nobody can decode."""

@@ -86,7 +86,7 @@ async def being_made(double: CoordinatorDouble) -> tuple[PeerId, FormFacts, Enco
     return peer, facts, order
 
 
-async def test_a_form_asked_for_again_while_it_is_made_begins_again(
+async def test_a_form_ordered_again_while_it_is_made_begins_again(
     double: CoordinatorDouble, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = Gate()

@@ -51,7 +51,7 @@ async def an_order(double: CoordinatorDouble, version: int) -> EncodeVersion:
     return double.order(facts, digest, path)
 
 
-async def test_a_form_is_encoded_onto_disk(double: CoordinatorDouble) -> None:
+async def test_an_ordered_form_is_encoded_onto_disk(double: CoordinatorDouble) -> None:
     async with a_seed(double):
         [seed] = (await double.peers(1)).values()
         order = await an_order(double, 0)
@@ -64,7 +64,9 @@ async def test_a_form_is_encoded_onto_disk(double: CoordinatorDouble) -> None:
         assert [facts.form for facts in store.forms()] == [order.form]
 
 
-async def test_only_files_that_were_read_differ(double: CoordinatorDouble) -> None:
+async def test_a_version_counts_as_different_only_if_its_files_were_read(
+    double: CoordinatorDouble,
+) -> None:
     async with a_seed(double):
         [seed] = (await double.peers(1)).values()
         order = dataclasses.replace(await an_order(double, 0), digest=Digest(digest_of(b"other")))
@@ -74,7 +76,7 @@ async def test_only_files_that_were_read_differ(double: CoordinatorDouble) -> No
         assert not (await double.until_said(EncodeFailed, count=2)).differs
 
 
-async def test_an_order_that_is_repeated_is_answered_again(double: CoordinatorDouble) -> None:
+async def test_a_repeated_order_is_answered_again(double: CoordinatorDouble) -> None:
     async with a_seed(double):
         [seed] = (await double.peers(1)).values()
         order = await an_order(double, 0)
@@ -110,7 +112,7 @@ async def test_a_version_that_cannot_be_encoded_is_reported(
             await double.until_said(FormEncoded)
 
 
-async def test_the_seed_sends_no_more_than_its_limit_and_says_so(
+async def test_the_seed_keeps_its_uplink_limit_and_reports_it(
     double: CoordinatorDouble, tmp_path: Path
 ) -> None:
     limit = 1_000_000
@@ -127,7 +129,7 @@ async def test_the_seed_sends_no_more_than_its_limit_and_says_so(
     assert took_s >= sent / limit - BURST_S > 0.5
 
 
-async def test_a_forgotten_form_leaves_the_disk(double: CoordinatorDouble) -> None:
+async def test_a_forgotten_form_is_deleted_from_disk(double: CoordinatorDouble) -> None:
     async with a_seed(double):
         [seed] = (await double.peers(1)).values()
         first, second = await an_order(double, 0), await an_order(double, 1)
@@ -140,7 +142,7 @@ async def test_a_forgotten_form_leaves_the_disk(double: CoordinatorDouble) -> No
     assert [facts.form for facts in store.forms()] == [second.form]
 
 
-async def test_of_several_orders_the_last_is_next_though_a_learner_went_back(
+async def test_the_last_of_several_orders_is_next_even_if_a_learner_went_back(
     double: CoordinatorDouble, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[str] = []
@@ -159,7 +161,7 @@ async def test_of_several_orders_the_last_is_next_though_a_learner_went_back(
     assert [Path(path).name for path in started] == ["2", "4", "3"]
 
 
-def test_a_delta_form_needs_only_what_changed(tmp_path: Path) -> None:
+def test_a_delta_form_carries_only_what_changed(tmp_path: Path) -> None:
     base = write_snapshot(tmp_path / "base", weight_bytes=1 << 20, rng_seed=1)
     model = write_snapshot(tmp_path / "model", weight_bytes=1 << 20, rng_seed=1)
     (model / "config.json").write_text('{"architectures": ["Qwen3ForCausalLM"], "x": 1}')
@@ -204,7 +206,7 @@ def delta_order(
     )
 
 
-async def test_deltas_that_were_for_all_are_composed_for_who_is_behind(
+async def test_deltas_made_for_all_are_composed_for_peers_that_are_behind(
     double: CoordinatorDouble, tmp_path: Path
 ) -> None:
     """After a restart of the seed, and of the base and what came after it there is no copy."""
@@ -256,7 +258,9 @@ async def test_deltas_that_were_for_all_are_composed_for_who_is_behind(
             assert (await double.until_said(EncodeFailed)).lacks_base
 
 
-async def test_a_base_that_is_not_what_was_published_is_said(double: CoordinatorDouble) -> None:
+async def test_a_base_that_differs_from_the_published_one_is_reported(
+    double: CoordinatorDouble,
+) -> None:
     async with a_seed(double):
         [seed] = (await double.peers(1)).values()
         path, _ = await a_model(double, 0)
@@ -269,7 +273,7 @@ async def test_a_base_that_is_not_what_was_published_is_said(double: Coordinator
         assert "is not the base that was published" in failed.reason
 
 
-async def test_the_process_joins_and_ends_with_its_parent(double: CoordinatorDouble) -> None:
+async def test_the_seed_process_joins_and_ends_with_its_parent(double: CoordinatorDouble) -> None:
     key = Ed25519PrivateKey.generate()
     double.access.admit_own(public_bytes(key), "seed")
     handover = SeedHandover.make(
@@ -284,7 +288,7 @@ async def test_the_process_joins_and_ends_with_its_parent(double: CoordinatorDou
     await double.until(lambda: not double.connected)
 
 
-def test_by_hand_it_is_the_operators_mistake() -> None:
+def test_a_seed_started_by_hand_is_the_operators_mistake() -> None:
     ended = subprocess.run(
         [sys.executable, "-m", SEED_MODULE], input=b"", capture_output=True, timeout=30, check=False
     )

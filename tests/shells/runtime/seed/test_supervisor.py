@@ -44,7 +44,7 @@ async def next_seen(seen: IO[str]) -> dict[str, object]:
     return found
 
 
-async def test_a_seed_gets_its_handover_and_is_restarted_and_ended(
+async def test_the_supervisor_hands_over_to_its_seed_and_restarts_and_ends_it(
     handover: SeedHandover, tmp_path: Path, seen: IO[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervisor, "SEED_MODULE", "tests.support.seed_stub")

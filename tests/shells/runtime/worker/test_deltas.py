@@ -36,7 +36,7 @@ async def spread_delta(
     return facts, digest, path
 
 
-async def test_a_delta_form_is_applied_to_the_version_held(
+async def test_a_delta_form_is_applied_to_the_held_version(
     double: CoordinatorDouble, tmp_path: Path
 ) -> None:
     async with a_seed(double), a_worker(double, tmp_path / "one"):
@@ -50,7 +50,7 @@ async def test_a_delta_form_is_applied_to_the_version_held(
         assert (await double.until_said(FormEncoded, count=2)).wire_bytes < 2000
 
 
-async def test_of_a_base_that_rotted_only_the_damaged_chunk_is_fetched_in_full(
+async def test_only_the_damaged_chunk_of_a_rotten_base_is_fetched_in_full(
     double: CoordinatorDouble, tmp_path: Path
 ) -> None:
     async with (
@@ -88,7 +88,7 @@ async def test_of_a_base_that_rotted_only_the_damaged_chunk_is_fetched_in_full(
         )
 
 
-async def test_a_delta_from_another_version_touches_nothing(
+async def test_a_delta_from_another_version_changes_nothing(
     double: CoordinatorDouble, tmp_path: Path
 ) -> None:
     async with a_seed(double), a_worker(double, tmp_path / "one") as one:

@@ -34,7 +34,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(path)], check=True)
 
 
-async def test_a_version_that_does_not_fit_costs_only_itself(
+async def test_a_version_without_room_is_skipped_and_the_next_one_is_served(
     small_disk: Path, tmp_path: Path
 ) -> None:
     async with CoordinatorDouble.serving(tmp_path / "run") as double:
@@ -54,7 +54,7 @@ async def test_a_version_that_does_not_fit_costs_only_itself(
             assert (await double.until_said(RefitDone, count=2)).version == 2
 
 
-async def test_heartbeats_say_what_new_versions_may_take(
+async def test_heartbeats_report_the_room_for_new_versions(
     double: CoordinatorDouble, tmp_path: Path
 ) -> None:
     async with a_worker(double, tmp_path / "one", disk_bytes_max=SHARE_BYTES):
@@ -105,7 +105,7 @@ async def test_older_versions_make_room_within_the_share_of_the_disk(tmp_path: P
         assert 5 in kept_versions
 
 
-async def test_a_full_disk_is_reported_and_costs_nothing_else(
+async def test_a_full_disk_is_reported_and_the_old_version_stays_served(
     double: CoordinatorDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full_after(version: int) -> Callable[..., None]:

@@ -75,7 +75,7 @@ async def engine(tmp_path: Path) -> AsyncIterator[FakeEngine]:
     await engine.close()
 
 
-async def test_every_sample_comes_out_under_its_own_number(engine: FakeEngine) -> None:
+async def test_every_sample_is_reported_under_its_own_number(engine: FakeEngine) -> None:
     async with a_shift(engine) as shift:
         shift.rollouts.start(a_lease(1, samples=(4, 9), stops=[FAKE_EOS]))
         await shift.until(2)
@@ -88,7 +88,7 @@ async def test_every_sample_comes_out_under_its_own_number(engine: FakeEngine) -
         assert 3 <= sum(len(event.tokens) for event in mine) <= 6
 
 
-async def test_an_aborted_lease_says_nothing_more(engine: FakeEngine) -> None:
+async def test_an_aborted_lease_reports_nothing_more(engine: FakeEngine) -> None:
     async with a_shift(engine) as shift:
         shift.rollouts.start(a_lease(1))
         shift.rollouts.abort(LeaseId(1), 1)

@@ -25,7 +25,9 @@ async def running(double: CoordinatorDouble, peer: PeerId) -> None:
     await double.until(lambda: any(beat.running for beat in double.said(Heartbeat, peer)))
 
 
-async def test_leases_outlive_the_control_link(double: CoordinatorDouble, tmp_path: Path) -> None:
+async def test_leases_survive_a_broken_control_link(
+    double: CoordinatorDouble, tmp_path: Path
+) -> None:
     async with (
         a_seed(double),
         a_worker(
@@ -68,7 +70,7 @@ async def test_an_unanswered_result_is_sent_again(
         assert first == second
 
 
-async def test_a_stopped_worker_gives_back_and_says_goodbye(
+async def test_a_stopped_worker_gives_its_leases_back_and_says_goodbye(
     double: CoordinatorDouble, tmp_path: Path
 ) -> None:
     engine = FakeEngine(FakePolicy(answer_tokens=(99, 99)), tokens_per_s=20.0)
@@ -85,7 +87,7 @@ async def test_a_stopped_worker_gives_back_and_says_goodbye(
         assert double.said(LeaseFailed, one)[0].reason == "SIGTERM"
 
 
-async def test_what_a_stopped_worker_has_goes_on_at_another_one(
+async def test_samples_of_a_stopped_worker_go_on_at_another_worker(
     double: CoordinatorDouble, tmp_path: Path
 ) -> None:
     engine = FakeEngine(FakePolicy(answer_tokens=(500, 500)), tokens_per_s=50.0)

@@ -66,7 +66,7 @@ async def answer(port: int, page: str) -> str:
         return await response.text()
 
 
-async def test_a_session_refused_for_good_ends_the_daemon(
+async def test_a_permanently_refused_session_ends_the_daemon(
     double: CoordinatorDouble, tmp_path: Path
 ) -> None:
     config = await config_of(double, tmp_path / "one")
@@ -83,7 +83,9 @@ async def _fault_of(config: WorkerConfig) -> str:
     return str(fault.value)
 
 
-async def test_one_worker_per_state_directory(double: CoordinatorDouble, tmp_path: Path) -> None:
+async def test_a_second_worker_in_a_state_directory_is_refused(
+    double: CoordinatorDouble, tmp_path: Path
+) -> None:
     config = await config_of(double, tmp_path / "one")
     await asyncio.to_thread(config.state_dir.mkdir)
     other = await asyncio.to_thread(StateDir, config.state_dir)
@@ -93,7 +95,7 @@ async def test_one_worker_per_state_directory(double: CoordinatorDouble, tmp_pat
     other.close()
 
 
-async def test_the_url_is_that_of_the_token_file_unless_one_is_given(
+async def test_the_token_file_gives_the_url_unless_one_is_given(
     double: CoordinatorDouble, tmp_path: Path
 ) -> None:
     config = dataclasses.replace(await config_of(double, tmp_path / "one"), url="")
@@ -109,7 +111,7 @@ async def test_the_url_is_that_of_the_token_file_unless_one_is_given(
 
 
 @pytest.mark.parametrize("change", [{"url": "http://203.0.113.9:1"}, {"listen_host": "0.0.0.0"}])
-async def test_off_loopback_only_with_tls_or_when_told_to(
+async def test_a_worker_connects_off_loopback_only_with_tls_or_by_an_explicit_option(
     double: CoordinatorDouble, tmp_path: Path, change: dict[str, str]
 ) -> None:
     config = await config_of(double, tmp_path / "one")

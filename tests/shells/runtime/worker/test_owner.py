@@ -72,7 +72,7 @@ class Box:
         self.program.wait()
 
 
-async def test_a_paused_worker_gives_up_all_it_holds_and_comes_back_in_the_same_process(
+async def test_a_paused_worker_gives_its_work_back_and_resumes_in_the_same_process(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -113,7 +113,7 @@ async def test_a_paused_worker_gives_up_all_it_holds_and_comes_back_in_the_same_
                 await asyncio.to_thread(box.kill)
 
 
-async def test_the_goodbye_says_why_and_a_signal_ends_it_for_good(
+async def test_a_goodbye_gives_the_reason_and_a_signal_ends_a_paused_worker(
     double: CoordinatorDouble, tmp_path: Path
 ) -> None:
     config = await config_of(double, tmp_path / "one")
@@ -172,7 +172,7 @@ async def test_a_worker_outside_its_hours_waits(
     assert double.hellos == {}
 
 
-def test_only_a_workers_directory_is_paused(tmp_path: Path) -> None:
+def test_only_a_directory_of_a_worker_can_be_paused(tmp_path: Path) -> None:
     assert "is not the state directory of a worker" in owner_says("pause", tmp_path, code=2)
 
 
@@ -205,7 +205,7 @@ def test_the_key_only_when_idle_needs_nvidia_smi(
         Owner(config)
 
 
-def test_another_program_on_a_gpu_has_it_until_it_is_over(
+def test_a_worker_pauses_while_another_program_uses_the_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gpus, now = FakeGpus(tmp_path, monkeypatch), 0.0

@@ -52,7 +52,9 @@ def at_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -
 
 
 @pytest.mark.usefixtures("at_once")
-async def test_the_terminal_and_the_log_say_how_far_it_is(caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_terminal_and_the_log_show_the_progress_of_a_version(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     shown: list[tuple[str, float | None]] = []
     worker = Scripted(
         [
@@ -87,7 +89,7 @@ async def test_the_terminal_and_the_log_say_how_far_it_is(caplog: pytest.LogCapt
 
 
 @pytest.mark.usefixtures("at_once")
-async def test_an_hour_is_one_line(
+async def test_an_hour_of_work_is_reported_in_one_line(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(progress, "WORKED_S", 0.0)
@@ -101,7 +103,9 @@ async def test_an_hour_is_one_line(
 
 
 @pytest.mark.usefixtures("at_once")
-async def test_a_start_is_told_until_it_ends_or_fails(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_long_start_is_reported_until_it_ends_or_fails(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     shown: list[str] = []
     seen = asyncio.Event()
 

@@ -101,7 +101,7 @@ async def both_busy(double: CoordinatorDouble, engines: list[Engine]) -> None:
 
 
 @pytest.mark.timeout(120)
-async def test_one_download_two_engines_and_true_spans_across_a_refit(
+async def test_two_engines_share_one_download_and_have_true_spans_across_a_refit(
     double: CoordinatorDouble, tmp_path: Path, harness: Harness
 ) -> None:
     make_engine, logprobs = kind_of(harness)
@@ -165,7 +165,7 @@ def told(double: CoordinatorDouble) -> ReportedSamples:
         ("fails", "done", 0),
     ],
 )
-async def test_an_engine_that_fails_never_makes_a_mixture(
+async def test_an_engine_that_fails_a_refit_never_serves_mixed_versions(
     double: CoordinatorDouble,
     tmp_path: Path,
     first: RefitOutcome,
@@ -202,7 +202,9 @@ async def test_an_engine_that_fails_never_makes_a_mixture(
         assert {span.version for span in double.said(SampleFinished)[-1].spans} == {2}
 
 
-async def test_slots_and_pace_are_of_how_many(double: CoordinatorDouble, tmp_path: Path) -> None:
+async def test_slots_and_pace_are_reported_for_all_engines_together(
+    double: CoordinatorDouble, tmp_path: Path
+) -> None:
     config = dataclasses.replace(
         await config_of(double, tmp_path / "box"), engines=3, tokens_per_s_max=30.0, slots=5
     )
@@ -215,7 +217,7 @@ async def test_slots_and_pace_are_of_how_many(double: CoordinatorDouble, tmp_pat
         assert double.hellos[names["box"]].slots == 3 * 16, "of the worker's config"
 
 
-async def test_a_worker_in_int8_says_so_and_offers_no_scores(
+async def test_a_worker_in_int8_reports_its_quantization_and_offers_no_scores(
     double: CoordinatorDouble, tmp_path: Path
 ) -> None:
     chosen: dict[str, Any] = {"engine": "torch", "quantization": "int8"}
@@ -244,7 +246,7 @@ def test_each_engine_has_its_gpu(
 
 
 @pytest.mark.parametrize(("device", "gpus"), [("auto", 1), ("cuda", 0), ("cuda:0", 8)])
-def test_too_few_gpus_are_the_operators_mistake(
+def test_fewer_gpus_than_engines_are_the_operators_mistake(
     monkeypatch: pytest.MonkeyPatch, device: str, gpus: int
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
@@ -255,7 +257,7 @@ def test_too_few_gpus_are_the_operators_mistake(
 @pytest.mark.parametrize(
     ("engines", "threads", "each"), [(1, 0, None), (1, 3, 3), (2, 6, 3), (4, 2, 1)]
 )
-def test_engines_share_the_threads(
+def test_engines_share_the_threads_of_the_cpu(
     tmp_path: Path, engines: int, threads: int, each: int | None
 ) -> None:
     where = WorkerConfig(url="http://127.0.0.1:1", token_file=tmp_path, state_dir=tmp_path)

@@ -85,7 +85,9 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> list[Digest]:
     return digests
 
 
-async def test_every_result_is_hashed_once_and_no_frame(peer: Peer, hashed: list[Digest]) -> None:
+async def test_every_result_is_hashed_once_and_frames_are_not_hashed(
+    peer: Peer, hashed: list[Digest]
+) -> None:
     for form in (FIRST, SECOND):  # of the second, a chunk is copied
         await peer.receive(form)
         hashed.clear()
@@ -93,7 +95,7 @@ async def test_every_result_is_hashed_once_and_no_frame(peer: Peer, hashed: list
         assert sorted(hashed) == sorted(form.manifest.chunk_digests)
 
 
-async def test_what_stands_in_the_spare_slot_is_taken_again(peer: Peer, tmp_path: Path) -> None:
+async def test_chunks_that_are_in_the_spare_slot_are_reused(peer: Peer, tmp_path: Path) -> None:
     paths = []
     for form in (FIRST, SECOND):
         await peer.receive(form)
@@ -119,7 +121,7 @@ async def test_what_stands_in_the_spare_slot_is_taken_again(peer: Peer, tmp_path
     assert done.path == paths[1]
 
 
-async def test_what_is_damaged_in_the_spare_slot_is_written_again(peer: Peer) -> None:
+async def test_damaged_chunks_in_the_spare_slot_are_written_again(peer: Peer) -> None:
     paths = []
     for form in (FIRST, SECOND):
         await peer.receive(form)
@@ -178,7 +180,7 @@ async def test_a_chunk_that_is_read_wrongly_once_is_read_again(
     assert not wrong
 
 
-async def test_a_cancel_ends_what_waits_for_frames(
+async def test_a_cancel_ends_an_apply_that_waits_for_frames(
     peer: Peer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits, changed = asyncio.Event(), peer.holdings.changed
@@ -199,7 +201,7 @@ async def test_a_cancel_ends_what_waits_for_frames(
         assert await applying == ApplyCancelled(FIRST.facts.form)
 
 
-async def test_a_cancel_that_comes_too_late_is_of_no_consequence(peer: Peer) -> None:
+async def test_a_cancel_that_comes_too_late_changes_nothing(peer: Peer) -> None:
     await peer.receive(FIRST)
     assert isinstance(await peer.applier.apply(FIRST.facts.form), SnapshotReady)
     peer.applier.cancel(FIRST.facts.form)
@@ -208,7 +210,7 @@ async def test_a_cancel_that_comes_too_late_is_of_no_consequence(peer: Peer) -> 
     assert isinstance(await peer.applier.apply(FIRST.facts.form), SnapshotReady)
 
 
-async def test_a_frame_that_rotted_is_found_and_comes_again(peer: Peer, tmp_path: Path) -> None:
+async def test_a_rotten_frame_is_found_and_fetched_again(peer: Peer, tmp_path: Path) -> None:
     await peer.receive(FIRST)
     spans = [span for span, _ in FIRST.segments[0].frames(FIRST.facts.frame_bytes)]
     path = tmp_path / "frames" / FIRST.facts.form / "0000.frames"

@@ -98,7 +98,7 @@ def whole(events: list[SampleProgressed], sample: int) -> tuple[str, str | None]
     return TOKENIZER.decode(tokens), mine[-1].finish
 
 
-async def test_each_sample_ends_where_its_text_does() -> None:
+async def test_each_sample_ends_at_the_stop_string_of_its_own_text() -> None:
     texts = ("abENDxyz and more and more", "no end here", "x" * 30 + "END")
     engine = Speaker(*texts)
     events = await said(engine, lease(*texts))
@@ -123,14 +123,14 @@ async def test_a_stop_string_may_have_begun_in_an_earlier_attempt() -> None:
     assert whole(events, 0) == ("D", "stop_string")
 
 
-async def test_without_stop_strings_a_lease_is_one_request() -> None:
+async def test_a_lease_without_stop_strings_is_one_request() -> None:
     engine = Speaker("abEND", "abEND")
     granted = replace(lease("x"), stop_strings=())
     assert whole(await said(engine, granted), 0) == ("abEND", "length")
     assert [request.request_id for request in engine.asked] == ["1.1"]
 
 
-async def test_a_stop_token_behind_the_text_counts_as_one() -> None:
+async def test_a_stop_token_behind_the_text_ends_the_sample_as_usual() -> None:
     events = await said(Speaker("abEND", finish="stop", bundle=9), lease("x"))
     assert whole(events, 0) == ("abEND", "stop")
 
@@ -146,7 +146,7 @@ async def test_an_engine_that_gives_up_fails_the_lease_once() -> None:
         await said(Broken("abc", "abc", bundle=1), lease("a", "b"))
 
 
-async def test_a_version_without_a_tokenizer_cannot_write_such_a_lease() -> None:
+async def test_a_version_without_a_tokenizer_fails_a_lease_with_stop_strings() -> None:
     texts = ServedTexts()
     with pytest.raises(EngineFault, match="stop strings need a tokenizer"):
         await texts.get()

@@ -27,7 +27,7 @@ from tests.support.peer import a_model, a_seed, a_worker, spread, spread_striped
 from tests.support.polling import poll
 
 
-async def test_a_version_travels_down_the_chain_and_writes_tokens(
+async def test_a_version_is_sent_down_the_chain_and_served(
     double: CoordinatorDouble, tmp_path: Path
 ) -> None:
     async with (
@@ -52,7 +52,7 @@ async def test_a_version_travels_down_the_chain_and_writes_tokens(
         assert 0 < sent.sent_bytes < 1.1 * sent.payload_bytes, "the seed sends each byte about once"
 
 
-async def test_striped_chains_with_a_relay_peer_in_them(
+async def test_a_version_arrives_over_striped_chains_with_a_relay_peer(
     double: CoordinatorDouble, tmp_path: Path
 ) -> None:
     async with (
@@ -75,7 +75,7 @@ async def test_striped_chains_with_a_relay_peer_in_them(
         assert double.said(EdgeBroken) == []
 
 
-async def test_a_newcomer_fetches_from_those_who_have_the_version(
+async def test_a_newcomer_fetches_from_peers_that_have_the_version(
     double: CoordinatorDouble, tmp_path: Path
 ) -> None:
     async with (
@@ -97,7 +97,9 @@ async def test_a_newcomer_fetches_from_those_who_have_the_version(
             assert double.said(EdgeBroken, three) == []
 
 
-async def test_versions_follow_each_other(double: CoordinatorDouble, tmp_path: Path) -> None:
+async def test_workers_serve_one_version_after_another(
+    double: CoordinatorDouble, tmp_path: Path
+) -> None:
     async with a_seed(double), a_worker(double, tmp_path / "one"):
         names = await double.peers(2)
         for version in range(3):
@@ -126,7 +128,7 @@ async def test_a_restarted_worker_needs_no_transfer(
             assert double.hellos[one].serving is None
 
 
-async def test_a_lying_peer_is_accused_and_nothing_of_its_frame_is_used(
+async def test_a_peer_that_sends_a_false_frame_is_accused_and_the_frame_is_not_used(
     double: CoordinatorDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     honest = FrameHoldings.in_memory

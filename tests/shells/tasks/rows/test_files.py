@@ -48,7 +48,7 @@ def write_arrow(path: Path, rows: Sequence[dict[str, str]]) -> Path:
     ("write", "ending"),
     [(write_json, "jsonl"), (write_csv, "csv"), (write_parquet, "parquet"), (write_arrow, "arrow")],
 )
-def test_rows_come_back_from_every_kind_of_file(
+def test_rows_are_read_from_every_kind_of_file(
     write: Callable[[Path, Any], Path], ending: str, tmp_path: Path
 ) -> None:
     rows = RowFiles(found_files([str(write(tmp_path / f"rows.{ending}", ROWS))]))
@@ -57,7 +57,7 @@ def test_rows_come_back_from_every_kind_of_file(
         assert rows.row(number) == ROWS[number]
 
 
-def test_files_are_one_after_the_other_and_patterns_are_sorted(tmp_path: Path) -> None:
+def test_files_are_read_in_order_and_those_of_a_pattern_are_sorted(tmp_path: Path) -> None:
     for name, part in (("b", ROWS[3:5]), ("a", ROWS[:3])):
         write_json(tmp_path / f"{name}.jsonl", part)
     rows = RowFiles(
@@ -66,7 +66,7 @@ def test_files_are_one_after_the_other_and_patterns_are_sorted(tmp_path: Path) -
     assert [rows.row(number) for number in range(len(rows))] == ROWS[:6]
 
 
-def test_the_digest_is_that_of_the_bytes(tmp_path: Path) -> None:
+def test_the_digest_of_rows_is_that_of_the_bytes(tmp_path: Path) -> None:
     path = write_json(tmp_path / "rows.jsonl", ROWS[:3])
     before = RowFiles(found_files([str(path)])).digest
     assert RowFiles(found_files([str(path)])).digest == before
@@ -74,7 +74,7 @@ def test_the_digest_is_that_of_the_bytes(tmp_path: Path) -> None:
     assert RowFiles(found_files([str(path)])).digest != before
 
 
-def test_quotes_line_breaks_and_blank_lines(tmp_path: Path) -> None:
+def test_quotes_line_breaks_and_blank_lines_are_read_correctly(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     path.write_text('a,b\n"x\ny","say ""hi"""\n\nz,\n"last",1')
     rows = RowFiles(found_files([str(path)]))
@@ -141,9 +141,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
     ],
     ids=["a quote inside a text", "a comma inside a text", "too few"],
 )
-def test_csv_that_reads_otherwise_than_it_looks_is_refused(
-    text: str, says: str, tmp_path: Path
-) -> None:
+def test_an_ambiguous_csv_file_is_refused(text: str, says: str, tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     path.write_text(text)
     with pytest.raises(OperatorFault, match=says) as fault:
@@ -157,7 +155,7 @@ def test_a_byte_order_mark_is_no_part_of_a_column(tmp_path: Path) -> None:
     assert RowFiles([path]).row(0) == {"q": "1", "a": "2"}
 
 
-def test_values_may_be_as_long_as_the_file(tmp_path: Path) -> None:
+def test_a_value_may_be_as_long_as_its_file(tmp_path: Path) -> None:
     long = "x" * 300_000
     path = write_csv(tmp_path / "rows.csv", [{"question": long, "answer": "1"}])
     assert RowFiles([path]).row(0) == {"question": long, "answer": "1"}
@@ -176,7 +174,7 @@ def test_a_file_may_have_any_name(name: str, tmp_path: Path) -> None:
     assert rows.place(1) == f"row 1 of {name}"
 
 
-def test_a_row_that_is_no_csv_is_one_line(tmp_path: Path) -> None:
+def test_a_row_that_is_no_csv_is_refused_in_one_line(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     path.write_bytes(b"question,answer\nwhat,1\nwh\rat,2\n")
     with pytest.raises(OperatorFault, match=r"rows\.csv: "):

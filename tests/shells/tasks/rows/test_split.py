@@ -14,6 +14,6 @@ def test_a_row_stays_on_its_side_when_the_share_grows() -> None:
     assert all(is_held_out(key, 0.3) for key in KEYS if is_held_out(key, 0.2))
 
 
-def test_without_a_share_all_rows_are_for_training() -> None:
+def test_all_rows_are_for_training_without_a_held_out_share() -> None:
     assert list(rows_of("train", 3, KEYS.__getitem__, held_out=0.0)) == [0, 1, 2]
     assert not rows_of("heldout", 3, KEYS.__getitem__, held_out=0.0)

@@ -60,7 +60,7 @@ def test_other_words_around_a_question_do_not_change_its_side(file: str) -> None
     assert [plain.prompt(n).row for n in range(50)] == [worded.prompt(n).row for n in range(50)]
 
 
-def test_the_answer_behind_the_marker_counts(file: str) -> None:
+def test_the_expected_answer_is_the_text_behind_the_marker(file: str) -> None:
     made = task(file, shuffle=False, tags=["level"])
     prompt = made.prompt(4)
     assert made.reward(prompt, Answer(" 5\n", "stop", 2)) == 1.0
@@ -74,7 +74,7 @@ def test_a_prompt_may_be_a_text_with_columns(file: str) -> None:
     assert asked(made, 1) == ["What is 0 + 1? Only the number."]
 
 
-def test_messages_come_from_a_column(tmp_path: Path) -> None:
+def test_messages_are_read_from_a_column(tmp_path: Path) -> None:
     path = tmp_path / "chats.jsonl"
     messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
     path.write_text(json.dumps({"chat": messages, "answer": 3}))
@@ -91,7 +91,7 @@ def test_messages_come_from_a_column(tmp_path: Path) -> None:
             {"prompt": "{ask}"},
             "has no 'ask'; its columns are .*braces of the text itself are doubled",
         ),
-        ({"prompt": "Think first."}, "in a text, columns stand in braces, such as"),
+        ({"prompt": "Think first."}, "in a text, columns are in braces, such as"),
         ({"prompt": "{question} \\boxed{}"}, "braces of the text itself are doubled"),
         ({"answer": "gold"}, "has no 'gold'"),
         ({"tags": ["no"]}, "has no 'no'"),
@@ -105,7 +105,7 @@ def test_messages_come_from_a_column(tmp_path: Path) -> None:
         ({"scorer": "regex", "scorer_options": {"pattern": "("}}, "pattern"),
     ],
 )
-def test_a_row_that_does_not_fit_is_told_in_one_line(
+def test_a_row_that_does_not_fit_is_reported_in_one_line(
     options: dict[str, Any], says: str, file: str
 ) -> None:
     with pytest.raises(OperatorFault, match=says) as fault:
@@ -128,7 +128,7 @@ MESSAGES = [{"role": "user", "content": "1?"}]
         ({}, 1, "is empty: the number of different questions is 1, and held_out = 0.2"),
     ],
 )  # fmt: skip
-def test_rows_that_do_not_fit_are_told_at_the_start(
+def test_rows_that_do_not_fit_are_reported_at_the_start(
     change: dict[int, dict[str, Any]], rows: int, says: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "sums.jsonl"
@@ -143,14 +143,14 @@ def test_rows_that_do_not_fit_are_told_at_the_start(
     assert re.search(says, said[0])
 
 
-def test_an_own_scorer_may_take_any_answer(tmp_path: Path) -> None:
+def test_a_users_scorer_may_take_any_expected_answer(tmp_path: Path) -> None:
     path = tmp_path / "tests.jsonl"
     path.write_text(json.dumps({"prompt": "1?", "answer": ["assert f()"]}))
     made = RowsTask(str(path), scorer="operator:eq")
     assert made.expected(made.prompt(0)).text == "['assert f()']"
 
 
-def test_an_answer_may_lie_deeper(tmp_path: Path) -> None:
+def test_an_expected_answer_may_be_nested_in_a_column(tmp_path: Path) -> None:
     path = tmp_path / "nested.jsonl"
     row = {"question": "1 + 1?", "reward_model": {"ground_truth": "2"}, "a.b": "3"}
     path.write_text(json.dumps(row))
@@ -163,13 +163,13 @@ def test_an_answer_may_lie_deeper(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 16, 17, 400, 1023])
-def test_an_epoch_has_each_row_once(count: int) -> None:
+def test_an_epoch_contains_each_row_once(count: int) -> None:
     for epoch in range(3):
         order = [permuted(place, count, rng_seed=7, epoch=epoch) for place in range(count)]
         assert sorted(order) == list(range(count))
 
 
-def test_epochs_and_seeds_differ_and_repeat() -> None:
+def test_orders_differ_between_epochs_and_seeds_and_repeat_exactly() -> None:
     def order(rng_seed: int, epoch: int) -> list[int]:
         return [permuted(place, 1000, rng_seed=rng_seed, epoch=epoch) for place in range(1000)]
 
@@ -181,5 +181,5 @@ def test_epochs_and_seeds_differ_and_repeat() -> None:
     assert len(set(steps)) > 700
 
 
-def test_a_place_costs_the_same_in_a_data_set_of_any_size() -> None:
+def test_finding_a_row_costs_the_same_in_a_data_set_of_any_size() -> None:
     assert 0 <= permuted(10**15, 10**15 + 1, rng_seed=0, epoch=0) <= 10**15

@@ -82,7 +82,7 @@ async def test_a_busy_judge_is_asked_again(judge: JudgeServer) -> None:
     assert len(judge.asked) == 4
 
 
-async def test_a_judge_that_stays_away_is_an_error(judge: JudgeServer) -> None:
+async def test_a_judge_that_stays_away_gives_an_error(judge: JudgeServer) -> None:
     judge.replies = [(503, "still busy")]
     with pytest.raises(JudgeError, match=r"the judge at 127\.0\.0\.1:\d+ said 503$"):
         await ask(judge, tries=3)
@@ -105,7 +105,7 @@ async def test_a_judge_that_stays_away_is_an_error(judge: JudgeServer) -> None:
         (200, "x" * (REPLY_BYTES_MAX + 1), "more than 65536 bytes"),
     ],
 )
-async def test_an_answer_that_the_judge_refuses_or_garbles_is_an_error_at_once(
+async def test_an_answer_that_the_judge_refuses_or_garbles_gives_an_error_at_once(
     judge: JudgeServer, status: int, text: str, complaint: str
 ) -> None:
     judge.replies = [(status, text)]
@@ -124,7 +124,7 @@ async def test_an_answer_that_the_judge_refuses_or_garbles_is_an_error_at_once(
         ({}, "url"),
     ],
 )
-def test_wrong_options_are_told(options: dict[str, Any], complaint: str) -> None:
+def test_wrong_options_of_the_judge_are_reported(options: dict[str, Any], complaint: str) -> None:
     with pytest.raises(OperatorFault, match=complaint):
         load_scorer("remote", options)
 

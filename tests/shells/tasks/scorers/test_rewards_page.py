@@ -41,7 +41,7 @@ def tables() -> Iterator[dict[str, Any]]:
         yield tomllib.loads(text)
 
 
-def test_the_scorer_has_eight_lines_and_scores() -> None:
+def test_the_scorer_of_the_page_has_eight_lines_and_scores() -> None:
     lines = [line for line in PROGRAMS["judge.py"].splitlines() if line]
     assert len(lines) <= 8
     score = load_scorer("judge:score", {})
@@ -51,7 +51,7 @@ def test_the_scorer_has_eight_lines_and_scores() -> None:
     assert score(Answer("five", "length", 50), Expected("4", ROW)).value == 0.0
 
 
-async def test_a_judge_elsewhere_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_judge_of_the_page_is_asked_over_http(monkeypatch: pytest.MonkeyPatch) -> None:
     async def judged(request: web.Request) -> web.Response:
         said = await request.json()
         if said["expected"] == "4":
@@ -69,7 +69,7 @@ async def test_a_judge_elsewhere_is_asked(monkeypatch: pytest.MonkeyPatch) -> No
             await score(Answer("4", "stop", 1), Expected("5"))
 
 
-def test_advantages_and_loss() -> None:
+def test_the_advantages_and_losses_of_the_page_are_right() -> None:
     found = advantages_of(Recipe(advantages="losses:ranks"))(np.array([0.1, 0.7, 0.4], np.float32))
     assert found.tolist() == [-1.0, 1.0, 0.0]
     loss = loss_of(Recipe(loss="losses:clipped"))
@@ -83,7 +83,9 @@ def test_advantages_and_loss() -> None:
     assert gradient.tolist() == pytest.approx([-1.0, 0.5, 0.0]), "the third is clipped"
 
 
-def test_the_tables_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tables_of_the_page_can_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("JUDGE_URL", "http://localhost")
     (tmp_path / "sums.jsonl").write_text('{"question": "2 + 2", "result": "4", "level": 1}\n')
     monkeypatch.chdir(tmp_path)
@@ -96,7 +98,7 @@ def test_the_tables_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert learner.keys() <= keys
 
 
-def test_the_fields_and_limits_are_those_of_the_code() -> None:
+def test_the_fields_and_limits_of_the_page_are_those_of_the_code() -> None:
     inputs = re.findall(r"^\| `(\w+_n)` \|", PAGE, re.MULTILINE)
     assert inputs == [field.name for field in fields(WeightInputs)]
     told = re.findall(r"^\| (?:`Answer`|`Expected`)? ?\| `(\w+)` \|", PAGE, re.MULTILINE)

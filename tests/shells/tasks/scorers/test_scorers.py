@@ -1,4 +1,4 @@
-"""The scorers by name, on typical answers of models."""
+"""The built-in scorers, each on typical answers of models."""
 
 from typing import Any
 
@@ -35,13 +35,13 @@ def score(name: str, text: str, expected: str, **options: Any) -> float:
         ("math", "", "42", {}, 0.0),
     ],
 )
-def test_an_answer_is_worth(
+def test_each_scorer_gives_an_answer_its_reward(
     name: str, text: str, expected: str, options: dict[str, Any], value: float
 ) -> None:
     assert score(name, text, expected, **options) == value
 
 
-def test_a_function_of_ones_own_scores_with_the_whole_row() -> None:
+def test_a_users_function_scores_with_the_whole_row() -> None:
     scorer = load_scorer(f"{__name__}:letters", {"bonus": 0.5})
     assert scorer(Answer("abc", "length", 3), Expected("", {"letters": 3})) == 1.5
 

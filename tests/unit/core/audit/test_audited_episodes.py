@@ -96,7 +96,7 @@ def play_out(world: AuditedWorld) -> None:
         write(world, holder_of(world))
 
 
-def test_each_turn_is_scored_behind_all_that_came_before_it() -> None:
+def test_each_turn_is_scored_behind_all_earlier_tokens() -> None:
     """And never a token that the environment gave. The seed goes on from turn to turn."""
     world, holder = begun("a", "mine", share=1.0)
     play_out(world)
@@ -165,7 +165,7 @@ def test_a_lie_in_one_turn_gives_the_episode_back_and_only_its_author_is_blamed(
     assert {span.author for span in of_sample(world).spans} == {honest.peer}
 
 
-def test_the_environment_is_told_of_an_episode_that_begins_again() -> None:
+def test_the_environment_learns_that_an_episode_begins_again() -> None:
     world, first = begun("one", "two")
     seen: list[StepEnvironment] = []
     perform = world._perform
@@ -262,7 +262,7 @@ def test_a_restart_does_not_go_on_from_turns_of_a_convicted_worker() -> None:
     assert not any(span.author == liar.peer for span in of_sample(world).spans)
 
 
-def test_behind_a_turn_of_its_own_a_worker_may_have_old_kv() -> None:
+def test_a_worker_may_keep_old_kv_behind_its_own_turn() -> None:
     """Also if another worker wrote in between; two turns of one version mix nothing."""
     one, two = PeerId("one"), PeerId("two")
 

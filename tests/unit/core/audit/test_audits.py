@@ -98,7 +98,7 @@ def train_until_convicted(world: AuditedWorld) -> None:
     raise AssertionError("nobody was convicted")
 
 
-def test_what_a_worker_wrote_before_it_was_convicted_leaves_the_buffer() -> None:
+def test_answers_that_a_worker_wrote_before_its_conviction_leave_the_buffer() -> None:
     world = started("liar", "mine", newcomer=0, share=1.0)
     world.work()  # honest so far: groups are complete and buffered
     before = [group for group in world.ledger.groups if any_of(world, group, "liar")]
@@ -142,7 +142,7 @@ def test_a_flagged_answer_goes_back_and_another_worker_gets_its_sample() -> None
     train_on(world, 3)
 
 
-def test_a_sample_whose_reward_is_under_way_goes_back_when_it_has_come() -> None:
+def test_a_flagged_sample_goes_back_when_its_pending_reward_has_arrived() -> None:
     world = started("liar", "mine")
     liar = world.peers["liar"]
     key, sample = liar.open[0]
@@ -170,7 +170,7 @@ def test_a_worker_that_waits_too_long_for_a_verdict_loses_its_sample_to_another_
     train_on(world, 2)
 
 
-def test_without_another_worker_nothing_is_given_back() -> None:
+def test_no_sample_is_given_back_without_another_worker() -> None:
     world = started("a", auditor=False, wait_s=5.0)
     world.work()
     world.pass_time(30.0)
@@ -196,7 +196,7 @@ def test_limits_are_learnt_from_trusted_workers_before_others_get_leases() -> No
     assert not world.audits.learns()
 
 
-def test_without_a_trusted_worker_no_worker_waits_or_is_convicted() -> None:
+def test_no_worker_waits_or_is_convicted_without_a_trusted_worker() -> None:
     world = started("liar", learnt=False, trusted=(), share=1.0)
     world.liars.add("liar")
     train_on(world, 8)
@@ -207,7 +207,7 @@ def test_without_a_trusted_worker_no_worker_waits_or_is_convicted() -> None:
     assert any("looks like a liar" in each for each in sentences)
 
 
-def test_a_trusted_worker_that_lies_is_told_on_but_stays() -> None:
+def test_a_trusted_worker_that_lies_is_reported_but_stays() -> None:
     world = started("mine", share=1.0)
     world.liars.add("mine")
     train_on(world, 12)
@@ -215,7 +215,7 @@ def test_a_trusted_worker_that_lies_is_told_on_but_stays() -> None:
     assert any("is trusted, but" in fault.text for fault in world.state.status().faults)
 
 
-def test_a_partial_is_blamed_on_who_wrote_it() -> None:
+def test_a_partial_is_blamed_on_the_worker_that_wrote_it() -> None:
     world = started("liar", "mine", newcomer=0, share=1.0)
     liar = world.peers["liar"]
     key, sample = liar.open[0]
@@ -235,7 +235,7 @@ def test_a_partial_is_blamed_on_who_wrote_it() -> None:
     assert by_worker.get(PeerId("mine"), ()) == ()
 
 
-def test_a_restart_judges_again_what_waits() -> None:
+def test_samples_that_wait_for_a_verdict_are_judged_again_after_a_restart() -> None:
     world = started("a", "mine", auditor=False, wait_s=3600.0)
     world.work()
     waiting = len(world.audits.waiting)
@@ -298,7 +298,7 @@ def test_a_newcomer_holds_few_samples_until_it_is_clear(monkeypatch: pytest.Monk
     assert peer.peer in {t.worker for t in trajectories(world)}
 
 
-def test_a_group_of_which_one_verdict_is_bad_is_not_complete_with_the_good_ones() -> None:
+def test_a_group_with_one_bad_verdict_is_not_complete() -> None:
     world = started("a", wait_s=3600.0)
     peer = world.peers["a"]
     lease = peer.leases[peer.open[0][0]]
@@ -358,7 +358,7 @@ def test_honest_answers_on_trial_excuse_no_lies() -> None:
     assert case.judge(PeerId("liar"), lie, limits)[1]
 
 
-def test_without_leave_a_worker_that_refits_in_place_is_convicted() -> None:
+def test_a_worker_that_refits_in_place_without_permission_is_convicted() -> None:
     """No clean prefill gives its logprobs, and the audit cannot tell that from other weights."""
     world = started("a", "mine", newcomer=0, share=1.0)
     train_on(world, 2)
@@ -368,7 +368,7 @@ def test_without_leave_a_worker_that_refits_in_place_is_convicted() -> None:
     assert "logprobs" in world.convicts[0].reason
 
 
-def test_answers_of_mixed_kv_have_limits_of_their_own() -> None:
+def test_answers_of_mixed_kv_have_their_own_limits() -> None:
     """They are learnt from trusted workers that refit in place too, and kept over a restart."""
     world = started("a", "mine", newcomer=0, share=1.0, in_place=True)
     train_on(world, 2)
@@ -398,7 +398,7 @@ def test_answers_of_mixed_kv_have_limits_of_their_own() -> None:
     assert [each.worker for each in world.convicts] == ["a"]
 
 
-def test_workers_in_int8_have_limits_of_their_own() -> None:
+def test_workers_in_int8_have_their_own_limits() -> None:
     """They work once a trusted one has shown its answers; a restart keeps what was learnt."""
     world = started("b-int8", "mine-int8", "mine", newcomer=0, share=1.0, quantized=True)
     for _ in range(BASELINE_TRAJECTORIES):
@@ -424,7 +424,7 @@ def test_workers_in_int8_have_limits_of_their_own() -> None:
     assert [each.worker for each in world.convicts] == ["b-int8"]
 
 
-def test_a_made_up_quantization_brings_no_work() -> None:
+def test_a_worker_with_an_invented_quantization_gets_no_work() -> None:
     world = started("mine", newcomer=0, quantized=True)
     for number in range(5):
         world.connect(f"liar-{number}", quantization=f"made-up-{number}")
@@ -441,7 +441,7 @@ def test_a_worker_in_int8_scores_no_version() -> None:
     assert world.audits.scorers.scored == 0
 
 
-def test_until_limits_of_mixed_kv_are_learnt_only_gross_lies_convict() -> None:
+def test_only_gross_lies_convict_until_limits_of_mixed_kv_are_learnt() -> None:
     world = started("liar", "mine", newcomer=0, share=1.0, in_place=True)
     train_on(world, 2)
     world.mixes.add("liar")
@@ -453,7 +453,7 @@ def test_until_limits_of_mixed_kv_are_learnt_only_gross_lies_convict() -> None:
     assert [each.worker for each in world.convicts] == ["liar"]
 
 
-def test_where_all_answers_mix_versions_their_limits_let_others_work() -> None:
+def test_limits_of_mixed_versions_let_others_work_if_all_answers_mix_versions() -> None:
     world = started("a", "mine", learnt=False, in_place=True, newcomer=0)
     world.mixes |= {"a", "mine"}
     for _ in range(BASELINE_TRAJECTORIES):
@@ -501,7 +501,7 @@ def test_a_sample_that_no_other_worker_can_write_begins_again_with_its_group() -
     train_on(world, 1)
 
 
-def test_a_sample_that_was_returned_waits_no_longer_for_having_been_leased() -> None:
+def test_the_waiting_time_of_a_returned_sample_ignores_its_earlier_lease() -> None:
     world = started("liar", "mine", newcomer=3)
     liar, mine = world.peers["liar"], world.peers["mine"]
     key, sample = liar.open[0]
@@ -535,7 +535,7 @@ def test_a_sample_that_was_returned_waits_no_longer_for_having_been_leased() -> 
     assert group not in world.ledger.groups
 
 
-def test_what_goes_on_from_a_convicted_worker_is_not_accepted() -> None:
+def test_a_continuation_of_a_convicted_workers_tokens_is_not_accepted() -> None:
     world = started("liar", "mine", newcomer=0, share=0.0)
     liar, mine = world.peers["liar"], world.peers["mine"]
     key, sample = liar.open[0]
@@ -556,7 +556,7 @@ def test_what_goes_on_from_a_convicted_worker_is_not_accepted() -> None:
     assert kept == []
 
 
-def test_trust_and_convictions_are_known_before_anybody_says_hello() -> None:
+def test_trust_and_convictions_are_known_before_the_first_hello() -> None:
     recovered = replace(
         Recovered.nothing(),
         convicted=frozenset([PeerId("liar")]),
@@ -577,7 +577,7 @@ def test_trust_and_convictions_are_known_before_anybody_says_hello() -> None:
     assert state._audits.is_convicted(PeerId("liar"))
 
 
-def test_a_clear_worker_uses_more_slots_the_more_of_its_answers_were_audited() -> None:
+def test_a_clear_worker_gets_more_slots_as_more_of_its_answers_are_audited() -> None:
     world = started("a", newcomer=0, share=1.0)
     peer = world.state._members.get(PeerId("a"))
     assert peer is not None

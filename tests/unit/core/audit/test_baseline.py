@@ -30,7 +30,7 @@ def found(k: float = 1e-6, misses: int | None = 0, tokens: int = TOKENS) -> Evid
     )
 
 
-def test_a_baseline_is_whole_or_there_is_none() -> None:
+def test_an_incomplete_baseline_is_not_used() -> None:
     baseline = Baseline()
     for number in range(BASELINE_TRAJECTORIES):
         assert baseline.limits is None, number
@@ -45,7 +45,7 @@ def test_a_baseline_is_whole_or_there_is_none() -> None:
     assert baseline.limits.flags(found(misses=None)) == ()
 
 
-def test_trusted_workers_that_agree_exactly_leave_room_for_bfloat16() -> None:
+def test_the_limits_of_exactly_agreeing_trusted_workers_leave_room_for_bfloat16() -> None:
     allowed = limits_of([found(k=1e-7)] * 200)
     assert allowed.k == K_MIN
     assert allowed.misses == pytest.approx(1.5 * 2 / 2400), "two may have been overlooked"
@@ -53,7 +53,7 @@ def test_trusted_workers_that_agree_exactly_leave_room_for_bfloat16() -> None:
     assert much.misses == MISSES_MIN
 
 
-def test_the_tolerance_is_the_narrowest_within_which_trusted_workers_agree() -> None:
+def test_the_tolerance_is_the_narrowest_with_which_trusted_workers_agree() -> None:
     """As SmolLM2 in bfloat16: within the narrowest, 1.6 % of the tokens miss, then 0.12 %."""
     honest = replace(found(), misses=(0, 0, 0))
     trusted = [honest] * 162 + [replace(honest, misses=(1, 0, 0))] * 35
@@ -67,7 +67,7 @@ def test_the_tolerance_is_the_narrowest_within_which_trusted_workers_agree() -> 
     assert limits_of([found(misses=1)] * 200).tolerance == len(TOLERANCES) - 1
 
 
-def test_short_answers_have_more_room() -> None:
+def test_short_answers_have_wider_limits() -> None:
     """SmolLM2 in bfloat16 against float32: 99.9 % of the answers have a smaller K, by their tokens."""
     allowed = limits_of([found()] * 200)
     for tokens, k in ((1, 0.255), (2, 0.165), (3, 0.173), (8, 0.089), (20, 0.064), (60, 0.053)):
@@ -96,14 +96,14 @@ def test_the_chance_of_misses_is_that_of_a_binomial_distribution(tokens: int, sh
         assert chance_of(misses, tokens, share) == pytest.approx(expected)
 
 
-def test_the_chance_of_misses_in_a_long_answer() -> None:
+def test_the_chance_of_misses_is_right_in_a_long_answer() -> None:
     tokens, share = 32_768, 0.1
     mean, deviation = tokens * share, math.sqrt(tokens * share * (1 - share))
     assert chance_of(int(mean + 3 * deviation), tokens, share) == pytest.approx(1.4e-3, rel=0.15)
     assert chance_of(tokens, tokens, share) == 0.0 < RARE
 
 
-def test_an_answer_that_was_hardly_drawn_is_flagged_where_no_seed_is_replayed() -> None:
+def test_an_unlikely_answer_is_flagged_if_no_seed_is_replayed() -> None:
     allowed = limits_of([found()] * 200)
     odd = replace(found(misses=None), hot=RATIO_MAX + 0.1)
     assert allowed.flags(odd) == ("draw",)

@@ -108,7 +108,7 @@ def test_a_newcomer_is_clear_after_its_first_clean_answers() -> None:
     assert cases.of(WORKER).standing == "clear"
 
 
-def test_a_flag_has_everything_audited_until_a_hundred_are_clean() -> None:
+def test_every_answer_after_a_flag_is_audited_until_a_hundred_are_clean() -> None:
     cases, allowed = (
         Cases(
             AuditRules(
@@ -125,7 +125,7 @@ def test_a_flag_has_everything_audited_until_a_hundred_are_clean() -> None:
     assert cases.of(WORKER).standing == "clear"
 
 
-def test_a_convicted_worker_stays_so_until_it_is_forgotten() -> None:
+def test_a_convicted_worker_stays_convicted_until_it_is_forgotten() -> None:
     cases, allowed = (
         Cases(
             AuditRules(
@@ -144,7 +144,7 @@ def test_a_convicted_worker_stays_so_until_it_is_forgotten() -> None:
     assert "48 of 48 tokens are not those of their seeds" in verdicts[3]
 
 
-def test_without_a_baseline_a_worker_is_only_suspected() -> None:
+def test_a_worker_is_only_suspected_without_a_baseline() -> None:
     cases = Cases(
         AuditRules(
             trusted=("t",),

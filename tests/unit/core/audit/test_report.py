@@ -12,7 +12,7 @@ def line(worker: str = "w1", **changes: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_means_and_counts_are_of_all_lines_of_a_worker() -> None:
+def test_means_and_counts_cover_all_lines_of_a_worker() -> None:
     lines = [line(), line(k=1.5, z=2.0, misses=None, tokens=30), line("w2", flags=["seed"])]
     reports = summed_up(lines)
     first = reports[lines[0]["worker"]]
@@ -21,7 +21,7 @@ def test_means_and_counts_are_of_all_lines_of_a_worker() -> None:
     assert reports[lines[2]["worker"]].flags == {"seed": 1}
 
 
-def test_the_last_flagged_answers_are_the_evidence() -> None:
+def test_the_report_shows_the_last_flagged_answers_as_evidence() -> None:
     lines = [line(group=number, flags=["logprobs"]) for number in range(2 * SHOWN_MAX)]
     (report,) = summed_up([line(), *lines]).values()
     assert [each["group"] for each in report.evidence] == [*range(SHOWN_MAX, 2 * SHOWN_MAX)]

@@ -47,7 +47,7 @@ def fails(world: AuditedWorld) -> None:
 
 
 @pytest.mark.parametrize("lost", [goes, fails])
-def test_what_an_auditor_did_not_do_is_ordered_again(lost: LostAuditor) -> None:
+def test_answers_that_an_auditor_did_not_score_are_ordered_again(lost: LostAuditor) -> None:
     world = started("a", wait_s=3600.0)
     peer = world.peers["a"]
     world.say(peer, peer.finish(*peer.open[0]))
@@ -80,7 +80,7 @@ def test_an_auditor_that_is_late_gets_its_next_order_when_it_has_answered() -> N
     assert first.answers == second.answers
 
 
-def test_only_auditors_score_and_only_what_they_were_told() -> None:
+def test_only_auditors_score_and_only_the_ordered_answers() -> None:
     world = started("a", "b")
     world.say(world.peers["b"], AnswersScored(0, (), 0.1, 0.1))
     assert world.peers["b"].closed
@@ -91,14 +91,14 @@ def test_only_auditors_score_and_only_what_they_were_told() -> None:
     assert world.peers["auditor"].closed
 
 
-def test_copies_that_an_audit_needs_are_kept() -> None:
+def test_copies_of_versions_that_an_audit_needs_are_kept() -> None:
     world = started("a", auditor=False)
     peer = world.peers["a"]
     world.say(peer, peer.finish(*peer.open[0]))
     assert set(world.state._versions.pinned) == {"versions/1-0"}
 
 
-def test_an_answer_that_cannot_be_scored_does_not_take_others_with_it() -> None:
+def test_an_answer_that_cannot_be_scored_does_not_fail_others() -> None:
     world = started("a", "b", wait_s=3600.0)
     for name in "ab":
         peer = world.peers[name]

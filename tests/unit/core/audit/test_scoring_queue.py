@@ -54,7 +54,7 @@ def take(
     return [each.key.version for each in order]
 
 
-def test_urgent_answers_come_first_then_what_is_loaded_then_the_oldest() -> None:
+def test_urgent_answers_come_first_then_those_of_the_loaded_version_then_the_oldest() -> None:
     queue = queue_of(part(1), part(2), part(3, urgent=True), part(4, urgent=True))
     assert take(queue, loaded=4) == [4]
     assert take(queue, loaded=4) == [3]
@@ -63,7 +63,7 @@ def test_urgent_answers_come_first_then_what_is_loaded_then_the_oldest() -> None
     assert take(queue) == []
 
 
-def test_the_newest_version_is_loaded_for_what_is_not_urgent_after_a_while() -> None:
+def test_the_newest_version_is_loaded_for_answers_that_are_not_urgent_after_a_while() -> None:
     queue = queue_of(part(5, at=10.0))
     assert take(queue, loaded=4, newest=5, now=10.0 + SCORING_PATIENCE_S - 0.1) == []
     assert queue.due_at(version_key(5)) == 10.0 + SCORING_PATIENCE_S
@@ -71,7 +71,7 @@ def test_the_newest_version_is_loaded_for_what_is_not_urgent_after_a_while() -> 
     assert take(queue_of(part(5, at=10.0)), loaded=5, newest=5, now=10.0) == [5]
 
 
-def test_an_older_version_is_loaded_at_once() -> None:
+def test_an_older_version_is_loaded_at_once_for_its_answers() -> None:
     queue = queue_of(part(5, at=10.0))
     assert queue.due_at(version_key(6)) == 10.0
     assert take(queue, loaded=6, newest=6, now=10.0) == [5]
@@ -84,7 +84,7 @@ def test_workers_on_trial_do_not_keep_all_others_from_being_audited() -> None:
     assert all(set(order) == {5} for order in orders[:-1])
 
 
-def test_an_order_takes_along_what_is_not_urgent_and_has_a_limit() -> None:
+def test_an_order_also_holds_answers_that_are_not_urgent_up_to_a_limit() -> None:
     urgent = part(5, urgent=True)
     queue = queue_of(*(part(5) for _ in range(ANSWERS_MAX)), urgent)
     order = queue.take(KEYS, loaded=None, newest=None, tokens_max=1 << 20, now=0.0)
@@ -97,7 +97,7 @@ def test_an_order_is_as_large_as_its_auditor_is_fast() -> None:
     assert len(take(queue, tokens_max=0)) == 1
 
 
-def test_an_order_holds_so_many_bytes_and_at_least_one_answer(
+def test_an_order_is_limited_in_bytes_but_holds_at_least_one_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(scoring_queue, "ORDER_BYTES_MAX", 45)
@@ -107,13 +107,13 @@ def test_an_order_holds_so_many_bytes_and_at_least_one_answer(
     assert take(queue) == [1]
 
 
-def test_a_version_that_cannot_be_scored_here_is_left() -> None:
+def test_a_version_that_an_auditor_cannot_score_is_left_to_others() -> None:
     queue = queue_of(part(1), part(2))
     order = queue.take({version_key(2)}, loaded=None, newest=None, tokens_max=9, now=1e6)
     assert [each.key.version for each in order] == [2]
 
 
-def test_the_oldest_version_goes_when_there_are_too_many() -> None:
+def test_the_oldest_of_too_many_versions_is_dropped() -> None:
     queue = queue_of(*(part(number) for number in range(SCORED_VERSIONS_MAX)))
     lost = queue.put(part(SCORED_VERSIONS_MAX))
     assert [each.key.version for each in lost] == [0]
@@ -122,7 +122,7 @@ def test_the_oldest_version_goes_when_there_are_too_many() -> None:
     queue.check()
 
 
-def test_there_is_room_for_so_many_bytes_and_tries(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_queue_is_limited_in_bytes_and_tries(monkeypatch: pytest.MonkeyPatch) -> None:
     tired = part(1)
     tired.tries = TRIES_MAX
     assert queue_of().put(tired) == [tired]
@@ -131,14 +131,14 @@ def test_there_is_room_for_so_many_bytes_and_tries(monkeypatch: pytest.MonkeyPat
     assert queue.put(second) == [second]
 
 
-def test_a_worker_is_forgotten() -> None:
+def test_answers_of_a_forgotten_worker_leave_the_queue() -> None:
     queue = queue_of(part(1, worker="liar"), part(1), part(2, worker="liar"))
     assert len(queue.forget(PeerId("liar"))) == 2
     queue.check()
     assert (len(queue), list(queue.versions())) == (1, [version_key(1)])
 
 
-def test_what_was_in_a_failed_order_is_tried_alone() -> None:
+def test_answers_of_a_failed_order_are_tried_one_by_one() -> None:
     tried = [part(1), part(1)]
     for each in tried:
         each.tries = 1

@@ -27,7 +27,7 @@ def test_five_flags_in_a_row_convict_and_four_do_not() -> None:
         assert test.convicts == (count == 5)
 
 
-def test_a_worker_that_was_honest_for_long_is_convicted_as_fast() -> None:
+def test_a_worker_with_a_long_honest_past_is_convicted_as_fast() -> None:
     test = FlagTest()
     for _ in range(10_000):
         test.add(flagged=False)
@@ -47,7 +47,7 @@ def test_flags_at_the_honest_rate_do_not_convict(rng_seed: int) -> None:
 
 
 @pytest.mark.parametrize("tokens", [1, 12, 400])
-def test_as_many_missed_seeds_as_the_limit_allows_do_not_convict(tokens: int) -> None:
+def test_missed_seeds_within_the_limit_do_not_convict(tokens: int) -> None:
     rng, test, highest = np.random.default_rng(5), SeedTest(), 0.0
     for misses in rng.binomial(tokens, 0.002, size=20_000):
         test.add(int(misses), tokens, 0.002)
@@ -93,9 +93,7 @@ def tempered(p: Chances, power: float) -> Chances:
 
 @pytest.mark.parametrize("sharpness", [0.5, 2.0, 6.0, 12.0])
 @pytest.mark.parametrize("tokens", [1, 12, 200])
-def test_honest_draws_do_not_convict_however_sure_the_model_is(
-    sharpness: float, tokens: int
-) -> None:
+def test_honest_draws_of_a_very_certain_model_do_not_convict(sharpness: float, tokens: int) -> None:
     """The ratios are exact: with 4,000 answers the sum comes this close to THRESHOLD in one run of 80."""
     rng, test, highest = np.random.default_rng(3), TemperTest(), 0.0
     for _ in range(4000):
@@ -106,7 +104,7 @@ def test_honest_draws_do_not_convict_however_sure_the_model_is(
 
 
 @pytest.mark.parametrize("power", [0.5, 1.5, 4.0])
-def test_another_temperature_convicts(power: float) -> None:
+def test_draws_at_another_temperature_convict(power: float) -> None:
     rng, test, count = np.random.default_rng(1), TemperTest(), 0
     while not test.convicts and count < 1000:
         p = chances(rng, 2.0)
@@ -116,7 +114,7 @@ def test_another_temperature_convicts(power: float) -> None:
     assert (test.cold > test.hot) == (power > 1)
 
 
-def test_one_trajectory_counts_as_no_more_than_its_limit() -> None:
+def test_one_trajectory_counts_at_most_its_limit() -> None:
     test = TemperTest()
     for count in range(1, BLOCK + 1):
         assert (test.cold, test.hot) == (0.0, 0.0), count
@@ -124,7 +122,7 @@ def test_one_trajectory_counts_as_no_more_than_its_limit() -> None:
     assert (test.cold, test.hot) == (BLOCK * TRAJECTORY_MAX, 0.0)
 
 
-def test_short_answers_that_come_first_do_not_convict() -> None:
+def test_a_first_sequence_of_short_answers_does_not_convict() -> None:
     """Of 32 that run at a time, the surprising ones end early."""
     rng, test = np.random.default_rng(5), TemperTest()
     for _ in range(500):

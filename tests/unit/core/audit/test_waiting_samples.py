@@ -8,7 +8,7 @@ GROUP, OTHER = GroupId(1), GroupId(2)
 WAIT_S = 60.0
 
 
-def test_a_sample_is_good_once_each_of_its_authors_is() -> None:
+def test_a_sample_is_good_once_each_of_its_authors_is_judged_good() -> None:
     waiting = WaitingSamples(WAIT_S)
     sample = waiting.begin(A, GROUP, 0, 0.0)
     assert waiting.begin(B, GROUP, 0, 1.0) is sample
@@ -23,7 +23,7 @@ def test_a_sample_is_good_once_each_of_its_authors_is() -> None:
     assert (len(waiting), waiting.groups) == (0, 0)
 
 
-def test_one_bad_author_is_enough_and_nothing_changes_it() -> None:
+def test_one_bad_author_makes_a_sample_bad_for_good() -> None:
     waiting = WaitingSamples(WAIT_S)
     sample = waiting.begin(A, GROUP, 0, 0.0)
     waiting.begin(B, GROUP, 0, 0.0)
@@ -33,7 +33,7 @@ def test_one_bad_author_is_enough_and_nothing_changes_it() -> None:
     assert waiting.take_decided() == [SampleVerdict(GROUP, 0, good=False, blamed=blamed)]
 
 
-def test_a_sample_that_waited_too_long_goes_back_from_those_who_are_not_judged() -> None:
+def test_a_sample_that_waited_too_long_is_taken_from_its_unjudged_authors() -> None:
     waiting = WaitingSamples(WAIT_S)
     sample = waiting.begin(A, GROUP, 0, 0.0)
     waiting.begin(B, GROUP, 0, 0.0)
@@ -42,7 +42,7 @@ def test_a_sample_that_waited_too_long_goes_back_from_those_who_are_not_judged()
     assert [each.blamed for each in waiting.take_decided()] == [frozenset([B])]
 
 
-def test_a_sample_that_goes_back_comes_first() -> None:
+def test_a_sample_that_goes_back_is_decided_first() -> None:
     waiting = WaitingSamples(WAIT_S)
     good, bad = waiting.begin(A, GROUP, 0, 0.0), waiting.begin(B, GROUP, 1, 0.0)
     waiting.settle(good, A, good=True)
@@ -61,7 +61,7 @@ def test_a_sample_that_another_worker_wrote_again_waits_again() -> None:
     assert list(waiting.overdue(WAIT_S + 5.0)) == [second]
 
 
-def test_a_group_that_is_gone_does_not_wait() -> None:
+def test_samples_of_a_removed_group_do_not_wait() -> None:
     waiting = WaitingSamples(WAIT_S)
     sample = waiting.begin(A, GROUP, 0, 0.0)
     waiting.begin(A, OTHER, 0, 0.0)
@@ -70,7 +70,7 @@ def test_a_group_that_is_gone_does_not_wait() -> None:
     assert (waiting.take_decided(), waiting.groups) == ([], 1)
 
 
-def test_each_sample_is_looked_at_once_when_it_has_waited_long_enough() -> None:
+def test_each_sample_is_examined_once_after_its_waiting_time() -> None:
     waiting = WaitingSamples(WAIT_S)
     sample = waiting.begin(A, GROUP, 0, 1.0)
     assert waiting.wake_at == WAIT_S + 1.0
@@ -81,7 +81,7 @@ def test_each_sample_is_looked_at_once_when_it_has_waited_long_enough() -> None:
     assert waiting.wake_at == 2 * WAIT_S + 1.0
 
 
-def test_the_delay_is_that_of_verdicts() -> None:
+def test_the_reported_delay_is_that_of_verdicts() -> None:
     waiting = WaitingSamples(WAIT_S)
     waiting.measure(None, 1.0)
     sample = waiting.begin(A, GROUP, 0, 0.0)

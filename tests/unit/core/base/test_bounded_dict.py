@@ -3,7 +3,7 @@
 from echo2d.core.base.bounded_dict import keep_newest
 
 
-def test_the_oldest_entries_make_room() -> None:
+def test_the_oldest_entries_of_a_dictionary_make_room() -> None:
     entries = {"first": 1, "second": 2, "third": 3}
     keep_newest(entries, 3)
     assert list(entries) == ["first", "second", "third"]

@@ -19,7 +19,7 @@ class Pair:
 UNPACK = canonical_unpacker(Pair, bytes_max=64)
 
 
-def test_a_packed_value_comes_back() -> None:
+def test_a_packed_value_can_be_unpacked() -> None:
     assert UNPACK(pack(Pair(3, b"x"))) == Pair(3, b"x")
 
 
@@ -37,10 +37,10 @@ def test_a_packed_value_comes_back() -> None:
         msgpack.packb([3, b"x" * 64]),
     ],
 )
-def test_anything_else_is_refused(data: bytes) -> None:
+def test_any_other_encoding_of_a_value_is_refused(data: bytes) -> None:
     with pytest.raises(IntegrityFault):
         UNPACK(data)
 
 
-def test_a_digest_is_blake3() -> None:
+def test_a_digest_is_computed_with_blake3() -> None:
     assert digest_of(b"").hex().startswith("af1349b9f5f9a1a6a0404dea36dcc949")

@@ -36,7 +36,7 @@ def wire(*fields: Any, tag: Any = "Everything") -> bytes:
     return packed
 
 
-def test_round_trip() -> None:
+def test_messages_round_trip() -> None:
     assert CODEC.decode(CODEC.encode(SAMPLE)) == SAMPLE
     assert CODEC.encode(SAMPLE) == wire(*FIELDS)
 
@@ -58,7 +58,7 @@ def test_records_without_a_tag_round_trip() -> None:
         (4, "parts"), (4, [[b"x" * 32]]), (4, [[b"x" * 32, "0.5"]]), (4, [{"digest": b""}]), (4, {}),
     ],
 )  # fmt: skip
-def test_wrong_fields_are_a_peer_fault(position: int, value: Any) -> None:
+def test_a_message_with_wrong_fields_is_a_peer_fault(position: int, value: Any) -> None:
     fields = [*FIELDS]
     fields[position] = value
     with pytest.raises(PeerFault):
@@ -138,6 +138,6 @@ def test_a_message_that_is_too_long_is_refused_before_it_is_parsed() -> None:
         Codec({"Everything": Everything}, bytes_max=16).decode(b"\xc1" * 17)
 
 
-def test_our_own_wrong_direction_is_our_bug() -> None:
+def test_encoding_a_message_in_the_wrong_direction_is_a_bug() -> None:
     with pytest.raises(AssertionError, match="is not a message of this codec"):
         CODEC.encode(Part(Digest(b""), 1.0))

@@ -38,7 +38,7 @@ def test_a_deadline_may_move_either_way_and_end() -> None:
     book.check()
 
 
-def test_the_queue_agrees_with_looking_at_all_deadlines() -> None:
+def test_the_queue_finds_the_earliest_of_all_deadlines() -> None:
     rng = random.Random(7)
     book = Book()
     for _ in range(3000):
@@ -51,7 +51,7 @@ def test_the_queue_agrees_with_looking_at_all_deadlines() -> None:
             book.check()
 
 
-def test_deadlines_that_move_to_and_fro_take_no_room() -> None:
+def test_deadlines_that_move_again_and_again_take_no_room() -> None:
     book = Book()
     for number in range(10 * STALE_ENTRIES):
         book.put("a", 1000.0 - number)

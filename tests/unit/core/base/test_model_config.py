@@ -20,7 +20,7 @@ from echo2d.core.base.model_config import context_max, end_token_ids, vocab_size
         ({"eos_token_id": ["x", -1, True, 2]}, None, (2,)),
     ],
 )
-def test_end_tokens_are_those_of_the_generation_else_of_the_model(
+def test_end_tokens_are_read_from_the_generation_config_or_else_from_the_model_config(
     config: dict[str, Any], generation: dict[str, Any] | None, ends: tuple[int, ...]
 ) -> None:
     assert end_token_ids(config, generation) == ends
@@ -36,7 +36,7 @@ def test_end_tokens_are_those_of_the_generation_else_of_the_model(
         ({"vocab_size": "17", "max_position_embeddings": True}, None, None),
     ],
 )
-def test_sizes_are_positive_numbers_or_not_known(
+def test_sizes_of_a_model_are_positive_numbers_or_unknown(
     config: dict[str, Any], size: int | None, context: int | None
 ) -> None:
     assert (vocab_size(config), context_max(config)) == (size, context)

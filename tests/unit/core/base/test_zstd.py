@@ -16,7 +16,7 @@ SKIPPABLE = b"\x50\x2a\x4d\x18" + (4).to_bytes(4, "little") + b"abcd"
 LYING = GOOD[:5] + (401 - 256).to_bytes(2, "little") + GOOD[7:]
 
 
-def test_there_and_back() -> None:
+def test_a_compressed_frame_can_be_decompressed() -> None:
     assert decompress(GOOD, 400) == b"abcd" * 100
     assert decompress(memoryview(bytearray(GOOD)), 400) == b"abcd" * 100
     assert declared_length(GOOD) == 400
@@ -45,7 +45,7 @@ def test_no_bytes_make_an_empty_frame() -> None:
     ],
     ids=count(),
 )
-def test_other_frames_are_refused(frame: bytes, length: int) -> None:
+def test_frames_of_another_length_are_refused(frame: bytes, length: int) -> None:
     tracemalloc.start()
     with pytest.raises(IntegrityFault):
         decompress(frame, length)

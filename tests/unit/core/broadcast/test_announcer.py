@@ -19,7 +19,7 @@ from tests.support.coordinator_world import World, form_of, messages
 from tests.support.publishing import deliver_seed, published
 
 
-def test_roots_and_plans_go_to_everyone() -> None:
+def test_roots_and_plans_are_sent_to_every_peer() -> None:
     world = published("a", "b")
     deliver_seed(world)
     roots = [action for action in world.actions if isinstance(action, SendRoot)]
@@ -36,7 +36,7 @@ def test_roots_and_plans_go_to_everyone() -> None:
     assert len(secrets) == 2  # one per edge, the same at both ends
 
 
-def test_a_large_swarm_is_told_in_turns() -> None:
+def test_a_large_swarm_gets_its_messages_in_batches() -> None:
     world = published(*(f"w{number}" for number in range(2 * TOLD_MAX)))
     deliver_seed(world)
     assert sum(len(messages(peer, PlanEdges)) for peer in world.peers.values()) == TOLD_MAX
@@ -50,7 +50,7 @@ def test_a_large_swarm_is_told_in_turns() -> None:
     )
 
 
-def test_a_seed_that_comes_late_gets_its_order_then() -> None:
+def test_a_seed_that_joins_late_gets_its_order_then() -> None:
     world = World()
     world.open_session()
     world.publish(0)
@@ -92,7 +92,7 @@ def test_a_newcomer_gets_the_newest_root_pages_and_a_place() -> None:
     assert len(messages(late, SegmentPage)) == 1
 
 
-def test_a_lost_worker_leaves_the_plan_and_comes_back_as_a_leaf() -> None:
+def test_a_lost_worker_leaves_the_plan_and_returns_as_a_leaf() -> None:
     world = published("a", "b")
     world.drain()
     while world.now < 8.0:

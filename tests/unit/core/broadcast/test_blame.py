@@ -18,7 +18,7 @@ from tests.support.coordinator_world import World, form_of, messages, publish_st
 from tests.support.publishing import deliver_seed, publish_again, published
 
 
-def test_a_broken_edge_mends_the_plan_once() -> None:
+def test_a_broken_edge_is_repaired_once() -> None:
     world = published("a", "b", "c")
     world.drain()
     edges = {name: messages(world.peers[name], PlanEdges)[-1] for name in ("a", "b", "c")}
@@ -36,7 +36,7 @@ def test_a_broken_edge_mends_the_plan_once() -> None:
     assert len(messages(world.peers[child], PlanEdges)) == count
 
 
-def test_a_worker_without_a_link_to_the_seed_moves_itself() -> None:
+def test_a_worker_that_reports_no_link_to_the_seed_is_moved_itself() -> None:
     world = published("a", "b")
     world.drain()
     edges = {name: messages(world.peers[name], PlanEdges)[-1] for name in ("a", "b")}
@@ -72,7 +72,7 @@ def test_a_peer_that_shares_no_edge_accuses_no_other_one() -> None:
     assert sum(len(messages(peer, PlanEdges)) for peer in world.peers.values()) == told
 
 
-def test_a_stream_of_made_up_accusations_ends_in_quarantine_and_is_not_heard() -> None:
+def test_a_peer_that_invents_many_accusations_is_quarantined_and_ignored() -> None:
     world = published("a", "b", "c")
     world.drain()
     first, last = world.peers["a"], world.peers["c"]
@@ -139,7 +139,7 @@ def test_a_relay_that_two_peers_accuse_is_quarantined_and_passes_nothing_on() ->
     assert any(messages(peer, PlanEdges)[-1].stripes[0].parent == "a" for peer in accusers)
 
 
-def test_a_bad_frame_that_the_seed_itself_saw_is_enough() -> None:
+def test_one_bad_frame_seen_by_the_seed_is_enough_for_quarantine() -> None:
     world = published("a", "b")
     world.drain()
     transmission = world.state._publishing.spreading

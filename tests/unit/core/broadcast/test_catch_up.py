@@ -59,7 +59,7 @@ def test_a_peer_that_lacks_some_of_the_base_takes_the_full_form() -> None:
     assert world.peers["a"].serving == version_key(3)
 
 
-def test_a_delta_that_cannot_be_made_is_followed_by_the_full_form() -> None:
+def test_the_full_form_replaces_a_delta_that_cannot_be_made() -> None:
     world = running("a", "b")
     publish_step(world, 2)
     delta, seed = orders(world)[-1], world.peers["seed"]
@@ -77,7 +77,7 @@ def test_a_delta_that_cannot_be_made_is_followed_by_the_full_form() -> None:
     assert served(world) == {2}
 
 
-def test_a_damaged_base_is_not_tried_again_and_not_kept() -> None:
+def test_a_damaged_base_is_neither_tried_again_nor_kept() -> None:
     world = running("a", "b", steps=3)
     publish_step(world, 4)
     delta, seed = orders(world)[-1], world.peers["seed"]
@@ -91,7 +91,7 @@ def test_a_damaged_base_is_not_tried_again_and_not_kept() -> None:
     assert [order for order in orders(world) if order.aside] == [], "the full form is for all"
 
 
-def test_a_lost_copy_is_the_base_of_nothing() -> None:
+def test_a_lost_copy_is_no_longer_used_as_a_base() -> None:
     world = running("a", "b", steps=2)
     base = orders(world)[-1].path
     world.handle(CopyLost(base))
@@ -122,9 +122,7 @@ def test_a_peer_that_leaves_the_spreading_form_has_no_place_in_it() -> None:
 
 
 @pytest.mark.parametrize(("how", "newest"), [("fails", 3), ("is quarantined", 8), ("goes", 2)])
-def test_a_peer_that_does_not_get_on_with_a_catch_up_does_not_hold_it(
-    how: str, newest: int
-) -> None:
+def test_a_peer_without_progress_does_not_keep_a_catch_up_open(how: str, newest: int) -> None:
     world = running("a", "b", steps=2)
     world.slow = {"late"}
     late = newcomer(world, "late")
@@ -150,7 +148,7 @@ def test_a_peer_that_does_not_get_on_with_a_catch_up_does_not_hold_it(
     assert taken_order(world).version == newest
 
 
-def test_a_peer_that_fails_while_a_newer_version_is_there_takes_that() -> None:
+def test_a_peer_that_fails_takes_a_newer_version_if_there_is_one() -> None:
     world = running("a", "b", steps=2)
     world.slow = {"late"}
     late = newcomer(world, "late")
@@ -187,7 +185,7 @@ def test_catch_ups_end_when_the_disk_has_no_room_for_their_copies() -> None:
     assert "version 2 is not sent on: run.disk_bytes_max has no room for its copies" in texts
 
 
-def test_workers_that_never_end_do_not_keep_newcomers_waiting_for_ever() -> None:
+def test_workers_that_never_finish_do_not_keep_newcomers_waiting_for_ever() -> None:
     world = running("a", "b", "c", "d", steps=1)
     for step in range(2, 2 + FULLS_MAX):
         publish_step(world, step)
@@ -207,7 +205,7 @@ def test_workers_that_never_end_do_not_keep_newcomers_waiting_for_ever() -> None
     world.work()
     assert late.serving == version_key(3 + FULL_LAG_MAX)
     texts = [fault.text for fault in world.state.status().faults]
-    assert "version 2 is not sent on: it is 8 publishes old, and others wait" in texts
+    assert "version 2 is not sent on: it is 8 publishes old, and other peers wait" in texts
 
 
 def test_the_full_form_of_a_newcomer_is_for_all_when_the_delta_fails() -> None:
@@ -223,7 +221,7 @@ def test_the_full_form_of_a_newcomer_is_for_all_when_the_delta_fails() -> None:
     assert served(world) == {2}
 
 
-def test_catch_ups_that_cannot_be_made_end() -> None:
+def test_a_catch_up_whose_form_cannot_be_made_ends() -> None:
     world = running("a", "b", steps=4)
     late, seed = newcomer(world, "late", 2), world.peers["seed"]
     world.pending.clear()
@@ -243,7 +241,7 @@ def test_catch_ups_that_cannot_be_made_end() -> None:
     assert late.serving == version_key(5)
 
 
-def test_a_restart_goes_on_with_the_form_that_was_chosen() -> None:
+def test_a_restarted_coordinator_continues_with_the_chosen_form() -> None:
     world = running("a", "b", steps=3)
     before = orders(world)[-1]
     world.crash()
@@ -262,7 +260,7 @@ def test_a_restart_goes_on_with_the_form_that_was_chosen() -> None:
     assert bases(world)[-1] == "versions/1-3"
 
 
-def test_a_seed_that_starts_again_gets_all_its_orders_again() -> None:
+def test_a_restarted_seed_gets_all_its_orders_again() -> None:
     world = running("a", "b", steps=2)
     world.slow = {"late"}
     newcomer(world, "late")

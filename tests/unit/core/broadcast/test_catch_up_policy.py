@@ -1,4 +1,4 @@
-"""Deltas: the base of the next one, the other forms for peers that need one, and that no reported digest is believed
+"""Deltas: the base of the next one, the forms for peers that need another base, and that no reported digest is believed
 before it is acknowledged.
 """
 
@@ -28,7 +28,7 @@ from tests.support.coordinator_world import (
 from tests.support.publishing import broadcast
 
 
-def test_a_version_is_a_delta_from_what_the_workers_have() -> None:
+def test_a_version_is_sent_as_a_delta_from_the_version_that_workers_have() -> None:
     world = running("a", "b", steps=2)
     assert bases(world) == [None, "versions/1-0", "versions/1-1"]
     assert FormFacts.decode(orders(world)[-1].facts).base_digest == version_key(1).digest
@@ -64,7 +64,7 @@ def test_a_version_that_was_not_acknowledged_is_no_base() -> None:
     assert bases(world)[-2:] == ["versions/1-2", "versions/1-1"], "c takes the other one"
 
 
-def test_a_newcomer_takes_the_full_form_and_then_deltas() -> None:
+def test_a_newcomer_gets_the_full_form_and_then_deltas() -> None:
     world = running("a", "b", steps=2)
     delta = form_of(world)
     late = newcomer(world, "late")
@@ -90,7 +90,7 @@ def test_a_newcomer_takes_the_full_form_and_then_deltas() -> None:
 
 
 @pytest.mark.parametrize(("stands", "base"), [(2, "versions/1-2"), (1, "versions/1-1"), (0, None)])
-def test_a_peer_that_is_behind_takes_a_delta_from_its_own_version_if_that_is_kept(
+def test_a_peer_that_is_behind_gets_a_delta_from_its_own_version_if_it_is_kept(
     stands: int, base: str | None
 ) -> None:
     world = running("a", "b", steps=4)
@@ -100,7 +100,7 @@ def test_a_peer_that_is_behind_takes_a_delta_from_its_own_version_if_that_is_kep
     assert late.serving == version_key(4)
 
 
-def test_a_peer_that_is_further_behind_takes_kept_deltas_composed() -> None:
+def test_a_peer_that_is_further_behind_gets_a_composition_of_kept_deltas() -> None:
     world = running("a", "b", steps=6)
     kept = [
         KeptDelta(version_digest(step), version_digest(step + 1), 10 + step) for step in range(1, 6)
@@ -160,7 +160,7 @@ CHAIN = kept((1, 2, 10), (2, 3, 20), (3, 4, 30))
         (1, [4], [*CHAIN, *kept((1, 3, 25))], DeltaRoute(55, record(1), (version_digest(3),))),
     ],
 )
-def test_the_form_with_the_fewest_bytes_is_taken(
+def test_the_form_with_the_fewest_bytes_is_chosen(
     stands: int | None, copies: list[int], deltas: list[KeptDelta], way: DeltaRoute
 ) -> None:
     base = None if stands is None else record(stands)
@@ -168,7 +168,7 @@ def test_the_form_with_the_fewest_bytes_is_taken(
     assert choose_route(record(4), base, copies=kept_copies, deltas=deltas, full_bytes=700) == way
 
 
-def test_no_peer_is_given_a_form_of_an_older_publish_than_it_has_heard_of() -> None:
+def test_no_peer_gets_a_form_of_an_older_publish_than_it_knows() -> None:
     """A worker refuses the root of such a form and says nothing: it would wait for ever."""
     world = running("a", "b", "c", steps=2)
     world.slow = {"late"}
@@ -186,7 +186,7 @@ def test_no_peer_is_given_a_form_of_an_older_publish_than_it_has_heard_of() -> N
     assert taken.record == spreading.record
 
 
-def test_other_peers_that_are_behind_share_the_forms_under_way() -> None:
+def test_peers_that_are_behind_share_the_forms_under_way() -> None:
     world = running("a", "b", "c", "d", "e", steps=4)
     for number, stands in enumerate([1, 1, 2, 0, None, None]):
         newcomer(world, f"late-{number}", stands)

@@ -24,7 +24,7 @@ from tests.support.coordinator_world import (
 from tests.support.publishing import broadcast, deliver_seed, publish_again, published
 
 
-def test_encoding_is_tried_again_and_then_given_up() -> None:
+def test_a_failed_encoding_is_tried_again_and_then_given_up() -> None:
     world = published("a")
     world.pending.clear()
     seed = world.peers["seed"]
@@ -91,14 +91,14 @@ def test_a_version_whose_frames_are_gone_is_given_up_and_the_next_one_spreads() 
     assert served(world) == {3}
 
 
-def test_without_a_version_that_the_learner_needs_the_run_stops() -> None:
+def test_a_run_stops_without_a_version_that_its_learner_needs() -> None:
     world = published("a")
     deliver_seed(world)
     fail_for_good(world)
     assert world.stopped == "version 0 cannot be encoded: frame 3 is lost"
 
 
-def test_a_version_that_waits_takes_the_place_of_one_that_is_gone() -> None:
+def test_a_waiting_version_replaces_one_whose_frames_are_gone() -> None:
     world = published("a")
     deliver_seed(world)
     publish_again(world)
@@ -107,7 +107,7 @@ def test_a_version_that_waits_takes_the_place_of_one_that_is_gone() -> None:
     assert broadcast(world).form != form
 
 
-def test_a_form_that_comes_out_otherwise_than_it_was_signed_fails() -> None:
+def test_a_form_that_differs_from_its_signed_root_fails() -> None:
     world = published("a")
     deliver_seed(world)
     other = SegmentEncoded(form_of(world), SegmentId(0), Digest(bytes([1]) * 32))
@@ -150,7 +150,7 @@ def publish_wrong(*workers: str) -> World:
     return world
 
 
-def test_a_version_whose_files_are_not_what_was_published_is_revoked() -> None:
+def test_a_version_whose_files_differ_from_the_published_ones_is_revoked() -> None:
     world = publish_wrong("a", "b")
     form = form_of(world)
     differ(world)
@@ -178,7 +178,7 @@ def test_a_run_whose_only_version_differs_stops_and_waits_for_another_publish() 
     assert world.state.status().newest_version is None
 
 
-def test_a_copy_that_rots_later_revokes_nothing() -> None:
+def test_a_copy_that_rots_later_revokes_no_version() -> None:
     world = trained("a", "b", steps=2)
     world.work()
     assert served(world) == {2}

@@ -17,7 +17,7 @@ from tests.support.publishing import deliver_seed, publish_again, published
 
 
 @pytest.mark.parametrize("bytes_min", [0, 1 << 20])
-def test_an_uplink_is_what_the_children_of_a_plan_measured_while_it_was_busy(
+def test_the_rate_of_an_uplink_is_what_its_children_measured_while_it_was_busy(
     bytes_min: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Known to the next plan, unless the version was too small to tell; what is said of others than a parent is not."""
@@ -66,7 +66,7 @@ def report_all(world: World, rates: dict[str, float]) -> None:
 
 
 @pytest.mark.parametrize("slow", [True, False])
-def test_a_plan_made_by_guess_is_made_again_when_the_first_bytes_show_that_it_is_bad(
+def test_a_guessed_plan_is_replaced_when_the_first_bytes_show_that_it_is_bad(
     monkeypatch: pytest.MonkeyPatch, *, slow: bool
 ) -> None:
     monkeypatch.setattr(plan_updates, "MEASURED_BYTES_MIN", 0)
@@ -86,7 +86,7 @@ def test_a_plan_made_by_guess_is_made_again_when_the_first_bytes_show_that_it_is
     assert {len(messages(peer, PlanEdges)) for peer in world.peers.values()} == {2 if slow else 1}
 
 
-def test_a_plan_by_rates_that_are_known_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_from_known_rates_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan_updates, "MEASURED_BYTES_MIN", 0)
     world = published("a", "b", "c")
     deliver_seed(world)
@@ -149,7 +149,7 @@ def test_one_copy_is_sent_once_the_slack_is_known_and_bytes_cost_money() -> None
     assert straight(world) == 1, "a version came so late that there is no time to spare"
 
 
-def test_without_a_price_the_fastest_plan_is_taken() -> None:
+def test_the_fastest_plan_is_chosen_without_a_price() -> None:
     world = published("a", "b", "c", kind="auto")
     measure(world)
     deliver_seed(world)
@@ -164,7 +164,7 @@ def test_a_shape_that_the_operator_chose_is_kept_whatever_it_costs() -> None:
 
 
 @pytest.mark.parametrize(("rate", "spare"), [(200.0, 0.0), (0.5, 1.0)])
-def test_a_guess_is_replaced_only_if_it_is_too_slow(
+def test_a_guessed_plan_is_replaced_only_if_it_is_too_slow(
     rate: float, spare: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another plan would be faster in both cases, with more than one copy of the seed."""
@@ -178,7 +178,7 @@ def test_a_guess_is_replaced_only_if_it_is_too_slow(
     assert straight(world) == spare
 
 
-def test_a_guess_with_a_stripe_for_each_peer_is_never_replaced(
+def test_a_guessed_plan_with_a_stripe_for_each_peer_is_never_replaced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its trees are the same at any rate."""
@@ -191,7 +191,7 @@ def test_a_guess_with_a_stripe_for_each_peer_is_never_replaced(
     assert {len(messages(peer, PlanEdges)) for peer in world.peers.values()} == {1}
 
 
-def test_a_version_is_expected_when_a_plan_by_known_rates_predicts_it(
+def test_a_version_is_expected_at_the_time_that_a_plan_from_known_rates_predicts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A version whose plan is a guess is not expected at any time, so it cannot be late."""

@@ -38,7 +38,7 @@ def test_one_version_spreads_and_the_newest_waits() -> None:
     assert messages(world.peers["seed"], ForgetForm)[-1].form == old
 
 
-def test_a_worker_that_cannot_apply_gets_another_chance_and_another_one_later() -> None:
+def test_a_worker_that_cannot_apply_gets_its_plan_again_after_growing_pauses() -> None:
     world = published("a")
     deliver_seed(world)
     peer = world.peers["a"]
@@ -108,21 +108,21 @@ def test_revoked_versions_stop_spreading() -> None:
     assert broadcast(world).version == 1
 
 
-def test_verifying_what_was_never_published_is_a_fault() -> None:
+def test_a_report_about_a_version_that_was_never_published_is_a_fault() -> None:
     world = published("a")
     world.say(world.peers["a"], VersionVerified(form_of(world), Version(7), version_digest(7)))
     assert "not published" in world.state.status().faults[-1].text
 
 
 @pytest.mark.parametrize("workers", [(), ("a",)])
-def test_snapshot_copies_go_when_something_newer_spreads(workers: tuple[str, ...]) -> None:
+def test_snapshot_copies_are_deleted_when_a_newer_version_spreads(workers: tuple[str, ...]) -> None:
     world = published(*workers)
     world.drain()
     publish_again(world)
     assert DeleteVersion("versions/1-0") in world.actions
 
 
-def test_after_a_revocation_and_a_restart_nothing_spreads_before_the_next_publish() -> None:
+def test_no_version_spreads_after_a_revocation_and_a_restart_before_the_next_publish() -> None:
     world = World(rules(shape="chain"))
     world.connect("seed", kind="seed", slots=0)
     world.connect("a")

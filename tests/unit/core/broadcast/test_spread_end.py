@@ -19,7 +19,7 @@ def test_slow_workers_do_not_hold_up_the_next_version() -> None:
     assert broadcast(world).form != old
 
 
-def test_a_worker_that_cannot_apply_is_not_waited_for() -> None:
+def test_a_broadcast_does_not_wait_for_a_worker_that_cannot_apply() -> None:
     world = published("a", "b")
     deliver_seed(world)
     key = world.peers["a"].ready

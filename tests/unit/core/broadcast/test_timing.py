@@ -11,7 +11,7 @@ def seq(number: int) -> PublishSeq:
     return PublishSeq(number)
 
 
-def test_the_last_worker_counts() -> None:
+def test_the_last_worker_ends_the_measured_time() -> None:
     statistics = Statistics()
     timings = BroadcastTimings(statistics)
     timings.started(seq(1), {A, B}, now=10.0)
@@ -24,7 +24,7 @@ def test_the_last_worker_counts() -> None:
     assert (list(statistics.t_verify_s), list(statistics.t_bcast_s)) == ([3.0], [5.0])
 
 
-def test_a_newer_version_counts_for_the_older_ones() -> None:
+def test_a_worker_with_a_newer_version_counts_for_older_ones() -> None:
     statistics = Statistics()
     timings = BroadcastTimings(statistics)
     timings.started(seq(1), {A}, now=0.0)
@@ -33,7 +33,7 @@ def test_a_newer_version_counts_for_the_older_ones() -> None:
     assert list(statistics.t_bcast_s) == [4.0, 3.0]
 
 
-def test_lost_workers_are_not_waited_for() -> None:
+def test_a_measurement_does_not_wait_for_lost_workers() -> None:
     statistics = Statistics()
     timings = BroadcastTimings(statistics)
     timings.started(seq(1), {A, B}, now=0.0)
@@ -56,7 +56,7 @@ def test_a_stuck_worker_keeps_no_broadcast_from_being_measured() -> None:
     assert not statistics.t_verify_s, "nobody has verified"
 
 
-def test_one_late_worker_of_many_is_no_slow_broadcast() -> None:
+def test_one_late_worker_of_many_does_not_make_a_broadcast_slow() -> None:
     statistics = Statistics()
     timings = BroadcastTimings(statistics)
     workers = [PeerId(f"w{number}") for number in range(10)]
@@ -72,7 +72,7 @@ def test_one_late_worker_of_many_is_no_slow_broadcast() -> None:
     assert list(statistics.measurements.t_bcast.samples) == [1.0, 8.0], "of few, everyone counts"
 
 
-def test_what_a_version_took_from_those_who_had_it_before_a_late_one_came_counts() -> None:
+def test_the_times_of_workers_before_a_late_one_count() -> None:
     statistics = Statistics()
     timings, measurements = BroadcastTimings(statistics), statistics.measurements
     for worker in (A, B, C):
@@ -100,7 +100,7 @@ def test_without_workers_nothing_is_measured_and_clocks_are_bounded() -> None:
     timings.check()
 
 
-def test_a_version_is_late_by_what_its_plan_did_not_foresee() -> None:
+def test_the_delay_of_a_version_is_its_time_beyond_the_prediction() -> None:
     statistics = Statistics()
     timings = BroadcastTimings(statistics)
     timings.started(seq(1), {A, B}, now=10.0)

@@ -47,7 +47,7 @@ def ended(each: Transmission, segments: int, salt: int = 0) -> FormEncoded:
     return FormEncoded(each.form, version_digest(3, salt), segments, 900, 1000, 0.1)
 
 
-def test_the_order_carries_the_facts() -> None:
+def test_the_order_to_encode_carries_the_facts_of_the_form() -> None:
     each = transmission()
     order = each.order()
     facts = FormFacts.decode(order.facts)
@@ -109,7 +109,7 @@ def test_every_peer_gets_a_place(shape: str) -> None:
     each.check()
 
 
-def test_many_are_told_in_turns_those_who_pass_on_first() -> None:
+def test_many_peers_get_the_plan_in_batches_and_relays_get_it_first() -> None:
     each = transmission()
     names = [f"p{number:03}" for number in range(3 * TOLD_MAX)]
     first = each.make_plan(
@@ -126,7 +126,7 @@ def test_many_are_told_in_turns_those_who_pass_on_first() -> None:
     each.check()
 
 
-def test_a_plan_that_suits_keeps_its_trees_for_the_next_version() -> None:
+def test_a_good_plan_keeps_its_trees_for_the_next_version() -> None:
     last = transmission()
     last.make_plan(PlanId(7), rules(shape="chain"), SEED, [peer(name) for name in "abc"])
     each = transmission()
@@ -140,7 +140,7 @@ def test_a_plan_that_suits_keeps_its_trees_for_the_next_version() -> None:
     each.check()
 
 
-def test_where_all_peers_relay_a_new_plan_has_the_same_links() -> None:
+def test_a_new_plan_has_the_same_links_if_all_peers_relay() -> None:
     last, each = transmission(), transmission()
     last.make_plan(PlanId(7), rules(shape="auto"), SEED, [peer(name) for name in "abc"])
     each.make_plan(PlanId(8), rules(shape="auto"), SEED, [peer(name) for name in "cba"], last.plan)
@@ -148,7 +148,7 @@ def test_where_all_peers_relay_a_new_plan_has_the_same_links() -> None:
         assert each.neighbours(PeerId(name)) == last.neighbours(PeerId(name))
 
 
-def test_newcomers_losses_and_returns() -> None:
+def test_a_plan_takes_in_newcomers_losses_and_returning_peers() -> None:
     each = transmission()
     assert each.admit(peer("a"), renewed=True) == {}  # no plan yet: the first root makes it
     each.make_plan(PlanId(7), RULES, SEED, [peer("a"), peer("b")])

@@ -32,12 +32,12 @@ def settled(
     return activation
 
 
-def test_the_cheapest_first_up_to_the_target() -> None:
+def test_the_cheapest_workers_are_activated_up_to_the_target() -> None:
     activation = settled([*fleet(4, 2.0, name="dear"), *fleet(4)], 5.0)
     assert sorted(activation.active) == ["dear0", "w0", "w1", "w2", "w3"]
 
 
-def test_a_worker_that_comes_late_is_taken_at_once_while_there_are_too_few() -> None:
+def test_a_worker_that_joins_late_is_activated_at_once_during_a_shortage() -> None:
     activation = settled(fleet(1), 5.0)
     assert activation.decide(RULES, fleet(3), pools_of(fleet(3), 5.0), now=0.1).activate == (
         "w1",
@@ -56,7 +56,7 @@ def test_a_lost_worker_is_replaced_at_once() -> None:
     assert (len(gone.activate), gone.deactivate) == (2, ())
 
 
-def test_a_loss_is_made_good_up_to_what_there_was() -> None:
+def test_a_loss_is_replaced_up_to_the_throughput_before_it() -> None:
     """That more is needed by now has to last, whoever is lost meanwhile."""
     activation = settled(fleet(9), 5.0)
     lost = activation.decide(RULES, fleet(9)[1:], pools_of(fleet(9)[1:], 7.0), now=1.0)
@@ -86,7 +86,7 @@ def test_a_loss_is_made_good_up_to_what_there_was() -> None:
     assert activation.changes == 1
 
 
-def test_an_expensive_set_is_left_although_workers_are_lost_again_and_again() -> None:
+def test_an_expensive_set_is_replaced_although_workers_are_lost_again_and_again() -> None:
     dear, cheap = fleet(9, 2.0, name="dear"), fleet(5, 1.0)
     activation = settled(dear, 5.0)
     for review in range(1, ACTIVATION_PATIENCE):
@@ -111,14 +111,14 @@ def test_an_expensive_set_is_left_although_workers_are_lost_again_and_again() ->
     assert {name[0] for name in activation.active} == {"w"}
 
 
-def test_a_worker_that_will_be_taken_away_drains_and_is_replaced() -> None:
+def test_a_worker_with_a_notice_drains_and_is_replaced() -> None:
     activation = settled(fleet(9), 5.0)
     decision = activation.decide(RULES, fleet(9), pools_of(fleet(9), 5.0), now=1.0, leaving={"w0"})
     assert (len(decision.activate), decision.deactivate) == (1, ("w0",))
     assert "w0" not in activation.active
 
 
-def test_a_shortage_has_to_last() -> None:
+def test_a_short_shortage_activates_no_worker() -> None:
     activation = settled(fleet(9), 5.0)
     for review in range(1, ACTIVATION_PATIENCE):
         assert (
@@ -129,7 +129,7 @@ def test_a_shortage_has_to_last() -> None:
     assert activation.changes == 1
 
 
-def test_surplus_workers_go_one_by_one_the_most_expensive_first() -> None:
+def test_surplus_workers_are_deactivated_one_by_one_and_the_most_expensive_first() -> None:
     offers = [*fleet(4, 2.0, name="dear"), *fleet(4)]
     activation = settled(offers, 7.0)
     rules = replace(RULES, cool_down_s=0.0)
@@ -164,7 +164,7 @@ def test_a_much_cheaper_set_takes_over_and_a_little_cheaper_one_does_not() -> No
     assert (len(decision.activate), len(decision.deactivate)) == (5, 5)
 
 
-def test_no_worker_changes_during_the_cool_down_or_while_it_is_held() -> None:
+def test_no_worker_changes_its_state_during_the_cool_down_or_a_hold() -> None:
     rules = replace(RULES, cool_down_s=100.0)
     activation = settled(fleet(9), 4.0, rules)
     assert [
@@ -185,12 +185,12 @@ def test_no_worker_changes_during_the_cool_down_or_while_it_is_held() -> None:
     assert later[-1].deactivate
 
 
-def test_all_workers_work_where_no_set_is_enough() -> None:
+def test_all_workers_work_if_no_set_is_enough() -> None:
     activation = Activation()
     assert len(activation.decide(RULES, fleet(3), pools_of(fleet(3), None), now=0.0).activate) == 3
 
 
-def test_where_the_known_workers_are_too_few_the_unknown_ones_work_too() -> None:
+def test_workers_with_unknown_rates_work_too_if_the_known_ones_are_too_few() -> None:
     """They are never measured otherwise."""
     activation = settled([*fleet(2), *fleet(2, mu=0.0, name="new")], 5.0)
     assert sorted(activation.active) == ["new0", "new1", "w0", "w1"]
@@ -198,7 +198,7 @@ def test_where_the_known_workers_are_too_few_the_unknown_ones_work_too() -> None
     assert sorted(alone.active) == ["w0"]
 
 
-def test_no_worker_goes_for_the_sake_of_a_guess() -> None:
+def test_no_worker_is_replaced_by_one_with_a_guessed_rate() -> None:
     dear = fleet(5, 2.0, name="dear")
     activation = settled(dear, 5.0)
     lie = WorkerOffer("lie", 100.0, 1.0, guessed=True)
@@ -215,7 +215,7 @@ def test_no_worker_goes_for_the_sake_of_a_guess() -> None:
     assert {offer.name for offer in dear} <= activation.active.keys()
 
 
-def test_a_guess_that_comes_true_takes_over() -> None:
+def test_a_cheaper_worker_takes_over_once_its_guessed_rate_is_confirmed() -> None:
     dear = fleet(5, 2.0, name="dear")
     activation = settled(dear, 5.0)
     for review in range(1, 30):
@@ -224,7 +224,7 @@ def test_a_guess_that_comes_true_takes_over() -> None:
     assert sorted(activation.active) == [f"w{number}" for number in range(5)]
 
 
-def test_without_cost_the_order_decides() -> None:
+def test_the_order_of_workers_decides_if_they_cost_nothing() -> None:
     activation = Activation()
     offers = [*fleet(4, 2.0, name="dear"), *fleet(4)]
     decision = activation.decide(
@@ -235,7 +235,7 @@ def test_without_cost_the_order_decides() -> None:
 
 @pytest.mark.parametrize("rng_seed", range(8))
 @pytest.mark.parametrize("smoothing", [0.25, 0.5])
-def test_noise_moves_hardly_anybody(rng_seed: int, smoothing: float) -> None:
+def test_noise_changes_hardly_any_activation(rng_seed: int, smoothing: float) -> None:
     """+-30 % in every mu_i, smoothed as the estimators do: at most one change in ten periods once settled."""
     chance = random.Random(rng_seed)
     prices = [chance.uniform(0.8, 1.6) for _ in range(24)]
@@ -256,7 +256,7 @@ def test_noise_moves_hardly_anybody(rng_seed: int, smoothing: float) -> None:
     assert sum(changes) <= len(changes) / 10, f"rng_seed={rng_seed}"
 
 
-def test_no_worker_that_costs_nothing_is_sent_away() -> None:
+def test_no_worker_that_costs_nothing_is_deactivated() -> None:
     free = fleet(9, usd_per_h=0.0)
     activation = settled(free, None)
     for review in range(1, 9):
@@ -276,13 +276,13 @@ def test_a_shortage_is_found_although_workers_are_often_lost() -> None:
     assert len(activation.active) == 9
 
 
-def test_a_loss_while_nothing_seems_enough_is_a_loss() -> None:
+def test_a_loss_during_a_general_shortage_counts_as_a_loss() -> None:
     activation = settled(fleet(9), 5.0)
     decision = activation.decide(RULES, fleet(9)[1:], pools_of(fleet(9)[1:], None), now=1.0)
     assert (len(decision.activate), len(activation.active)) == (1, 5)
 
 
-def test_a_worker_that_comes_while_reviews_have_found_a_shortage_works_at_once() -> None:
+def test_a_worker_that_joins_after_a_shortage_was_found_is_activated_at_once() -> None:
     """A box that was rented for it is paid for from the start."""
     activation = settled(fleet(5), 5.0)
     for review in range(1, ACTIVATION_PATIENCE + 3):
@@ -294,7 +294,7 @@ def test_a_worker_that_comes_while_reviews_have_found_a_shortage_works_at_once()
     assert activation.decide(RULES, fleet(9), pools_of(fleet(9), 9.0), now=75.2) == Decision()
 
 
-def test_a_worker_that_shows_nothing_keeps_no_expensive_worker_at_work() -> None:
+def test_a_worker_without_output_does_not_keep_an_expensive_worker_active() -> None:
     """At the start all work, and some of those that are cheap are never asked for anything."""
     here = [*fleet(9, 2.0, name="dear"), *fleet(5), WorkerOffer("idle", 1.0, 0.9, guessed=True)]
     activation = settled(here, None)

@@ -30,7 +30,7 @@ BUSY = Situation(
         (
             {},
             "learner",
-            "it waits 1.0% of its time; 7 workers make 12,600 trajectories/h, it needs 11,520",
+            "it waits 1.0% of its time; 7 workers make 12,600 trajectories/h, the learner needs 11,520",
         ),
         ({"bubble": None}, "unknown", "has not done two train steps"),
         (
@@ -52,7 +52,7 @@ BUSY = Situation(
         (
             {"bubble": 0.1, "unscored": 4, "demand": None},
             "rollout",
-            "what it needs is not measured yet",
+            "what the learner needs is not measured yet",
         ),
         (
             {"bubble": 0.5, "demand": replace(DEMAND, mode="background", pause_s=290.0)},
@@ -76,7 +76,9 @@ BUSY = Situation(
         ),
     ],
 )
-def test_sentences(change: dict[str, object], kind: str, words: str) -> None:
+def test_the_sentence_names_the_bottleneck_of_a_run(
+    change: dict[str, object], kind: str, words: str
+) -> None:
     situation = replace(BUSY, **change)  # type: ignore[arg-type]
     if situation.demand is not None:
         situation = replace(situation, verdict=judge(situation.demand))
@@ -85,7 +87,7 @@ def test_sentences(change: dict[str, object], kind: str, words: str) -> None:
     assert re.search(words, said.text), said.text
 
 
-def test_where_boxes_are_missing_no_larger_staleness_is_advised() -> None:
+def test_no_larger_staleness_is_advised_if_boxes_are_missing() -> None:
     """The sentence is that of the capacity card; auto has chosen the largest kappa for want of workers."""
     demand = replace(DEMAND, publish_every=5, t_bcast_s=10.0)
     made = demand.trajectories_per_step / demand.t_train_s / 40

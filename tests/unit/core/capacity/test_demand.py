@@ -32,7 +32,7 @@ def fleet(count: int, usd_per_h: float = 1.0, name: str = "w", **more: bool) -> 
     ]
 
 
-def test_no_worker_is_too_much_before_the_demand_is_known() -> None:
+def test_no_worker_is_surplus_before_the_demand_is_known() -> None:
     unknown = capacity_planner(Assumptions())
     assert unknown.demand(1) is None
     assert len(unknown.review(fleet(9), 1, now=0.0).activate) == 9
@@ -42,7 +42,7 @@ def test_no_worker_is_too_much_before_the_demand_is_known() -> None:
     assert balance.mu_pool == pytest.approx(1.98)
 
 
-def test_the_cheapest_pool_and_what_is_short_of_it() -> None:
+def test_the_demand_names_the_cheapest_pool_and_its_shortfall() -> None:
     known = capacity_planner()
     candidates = [*fleet(6, 2.0, "dear"), *fleet(6)]
     decision = known.review(candidates, 1, now=0.0)
@@ -54,7 +54,7 @@ def test_the_cheapest_pool_and_what_is_short_of_it() -> None:
     assert known.shortfall(fleet(9), 1) == pytest.approx(wanted - 9 * 1.98)
 
 
-def test_why_names_the_price_of_a_step_and_of_the_pools_beside_it() -> None:
+def test_the_reason_names_the_price_of_a_step_and_those_of_neighbouring_pools() -> None:
     provision, workers = capacity_planner(Assumptions()), fleet(9)
     everybody = {each.name for each in workers}
 
@@ -77,7 +77,7 @@ def test_active_workers_count_as_available() -> None:
     assert balance.mu_pool == balance.mu_available == pytest.approx(6 * 1.98)
 
 
-def test_a_worker_that_will_be_taken_away_does_not_count() -> None:
+def test_a_worker_with_a_notice_does_not_count() -> None:
     known = capacity_planner()
     known.review(fleet(6), 1, now=0.0)
     assert known.pools is not None
@@ -86,7 +86,7 @@ def test_a_worker_that_will_be_taken_away_does_not_count() -> None:
     )
 
 
-def test_what_workers_say_makes_nothing_short_beyond_five_times_what_the_learner_takes() -> None:
+def test_claims_of_workers_raise_the_shortfall_at_most_to_five_times_the_learners_use() -> None:
     """Boxes are rented for it: one stolen worker's token must not be worth the whole budget an hour."""
     wasteful = capacity_planner()
     wasteful.measurements.yields.judged(
@@ -125,7 +125,7 @@ def test_workers_that_stop_for_a_version_lose_the_measured_time() -> None:
     assert measurements.still.estimate == Estimate(1.0, 0.0, 4)
 
 
-def test_without_cost_the_order_depends_neither_on_prices_nor_on_other_workers() -> None:
+def test_the_order_of_free_workers_depends_neither_on_prices_nor_on_others() -> None:
     known = capacity_planner(chosen=rules(RULES, by_cost=False))
     candidates = [*fleet(20, 2.0, "dear"), *fleet(20)]
     names = [offer.name for offer in known.offers(candidates, None)]
@@ -135,7 +135,7 @@ def test_without_cost_the_order_depends_neither_on_prices_nor_on_other_workers()
     assert {name[:4] == "dear" for name in names[:8]} == {True, False}
 
 
-def test_bandwidth_counts_by_the_version_as_it_spreads() -> None:
+def test_bandwidth_is_priced_by_the_size_of_the_spreading_form() -> None:
     known = capacity_planner()
     known.measurements.wire_bytes.add(1e9)
     metered = Candidate("m", 2.0, Price(usd_per_gb_down=0.01, usd_per_gb_up=0.02), copies_sent=2.0)

@@ -8,7 +8,7 @@ from echo2d.core.capacity.measurements import Measurements
 A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
 
 
-def test_a_rate_is_what_was_accepted_over_leased_slots() -> None:
+def test_a_rate_is_the_accepted_answers_over_the_leased_slots() -> None:
     measurements = Measurements(1)
     measurements.holds(A, 4, 4, now=0.0)
     for number in range(100):
@@ -25,7 +25,7 @@ def test_a_rate_is_what_was_accepted_over_leased_slots() -> None:
     measurements.check()
 
 
-def test_a_standstill_is_no_slowness() -> None:
+def test_a_standstill_does_not_lower_a_rate() -> None:
     measurements = Measurements(1)
     measurements.holds(A, 2, 2, now=0.0)
     measurements.stood_still(A, 50.0, now=100.0)
@@ -37,7 +37,7 @@ def test_a_standstill_is_no_slowness() -> None:
     assert measurements.t_gen.estimate.value == 10.0
 
 
-def test_workers_on_standby_are_expected_to_make_what_active_ones_have_come_to_make() -> None:
+def test_workers_on_standby_are_expected_to_have_the_rate_of_active_ones() -> None:
     measurements, both = Measurements(1), (A, B)
     for worker in both:
         measurements.holds(worker, 2, 2, now=0.0)
@@ -58,7 +58,7 @@ def test_workers_on_standby_are_expected_to_make_what_active_ones_have_come_to_m
     assert measurements.mu(B, 2, None) == pytest.approx(1.0, rel=0.05)
 
 
-def test_the_moves_of_many_leave_nothing_behind() -> None:
+def test_moves_of_many_workers_leave_no_remainder() -> None:
     """Results come in bursts: most changes are small ones down, the others large ones up."""
     measurements, idle = Measurements(1), PeerId("idle")
     workers = [PeerId(f"w{number}") for number in range(5)]
@@ -77,7 +77,7 @@ def test_the_moves_of_many_leave_nothing_behind() -> None:
     assert measurements.mu(idle, 4, None) == pytest.approx(1.0, rel=0.15)
 
 
-def test_what_is_thought_of_a_newcomer_is_a_guess_until_it_has_worked() -> None:
+def test_the_rate_of_a_newcomer_is_a_guess_until_it_has_worked() -> None:
     measurements = Measurements(1)
     assert measurements.guessed(A)
     measurements.holds(A, 2, 2, now=0.0)
@@ -97,7 +97,7 @@ def test_a_worker_that_cannot_be_used_makes_nothing() -> None:
     assert measurements.mu(A, 2, None) < 0.05
 
 
-def test_nothing_is_known_before_the_first_result() -> None:
+def test_rates_are_unknown_before_the_first_result() -> None:
     measurements = Measurements(4)
     measurements.holds(A, 2, 2, now=0.0)
     measurements.settle(10.0, {}, now=100.0)
@@ -105,7 +105,7 @@ def test_nothing_is_known_before_the_first_result() -> None:
     assert measurements.mu(A, 2, None) == 0.0
 
 
-def test_the_pool_stands_still_by_what_its_active_workers_make() -> None:
+def test_the_standstill_of_a_pool_is_weighted_by_the_rates_of_active_workers() -> None:
     """A makes three times as much as B with as many slots; C stands by."""
     measurements = Measurements(1)
     for worker in (A, B, C):
@@ -120,7 +120,7 @@ def test_the_pool_stands_still_by_what_its_active_workers_make() -> None:
     measurements.check()
 
 
-def test_before_any_rate_is_known_all_slots_make_the_same() -> None:
+def test_all_slots_count_alike_before_any_rate_is_known() -> None:
     measurements = Measurements(1)
     for worker, slots, seconds in ((A, 1, 1.0), (B, 3, 2.0)):
         measurements.holds(worker, slots, 0, now=0.0)

@@ -20,7 +20,7 @@ PAPER = Demand(100.0, 256, 4, 3, 60.0, "exclusive")
 OURS = replace(PAPER, mode="background", pause_s=5.0)
 
 
-def test_the_worked_example() -> None:
+def test_the_model_gives_the_numbers_of_the_worked_example() -> None:
     assert mu_min(PAPER) == pytest.approx(3.2)
     assert bubble(PAPER, 0.9 * 3.2) == pytest.approx(0.0816, abs=1e-4)
     assert bubble(PAPER, 0.7 * 3.2) == pytest.approx(0.255, abs=1e-3)
@@ -55,7 +55,7 @@ def test_computing_kv_caches_again_costs_as_a_pause_does_and_delays_what_is_fres
     assert skipping.lost_s == pytest.approx(15.0 / 2), "only every second version is served"
 
 
-def test_without_overlap_a_step_is_the_sum_of_its_parts() -> None:
+def test_a_step_without_overlap_is_the_sum_of_its_parts() -> None:
     """S = 0: train, broadcast, generate, one after the other."""
     sequential = Demand(100.0, 256, 0, 1, 20.0, t_gen_s=10.0)
     assert mu_min(sequential) is None
@@ -75,7 +75,9 @@ def test_without_overlap_a_step_is_the_sum_of_its_parts() -> None:
         (10.0, {"pause_s": 20.0, "t_gen_s": 999.0}, 1),  # they are in any case
     ],
 )
-def test_how_often_to_publish(t_bcast_s: float, changes: dict[str, float], kappa: int) -> None:
+def test_the_publish_period_follows_the_time_of_a_broadcast(
+    t_bcast_s: float, changes: dict[str, float], kappa: int
+) -> None:
     demand = Demand(100.0, 256, 3, 1, t_bcast_s)
     assert publish_every_auto(replace(demand, **changes)) == kappa  # type: ignore[arg-type]
 
@@ -86,12 +88,12 @@ def test_a_publish_that_finds_another_one_spreading_waits() -> None:
     assert replace(slow, publish_every=3).delivery_s == 250
 
 
-def test_no_workers_no_progress() -> None:
+def test_a_run_without_workers_makes_no_progress() -> None:
     assert bubble(PAPER, 0.0) == 1.0
     assert judge(PAPER, 0.0).feasible is False
 
 
-def test_why_not_names_the_numbers_and_what_would_do() -> None:
+def test_the_reason_for_infeasibility_names_the_numbers_and_what_would_help() -> None:
     stuck = judge(replace(PAPER, t_bcast_s=300.0))
     assert stuck.mu_min is None
     assert (
@@ -108,7 +110,7 @@ def test_why_not_names_the_numbers_and_what_would_do() -> None:
     assert judge(PAPER, 3.6).why_not == ""
 
 
-def test_a_demand_that_no_change_meets_is_said() -> None:
+def test_a_demand_that_no_change_can_meet_is_reported() -> None:
     hopeless = judge(Demand(1.0, 256, 0, 1, 0.0, "background", pause_s=1000.0), 0.0)
     assert hopeless.changes == ()
     assert hopeless.why_not.endswith("no single change would do")
@@ -143,7 +145,7 @@ CASES = [
 @pytest.mark.parametrize(
     ("mode", "bound", "kappa", "t_bcast_s", "still_share", "recompute_s"), CASES
 )
-def test_a_fluid_run_agrees(
+def test_a_fluid_run_agrees_with_the_model(
     mode: DisseminationMode,
     share: float,
     bound: int,

@@ -35,7 +35,7 @@ def times(demand: Demand, share: float) -> float:
 @pytest.mark.parametrize("share", [0.5, 0.7, 0.9, 1.0, 1.1, 1.5])
 @pytest.mark.parametrize("mode", ["background", "exclusive"])
 @pytest.mark.parametrize(("bound", "kappa"), [(4, 1), (4, 3), (1, 1), (6, 5)])
-def test_short_answers_of_one_length_are_a_liquid(
+def test_short_answers_of_one_length_behave_as_a_fluid(
     share: float, mode: str, bound: int, kappa: int
 ) -> None:
     demand = replace(DEMAND, mode=mode, staleness_max=bound, publish_every=kappa, t_gen_s=2.0)  # type: ignore[arg-type]
@@ -46,7 +46,7 @@ def test_short_answers_of_one_length_are_a_liquid(
     assert -0.03 < over < (0.07 if mode == "exclusive" and bound == kappa else 0.03)
 
 
-def test_with_s_0_generating_and_training_take_turns() -> None:
+def test_generation_and_training_take_turns_with_s_0() -> None:
     demand = replace(DEMAND, staleness_max=0, t_bcast_s=12.0)
     # 256 samples of 20 s on 128 slots, after B, C, T.
     assert Pipeline(demand, [20.0] * 128).step_s() == pytest.approx(100.0 + 12.0 + 3.0 + 40.0)
@@ -65,7 +65,7 @@ def test_a_long_tail_costs_time_that_no_throughput_buys() -> None:
     assert times(replace(tail, publish_every=1), 2.0) < 1.1
 
 
-def test_more_slots_are_never_worse() -> None:
+def test_more_slots_never_make_a_step_longer() -> None:
     demand = replace(
         DEMAND, group_size=8, staleness_max=1, lengths=lengths_of(0.6), group_patience=3.0
     )
@@ -73,7 +73,7 @@ def test_more_slots_are_never_worse() -> None:
     assert all(later <= before * 1.01 for before, later in pairwise(took))
 
 
-def test_groups_without_variance_are_made_in_vain() -> None:
+def test_groups_without_variance_cost_time_and_are_not_trained() -> None:
     demand = replace(DEMAND, flat=0.5)
     assert times(demand, 1.0) == pytest.approx(2.0, rel=0.05)
     assert times(demand, 2.2) == pytest.approx(1.0, rel=0.02)
@@ -82,22 +82,22 @@ def test_groups_without_variance_are_made_in_vain() -> None:
 @pytest.mark.parametrize(
     "changes", [{"flat": 1.0}, {"trajectories_per_step": 1 << 20}, {"staleness_max": 64}]
 )
-def test_a_play_ends(changes: dict[str, float]) -> None:
+def test_a_simulated_run_ends_after_a_limited_number_of_answers(changes: dict[str, float]) -> None:
     pipeline = Pipeline(replace(DEMAND, **changes), [20.0] * 5000)  # type: ignore[arg-type]
     assert pipeline.step_s() > 0
     assert pipeline.played <= PLAYED_MAX * PLAYED_TIMES_MAX + 5000
 
 
-def test_without_slots_no_step_ever_ends() -> None:
+def test_no_step_ends_without_slots() -> None:
     assert Pipeline(DEMAND, []).step_s() == math.inf
 
 
-def test_the_same_again() -> None:
+def test_the_same_demand_gives_the_same_time_again() -> None:
     demand = replace(DEMAND, group_size=8, lengths=lengths_of(1.0))
     assert Pipeline(demand, [20.0] * 60).step_s() == Pipeline(demand, [20.0] * 60).step_s()
 
 
-def test_lengths() -> None:
+def test_drawn_lengths_have_the_given_mean_and_spread() -> None:
     lengths = lengths_of(0.8)
     mean = math.fsum(lengths) / len(lengths)
     logs = [math.log(each) for each in lengths]

@@ -1,4 +1,4 @@
-"""The pool with the cheapest step, and that only few pools must be simulated to find it."""
+"""The pool with the cheapest step is found, and only few pools are simulated for it."""
 
 import math
 from dataclasses import replace
@@ -37,7 +37,7 @@ def test_no_pool_is_cheaper_than_the_one_that_is_found(learner_usd_per_h: float)
     assert pools.best.usd_per_step == pytest.approx(played, rel=0.02)
 
 
-def test_an_expensive_learner_buys_more_workers_and_a_cheap_one_waits() -> None:
+def test_an_expensive_learner_gets_more_workers_and_a_cheap_one_waits() -> None:
     chosen = [
         Pools(DEMAND, workers(60), usd).played().best.workers for usd in (0.5, 4.0, 20.0, 200.0)
     ]
@@ -45,7 +45,7 @@ def test_an_expensive_learner_buys_more_workers_and_a_cheap_one_waits() -> None:
     assert chosen[0] < 13 < chosen[-1], "13 workers make R / T"
 
 
-def test_few_pools_are_played() -> None:
+def test_few_pools_are_simulated() -> None:
     pools = Pools(DEMAND, workers(500), 12.0)
     plays = 0
     while pools.play():
@@ -53,7 +53,7 @@ def test_few_pools_are_played() -> None:
     assert plays <= 12 + PLAYED_MORE
 
 
-def test_the_curve_is_kept_while_it_holds() -> None:
+def test_the_curve_is_kept_while_its_inputs_hardly_change() -> None:
     first = Pools(DEMAND, workers(40), 12.0).played()
     times = first.times
     assert times.holds_for(replace(DEMAND, t_train_s=103.0, t_bcast_s=6.0), workers(40))
@@ -72,7 +72,7 @@ def test_workers_that_seem_slower_need_a_larger_pool() -> None:
     assert slower.step_s(6.0) == pools.step_s(5.0)
 
 
-def test_without_workers_no_pool_is_best() -> None:
+def test_no_pool_is_best_without_workers() -> None:
     none = Pools(DEMAND, [], 12.0).played()
     assert (none.best.workers, none.best.usd_per_step, none.why()) == (0, math.inf, "")
     assert none.bubble(0.0) == 1.0
@@ -80,7 +80,7 @@ def test_without_workers_no_pool_is_best() -> None:
     assert hopeless.best.workers == 0
 
 
-def test_between_pools_that_were_played_the_seconds_lie_between_theirs() -> None:
+def test_the_time_of_a_pool_is_interpolated_between_simulated_pools() -> None:
     pools = Pools(DEMAND, workers(60), 12.0).played()
     took = [pools.step_s(0.2 * count) for count in range(3, 60)]
     assert took == sorted(took, reverse=True) or all(
@@ -91,7 +91,7 @@ def test_between_pools_that_were_played_the_seconds_lie_between_theirs() -> None
     assert Liquid(2.0).step_s(1.0) == 20.0
 
 
-def test_why() -> None:
+def test_the_reason_names_the_prices_of_neighbouring_pools() -> None:
     pools = pools_of(workers(30), 4.0)
     assert pools is not None
     assert (

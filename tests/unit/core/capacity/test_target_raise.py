@@ -1,4 +1,4 @@
-"""Pools are priced again by the bubble: soon, without windup or flapping, and not in vain for long."""
+"""The bubble changes the target: soon, without windup or flapping, and never for long without effect."""
 
 import random
 from dataclasses import dataclass, field
@@ -67,7 +67,7 @@ class Loop:
 SOON = 2 + RAISE_PERIODS + ACTIVATION_PATIENCE
 
 
-def test_a_prediction_that_is_too_low_is_made_good() -> None:
+def test_the_target_is_raised_after_a_prediction_that_is_too_low() -> None:
     loop = Loop(workers=60, predicted=20.0, needs=24.2)
     loop.period()
     assert loop.active == 20
@@ -78,7 +78,7 @@ def test_a_prediction_that_is_too_low_is_made_good() -> None:
     assert not any(loop.period() for _ in range(CALM_PERIODS))
 
 
-def test_without_a_worker_to_activate_nothing_winds_up() -> None:
+def test_the_target_does_not_grow_without_a_worker_to_activate() -> None:
     loop = Loop(workers=22, predicted=20.0, needs=40.0)
     for _ in range(100):
         loop.period()
@@ -93,7 +93,7 @@ def test_without_a_worker_to_activate_nothing_winds_up() -> None:
 
 
 @pytest.mark.parametrize("rng_seed", range(10))
-def test_noise_changes_at_most_one_period_in_ten(rng_seed: int) -> None:
+def test_noise_changes_the_target_in_at_most_one_period_of_ten(rng_seed: int) -> None:
     loop = Loop(60, 20.0, 20.0, noise=0.3, rng=random.Random(rng_seed))
     for _ in range(50):
         loop.period()
@@ -101,7 +101,7 @@ def test_noise_changes_at_most_one_period_in_ten(rng_seed: int) -> None:
 
 
 @pytest.mark.parametrize(("learner_usd_per_h", "more"), [(100.0, True), (1.0, False)])
-def test_no_worker_is_activated_that_costs_more_than_the_waiting(
+def test_no_worker_that_costs_more_than_the_waiting_is_activated(
     learner_usd_per_h: float, more: bool
 ) -> None:
     """17 % of a learner and 20 workers at 1 usd/h, against 4 workers more."""
@@ -111,7 +111,7 @@ def test_no_worker_is_activated_that_costs_more_than_the_waiting(
     assert (loop.active > 20) == more
 
 
-def test_a_lost_half_is_replaced_within_three_periods() -> None:
+def test_a_lost_half_of_the_pool_is_replaced_within_three_periods() -> None:
     loop = Loop(workers=60, predicted=20.0, needs=20.0)
     for _ in range(5):
         loop.period()
@@ -128,7 +128,7 @@ def test_a_lost_half_is_replaced_within_three_periods() -> None:
     assert periods <= 3
 
 
-def test_a_bubble_in_bursts_counts_by_its_mean() -> None:
+def test_a_bubble_that_comes_in_bursts_counts_by_its_mean() -> None:
     target = TargetRaise()
     assert [target.look(bubble, 0.0) for bubble in (0.0, 0.5, 0.0, 0.5, 0.0, 0.5)] == [
         False
@@ -136,7 +136,7 @@ def test_a_bubble_in_bursts_counts_by_its_mean() -> None:
     assert target.factor == pytest.approx(1.0 / 0.75)
 
 
-def test_a_bubble_that_was_predicted_is_no_reason_and_calm_lowers_again() -> None:
+def test_a_predicted_bubble_does_not_raise_the_target_and_calm_lowers_it() -> None:
     target = TargetRaise()
     assert not any(target.look(0.3, 0.29) for _ in range(10 * RAISE_PERIODS))
     assert any(target.look(0.1, 0.0) for _ in range(RAISE_PERIODS))

@@ -14,7 +14,7 @@ A, B, C = (
 )
 
 
-def test_the_worked_example() -> None:
+def test_the_choice_of_workers_equals_the_worked_example() -> None:
     best = choose([A, B, C], 10 / 3600)
     assert [offer.name for offer in best.offers] == ["a", "c"]
     assert best.usd_per_h == pytest.approx(5.6)
@@ -23,7 +23,7 @@ def test_the_worked_example() -> None:
     assert A.rho == pytest.approx(0.5)
 
 
-def test_bandwidth_decides_where_it_is_metered() -> None:
+def test_bandwidth_decides_if_it_is_metered() -> None:
     """16 GB in full at 0.02 usd/GB, 12 times an hour, costs more than the GPU; a delta of 3 % does not."""
     common = {
         "publishes_per_h": 12.0,
@@ -38,25 +38,25 @@ def test_bandwidth_decides_where_it_is_metered() -> None:
     )
 
 
-def test_all_workers_if_all_are_too_few() -> None:
+def test_all_workers_are_chosen_if_all_are_too_few() -> None:
     best = choose([A, B], 100.0)
     assert (len(best.offers), best.enough) == (2, False)
 
 
-def test_no_worker_if_nothing_is_wanted_and_never_one_that_makes_nothing() -> None:
+def test_no_worker_is_chosen_if_nothing_is_wanted_and_never_one_without_output() -> None:
     assert choose([A], 0.0).offers == ()
     idle = WorkerOffer("idle", 0.0, 0.0)
     assert idle.rho == float("inf")
     assert choose([idle, A], 1.0).offers == (A,)
 
 
-def test_thirds_add_up() -> None:
+def test_rates_of_a_third_add_up() -> None:
     thirds = [WorkerOffer(str(index), 1 / 3, 1.0) for index in range(4)]
     assert len(choose(thirds, 1.0).offers) == 3
 
 
 @pytest.mark.parametrize("kind", ["random", "same rho", "alike"])
-def test_the_worst_cases_take_no_second(kind: str) -> None:
+def test_the_worst_cases_take_less_than_a_second(kind: str) -> None:
     """Sets that all cost the same per trajectory are hard to tell apart: then nearly exact has to do."""
     chance = random.Random(7)
     offers = []

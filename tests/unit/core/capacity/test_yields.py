@@ -9,7 +9,7 @@ from echo2d.core.capacity.yields import PRIOR, YIELD_MEMORY, YIELD_WORKERS_MAX, 
 GOOD, BAD, NEW = PeerId("good"), PeerId("bad"), PeerId("new")
 
 
-def test_a_newcomer_counts_as_the_pool_does() -> None:
+def test_a_newcomer_counts_with_the_yield_of_the_pool() -> None:
     yields = Yields()
     assert yields.of(NEW) == pytest.approx(0.99)
     for _ in range(100):
@@ -18,7 +18,7 @@ def test_a_newcomer_counts_as_the_pool_does() -> None:
     assert yields.of(NEW) == pytest.approx(0.6, abs=0.01)
 
 
-def test_a_worker_that_makes_garbage_falls_whatever_others_do() -> None:
+def test_the_yield_of_a_worker_that_makes_garbage_falls_whatever_others_do() -> None:
     yields = Yields()
     for _ in range(100):
         yields.judged([GOOD] * 8, trained=True)
@@ -28,14 +28,14 @@ def test_a_worker_that_makes_garbage_falls_whatever_others_do() -> None:
     yields.check()
 
 
-def test_a_few_trajectories_do_not_decide() -> None:
+def test_a_few_trajectories_do_not_decide_a_yield() -> None:
     yields = Yields()
     yields.judged([GOOD] * 1000, trained=True)
     yields.judged([BAD], trained=False)
     assert yields.of(BAD) == pytest.approx(PRIOR / (PRIOR + 1), abs=0.02)
 
 
-def test_a_worker_that_was_mended_is_believed_again() -> None:
+def test_a_repaired_worker_regains_its_yield() -> None:
     yields = Yields()
     yields.judged([BAD] * 2000, trained=False)
     yields.judged([BAD] * int(3 * YIELD_MEMORY), trained=True)

@@ -12,7 +12,7 @@ from tests.support.coordinator_world import Kept, train
 A, B = PeerId("a" * 32), PeerId("b" * 32)
 
 
-def test_bytes_are_kept_with_the_next_trajectory() -> None:
+def test_earned_bytes_become_durable_with_the_next_trajectory() -> None:
     earned = Earned([WorkerEarned(A, 5, 4, 100)])
     earned.sent(A, 10)
     earned.sent(B, 0)

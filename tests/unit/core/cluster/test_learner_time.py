@@ -3,7 +3,7 @@
 from echo2d.core.cluster.learner_time import PACE_STEPS, LearnerTime
 
 
-def test_the_bubble() -> None:
+def test_the_bubble_is_the_share_of_time_that_the_learner_waits() -> None:
     time, now = LearnerTime(), 0.0
     assert (time.bubble_ratio, time.bubble(1, now=now)) == (None, None)
     for _ in range(2):
@@ -23,7 +23,7 @@ def test_the_bubble() -> None:
     assert time.starved_s == 4.0
 
 
-def test_what_the_learner_waits_for() -> None:
+def test_waiting_for_rewards_is_counted_separately() -> None:
     time, now = LearnerTime(), 0.0
     for _ in range(3):
         time.trained(1.0, now=now)
@@ -43,7 +43,7 @@ def test_what_the_learner_waits_for() -> None:
     assert time.unscored_share(2, now=now) == 6.0 / 16.0
 
 
-def test_the_pace_is_that_of_the_newest_steps() -> None:
+def test_the_pace_of_a_learner_is_that_of_its_newest_steps() -> None:
     time = LearnerTime()
     assert time.step_s is None
     time.trained(1.0, now=0.0)

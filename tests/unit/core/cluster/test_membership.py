@@ -65,7 +65,7 @@ def test_a_wrong_hello_is_refused(hello: Hello, reason: str) -> None:
     assert actions[-1] == CloseSession(SessionId(1))
 
 
-def test_a_run_takes_quantized_workers_only_if_its_operator_allows_it() -> None:
+def test_a_run_accepts_quantized_workers_only_if_its_operator_allows_them() -> None:
     hello = replace(HELLO, quantization="int8")
     joined, actions = Club().hello(hello=hello)
     assert joined is None
@@ -81,7 +81,7 @@ def test_a_run_takes_quantized_workers_only_if_its_operator_allows_it() -> None:
     assert joined.peer.quantization == "int8"
 
 
-def test_a_name_is_short_and_printable() -> None:
+def test_the_name_of_a_worker_is_short_and_printable() -> None:
     joined, _ = Club().hello(hello=replace(HELLO, name="box\n\x1b[31m" + "x" * 4000))
     assert joined is not None
     assert joined.peer.name == ("box  [31m" + "x" * 4000)[:64]
@@ -94,7 +94,7 @@ def test_a_first_hello_need_not_know_the_run_and_slots_are_bounded() -> None:
     assert joined.peer.slots == SLOTS_MAX
 
 
-def test_silence_suspects_a_word_redeems_long_silence_ends() -> None:
+def test_silence_makes_a_peer_suspect_a_message_clears_it_and_long_silence_ends_it() -> None:
     club = Club()
     club.hello()
     assert club.members.deadlines(now=SILENCE_S - 0.1) == ([], [])
@@ -122,7 +122,7 @@ def test_a_cut_connection_is_not_alive_but_may_come_back_unnoticed() -> None:
     assert club.members.deadlines(now=SILENCE_S) == ([], [])
 
 
-def test_the_newer_session_wins_and_three_changes_a_minute_refuse_both() -> None:
+def test_the_newer_of_two_sessions_wins_and_three_changes_a_minute_refuse_both() -> None:
     club = Club()
     club.hello()
     for now, old in ((1.0, 1), (2.0, 2)):
@@ -135,7 +135,7 @@ def test_the_newer_session_wins_and_three_changes_a_minute_refuse_both() -> None
     assert club.members.of_session(SessionId(3)) is None
 
 
-def test_rare_changes_are_no_flapping() -> None:
+def test_rare_changes_of_session_are_not_refused() -> None:
     club = Club()
     for number in range(6):
         joined, _ = club.hello(now=number * FLIP_WINDOW_S / 2)
@@ -153,7 +153,7 @@ def test_a_new_start_of_the_daemon_forgets_what_it_served() -> None:
     assert (joined.peer.engine.serving, list(joined.peer.engine.acknowledged)) == (None, [])
 
 
-def test_one_seed_at_a_time() -> None:
+def test_only_one_seed_can_be_joined_at_a_time() -> None:
     club = Club()
     seed = replace(HELLO, kind="seed")
     club.hello("s", seed)
@@ -165,7 +165,7 @@ def test_one_seed_at_a_time() -> None:
     assert club.members.seed is joined.peer
 
 
-def test_a_revoked_peer_is_told_so() -> None:
+def test_a_revoked_peer_gets_the_reason_of_its_refusal() -> None:
     club = Club()
     joined, _ = club.hello()
     assert joined is not None
@@ -174,7 +174,7 @@ def test_a_revoked_peer_is_told_so() -> None:
     club.members.check()
 
 
-def test_there_is_room_for_so_many_and_gone_ones_make_room() -> None:
+def test_the_number_of_peers_is_limited_and_gone_peers_make_room() -> None:
     club = Club()
     for number in range(PEERS_MAX):
         club.sessions += 1

@@ -16,7 +16,7 @@ def a_worker() -> Peer:
     return Peer(PeerId("a"), "a", "worker", "boot", 4, None, 0.0)
 
 
-def test_a_sample_left_alone_is_an_accident_and_many_are_not() -> None:
+def test_one_neglected_sample_is_an_accident_and_many_are_failures() -> None:
     peer = a_worker()
     peer.service.rest(10.0)
     assert not peer.service.left_alone(1)
@@ -27,7 +27,7 @@ def test_a_sample_left_alone_is_an_accident_and_many_are_not() -> None:
     assert peer.service.failures == 0.0
 
 
-def test_failures_mean_rest_and_successes_end_it() -> None:
+def test_failures_make_a_peer_rest_and_successes_end_the_rest() -> None:
     peer = a_worker()
     peer.service.rest(10.0)
     assert peer.service.rest_until == 10.0 + WORKER_REST_S
@@ -48,7 +48,7 @@ def test_failures_mean_rest_and_successes_end_it() -> None:
     assert peer.service.rest_until == 200.0 + begins + WORKER_REST_S
 
 
-def test_acknowledged_versions_are_bounded() -> None:
+def test_the_number_of_acknowledged_versions_is_limited() -> None:
     peer = a_worker()
     for version in range(2 * ACKNOWLEDGED_MAX):
         peer.engine.serves(version_key(version))

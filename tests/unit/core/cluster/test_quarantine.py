@@ -23,7 +23,7 @@ def accuse(quarantine: Quarantine, accuser: PeerId, accused: PeerId, now: float 
     return at_fault
 
 
-def test_one_accuser_is_not_enough_however_often_it_says_so() -> None:
+def test_one_accuser_is_not_enough_however_often_it_accuses() -> None:
     quarantine = Quarantine()
     assert [accuse(quarantine, ONE, BAD) for _ in range(5)] == [BAD] * 5
     assert BAD not in quarantine
@@ -31,7 +31,7 @@ def test_one_accuser_is_not_enough_however_often_it_says_so() -> None:
     assert BAD in quarantine
 
 
-def test_several_of_one_owner_count_once() -> None:
+def test_several_accusers_of_one_owner_count_once() -> None:
     quarantine = Quarantine()
     for accuser in (ONE, OTHER, *GOOD):
         quarantine.accuse(accuser, BAD, owner="rented", is_seed=False, now=0.0)
@@ -41,7 +41,7 @@ def test_several_of_one_owner_count_once() -> None:
     assert BAD in quarantine
 
 
-def test_the_seed_is_enough() -> None:
+def test_an_accusation_by_the_seed_is_enough() -> None:
     quarantine = Quarantine()
     assert accuse(quarantine, SEED, BAD) == BAD
     assert BAD in quarantine
@@ -54,7 +54,7 @@ def test_a_peer_that_accuses_good_peers_is_at_fault() -> None:
     assert not any(good in quarantine for good in GOOD)
 
 
-def test_a_peer_that_accuses_those_whom_others_accuse_too_is_believed() -> None:
+def test_a_peer_that_accuses_peers_whom_others_accuse_too_is_believed() -> None:
     quarantine = Quarantine()
     for culprit in GOOD:
         accuse(quarantine, ONE, culprit)
@@ -77,7 +77,7 @@ def test_a_quarantine_ends_and_takes_twice_as_long_the_next_time() -> None:
     assert quarantine.ends_at is None
 
 
-def test_there_is_room_for_so_many() -> None:
+def test_the_numbers_of_accused_peers_and_accusers_are_limited() -> None:
     quarantine = Quarantine()
     for number in range(ACCUSED_MAX + 5):
         accuse(quarantine, PeerId(f"by{number}"), PeerId(str(number)))

@@ -82,7 +82,7 @@ def plan_of(world: World, name: str) -> PlanEdges:
     return [message for message in world.peers[name].inbox if isinstance(message, PlanEdges)][-1]
 
 
-def test_a_hello_is_dialled_back_at_once_and_an_answer_gives_an_address() -> None:
+def test_a_peer_is_dialled_at_its_hello_and_has_an_address_if_it_answers() -> None:
     club = Club()
     assert dialled(club.hello()) == [DialBack(SessionId(1), PeerId("a"), Address("h", 1), SECRET)]
     assert (club.peer.reach.reachable, club.address()) == (None, None)
@@ -92,7 +92,7 @@ def test_a_hello_is_dialled_back_at_once_and_an_answer_gives_an_address() -> Non
     assert (club.peer.reach.reachable, club.address()) == (True, Address("h", 1))
 
 
-def test_a_peer_that_does_not_answer_has_no_address_and_is_told_why() -> None:
+def test_a_peer_that_does_not_answer_has_no_address_and_gets_the_reason() -> None:
     club = Club()
     club.hello()
     actions = club.ended("h:1: no answer")
@@ -104,7 +104,7 @@ def test_a_peer_that_does_not_answer_has_no_address_and_is_told_why() -> None:
 @pytest.mark.parametrize(
     "hello", [replace(ANSWERS, listen=None), HELLO, replace(ANSWERS, dial_back_secret=b"short")]
 )
-def test_without_an_address_or_a_secret_nothing_is_dialled(hello: Hello) -> None:
+def test_no_peer_without_an_address_or_a_secret_is_dialled(hello: Hello) -> None:
     club = Club()
     actions = club.hello(hello)
     assert (dialled(actions), told(actions)) == ([], [NO_ADDRESS])
@@ -129,7 +129,7 @@ def test_a_dial_is_tried_again_and_a_port_that_opens_or_closes_is_noticed() -> N
     assert told(actions) == ["no answer"]
 
 
-def test_one_dial_at_a_time_however_often_it_says_hello() -> None:
+def test_a_peer_is_dialled_once_at_a_time_however_often_it_says_hello() -> None:
     club = Club()
     actions = [club.hello(now=0.1 * second) for second in range(20)]
     assert len(dialled(chain(*actions))) == 1
@@ -137,7 +137,7 @@ def test_one_dial_at_a_time_however_often_it_says_hello() -> None:
     assert [one.session for one in dialled(club.pass_until(DIAL_BACK_S))] == [20]
 
 
-def test_many_are_dialled_in_turns() -> None:
+def test_many_peers_are_dialled_a_few_at_a_time() -> None:
     club = Club()
     count = 2 * DIALS_MAX + 1
     for number in range(count):
@@ -154,7 +154,7 @@ def test_many_are_dialled_in_turns() -> None:
     assert turns == [DIALS_MAX, DIALS_MAX, 1]
 
 
-def test_an_answer_to_an_earlier_session_is_none() -> None:
+def test_an_answer_to_an_earlier_session_is_ignored() -> None:
     club = Club()
     club.hello()
     club.hello(replace(ANSWERS, listen=Address("h", 2)), now=1.0)
@@ -162,7 +162,7 @@ def test_an_answer_to_an_earlier_session_is_none() -> None:
     assert club.address() is None
 
 
-def test_a_finding_stays_while_the_peer_listens_where_it_did() -> None:
+def test_a_finding_is_kept_while_the_peer_listens_at_the_same_address() -> None:
     club = Club()
     club.hello()
     club.ended()
@@ -182,14 +182,14 @@ def test_a_peer_that_is_away_is_not_dialled() -> None:
     assert club.ended(session=1) == []
 
 
-def test_the_seed_is_believed() -> None:
+def test_the_address_of_the_seed_is_believed() -> None:
     club = Club()
     assert club.hello(replace(HELLO, kind="seed")) == []
     assert club.address() == Address("h", 1)
 
 
 @pytest.mark.parametrize("shape", ["chain", "auto", "star"])
-def test_two_that_cannot_be_dialled_never_share_an_edge(shape: str) -> None:
+def test_two_peers_that_cannot_be_dialled_never_share_an_edge(shape: str) -> None:
     world = World(rules(shape=shape))
     world.closed = {"a", "c", "e"}
     for name in "abcdef":
@@ -212,7 +212,7 @@ def test_two_that_cannot_be_dialled_never_share_an_edge(shape: str) -> None:
         assert all(edge.dial for edge in plans[name].peers)
 
 
-def test_a_plan_does_not_wait_for_the_answer() -> None:
+def test_a_plan_does_not_wait_for_the_answer_to_a_dial() -> None:
     world = World(rules(shape="chain"))
     world.connect("seed", kind="seed", slots=0)
     for name in "ab":

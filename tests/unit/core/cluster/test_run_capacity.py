@@ -30,14 +30,14 @@ def measured(t_bcast_s: float = 20.0) -> Statistics:
 SLACK_S = 200 - 30 - (100 - 5 / 3)
 
 
-def test_half_of_the_slack_less_the_refit() -> None:
+def test_a_version_may_take_half_of_the_slack_less_the_refit() -> None:
     assert spread_s(priced(), measured(), 0.0) == pytest.approx(SLACK_SHARE * SLACK_S - 5)
     assert spread_s(priced(), measured(), 10.0) == pytest.approx(SLACK_SHARE * SLACK_S - 15)
     auto = rules(staleness_max=4, publish_every="auto", seed_usd_per_gb_up=0.09)
     assert spread_s(auto, measured(), 0.0) == pytest.approx(SLACK_SHARE * 100 - 5), "kappa is 1"
 
 
-def test_the_time_is_not_limited_where_bytes_cost_nothing() -> None:
+def test_the_time_is_not_limited_if_bytes_cost_nothing() -> None:
     assert spread_s(rules(staleness_max=4, publish_every=3), measured(), 0.0) is None
 
 
@@ -48,7 +48,7 @@ def test_a_missing_measurement_leaves_no_time(lacks: str) -> None:
     assert spread_s(priced(), statistics, 0.0) == 0
 
 
-def test_there_is_no_time_where_workers_stop_or_batches_are_needed_at_once() -> None:
+def test_no_time_is_left_if_workers_stop_or_batches_are_needed_at_once() -> None:
     assert spread_s(priced(mode="exclusive"), measured(), 0.0) == 0
     hasty = rules(staleness_max=4, publish_every=4, seed_usd_per_gb_up=0.09)
     assert spread_s(hasty, measured(), 0.0) == 0
@@ -65,7 +65,7 @@ def test_versions_that_came_late_leave_less_time_to_the_next_ones() -> None:
     assert spread_s(priced(), measured(t_bcast_s=SLACK_S + 1), 0.0) == 0
 
 
-def test_eight_versions_later_a_late_one_is_forgotten() -> None:
+def test_a_late_version_is_forgotten_after_eight_versions() -> None:
     """A version is late if it takes longer than its plan predicted. Without a prediction it is late
     if it takes longer than the slack.
     """

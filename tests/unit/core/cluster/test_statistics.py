@@ -20,7 +20,9 @@ from echo2d.core.cluster.statistics import (
         (list(map(float, range(1, 21))), 0.95, 19.0),
     ],
 )
-def test_quantile(values: list[float], share: float, found: float | None) -> None:
+def test_a_quantile_is_one_of_the_values(
+    values: list[float], share: float, found: float | None
+) -> None:
     assert quantile(values, share) == found
 
 
@@ -34,7 +36,7 @@ def test_a_run_is_dissemination_bound_when_no_kappa_is_longer_than_a_broadcast()
     assert statistics.dissemination_bound(0)
 
 
-def test_faults_and_versions_are_bounded() -> None:
+def test_the_numbers_of_faults_and_versions_are_limited() -> None:
     statistics = Statistics()
     for number in range(2 * VERSIONS_MEASURED_MAX):
         statistics.fault("lease", f"worker {number}\nis gone")
@@ -48,7 +50,7 @@ def test_faults_and_versions_are_bounded() -> None:
     assert statistics.fault_counts == {"lease": 2 * VERSIONS_MEASURED_MAX}
 
 
-def test_the_same_fault_again_is_one_line_and_the_newest() -> None:
+def test_a_repeated_fault_is_one_line_and_counts_as_the_newest() -> None:
     statistics = Statistics(now=10.0)
     statistics.fault("lease", "a")
     statistics.fault("lease", "b")
@@ -60,7 +62,7 @@ def test_the_same_fault_again_is_one_line_and_the_newest() -> None:
     ]
 
 
-def test_a_commit_is_a_measurement_of_t_train_unless_it_took_no_time() -> None:
+def test_a_commit_measures_t_train_unless_it_took_no_time() -> None:
     statistics = Statistics()
     statistics.trained(1, (), 0.0)
     assert statistics.measurements.t_train.value is None
@@ -85,7 +87,7 @@ def test_the_newest_versions_are_kept_and_all_are_counted() -> None:
     )
 
 
-def test_a_version_that_is_measured_again_is_the_newest() -> None:
+def test_a_version_that_is_measured_again_counts_as_the_newest() -> None:
     sent = SentVersions()
     for version in (1, 2, 1):
         sent.seed_sent(version, float(version))

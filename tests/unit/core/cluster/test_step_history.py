@@ -34,7 +34,7 @@ def trained(steps: int) -> World:
     return world
 
 
-def test_a_step_of_a_run() -> None:
+def test_the_summary_of_a_step_has_its_figures() -> None:
     world = trained(3)
     first, last = step_of(world, 1), step_of(world, 3)
     assert (first.wait_s, first.tokens_per_s, first.t_bcast_s) == (None, None, None)
@@ -46,7 +46,7 @@ def test_a_step_of_a_run() -> None:
     assert world.state.step_summary(4) is None
 
 
-def test_what_lies_between_two_commits() -> None:
+def test_a_summary_counts_what_happened_between_two_commits() -> None:
     history = StepHistory()
     history.trained(1, [], 2.0, RunTotals(10.0, 100, 4, 1), 0.5)
     history.trained(2, [], 2.0, RunTotals(15.0, 600, 9, 1), 0.5)
@@ -61,7 +61,7 @@ def test_what_lies_between_two_commits() -> None:
     )
 
 
-def test_nothing_is_said_about_the_time_before_a_session() -> None:
+def test_a_summary_omits_the_time_before_a_session() -> None:
     history = StepHistory()
     history.trained(1, [], 2.0, RunTotals(10.0, 100, 4, 1), 0.5)
     history.session_opened()
@@ -83,7 +83,7 @@ def grouped(level: int, *trajectories: TrajectoryRecord) -> GroupRecord:
     return GroupRecord(GroupId(level), b"", trajectories, tags=(PromptTag("level", str(level)),))
 
 
-def test_parts_tags_and_what_the_learner_measured() -> None:
+def test_a_summary_has_reward_parts_tags_and_the_learners_figures() -> None:
     history = StepHistory()
     groups = [
         grouped(2, scored(1.0, ("right", 1.0), ("short", 0.0)), scored(0.0, ("right", 0.0))),
@@ -99,7 +99,7 @@ def test_parts_tags_and_what_the_learner_measured() -> None:
     assert (step.entropy, step.kl_rollout, step.kl_base, step.grad_norm) == (1.5, None, None, 0.25)
 
 
-def test_curves_have_few_lines_and_name_the_task_where_there_are_several() -> None:
+def test_curves_have_few_lines_and_name_their_task_if_there_are_several() -> None:
     history = StepHistory()
     groups = [grouped(level, scored(0.0, ("right", 1.0))) for level in range(CURVE_LINES_MAX)]
     groups.append(grouped(CURVE_LINES_MAX, scored(1.0, ("right", 0.5), task="words")))

@@ -33,13 +33,15 @@ def published(*asks: PublishAsked) -> PublishedVersions:
         (asked(7, epoch=2), "order"),  # a session publishes its resume_step first
     ],
 )
-def test_judge(ask: PublishAsked, error: str | None) -> None:
+def test_a_publish_is_judged_by_its_epoch_order_and_digest(
+    ask: PublishAsked, error: str | None
+) -> None:
     versions = published(asked(0), asked(2))
     verdict = versions.judge(ask, resume_step=0, committed=3)
     assert (verdict.error if isinstance(verdict, PublishRefusal) else verdict) == error
 
 
-def test_the_same_again_is_the_earlier_answer() -> None:
+def test_a_repeated_publish_gets_the_earlier_answer() -> None:
     versions = published(asked(0), asked(2))
     record = versions.judge(asked(0), resume_step=0, committed=3)
     assert record == versions.live(version_key(0))
@@ -55,7 +57,7 @@ def test_a_newer_epoch_publishes_again() -> None:
     versions.check()
 
 
-def test_other_bytes_under_the_same_number_revoke() -> None:
+def test_other_bytes_under_the_same_number_revoke_the_earlier_version() -> None:
     versions = published(asked(0), asked(2))
     replacing = asked(2, epoch=2, salt=1)
     assert versions.replaced_by(replacing) == [version_key(2)]
@@ -66,7 +68,7 @@ def test_other_bytes_under_the_same_number_revoke() -> None:
     assert versions.live(version_key(2, 1)) == versions.newest
 
 
-def test_resuming_below_revokes_above() -> None:
+def test_a_session_that_resumes_lower_revokes_higher_versions() -> None:
     versions = published(asked(0), asked(1), asked(2))
     assert versions.above(1, before=Epoch(2)) == [version_key(2)]
     assert versions.above(1, before=Epoch(1)) == []
@@ -81,7 +83,7 @@ def test_a_version_older_than_a_revoked_publish_is_not_current() -> None:
     assert PublishedVersions([versions.newest], PublishSeq(2)).current is None
 
 
-def test_copies_go_but_the_newest_and_the_needed() -> None:
+def test_all_copies_are_deleted_except_the_newest_and_the_needed_ones() -> None:
     versions = published(asked(0), asked(1), asked(2))
     assert versions.surplus([asked(0).path], bases=0, bytes_max=0) == [DeleteVersion(asked(1).path)]
     assert versions.surplus([], bases=0, bytes_max=0) == [DeleteVersion(asked(0).path)]
@@ -98,7 +100,7 @@ def test_the_newest_copies_are_kept_as_bases_while_the_next_version_fits() -> No
     assert [record.version for record in versions.copies()] == [4]
 
 
-def test_results_are_synced_once() -> None:
+def test_a_kept_result_is_synced_once() -> None:
     versions = published(*(asked(version) for version in range(1, 5)))
     versions.scored = frozenset({version_key(2)})
     kept = [asked(version).path for version in range(1, 5)]
@@ -126,7 +128,7 @@ def there(versions: PublishedVersions) -> list[int]:
     return [record.version for record in reversed(versions.copies())]
 
 
-def test_of_every_span_the_first_version_stays() -> None:
+def test_the_first_version_of_every_span_is_kept() -> None:
     # Published every 3 steps: none is a multiple of 10.
     versions = keeping(*(asked(version) for version in range(0, 50, 3)), keep_every=10)
     assert there(versions) == [12, 21, 30, 42, 48]
@@ -140,7 +142,7 @@ def test_of_every_span_the_first_version_stays() -> None:
     assert there(versions) == [12, 21, 30, 42, 49]
 
 
-def test_results_go_where_the_disk_has_no_room_and_it_is_said() -> None:
+def test_kept_results_are_deleted_and_reported_if_the_disk_has_no_room() -> None:
     versions = keeping(*(asked(version) for version in range(1, 9)), keep_every=2)
     assert there(versions) == [2, 4, 6, 8]
     size = asked(0).full_bytes
@@ -162,7 +164,7 @@ def test_results_go_where_the_disk_has_no_room_and_it_is_said() -> None:
     assert there(versions) == [4, 6]
 
 
-def test_many_versions_are_forgotten_but_not_those_with_copies(
+def test_old_versions_are_forgotten_unless_they_have_copies(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("echo2d.core.cluster.versions.PUBLISHED_VERSIONS_MAX", 50)
@@ -172,7 +174,7 @@ def test_many_versions_are_forgotten_but_not_those_with_copies(
     assert len(there(versions)) == 8
 
 
-def test_a_revoked_result_goes_and_its_span_gets_another() -> None:
+def test_a_revoked_result_is_deleted_and_its_span_gets_another() -> None:
     versions = keeping(*(asked(version) for version in (0, 10, 20)), keep_every=10)
     versions.revoke([version_key(20)])
     versions.publish(asked(21, epoch=2))

@@ -27,7 +27,7 @@ def quality(qualities: WorkerQualities, worker: PeerId) -> WorkerQuality:
     return found
 
 
-def test_a_worker_alone_has_means_and_no_comparison() -> None:
+def test_a_single_worker_has_means_but_no_comparison() -> None:
     qualities = WorkerQualities()
     qualities.scored([answer(GOOD, 1.0, 2), answer(GOOD, 0.0, 4)])
     assert qualities.of(BAD) is None
@@ -44,7 +44,7 @@ def test_workers_that_share_prompts_are_compared() -> None:
     assert quality(qualities, GOOD).reward == pytest.approx(3.5)
 
 
-def test_old_answers_fade() -> None:
+def test_old_answers_lose_weight() -> None:
     qualities = WorkerQualities()
     qualities.scored([answer(GOOD, 0.0)] * 5000)
     qualities.scored([answer(GOOD, 1.0)] * (3 * QUALITY_MEMORY))
@@ -64,7 +64,7 @@ def score(k: float, z: float) -> TrajectoryScore:
     return TrajectoryScore(0, 0, k, z)
 
 
-def test_what_the_learner_found_is_a_mean_of_each_author() -> None:
+def test_scores_of_the_learner_are_averaged_for_each_author() -> None:
     qualities = WorkerQualities()
     qualities.scored([answer(GOOD, 1.0)])
     assert (quality(qualities, GOOD).learner_k, quality(qualities, GOOD).learner_z) == (None, None)
@@ -79,7 +79,7 @@ def test_what_the_learner_found_is_a_mean_of_each_author() -> None:
     assert quality(qualities, BAD) == WorkerQuality(learned=1, learner_k=4.0, learner_z=9.0)
 
 
-def test_what_two_workers_wrote_says_nothing_about_one_of_them() -> None:
+def test_an_answer_of_two_workers_counts_for_neither_of_them() -> None:
     qualities = WorkerQualities()
     spans = (
         AuthoredSpan(0, 2, Version(0), version_digest(0), BAD),
@@ -90,7 +90,7 @@ def test_what_two_workers_wrote_says_nothing_about_one_of_them() -> None:
     assert qualities.of(GOOD) is qualities.of(BAD) is None
 
 
-def test_what_the_learner_found_fades_and_one_trajectory_cannot_outweigh_all() -> None:
+def test_scores_of_the_learner_lose_weight_and_one_trajectory_cannot_outweigh_all() -> None:
     qualities = WorkerQualities()
     qualities.scored_by_learner([(answer(GOOD, 0.0), score(0.0, 0.0))] * 5000)
     qualities.scored_by_learner([(answer(GOOD, 0.0), score(1.0, 1e6))])

@@ -173,7 +173,7 @@ def test_computing_kv_caches_again_is_charged_and_does_not_make_a_worker_look_sl
     assert status.provision.estimates.recompute_s is not None
 
 
-def test_without_a_wish_all_workers_work() -> None:
+def test_all_workers_work_without_a_target() -> None:
     world = World()
     for name in "ab":
         world.connect(name)
@@ -182,7 +182,7 @@ def test_without_a_wish_all_workers_work() -> None:
     assert world.state.status().provision.activation == "all"
 
 
-def test_the_cheapest_stays_and_who_stands_by_gets_no_leases() -> None:
+def test_the_cheapest_worker_stays_active_and_workers_on_standby_get_no_leases() -> None:
     world = settled()
     assert active(world) == ["a"]
     assert (world.state.status().provision.shortfall or 0.0) < 0
@@ -199,14 +199,14 @@ def test_the_cheapest_stays_and_who_stands_by_gets_no_leases() -> None:
     assert granted["b"] == granted["c"] == 0
 
 
-def test_a_lost_one_is_replaced_at_once() -> None:
+def test_a_lost_worker_is_replaced_at_once() -> None:
     world = settled()
     world.say(world.peers["a"], Goodbye("over"))
     assert len(active(world)) == 1
     assert active(world) != ["a"]
 
 
-def test_a_storm_of_newcomers_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_newcomers_at_once_cause_one_review(monkeypatch: pytest.MonkeyPatch) -> None:
     world = settled()
     looks, review = list[float](), CapacityPlanner.review
 
@@ -224,7 +224,7 @@ def test_a_storm_of_newcomers_is_looked_at_once(monkeypatch: pytest.MonkeyPatch)
     assert looks[1] - begin < 2 * SOON_S
 
 
-def test_a_coordinator_that_stood_still_finds_no_worker_slow() -> None:
+def test_a_coordinator_that_was_suspended_finds_no_worker_slow() -> None:
     """What they held was done within a trajectory's time; then nobody gave them more."""
     world = settled()
     [worker] = [peer for name, peer in world.peers.items() if name == active(world)[0]]
@@ -240,7 +240,7 @@ def test_a_coordinator_that_stood_still_finds_no_worker_slow() -> None:
     assert measurements.mu(worker.peer, 4, None) == pytest.approx(before, rel=0.1)
 
 
-def test_a_lease_that_crosses_a_notice_is_no_workers_fault() -> None:
+def test_a_lease_that_crosses_a_notice_counts_against_no_worker() -> None:
     world = World()
     world.connect("seed", kind="seed")
     for name in "ab":
@@ -262,7 +262,7 @@ def test_a_lease_that_crosses_a_notice_is_no_workers_fault() -> None:
     world.state.check()
 
 
-def test_a_worker_that_loads_nothing_does_not_hide_what_a_broadcast_takes() -> None:
+def test_a_worker_that_loads_nothing_does_not_shorten_the_measured_broadcast() -> None:
     world = World(AUTO)
     world.connect("seed", kind="seed")
     world.slow.add("broken")
@@ -274,7 +274,7 @@ def test_a_worker_that_loads_nothing_does_not_hide_what_a_broadcast_takes() -> N
     assert world.state._statistics.measurements.t_bcast.estimate is not None
 
 
-def test_a_worker_whose_link_is_broken_takes_no_other_ones_place() -> None:
+def test_a_worker_with_a_broken_link_takes_no_other_workers_place() -> None:
     world = settled()
     [works] = active(world)
     cheaper, other = sorted(set("abc") - {works})
@@ -300,7 +300,7 @@ def test_an_impossible_pause_does_not_count() -> None:
     assert pauses._newest[-1] == world.now - refitted_at
 
 
-def test_a_notice_is_noted_once() -> None:
+def test_a_spot_notice_is_recorded_once() -> None:
     world = settled()
     notes = [world.say(world.peers["a"], Leaving("spot notice")) for _ in range(3)]
     assert [
@@ -313,7 +313,7 @@ def test_a_notice_is_noted_once() -> None:
     ]
 
 
-def test_when_all_workers_leave_the_next_one_works_at_once() -> None:
+def test_the_next_worker_is_active_at_once_after_all_have_left() -> None:
     world = settled()
     for name in "abc":
         world.say(world.peers[name], Leaving("the whole zone"))
@@ -325,7 +325,7 @@ def test_when_all_workers_leave_the_next_one_works_at_once() -> None:
     world.state.check()
 
 
-def test_after_a_restart_all_workers_work_until_the_demand_is_known_again() -> None:
+def test_all_workers_work_after_a_restart_until_the_demand_is_known_again() -> None:
     world = settled()
     assert len(active(world)) == 1
     world.crash()
@@ -335,7 +335,7 @@ def test_after_a_restart_all_workers_work_until_the_demand_is_known_again() -> N
     world.state.check()
 
 
-def test_a_worker_whose_box_is_given_back_finishes_and_gets_nothing_new() -> None:
+def test_a_worker_whose_box_is_given_back_finishes_its_leases_and_gets_no_more() -> None:
     world = settled()
     world.ask_batch(4)
     world.drain()
@@ -355,7 +355,7 @@ def test_a_worker_whose_box_is_given_back_finishes_and_gets_nothing_new() -> Non
 
 
 @pytest.mark.parametrize("mode", ["all", "auto"])
-def test_a_worker_that_leaves_makes_nothing_that_could_be_had(mode: Literal["all", "auto"]) -> None:
+def test_a_worker_that_leaves_does_not_count_as_available(mode: Literal["all", "auto"]) -> None:
     world = settled(mode=mode)
     before = world.state.status(now=world.now).provision
     world.say(world.peers["c"], Leaving("spot notice"))
@@ -368,7 +368,7 @@ def test_a_worker_that_leaves_makes_nothing_that_could_be_had(mode: Literal["all
     assert after.shortfall == pytest.approx(after.mu_target - after.mu_available)
 
 
-def test_silence_is_a_loss() -> None:
+def test_a_silent_worker_counts_as_lost() -> None:
     world = settled()
     for _ in range(HEARTBEATS_MISSED_MAX + 1):
         world.pass_time(2.0)
@@ -378,7 +378,7 @@ def test_silence_is_a_loss() -> None:
     assert active(world) != ["a"]
 
 
-def test_a_worker_that_will_be_taken_away_is_replaced_at_once() -> None:
+def test_a_worker_with_a_notice_is_replaced_at_once() -> None:
     world = settled()
     world.say(world.peers["a"], Leaving("spot notice"))
     assert len(active(world)) == 1

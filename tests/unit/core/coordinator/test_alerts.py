@@ -44,11 +44,11 @@ def beat(world: World, *names: str) -> None:
         world.say(world.peers[name], Heartbeat(0))
 
 
-def test_no_alert_when_all_is_well() -> None:
+def test_a_healthy_run_has_no_alert() -> None:
     assert said(running()) == []
 
 
-def test_an_empty_run() -> None:
+def test_an_empty_run_has_an_alert_for_each_missing_part() -> None:
     assert said(World()) == [
         "no learner has opened a session",
         "the seed is away: versions spread only from worker to worker until it is back",
@@ -57,7 +57,7 @@ def test_an_empty_run() -> None:
     assert kinds(World()) == [("no_learner", ""), ("seed_away", ""), ("no_workers", "")]
 
 
-def test_a_silent_worker_and_when_its_leases_go_to_others() -> None:
+def test_the_alert_about_a_silent_worker_says_when_its_leases_are_reassigned() -> None:
     world = running()
     assert len(world.peers["a"].leases) == 2
     world.now += 9.0
@@ -78,7 +78,7 @@ def test_a_silent_worker_and_when_its_leases_go_to_others() -> None:
     assert said(world) == [], "it is gone"
 
 
-def test_a_worker_that_said_that_it_goes_is_not_missed_when_it_has_finished() -> None:
+def test_a_worker_that_announced_its_leave_raises_no_alert_when_it_has_finished() -> None:
     world = running()
     world.say(world.peers["a"], Leaving("spot notice"))
     world.pass_time(9.0)
@@ -89,7 +89,7 @@ def test_a_worker_that_said_that_it_goes_is_not_missed_when_it_has_finished() ->
     assert said(world) == []
 
 
-def test_versions_that_workers_do_not_serve() -> None:
+def test_versions_that_workers_do_not_serve_raise_an_alert() -> None:
     world = running(World(rules(staleness_max=0)))
     late = world.connect("late")
     assert said(world) == ["late serves no version yet"]
@@ -99,7 +99,7 @@ def test_versions_that_workers_do_not_serve() -> None:
     ]
 
 
-def test_a_worker_whose_disk_has_no_room_for_new_versions() -> None:
+def test_a_worker_without_disk_room_for_new_versions_raises_an_alert() -> None:
     world = World()
     world.connect("a")
     world.connect("b")
@@ -121,7 +121,7 @@ def test_a_worker_whose_disk_has_no_room_for_new_versions() -> None:
     assert not [each for each in world.state.status().alerts if each.kind == "worker_disk_low"]
 
 
-def test_a_dissemination_bound_run_is_told_when_it_is_known() -> None:
+def test_a_dissemination_bound_run_raises_an_alert_once_it_is_known() -> None:
     status = running().state.status()
     bound = replace(status, dissemination_bound=True, t_bcast_s=(1.0,) * BROADCASTS_MIN)
     assert list(alerts(bound)) == []
@@ -133,7 +133,7 @@ def test_a_dissemination_bound_run_is_told_when_it_is_known() -> None:
     ]
 
 
-def test_a_hundred_workers_do_not_fill_a_book() -> None:
+def test_the_alerts_about_a_hundred_workers_stay_short() -> None:
     status = running().state.status()
     silent = replace(
         status.workers[0], name="x", alive=False, silent_s=7.0, leases=1, leases_end_s=8.0
@@ -164,7 +164,7 @@ def alive(world: World, software: str = "1.0") -> None:
     assert world.call(lambda number: AliveTold(number, epoch, software)).status == 200
 
 
-def test_a_learner_that_tells_nothing_any_more_is_named_within_half_a_minute() -> None:
+def test_a_learner_that_falls_silent_is_named_within_half_a_minute() -> None:
     world = trained(World(), 3, planned=200)
     alive(world)
     world.pass_time(29.0)
@@ -180,7 +180,7 @@ def test_a_learner_that_tells_nothing_any_more_is_named_within_half_a_minute() -
     assert "learner_silent" not in dict(kinds(world))
 
 
-def test_a_learner_that_does_not_tell_that_it_lives_may_train_for_minutes() -> None:
+def test_a_learner_without_heartbeats_may_train_for_minutes() -> None:
     status = running().state.status()
     busy = replace(status.learner, heard=True, silent_s=100.0)
     assert list(alerts(replace(status, learner=busy))) == []
@@ -190,14 +190,14 @@ def test_a_learner_that_does_not_tell_that_it_lives_may_train_for_minutes() -> N
     assert alert.kind == "learner_silent"
 
 
-def test_a_learner_that_waits_for_a_batch_is_there() -> None:
+def test_a_learner_that_waits_for_a_batch_is_not_reported_silent() -> None:
     world = running()
     world.ask_batch(1)
     world.now += 300.0
     assert "learner_silent" not in dict(kinds(world))
 
 
-def test_a_learner_that_was_not_heard_since_the_coordinator_started() -> None:
+def test_a_learner_that_is_silent_since_the_coordinator_started_is_named() -> None:
     world = trained(World(), 2, planned=200)
     world.crash()
     world.pass_time(25.0)
@@ -208,7 +208,7 @@ def test_a_learner_that_was_not_heard_since_the_coordinator_started() -> None:
     )
 
 
-def test_a_finished_run_says_so_and_no_worker_is_missed() -> None:
+def test_a_finished_run_is_reported_and_reports_no_missing_worker() -> None:
     world = trained(World(), 3, planned=3)
     world.now += 100.0
     for name in ("seed", "a"):
@@ -222,7 +222,7 @@ def test_a_finished_run_says_so_and_no_worker_is_missed() -> None:
     assert [each.kind for each in alerts(status)] == ["run_finished"]
 
 
-def test_rewards_that_are_all_the_same_are_an_alert_after_some_steps() -> None:
+def test_rewards_that_are_all_equal_raise_an_alert_after_some_steps() -> None:
     world = World(rules(filter_zero_variance=False))
     world.reward = lambda cursor, sample: 0.0
     trained(world, FLAT_STEPS - 1, planned=200)
@@ -235,7 +235,7 @@ def test_rewards_that_are_all_the_same_are_an_alert_after_some_steps() -> None:
     assert "flat_rewards" not in dict(kinds(world))
 
 
-def test_a_refusal_of_the_learner_is_an_alert_for_a_while() -> None:
+def test_a_refusal_of_the_learner_raises_an_alert_for_a_while() -> None:
     status = running().state.status()
     refusal = FaultStatus("refusal", "step 71: too old", 1, 5.0)
     (alert,) = alerts(replace(status, faults=(refusal,)))
@@ -245,7 +245,7 @@ def test_a_refusal_of_the_learner_is_an_alert_for_a_while() -> None:
     assert list(alerts(replace(status, faults=(replace(refusal, age_s=500.0),)))) == []
 
 
-def test_a_seed_that_cannot_encode_and_a_worker_that_cannot_apply_say_why() -> None:
+def test_the_alerts_about_a_failed_encoding_and_a_failed_apply_give_the_reason() -> None:
     status = running().state.status()
     worker = replace(status.workers[0], lag=9)
     full = "writing x failed: No space left on device"

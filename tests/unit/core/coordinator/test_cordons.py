@@ -44,7 +44,7 @@ def finish(world: World, peer: FakePeer) -> None:
     world.drain()
 
 
-def test_a_cordoned_worker_finishes_what_it_holds_and_gets_nothing_new() -> None:
+def test_a_cordoned_worker_finishes_its_leases_and_gets_no_more() -> None:
     world = running()
     peer, held = world.peers["a"], len(world.peers["a"].open)
     assert order(world, "a", "cordon").body == {"id": "a", "connected": True, "leased": held}
@@ -59,7 +59,7 @@ def test_a_cordoned_worker_finishes_what_it_holds_and_gets_nothing_new() -> None
     assert peer.open
 
 
-def test_a_cordon_counts_from_the_hello_on() -> None:
+def test_a_cordon_is_effective_from_the_hello_on() -> None:
     world = running()
     world.handle(PeerDisconnected(world.peers["a"].session, "reset"))
     order(world, "a", "cordon")
@@ -70,7 +70,7 @@ def test_a_cordon_counts_from_the_hello_on() -> None:
     assert not row(world, "a").cordoned
 
 
-def test_a_drained_worker_is_told_to_end_once_it_holds_nothing() -> None:
+def test_a_drained_worker_is_ordered_to_end_once_it_holds_nothing() -> None:
     world = running()
     peer = world.peers["a"]
     order(world, "a", "drain")
@@ -84,7 +84,7 @@ def test_a_drained_worker_is_told_to_end_once_it_holds_nothing() -> None:
     assert order(world, "a", "drain").body == {"id": "a", "connected": False, "leased": 0}
 
 
-def test_a_drain_hands_over_at_once_what_the_worker_holds() -> None:
+def test_a_drain_hands_over_the_workers_samples_at_once() -> None:
     world = running()
     a, b = world.peers["a"], world.peers["b"]
     held = {key for key, _ in a.open}
@@ -97,7 +97,7 @@ def test_a_drain_hands_over_at_once_what_the_worker_holds() -> None:
     assert not row(world, "a").leased
 
 
-def test_any_number_of_hand_overs_says_nothing_against_a_sample() -> None:
+def test_any_number_of_handovers_counts_no_failure_of_a_sample() -> None:
     world = running()
     for name in "ab" * (LEASE_FAILURES_MAX + 1):
         order(world, name, "drain", hand_over=True)
@@ -106,7 +106,7 @@ def test_any_number_of_hand_overs_says_nothing_against_a_sample() -> None:
     assert "lease" not in world.state.status(now=world.now).groups_dropped
 
 
-def test_uncordon_calls_a_drain_off() -> None:
+def test_an_uncordon_cancels_a_drain() -> None:
     world = running()
     peer = world.peers["a"]
     order(world, "a", "drain")
@@ -119,7 +119,7 @@ def test_uncordon_calls_a_drain_off() -> None:
     assert not row(world, "a").cordoned
 
 
-def test_a_worker_whose_link_breaks_is_told_when_it_is_back() -> None:
+def test_a_worker_with_a_broken_link_gets_its_order_when_it_returns() -> None:
     world = running()
     peer = world.peers["a"]
     order(world, "a", "drain")
@@ -129,7 +129,7 @@ def test_a_worker_whose_link_breaks_is_told_when_it_is_back() -> None:
     assert drains(peer) == 2
 
 
-def test_a_daemon_that_starts_again_is_idle_and_is_not_ended_again() -> None:
+def test_a_restarted_daemon_of_a_drained_worker_is_idle_and_not_ended_again() -> None:
     world = running()
     peer = world.peers["a"]
     order(world, "a", "drain")
@@ -141,7 +141,7 @@ def test_a_daemon_that_starts_again_is_idle_and_is_not_ended_again() -> None:
     assert (drains(peer), peer.open) == (1, [])
 
 
-def test_an_order_is_noted_once_and_strangers_are_taken_note_of() -> None:
+def test_an_order_is_recorded_once_and_also_for_unknown_workers() -> None:
     world = running()
     for notes in (1, 0):
         order(world, "a", "cordon")
@@ -154,7 +154,7 @@ def test_an_order_is_noted_once_and_strangers_are_taken_note_of() -> None:
     assert order(world, "seed", "drain").body == {"id": "seed", "connected": False, "leased": 0}
 
 
-def test_a_relay_that_holds_nothing_is_told_at_once() -> None:
+def test_a_drained_relay_is_ordered_to_end_at_once() -> None:
     world = running()
     relay = world.connect("relay", kind="relay", slots=0)
     order(world, "relay", "drain")

@@ -28,7 +28,7 @@ def test_a_worker_costs_its_price_while_it_is_here() -> None:
     costs.check()
 
 
-def test_what_forgotten_workers_cost_still_counts() -> None:
+def test_the_cost_of_forgotten_workers_still_counts() -> None:
     costs = Costs(0)
     for number in range(PEERS_MAX + 3):
         costs.here(PeerId(str(number)), Price(1.0), now=0.0)
@@ -68,7 +68,7 @@ def test_a_coordinator_that_starts_counts_from_the_first_hello() -> None:
     assert costs.of(A).traffic == Traffic(GB, 0)
 
 
-def test_bytes_that_were_paid_for_keep_their_price() -> None:
+def test_bytes_that_were_paid_keep_their_price() -> None:
     costs = Costs(0)
     costs.here(A, PRICED, now=0.0)
     costs.moved(A, Traffic(GB, 0), now=10.0)
@@ -88,7 +88,7 @@ def test_no_rate_above_that_of_a_fast_link_is_believed() -> None:
     assert costs.of(B).traffic == Traffic(), "it has never said hello"
 
 
-def test_peers_tell_what_they_moved_in_heartbeats() -> None:
+def test_peers_report_their_moved_bytes_in_heartbeats() -> None:
     world = World(rules(prices=(NamedPrice("a", Price(usd_per_gb_down=1.0)),)))
     world.connect("seed", kind="seed")
     worker, relay = world.connect("a"), world.connect("r", kind="relay")
@@ -103,7 +103,7 @@ def test_peers_tell_what_they_moved_in_heartbeats() -> None:
     assert found.costs.workers_usd == pytest.approx(2.0)
 
 
-def test_a_silent_worker_costs_nothing_until_it_is_heard() -> None:
+def test_a_silent_worker_costs_nothing_until_its_next_message() -> None:
     world = World(rules(prices=(NamedPrice("a", Price(3600.0)),)))
     world.connect("seed", kind="seed")
     peer = world.connect("a")

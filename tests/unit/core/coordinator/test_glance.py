@@ -4,7 +4,7 @@ from tests.support.catch_up import newcomer, running
 from tests.support.coordinator_world import World
 
 
-def test_a_run_in_which_nothing_has_happened() -> None:
+def test_the_glance_at_an_empty_run_is_empty() -> None:
     glance = World().state.glance()
     assert (glance.committed_step, glance.newest_version, glance.spread) == (0, None, None)
     assert World().state.tree(0) is None
@@ -25,7 +25,7 @@ def test_the_glance_agrees_with_the_status() -> None:
     )
 
 
-def test_the_tree_of_a_broadcast_and_how_far_its_peers_are() -> None:
+def test_the_tree_of_a_broadcast_shows_the_progress_of_its_peers() -> None:
     world = running("a", "b", steps=3)
     spread, tree = world.state.glance().spread, world.state.tree(0)
     assert spread is not None

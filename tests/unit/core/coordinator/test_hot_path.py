@@ -35,7 +35,7 @@ def loaded(workers: int) -> TimedFleet:
     return fleet
 
 
-def test_a_status_stays_cheap(fleets: tuple[TimedFleet, TimedFleet]) -> None:
+def test_a_status_stays_cheap_in_a_large_fleet(fleets: tuple[TimedFleet, TimedFleet]) -> None:
     small, large = map(calls_of_a_status, fleets)
     assert large / LARGE < CALLS_RATIO_MAX * small / SMALL
 

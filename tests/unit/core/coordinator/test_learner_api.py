@@ -57,7 +57,7 @@ def serving(world: World) -> VersionKey | None:
     return world.peers["a"].serving
 
 
-def test_a_session_tells_the_rules() -> None:
+def test_a_session_gives_the_learner_the_rules() -> None:
     world = World()
     assert world.open_session().body == {
         "epoch": 1, "run_id": "run-1", "staleness_max": 2, "publish_every": 1, "trajectories_per_step": 4,
@@ -93,7 +93,7 @@ def test_older_epochs_are_fenced_everywhere() -> None:
     assert world.call(lambda number: EpochAsked(number, world.ledger.epoch)).status == 200
 
 
-def test_another_learner_gets_the_run_only_if_it_says_so() -> None:
+def test_another_learner_takes_the_run_over_only_on_request() -> None:
     world = trained(2)
 
     def opened(learner: str, *, take_over: bool = False) -> Reply:
@@ -130,7 +130,7 @@ def test_publishes_keep_the_order_of_their_epoch() -> None:
     assert len(world.ledger.published) == 7
 
 
-def test_a_new_epoch_revokes_what_lies_beyond_its_start() -> None:
+def test_a_new_epoch_revokes_versions_beyond_its_first_step() -> None:
     world = trained(4, staleness_max=0)
     world.work()
     assert world.state.status().groups.buffered > 0
@@ -173,7 +173,7 @@ def test_a_restarted_learner_gets_the_same_batches() -> None:
     assert world.state.status().trajectories.trained == 16  # nothing counts twice
 
 
-def test_resuming_at_a_later_step_commits_what_was_frozen() -> None:
+def test_a_learner_that_resumes_at_a_later_step_commits_the_frozen_batches() -> None:
     world = trained(2)
     batch_of(world, 3)
     world.open_session(3)
@@ -186,7 +186,7 @@ def test_resuming_at_a_later_step_commits_what_was_frozen() -> None:
     assert world.state.status().committed_step == 3
 
 
-def test_resuming_below_the_checkpoint_is_refused_with_the_lowest_step() -> None:
+def test_a_resume_below_the_checkpoint_is_refused_with_the_lowest_step() -> None:
     world = trained(4)
     assert world.checkpoint(3).body == {"checkpoint": 3}
     assert world.checkpoint(1).body == {"checkpoint": 3}
@@ -199,7 +199,7 @@ def test_resuming_below_the_checkpoint_is_refused_with_the_lowest_step() -> None
 
 
 @pytest.mark.parametrize("beyond", [1, 1 << 62])
-def test_resuming_beyond_what_was_given_out_is_refused(beyond: int) -> None:
+def test_a_resume_beyond_the_given_batches_is_refused(beyond: int) -> None:
     new = World()
     reply = new.open_session(beyond)
     assert error(reply) == (409, "resume")
@@ -219,7 +219,7 @@ def test_resuming_beyond_what_was_given_out_is_refused(beyond: int) -> None:
     assert world.open_session(5).status == 200
 
 
-def test_leases_of_a_revoked_version_are_called_off_through_no_workers_fault() -> None:
+def test_leases_of_a_revoked_version_are_cancelled_without_blame() -> None:
     world = trained(4)
     world.drain()
     worker = world.peers["a"]
@@ -236,7 +236,7 @@ def test_leases_of_a_revoked_version_are_called_off_through_no_workers_fault() -
     assert {peer.service.failures for peer in world.state._members} == {0}
 
 
-def test_other_bytes_of_the_first_version_revoke_those_of_before() -> None:
+def test_other_bytes_of_the_first_version_revoke_the_earlier_ones() -> None:
     world = trained(4)
     batch_of(world, 5)
     world.open_session(4)
@@ -279,7 +279,7 @@ def test_a_version_published_again_is_the_newest_and_workers_refit_to_it() -> No
 
 
 @pytest.mark.parametrize("crash", [False, True])
-def test_a_worker_that_was_away_serves_nothing_revoked(*, crash: bool) -> None:
+def test_a_worker_that_was_away_learns_which_versions_are_revoked(*, crash: bool) -> None:
     world = trained(4)
     world.work()
     away = world.peers["a"]
@@ -300,7 +300,7 @@ def test_a_worker_that_was_away_serves_nothing_revoked(*, crash: bool) -> None:
     assert away.serving == version_key(2)
 
 
-def test_a_worker_that_refits_to_a_revoked_version_is_told() -> None:
+def test_a_worker_that_refits_to_a_revoked_version_learns_of_the_revocation() -> None:
     world = trained(4)
     world.work()
     worker = world.peers["a"]
@@ -322,7 +322,7 @@ def test_batches_come_in_order_and_not_too_far_ahead() -> None:
     assert requests[0] not in world.replies
 
 
-def test_a_learner_that_hung_up_is_not_answered_but_the_batch_freezes() -> None:
+def test_the_batch_of_a_learner_that_hung_up_freezes_without_an_answer() -> None:
     world = trained(1, staleness_max=0)
     request = world.ask_batch(2)
     world.handle(RequestGone(request))
@@ -386,7 +386,7 @@ def test_the_learners_scores_count_once_for_the_workers_that_wrote() -> None:
     assert learner_found(world) == found, "a step that is trained again counts once"
 
 
-def test_a_commit_that_is_refused_tells_nothing() -> None:
+def test_a_refused_commit_changes_no_scores() -> None:
     world = trained(2)
     batch = batch_of(world, 3)
     scores = scores_of(batch, {"a": 0.5})
@@ -394,7 +394,7 @@ def test_a_commit_that_is_refused_tells_nothing() -> None:
     assert learner_found(world) == {"a": (None, None)}
 
 
-def test_commit_tells_the_period_in_force() -> None:
+def test_the_answer_to_a_commit_names_the_publish_period() -> None:
     world = trained(3, publish_every="auto")
     world.state._statistics.measurements.t_bcast.samples.extend([1.5] * 32)
     reply = batch_of(world, 4)
@@ -464,7 +464,7 @@ def test_epochs_survive_a_crash(step: int) -> None:
     assert Version(step) in {record.version for record in world.ledger.published.values()}
 
 
-def test_the_learner_says_how_far_it_goes_and_when_that_will_be() -> None:
+def test_the_learners_goal_gives_the_expected_end_of_the_run() -> None:
     world = World()
     world.connect("seed", kind="seed", slots=0)
     world.connect("a", slots=4)
@@ -477,7 +477,7 @@ def test_the_learner_says_how_far_it_goes_and_when_that_will_be() -> None:
     assert (learner.steps, learner.heard, learner.eta_s) == (25, False, None)
 
 
-def test_a_learner_lives_in_its_own_session_alone() -> None:
+def test_heartbeats_of_a_learner_count_only_in_its_own_session() -> None:
     world = trained(1)
     told = world.call(lambda number: AliveTold(number, world.ledger.epoch, "0.9"))
     assert (told.status, world.state.status().learner.software) == (200, "0.9")
@@ -502,14 +502,14 @@ def test_the_totals_of_a_run_survive_a_restart() -> None:
     assert world.state.status().totals.trained == 5 * RULES.trajectories_per_step
 
 
-def test_a_batch_says_by_which_staleness_it_was_made() -> None:
+def test_a_batch_names_the_staleness_bound_of_its_making() -> None:
     world = trained(1, staleness_max=3)
     request = world.ask_batch(2)
     world.work()
     assert world.replies[request].staleness_max == 3
 
 
-def test_a_publish_period_that_changes_by_itself_is_noted() -> None:
+def test_a_change_of_the_automatic_publish_period_is_recorded() -> None:
     world = trained(2, publish_every="auto", staleness_max=4)
 
     def commit(step: int) -> list[str]:

@@ -55,7 +55,7 @@ def test_an_owner_sees_what_the_operator_sees_of_the_same_box() -> None:
     assert row.trained > 0
 
 
-def test_nothing_of_other_boxes_is_in_it() -> None:
+def test_the_status_of_an_owner_shows_nothing_of_other_boxes() -> None:
     world, status = run()
     found = own(world, status, "a")
     text = json.dumps(plain(found))
@@ -84,7 +84,7 @@ def test_a_box_that_never_came_or_is_convicted_is_named() -> None:
     assert [row.convicted for row in own(world, status, "a", convicted=("a",)).peers] == [True]
 
 
-def test_what_an_audit_found_stays_with_the_operator() -> None:
+def test_findings_of_an_audit_are_shown_only_to_the_operator() -> None:
     world, status = run()
     workers = tuple(
         replace(
@@ -97,7 +97,7 @@ def test_what_an_audit_found_stays_with_the_operator() -> None:
     assert not {"standing", "verdict", "audited", "flagged", "learner_k"} & plain(row).keys()
 
 
-def test_its_own_alerts_are_in_it() -> None:
+def test_the_status_of_an_owner_has_the_alerts_about_its_boxes() -> None:
     world, _ = run()
     world.now += 9.0
     for name in ("seed", "r", "b"):
@@ -110,7 +110,7 @@ def test_its_own_alerts_are_in_it() -> None:
     assert other.attention == ()
 
 
-def test_json_there_and_back() -> None:
+def test_the_status_of_an_owner_round_trips_through_json() -> None:
     world, status = run()
     found = own(world, status, "a", "b", "r", convicted=("b",))
     assert read_own_status(json.loads(json.dumps(plain(found)))) == found

@@ -23,7 +23,7 @@ def test_all_parts_share_members_versions_and_statistics(audited: bool) -> None:
     assert parts.calls._versions is parts.versions
 
 
-def test_counters_go_on_where_the_ledger_says() -> None:
+def test_counters_continue_from_the_values_in_the_ledger() -> None:
     recovered = replace(Recovered.nothing(), trained=12, dropped=3)
     parts = make_parts(rules(), recovered, tag=7, plan_secret=bytes(32), now=5.0)
     assert (parts.statistics.run_trained, parts.statistics.run_dropped) == (12, 3)

@@ -34,12 +34,12 @@ def sentences(process: ProcessStatus, of: Status | None = None) -> list[tuple[st
     return [(alert.kind, alert.sentence) for alert in found]
 
 
-def test_no_alert_when_all_is_well() -> None:
+def test_a_healthy_process_has_no_alert() -> None:
     assert sentences(PROCESS) == []
     assert sentences(replace(PROCESS, disk=None)) == []
 
 
-def test_a_disk_without_room_for_two_versions() -> None:
+def test_a_disk_without_room_for_two_versions_raises_an_alert() -> None:
     ((kind, words),) = sentences(replace(PROCESS, disk=DiskStatus(31 * GB, 200 * GB)))
     assert kind == "disk_low"
     assert words.startswith("the coordinator's disk has 31.0 GB left, and 32.0 should be free")
@@ -49,7 +49,7 @@ def test_a_disk_without_room_for_two_versions() -> None:
     assert sentences(enough, status(1000)) == []
 
 
-def test_a_budget_without_room_for_three_versions() -> None:
+def test_a_disk_budget_without_room_for_three_versions_raises_an_alert() -> None:
     ((kind, words),) = sentences(replace(PROCESS, disk=DiskStatus(100 * GB, 47 * GB)))
     assert kind == "disk_budget"
     assert words.startswith(
@@ -57,7 +57,7 @@ def test_a_budget_without_room_for_three_versions() -> None:
     )
 
 
-def test_tokens_that_expire_within_a_week() -> None:
+def test_tokens_that_expire_within_a_week_raise_an_alert() -> None:
     box, learner = (
         TokenExpiry("box-1", "worker", 3 * DAY_S),
         TokenExpiry("trainer", "learner", DAY_S),
@@ -72,7 +72,7 @@ def test_tokens_that_expire_within_a_week() -> None:
     assert of_learner[1].startswith("token trainer expires in 24 hours: calls with it are refused")
 
 
-def test_a_token_that_has_expired_is_named_still() -> None:
+def test_an_expired_token_is_still_named() -> None:
     expired = TokenExpiry("trainer", "learner", -5 * 3600.0)
     ((_, words),) = sentences(replace(PROCESS, expiring_tokens=(expired,)))
     assert words == (
@@ -127,7 +127,7 @@ def test_peers_of_other_builds_are_named_by_their_build() -> None:
     )
 
 
-def test_made_up_builds_fill_no_screen() -> None:
+def test_the_alert_about_many_invented_builds_stays_short() -> None:
     peers = [OtherBuildStatus(f"id{n}", "", f"0.{n}", 12) for n in range(50)]
     told = strangers(peers, 60)
     assert len(told) == BUILDS_MAX + 1

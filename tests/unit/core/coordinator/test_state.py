@@ -33,7 +33,7 @@ def test_a_session_begins_with_a_welcome() -> None:
     assert world.actions[0] == Send(peer.session, welcome)
 
 
-def test_after_a_start_there_is_something_to_do_at_once() -> None:
+def test_a_started_machine_has_a_deadline_at_once() -> None:
     world = World()
     assert world.state.wake_at() == 0.0
     world.connect("a")
@@ -42,12 +42,12 @@ def test_after_a_start_there_is_something_to_do_at_once() -> None:
     assert wake_at > 0.0
 
 
-def test_sessions_that_are_over_are_ignored() -> None:
+def test_events_of_ended_sessions_are_ignored() -> None:
     world = running()
     assert world.handle(PeerSaid(SessionId(99), Heartbeat(1))) == []
 
 
-def test_a_peer_that_breaks_the_protocol_is_closed() -> None:
+def test_the_session_of_a_peer_that_breaks_the_protocol_is_closed() -> None:
     world = running()
     peer, key = world.peers["a"], version_key(0)
     actions = world.say(peer, RefitDone(key.version, key.digest, math.nan, memory_ok=None))
@@ -79,7 +79,7 @@ def test_a_peer_that_breaks_the_protocol_is_closed() -> None:
     assert CloseSession(second.session) in actions
 
 
-def test_a_revoked_peer_is_told_and_loses_its_work() -> None:
+def test_a_revoked_peer_gets_the_reason_and_loses_its_work() -> None:
     world = running()
     peer = world.peers["a"]
     world.handle(PeerRevoked(peer.peer))
@@ -88,7 +88,7 @@ def test_a_revoked_peer_is_told_and_loses_its_work() -> None:
     assert world.state.status().groups.leases == 0
 
 
-def test_what_a_worker_serves_follows_its_refits() -> None:
+def test_the_served_version_of_a_worker_follows_its_refits() -> None:
     world = running()
     peer, key = world.peers["a"], version_key(1)
     (status,) = world.state.status().workers
@@ -103,7 +103,7 @@ def test_what_a_worker_serves_follows_its_refits() -> None:
     assert "not published" in world.state.status().faults[-1].text
 
 
-def test_loading_the_first_version_is_no_pause() -> None:
+def test_the_load_of_the_first_version_does_not_count_as_a_pause() -> None:
     assert running().state.status().refit_pause_s == (0.1, 0.1), "versions 1 and 2, not 0"
 
 

@@ -21,14 +21,14 @@ def first_of(path: str) -> str:
     return path.split(".")[0].removesuffix("[]")
 
 
-def test_a_machine_in_which_nothing_has_happened_says_all_there_is_to_say_of_a_run() -> None:
+def test_the_status_of_an_empty_run_has_every_key() -> None:
     facts = status_json(World().state.status())
     assert facts.keys() == {first_of(path) for path in pinned_for_the_machine()}
     assert facts["broadcast"] is None
     assert facts["newest_version"] is None
 
 
-def test_a_version_that_is_being_encoded_spreads_but_is_not_whole() -> None:
+def test_a_version_that_is_being_encoded_is_shown_as_spreading_and_incomplete() -> None:
     world = World()
     world.connect("a")
     world.open_session()
@@ -39,7 +39,7 @@ def test_a_version_that_is_being_encoded_spreads_but_is_not_whole() -> None:
     assert broadcast.wire_bytes is None
 
 
-def test_every_key_of_rich_runs_is_pinned_and_json_can_hold_its_value() -> None:
+def test_every_key_of_rich_runs_is_listed_and_has_a_json_value() -> None:
     found = set[str]()
     for make in RICH:
         world = make()

@@ -49,7 +49,7 @@ def test_an_operator_allows_other_addresses_but_no_special_ones() -> None:
 
 
 @pytest.mark.parametrize("port", [0, 65536, 1 << 40])
-def test_ports_are_ports(port: int) -> None:
+def test_a_port_must_be_a_valid_number(port: int) -> None:
     assert not is_dialable(Address("10.0.0.5", port))
     assert dialable(Address("10.0.0.5", port), "10.0.0.5") is None
 

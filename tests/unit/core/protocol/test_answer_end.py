@@ -41,7 +41,7 @@ def test_the_lease_or_the_context_limits_an_answer(
         ([5, 6], "stop_string", 0, OutputLimit(4, "length"), "without a stop token"),
     ],
 )
-def test_an_end_is_one_that_an_engine_can_have_made(
+def test_an_end_that_no_engine_can_have_made_is_refused(
     tokens: list[int], finish: Finish, before: int, limit: OutputLimit, says: str
 ) -> None:
     found = end_fault(tokens, finish, before=before, limit=limit, stop_token_ids=STOP)

@@ -22,7 +22,7 @@ from echo2d.core.protocol.control_messages import TO_COORDINATOR, TO_PEER, Heart
 from tests.support.hello import HELLO
 
 
-def test_ours_understands_itself() -> None:
+def test_this_build_understands_itself() -> None:
     assert OURS.speaks_with(OURS)
     assert OURS.oldest <= OURS.protocol
 
@@ -83,7 +83,7 @@ def test_other_bytes_begin_no_hello(data: bytes) -> None:
     assert hello_head(data) is None
 
 
-def test_what_never_changes_is_as_it_was() -> None:
+def test_the_fixed_part_of_the_protocol_has_not_changed() -> None:
     """These bytes are how builds of all releases name and refuse each other: never change them."""
     hello = replace(HELLO, build=Build(9, 9, "0.1.0"), name="gpu-7")
     head = msgpack.packb(["Hello", [9, 9, "0.1.0"], "r", "worker", "gpu-7"])
@@ -95,7 +95,7 @@ def test_what_never_changes_is_as_it_was() -> None:
 
 
 @pytest.mark.parametrize("value", ["", "1", "1 1", "x 1 a", "1 -1 a", "1234567890 1 a", "1  1 a"])
-def test_a_header_that_names_no_build(value: str) -> None:
+def test_a_header_that_names_no_build_is_ignored(value: str) -> None:
     assert from_header(value) is None
 
 

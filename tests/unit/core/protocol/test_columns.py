@@ -75,7 +75,7 @@ def test_given_tokens_have_zeros_before_between_and_behind() -> None:
         (Column("else", "u16", (2, 3), bytes(12)), columns_of([4])[1]),
     ],
 )
-def test_a_column_that_another_attempt_did_not_write_so_is_absent(other: Columns) -> None:
+def test_a_column_that_differs_between_attempts_is_absent(other: Columns) -> None:
     for whole in (
         written(written(NOTHING, [1]), [4], other),
         written(written(NOTHING, [4], other), [1]),
@@ -86,12 +86,12 @@ def test_a_column_that_another_attempt_did_not_write_so_is_absent(other: Columns
     assert written(lost, [5]).columns == ()
 
 
-def test_columns_do_not_tell_partials_apart() -> None:
+def test_partials_that_differ_only_in_columns_are_equal() -> None:
     """A later attempt may lose them, and goes on from the same tokens all the same."""
     assert written(NOTHING, [1]) == written(NOTHING, [1], ())
 
 
-def test_what_would_make_an_answer_too_large_is_absent() -> None:
+def test_columns_that_would_make_an_answer_too_large_are_absent() -> None:
     tokens = ANSWER_BYTES_MAX // (TOKEN_BYTES + 512)
     wide = (
         Column("wide", "u8", (512,), bytes(512 * tokens)),
@@ -145,7 +145,7 @@ def test_an_answer_without_columns_is_one_byte_longer() -> None:
         ([Column("a", "u8", (), b"12")] * 2, "expected different names"),
     ],
 )  # fmt: skip
-def test_the_limits(columns: list[Column], fault: str) -> None:
+def test_columns_stay_within_their_limits(columns: list[Column], fault: str) -> None:
     found = columns_fault(tuple(columns), 2)
     assert fault in found
     assert ";" in found, "it says what to do"

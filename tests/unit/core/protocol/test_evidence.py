@@ -25,7 +25,7 @@ def of_tokens(numbers: np.ndarray, *, replayed: bool = True) -> Evidence:
     )
 
 
-def test_the_sums_of_four_tokens() -> None:
+def test_the_evidence_has_the_sums_of_four_tokens() -> None:
     found = evidence(
         -ONES,
         np.array([-1.0, -1.5, -0.5, -1.0]),
@@ -41,7 +41,7 @@ def test_the_sums_of_four_tokens() -> None:
     assert (found.cold, found.hot) == (-4.0, 12.0)
 
 
-def test_without_replay_nothing_is_missed_and_without_variance_there_is_no_z() -> None:
+def test_evidence_without_replay_has_no_misses_and_without_variance_no_z() -> None:
     found = evidence(
         -ONES,
         -ONES,
@@ -56,7 +56,7 @@ def test_without_replay_nothing_is_missed_and_without_variance_there_is_no_z() -
 
 
 @pytest.mark.parametrize("split", [1, 10, TOKENS - 1])
-def test_two_pieces_make_the_evidence_of_the_whole(split: int) -> None:
+def test_two_pieces_add_up_to_the_evidence_of_the_whole(split: int) -> None:
     numbers = np.random.default_rng(split).normal(size=(5, TOKENS))
     whole = of_tokens(numbers)
     joined = of_tokens(numbers[:, :split]).plus(of_tokens(numbers[:, split:]))

@@ -150,7 +150,7 @@ def test_a_second_hello_is_refused() -> None:
         )
 
 
-def test_the_name_of_the_peer_comes_with_the_proof() -> None:
+def test_the_name_of_the_peer_is_given_with_the_proof() -> None:
     bob = listener()
     alice = an_end(ALICE, BOB, dials=True)
     assert feed(bob, alice.start()) == []

@@ -1,4 +1,4 @@
-"""Streams, frames and the end of a link, once it is open. The handshake is in test_link_handshake."""
+"""Streams, frames and the end of a link, once it is open. The handshake is in test_peer_handshake."""
 
 import pytest
 
@@ -43,7 +43,7 @@ def with_repair() -> tuple[PeerLink, PeerLink]:
     return alice, bob
 
 
-def test_frames_come_down_a_stripe_in_sequence() -> None:
+def test_frames_arrive_on_a_stripe_in_sequence() -> None:
     alice, bob = with_stripe(from_sequence=5)
     data = wire(alice.send_frame(2, ONE, 5, memoryview(b"one"))) + wire(
         alice.send_frame(2, TWO, 6, None)
@@ -54,7 +54,7 @@ def test_frames_come_down_a_stripe_in_sequence() -> None:
     ]
 
 
-def test_a_payload_belongs_to_its_receiver() -> None:
+def test_a_received_payload_belongs_to_its_receiver() -> None:
     alice, bob = with_stripe()
     first, second = (
         feed(bob, wire(alice.send_frame(2, ONE, sequence, memoryview(payload))))[0]
@@ -67,7 +67,7 @@ def test_a_payload_belongs_to_its_receiver() -> None:
     assert first.payload.readonly
 
 
-def test_the_largest_frame_goes_straight_into_its_own_buffer() -> None:
+def test_the_largest_frame_is_read_directly_into_its_own_buffer() -> None:
     alice, bob = with_stripe()
     header, payload = alice.send_frame(2, ONE, 0, memoryview(bytes(FRAME_BYTES_MAX)))
     assert feed(bob, bytes(header)) == []
@@ -75,7 +75,7 @@ def test_the_largest_frame_goes_straight_into_its_own_buffer() -> None:
     assert feed(bob, bytes(payload)) == [FrameReceived(2, FORM, ONE, 0, memoryview(payload))]
 
 
-def test_bytes_behind_a_frame_take_no_other_read() -> None:
+def test_bytes_behind_a_frame_need_no_second_read() -> None:
     """The next header and more: the read says of how many bytes it is certain that they come."""
     alice, bob = with_stripe()
     first, second = (
@@ -93,7 +93,7 @@ def test_bytes_behind_a_frame_take_no_other_read() -> None:
     assert feed(bob, second[100:]) == [FrameReceived(2, FORM, TWO, 1, memoryview(bytes(4000)))]
 
 
-def test_a_frame_before_a_fault_is_heard() -> None:
+def test_a_frame_before_a_fault_is_delivered() -> None:
     alice, bob = with_stripe()
     header, payload = alice.send_frame(2, ONE, 0, memoryview(bytes(400)))
     assert feed(bob, bytes(header)) == []
@@ -106,7 +106,7 @@ def test_a_frame_before_a_fault_is_heard() -> None:
     bob.check()
 
 
-def test_small_frames_that_come_together_keep_little_more_than_themselves() -> None:
+def test_small_frames_that_arrive_together_keep_little_extra_memory() -> None:
     alice, bob = with_stripe()
     for event in feed(
         bob, b"".join(wire(alice.send_frame(2, ONE, n, memoryview(b"small"))) for n in range(100))
@@ -124,7 +124,7 @@ def test_a_frame_out_of_place_is_refused_before_its_payload(stream: int, sequenc
     assert bob.ended
 
 
-def test_frames_that_are_wanted_come_in_any_order() -> None:
+def test_wanted_frames_may_arrive_in_any_order() -> None:
     alice, bob = with_repair()
     data = wire(bob.send_frame(1, TWO, 0, memoryview(b"two"))) + wire(
         bob.send_frame(1, ONE, 0, None)
@@ -151,13 +151,13 @@ def test_a_stream_serves_one_form_in_one_way() -> None:
         feed(alice, encode(FramesWanted(2, FORM, (ONE,))))
 
 
-def test_held_and_cancelled_frames_are_told() -> None:
+def test_messages_about_held_and_cancelled_frames_arrive() -> None:
     alice, bob = joined()
     for message in (FramesHeld(FORM, (FrameRun(ONE, 2),)), FramesCancelled(FORM, (TWO, ONE))):
         assert feed(bob, alice.tell(message)) == [message]
 
 
-def test_a_parent_that_ends_a_stream_is_confirmed() -> None:
+def test_a_stream_that_the_parent_ends_is_confirmed() -> None:
     alice, bob = with_stripe()
     assert feed(bob, alice.tell(StreamEnded(2, "done"))) == [StreamEnded(2, "done")]
     assert not alice.serves(2)
@@ -185,7 +185,7 @@ def test_wants_under_way_to_an_end_that_ended_the_stream_are_dropped() -> None:
     assert feed(bob, under_way + alice.take_replies()) == []
 
 
-def test_ends_that_cross_end_the_stream_once() -> None:
+def test_end_messages_that_cross_end_the_stream_once() -> None:
     alice, bob = with_stripe()
     from_alice, from_bob = alice.tell(StreamEnded(2, "a")), bob.tell(StreamEnded(2, "b"))
     assert feed(alice, from_bob) == []
@@ -193,14 +193,14 @@ def test_ends_that_cross_end_the_stream_once() -> None:
     assert alice.take_replies() == bob.take_replies() == b""
 
 
-def test_speaking_of_a_stream_that_has_ended_says_nothing() -> None:
+def test_nothing_is_sent_on_an_ended_stream() -> None:
     alice, bob = with_repair()
     feed(alice, bob.tell(StreamEnded(1, "busy")))
     assert alice.tell(FramesWanted(1, FORM, (ONE,))) == b""
     assert alice.tell(StreamEnded(1, "again")) == b""
 
 
-def test_streams_are_opened_in_turn() -> None:
+def test_streams_are_opened_in_sequence() -> None:
     alice, bob = joined()
     for wrong in (1, 4):
         alice, bob = joined()
@@ -227,7 +227,7 @@ def test_no_end_opens_more_streams_than_allowed() -> None:
         feed(alice, encode(StreamOpened(too_many, *STRIPE, 0)))
 
 
-def test_the_end_of_a_link_is_told_with_its_reason() -> None:
+def test_the_end_of_a_link_is_reported_with_its_reason() -> None:
     alice, bob = with_stripe()
     assert feed(bob, alice.end("x" * 1000)) == [LinkEnded("x" * PEER_REASON_CHARS_MAX)]
     assert alice.ended

@@ -117,7 +117,7 @@ def test_other_protocols_are_refused_by_their_first_bytes() -> None:
         (LinkEnded, {"reason": "map"}),
     ],
 )
-def test_a_message_out_of_its_limits_is_refused(cls: type, fields: object) -> None:
+def test_a_message_beyond_its_limits_is_refused(cls: type, fields: object) -> None:
     with pytest.raises(PeerFault):
         decode(TYPE_OF[cls], memoryview(msgpack.packb(fields)))
 

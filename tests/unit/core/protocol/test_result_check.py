@@ -48,7 +48,7 @@ def fault(result: SampleFinished, known: set[VersionKey] = KNOWN) -> str:
     )
 
 
-def test_a_good_one() -> None:
+def test_a_good_result_has_no_fault() -> None:
     assert fault(GOOD) == ""
 
 
@@ -83,7 +83,7 @@ def test_a_good_one() -> None:
         (replace(GOOD, spans=(span(0, 3, 4),)), "not published"),
     ],
 )
-def test_a_bad_one(wrong: SampleFinished, says: str) -> None:
+def test_a_bad_result_has_its_fault_named(wrong: SampleFinished, says: str) -> None:
     assert says in fault(wrong)
 
 
@@ -105,7 +105,7 @@ def test_a_bad_one(wrong: SampleFinished, says: str) -> None:
         replace(GOOD, spans=(span(0, 1), span(1, 2), span(2, 3))),
     ],
 )
-def test_the_limits_themselves_are_allowed(right: SampleFinished) -> None:
+def test_a_result_at_the_limits_is_allowed(right: SampleFinished) -> None:
     assert fault(right) == ""
 
 
@@ -133,7 +133,9 @@ def answer_to(world: World, peer: FakePeer, result: SampleFinished) -> tuple[boo
 @pytest.mark.parametrize(
     "key", [version_key(1), version_key(7), version_key(0, 1)], ids=["not served", "none", "twin"]
 )
-def test_a_span_names_what_the_run_knows_this_worker_served(key: VersionKey) -> None:
+def test_a_span_names_only_versions_that_this_worker_is_known_to_have_served(
+    key: VersionKey,
+) -> None:
     world, peer, result = a_late_result()
     lie = replace(result, spans=(VersionSpan(0, 3, key.version, key.digest),))
     assert answer_to(world, peer, lie)[1].endswith(
@@ -148,7 +150,7 @@ def test_a_span_of_a_revoked_version_is_refused() -> None:
     assert "revoked" in answer_to(world, peer, result)[1]
 
 
-def test_the_honest_one_is_accepted_and_its_repeat_acknowledged() -> None:
+def test_an_honest_result_is_accepted_and_its_repeat_is_acknowledged() -> None:
     world, peer, result = a_late_result()
     assert answer_to(world, peer, result) == (True, "")
     assert answer_to(world, peer, result) == (True, "")

@@ -7,7 +7,7 @@ import pytest
 from echo2d.core.protocol.sampling import WHOLE, Sampling
 
 
-def test_the_whole_distribution_is_cut_by_nothing() -> None:
+def test_a_sampling_of_the_whole_distribution_cuts_nothing() -> None:
     assert Sampling(1.0, 1.0, 0, 0.0) == WHOLE
     assert not WHOLE.cuts
     assert not Sampling(0.3).cuts
@@ -36,6 +36,6 @@ def test_a_sampling_that_no_engine_can_do_is_named(sampling: Sampling, fault: st
     assert sampling.fault.partition(" ")[0] == fault
 
 
-def test_in_words_only_cutting_parameters_are_told() -> None:
+def test_the_description_names_only_parameters_that_cut_the_distribution() -> None:
     assert str(WHOLE) == "temperature 1"
     assert str(Sampling(0.7, 0.95, 20, 0.05)) == "temperature 0.7, top_p 0.95, top_k 20, min_p 0.05"

@@ -23,13 +23,13 @@ def test_a_seed_depends_on_the_run_the_group_and_the_sample() -> None:
     assert sample_seeds(KEY, GroupId(1), [1]) == (seeds[4],)
 
 
-def test_the_numbers_are_the_same_in_every_build() -> None:
+def test_the_random_numbers_of_a_seed_are_the_same_in_every_build() -> None:
     """An auditor may run another build than the worker."""
     assert uniforms(5, [0, 1, 2]).tolist() == pytest.approx(FIRST_OF_5, abs=0)
     assert uniforms([5, 6], [1, 1])[0] == FIRST_OF_5[1]
 
 
-def test_a_stream_goes_on_wherever_it_is_taken_up() -> None:
+def test_a_stream_of_random_numbers_can_be_continued_at_any_position() -> None:
     whole = Uniforms(5)
     drawn = [whole.draw() for _ in range(200)]
     assert drawn == uniforms(5, range(200)).tolist()
@@ -38,7 +38,7 @@ def test_a_stream_goes_on_wherever_it_is_taken_up() -> None:
 
 
 @pytest.mark.parametrize("seeds", [range(4096), [7], [(1 << 63) - 1]])
-def test_numbers_spread_evenly(seeds: list[int]) -> None:
+def test_the_random_numbers_are_spread_evenly(seeds: list[int]) -> None:
     """Neighbouring seeds and neighbouring positions have nothing to do with each other."""
     count = 1 << 18
     positions = np.tile(np.arange(count // len(seeds)), len(seeds))

@@ -41,7 +41,7 @@ def test_a_group_knows_its_oldest_and_newest_version() -> None:
     assert (GROUP.version_min, GROUP.version_max) == (2, 5)
 
 
-def test_given_tokens_are_not_written() -> None:
+def test_given_tokens_do_not_count_as_written() -> None:
     given = (GivenTokens(2, 5), GivenTokens(6, 8))
     record = TrajectoryRecord(0, pack_tokens(range(9)), b"", (), "stop", given=given)
     assert record.written == 4
@@ -63,12 +63,12 @@ def test_packed_groups_join_to_the_same_bytes(count: int) -> None:
     )
 
 
-def test_the_digest_names_the_bytes() -> None:
+def test_the_digest_of_a_batch_is_that_of_its_bytes() -> None:
     body = pack_batch(BatchBody.of(9, (GROUP,)))
     assert batch_digest(body) == batch_digest(pack_batch(BatchBody.of(9, (GROUP,))))
     assert batch_digest(body) != batch_digest(pack_batch(BatchBody.of(10, (GROUP,))))
 
 
-def test_cut_bytes_are_a_peer_fault() -> None:
+def test_truncated_bytes_are_a_peer_fault() -> None:
     with pytest.raises(PeerFault):
         unpack_batch(pack_batch(BatchBody.of(9, (GROUP,)))[:-1])

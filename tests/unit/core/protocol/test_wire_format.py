@@ -63,7 +63,7 @@ def wire_format() -> str:
     return "\n".join(lines) + "\n"
 
 
-def test_the_wire_is_as_it_was() -> None:
+def test_the_wire_format_equals_the_recorded_one() -> None:
     assert wire_format().splitlines() == PINNED.read_text().splitlines()
 
 

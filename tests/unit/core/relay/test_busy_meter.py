@@ -5,7 +5,7 @@ import pytest
 from echo2d.core.relay.busy_meter import BusyMeter
 
 
-def test_only_the_time_from_busy_to_not_busy_counts() -> None:
+def test_only_the_time_between_busy_and_idle_counts() -> None:
     meter = BusyMeter()
     for at, busy in ((5.0, False), (6.0, True), (8.0, False), (9.0, False), (9.5, True)):
         meter.note(at, busy=busy)
@@ -21,7 +21,7 @@ def test_a_second_report_of_being_busy_changes_nothing() -> None:
     assert meter.take(4.0) == pytest.approx(3.0)
 
 
-def test_a_peer_that_is_busy_still_has_been_so_until_now() -> None:
+def test_the_time_of_a_peer_that_is_still_busy_counts_until_now() -> None:
     meter = BusyMeter()
     meter.note(1.0, busy=True)
     assert meter.take(3.0) == pytest.approx(2.0)

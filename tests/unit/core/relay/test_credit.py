@@ -1,4 +1,4 @@
-"""The credit of one stripe: how far the root binds ahead of its relay."""
+"""The credit of one stripe: how many frames the root may bind ahead of its relay."""
 
 import pytest
 
@@ -43,13 +43,13 @@ def test_a_frame_passed_on_makes_room_for_one() -> None:
     assert [end for end in range(10) if credit.allows(end, 0.0)] == [0, 1, 2, 3]
 
 
-def test_a_relay_that_ran_dry_gets_one_more() -> None:
+def test_a_relay_that_ran_dry_gets_one_more_frame_of_credit() -> None:
     credit = used_up(Credit())
     report(credit, 0)
     assert credit.frames == CREDIT_FRAMES + 1
 
 
-def test_a_relay_that_ran_dry_because_there_was_nothing_gets_no_more() -> None:
+def test_a_relay_that_ran_dry_for_lack_of_frames_gets_no_more_credit() -> None:
     """No frame was held back: the root had none, or its uplink was the limit."""
     credit = Credit()
     report(credit, *[0] * 20)
@@ -62,13 +62,13 @@ def test_a_credit_grows_once_for_each_time_that_it_held_a_frame_back() -> None:
     assert credit.frames == CREDIT_FRAMES + 1
 
 
-def test_a_relay_where_something_waits_gets_no_more() -> None:
+def test_a_relay_with_waiting_frames_gets_no_more_credit() -> None:
     credit = used_up(Credit())
     report(credit, 1)
     assert credit.frames == CREDIT_FRAMES
 
 
-def test_a_queue_that_stands_shrinks_it_once_in_as_many_reports() -> None:
+def test_a_standing_queue_shrinks_the_credit_once_in_as_many_reports() -> None:
     credit = grown(6)
     report(credit, *[WAITING + 1] * 5)
     assert credit.frames == 6
@@ -78,7 +78,7 @@ def test_a_queue_that_stands_shrinks_it_once_in_as_many_reports() -> None:
     assert credit.frames == 4
 
 
-def test_a_queue_that_was_short_for_a_moment_does_not_stand() -> None:
+def test_a_queue_that_was_short_for_a_moment_does_not_shrink_the_credit() -> None:
     credit = grown(6)
     report(credit, *[9] * 5, WAITING)
     assert credit.frames == 6
@@ -106,7 +106,7 @@ def test_a_stale_report_changes_nothing(sequence: int) -> None:
     assert (credit.passed, credit.frames, credit.rate) == (5, CREDIT_FRAMES, 4.0)
 
 
-def test_the_rate_is_not_known_before_there_is_time_between_two_reports() -> None:
+def test_the_rate_is_unknown_before_two_reports_at_different_times() -> None:
     credit = Credit()
     assert credit.rate == 0.0
     credit.passed_on(1, 0, 1.0)
@@ -140,11 +140,11 @@ def test_the_backlog_lasts_as_long_as_the_relay_needs_for_it() -> None:
     assert credit.backlog_s(35) == pytest.approx(5 / 20)
 
 
-def test_of_unknown_relays_the_one_with_fewer_frames_is_first() -> None:
+def test_the_unknown_relay_with_fewer_frames_is_first() -> None:
     assert Credit().backlog_s(0) < Credit().backlog_s(1) < Credit().backlog_s(2)
 
 
-def test_where_nothing_moves_a_frame_is_bound_beyond_the_credit_now_and_then() -> None:
+def test_a_frame_is_bound_beyond_the_credit_now_and_then_if_nothing_moves() -> None:
     credit = Credit()
     credit.bound(3, 1.0)
     assert not credit.allows(3, 1.0 + 0.9 * TRICKLE_S)
@@ -153,7 +153,7 @@ def test_where_nothing_moves_a_frame_is_bound_beyond_the_credit_now_and_then() -
     assert not credit.allows(4, 1.0 + 1.9 * TRICKLE_S)
 
 
-def test_a_slow_relay_that_moves_on_gets_none_beyond_its_credit() -> None:
+def test_a_slow_relay_that_makes_progress_gets_no_frame_beyond_its_credit() -> None:
     credit = Credit()
     credit.bound(1, 0.0)
     credit.passed_on(1, 1, 2.0)

@@ -36,14 +36,16 @@ from tests.support.relay_peer import (
 )
 
 
-def test_a_frame_lost_in_the_middle_is_asked_for_and_only_that_one(follower: Peer) -> None:
+def test_only_the_frame_that_was_lost_in_the_middle_is_requested(follower: Peer) -> None:
     follower.comes(UP, 2, 0, TABLE)
     follower.comes(UP, 2, 1, FRAMES[0])
     assert follower(FramesLost(FORM, FRAMES[:1])) == [Tell(UP, FramesWanted(4, FORM, FRAMES[:1]))]
     assert follower(FramesLost(FORM, FRAMES[:1])) == []
 
 
-def test_a_frame_lost_after_the_end_is_asked_for_and_no_parent_is_late(follower: Peer) -> None:
+def test_a_frame_lost_after_the_end_is_requested_and_no_parent_is_reported_late(
+    follower: Peer,
+) -> None:
     for sequence, frame in enumerate((TABLE, *FRAMES)):
         follower.comes(UP, 2, sequence, frame)
     follower(Heard(UP, StreamEnded(2, DONE)))
@@ -53,7 +55,7 @@ def test_a_frame_lost_after_the_end_is_asked_for_and_no_parent_is_late(follower:
     assert not any(isinstance(action, ReportEdgeBroken) for action in late)
 
 
-def test_children_wait_for_a_lost_frame_and_get_it_when_it_is_back(follower: Peer) -> None:
+def test_children_wait_for_a_lost_frame_and_get_it_when_it_is_held_again(follower: Peer) -> None:
     follower.asked(LEFT, 2)
     follower.comes(UP, 2, 0, TABLE)
     for sequence, frame in enumerate(FRAMES[:5], 1):
@@ -64,7 +66,7 @@ def test_children_wait_for_a_lost_frame_and_get_it_when_it_is_back(follower: Pee
     assert frames_to(LEFT, follower(RepairVerified(UP, FORM, FRAMES[3]))) == [FRAMES[3], FRAMES[4]]
 
 
-def test_the_root_binds_a_lost_frame_when_it_is_back(peer: Peer) -> None:
+def test_the_root_binds_a_lost_frame_when_it_is_held_again(peer: Peer) -> None:
     fill(peer)
     peer.plan((None, (LEFT,)))
     peer(LinkUp(LEFT))
@@ -79,7 +81,9 @@ def test_a_root_that_lost_a_frame_asks_a_child_that_has_it(root: Peer) -> None:
     assert wanted_of(root(FramesLost(FORM, FRAMES[:1]))) == [(LEFT, FRAMES[:1])]
 
 
-def test_a_parent_that_was_told_before_is_not_at_fault(follower: Peer) -> None:
+def test_a_parent_that_sends_only_the_header_of_a_frame_lost_since_is_not_at_fault(
+    follower: Peer,
+) -> None:
     follower.comes(UP, 2, 0, TABLE)
     follower(FramesFound(FORM, FRAMES[:1]))
     follower(FramesLost(FORM, FRAMES[:1]))
@@ -87,7 +91,7 @@ def test_a_parent_that_was_told_before_is_not_at_fault(follower: Peer) -> None:
     assert frames_to(UP, follower.comes(UP, 2, 2, FRAMES[1])) == []
 
 
-def test_a_lost_frame_is_not_told_of(follower: Peer) -> None:
+def test_a_lost_frame_is_not_reported_as_held(follower: Peer) -> None:
     follower.comes(UP, 2, 0, TABLE)
     follower.comes(UP, 2, 1, FRAMES[0])
     follower.comes(UP, 2, 2, FRAMES[1])
@@ -96,7 +100,7 @@ def test_a_lost_frame_is_not_told_of(follower: Peer) -> None:
     assert Tell(RIGHT, held((TABLE, FRAMES[1]))) in follower(LinkUp(RIGHT))
 
 
-def test_a_child_that_wants_a_lost_frame_is_told_so(follower: Peer) -> None:
+def test_a_child_that_wants_a_lost_frame_learns_that_it_is_not_held(follower: Peer) -> None:
     follower.comes(UP, 2, 0, TABLE)
     follower.comes(UP, 2, 1, FRAMES[0])
     follower(FramesLost(FORM, FRAMES[:1]))
@@ -108,7 +112,7 @@ def wanted_of(actions: list[RelayAction]) -> list[tuple[PeerId, tuple[FrameId, .
     return [(peer, wanted.frames) for peer, wanted in told(FramesWanted, actions)]
 
 
-def test_a_root_asks_the_children_that_were_sent_what_it_lost_one_after_the_other(
+def test_a_root_asks_the_children_that_got_its_lost_frames_one_by_one(
     root: Peer,
 ) -> None:
     assert FRAMES[0] in frames_to(LEFT, root.asked(LEFT, 2))
@@ -119,14 +123,14 @@ def test_a_root_asks_the_children_that_were_sent_what_it_lost_one_after_the_othe
     assert FrameGone(FORM, FRAMES[0]) not in root(RelayDeadlinePassed(), after=2 * CHILD_GONE_S)
 
 
-def test_a_root_says_once_that_what_it_lost_is_gone(root: Peer) -> None:
+def test_a_root_reports_once_that_a_lost_frame_is_gone(root: Peer) -> None:
     root(FramesLost(FORM, FRAMES[1:3]))
     assert FrameGone(FORM, FRAMES[1]) not in root(RelayDeadlinePassed(), after=CHILD_GONE_S - 0.5)
     assert FrameGone(FORM, FRAMES[1]) in root(RelayDeadlinePassed(), after=0.5)
     assert FrameGone(FORM, FRAMES[1]) not in root(RelayDeadlinePassed(), after=CHILD_GONE_S)
 
 
-def test_a_peer_that_is_not_the_root_waits_for_frames_that_it_lost(follower: Peer) -> None:
+def test_a_peer_other_than_the_root_waits_for_its_lost_frames(follower: Peer) -> None:
     follower.comes(UP, 2, 0, TABLE)
     follower.comes(UP, 2, 1, FRAMES[0])
     follower(FramesLost(FORM, FRAMES[:1]))

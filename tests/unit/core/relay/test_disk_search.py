@@ -49,7 +49,7 @@ def based(peer: Peer) -> Peer:
     return peer
 
 
-def test_a_restarted_peer_waits_for_what_is_on_its_disk(restarted: Peer) -> None:
+def test_a_restarted_peer_requests_nothing_before_its_disk_is_searched(restarted: Peer) -> None:
     restarted.plan((UP, ()))
     assert restarted(LinkUp(UP)) == []
     assert restarted(RelayDeadlinePassed(), after=2 * LINK_S) == [], "it is nobody's fault"
@@ -66,13 +66,13 @@ def test_the_search_may_end_before_the_plan_comes(restarted: Peer) -> None:
     assert restarted(LinkUp(UP)) == [opened(UP, 2)]
 
 
-def test_a_form_that_was_forgotten_is_new(restarted: Peer) -> None:
+def test_a_forgotten_form_is_treated_as_new(restarted: Peer) -> None:
     restarted(FormForgotten(FORM))
     restarted.plan((UP, ()))
     assert restarted(LinkUp(UP)) == [opened(UP, 2)]
 
 
-def test_a_base_is_searched_by_the_first_table(based: Peer) -> None:
+def test_a_base_is_searched_when_the_first_table_arrives(based: Peer) -> None:
     based.plan((UP, ()))
     assert based(LinkUp(UP)) == [Tell(UP, FramesWanted(2, FORM, (TABLE,)))]
     based(TableHeld(FORM, SegmentId(0), SIZES))
@@ -83,7 +83,7 @@ def test_a_base_is_searched_by_the_first_table(based: Peer) -> None:
     assert told(StreamOpened, actions[1:2])
 
 
-def test_a_table_that_does_not_come_ends_the_search(based: Peer) -> None:
+def test_the_search_ends_if_the_table_does_not_arrive(based: Peer) -> None:
     based.plan((UP, ()))
     based(LinkUp(UP))
     assert based(RepairRefused(UP, FORM, TABLE)) == []
@@ -96,13 +96,13 @@ def test_a_table_that_does_not_come_ends_the_search(based: Peer) -> None:
     assert not any(isinstance(action, ReportEdgeBroken) for action in actions)
 
 
-def test_a_first_table_on_its_way_is_given_when_it_has_come(follower: Peer) -> None:
+def test_a_first_table_is_sent_to_a_waiting_child_once_it_arrives(follower: Peer) -> None:
     assert follower.wanted(LEFT, 4, (TABLE,)) == []
     given = follower(TableHeld(FORM, SegmentId(0), SIZES))
     assert given == [SendFrame(LEFT, 4, FORM, TABLE, 0, header_only=False)]
 
 
-def test_frames_found_later_are_told_to_the_parent(follower: Peer) -> None:
+def test_frames_found_later_are_reported_to_the_parent(follower: Peer) -> None:
     follower.comes(UP, 2, 0, TABLE)
     assert follower(FramesFound(FORM, FRAMES[:2])) == [Tell(UP, held(FRAMES[:2]))]
     assert frames_to(UP, follower(FramesFound(FORM, FRAMES[:2]))) == []

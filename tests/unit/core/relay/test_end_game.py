@@ -37,30 +37,30 @@ def asked(actions: list[RelayAction]) -> list[object]:
     return [(peer, wanted.frames) for peer, wanted in told(FramesWanted, actions)]
 
 
-def test_the_root_is_asked_for_the_newest_first_and_a_few_at_a_time(late: Peer) -> None:
+def test_the_newest_frames_are_requested_first_and_a_few_at_a_time(late: Peer) -> None:
     """RIGHT, which has them as well, sends the oldest first."""
     ended = late(Heard(UP, StreamEnded(2, DONE)))
     assert asked(ended) == [(UP, NEWEST[:END_FRAMES_MAX])]
     assert END_FRAMES_MAX == 8
 
 
-def test_nothing_is_asked_for_before_a_stripe_has_ended(late: Peer) -> None:
+def test_no_frame_is_requested_before_a_stripe_has_ended(late: Peer) -> None:
     assert asked(late(FrameVerified(RIGHT, 1, FORM, MANY[0], 1, header_only=False))) == []
 
 
-def test_for_each_frame_that_came_one_more_is_asked_for(late: Peer) -> None:
+def test_one_more_frame_is_requested_for_each_that_arrived(late: Peer) -> None:
     late(Heard(UP, StreamEnded(2, DONE)))
     assert asked(late(RepairVerified(UP, FORM, NEWEST[0]))) == [(UP, NEWEST[8:9])]
 
 
-def test_a_frame_that_comes_by_its_stripe_is_cancelled_at_the_root(late: Peer) -> None:
+def test_a_frame_that_arrives_by_its_stripe_is_cancelled_at_the_root(late: Peer) -> None:
     late(Heard(UP, StreamEnded(2, DONE)))
     came = late(FrameVerified(RIGHT, 1, FORM, NEWEST[0], 1, header_only=False))
     assert Tell(UP, FramesCancelled(FORM, NEWEST[:1])) in came
     assert asked(came) == [(UP, NEWEST[8:9])]
 
 
-def test_when_all_stripes_have_ended_others_are_asked_for_more_and_the_oldest_first(
+def test_other_peers_are_asked_for_the_oldest_frames_once_all_stripes_have_ended(
     late: Peer,
 ) -> None:
     late(Heard(UP, StreamEnded(2, DONE)))

@@ -6,7 +6,7 @@ from echo2d.core.relay import events as relay_events
 from echo2d.core.relay.events import RelayAction, RelayEvent
 
 
-def test_the_unions_are_complete() -> None:
+def test_the_unions_contain_every_event_and_action() -> None:
     local = {
         item
         for item in vars(relay_events).values()

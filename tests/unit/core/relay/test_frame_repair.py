@@ -61,14 +61,14 @@ def bereft(peer: Peer) -> Peer:
     return peer
 
 
-def test_frames_that_a_lost_parent_owed_are_asked_of_another(bereft: Peer) -> None:
+def test_frames_that_a_lost_parent_owed_are_requested_from_another_peer(bereft: Peer) -> None:
     bereft(RepairVerified(RIGHT, FORM, FRAMES[0]))
     transfer = bereft.relay.transfer(FORM)
     assert transfer is not None
     assert transfer.asked_count == len(FRAMES) - 1
 
 
-def test_a_peer_that_has_the_frame_is_asked_and_not_the_seed(peer: Peer) -> None:
+def test_a_missing_frame_is_requested_from_a_peer_and_not_from_the_seed(peer: Peer) -> None:
     """The seed, here RIGHT, sends stripes and says nothing of what it has."""
     peer.plan((UP, (LEFT,)), (RIGHT, ()))
     for other in (UP, LEFT, RIGHT):
@@ -82,12 +82,12 @@ def test_a_peer_that_has_the_frame_is_asked_and_not_the_seed(peer: Peer) -> None
     }
 
 
-def test_a_frame_that_came_by_the_stripe_is_cancelled(bereft: Peer) -> None:
+def test_a_request_for_a_frame_that_arrived_by_the_stripe_is_cancelled(bereft: Peer) -> None:
     bereft.comes(RIGHT, 1, 0, TABLE)
     assert Tell(RIGHT, FramesCancelled(FORM, (FRAMES[0],))) in bereft.comes(RIGHT, 1, 1, FRAMES[0])
 
 
-def test_a_peer_that_does_not_hold_it_is_left_in_peace_for_a_while(bereft: Peer) -> None:
+def test_a_peer_that_does_not_hold_a_frame_is_not_asked_for_a_while(bereft: Peer) -> None:
     assert bereft(RepairRefused(RIGHT, FORM, FRAMES[0])) == []
     assert bereft(RelayDeadlinePassed(), after=SOURCE_QUIET_S / 2) == []
     assert bereft(RelayDeadlinePassed(), after=SOURCE_QUIET_S / 2) == [
@@ -95,22 +95,22 @@ def test_a_peer_that_does_not_hold_it_is_left_in_peace_for_a_while(bereft: Peer)
     ]
 
 
-def test_a_frame_that_does_not_come_in_time_is_given_back(bereft: Peer) -> None:
+def test_a_requested_frame_that_is_late_may_be_requested_elsewhere(bereft: Peer) -> None:
     assert Tell(RIGHT, FramesCancelled(FORM, FRAMES)) in bereft(
         RelayDeadlinePassed(), after=REPAIR_S
     )
 
 
-def test_a_bad_repair_is_accused_and_asked_later(bereft: Peer) -> None:
+def test_a_peer_that_sends_a_bad_frame_is_accused_and_asked_later(bereft: Peer) -> None:
     assert bereft(FrameRejected(RIGHT, 3, FORM, FRAMES[0])) == [Accuse(FORM, FRAMES[0], RIGHT)]
 
 
-def test_frames_missing_after_the_last_stripe_are_asked_for(follower: Peer) -> None:
+def test_frames_missing_after_the_last_stripe_are_requested(follower: Peer) -> None:
     follower.comes(UP, 2, 0, TABLE)
     assert Tell(UP, FramesWanted(4, FORM, FRAMES)) in follower(Heard(UP, StreamEnded(2, DONE)))
 
 
-def test_wants_are_answered_after_the_stripes(root: Peer) -> None:
+def test_requests_are_answered_after_the_stripes(root: Peer) -> None:
     root.asked(LEFT, 2)
     assert root(Heard(LEFT, FramesWanted(4, FORM, (FRAMES[5], frame_id(SegmentId(3), 1))))) == []
     sent = drain(root, LEFT)
@@ -121,7 +121,7 @@ def test_wants_are_answered_after_the_stripes(root: Peer) -> None:
     ]
 
 
-def test_wants_end_when_cancelled_or_with_their_stream(root: Peer) -> None:
+def test_requests_end_by_a_cancel_or_with_their_stream(root: Peer) -> None:
     root.asked(LEFT, 2)
     root(Heard(LEFT, FramesWanted(4, FORM, FRAMES[:3])))
     root(Heard(LEFT, FramesCancelled(FORM, FRAMES[:1])))
@@ -129,7 +129,7 @@ def test_wants_end_when_cancelled_or_with_their_stream(root: Peer) -> None:
     assert {action.stream for action in drain(root, LEFT)} == {2}
 
 
-def test_wants_are_bounded(root: Peer) -> None:
+def test_the_number_of_requests_is_limited(root: Peer) -> None:
     root.asked(LEFT, 2)
     for _ in range(WANTED_FRAMES_MAX // WANT_FRAMES_MAX):
         root(Heard(LEFT, FramesWanted(4, FORM, FRAMES * (WANT_FRAMES_MAX // len(FRAMES)))))
@@ -177,7 +177,7 @@ def test_frames_on_disk_are_not_fetched(peer: Peer) -> None:
     assert peer(LinkUp(LEFT)) == [Tell(LEFT, FramesWanted(1, FORM, FRAMES[-2:]))]
 
 
-def test_the_end_game_steals_from_the_most_loaded_source(newcomer: Peer) -> None:
+def test_the_end_game_takes_frames_from_the_most_loaded_source(newcomer: Peer) -> None:
     """LEFT was asked for everything and sends nothing: RIGHT takes over what LEFT would send last."""
     assert newcomer(LinkUp(RIGHT)) == []
     later = newcomer(RelayDeadlinePassed(), after=FRAME_LATE_S)
@@ -193,7 +193,7 @@ def test_the_end_game_steals_from_the_most_loaded_source(newcomer: Peer) -> None
     assert transfer.duplicates == 1
 
 
-def test_a_source_that_sends_keeps_what_it_was_asked_for(newcomer: Peer) -> None:
+def test_a_source_that_is_sending_keeps_its_requests(newcomer: Peer) -> None:
     newcomer(RepairVerified(LEFT, FORM, FRAMES[0]), after=REPAIR_S - 1)
     assert newcomer(RelayDeadlinePassed(), after=2.0) == []
 
@@ -201,20 +201,18 @@ def test_a_source_that_sends_keeps_what_it_was_asked_for(newcomer: Peer) -> None
 @pytest.mark.parametrize(
     "event", [RepairRefused(LEFT, FORM, FRAMES[0]), FrameRejected(LEFT, 1, FORM, FRAMES[0])]
 )
-def test_a_peer_that_does_not_hold_everything_is_no_source(
-    newcomer: Peer, event: RelayEvent
-) -> None:
+def test_a_peer_that_lacks_a_frame_is_no_source(newcomer: Peer, event: RelayEvent) -> None:
     newcomer(LinkUp(RIGHT))
     assert opened(UP, 2) not in newcomer(event)
     assert opened(UP, 2) in newcomer(RepairRefused(RIGHT, FORM, FRAMES[0]))
 
 
-def test_frames_that_a_lost_source_owed_are_asked_of_another(newcomer: Peer) -> None:
+def test_frames_that_a_lost_source_owed_are_requested_from_another_source(newcomer: Peer) -> None:
     newcomer(LinkUp(RIGHT))
     assert newcomer(LinkDown(LEFT, "reset")) == [Tell(RIGHT, FramesWanted(1, FORM, FRAMES))]
 
 
-def test_a_peer_that_follows_already_leaves_its_stripes_when_it_gets_sources(
+def test_a_peer_on_stripes_leaves_them_when_it_gets_sources(
     follower: Peer,
 ) -> None:
     follower(FormComplete(FORM, 1))
@@ -230,7 +228,7 @@ def test_a_peer_that_follows_already_leaves_its_stripes_when_it_gets_sources(
     )
 
 
-def test_without_a_word_from_any_source_the_stripes_are_taken(peer: Peer) -> None:
+def test_a_newcomer_takes_its_stripes_if_no_source_answers(peer: Peer) -> None:
     peer(FormComplete(FORM, 1))
     peer.plan((UP, ()), sources=(LEFT,))
     peer(LinkUp(UP))

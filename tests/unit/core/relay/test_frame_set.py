@@ -25,7 +25,7 @@ def test_nothing_is_complete_before_the_end_is_known() -> None:
     transfer.check()
 
 
-def test_a_table_that_is_missing_is_missed_once_the_end_is_known() -> None:
+def test_a_missing_table_is_noticed_once_the_end_is_known() -> None:
     transfer = FrameSet()
     transfer.learn(SECOND, ())
     assert transfer.missing_count == 0
@@ -51,7 +51,7 @@ def test_a_frame_that_comes_twice_counts_once() -> None:
     transfer.check()
 
 
-def test_a_table_is_held_from_the_start_and_is_no_duplicate() -> None:
+def test_a_table_held_from_the_start_does_not_count_as_a_duplicate() -> None:
     transfer = two_segments()
     assert not transfer.learn(FIRST, (100, 100, 50))
     assert not transfer.hold(frame_id(FIRST, 0))
@@ -66,7 +66,7 @@ def test_unknown_frames_are_not_held() -> None:
     assert transfer.size(frame_id(FIRST, 3)) == 50
 
 
-def test_a_requested_frame_is_given_back_or_comes() -> None:
+def test_a_requested_frame_arrives_or_can_be_requested_again() -> None:
     transfer = two_segments()
     transfer.ask(frame_id(FIRST, 1), A, until=5.0)
     transfer.ask(frame_id(FIRST, 2), A, until=6.0)
@@ -81,7 +81,7 @@ def test_a_requested_frame_is_given_back_or_comes() -> None:
     transfer.check()
 
 
-def test_a_frame_that_was_lost_is_missing_until_it_comes_again() -> None:
+def test_a_lost_frame_is_missing_until_it_arrives_again() -> None:
     transfer = two_segments()
     frame = frame_id(FIRST, 2)
     transfer.hold(frame)

@@ -62,7 +62,7 @@ def test_children_of_one_stripe_advance_in_turn(both: Peer) -> None:
     ]
 
 
-def test_a_link_that_is_lost_makes_room(stuck: Peer) -> None:
+def test_a_lost_link_makes_room(stuck: Peer) -> None:
     assert frames_to(RIGHT, stuck(LinkDown(LEFT, "reset"))) == [TABLE, FRAMES[0]]
 
 
@@ -74,11 +74,11 @@ def test_a_link_that_takes_nothing_for_a_while_no_longer_counts(stuck: Peer) -> 
     assert frames_to(RIGHT, stuck(RelayDeadlinePassed(), after=0.02)) == [TABLE, FRAMES[0]]
 
 
-def test_the_relay_wakes_up_when_a_link_counts_no_longer(stuck: Peer) -> None:
+def test_the_relay_wakes_up_when_a_stuck_link_stops_counting(stuck: Peer) -> None:
     assert stuck.relay.wake_at() == stuck.now + SLOW_S
 
 
-def test_a_slow_link_gets_nothing_before_it_has_sent(stuck: Peer) -> None:
+def test_a_slow_link_gets_no_frame_before_it_has_sent_one(stuck: Peer) -> None:
     stuck(RelayDeadlinePassed(), after=SLOW_S)
     assert {action.peer for action in drain(stuck, RIGHT)} == {RIGHT}
     assert frames_to(LEFT, stuck(PeerReady(LEFT))) == list(FRAMES[1:3])
@@ -101,7 +101,7 @@ def test_a_slow_link_counts_again_when_it_has_sent(stuck: Peer) -> None:
     assert stuck(wants) == []
 
 
-def test_where_frames_usually_take_long_a_link_has_longer(both: Peer) -> None:
+def test_a_link_gets_more_time_if_frames_usually_take_long(both: Peer) -> None:
     """The uplink is slow, and not one link: four times the usual time counts."""
     both(FramesFound(FORM, MANY[:30]))
     for _ in range(40):
@@ -118,7 +118,9 @@ def test_where_frames_usually_take_long_a_link_has_longer(both: Peer) -> None:
 # what is first
 
 
-def test_stripes_come_before_single_frames_and_these_before_the_spare_stripe(peer: Peer) -> None:
+def test_stripes_are_sent_before_single_frames_and_single_frames_before_the_spare_stripe(
+    peer: Peer,
+) -> None:
     fill(peer)
     peer.plan((None, (LEFT,)), (None, (RIGHT,)), spares=(0.0, 1.0))
     peer(LinkUp(LEFT))

@@ -54,12 +54,12 @@ def come(relay: Peer, *sequences: int) -> list[tuple[int, int]]:
     ]
 
 
-def test_a_relay_tells_how_far_its_median_child_was_given_the_stripe(relay: Peer) -> None:
+def test_a_relay_reports_how_far_its_median_child_was_given_the_stripe(relay: Peer) -> None:
     """Two frames are unsent at most: LEFT and RIGHT are given the first one, THIRD is not."""
     assert come(relay, 1) == [(2, 0)]
 
 
-def test_a_relay_tells_how_many_frames_wait_for_its_median_child(relay: Peer) -> None:
+def test_a_relay_reports_how_many_frames_wait_for_its_median_child(relay: Peer) -> None:
     come(relay, 1, 2, 3, 4)
     assert reports(relay(PeerReady(LEFT))) == []
     assert reports(relay(PeerReady(RIGHT))) == []
@@ -74,7 +74,7 @@ def test_a_relay_has_passed_on_no_more_than_any_relay_below_it(relay: Peer) -> N
     assert reports(relay(Heard(THIRD, FramesPassed(2, 2, 0)))) == [(2, 0)]
 
 
-def test_what_waits_at_a_relay_below_counts(relay: Peer) -> None:
+def test_frames_that_wait_at_a_relay_below_count(relay: Peer) -> None:
     come(relay, 1)
     for child in CHILDREN:
         relay(PeerReady(child))
@@ -110,7 +110,7 @@ def test_a_relay_whose_children_have_all_gone_has_passed_on_everything(relay: Pe
     ],
     ids=["a chain", "a stripe alone", "a leaf"],
 )
-def test_a_relay_that_need_not_be_waited_for_tells_nothing(
+def test_a_relay_that_need_not_be_waited_for_reports_nothing(
     peer: Peer, edges: tuple[Edge, ...], spares: tuple[float, ...]
 ) -> None:
     peer.plan(*edges, spares=spares)
@@ -122,7 +122,7 @@ def test_a_relay_that_need_not_be_waited_for_tells_nothing(
     assert come(peer, 1, 2) == []
 
 
-def test_with_a_spare_stripe_a_relay_of_one_child_tells_how_far_it_is(peer: Peer) -> None:
+def test_a_relay_of_one_child_reports_its_progress_beside_a_spare_stripe(peer: Peer) -> None:
     """Its root may send to both itself instead."""
     peer.plan((UP, (LEFT,)), (UP, ()), spares=(0.0, 0.5))
     peer(LinkUp(LEFT))

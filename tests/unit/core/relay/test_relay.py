@@ -31,7 +31,7 @@ from tests.support.relay_peer import (
 )
 
 
-def test_a_new_generation_moves_only_what_changed(follower: Peer) -> None:
+def test_a_new_generation_changes_only_the_edges_that_differ(follower: Peer) -> None:
     follower.comes(UP, 2, 0, TABLE)
     actions = follower.plan((RIGHT, (LEFT,)), generation=1)
     assert actions[:2] == [
@@ -51,7 +51,7 @@ def test_an_older_generation_is_ignored(follower: Peer) -> None:
     assert follower.plan((RIGHT, ()), generation=1) == []
 
 
-def test_the_plan_of_a_restarted_coordinator_counts_whatever_its_number_is(follower: Peer) -> None:
+def test_the_plan_of_a_restarted_coordinator_counts_with_any_number(follower: Peer) -> None:
     actions = follower.plan((RIGHT, ()), plan=0)
     assert Tell(UP, StreamEnded(2, "another plan")) in actions
     assert follower(LinkUp(RIGHT))[-1] == Tell(
@@ -60,7 +60,7 @@ def test_the_plan_of_a_restarted_coordinator_counts_whatever_its_number_is(follo
     assert follower.asked(LEFT, 6, plan=3) == [], "its plan may still be on its way here"
 
 
-def test_a_new_plan_ends_the_old_streams_and_knows_the_held_frames(follower: Peer) -> None:
+def test_a_new_plan_ends_the_old_streams_and_keeps_the_held_frames(follower: Peer) -> None:
     follower.comes(UP, 2, 0, TABLE)
     actions = follower.plan((UP, (LEFT,)), plan=2)
     assert actions[:2] == [
@@ -76,7 +76,7 @@ def test_a_new_plan_ends_the_old_streams_and_knows_the_held_frames(follower: Pee
     assert passed == [SendFrame(LEFT, 4, FORM, TABLE, 0, header_only=False)]
 
 
-def test_a_stream_asked_before_the_plan_comes_is_served_then(peer: Peer) -> None:
+def test_a_stream_requested_before_the_plan_is_served_when_the_plan_arrives(peer: Peer) -> None:
     fill(peer)
     peer(LinkUp(LEFT))
     assert peer.asked(LEFT, 2) == []
@@ -88,7 +88,7 @@ def test_streams_of_strangers_are_refused(follower: Peer) -> None:
     assert follower.asked(RIGHT, 2) == [Tell(RIGHT, StreamEnded(2, "not a child in this plan"))]
 
 
-def test_streams_that_wait_for_a_plan_are_bounded(peer: Peer) -> None:
+def test_the_number_of_streams_that_wait_for_a_plan_is_limited(peer: Peer) -> None:
     peer(LinkUp(LEFT))
     for number in range(ASKS_MAX):
         assert peer.asked(LEFT, 2 * number + 2, stripe=number) == []
@@ -118,7 +118,7 @@ def test_a_forgotten_form_leaves_nothing(follower: Peer) -> None:
     assert follower(FormForgotten(FORM)) == []
 
 
-def test_frames_of_a_form_that_was_forgotten_meanwhile_are_left_alone(follower: Peer) -> None:
+def test_frames_of_a_form_that_was_forgotten_meanwhile_are_ignored(follower: Peer) -> None:
     follower.comes(UP, 2, 0, TABLE)
     follower(FormForgotten(FORM))
     assert follower(FramesFound(FORM, FRAMES[:1])) == []

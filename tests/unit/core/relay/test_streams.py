@@ -44,14 +44,14 @@ from tests.support.relay_peer import (
 )
 
 
-def test_a_relay_tells_what_it_holds_and_opens_where_it_stopped(peer: Peer) -> None:
+def test_a_relay_reports_its_held_frames_and_opens_a_stream_where_it_stopped(peer: Peer) -> None:
     peer(TableHeld(FORM, SegmentId(0), SIZES))
     peer(FramesFound(FORM, FRAMES[:2]))
     assert [type(action) for action in peer.plan((UP, ()))] == [ExpectPeer]
     assert peer(LinkUp(UP)) == [Tell(UP, held((TABLE, *FRAMES[:2]))), opened(UP, 2)]
 
 
-def test_a_form_that_is_dropped_was_told_for_the_last_time(peer: Peer) -> None:
+def test_a_dropped_form_is_reported_as_no_longer_held(peer: Peer) -> None:
     fill(peer)
     peer.plan((UP, ()))
     peer(LinkUp(UP))
@@ -60,7 +60,7 @@ def test_a_form_that_is_dropped_was_told_for_the_last_time(peer: Peer) -> None:
     assert told(FramesHeld, peer.plan((UP, ()), plan=2)) == [(UP, held((TABLE, FRAMES[0])))]
 
 
-def test_a_child_that_dropped_the_form_gets_it_whole(root: Peer) -> None:
+def test_a_child_that_dropped_the_form_gets_the_whole_form(root: Peer) -> None:
     root(Heard(LEFT, held((TABLE, *FRAMES))))
     root(Heard(LEFT, held(())))
     sent = [*sends(root.asked(LEFT, 2)), *drain(root, LEFT)]
@@ -72,7 +72,7 @@ def test_a_child_that_dropped_the_form_gets_it_whole(root: Peer) -> None:
     [(2, FRAMES[0], False), (1, FRAMES[0], True), (1, TABLE, False)],
     ids=["hole", "header of a frame not held", "twice"],
 )
-def test_what_no_honest_parent_sends_is_its_fault(
+def test_a_message_that_no_honest_parent_sends_is_the_parents_fault(
     follower: Peer, sequence: int, frame: FrameId, header_only: bool
 ) -> None:
     follower.comes(UP, 2, 0, TABLE)
@@ -87,7 +87,7 @@ def test_a_stripe_that_begins_without_its_table_is_the_parents_fault(follower: P
         follower(FrameVerified(UP, 2, FORM, FRAMES[0], 0, header_only=False))
 
 
-def test_a_lost_parent_is_reported_and_asked_again_when_it_is_back(follower: Peer) -> None:
+def test_a_lost_parent_is_reported_and_asked_again_when_it_returns(follower: Peer) -> None:
     follower.comes(UP, 2, 0, TABLE)
     assert follower(LinkDown(UP, "reset")) == [
         ReportEdgeBroken(PlanId(1), Generation(0), UP, "reset")
@@ -95,7 +95,7 @@ def test_a_lost_parent_is_reported_and_asked_again_when_it_is_back(follower: Pee
     assert follower(LinkUp(UP)) == [Tell(UP, held((TABLE,))), opened(UP, 2, first=1)]
 
 
-def test_a_lost_child_is_reported_unless_it_has_everything(root: Peer) -> None:
+def test_a_lost_child_is_reported_unless_it_holds_the_whole_form(root: Peer) -> None:
     root.asked(LEFT, 2)
     assert root(LinkDown(LEFT, "reset")) == [
         ReportEdgeBroken(PlanId(1), Generation(0), LEFT, "reset")
@@ -105,7 +105,7 @@ def test_a_lost_child_is_reported_unless_it_has_everything(root: Peer) -> None:
     assert root(LinkDown(RIGHT, "reset")) == []
 
 
-def test_a_parent_that_stands_still_is_reported_once(follower: Peer) -> None:
+def test_a_stalled_parent_is_reported_once(follower: Peer) -> None:
     follower.comes(UP, 2, 0, TABLE)
     for sequence, frame in enumerate(FRAMES[:7], start=1):
         follower.comes(UP, 2, sequence, frame, after=0.1)
@@ -117,7 +117,7 @@ def test_a_parent_that_stands_still_is_reported_once(follower: Peer) -> None:
     assert follower(RelayDeadlinePassed(), after=60.0) == []
 
 
-def test_silence_is_no_stall_when_everything_known_is_held(follower: Peer) -> None:
+def test_a_silent_parent_is_not_stalled_if_every_known_frame_is_held(follower: Peer) -> None:
     for sequence, frame in enumerate((TABLE, *FRAMES)):
         follower.comes(UP, 2, sequence, frame)
     assert follower(RelayDeadlinePassed(), after=600.0) == []
@@ -145,7 +145,7 @@ def test_a_parent_that_refuses_is_reported_and_asked_again_later(follower: Peer)
     assert opened(UP, 4) in follower(RelayDeadlinePassed(), after=LINK_S)
 
 
-def test_alarms_stop_when_nothing_is_to_come(follower: Peer) -> None:
+def test_alarms_stop_when_no_frame_is_expected(follower: Peer) -> None:
     assert follower.relay.wake_at() is not None
     for sequence, frame in enumerate((TABLE, *FRAMES)):
         follower.comes(UP, 2, sequence, frame)
@@ -174,7 +174,7 @@ def test_a_parent_that_ends_a_stripe_without_its_frames_is_reported(follower: Pe
     assert too_early in follower(RelayDeadlinePassed(), after=0.2)
 
 
-def test_a_parent_whose_stripe_ended_is_not_to_blame_while_another_brings_frames(
+def test_a_parent_whose_stripe_ended_is_not_blamed_while_another_sends_frames(
     peer: Peer,
 ) -> None:
     peer.plan((UP, ()), (LEFT, ()))

@@ -42,13 +42,13 @@ from tests.support.relay_peer import (
 )
 
 
-def test_the_root_binds_as_much_as_the_link_takes(root: Peer) -> None:
+def test_the_root_binds_as_many_frames_as_the_link_takes(root: Peer) -> None:
     sent = sends(root.asked(LEFT, 2))
     assert [(action.sequence, action.frame) for action in sent] == [(0, TABLE), (1, FRAMES[0])]
     assert frames_to(LEFT, root(PeerReady(LEFT))) == list(FRAMES[1:3])
 
 
-def test_a_slow_child_holds_up_no_other_peer(root: Peer) -> None:
+def test_a_slow_child_delays_no_other_peer(root: Peer) -> None:
     """I6: LEFT never gets ready again, RIGHT gets everything."""
     root.asked(LEFT, 2)
     root.asked(RIGHT, 2)
@@ -67,7 +67,7 @@ def test_the_stream_ends_after_the_last_frame(root: Peer) -> None:
     assert last[-1] == Tell(LEFT, StreamEnded(2, DONE))
 
 
-def test_a_child_that_comes_after_the_end_and_has_all_hears_of_the_end(root: Peer) -> None:
+def test_a_complete_child_that_joins_after_the_end_is_told_the_end(root: Peer) -> None:
     root.asked(LEFT, 2)
     drain(root, LEFT)
     assert root.asked(RIGHT, 4, first=len(FRAMES))[-1] == Tell(RIGHT, StreamEnded(4, DONE))
@@ -83,7 +83,7 @@ def test_frames_spread_while_the_form_is_being_encoded(peer: Peer) -> None:
     assert frames_to(LEFT, peer(FramesFound(FORM, FRAMES[1:2]))) == [FRAMES[1]]
 
 
-def test_every_stripe_gets_the_table_and_each_frame_goes_to_one(peer: Peer) -> None:
+def test_every_stripe_gets_the_table_and_one_stripe_gets_each_frame(peer: Peer) -> None:
     peer.plan((None, (LEFT,)), (None, (RIGHT,)))
     fill(peer)
     peer(LinkUp(LEFT))
@@ -129,7 +129,7 @@ def test_the_next_frame_goes_to_the_relay_that_has_passed_one_on(relays: Peer) -
     assert counts(sends(relays(passed(LEFT, 1, waiting=2)))) == {LEFT: 1}
 
 
-def test_of_two_relays_the_one_that_has_passed_it_on_first_is_next(relays: Peer) -> None:
+def test_the_relay_that_passes_a_frame_on_first_gets_the_next_frame(relays: Peer) -> None:
     """LEFT passes on 30 frames a second, RIGHT 10: two frames take LEFT less time than one takes RIGHT."""
     relays(FramesFound(FORM, MANY[:44]))
     drain(relays, LEFT, RIGHT)
@@ -143,7 +143,7 @@ def test_of_two_relays_the_one_that_has_passed_it_on_first_is_next(relays: Peer)
     assert counts(sends(relays(FramesFound(FORM, MANY[44:45])))) == {LEFT: 1}
 
 
-def test_a_relay_that_stands_still_holds_up_no_peer(relays: Peer) -> None:
+def test_a_stalled_relay_delays_no_peer(relays: Peer) -> None:
     """I6: RIGHT passes on nothing, and gets no more than its credit."""
     sent = [*sends(relays(FramesFound(FORM, MANY))), *drain(relays, LEFT, RIGHT)]
     for sequence in range(1, len(MANY)):
@@ -152,7 +152,7 @@ def test_a_relay_that_stands_still_holds_up_no_peer(relays: Peer) -> None:
     assert counts(sent) == {LEFT: 2 + len(MANY) - CREDIT_FRAMES, RIGHT: CREDIT_FRAMES}
 
 
-def test_a_relay_without_children_takes_all_that_its_link_takes(peer: Peer) -> None:
+def test_a_relay_without_children_gets_all_that_its_link_takes(peer: Peer) -> None:
     """It reports nothing, and counts as one that has passed on what it was given."""
     peer.plan((None, (LEFT,)), (None, (RIGHT,)))
     peer(LinkUp(LEFT))
@@ -162,7 +162,7 @@ def test_a_relay_without_children_takes_all_that_its_link_takes(peer: Peer) -> N
     assert counts(sent) == {LEFT: 1 + len(MANY)}
 
 
-def test_a_stripe_alone_needs_no_credit(peer: Peer) -> None:
+def test_a_single_stripe_needs_no_credit(peer: Peer) -> None:
     peer.plan((None, (RIGHT,)))
     peer(LinkUp(RIGHT))
     peer.asked(RIGHT, 2)
@@ -247,13 +247,13 @@ def test_a_root_that_lacks_frames_fetches_them_from_a_child(peer: Peer) -> None:
     ]
 
 
-def test_frames_are_passed_on_in_sequence_as_they_come(follower: Peer) -> None:
+def test_frames_are_passed_on_in_sequence_as_they_arrive(follower: Peer) -> None:
     assert frames_to(LEFT, follower.comes(UP, 2, 0, TABLE)) == [TABLE]
     assert frames_to(LEFT, follower.comes(UP, 2, 1, FRAMES[4])) == [FRAMES[4]]
     assert follower.comes(UP, 2, 1, FRAMES[4]) == []  # once more: a late duplicate
 
 
-def test_a_child_may_begin_anywhere(follower: Peer) -> None:
+def test_a_child_may_begin_at_any_frame(follower: Peer) -> None:
     follower.comes(UP, 2, 0, TABLE)
     follower.comes(UP, 2, 1, FRAMES[0])
     follower(PeerReady(LEFT))
@@ -275,13 +275,13 @@ def test_the_end_of_a_stripe_is_passed_on_after_its_last_frame(follower: Peer) -
     assert follower(PeerReady(LEFT))[-1] == Tell(LEFT, StreamEnded(2, DONE))
 
 
-def test_the_form_arrives_once_everything_is_held_and_the_end_is_known(follower: Peer) -> None:
+def test_the_form_is_complete_once_every_frame_is_held_and_the_end_is_known(follower: Peer) -> None:
     for sequence, frame in enumerate((TABLE, *FRAMES)):
         assert FormArrived(FORM) not in follower.comes(UP, 2, sequence, frame)
     assert follower(FormComplete(FORM, 1)) == [FormArrived(FORM)]
     assert follower(FormComplete(FORM, 1)) == []
 
 
-def test_a_stripe_from_before_its_beginning_is_the_childs_fault(follower: Peer) -> None:
+def test_a_request_before_the_beginning_of_a_stripe_is_the_childs_fault(follower: Peer) -> None:
     with pytest.raises(PeerFault):
         follower.asked(LEFT, 4, first=-1)

@@ -57,7 +57,7 @@ def need(
     return NeedMeasured(mu, wanted=wanted, workers=workers, serving=named)
 
 
-def test_a_row_is_kept_before_a_start() -> None:
+def test_a_box_is_recorded_before_its_start() -> None:
     renting = Autoscaler(
         RentRules("x-", Budget(2.0, 20.0), 7200.0, 300.0, 900.0, 0.0), [TERMS], [SMALL], [], now=0.0
     )
@@ -68,7 +68,7 @@ def test_a_row_is_kept_before_a_start() -> None:
     assert kept.rental == start.rental
 
 
-def test_boxes_on_their_way_count() -> None:
+def test_boxes_that_are_starting_count() -> None:
     renting = make()
     assert starts(renting.handle(SHORT, now=1.0)) == []
     assert starts(renting.handle(need(0.4), now=2.0)) == ["large"]
@@ -76,7 +76,7 @@ def test_boxes_on_their_way_count() -> None:
     renting.check()
 
 
-def test_a_shortfall_has_to_last() -> None:
+def test_a_short_shortfall_rents_no_box() -> None:
     renting = make(patience_s=60.0)
     assert starts(renting.handle(SHORT, now=59.0)) == []
     renting.handle(need(-0.1), now=59.5)
@@ -109,7 +109,7 @@ def test_the_cost_per_hour_is_limited() -> None:
     )
 
 
-def test_an_idle_box_goes_and_one_that_is_short_stays() -> None:
+def test_an_idle_box_is_given_back_and_a_needed_one_stays() -> None:
     renting = make()
     renting.handle(StartEnded(Label("x-cloud-small-1"), ok=True), now=5.0)
     renting.handle(need(0.1, x_cloud_small_1=400.0), now=6.0)
@@ -120,7 +120,7 @@ def test_an_idle_box_goes_and_one_that_is_short_stays() -> None:
     ]
 
 
-def test_what_is_there_for_noise_is_no_reason_to_rent_nor_to_keep_an_idle_box() -> None:
+def test_the_reserve_for_noise_neither_rents_nor_keeps_an_idle_box() -> None:
     """Else a box that stands by is given back, and the next one rented in its stead."""
     renting, label = make(patience_s=10.0), Label("x-cloud-small-1")
     assert (
@@ -142,7 +142,7 @@ def test_what_is_there_for_noise_is_no_reason_to_rent_nor_to_keep_an_idle_box() 
     assert stops(renting.handle(NeedMeasured(-0.06, mu={label: 0.10}, **idle), now=81.0)) == [label]
 
 
-def test_of_several_idle_boxes_no_more_go_than_are_spare() -> None:
+def test_only_as_many_idle_boxes_are_given_back_as_are_spare() -> None:
     renting = make()
     renting.handle(need(0.4), now=1.0)
     labels = sorted(renting.live)
@@ -180,7 +180,7 @@ def test_the_alert_has_the_providers_own_words() -> None:
     assert any("60 s" in each.sentence for each in renting.status(now=7.0).alerts)
 
 
-def test_a_box_that_never_serves_goes() -> None:
+def test_a_box_that_never_serves_is_given_back() -> None:
     renting = make()
     renting.handle(StartEnded(Label("x-cloud-small-1"), ok=True), now=5.0)
     for at in range(50, 900, 50):
@@ -211,7 +211,7 @@ def test_a_box_whose_time_is_over_is_stopped() -> None:
     assert any(isinstance(action, Stop) for action in actions)
 
 
-def test_a_budget_that_was_lowered_is_kept_at_once() -> None:
+def test_a_lowered_budget_is_kept_at_once() -> None:
     renting = make()
     renting.handle(need(9.0), now=1.0)
     kept = list(renting.live.values())
@@ -228,7 +228,7 @@ def test_a_budget_that_was_lowered_is_kept_at_once() -> None:
     assert again.leaving.keys() == {"x-cloud-small-1"}  # the dearest trajectories
 
 
-def test_closing_gives_everything_back() -> None:
+def test_closing_gives_every_box_back() -> None:
     kept = list(make().live.values())
     rules = RentRules("x-", Budget(2.0, 20.0), 7200.0, 300.0, 900.0, 0.0, closing=True)
     renting = Autoscaler(rules, [TERMS], [SMALL, LARGE], kept, now=100.0)
@@ -238,7 +238,7 @@ def test_closing_gives_everything_back() -> None:
     assert not renting.over
 
 
-def test_a_box_that_goes_finishes_what_it_holds_and_gets_nothing_new() -> None:
+def test_a_box_that_is_given_back_finishes_its_work_and_gets_no_more() -> None:
     renting, label = make(drain_s=60.0), Label("x-cloud-small-1")
     renting.handle(StartEnded(label, ok=True), now=5.0)
     busy = NeedMeasured(

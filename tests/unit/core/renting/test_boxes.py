@@ -64,7 +64,7 @@ def test_a_box_that_is_shown_in_between_or_serves_has_not_gone() -> None:
     assert ONE in rented.boxes
 
 
-def test_a_box_that_comes_back_is_stopped_and_paid_for_all_along() -> None:
+def test_a_box_that_reappears_is_stopped_and_paid_for_the_whole_time() -> None:
     rented = started()
     rented.ended(ONE, 0.0)
     show(rented, 1.0)
@@ -90,7 +90,7 @@ def test_an_unknown_box_is_stopped_and_its_number_is_not_used_again() -> None:
     assert len(rented.boxes) == 2  # another run's is none of ours
 
 
-def test_two_ids_are_two_boxes_and_one_twice_is_one() -> None:
+def test_two_ids_count_as_two_boxes_and_a_repeated_id_as_one() -> None:
     rented = started()
     show(rented, 1.0, Instance(ONE, "i-1"), Instance(ONE, "i-1"))
     assert rented.usd_per_h == 0.5
@@ -123,7 +123,7 @@ def test_a_box_whose_process_was_killed_may_still_be_starting() -> None:
     assert rented.next_number == 2
 
 
-def test_commands_at_a_time_are_limited() -> None:
+def test_the_number_of_simultaneous_commands_is_limited() -> None:
     rented = RentedBoxes(RULES, [TERMS], [OFFER], [], now=0.0)
     starts = [rented.start(OFFER, 3600.0, 0.0) for _ in range(COMMANDS_MAX + 1)]
     assert starts[-1] == []

@@ -56,7 +56,7 @@ def life(
     )
 
 
-def test_the_worked_example() -> None:
+def test_the_budget_equals_the_worked_example() -> None:
     """Four boxes of which each lives 5 h, less what its start and end may take."""
     assert [life(2.5 * n, 0.5 * n) for n in range(4)] == [pytest.approx(5 * 3600 - 600)] * 4
     assert life(10.0, 2.0) is None
@@ -107,11 +107,13 @@ def test_boxes_that_start_together_do_not_end_together() -> None:
         (Moment("a", 10.0, 1e9), Moment("a", 9910.0, 1e9 + 9900), 9900.0),  # sure
     ],
 )
-def test_time_that_has_passed(before: Moment, after: Moment, seconds: float) -> None:
+def test_rent_time_advances_by_the_time_that_has_passed(
+    before: Moment, after: Moment, seconds: float
+) -> None:
     assert rent_time(100.0, before, after, horizon=9100.0) == 100.0 + seconds
 
 
-def test_without_boxes_a_clock_may_leap() -> None:
+def test_a_clock_may_leap_if_there_are_no_boxes() -> None:
     assert (
         rent_time(100.0, Moment("a", 10.0, 1e9), Moment("a", 25.0, 2e9), horizon=-math.inf) == 115.0
     )

@@ -23,7 +23,7 @@ def started() -> RentedBoxes:
     return rented
 
 
-def test_what_is_spent_set_aside_and_left_is_the_budget() -> None:
+def test_spent_reserved_and_remaining_money_add_up_to_the_budget() -> None:
     status = renting_status(started(), BUDGET, why="", now=600.0)
     assert status.spent_usd == pytest.approx(0.5 / 6)
     assert status.set_aside_usd == pytest.approx(0.5 * 3000 / 3600)
@@ -31,7 +31,7 @@ def test_what_is_spent_set_aside_and_left_is_the_budget() -> None:
     assert status.alerts == ()
 
 
-def test_every_state_of_a_box() -> None:
+def test_every_state_of_a_box_is_reported() -> None:
     rented = started()
     box, states = rented.boxes[ONE], []
     for change in (
@@ -48,7 +48,7 @@ def test_every_state_of_a_box() -> None:
     assert tuple(states) == STATES
 
 
-def test_sentences_for_a_person() -> None:
+def test_alerts_about_renting_are_sentences_for_people() -> None:
     rented = started()
     assert renting_status(rented, BUDGET, why="no money", now=2.0).alerts == (
         Alert("renting_short", "renting: more is needed, but no money"),

@@ -18,18 +18,18 @@ def names(
     ]
 
 
-def test_the_cheapest_set_not_the_cheapest_trajectories() -> None:
+def test_the_selection_is_the_cheapest_set_and_not_the_cheapest_trajectories() -> None:
     assert names(0.1, small=6, large=3) == ["small"]
     assert names(0.3, small=6, large=3) == ["large"]
     assert names(0.4, small=6, large=3) == ["large", "small"]
 
 
-def test_traffic_counts() -> None:
+def test_the_selection_counts_the_price_of_traffic() -> None:
     assert names(0.1, small=1, metered=1) == ["metered"]
     assert names(0.1, gb_per_h=1.0, small=1, metered=1) == ["small"]
 
 
-def test_an_offer_that_makes_nothing_is_not_taken() -> None:
+def test_an_offer_without_output_is_not_chosen() -> None:
     assert names(0.1, none=6) == []
 
 
@@ -42,5 +42,5 @@ def test_the_choice_of_boxes_is_limited_by_the_price(usd_per_h: float, wanted: l
     assert not found.enough
 
 
-def test_a_shortfall_without_end_takes_all_there_is() -> None:
+def test_an_infinite_shortfall_chooses_every_offer() -> None:
     assert names(float("inf"), small=2, large=1) == ["large", "small", "small"]

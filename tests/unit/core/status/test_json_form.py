@@ -62,14 +62,14 @@ def test_a_status_that_is_read_equals_the_written_one(
     assert facts == status_json(status), "mappings have text as keys, and tuples are lists"
 
 
-def test_a_status_of_an_older_build_lacks_what_it_did_not_know() -> None:
+def test_a_status_of_an_older_build_may_lack_newer_keys() -> None:
     facts = status_json(replace(of(World), process=PROCESS))
     del facts["other_builds"], facts["build"]
     process = read_status(facts).process
     assert process == replace(PROCESS, other_builds=(), build="")
 
 
-def test_the_keys_of_the_process_lie_beside_those_of_the_run() -> None:
+def test_the_keys_of_the_process_are_beside_those_of_the_run() -> None:
     facts = status_json(replace(of(World), process=replace(PROCESS, renting=RENTING)))
     assert (facts["run_id"], facts["peer_faults"], facts["learner_silent_s"]) == ("run-1", 1, None)
     process = ("renting", "refused_peers", "other_builds", "run.", "disk", "expiring_tokens")
@@ -114,7 +114,9 @@ def broken(change: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
         (lambda facts: facts["provision"].update(mode="x"), "provision.mode: expected one of background, exclusive"),
     ],
 )  # fmt: skip
-def test_a_fault_is_said_in_one_line(change: Callable[[dict[str, Any]], None], words: str) -> None:
+def test_a_malformed_status_is_reported_in_one_line(
+    change: Callable[[dict[str, Any]], None], words: str
+) -> None:
     with pytest.raises(PeerFault) as caught:
         read_status(broken(change))
     assert str(caught.value).startswith(f"status: {words}")

@@ -17,7 +17,7 @@ from echo2d.core.topology.plan import Stripe, Tree
 from tests.support.plans import ABCD, JOB, MB, SEED, facts
 
 
-def test_an_unmeasured_rate_counts_as_usual() -> None:
+def test_an_unmeasured_rate_counts_as_the_usual_rate() -> None:
     """The median of the measured peers; the seed's own link says nothing about theirs."""
     peers = (
         facts("seed", 99 * MB),
@@ -36,7 +36,7 @@ def test_an_unmeasured_rate_counts_as_usual() -> None:
     )
 
 
-def test_unmeasured_downlinks_are_no_obstacle() -> None:
+def test_unmeasured_downlinks_limit_no_plan() -> None:
     """All three could get 60 MB/s if they could take it in."""
     fast = [
         facts("seed", 100 * MB),
@@ -64,7 +64,7 @@ def test_a_peer_that_only_receives_adds_no_uplink() -> None:
     assert bound_s(JOB, SEED, [facts("a", receive_only=True), facts("b", receive_only=True)]) == 200
 
 
-def test_an_owners_limit_counts_whatever_was_measured() -> None:
+def test_an_owners_limit_overrides_the_measured_rate() -> None:
     measured, unknown = facts("a", 40 * MB), facts("b", None)
     limited = [replace(one, uplink_limit=2 * MB) for one in (measured, unknown)]
     assert [one.uplink for one in fill_in([SEED, *limited])] == [10 * MB, 2 * MB, 2 * MB]
@@ -92,7 +92,7 @@ def test_a_start_up_counts_for_the_share_of_the_frames_that_have_it() -> None:
     assert predicted_s(JOB, peers, stripes) == pytest.approx(125 + 0.75 * 0.2 + 0.25 * 0.2)
 
 
-def test_with_an_uplink_of_zero_nothing_ever_ends() -> None:
+def test_a_plan_with_an_uplink_of_zero_never_ends() -> None:
     seed = facts("seed", 0.0)
     tree = Tree(SEED.peer, {PeerId("a"): SEED.peer})
     assert bound_s(JOB, seed, ABCD) == math.inf

@@ -14,7 +14,7 @@ def secret(one: PeerId, other: PeerId) -> bytes:
     return edge_secret(bytes(32), one, other)
 
 
-def test_both_ends_of_an_edge_are_told_the_same() -> None:
+def test_both_ends_of_an_edge_get_the_same_facts() -> None:
     plan = plan_chains(ONE, JOB, SEED, ABCD, 1)
     upper, lower = (edges_for(plan, PeerId(name), secret) for name in "ab")
     assert [peer.peer for peer in upper.peers] == ["b", "seed"]
@@ -39,7 +39,7 @@ def test_the_parent_dials_a_child_that_has_an_address_if_it_has_none_itself() ->
     assert told[PeerId("b")].address == Address("b", 1)
 
 
-def test_of_two_peers_that_are_each_others_parents_one_dials() -> None:
+def test_only_one_of_two_peers_that_are_each_others_parents_dials() -> None:
     plan = plan_chains(ONE, JOB, SEED, ABCD[:2], 2)
     dials = [edges_for(plan, PeerId(name), secret).peers for name in "ab"]
     assert [peer.dial for peers in dials for peer in peers if peer.peer in ("a", "b")] == [
@@ -48,7 +48,7 @@ def test_of_two_peers_that_are_each_others_parents_one_dials() -> None:
     ]
 
 
-def test_a_spare_stripe_is_told_as_one() -> None:
+def test_a_spare_stripe_is_marked_as_spare() -> None:
     """The root needs it to know which stripe takes what no other does."""
     plan = plan_auto(ONE, JOB, SEED, ABCD[:2])
     told = edges_for(plan, SEED.peer, secret).stripes
@@ -59,7 +59,7 @@ def test_a_spare_stripe_is_told_as_one() -> None:
     ]
 
 
-def test_a_source_is_told_of_the_newcomer_that_fetches_from_it() -> None:
+def test_a_source_learns_of_the_newcomer_that_fetches_from_it() -> None:
     plan = join(plan_star(ONE, JOB, SEED, ABCD[:2]), facts("e"), {PeerId("a"), PeerId("b")})
     source, newcomer = (edges_for(plan, PeerId(name), secret) for name in "ae")
     assert "e" in [peer.peer for peer in source.peers]

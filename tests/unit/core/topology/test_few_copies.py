@@ -23,7 +23,7 @@ def within(seconds: float) -> Plan:
     return plan
 
 
-def test_one_copy_is_sent_where_there_is_time_for_it() -> None:
+def test_one_copy_is_sent_if_there_is_time_for_it() -> None:
     plan = within(1000.0)
     assert seed_copies(plan) == pytest.approx(1.0)
     assert FASTEST.predicted_s < plan.predicted_s < 1000
@@ -56,7 +56,7 @@ def test_peers_that_cannot_be_dialled_go_below_those_that_can() -> None:
     assert seed_copies(few) == pytest.approx(1.0)
 
 
-def test_peers_that_pass_nothing_on_get_a_copy_each() -> None:
+def test_each_peer_that_passes_nothing_on_gets_its_own_copy() -> None:
     silent = [facts(name, receive_only=True) for name in "abc"]
     assert plan_at_most(ONE, JOB, SEED, silent, 2.75) is None
     assert seed_copies(plan_within(ONE, JOB, SEED, silent, 10_000.0)) == 3
@@ -75,7 +75,7 @@ def test_a_newcomer_and_a_repair_cost_the_seed_nothing_more() -> None:
     assert seed_copies(repair(plan, PeerId("new"))) == pytest.approx(1.0)
 
 
-def test_trees_stay_that_send_as_little_and_are_fast_enough() -> None:
+def test_trees_with_as_few_copies_stay_if_they_are_fast_enough() -> None:
     few, again = within(1000.0), PlanId(2)
     kept = plan_again(few, again, JOB, SEED, SLOW)
     assert kept is not None
@@ -86,7 +86,7 @@ def test_trees_stay_that_send_as_little_and_are_fast_enough() -> None:
     assert not is_worth_keeping(replace(FASTEST, peers=FASTEST.peers[:-1]), FASTEST, 1.0)
 
 
-def test_without_time_to_spare_trees_stay_only_if_the_seed_may_help_out_as_much() -> None:
+def test_trees_without_spare_time_stay_only_if_the_seed_may_send_as_many_copies() -> None:
     """As far as is known both take as long, but a relay may be slower than is known."""
     peers = [facts(name, 200 * MB, 200 * MB) for name in "abcd"]
     few = plan_at_most(ONE, JOB, SEED, peers, 1.0)
@@ -98,7 +98,7 @@ def test_without_time_to_spare_trees_stay_only_if_the_seed_may_help_out_as_much(
 
 
 @pytest.mark.parametrize("copies_max", [1.0, 1.5, 4.0, 7.9])
-def test_what_is_sent_straight_is_limited_by_the_copies(copies_max: float) -> None:
+def test_the_directly_sent_share_is_limited_by_the_number_of_copies(copies_max: float) -> None:
     """A frame for everybody costs as many copies as there are peers, and a relayed one costs one."""
     plan = plan_at_most(ONE, JOB, SEED, SLOW, copies_max)
     assert plan is not None

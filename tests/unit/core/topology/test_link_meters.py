@@ -3,7 +3,7 @@
 from echo2d.core.topology.link_meters import IDLE_S, LinkMeter
 
 
-def test_a_link_is_measured_while_it_flows() -> None:
+def test_a_link_is_measured_while_data_flow() -> None:
     meter = LinkMeter()
     for at in (10.0, 10.1, 10.3, 10.3 + IDLE_S, 20.0, 20.1):
         meter.count(100, at)

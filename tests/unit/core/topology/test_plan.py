@@ -29,7 +29,7 @@ def test_a_tree_is_walked_from_the_root() -> None:
     assert tree.children(PeerId("d")) == ()
 
 
-def test_what_each_peer_sends() -> None:
+def test_a_plan_says_how_many_copies_each_peer_sends() -> None:
     assert plan_chains(ONE, JOB, SEED, ABCD, 2).copies() == {
         "seed": 1.0,
         "a": 1.0,
@@ -47,20 +47,20 @@ def test_only_trees_that_measurements_shaped_depend_on_rates() -> None:
     assert plan_auto(ONE, JOB, SEED, [facts(f"p{number}") for number in range(60)]).depends_on_rates
 
 
-def test_how_much_may_be_sent_straight_depends_on_rates() -> None:
+def test_the_directly_sent_share_depends_on_rates() -> None:
     plan = plan_at_most(ONE, JOB, SEED, ABCD, 1.0)
     assert plan is not None
     assert plan.depends_on_rates
 
 
 @pytest.mark.parametrize("wrong", [-0.1, 1.1])
-def test_a_spare_share_is_a_share(wrong: float) -> None:
+def test_a_spare_share_lies_between_zero_and_one(wrong: float) -> None:
     plan = plan_star(ONE, JOB, SEED, ABCD)
     with pytest.raises(AssertionError):
         replace(plan, stripes=(replace(plan.stripes[0], spare=wrong),)).check()
 
 
-def test_weights_add_up_to_one() -> None:
+def test_weights_of_stripes_add_up_to_one() -> None:
     plan = plan_star(ONE, JOB, SEED, ABCD)
     with pytest.raises(AssertionError):
         replace(plan, stripes=(replace(plan.stripes[0], weight=0.9),)).check()

@@ -44,7 +44,7 @@ def test_small_differences_do_not_change_the_order_of_a_chain() -> None:
     assert order(plan_chains(ONE, JOB, SEED, measured, 1)) == "cab"
 
 
-def test_chains_are_rotated_so_that_everyone_sends_about_the_same() -> None:
+def test_chains_are_rotated_so_that_all_peers_send_about_the_same() -> None:
     plan = plan_chains(ONE, JOB, SEED, ABCD, 2)
     plan.check()
     assert [order(plan, stripe) for stripe in (0, 1)] == ["abcd", "cdab"]
@@ -148,14 +148,16 @@ def test_a_slow_uplink_in_a_large_swarm_carries_nothing() -> None:
     assert "p40" not in plan.copies()
 
 
-def test_a_seed_with_uplink_to_spare_sends_straight_too() -> None:
+def test_a_seed_with_spare_uplink_also_sends_directly() -> None:
     """The peers together send less than the seed alone could: only both together reach the bound."""
     plan = planned(50 * MB, [5 * MB] * 10, wire_bytes=400 << 20)
     assert plan.predicted_s < 1.1 * plan.bound_s
     assert plan.copies()[SEED.peer] > 4
 
 
-def test_in_a_large_swarm_the_seed_sends_to_the_first_peers_of_every_stripe_instead() -> None:
+def test_the_seed_of_a_large_swarm_sends_to_the_first_peers_of_every_stripe_and_not_to_all() -> (
+    None
+):
     """A frame to everybody would keep it from feeding the stripes for as long as a hundred others take."""
     plan = planned(125 * MB, mixed(100), wire_bytes=400 << 20)
     assert plan.predicted_s < 1.1 * plan.bound_s
@@ -163,7 +165,7 @@ def test_in_a_large_swarm_the_seed_sends_to_the_first_peers_of_every_stripe_inst
     assert all(len(stripe.tree.children(SEED.peer)) < 10 for stripe in plan.stripes)
 
 
-def test_in_a_large_swarm_peers_that_receive_slowly_are_leaves() -> None:
+def test_peers_of_a_large_swarm_that_receive_slowly_are_leaves() -> None:
     slow = facts("slow", 100 * MB, 1 * MB)
     plan = plan_auto(ONE, JOB, SEED, [*MANY, slow])
     assert slow.peer not in plan.copies()
@@ -179,14 +181,14 @@ def test_peers_that_only_receive_are_leaves_too() -> None:
 
 
 @pytest.mark.parametrize("hidden", ["bdfh", "abcd", "abcdefgh"])
-def test_half_of_the_peers_cannot_be_dialled(hidden: str) -> None:
+def test_a_plan_is_near_the_bound_if_half_of_the_peers_cannot_be_dialled(hidden: str) -> None:
     peers = [facts(name, open_=name not in hidden) for name in "abcdefgh"]
     plan = plan_auto(ONE, JOB, SEED, peers)
     plan.check()
     assert plan.predicted_s < (1.1 if len(hidden) == 4 else 8.1) * plan.bound_s
 
 
-def test_noise_does_not_change_who_carries() -> None:
+def test_noise_in_rates_does_not_change_which_peers_relay() -> None:
     """Links stay open between versions."""
     one = planned(12.5 * MB, [12.5 * MB] * 48)
     other = planned(12.5 * MB, [12.4 * MB, 12.6 * MB] * 24)
@@ -195,7 +197,7 @@ def test_noise_does_not_change_who_carries() -> None:
     ]
 
 
-def test_the_same_facts_give_the_same_plan() -> None:
+def test_the_same_facts_of_peers_give_the_same_plan() -> None:
     assert planned(50 * MB, mixed(31)) == planned(50 * MB, mixed(31))
 
 

@@ -18,7 +18,7 @@ def test_a_repair_moves_the_orphans_up_and_nothing_else() -> None:
     assert changed_peers(plan, mended) == {"a", "c"}
 
 
-def test_a_newcomer_hangs_on_where_there_is_uplink_to_spare() -> None:
+def test_a_newcomer_is_attached_to_peers_with_spare_uplink() -> None:
     plan = plan_chains(ONE, JOB, SEED, ABCD, 1)
     grown = join(plan, facts("e"))
     grown.check()
@@ -29,7 +29,7 @@ def test_a_newcomer_hangs_on_where_there_is_uplink_to_spare() -> None:
 
 
 @pytest.mark.parametrize("shape", ["star", "chain"])
-def test_a_newcomer_fetches_from_those_who_hold_everything_and_not_from_the_root(
+def test_a_newcomer_fetches_from_complete_peers_and_not_from_the_root(
     shape: str,
 ) -> None:
     plan = (
@@ -47,20 +47,20 @@ def test_a_newcomer_fetches_from_those_who_hold_everything_and_not_from_the_root
     assert repair(repair(grown, PeerId("a")), PeerId("f")).sources == {"e": ("b", "c", "d")}
 
 
-def test_holders_that_are_slower_than_the_plan_are_no_sources() -> None:
+def test_complete_peers_that_are_slower_than_the_plan_are_no_sources() -> None:
     peers = [facts("a", 0.1 * MB), facts("b"), facts("c", receive_only=True)]
     plan = plan_chains(ONE, JOB, SEED, peers, 1)
     assert join(plan, facts("e"), {PeerId("a"), PeerId("c")}).sources == {}
     assert join(plan, facts("e"), {one.peer for one in peers}).sources == {"e": ("b", "a")}
 
 
-def test_a_newcomer_has_so_many_sources_those_with_most_uplink_to_spare() -> None:
+def test_a_newcomer_has_a_limited_number_of_sources_with_the_most_spare_uplink() -> None:
     peers = [facts(f"p{number:02}", (10 + number) * MB) for number in range(2 * SOURCES_MAX)]
     plan = join(plan_chains(ONE, JOB, SEED, peers, 1), facts("e"), {one.peer for one in peers})
     assert plan.sources[PeerId("e")] == tuple(one.peer for one in reversed(peers[SOURCES_MAX:]))
 
 
-def test_orphans_do_not_hang_on_a_newcomer_though_it_has_most_to_spare() -> None:
+def test_orphans_are_not_attached_to_a_newcomer_even_if_it_has_the_most_spare_uplink() -> None:
     """It lacks what was sent before it came; likewise whoever was made a leaf."""
     plan = join(
         plan_auto(ONE, JOB, facts("seed", 40 * MB), [facts(name, 20 * MB) for name in "abcdef"]),
@@ -74,7 +74,7 @@ def test_orphans_do_not_hang_on_a_newcomer_though_it_has_most_to_spare() -> None
     assert repair(plan, PeerId("n")).joined == frozenset()
 
 
-def test_when_a_relay_of_many_is_lost_another_takes_its_place() -> None:
+def test_another_peer_replaces_a_lost_relay_of_many_children() -> None:
     """In a plan in which everybody relays: its own stripe gets a new relay, and the others lose a leaf."""
     plan = plan_auto(ONE, JOB, SEED, ABCD)
     mended = repair(plan, PeerId("b"))
@@ -91,7 +91,7 @@ def test_a_newcomer_is_a_leaf_of_every_stripe() -> None:
     assert "e" not in grown.copies()
 
 
-def test_a_leaf_that_cannot_send_takes_no_place_before_a_newcomer() -> None:
+def test_a_leaf_that_cannot_send_gets_no_place_above_a_newcomer() -> None:
     plan = plan_auto(ONE, JOB, SEED, [facts("a"), facts("m", receive_only=True)])
     mended = repair(join(plan, facts("n")), PeerId("a"))
     mended.check()
@@ -108,7 +108,7 @@ def test_peers_that_cannot_be_dialled_never_share_an_edge() -> None:
     assert plan.stripes[0].tree.parents == dict.fromkeys("xyz", "seed")
 
 
-def test_when_a_relay_is_lost_its_children_are_shared_out_and_the_seed_sends_no_more() -> None:
+def test_the_children_of_a_lost_relay_are_distributed_and_the_seed_sends_no_more() -> None:
     peers = [
         facts(name, uplink * MB)
         for name, uplink in zip("abcdef", (40, 20, 20, 10, 10, 10), strict=True)
@@ -122,13 +122,13 @@ def test_when_a_relay_is_lost_its_children_are_shared_out_and_the_seed_sends_no_
     assert all(after.get(peer, 0.0) - before.get(peer, 0.0) < 1.5 for peer in after)
 
 
-def test_a_peer_that_only_receives_takes_no_place_if_another_can() -> None:
+def test_a_peer_that_only_receives_replaces_no_relay_if_another_can() -> None:
     peers = [facts("a"), facts("m", receive_only=True), facts("b")]
     mended = repair(plan_chains(ONE, JOB, SEED, peers, 1), PeerId("a"))
     mended.check()
     assert mended.stripes[0].tree.children(PeerId("m")) == ()
 
 
-def test_a_newcomer_never_hangs_on_one_that_only_receives() -> None:
+def test_a_newcomer_is_never_attached_to_a_peer_that_only_receives() -> None:
     plan = plan_chains(ONE, JOB, SEED, [facts("m", 90 * MB, receive_only=True)], 1)
     assert join(plan, facts("e")).stripes[0].tree.parents[PeerId("e")] == "seed"

@@ -19,5 +19,5 @@ def test_every_registered_planner_plans_for_no_peers(shape: str) -> None:
     assert plan.root == SEED.peer
 
 
-def test_chains_are_the_stripes_of_a_chain() -> None:
+def test_the_shape_chain_has_a_stripe_for_each_chain() -> None:
     assert len(plan_shape("chain", ONE, JOB, SEED, ABCD, chains=2).stripes) == 2

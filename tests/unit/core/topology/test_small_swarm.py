@@ -44,27 +44,29 @@ def test_every_peer_that_can_send_relays_a_stripe() -> None:
 
 
 @pytest.mark.parametrize("uplinks", [(None,) * 4, (1.0, 1e3, 1e6, 1e9), (None, 5e6, 1e5, 2e8)])
-def test_trees_are_the_same_at_any_rate(uplinks: tuple[float | None, ...]) -> None:
+def test_trees_of_a_small_swarm_are_the_same_at_any_rates(
+    uplinks: tuple[float | None, ...],
+) -> None:
     peers = [replace(one, uplink=rate) for one, rate in zip(ABCD, uplinks, strict=True)]
     assert [stripe.tree for stripe in planned(peers).stripes] == [
         stripe.tree for stripe in planned(ABCD).stripes
     ]
 
 
-def test_frames_that_no_relay_can_take_go_straight_to_every_peer() -> None:
+def test_frames_that_no_relay_can_take_are_sent_directly_to_every_peer() -> None:
     *_, last = planned(ABCD, facts("seed", 100 * MB)).stripes
     assert last.tree.children(SEED.peer) == ("a", "b", "c", "d")
     assert last.spare == 1
     assert last.weight > 0.5
 
 
-def test_weights_foretell_what_each_relay_can_pass_on() -> None:
+def test_weights_predict_what_each_relay_can_pass_on() -> None:
     """The seed has 20 MB/s: relays pass 3 and 1 on to one child each, and 16 go to two."""
     plan = planned([facts("a", 3 * MB), facts("b", 1 * MB)], facts("seed", 20 * MB))
     assert [stripe.weight for stripe in plan.stripes] == pytest.approx([3 / 12, 1 / 12, 8 / 12])
 
 
-def test_a_seed_that_is_slower_than_its_relays_sends_nothing_straight() -> None:
+def test_a_seed_that_is_slower_than_its_relays_sends_nothing_directly() -> None:
     plan = planned([facts("a", 30 * MB), facts("b", 10 * MB)], facts("seed", 4 * MB))
     assert [stripe.weight for stripe in plan.stripes] == pytest.approx([0.75, 0.25, 0.0])
 
@@ -76,12 +78,12 @@ def test_a_slow_uplink_carries_as_little_as_it_can() -> None:
 
 
 @pytest.mark.parametrize(("uplink", "receive_only"), [(10.0 * MB, True), (0.0, False)])
-def test_where_no_peer_can_send_the_plan_is_a_star(uplink: float, receive_only: bool) -> None:
+def test_the_plan_is_a_star_if_no_peer_can_send(uplink: float, receive_only: bool) -> None:
     plan = planned([facts(name, uplink, receive_only=receive_only) for name in "abcd"])
     assert (plan.shape, len(plan.stripes)) == ("star", 1)
 
 
-def test_one_peer_alone_has_no_other_one_to_relay_to() -> None:
+def test_a_plan_for_a_single_peer_is_a_star() -> None:
     plan = planned(ABCD[:1])
     assert (plan.shape, len(plan.stripes)) == ("star", 1)
 
@@ -93,7 +95,7 @@ def test_a_peer_that_cannot_send_relays_nothing(uplink: float, receive_only: boo
     assert not any(stripe.tree.children(PeerId("m")) for stripe in plan.stripes)
 
 
-def test_a_seed_with_no_uplink_is_planned_for_too() -> None:
+def test_a_plan_exists_for_a_seed_without_uplink() -> None:
     """Its rate may come from a measurement that went wrong."""
     assert relays(ordinary(planned(ABCD, facts("seed", 0.0)))) == ["a", "b", "c", "d"]
 
@@ -101,7 +103,7 @@ def test_a_seed_with_no_uplink_is_planned_for_too() -> None:
 # --- peers that cannot be dialled
 
 
-def test_one_relay_that_cannot_be_dialled_is_like_the_others() -> None:
+def test_one_relay_that_cannot_be_dialled_is_treated_like_the_others() -> None:
     """It can dial everybody else."""
     plan = planned([*ABCD, facts("x", open_=False)])
     assert relays(ordinary(plan)) == ["a", "b", "c", "d", "x"]
@@ -121,7 +123,7 @@ def test_peers_reach_each_other_through_the_uplink_behind_nat() -> None:
     }
 
 
-def test_the_third_serves_only_the_peers_that_the_relay_cannot_reach() -> None:
+def test_the_third_peer_serves_only_peers_that_the_relay_cannot_reach() -> None:
     plan = planned([facts("a"), facts("b"), *(facts(name, open_=False) for name in "xyz")])
     for stripe in ordinary(plan):
         (relay,) = stripe.tree.children(plan.root)
@@ -140,12 +142,12 @@ def test_a_hidden_relay_has_a_spare_stripe_in_which_the_seed_serves_the_others()
     assert all(set(tree.children(SEED.peer)) == set("xyz") for tree in halves)
 
 
-def test_where_no_peer_can_be_dialled_the_seed_serves_all() -> None:
+def test_the_seed_serves_all_peers_if_none_can_be_dialled() -> None:
     plan = planned([facts(name, open_=False) for name in "wxyz"])
     assert (plan.shape, len(plan.stripes)) == ("star", 1)
 
 
-def test_a_silent_peer_behind_nat_counts_as_one_to_reach() -> None:
+def test_a_silent_peer_behind_nat_counts_as_a_peer_to_reach() -> None:
     """The only relay behind NAT cannot reach it, so it needs a third as well."""
     plan = planned(
         [facts("a"), facts("x", open_=False), facts("m", open_=False, receive_only=True)]
@@ -154,14 +156,14 @@ def test_a_silent_peer_behind_nat_counts_as_one_to_reach() -> None:
 
 
 @pytest.mark.parametrize("hidden", [0, 1, 2, 10, 20, 30, 39, 40])
-def test_there_are_never_too_many_stripes(hidden: int) -> None:
+def test_the_number_of_stripes_is_limited(hidden: int) -> None:
     peers = [facts(f"p{number:02}", open_=number >= hidden) for number in range(SMALL_SWARM)]
     plan = planned(peers)
     assert len(plan.stripes) <= STRIPES_MAX
     assert hidden == SMALL_SWARM or len(plan.stripes) > SMALL_SWARM
 
 
-def test_where_stripes_are_short_the_thirds_are_used_alike() -> None:
+def test_third_peers_are_used_alike_if_stripes_are_short() -> None:
     peers = [facts(f"p{number:02}", open_=number >= 12) for number in range(24)]
     used = Counter(third for _, third in thirds(planned(peers)))
     assert len(used) == 12
@@ -171,7 +173,7 @@ def test_where_stripes_are_short_the_thirds_are_used_alike() -> None:
 # --- from one version to the next
 
 
-def test_a_plan_is_made_again_at_no_cost() -> None:
+def test_a_plan_for_unchanged_peers_is_not_made_again() -> None:
     assert plan_again(planned(ABCD), ONE, JOB, SEED, ABCD) is None
 
 
@@ -181,7 +183,7 @@ def test_the_same_links_stay_open_whichever_peer_is_named_first() -> None:
     assert one.shares.keys() == other.shares.keys()
 
 
-def test_above_a_small_swarm_few_carry_each_stripe() -> None:
+def test_few_peers_relay_each_stripe_above_a_small_swarm() -> None:
     peers = [facts(f"p{number:02}") for number in range(SMALL_SWARM + 1)]
     assert len(planned(peers[:-1]).stripes) == SMALL_SWARM + 1
     assert len(planned(peers).stripes) <= 16

@@ -92,7 +92,7 @@ class Uplink:
 
 @pytest.mark.parametrize("rate", [0.5 * MB, 10 * MB, 200 * MB])
 @pytest.mark.parametrize("queue_s", [0.015, 0.04])
-def test_a_rate_is_found_within_seconds_and_little_is_sent_again(
+def test_the_rate_of_an_uplink_is_found_within_seconds_and_little_is_sent_again(
     rate: float, queue_s: float
 ) -> None:
     uplink = Uplink(rate, queue_s)
@@ -105,7 +105,7 @@ def test_a_rate_is_found_within_seconds_and_little_is_sent_again(
     assert then.goodput > 0.98
 
 
-def test_without_a_pace_a_fifth_would_be_sent_again() -> None:
+def test_a_fifth_of_the_bytes_would_be_sent_again_without_a_pace() -> None:
     """What the pace is for."""
     uplink = Uplink(10 * MB)
     for _ in range(1000):
@@ -134,7 +134,7 @@ def test_long_round_trips_without_loss_slow_nothing() -> None:
     assert uplink.pace.bytes_per_s is None
 
 
-def test_a_line_that_loses_much_and_is_full_is_used_as_well_as_before() -> None:
+def test_a_full_uplink_with_much_loss_is_used_as_well_as_without_a_pace() -> None:
     uplink = Uplink(10 * MB, noise=0.05)
     uplink.run(3.0)
     assert uplink.run(20.0).goodput > 0.9
@@ -171,7 +171,7 @@ def test_a_rate_that_is_not_used_does_not_grow() -> None:
     assert uplink.pace.bytes_per_s == pytest.approx(10 * MB, rel=0.1)
 
 
-def test_a_connection_that_disappears_with_what_it_did_changes_nothing() -> None:
+def test_a_connection_that_disappears_with_its_counters_changes_no_rate() -> None:
     """The sums of what all connections did become smaller."""
     uplink = Uplink(10 * MB)
     for _ in range(10):
@@ -186,7 +186,7 @@ def test_a_connection_that_disappears_with_what_it_did_changes_nothing() -> None
     assert then.wasted < 0.01
 
 
-def test_an_interruption_leaves_a_rate_to_go_on_with() -> None:
+def test_an_interruption_leaves_a_usable_rate() -> None:
     """Nothing is acknowledged for seconds, but messages are sent again."""
     pace = UplinkPace()
     for look in range(30):
@@ -215,7 +215,7 @@ def test_a_pause_allows_no_more_than_a_burst() -> None:
     assert allowance.wait_s(now=100.0 + 2 * BURST_S) == 0
 
 
-def test_over_any_time_no_more_is_sent_than_is_allowed() -> None:
+def test_no_more_is_sent_than_allowed_over_any_time() -> None:
     rng, rate, now, sent = random.Random(1), 1e6, 5.0, 0.0
     allowance = TokenBucket(rate, now=now)
     largest = 256 << 10
@@ -229,27 +229,27 @@ def test_over_any_time_no_more_is_sent_than_is_allowed() -> None:
     assert sent > 0.99 * rate * 60.0
 
 
-def test_without_a_rate_nothing_waits() -> None:
+def test_no_frame_waits_without_a_rate() -> None:
     allowance = TokenBucket(None, now=0.0)
     allowance.spend(10**12, now=0.0)
     assert allowance.wait_s(now=0.0) == 0
 
 
-def test_a_rate_holds_from_when_it_is_set() -> None:
+def test_a_rate_is_effective_from_the_time_when_it_is_set() -> None:
     allowance = TokenBucket(None, now=0.0)
     allowance.change(1e6, now=10.0)
     allowance.spend(round(1e6 / HEADERS), now=10.0)
     assert allowance.wait_s(now=10.0) == pytest.approx(1.0, abs=1e-5)
 
 
-def test_what_was_overspent_is_paid_at_the_new_rate() -> None:
+def test_overspent_bytes_are_paid_at_the_new_rate() -> None:
     allowance = TokenBucket(1e6, now=0.0)
     allowance.spend(round((1 + BURST_S) * 1e6 / HEADERS), now=0.0)
     allowance.change(4e6, now=0.5)
     assert allowance.wait_s(now=0.5) == pytest.approx(0.5 / 4, abs=1e-5)
 
 
-def test_without_a_rate_any_more_nothing_is_left_to_pay() -> None:
+def test_overspent_bytes_are_forgiven_once_there_is_no_rate() -> None:
     allowance = TokenBucket(1e6, now=0.0)
     allowance.spend(10**9, now=0.0)
     allowance.change(None, now=1.0)

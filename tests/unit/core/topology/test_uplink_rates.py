@@ -56,7 +56,7 @@ def known(*found: tuple[PeerId, float], held_up: bool = True) -> Rates:
 # --- what one version shows
 
 
-def test_nothing_is_known_of_a_peer_that_never_sent() -> None:
+def test_the_uplink_of_a_peer_that_never_sent_is_unknown() -> None:
     rates = Rates()
     assert rates.uplink(A) is None
     assert rates.to_plan_with([A]) == {}
@@ -70,7 +70,7 @@ def test_an_uplink_is_what_all_receivers_got_in_its_busy_time() -> None:
     assert rates.uplink(A) == 375
 
 
-def test_reports_of_a_link_add_up() -> None:
+def test_reports_about_one_link_add_up() -> None:
     rates = Rates()
     rates.begin(RELAYING)
     for payload_bytes, seconds in ((1000, 1.0), (3000, 3.0)):
@@ -86,17 +86,17 @@ def test_the_root_sends_each_relay_what_it_can_pass_on_and_all_of_it_counts() ->
 
 
 @pytest.mark.parametrize("busy_s", [0.0, 0.9 * HELD_UP * SECONDS])
-def test_of_a_peer_that_was_seldom_busy_a_lower_bound_is_known(busy_s: float) -> None:
+def test_a_seldom_busy_peer_has_only_a_lower_bound(busy_s: float) -> None:
     rates = Rates()
     assert version(rates, A, {B: 100.0}, busy_s=busy_s) == (PeerRate(A, 100.0, held_up=False),)
 
 
-def test_a_short_busy_time_shows_buffers_and_no_rate() -> None:
+def test_a_short_busy_time_measures_buffers_and_no_rate() -> None:
     (found,) = version(Rates(), A, {B: 100.0}, busy_s=0.9 * BUSY_S, seconds=0.9 * BUSY_S)
     assert not found.held_up
 
 
-def test_a_transfer_out_of_buffers_shows_nothing() -> None:
+def test_a_transfer_out_of_buffers_measures_nothing() -> None:
     assert version(Rates(), A, {B: 100.0}, seconds=SAMPLE_S_MIN) == ()
 
 
@@ -104,7 +104,7 @@ def test_links_that_are_not_in_the_plan_do_not_count() -> None:
     assert version(Rates(), B, {C: 10.0**9}) == ()
 
 
-def test_before_a_plan_and_after_its_end_nothing_counts() -> None:
+def test_reports_before_a_plan_and_after_its_end_do_not_count() -> None:
     rates = Rates()
     rates.received(A, B, 1000, SECONDS)
     rates.busy(A, SECONDS)
@@ -124,13 +124,13 @@ def test_one_of_three_receivers_cannot_move_the_rate_of_a_relay(lie: float) -> N
     assert rates.uplink(A) == 300
 
 
-def test_no_receiver_got_more_than_the_form() -> None:
+def test_no_receiver_counts_with_more_bytes_than_the_form() -> None:
     rates = Rates()
     version(rates, A, {B: 10.0 * JOB.wire_bytes})
     assert rates.uplink(A) == JOB.wire_bytes / SECONDS
 
 
-def test_a_sender_that_says_it_was_hardly_busy_has_no_higher_rate_than_its_receivers_saw() -> None:
+def test_a_sender_that_claims_little_busy_time_gets_no_higher_rate_than_its_receivers_saw() -> None:
     rates = Rates()
     version(rates, A, {B: 100.0}, busy_s=0.001)
     assert rates.uplink(A) == 100
@@ -155,7 +155,7 @@ def test_a_rate_is_averaged_with_the_one_before() -> None:
 
 
 @pytest.mark.parametrize(("sample", "times"), [(1e6, JUMP_MAX), (2.0, 1 / JUMP_MAX)])
-def test_one_version_counts_for_no_more_than_a_jump(sample: float, times: float) -> None:
+def test_one_version_changes_a_rate_by_a_limited_factor(sample: float, times: float) -> None:
     rates = known((A, 1000.0))
     version(rates, A, {B: sample})
     assert rates.uplink(A) == pytest.approx(1000.0 * times**0.5)
@@ -181,7 +181,7 @@ def test_a_lower_bound_never_lowers_a_rate(before: float, then: float) -> None:
     assert rates.uplink(A) == then
 
 
-def test_only_changed_rates_are_told() -> None:
+def test_only_changed_rates_are_reported() -> None:
     rates = known((A, 100.0))
     assert version(rates, A, {B: 80.0}, busy_s=0.0) == ()
 
@@ -189,7 +189,7 @@ def test_only_changed_rates_are_told() -> None:
 # --- what is planned with
 
 
-def test_a_peer_that_is_nearly_like_the_others_is_planned_like_them() -> None:
+def test_a_peer_that_is_nearly_like_the_others_counts_as_equal_in_plans() -> None:
     """Of peers that are alike chance would make a plan of many links."""
     rates = known((A, 100.0), (B, 100.0 / ALIKE), (C, 100.0 * ALIKE), (D, 60.0), (S, 130.0))
     assert rates.to_plan_with([S, A, B, C, D]) == {A: 100, B: 100, C: 100, D: 60, S: 130}
@@ -206,7 +206,7 @@ def test_a_lower_bound_counts_as_the_usual_rate() -> None:
     assert rates.to_plan_with([A, D]) == {A: 100, D: 500}
 
 
-def test_the_number_of_peers_is_bounded_and_the_oldest_sample_goes(
+def test_the_number_of_peers_is_limited_and_the_oldest_sample_is_dropped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "_PEERS_MAX", 2)

@@ -25,7 +25,7 @@ def changed(share: float, *, by: Sequence[int] = (-1, 1)) -> bytes:
     return words.tobytes()
 
 
-def test_an_unchanged_chunk_is_same() -> None:
+def test_an_unchanged_chunk_has_the_mode_same() -> None:
     encoded = encode_chunk(WORDS, bytearray(WORDS))
     assert (encoded.mode, encoded.payload) == (ChunkMode.SAME, b"")
     assert decode_chunk(ChunkMode.SAME, b"", len(WORDS), memoryview(WORDS)) == WORDS
@@ -43,7 +43,7 @@ def test_an_unchanged_chunk_is_same() -> None:
         (1.0, ChunkMode.DENSE, 0.085),
     ],
 )
-def test_a_changed_chunk_takes_what_its_changes_take(
+def test_the_size_of_a_changed_chunk_follows_its_changes(
     share: float, mode: ChunkMode, most: float
 ) -> None:
     new = changed(share)
@@ -55,7 +55,7 @@ def test_a_changed_chunk_takes_what_its_changes_take(
     )
 
 
-def test_one_odd_byte_is_sparse() -> None:
+def test_a_chunk_with_one_changed_byte_has_the_mode_sparse() -> None:
     encoded = encode_chunk(WORDS + b"a", WORDS + b"b")
     assert (encoded.mode, len(encoded.payload)) == (ChunkMode.SPARSE, 17)
     assert (
@@ -64,14 +64,14 @@ def test_one_odd_byte_is_sparse() -> None:
     )
 
 
-def test_weights_are_full() -> None:
+def test_weights_without_a_base_have_the_mode_full() -> None:
     encoded = encode_chunk(memoryview(WORDS), RNG.bytes(len(WORDS)))
     assert encoded.mode == ChunkMode.FULL
     assert len(encoded.payload) < 0.72 * len(WORDS)
     assert decode_chunk(encoded.mode, bytearray(encoded.payload), len(WORDS)) == WORDS
 
 
-def test_noise_is_raw() -> None:
+def test_a_chunk_of_noise_has_the_mode_raw() -> None:
     noise = RNG.bytes(10_001)
     for base in (None, RNG.bytes(10_001), RNG.bytes(9)):
         encoded = encode_chunk(noise, base)
@@ -79,7 +79,7 @@ def test_noise_is_raw() -> None:
     assert decode_chunk(encoded.mode, encoded.payload, len(noise)) == noise
 
 
-def test_float32_comes_back() -> None:
+def test_float32_weights_round_trip() -> None:
     """Its low halves change wherever anything does; the high ones seldom."""
     base = RNG.standard_normal(1 << 14).astype(np.float32)
     new = base * np.float32(1 + 1e-5)
@@ -88,7 +88,7 @@ def test_float32_comes_back() -> None:
     assert decode_chunk(encoded.mode, encoded.payload, new.nbytes, base.tobytes()) == new.tobytes()
 
 
-def test_a_base_of_another_length_is_never_same() -> None:
+def test_a_chunk_with_a_base_of_another_length_never_has_the_mode_same() -> None:
     assert encode_chunk(WORDS, WORDS + b"\0").mode == ChunkMode.FULL
 
 

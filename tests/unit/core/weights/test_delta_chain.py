@@ -27,7 +27,7 @@ def chain_of(contents: list[bytes]) -> list[tuple[ChunkRecord, bytes]]:
     return [encode_record(CHUNK, new, base) for base, new in pairwise(contents)]
 
 
-def test_a_composed_record_is_the_one_that_the_base_would_give() -> None:
+def test_a_composed_record_equals_the_one_made_from_the_base() -> None:
     contents = versions(5, 6, 0xFFFF, 9)
     record, payload = compose_record(
         CHUNK, chain_of(contents), len(contents[0]), lambda: b"not read"
@@ -37,7 +37,7 @@ def test_a_composed_record_is_the_one_that_the_base_would_give() -> None:
     assert decode_record(record, payload, len(contents[0]), contents[0]) == contents[-1]
 
 
-def test_from_a_chunk_in_full_on_no_base_is_needed() -> None:
+def test_a_chain_that_begins_with_a_full_chunk_needs_no_base() -> None:
     contents = versions(5, 6, 7)
     chain = [encode_record(CHUNK, contents[1]), *chain_of(contents)[1:]]
     record, payload = compose_record(CHUNK, chain, len(contents[0]), lambda: b"not read")
@@ -45,7 +45,7 @@ def test_from_a_chunk_in_full_on_no_base_is_needed() -> None:
     assert record.base == NO_BASE
 
 
-def test_a_chunk_that_is_larger_as_a_delta_goes_by_itself() -> None:
+def test_a_chunk_that_is_larger_as_a_delta_is_sent_in_full() -> None:
     """Each of two changes half of the words by anything; together that is all of them."""
     rng = random.Random(1)
     first = rng.randbytes(4000)

@@ -17,7 +17,7 @@ def payload(high: bytes, low: bytes) -> bytes:
     return len(high).to_bytes(4, "little") + high + low
 
 
-def test_the_layout_is_fixed() -> None:
+def test_the_layout_of_the_exponent_plane_is_fixed() -> None:
     """0x8001 rotates to 0x0003, 0x3f80 (1.0) to 0x7f00; an odd last byte stands at the end."""
     data = decode_full(payload(compress(b"\x00\x7f"), b"\x03\x00\xab"), 5)
     assert bytes(data) == b"\x01\x80\x80\x3f\xab"
@@ -38,6 +38,6 @@ def test_the_layout_is_fixed() -> None:
     ],
     ids=count(),
 )
-def test_wrong_payloads_are_refused(wrong: bytes) -> None:
+def test_wrong_payloads_of_the_mode_full_are_refused(wrong: bytes) -> None:
     with pytest.raises(IntegrityFault):
         decode_full(wrong, 8)

@@ -51,13 +51,13 @@ LAYOUT = b"".join(
 )
 
 
-def test_the_layout_is_fixed() -> None:
+def test_the_layout_of_a_split_delta_is_fixed() -> None:
     assert split(bytes(NEW) + b"a", BASE + b"b") == LAYOUT + b"a"
     assert decode_split(LAYOUT + b"a", BASE + b"b") == bytes(NEW) + b"a"
 
 
 @pytest.mark.parametrize("size", [0, 1, 63, 64, 65, 127, 128, 129, 1000, 70_000])
-def test_chunks_of_all_lengths(size: int) -> None:
+def test_chunks_of_all_lengths_round_trip(size: int) -> None:
     rng = np.random.default_rng(size)
     base = rng.integers(0, 1 << 16, size, np.uint16)
     new = base.copy()
@@ -70,7 +70,7 @@ def test_chunks_of_all_lengths(size: int) -> None:
     assert chunk == new.tobytes()
 
 
-def test_the_widest_gap() -> None:
+def test_the_widest_gap_between_changes_round_trips() -> None:
     base = bytes(2 * (1 << 20))
     new = base[:-2] + b"\1\0"
     payload = split(new, base)
@@ -89,7 +89,7 @@ def weights(share_of_small: float) -> tuple[bytes, bytes]:
     return new.tobytes(), base.tobytes()
 
 
-def test_the_encoder_takes_it_if_it_is_smaller(codec: str) -> None:
+def test_the_encoder_chooses_a_split_delta_if_it_is_smaller(codec: str) -> None:
     new, base = weights(0.05)
     sent, kept = encode_twice(new, base)
     assert sent == encode_chunk(new, base)
@@ -147,7 +147,7 @@ def changed(at: int, by: bytes) -> bytes:
     ],
     ids=count(),
 )
-def test_wrong_payloads_are_refused(wrong: bytes) -> None:
+def test_wrong_payloads_of_a_split_delta_are_refused(wrong: bytes) -> None:
     with pytest.raises(IntegrityFault):
         decode_split(wrong, BASE)
 
@@ -157,7 +157,7 @@ def with_size(low_bits: bytes) -> bytes:
     return LAYOUT[:69] + b"\x0f" + LAYOUT[70:72] + low_bits + bytes([0b10000101, 0b110])
 
 
-def test_the_largest_difference() -> None:
+def test_the_largest_difference_round_trips() -> None:
     new = bytearray(NEW)
     new[16:18] = words(SMALL + 0x8000)
     assert decode_split(with_size(b"\xfe\x7f"), BASE) == new
@@ -165,7 +165,7 @@ def test_the_largest_difference() -> None:
         decode_split(with_size(b"\xff\x7f"), BASE)
 
 
-def test_the_most_changes() -> None:
+def test_the_largest_number_of_changes_round_trips() -> None:
     base = words(*[SMALL] * 20)
     for most in (3, 4):
         new = words(*[SMALL + 1] * most, *[SMALL] * (20 - most))

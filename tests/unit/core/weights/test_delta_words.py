@@ -82,7 +82,7 @@ def test_the_dense_layout_is_fixed() -> None:
 @pytest.mark.parametrize(
     "by", [1, 2, 127, 128, 129, 0x7FFF, 0x8000, 0x8001, 0xFF80, 0xFFFE, 0xFFFF]
 )
-def test_every_word_comes_back(by: int) -> None:
+def test_every_difference_of_words_round_trips(by: int) -> None:
     """NaNs, infinities, both zeros, signs; densely and sparsely."""
     base = np.arange(1 << 16, dtype="<u2")
     for third in range(3):
@@ -149,7 +149,7 @@ def test_wrong_sparse_payloads_are_refused(wrong: bytes) -> None:
     tracemalloc.stop()
 
 
-def test_the_last_word_can_be_reached() -> None:
+def test_the_last_word_of_a_chunk_can_be_changed() -> None:
     assert decode_sparse(payload(b"\xff" * 3 + bytes([234]), ONE, b"", b""), BASE) == added(
         [999], [1]
     )
@@ -176,7 +176,7 @@ def test_wrong_dense_payloads_are_refused(wrong: bytes) -> None:
 
 
 @pytest.mark.parametrize("share", [0.01, 0.14, 0.3, 1.0])
-def test_memory_is_a_small_multiple_of_the_chunk(share: float) -> None:
+def test_decoding_takes_a_small_multiple_of_the_chunk_in_memory(share: float) -> None:
     rng = np.random.default_rng(0)
     base = rng.integers(0, 1 << 16, 1 << 19, dtype=np.uint16)
     new = base + rng.integers(-3, 4, base.size).astype(np.uint16) * (rng.random(base.size) < share)

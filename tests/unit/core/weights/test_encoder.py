@@ -70,7 +70,7 @@ def test_a_full_table_closes_a_segment() -> None:
     assert len(first.table.records) + len(last.table.records) == count
 
 
-def test_frames_carry_the_encoded_chunks() -> None:
+def test_frames_contain_the_encoded_chunks() -> None:
     contents = {"a.json": b"{}" * 70_000, "b.txt": b"hello"}
     form = build_form(facts(), contents)
     (segment,) = form.segments

@@ -60,7 +60,7 @@ TABLE = SegmentTable(
 )
 
 
-def test_a_form_id_depends_on_every_fact_but_the_frame_size() -> None:
+def test_a_form_id_depends_on_every_fact_except_the_frame_size() -> None:
     full = facts()
     others = [
         replace(full, run_id=RunId("other")),
@@ -88,12 +88,12 @@ def test_a_form_id_depends_on_every_fact_but_the_frame_size() -> None:
         {"frame_bytes": FRAME_BYTES_MAX + 1},
     ],
 )
-def test_impossible_facts(change: dict[str, object]) -> None:
+def test_impossible_facts_are_refused(change: dict[str, object]) -> None:
     with pytest.raises(IntegrityFault):
         replace(facts(), **change)  # type: ignore[arg-type]
 
 
-def test_facts_survive_encoding() -> None:
+def test_facts_of_a_form_round_trip() -> None:
     for each in (facts(), facts("delta")):
         assert FormFacts.decode(each.encode()) == each
 
@@ -122,7 +122,7 @@ def test_a_wrong_base_is_noticed() -> None:
         decode_record(made, payload, 4)
 
 
-def test_a_table_survives_encoding() -> None:
+def test_a_table_round_trips() -> None:
     first = SegmentTable(SegmentId(0), (record(0, 5),), frames(1), FILES)
     for table in (TABLE, first):
         assert SegmentTable.decode(table.encode()) == table
@@ -144,7 +144,7 @@ def test_frames_do_not_cross_chunks() -> None:
 
 
 @pytest.mark.parametrize("count", [3, 5])
-def test_a_table_with_too_few_or_too_many_frames(count: int) -> None:
+def test_a_table_with_too_few_or_too_many_frames_is_refused(count: int) -> None:
     with pytest.raises(IntegrityFault, match="frames"):
         frame_layout(replace(TABLE, frames=frames(count)), 65_536)
 
@@ -169,7 +169,7 @@ def test_a_table_with_too_few_or_too_many_frames(count: int) -> None:
         {"segment": SegmentId(0), "files": (FileEntry("evil.py", 5, 0),)},
     ],
 )
-def test_impossible_tables(change: dict[str, object]) -> None:
+def test_impossible_tables_are_refused(change: dict[str, object]) -> None:
     with pytest.raises(IntegrityFault):
         replace(TABLE, **change)  # type: ignore[arg-type]
 

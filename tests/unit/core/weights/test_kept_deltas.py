@@ -24,6 +24,8 @@ def delta(base: int, made: int, wire_bytes: int = 10) -> KeptDelta:
         ([delta(1, 2)], 1, None),  # it stands there already
     ],
 )
-def test_the_shortest_chain(kept: list[KeptDelta], made: int, places: list[int] | None) -> None:
+def test_the_shortest_chain_of_kept_deltas_is_found(
+    kept: list[KeptDelta], made: int, places: list[int] | None
+) -> None:
     chain = shortest_chain(kept, version_digest(1), version_digest(made))
     assert chain == (None if places is None else tuple(kept[place] for place in places))

@@ -43,7 +43,7 @@ MANIFEST = Manifest((CONFIG, WEIGHTS), digests(4))
         "chat_template.jinja",
     ],
 )
-def test_allowed_names(path: str) -> None:
+def test_allowed_names_are_accepted(path: str) -> None:
     check_path(path)
 
 
@@ -55,7 +55,7 @@ def test_allowed_names(path: str) -> None:
         "a\\b.json", "a\0.json", "x" * 129 + ".json", "a.JSON",
     ],
 )  # fmt: skip
-def test_forbidden_names(path: str) -> None:
+def test_forbidden_names_are_refused(path: str) -> None:
     with pytest.raises(IntegrityFault, match="forbidden"):
         check_path(path)
 
@@ -77,12 +77,12 @@ def test_forbidden_names(path: str) -> None:
         tuple(FileEntry(f"{index:05d}.json", 1, 0) for index in range(SNAPSHOT_FILES_MAX + 1)),
     ],
 )
-def test_impossible_files(files: tuple[FileEntry, ...]) -> None:
+def test_impossible_files_are_refused(files: tuple[FileEntry, ...]) -> None:
     with pytest.raises(IntegrityFault):
         check_files(files)
 
 
-def test_the_chunk_grid() -> None:
+def test_files_are_cut_into_the_chunk_grid() -> None:
     assert chunk_layout((CONFIG, WEIGHTS)) == (
         Chunk("config.json", 0, 10),
         Chunk("model.safetensors", 0, 108),
@@ -106,7 +106,7 @@ def test_the_worst_snapshot_stays_within_the_chunk_limit() -> None:
     assert len(chunk_layout(largest)) <= CHUNKS_MAX
 
 
-def test_the_digest_names_names_sizes_and_bytes() -> None:
+def test_the_snapshot_digest_covers_names_sizes_and_bytes() -> None:
     others = [
         Manifest((replace(CONFIG, path="konfig.json"), WEIGHTS), digests(4)),
         Manifest((replace(CONFIG, size=11), WEIGHTS), digests(4)),
@@ -117,7 +117,7 @@ def test_the_digest_names_names_sizes_and_bytes() -> None:
     assert MANIFEST.digest == Manifest((CONFIG, WEIGHTS), digests(4)).digest
 
 
-def test_a_manifest_survives_encoding() -> None:
+def test_a_manifest_round_trips() -> None:
     assert Manifest.decode(MANIFEST.encode()) == MANIFEST
     assert MANIFEST.full_bytes == 10 + 2 * CHUNK_BYTES + 108
 
@@ -134,7 +134,7 @@ def test_a_damaged_manifest_is_refused(data: bytes) -> None:
         Manifest.decode(data)
 
 
-def test_joined_digests_split() -> None:
+def test_joined_digests_can_be_split_again() -> None:
     assert split_digests(b"".join(digests(3))) == digests(3)
     with pytest.raises(IntegrityFault):
         split_digests(bytes(33))

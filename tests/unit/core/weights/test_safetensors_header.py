@@ -32,7 +32,7 @@ def check(header: bytes, data_bytes: int) -> None:
     check_header(header, size)
 
 
-def test_what_the_library_writes_is_right() -> None:
+def test_a_header_that_the_library_writes_is_accepted() -> None:
     file = save(
         {
             "b": np.zeros((3, 5), np.float32),
@@ -44,7 +44,7 @@ def test_what_the_library_writes_is_right() -> None:
     check_header(file[:length], len(file))
 
 
-def test_a_right_header() -> None:
+def test_a_right_header_is_accepted() -> None:
     check(header_of({"__metadata__": {"format": "pt"}, "y": tensor(4, 10), "x": tensor(0, 4)}), 10)
     check(header_of({}), 0)
     check(header_of({"x": tensor(0, 3, [6], "F4")}), 3)
@@ -62,7 +62,7 @@ def test_a_right_header() -> None:
         (b"\xff" * 8, 1 << 40),
     ],
 )
-def test_impossible_lengths(prefix: bytes, file_size: int) -> None:
+def test_impossible_lengths_of_a_header_are_refused(prefix: bytes, file_size: int) -> None:
     with pytest.raises(IntegrityFault, match="header"):
         header_bytes(prefix, file_size)
 
@@ -100,6 +100,6 @@ def test_impossible_lengths(prefix: bytes, file_size: int) -> None:
         ({}, "describes 0 data bytes"),
     ],
 )  # fmt: skip
-def test_lying_headers(tensors: object, complaint: str) -> None:
+def test_false_headers_are_refused(tensors: object, complaint: str) -> None:
     with pytest.raises(IntegrityFault, match=complaint):
         check(header_of(tensors), 2)

@@ -28,7 +28,7 @@ TOTALS = FormTotals(100, 200, digest_of(b"snapshot"))
 ROOT = Root(facts(), SegmentId(3), tuple(digests(2)), running_digest(digests(5)), None)
 
 
-def test_a_root_survives_encoding() -> None:
+def test_a_root_round_trips() -> None:
     for root in (
         ROOT,
         replace(ROOT, totals=TOTALS),
@@ -39,7 +39,7 @@ def test_a_root_survives_encoding() -> None:
     assert ROOT.segment_count == 5
 
 
-def test_the_largest_root_fits() -> None:
+def test_the_largest_root_is_within_its_limit_of_bytes() -> None:
     largest_facts = FormFacts(
         RunId("r" * RUN_ID_CHARS_MAX), Epoch(INT_MAX), Version(INT_MAX), PublishSeq(INT_MAX), "delta", BASE_DIGEST,
         FRAME_BYTES_MAX,
@@ -60,12 +60,12 @@ def test_the_largest_root_fits() -> None:
         {"first_segment": SegmentId(0), "segments": ()},
     ],
 )
-def test_impossible_roots(change: dict[str, object]) -> None:
+def test_impossible_roots_are_refused(change: dict[str, object]) -> None:
     with pytest.raises(IntegrityFault):
         replace(ROOT, **change)  # type: ignore[arg-type]
 
 
-def test_impossible_totals() -> None:
+def test_impossible_totals_are_refused() -> None:
     with pytest.raises(IntegrityFault):
         FormTotals(1, 1, Digest(b"short"))
 

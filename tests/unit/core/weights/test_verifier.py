@@ -31,7 +31,7 @@ def test_the_fixture_has_a_segment_per_file() -> None:
     assert len(FORM.segments) == len(FORM.roots) == 6
 
 
-def test_roots_and_tables_in_order() -> None:
+def test_roots_and_tables_in_order_complete_the_index() -> None:
     index = FormIndex(FORM.roots[0])
     for root, segment in zip(FORM.roots, FORM.segments, strict=True):
         index.accept_root(root)
@@ -80,7 +80,7 @@ def test_a_false_page_is_dropped_and_a_true_one_works_afterwards() -> None:
     assert index.missing_segment() is None
 
 
-def test_a_root_is_taken_even_if_it_shows_that_a_page_was_false() -> None:
+def test_a_root_is_accepted_even_if_it_shows_that_a_page_was_false() -> None:
     index = FormIndex(FORM.roots[3])
     index.accept_page(SegmentId(0), [FORM.digests[0], digest_of(b"lie")])
     index.accept_root(FORM.roots[2])
@@ -103,7 +103,7 @@ def test_a_page_may_not_contradict_a_signed_digest_nor_be_endless() -> None:
     index.check()
 
 
-def test_roots_may_skip_repeat_and_come_late() -> None:
+def test_roots_may_be_skipped_repeated_and_late() -> None:
     index = FormIndex(FORM.roots[3])
     for position in (3, 5, 0, 5, 1, 2, 4):
         index.accept_root(FORM.roots[position])
@@ -158,7 +158,7 @@ def test_a_last_root_may_not_be_short() -> None:
         index.accept_root(replace(FORM.roots[1], totals=LAST.totals))
 
 
-def test_tables_in_any_order() -> None:
+def test_tables_are_accepted_in_any_order() -> None:
     index = FormIndex(LAST)
     index.accept_page(SegmentId(0), FORM.digests)
     for position in (4, 2, 5, 0, 1, 3):
@@ -169,7 +169,7 @@ def test_tables_in_any_order() -> None:
     assert index.manifest().digest == FORM.manifest.digest
 
 
-def test_where_chunks_go() -> None:
+def test_the_index_says_where_each_chunk_belongs() -> None:
     index = FormIndex(LAST)
     index.accept_page(SegmentId(0), FORM.digests)
     assert (index.files, index.chunk(ChunkId(0))) == ((), None)
@@ -231,7 +231,7 @@ def table(segment: int, *records: ChunkRecord) -> SegmentTable:
         [replace(table(0, record(0, 100)), frames=())],
     ],
 )
-def test_signed_tables_that_cannot_be(tables: list[SegmentTable]) -> None:
+def test_impossible_tables_are_refused_even_if_signed(tables: list[SegmentTable]) -> None:
     ordered = sorted(tables, key=lambda each: each.segment)
     digests = tuple(each.digest for each in ordered)
     index = FormIndex(Root(facts(), SegmentId(0), digests, running_digest(digests), None))
@@ -242,7 +242,7 @@ def test_signed_tables_that_cannot_be(tables: list[SegmentTable]) -> None:
     index.check()
 
 
-def test_a_table_of_another_segment() -> None:
+def test_a_table_of_another_segment_is_refused() -> None:
     wrong = table(1, record(1, 50))
     index = FormIndex(
         Root(facts(), SegmentId(0), (wrong.digest,), running_digest([wrong.digest]), None)
@@ -254,7 +254,7 @@ def test_a_table_of_another_segment() -> None:
 @pytest.mark.parametrize(
     "change", [{"wire_bytes": 1}, {"full_bytes": 1}, {"snapshot": digest_of(b"other")}]
 )
-def test_totals_that_do_not_add_up(change: dict[str, object]) -> None:
+def test_totals_that_do_not_add_up_are_refused(change: dict[str, object]) -> None:
     assert LAST.totals is not None
     index = FormIndex(replace(LAST, totals=replace(LAST.totals, **change)))  # type: ignore[arg-type]
     index.accept_page(SegmentId(0), FORM.digests)
@@ -263,7 +263,7 @@ def test_totals_that_do_not_add_up(change: dict[str, object]) -> None:
         index.manifest()
 
 
-def test_too_few_chunks_make_no_manifest() -> None:
+def test_a_form_with_too_few_chunks_gives_no_manifest() -> None:
     short = table(0, record(0, 100))
     totals = FormTotals(100, 100, digest_of(b""))
     index = FormIndex(

@@ -63,13 +63,13 @@ class Pool:
 FAST = Box("a", 48), Box("b", 48)
 
 
-def test_workers_alike_hold_all_that_they_offer() -> None:
+def test_equal_workers_hold_as_many_samples_as_they_offer_slots() -> None:
     pool = Pool(*FAST)
     pool.play(10.0)
     assert [pool.holds(name) for name in "ab"] == [48, 48]
 
 
-def test_an_honest_slow_box_with_many_slots_holds_its_share() -> None:
+def test_an_honest_slow_worker_with_many_slots_holds_its_share() -> None:
     pool = Pool(*FAST, Box("slow", 1024, most=30.0))
     pool.play(20.0)
     assert pool.holds("slow") <= 4
@@ -88,7 +88,7 @@ def test_a_worker_that_delivers_nothing_is_on_trial(slots: int) -> None:
     assert pool.deliveries.slow() == ["hold"]
 
 
-def test_the_keys_of_one_token_are_on_trial_together() -> None:
+def test_all_workers_of_one_token_are_on_trial_together() -> None:
     pool = Pool(*FAST)
     pool.play(20.0)
     pool.join(*(Box(f"key{number}", 4096, speed=0.0, token="evil") for number in range(20)))
@@ -130,7 +130,7 @@ def test_a_lone_worker_holds_what_it_offers_whatever_it_delivers() -> None:
     assert pool.holds("a") == 64
 
 
-def test_a_pause_for_a_version_is_no_workers_fault() -> None:
+def test_a_pause_for_a_version_counts_against_no_worker() -> None:
     pool = Pool(*FAST)
     pool.play(30.0)
     before = pool.deliveries.rate(PeerId("a"))

@@ -25,14 +25,14 @@ def written(tokens: int) -> Partial:
     [(1, 6, 5, True), (1, 6, 6, False), (2, 4, 2, True), (3, 4, 2, False)],
     ids=["room", "no token is left", "a last turn", "too many turns"],
 )
-def test_another_turn_needs_a_turn_and_a_token(
+def test_another_turn_needs_a_remaining_turn_and_a_remaining_token(
     turn: int, tokens: int, given: int, *, room: bool
 ) -> None:
     answer = pack_tokens([2] * given)
     assert has_room(RULES, TASK, PROMPT, turn, written(tokens), answer) is room
 
 
-def test_a_branch_has_the_context_for_itself() -> None:
+def test_a_branch_has_the_whole_context_for_itself() -> None:
     """A branch follows the prompt anew: the turns before it are not in the model's context."""
     rules = replace(RULES, context_max=11)
     turns = rules, TASK, PROMPT, 1, written(6), pack_tokens([2])

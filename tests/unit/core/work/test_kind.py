@@ -210,7 +210,7 @@ def test_a_lease_that_is_over_gives_its_open_samples_back(
     assert [sample for each in again for sample in each.samples] == [0, 2]
 
 
-def test_a_worker_that_comes_back_goes_on_with_a_lease_of_any_kind() -> None:
+def test_a_returning_worker_continues_a_lease_of_any_kind() -> None:
     world, sessions, one, _ = session_world()
     key = key_of_session(one)
     world.handle(PeerDisconnected(one.session, "gone"))
@@ -218,7 +218,7 @@ def test_a_worker_that_comes_back_goes_on_with_a_lease_of_any_kind() -> None:
     assert (key in one.leases, sessions.lost_by) == (True, [])
 
 
-def test_a_worker_has_no_say_about_a_lease_of_another_one() -> None:
+def test_no_worker_can_change_a_lease_of_another_worker() -> None:
     world, sessions, one, other = session_world()
     key = key_of_session(one)
     world.say(other, LeaseProgress(*key, ()))
@@ -229,7 +229,7 @@ def test_a_worker_has_no_say_about_a_lease_of_another_one() -> None:
     assert (sessions.lost_by, sessions.written) == ([], {})
 
 
-def test_a_version_that_no_worker_serves_is_waited_for() -> None:
+def test_a_sample_waits_for_a_version_that_no_worker_serves_yet() -> None:
     world, _ = world_of(4)
     sessions = Sessions.of(world, 5)
     world.say(world.peers["w0"], Heartbeat(0, 0, 0, 0))

@@ -26,7 +26,7 @@ def start(leases: LeaseTable, *, now: float = 0.0, ended: Lease | None = None) -
     return lease
 
 
-def test_ids_carry_the_tag_and_attempts_count() -> None:
+def test_lease_ids_carry_the_tag_and_attempts_are_counted() -> None:
     leases = LeaseTable(5, silence_s=15.0)
     first = start(leases)
     assert (first.key.lease, first.key.attempt) == (5 << TAG_SHIFT, 0)
@@ -38,7 +38,7 @@ def test_ids_carry_the_tag_and_attempts_count() -> None:
     assert not leases.given(LeaseId(first.key.lease + 1))
 
 
-def test_load_follows_answers() -> None:
+def test_the_load_of_a_worker_falls_with_its_answers() -> None:
     leases = LeaseTable(1, silence_s=15.0)
     lease = start(leases)
     assert leases.load(WORKER) == 3
@@ -85,14 +85,14 @@ def told(sample: int, start: int, end: int, *, tokens: int | None = None) -> Sam
     ],
     ids=["new", "more", "again", "again and more", "another", "too many", "claimed", "unknown"],
 )
-def test_only_tokens_that_were_never_told_are_new(
+def test_only_tokens_that_were_never_reported_count_as_new(
     said: list[SampleDelta], grows: list[int]
 ) -> None:
     lease = start(LeaseTable(1, silence_s=15.0))
     assert [lease.grows([delta]) for delta in said] == grows
 
 
-def test_a_worker_that_reports_without_tokens_is_idle_and_a_silent_one_is_silent() -> None:
+def test_a_worker_that_reports_without_tokens_is_idle_and_not_silent() -> None:
     leases = LeaseTable(1, silence_s=15.0)
     lease = start(leases)
     leases.renew(lease, tokens=False, now=10.0)
@@ -100,7 +100,7 @@ def test_a_worker_that_reports_without_tokens_is_idle_and_a_silent_one_is_silent
     assert lease.idle_s(25.0) == 0.0
 
 
-def test_an_attempt_from_before_a_restart_runs_on_under_its_name() -> None:
+def test_an_attempt_from_before_a_restart_continues_under_its_id() -> None:
     given = start(LeaseTable(1, silence_s=15.0)).given
     leases = LeaseTable(2, silence_s=15.0)
     lease = leases.resume(given, [1, 2], room=8, now=50.0)
@@ -121,7 +121,7 @@ def a_partial(tokens: int) -> Partial:
     return Partial(pack_tokens([3] * tokens), pack_logprobs([0.0] * tokens))
 
 
-def test_outputs_are_gathered_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outputs_of_a_lease_are_collected_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leases_module, "GATHERED_BYTES_MAX", 8 * 10)
     leases = LeaseTable(1, silence_s=15.0)
     one, two = start(leases), start(leases)

@@ -105,7 +105,7 @@ class Fleet(MemoryRun):
         self.call(lambda number: CommitAsked(number, epoch, step, digest, 0.2, ()))
 
 
-def test_a_fast_newcomer_of_many_slots_has_all_that_it_can_do_within_a_minute() -> None:
+def test_a_fast_newcomer_with_many_slots_has_full_work_within_a_minute() -> None:
     """90 % of what it writes later; R is as large as its slots."""
     rules = with_room(RULES, 2 * TOKENS)
     fleet = Fleet(

@@ -73,7 +73,7 @@ class Fleet:
         return [FreeSlots(name, slots, -free) for *_, free, name, slots in sorted(ranked)]
 
 
-def test_the_newest_publish_and_the_most_room_come_first() -> None:
+def test_workers_with_the_newest_publish_and_the_most_room_rank_first() -> None:
     fleet = Fleet()
     for name, version, load in (("a", 2, 0), ("b", 0, 3), ("c", 0, 1), ("d", 1, 0), ("e", 0, 4)):
         fleet.put(worker(name, serving=version_key(version)), load)
@@ -82,7 +82,7 @@ def test_the_newest_publish_and_the_most_room_come_first() -> None:
     assert (fleet.choose(0).free, fleet.choose(0).slots, fleet.ranking.slots) == (12, 20, 20)
 
 
-def test_the_fastest_come_first_and_a_slow_one_gets_what_is_left() -> None:
+def test_the_fastest_workers_rank_first_and_a_slow_one_gets_the_rest() -> None:
     fleet = Fleet()
     for name, load, allowed, rank in (("slow", 0, 4, 2), ("fast", 2, 4, -1), ("bound", 0, 1, 0)):
         fleet.put(worker(name, serving=version_key(0)), load, allowed=allowed, rank=rank)
@@ -155,7 +155,9 @@ def choice_of(sizes: list[tuple[int, int]]) -> WorkerChoice:
         ([], {}),
     ],
 )
-def test_place(sizes: list[tuple[int, int]], parts: dict[str, int]) -> None:
+def test_samples_are_placed_together_if_a_worker_has_room(
+    sizes: list[tuple[int, int]], parts: dict[str, int]
+) -> None:
     placed = choice_of(sizes).place(range(4))
     assert [sample for _, samples in placed for sample in samples] == list(
         range(sum(parts.values()))

@@ -36,7 +36,7 @@ def judged(
     )
 
 
-def test_a_result_follows_what_its_sample_had() -> None:
+def test_a_result_is_appended_to_the_samples_earlier_tokens() -> None:
     base = judged(result(3, 1))
     assert not isinstance(base, str)
     more = judged(result(4, 1), base[0])
@@ -58,7 +58,7 @@ def test_a_result_without_its_end_token_is_a_fault() -> None:
     ],
     ids=["the task's limit", "the run's context", "a context that only the worker knows"],
 )
-def test_a_result_that_no_end_token_ends_says_which_limit_did(
+def test_a_result_without_an_end_token_names_the_limit_that_ended_it(
     finish: Finish, context: int | None, tokens: int, said: Finish
 ) -> None:
     rules = replace(RULES, context_max=context)
@@ -67,6 +67,6 @@ def test_a_result_that_no_end_token_ends_says_which_limit_did(
     assert found[1] == said
 
 
-def test_a_version_that_the_worker_did_not_serve_is_a_fault() -> None:
+def test_a_result_of_a_version_that_the_worker_did_not_serve_is_a_fault() -> None:
     message = replace(result(3, 1), spans=(VersionSpan(0, 2, *version_key(1)),))
     assert isinstance(judged(message), str)

@@ -127,7 +127,7 @@ def test_the_kind_with_the_smallest_priority_is_served_first() -> None:
     assert (len(run.granted), len(urgent.granted)) == (1, 1)
 
 
-def test_a_kind_that_cannot_be_placed_does_not_hold_up_the_others() -> None:
+def test_a_kind_that_cannot_be_placed_does_not_delay_the_others() -> None:
     run, newer = Queue(0, one(), group(2, oldest=2)), Queue(1, one(2), one(2))
     any_version = Queue(2, one(1), one())
     Fleet({"a": (2, 0)}, run, newer, any_version).fill()
@@ -135,7 +135,7 @@ def test_a_kind_that_cannot_be_placed_does_not_hold_up_the_others() -> None:
     assert (any_version.granted, any_version.waiting) == ([("a", (0,))], [one(1)])
 
 
-def test_a_sample_goes_to_the_newest_version_then_to_the_most_free_slots() -> None:
+def test_a_sample_goes_first_to_the_newest_version_and_then_to_the_most_free_slots() -> None:
     run = Queue(0, one(), one(), one(1), one(1))
     Fleet({"old": (9, 0), "new": (1, 2), "small": (1, 1), "large": (2, 1)}, run).fill()
     assert [worker for worker, _ in run.granted] == ["new", "large", "large", "small"]
@@ -147,21 +147,21 @@ def test_a_sample_goes_to_its_preferred_worker_if_that_may_write_it() -> None:
     assert [worker for worker, _ in run.granted] == ["old", "new", "new"]
 
 
-def test_a_preferred_worker_of_a_version_that_is_too_new_is_passed_over() -> None:
+def test_a_preferred_worker_with_a_version_that_is_too_new_is_skipped() -> None:
     exact = PendingSamples((0,), Version(1), PeerId("new"), newest=Version(1))
     run = Queue(0, exact, exact)
     Fleet({"old": (9, 0), "right": (1, 1), "new": (9, 2)}, run).fill()
     assert (run.granted, run.waiting) == ([("right", (0,))], [exact])
 
 
-def test_a_worker_that_does_not_suit_a_sample_is_passed_over() -> None:
+def test_a_worker_that_does_not_suit_a_sample_is_skipped() -> None:
     suits = PendingSamples((0,), Version(0), PeerId("a"), lambda worker: worker != "a")
     run = Queue(0, suits, suits)
     Fleet({"a": (9, 2), "b": (1, 0)}, run).fill()
     assert (run.granted, run.waiting) == ([("b", (0,))], [suits])
 
 
-def test_slots_that_another_kind_holds_are_not_there_for_the_run() -> None:
+def test_slots_that_another_kind_holds_are_not_free_for_the_run() -> None:
     run, other = Queue(0, group(4), priority=1), Queue(1, one())
     fleet = Fleet({"a": (3, 0)}, run, other)
     fleet.fill()
@@ -196,7 +196,7 @@ class Timed(Fleet):
             self.scheduler.check()
 
 
-def test_what_a_slow_worker_holds_goes_on_elsewhere_once_slots_there_are_free() -> None:
+def test_samples_of_a_slow_worker_move_once_a_faster_worker_has_free_slots() -> None:
     run = Queue(0, *[one(preferred=name) for name in ("slow", "a", "b")], room=1000)
     fleet = Timed(run, a=1, b=1, slow=64)
     fleet.fill()
@@ -209,7 +209,7 @@ def test_what_a_slow_worker_holds_goes_on_elsewhere_once_slots_there_are_free() 
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_samples_that_a_fast_worker_leaves_alone_go_on_elsewhere(again: bool) -> None:
+def test_samples_that_a_fast_worker_neglects_move_to_another(again: bool) -> None:
     """Once may be an accident; then what it wrote before still says how fast it is."""
     run = Queue(0, *[one(preferred=name) for name in ("a", "a", "b")], room=1000)
     fleet = Timed(run, a=2, b=2)
@@ -228,7 +228,7 @@ def test_samples_that_a_fast_worker_leaves_alone_go_on_elsewhere(again: bool) ->
     assert (fleet.scheduler.deliveries.bounds(PeerId("a")) == (1, RANK_SLOW)) == again
 
 
-def test_a_refit_of_usual_length_is_no_standing_still() -> None:
+def test_a_refit_of_usual_length_does_not_count_as_a_standstill() -> None:
     run = Queue(0, *[one(preferred=name) for name in ("a", "b")], room=1000)
     fleet = Timed(run, a=2, b=2)
     for name in ("a", "b"):

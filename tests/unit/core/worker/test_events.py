@@ -1,4 +1,4 @@
-"""The worker's machine takes every event of its parts, and every action of its parts is one of its own."""
+"""The worker's machine takes every event of its parts, and performs or sends every action of its parts."""
 
 from typing import get_args
 
@@ -11,12 +11,12 @@ def names(union: object) -> set[str]:
     return {cls.__name__ for cls in get_args(union)}
 
 
-def test_the_events_of_all_parts_come_in() -> None:
+def test_the_machine_takes_every_event_of_its_parts() -> None:
     assert names(worker_events.VersionEvent) <= names(worker_state.WorkerEvent)
     assert names(relay_events.RelayEvent) <= names(worker_state.WorkerEvent)
 
 
-def test_the_actions_of_all_parts_go_out_or_become_messages() -> None:
+def test_every_action_of_a_part_is_performed_or_becomes_a_message() -> None:
     became_messages = {"ReportEdgeBroken", "Accuse", "FormArrived", "FrameGone"}
     assert names(worker_events.LeaseAction) | names(worker_events.VersionAction) <= names(
         worker_state.WorkerAction

@@ -145,7 +145,7 @@ def test_a_lease_larger_than_all_slots_runs_alone(leases: WorkerLeases) -> None:
     leases.check()
 
 
-def test_progress_tells_new_tokens_every_two_seconds(leases: WorkerLeases) -> None:
+def test_new_tokens_are_reported_every_two_seconds(leases: WorkerLeases) -> None:
     leases.granted(a_lease(), V1, now=0.0)
     leases.progressed(output(3), LABELS, now=0.5)
     assert leases.report(now=1.0) == []
@@ -248,7 +248,7 @@ def test_a_lease_that_waits_for_a_refit_that_never_ends_falls_silent(leases: Wor
     assert ENGINE_STALL_S - PROGRESS_S <= last - 1.0 <= ENGINE_STALL_S
 
 
-def test_a_lease_of_a_refit_in_doubt_fails(leases: WorkerLeases) -> None:
+def test_a_lease_fails_if_its_refit_is_in_doubt(leases: WorkerLeases) -> None:
     leases.granted(a_lease(samples=(0,)), V1, now=0.0)
     leases.progressed(output(1, label="2-b", finish="stop"), LABELS, now=0.0)
     assert leases.doubted(V2, now=0.0) == [
@@ -283,7 +283,7 @@ def test_progress_names_confirmed_versions_only(leases: WorkerLeases) -> None:
 
 
 @pytest.mark.parametrize("end", ["stop", "engine fault", "stall"])
-def test_results_of_a_lease_are_told_before_it_is_given_back(
+def test_results_of_a_lease_are_reported_before_it_is_given_back(
     leases: WorkerLeases, end: str
 ) -> None:
     leases.granted(a_lease(), V1, now=0.0)
@@ -303,7 +303,7 @@ def test_results_of_a_lease_are_told_before_it_is_given_back(
     ]
 
 
-def test_of_a_revoked_version_nothing_is_told(leases: WorkerLeases) -> None:
+def test_no_token_of_a_revoked_version_is_reported(leases: WorkerLeases) -> None:
     leases.confirmed(V2, now=0.0)
     leases.granted(a_lease(), V1, now=0.0)
     leases.progressed(output(2), LABELS, now=0.0)
@@ -311,7 +311,7 @@ def test_of_a_revoked_version_nothing_is_told(leases: WorkerLeases) -> None:
     assert told(leases.revoked([V2], now=1.0)) == [0, 1]
 
 
-def test_a_new_connection_hears_everything_again(leases: WorkerLeases) -> None:
+def test_every_unanswered_message_is_sent_again_over_a_new_connection(leases: WorkerLeases) -> None:
     leases.granted(a_lease(1), V1, now=0.0)
     leases.granted(a_lease(2), V1, now=0.0)
     leases.progressed(output(3), LABELS, now=0.0)
@@ -352,7 +352,7 @@ def test_late_events_of_ended_leases_are_ignored(leases: WorkerLeases) -> None:
     assert leases.granted(a_lease(), V1, now=0.0) == [], "a repeat"
 
 
-def test_everything_is_bounded(leases: WorkerLeases) -> None:
+def test_the_books_of_leases_are_limited(leases: WorkerLeases) -> None:
     for number in range(WORKER_LEASES_MAX):
         leases.granted(a_lease(number), V1, now=0.0)
     [failed] = sent(leases.granted(a_lease(WORKER_LEASES_MAX), V1, now=0.0), LeaseFailed)

@@ -20,7 +20,7 @@ def receiving(done: int, total: int | None = 16_100 * MB, version: int = 0) -> S
     return Stage("receiving", Version(version), done, total)
 
 
-def test_progress_says_how_much_how_fast_and_how_long_yet() -> None:
+def test_progress_shows_the_bytes_the_rate_and_the_remaining_time() -> None:
     meter = ProgressMeter()
     assert meter.update(receiving(0), 0.0).words() == "0.0/16.1 GB"
     assert meter.update(receiving(480 * MB), 10.0).words() == "0.5/16.1 GB 48 MB/s eta 5:25"
@@ -56,7 +56,7 @@ def test_the_time_before_the_first_frame_does_not_count() -> None:
     assert meter.update(receiving(48 * MB), 6.0).rate == 48 * MB
 
 
-def test_frames_that_were_lost_again_make_no_negative_rate() -> None:
+def test_frames_that_are_lost_again_give_no_negative_rate() -> None:
     meter = ProgressMeter()
     meter.update(receiving(10 * MB), 0.0)
     assert meter.update(receiving(9 * MB), 1.0).rate is None
@@ -73,13 +73,13 @@ def lines(meter: ProgressMeter, stages: list[Stage], *, serving: bool) -> list[i
     return found
 
 
-def test_the_first_version_is_told_every_ten_seconds() -> None:
+def test_the_first_version_is_reported_every_ten_seconds() -> None:
     stages = [*[receiving(1)] * 25, *[Stage("loading", Version(0))] * 12, *[Stage("")] * 30]
     assert lines(ProgressMeter(), stages, serving=False) == [10, 20, 35]
     assert LINE_S == 10.0
 
 
-def test_a_worker_that_serves_says_little() -> None:
+def test_a_worker_that_serves_a_version_reports_little() -> None:
     deltas = [receiving(1, version=second // 40) for second in range(400)]
     assert lines(ProgressMeter(), deltas, serving=True) == []
     slow = [receiving(1)] * 200
@@ -87,7 +87,7 @@ def test_a_worker_that_serves_says_little() -> None:
     assert LINE_SERVING_S == 60.0
 
 
-def test_other_stages_say_their_share_and_how_long_they_last() -> None:
+def test_other_stages_show_their_share_and_their_duration() -> None:
     meter = ProgressMeter()
     meter.update(Stage("applying", Version(0), 0, 2000), 0.0)
     assert meter.update(Stage("applying", Version(0), 500, 2000), 7.0).words() == "25%, 0:07"
@@ -107,9 +107,9 @@ def test_other_stages_say_their_share_and_how_long_they_last() -> None:
         (0, 275_000_000, "0/275 MB"),
     ],
 )
-def test_amounts(count: int, of: int | None, text: str) -> None:
+def test_amounts_are_shown_in_suitable_units(count: int, of: int | None, text: str) -> None:
     assert amount(count, of) == text
 
 
-def test_clock() -> None:
+def test_a_duration_is_shown_as_a_clock() -> None:
     assert [clock(each) for each in (0, 59.4, 271, 3599.6)] == ["0:00", "0:59", "4:31", "1:00:00"]

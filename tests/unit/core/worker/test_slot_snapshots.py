@@ -21,7 +21,7 @@ def both_slots() -> SlotSnapshots:
     return snapshots
 
 
-def test_the_spare_slot_is_written_and_the_other_one_stays() -> None:
+def test_the_spare_slot_is_written_and_the_current_one_stays() -> None:
     snapshots = both_slots()
     assert (snapshots.current, snapshots.path(OLD)) == (NEW, "a")
     snapshots.lose_spare()
@@ -50,7 +50,7 @@ def test_a_snapshot_in_no_slot_is_not_published_and_an_older_publish_changes_not
         )
     )
 )
-def test_whatever_happens_only_what_is_in_a_slot_is_published(
+def test_only_a_snapshot_in_a_slot_is_published_after_any_events(
     events: list[tuple[str, VersionKey, str]],
 ) -> None:
     snapshots = SlotSnapshots([])

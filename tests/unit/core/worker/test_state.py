@@ -141,7 +141,7 @@ def a_plan(form: FormId) -> PlanEdges:
     )
 
 
-def test_a_lease_is_taken_for_the_version_served(machine: Machine) -> None:
+def test_a_lease_is_accepted_for_the_served_version(machine: Machine) -> None:
     assert machine.said(CoordinatorSaid(LEASE)) == [
         LeaseFailed(LeaseId(1), 1, "no version is served")
     ]
@@ -157,7 +157,7 @@ def test_a_lease_is_taken_for_the_version_served(machine: Machine) -> None:
 HELD = replace(LEASE, hold_s=30.0)
 
 
-def test_a_newer_version_waits_for_a_lease_that_this_one_alone_may_write(
+def test_a_newer_version_waits_for_a_lease_that_only_the_served_version_may_write(
     machine: Machine,
 ) -> None:
     machine.serve(0)
@@ -173,7 +173,7 @@ def test_a_newer_version_waits_for_a_lease_that_this_one_alone_may_write(
     assert refit.version == 1
 
 
-def test_between_two_turns_it_waits_for_the_next_lease(machine: Machine) -> None:
+def test_a_newer_version_waits_between_two_turns_for_the_next_lease(machine: Machine) -> None:
     """A turn's result is answered once the next turn is leased; all of them together wait for `hold_s`."""
     machine.serve(0)
     machine.on(CoordinatorSaid(HELD))
@@ -223,7 +223,7 @@ def test_a_lease_for_another_version_alone_is_refused(machine: Machine) -> None:
     ]
 
 
-def test_no_such_lease_is_taken_while_a_newer_version_is_loaded(machine: Machine) -> None:
+def test_no_lease_for_one_version_is_accepted_while_a_newer_one_is_loaded(machine: Machine) -> None:
     """The engines may serve it any moment; the coordinator does not know of it yet."""
     machine.serve(0)
     root = a_root(1)
@@ -235,7 +235,7 @@ def test_no_such_lease_is_taken_while_a_newer_version_is_loaded(machine: Machine
     assert machine.on(CoordinatorSaid(LEASE)) == [StartGeneration(LEASE)]
 
 
-def test_such_a_lease_fails_at_the_first_token_of_another_version(machine: Machine) -> None:
+def test_a_lease_for_one_version_fails_at_the_first_token_of_another(machine: Machine) -> None:
     machine.serve(0)
     machine.on(CoordinatorSaid(HELD))
     root = a_root(1)
@@ -246,7 +246,7 @@ def test_such_a_lease_fails_at_the_first_token_of_another_version(machine: Machi
     assert "0 alone may write" in failed.reason
 
 
-def test_exclusive_engines_write_on_for_such_a_lease(machine: Machine) -> None:
+def test_exclusive_engines_keep_writing_for_a_lease_for_one_version(machine: Machine) -> None:
     machine.on(ControlUp(replace(WELCOME, exclusive=True)))
     machine.serve(0)
     machine.on(CoordinatorSaid(HELD))
@@ -268,7 +268,7 @@ def test_cancelled_and_failed_leases_end(machine: Machine) -> None:
     ]
 
 
-def test_nothing_is_said_while_the_control_link_is_down(machine: Machine) -> None:
+def test_no_message_is_sent_while_the_control_link_is_down(machine: Machine) -> None:
     machine.serve(0)
     machine.on(CoordinatorSaid(LEASE), ControlDown())
     assert machine.said(a_token(finish=True)) == []
@@ -283,7 +283,7 @@ def test_nothing_is_said_while_the_control_link_is_down(machine: Machine) -> Non
     assert [type(message) for message in machine.said(ControlUp(kept))] == [SampleFinished]
 
 
-def test_a_version_served_after_the_hello_is_told_with_the_welcome() -> None:
+def test_a_version_served_after_the_hello_is_reported_with_the_welcome() -> None:
     """The hello said that nothing is served, and nothing can be said before the welcome."""
     machine = Machine()
     assert (
@@ -355,7 +355,7 @@ def test_a_form_arrives_through_the_relay_and_is_applied(machine: Machine) -> No
     assert VersionVerified(root.form, *_of(0)) in machine.said(a_snapshot(root))
 
 
-def test_a_relay_peer_says_verified_when_all_frames_are_there() -> None:
+def test_a_relay_peer_reports_a_version_verified_when_it_holds_all_frames() -> None:
     machine, root = Machine(slots=0), a_root(0)
     machine.on(ControlUp(WELCOME), RootVerified(root), CoordinatorSaid(a_plan(root.form)))
     machine.on(
@@ -366,7 +366,7 @@ def test_a_relay_peer_says_verified_when_all_frames_are_there() -> None:
     assert said == [VersionVerified(root.form, *_of(0))]
 
 
-def test_a_bad_frame_is_accused(machine: Machine) -> None:
+def test_the_sender_of_a_bad_frame_is_accused(machine: Machine) -> None:
     root = a_root(0)
     machine.on(RootVerified(root), CoordinatorSaid(a_plan(root.form)), relay_events.LinkUp(PARENT))
     said = machine.said(relay_events.FrameRejected(PARENT, 2, root.form, FrameId(0)))
@@ -381,7 +381,7 @@ def test_a_form_that_cannot_be_kept_is_forgotten_by_the_relay(machine: Machine) 
     assert relay_events.ForgetPeer(PARENT) in actions
 
 
-def test_a_form_that_gave_way_to_another_is_not_waited_for(machine: Machine) -> None:
+def test_a_worker_does_not_wait_for_a_form_that_was_replaced(machine: Machine) -> None:
     """Its apply would be cancelled at once, and begun again, for ever."""
     root = a_root(2)
     assert machine.on(RootVerified(root), CoordinatorSaid(a_plan(root.form)))
@@ -391,7 +391,7 @@ def test_a_form_that_gave_way_to_another_is_not_waited_for(machine: Machine) -> 
     )
 
 
-def test_in_exclusive_mode_engines_stand_still_while_a_version_comes() -> None:
+def test_engines_in_exclusive_mode_stop_while_a_version_arrives() -> None:
     machine = Machine()
     machine.on(ControlUp(replace(WELCOME, exclusive=True)))
     machine.serve(0)
@@ -438,7 +438,7 @@ def test_a_refit_says_how_long_engines_were_held_for_it() -> None:
         CoordinatorSaid(ForgetForm(a_root(1).form)),
     ],
 )
-def test_engines_go_on_when_the_version_does_not_come(end: WorkerEvent) -> None:
+def test_engines_go_on_if_the_version_does_not_arrive(end: WorkerEvent) -> None:
     machine, root = Machine(), a_root(1)
     machine.on(ControlUp(replace(WELCOME, exclusive=True)))
     machine.serve(0)
@@ -449,12 +449,12 @@ def test_engines_go_on_when_the_version_does_not_come(end: WorkerEvent) -> None:
     assert machine.state.running == 1
 
 
-def test_answers_of_others_are_scored_as_ordered(machine: Machine) -> None:
+def test_answers_of_other_workers_are_scored_as_ordered(machine: Machine) -> None:
     order = ScoreAnswers(3, Version(0), Digest(bytes(32)), "", "torch", ())
     assert machine.on(CoordinatorSaid(order)) == [StartScoring(order)]
 
 
-def test_a_drained_worker_leaves_when_all_is_answered(machine: Machine) -> None:
+def test_a_drained_worker_leaves_when_all_its_results_are_answered(machine: Machine) -> None:
     machine.serve(0)
     machine.on(CoordinatorSaid(LEASE), CoordinatorSaid(Drain("maintenance")))
     assert machine.said(CoordinatorSaid(a_lease(2))) == [LeaseFailed(LeaseId(2), 1, "draining")]

@@ -107,7 +107,7 @@ def _parts(key: VersionKey) -> tuple[Version, Digest]:
     return key.version, key.digest
 
 
-def test_a_version_under_way_is_told_from_the_first_root_to_the_refit(
+def test_a_version_under_way_is_reported_from_the_first_root_to_the_refit(
     versions: WorkerVersions,
 ) -> None:
     root, told = a_root(0), list[UnderWay | None]()
@@ -139,13 +139,13 @@ def test_a_relay_peer_only_receives() -> None:
     assert versions.under_way is None
 
 
-def test_a_plan_may_come_before_the_root(versions: WorkerVersions) -> None:
+def test_a_plan_may_arrive_before_the_root(versions: WorkerVersions) -> None:
     root = a_root(0, whole=False)
     assert versions.planned(root.form, now=0.0) == []
     assert versions.announced(root, now=0.0)[-1] == ApplyForm(root.form)
 
 
-def test_older_publishes_are_refused_but_not_those_under_way(versions: WorkerVersions) -> None:
+def test_older_publishes_are_refused_unless_they_are_under_way(versions: WorkerVersions) -> None:
     versions.announced(a_root(4, whole=False), now=0.0)
     versions.announced(a_root(5, whole=False), now=0.0)
     note, drop = versions.announced(a_root(3), now=0.0)
@@ -260,7 +260,7 @@ def test_only_the_newest_forms_are_kept(versions: WorkerVersions) -> None:
     assert DropForm(a_root(0).form) in versions.announced(a_root(WORKER_FORMS_MAX), now=0.0)
 
 
-def test_a_failed_refit_is_tried_again_a_few_times(versions: WorkerVersions) -> None:
+def test_a_failed_refit_is_repeated_a_few_times(versions: WorkerVersions) -> None:
     serve(versions, 0)
     arrive(versions, 1)
     old = version_label(a_key(0).version, a_key(0).digest)
@@ -278,7 +278,7 @@ def test_a_failed_refit_is_tried_again_a_few_times(versions: WorkerVersions) -> 
     assert versions.choose(now=1e9) == []
 
 
-def test_the_only_version_there_is_is_tried_for_ever(versions: WorkerVersions) -> None:
+def test_the_refit_to_the_only_version_is_repeated_for_ever(versions: WorkerVersions) -> None:
     """Without a worker that serves it there may never be another one."""
     arrive(versions, 0)
     now, waits = 0.0, []
@@ -322,7 +322,9 @@ def test_a_damaged_slot_is_applied_again_while_the_old_version_is_served(
     assert an_order(1) in versions.ready(a_snapshot(a_root(1), "slot"), now=2.0)
 
 
-def test_memory_that_is_not_the_snapshot_serves_nothing(versions: WorkerVersions) -> None:
+def test_an_engine_whose_memory_differs_from_the_snapshot_serves_nothing(
+    versions: WorkerVersions,
+) -> None:
     arrive(versions, 0)
     [report] = said(versions.refitted(a_refit(0, memory_ok=False), now=1.0), RefitFailed)
     assert isinstance(report, RefitFailed)
@@ -379,7 +381,7 @@ def test_a_revoked_version_is_not_applied_again(versions: WorkerVersions) -> Non
     assert len(versions.refitted(a_refit(0), now=1.0)) == 1
 
 
-def test_revoked_during_its_refit(versions: WorkerVersions) -> None:
+def test_a_version_that_is_revoked_during_its_refit_is_not_served(versions: WorkerVersions) -> None:
     arrive(versions, 3)
     versions.revoked(Epoch(2), [a_key(3)], now=1.0)
     assert versions.refitted(a_refit(3), now=2.0) == []
@@ -391,7 +393,7 @@ def test_an_older_version_published_again_becomes_the_newest(versions: WorkerVer
     assert an_order(2, "b") in arrive(versions, 2, path="b", seq=9, epoch=2)
 
 
-def test_what_stands_in_the_spare_slot_becomes_current_when_it_is_published_again(
+def test_the_version_in_the_spare_slot_becomes_current_when_it_is_published_again(
     versions: WorkerVersions,
 ) -> None:
     """Only then is it said to stand: the next delta is made from it, and decoded on what is current."""

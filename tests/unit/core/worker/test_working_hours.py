@@ -30,7 +30,7 @@ def test_hours_may_span_midnight(
     assert reason_to_wait(minute, windows, paused=False, others=()) == reason
 
 
-def test_the_owner_is_asked_first_and_the_gpu_last() -> None:
+def test_the_owners_pause_is_checked_first_and_the_gpu_last() -> None:
     outside = 8 * 60
     assert reason_to_wait(outside, (NIGHT,), paused=True, others=(7,)) == "paused by its owner"
     assert "hours" in reason_to_wait(outside, (NIGHT,), paused=False, others=(7,))

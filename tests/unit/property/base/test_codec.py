@@ -71,12 +71,12 @@ JSON_LIKE = st.recursive(
 
 
 @given(HELLOS | RESULTS)
-def test_messages_survive(message: ToCoordinator) -> None:
+def test_any_message_round_trips(message: ToCoordinator) -> None:
     assert TO_COORDINATOR.decode(TO_COORDINATOR.encode(message)) == message
 
 
 @given(st.binary(max_size=300))
-def test_any_bytes(data: bytes) -> None:
+def test_any_bytes_give_a_message_or_a_peer_fault(data: bytes) -> None:
     for codec in (TO_COORDINATOR, TO_PEER):
         with pytest.raises(PeerFault):
             codec.decode(data)
@@ -86,7 +86,7 @@ def test_any_bytes(data: bytes) -> None:
     st.sampled_from(["Hello", "SampleFinished", "LeaseGranted", "PlanEdges", "Nothing"]),
     st.lists(JSON_LIKE, max_size=12),
 )
-def test_any_fields(tag: str, fields: list[object]) -> None:
+def test_any_fields_give_a_message_or_a_peer_fault(tag: str, fields: list[object]) -> None:
     for codec in (TO_COORDINATOR, TO_PEER):
         try:
             message = codec.decode(msgpack.packb([tag, *fields]))
@@ -98,7 +98,7 @@ def test_any_fields(tag: str, fields: list[object]) -> None:
 @given(
     st.lists(st.integers(-(1 << 31), (1 << 31) - 1)), st.lists(st.floats(width=32, allow_nan=False))
 )
-def test_token_arrays_survive(tokens: list[int], logprobs: list[float]) -> None:
+def test_token_arrays_round_trip(tokens: list[int], logprobs: list[float]) -> None:
     assert unpack_tokens(pack_tokens(tokens)).tolist() == tokens
     assert unpack_logprobs(pack_logprobs(logprobs)).tolist() == logprobs
 

@@ -23,7 +23,7 @@ ROUND = st.tuples(NAMES, NAMES, st.one_of(st.none(), st.floats(0.1, 12.0)), st.f
     prices=[2.625, 1, 1, 1, 1, 1, 1, 1, 1, 1, 2.6875, 1],
     by_cost=False,
 )
-def test_a_loss_is_made_good_and_no_worker_moves_too_soon(
+def test_losses_are_replaced_at_once_and_no_worker_changes_too_soon(
     rounds: list[tuple[list[int], list[int], float | None, float]],
     prices: list[float],
     by_cost: bool,

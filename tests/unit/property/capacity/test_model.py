@@ -41,19 +41,19 @@ def test_the_learner_waits_below_mu_min_and_not_above(demand: Demand, share: flo
 
 
 @given(demands(), st.floats(0.0, 100.0))
-def test_where_no_pool_is_enough_there_is_always_a_bubble(demand: Demand, mu_pool: float) -> None:
+def test_a_run_always_has_a_bubble_if_no_pool_is_enough(demand: Demand, mu_pool: float) -> None:
     if mu_min(demand) is None:
         assert bubble(demand, mu_pool) > 0
 
 
 @given(demands(), st.floats(0.0, 100.0), st.floats(0.0, 100.0))
-def test_more_workers_never_make_it_worse(demand: Demand, one: float, more: float) -> None:
+def test_more_workers_never_make_a_step_longer(demand: Demand, one: float, more: float) -> None:
     assert bubble(demand, one + more) <= bubble(demand, one) + 1e-12
 
 
 @settings(max_examples=40)
 @given(demands(), st.floats(0.0, 50.0))
-def test_changes_are_enough_and_minimal(demand: Demand, available: float) -> None:
+def test_suggested_changes_are_enough_and_minimal(demand: Demand, available: float) -> None:
     verdict = judge(demand, available)
     assert verdict.feasible == (verdict.target is not None and verdict.target <= available)
     assert verdict.feasible == (verdict.why_not == "")

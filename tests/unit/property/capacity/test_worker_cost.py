@@ -18,7 +18,9 @@ def offers(low: int, high: int) -> st.SearchStrategy[list[WorkerOffer]]:
 
 @settings(max_examples=60)
 @given(offers(1, 9), st.floats(0.01, 1.2))
-def test_no_set_of_workers_is_cheaper(candidates: list[WorkerOffer], share: float) -> None:
+def test_no_set_of_workers_is_cheaper_than_the_choice(
+    candidates: list[WorkerOffer], share: float
+) -> None:
     target = share * sum(offer.mu for offer in candidates)
     best = choose(candidates, target)
     sets = [
@@ -38,7 +40,9 @@ def test_no_set_of_workers_is_cheaper(candidates: list[WorkerOffer], share: floa
 
 @settings(max_examples=30)
 @given(offers(EXACT_MAX + 1, 120), st.floats(0.01, 1.0))
-def test_at_most_one_worker_over_the_bound(candidates: list[WorkerOffer], share: float) -> None:
+def test_the_choice_has_at_most_one_worker_above_the_bound(
+    candidates: list[WorkerOffer], share: float
+) -> None:
     target = share * sum(offer.mu for offer in candidates)
     best = choose(candidates, target)
     assert best.enough

@@ -173,7 +173,7 @@ def rng_pause(rng: random.Random) -> float:
     return rng.choice((0.0, 1.0, 30.0))
 
 
-def test_any_message_in_any_state(fuzz: Fuzz) -> None:
+def test_the_coordinator_survives_any_message_in_any_state(fuzz: Fuzz) -> None:
     hostile, refused, heard = Hostile(fuzz.rng), 0, 0
     for number in fuzz.share(0.25):
         hostile.attack()

@@ -63,7 +63,7 @@ def test_ideal_workers_never_wait_for_ever(number: int) -> None:
     assert sorted(world.trained) == list(range(1, 31))
 
 
-def test_a_replay_whose_first_batch_is_refused_goes_on() -> None:
+def test_a_resumed_run_whose_first_batch_is_refused_goes_on() -> None:
     world = World(rules(staleness_max=1))
     world.connect("seed", kind="seed", slots=0)
     world.connect("a")

@@ -41,7 +41,9 @@ def answers(draw: st.DrawFn) -> tuple[int, Columns]:
 
 
 @given(answers(), st.lists(st.integers(0, 12), max_size=5))
-def test_pieces_joined_again_are_the_whole(answer: tuple[int, Columns], places: list[int]) -> None:
+def test_columns_that_were_cut_and_joined_again_are_unchanged(
+    answer: tuple[int, Columns], places: list[int]
+) -> None:
     tokens, columns = answer
     assert not columns_fault(columns, tokens)
     edges = [0, *sorted(min(place, tokens) for place in places), tokens]
@@ -77,7 +79,7 @@ def test_hostile_columns_are_refused_or_arrays(columns: Columns, tokens: int) ->
 
 
 @given(answers(), st.integers(0, 1 << 16), st.integers(1, 255))
-def test_damaged_bytes_are_refused_or_checked(
+def test_damaged_bytes_of_columns_are_refused_or_valid(
     answer: tuple[int, Columns], at: int, by: int
 ) -> None:
     data = bytearray(pack(SampleDelta(0, b"", b"", (), answer[1])))

@@ -1,4 +1,4 @@
-"""No message of a stranger is expensive to refuse, however it is nested.
+"""No message of a stranger is expensive to refuse, however deeply it is nested.
 
 A message is built from a random structure of lists, maps, texts and numbers, up to the limit of bytes, and given to
 every codec that a peer reaches.
@@ -74,7 +74,7 @@ def test_a_bomb_is_refused_before_it_takes_memory(kind: str) -> None:
 
 
 @pytest.mark.parametrize("tag", sorted(set(TO_COORDINATOR.messages)))
-def test_only_kinds_with_long_lists_may_be_large(tag: str) -> None:
+def test_only_kinds_of_messages_with_long_lists_may_be_large(tag: str) -> None:
     data = b"\x92" + msgpack.packb(tag) + msgpack.packb(bytes(100_000))
     with pytest.raises(PeerFault) as refused:
         TO_COORDINATOR.decode(data)

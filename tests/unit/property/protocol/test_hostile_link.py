@@ -105,7 +105,7 @@ def hear(link: PeerLink, data: bytes, rng: random.Random, buffer_max: int) -> li
     return events
 
 
-def test_what_a_linked_peer_says(fuzz: Fuzz) -> None:
+def test_a_link_and_its_relay_survive_damaged_units_of_a_linked_peer(fuzz: Fuzz) -> None:
     rng, heard, relayed, relay = fuzz.rng, 0, 0, a_relay()
     for _ in fuzz.share(0.3):
         bob, units = alice_says()
@@ -130,7 +130,7 @@ def test_what_a_linked_peer_says(fuzz: Fuzz) -> None:
     assert heard > relayed > 100
 
 
-def test_what_a_stranger_says(fuzz: Fuzz) -> None:
+def test_a_link_survives_damaged_bytes_of_a_stranger(fuzz: Fuzz) -> None:
     hello = an_end(ALICE, BOB, dials=True, nonce=1).start()
     for _ in fuzz.share(0.05):
         bob = an_end(BOB, ALICE, dials=False, nonce=2)

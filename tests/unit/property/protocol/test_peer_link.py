@@ -61,7 +61,7 @@ def test_any_split_of_the_bytes_gives_the_same_events(splits: list[int], *, seal
 
 
 @given(st.data())
-def test_of_a_sealed_link_nothing_is_heard_that_was_not_said(data: st.DataObject) -> None:
+def test_a_sealed_link_delivers_nothing_that_was_not_sent(data: st.DataObject) -> None:
     whole, said = conversation(sealed=True)
     events = feed(whole, said)
     bob, _ = conversation(sealed=True)

@@ -81,7 +81,7 @@ batches = st.builds(BatchBody.of, ids, st.lists(groups, max_size=3))
 
 
 @given(batches)
-def test_a_batch_survives(batch: BatchBody) -> None:
+def test_a_batch_round_trips(batch: BatchBody) -> None:
     packed = pack_batch(batch)
     assert unpack_batch(packed) == batch
     assert (
@@ -91,7 +91,7 @@ def test_a_batch_survives(batch: BatchBody) -> None:
 
 
 @given(pieces(), st.integers(0, 20))
-def test_spans_cover_each_token_once_whoever_went_on(
+def test_spans_cover_each_token_once_whichever_worker_continued(
     written: list[tuple[bytes, bytes, AuthoredSpan]], cut: int
 ) -> None:
     whole = NOTHING
@@ -165,7 +165,7 @@ def test_any_structure_in_the_place_of_another_is_refused(
 
 
 @pytest.mark.parametrize("head", range(256))
-def test_another_format_is_refused_by_name(head: int) -> None:
+def test_records_of_another_format_are_refused_by_name(head: int) -> None:
     data = pack_batch(BatchBody.of(1, ()))
     if head == data[0]:
         return

@@ -1,4 +1,4 @@
-"""Any order of learning, asking and holding keeps Transfer's books in agreement with a plain model."""
+"""Any order of learning, asking and holding keeps a frame set in agreement with a plain model."""
 
 from hypothesis import settings
 from hypothesis import strategies as st

@@ -328,7 +328,7 @@ TestRenting = World.TestCase
 TestRenting.settings = settings(max_examples=30, stateful_step_count=20, deadline=None)
 
 
-def test_the_worlds_budgets_are_used() -> None:
+def test_the_simulated_world_uses_its_budgets() -> None:
     """Nothing would be shown by budgets that nobody comes near."""
     world = World()
     world.begin(usd_per_h=2.0, lasts_h=3.0, life_h=1.0)

@@ -51,7 +51,7 @@ def test_no_plan_with_fewer_copies_is_fast_enough(
 
 @settings(max_examples=60, deadline=None)
 @given(swarms(), st.floats(1.0, 14.0))
-def test_a_bound_on_copies_holds(
+def test_a_plan_keeps_its_bound_on_copies(
     swarm: tuple[PeerFacts, list[PeerFacts]], copies_max: float
 ) -> None:
     seed, peers = swarm

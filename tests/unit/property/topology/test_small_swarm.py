@@ -41,7 +41,7 @@ def assert_sound(plan: Plan, fleet: Fleet) -> None:
 
 @settings(max_examples=120, deadline=None)
 @given(fleets())
-def test_every_plan_is_sound(fleet: Fleet) -> None:
+def test_every_plan_of_a_small_swarm_is_sound(fleet: Fleet) -> None:
     assert_sound(plan_auto(PlanId(1), JOB, *fleet), fleet)
 
 
@@ -83,7 +83,7 @@ def test_the_seed_never_sends_more_copies_than_it_may(fleet: Fleet, copies_max: 
 
 @settings(max_examples=60, deadline=None)
 @given(fleets())
-def test_nothing_goes_straight_where_one_copy_is_all_that_the_seed_may_send(fleet: Fleet) -> None:
+def test_a_seed_that_may_send_only_one_copy_sends_nothing_directly(fleet: Fleet) -> None:
     plan = plan_at_most(PlanId(1), JOB, *fleet, 1.0)
     if plan is not None:
         assert not any(stripe.spare for stripe in plan.stripes)

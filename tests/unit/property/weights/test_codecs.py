@@ -217,7 +217,7 @@ def test_all_codecs_encode_decode_and_refuse_alike(chunk_fuzz: Fuzz) -> None:
     assert min(refused, decoded) > len(chunk_fuzz.share(1.0)) // 4
 
 
-def test_changes_at_the_edges_of_what_is_sparse() -> None:
+def test_all_codecs_agree_on_changes_at_the_limits_of_sparse() -> None:
     base = bytes(2 * 1000)
     for changed in (sparse_max(1000) - 1, sparse_max(1000), sparse_max(1000) + 1):
         new = b"\1\0" * changed + base[2 * changed :]
@@ -230,7 +230,7 @@ def test_changes_at_the_edges_of_what_is_sparse() -> None:
         assert len(modes) == 1
 
 
-def test_many_threads_at_once(fuzz: Fuzz) -> None:
+def test_codecs_work_in_many_threads_at_once(fuzz: Fuzz) -> None:
     """The loops share nothing."""
     from concurrent.futures import ThreadPoolExecutor
 

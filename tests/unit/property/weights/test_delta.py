@@ -41,7 +41,7 @@ def pairs(draw: st.DrawFn) -> tuple[bytes, bytes]:
 
 
 @given(sides=pairs() | st.tuples(chunks, st.none() | chunks))
-def test_round_trip(sides: tuple[bytes, bytes | None]) -> None:
+def test_any_chunk_round_trips(sides: tuple[bytes, bytes | None]) -> None:
     new, base = sides
     encoded = encode_chunk(memoryview(new), base)
     assert len(encoded.payload) <= len(new)
@@ -49,7 +49,7 @@ def test_round_trip(sides: tuple[bytes, bytes | None]) -> None:
 
 
 @given(sides=pairs())
-def test_both_layouts_carry_any_change(sides: tuple[bytes, bytes]) -> None:
+def test_any_change_round_trips_in_both_layouts(sides: tuple[bytes, bytes]) -> None:
     """Also where the other one is smaller."""
     new, base = sides
     changes = find_changes(new, base)
@@ -61,13 +61,13 @@ def test_both_layouts_carry_any_change(sides: tuple[bytes, bytes]) -> None:
 
 
 @given(new=chunks)
-def test_an_equal_base_costs_nothing(new: bytes) -> None:
+def test_a_chunk_with_an_equal_base_takes_no_bytes(new: bytes) -> None:
     encoded = encode_chunk(new, bytearray(new))
     assert (encoded.mode, encoded.payload) == (ChunkMode.SAME, b"")
 
 
 @given(sides=pairs(), raw_len=st.integers(0, 2000), mode=st.sampled_from(ChunkMode), data=st.data())
-def test_damaged_payloads(
+def test_damaged_payloads_are_refused_or_have_the_right_length(
     sides: tuple[bytes, bytes], raw_len: int, mode: ChunkMode, data: st.DataObject
 ) -> None:
     encoded = encode_chunk(*sides)
@@ -81,6 +81,8 @@ def test_damaged_payloads(
 
 
 @given(payload=st.binary(max_size=200), raw_len=st.integers(0, 64), mode=st.sampled_from(ChunkMode))
-def test_arbitrary_payloads(payload: bytes, raw_len: int, mode: ChunkMode) -> None:
+def test_arbitrary_payloads_are_refused_or_have_the_right_length(
+    payload: bytes, raw_len: int, mode: ChunkMode
+) -> None:
     with contextlib.suppress(IntegrityFault):
         assert len(decode_chunk(mode, payload, raw_len, bytes(raw_len))) == raw_len

@@ -52,7 +52,7 @@ steps = st.lists(
 
 @settings(deadline=None, max_examples=300)
 @given(steps, st.integers(0, 2**32), st.integers(0, 2), st.sampled_from([WORDS, 5000]))
-def test_a_chain_of_deltas_is_one_delta(
+def test_a_chain_of_deltas_equals_one_composed_delta(
     played: list[tuple[ChunkMode | None, float, int]], rng_seed: int, odd: int, words: int
 ) -> None:
     rng = np.random.default_rng(rng_seed)

@@ -97,7 +97,7 @@ def test_the_sent_chunks_use_all_modes(sent: list[Sent]) -> None:
         assert received(each.record, each.payload, len(each.new), each.base) == each.new
 
 
-def test_a_wrong_chunk_is_a_fault_or_is_right(fuzz: Fuzz, sent: list[Sent]) -> None:
+def test_a_damaged_chunk_is_a_fault_or_gives_the_right_bytes(fuzz: Fuzz, sent: list[Sent]) -> None:
     """Never other bytes than were promised, never another exception, never more memory than a few chunks take."""
     rng, refused = fuzz.rng, 0
     tracemalloc.start()

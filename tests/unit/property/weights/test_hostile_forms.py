@@ -52,7 +52,7 @@ def test_a_decoded_form_equals_the_sent_one(fuzz: Fuzz, built: BuiltForm) -> Non
             assert decode(wrong) == wrong
 
 
-def test_an_unsigned_root_is_no_root(fuzz: Fuzz, built: BuiltForm) -> None:
+def test_a_root_without_a_valid_signature_is_refused(fuzz: Fuzz, built: BuiltForm) -> None:
     for _ in fuzz.share(0.005):
         root = fuzz.rng.choice(built.roots).signing_bytes()
         with pytest.raises(IntegrityFault):
@@ -63,7 +63,7 @@ def test_an_unsigned_root_is_no_root(fuzz: Fuzz, built: BuiltForm) -> None:
             )
 
 
-def test_an_index_grows_by_what_is_right_only(fuzz: Fuzz, built: BuiltForm) -> None:
+def test_an_index_accepts_only_right_entries(fuzz: Fuzz, built: BuiltForm) -> None:
     """Signed roots of this form in any order, pages and tables that are right, damaged or somebody else's."""
     index, rng, count = FormIndex(built.roots[0]), fuzz.rng, len(built.segments)
     for number in fuzz.share(0.05):
@@ -99,7 +99,7 @@ def feed_page(index: FormIndex, built: BuiltForm, rng: random.Random) -> None:
         index.accept_page(page.start, page.digests)
 
 
-def test_token_files(fuzz: Fuzz, tmp_path: Path) -> None:
+def test_a_damaged_token_file_is_refused_or_unchanged(fuzz: Fuzz, tmp_path: Path) -> None:
     path, token = (
         tmp_path / "t",
         TokenFile("box", "worker", "secret", "ab" * 32, "http://127.0.0.1:1"),

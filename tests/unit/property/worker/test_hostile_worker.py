@@ -220,7 +220,7 @@ class Hostile:
         }
 
 
-def test_any_message_in_any_state(fuzz: Fuzz) -> None:
+def test_a_worker_survives_any_message_in_any_state(fuzz: Fuzz) -> None:
     hostile, refused, said = Hostile(fuzz.rng), 0, 0
     for number in fuzz.share(0.25):
         hostile.attack()

@@ -42,7 +42,7 @@ FaultKind = Literal[
     "rewards_fail",
     "kill_auditor",
 ]
-# hoards: it offers many slots, but its engine makes no more tokens with them. fades: its rate at last falls by FADE.
+# hoards: it offers many slots, but its engine makes no more tokens with them. fades: later its rate falls by FADE.
 Badness = Literal["", "lies", "hangs", "dead", "slow", "hoards", "fades"]
 FADE = 100.0
 HOARDED = 512  # slots

@@ -167,7 +167,7 @@ class InvariantChecker:
                 self._lies.discard((group, sample))
             case SampleReturned(group, sample):
                 assert self.audited
-                assert group not in self._step_of, "a sample of a frozen group goes back"
+                assert group not in self._step_of, "a sample of a frozen group is returned"
                 self._lies.discard((group, sample))
             case SampleLeftOut() | SampleRewarded():
                 self._check_rewarded(record)
@@ -206,7 +206,7 @@ class InvariantChecker:
         self.evaluated += record.rows == record.of
 
     def _check_given(self, record: LeaseGiven) -> None:
-        """A lease is only for samples without a result. One with tokens is for one sample, whose tokens are valid."""
+        """A lease is only for samples without a result. A lease with tokens is for one sample; the tokens are valid."""
         stored = self.ledger.groups[record.group]
         assert not {each.sample for each in stored.record.trajectories} & set(record.samples)
         assert len(record.samples) == 1 or not record.base.length
@@ -214,7 +214,7 @@ class InvariantChecker:
             VersionKey(span.version, span.digest) in self.ledger.revoked
             for span in record.base.spans
         ]
-        assert not any(revoked), "I1: somebody is to go on from a revoked version"
+        assert not any(revoked), "I1: a lease continues output of a revoked version"
         tokens, logprobs = (
             unpack_tokens(record.base.tokens).tolist(),
             unpack_logprobs(record.base.logprobs).tolist(),
@@ -228,7 +228,7 @@ class InvariantChecker:
         if task.episode is not None:
             turns = self.ledger.turns.get((record.group, record.samples[0]), [])
             answered = [each for _, each in turns if each is not None]
-            assert len(answered) == len(record.base.given), "D4: not what the environment answered"
+            assert len(answered) == len(record.base.given), "D4: other turns than were answered"
         assert all(math.isfinite(logprob) and logprob <= 1e-4 for logprob in logprobs)
 
     def _check_kept(self, group: GroupId, key: HeldLease, kept: TrajectoryRecord) -> None:
@@ -243,7 +243,7 @@ class InvariantChecker:
         assert partial == Partial(kept.tokens, kept.logprobs, kept.spans, kept.given, kept.branches)
 
     def _check_turn(self, turn: TurnKept) -> None:
-        """A turn must be a valid result. The environment's tokens before it are in their place, and no worker's."""
+        """A turn must be a valid result. Before it come exactly the environment's tokens, without logprobs."""
         task = self._rules.task(self.ledger.groups[turn.group].source.task)
         assert task is not None
         assert task.episode is not None
@@ -269,16 +269,16 @@ class InvariantChecker:
         worker, lease = self._granted[key]
         prompt = self.ledger.groups[group].record.prompt
         assert (worker, lease.group) == (kept.worker, group), (
-            "I7: a result for somebody else's lease"
+            "I7: a result for another worker's lease"
         )
         assert kept.sample in lease.samples
         branches = (0, *kept.branches)
         assert (prompt + kept.tokens[4 * branches[-1] :]).startswith(lease.prompt), (
-            "I2: not what the worker was to go on from"
+            "I2: the result does not begin with the lease's prompt"
         )
         self.joined += lease.prompt != prompt
         self.outlived += key in self._before
-        assert kept.worker not in self.barred, "I7: a result of a peer whose credential is void"
+        assert kept.worker not in self.barred, "I7: a result of a peer whose credential is revoked"
         tokens, logprobs = unpack_tokens(kept.tokens), unpack_logprobs(kept.logprobs)
         task = self._rules.task(self.ledger.groups[group].source.task)
         assert task is not None
@@ -296,7 +296,7 @@ class InvariantChecker:
         edges = [0, *(edge for each in sorted(ranges) for edge in each), len(tokens)]
         assert edges[::2] == edges[1::2], "I2: spans and given tokens do not cover the tokens"
         versions = [span.version for span in kept.spans]
-        assert versions == sorted(versions), "an older version went on from a newer one"
+        assert versions == sorted(versions), "an older version continued output of a newer one"
         honest = all(map(self._honest, self._writers[group, kept.sample]))
         first = len(prompt) // 4
         published = set(self._published())
@@ -332,7 +332,7 @@ class InvariantChecker:
             assert math.isnan(kept.reward), "I5: a sample has a reward already"
             right = reward_of(stored.cursor, record.sample)
             assert record.reward == (0.0 if self._is_cut_off(stored, kept) else right), (
-                "a reward nobody gave"
+                "a reward that the task did not give"
             )
         elif not math.isnan(kept.reward):
             drawn = [*(each.sample for each in stored.record.trajectories), *stored.record.left_out]
@@ -342,7 +342,7 @@ class InvariantChecker:
             self._surplus[record.group].append(kept.reward)
 
     def _is_cut_off(self, stored: StoredGroup, kept: TrajectoryRecord) -> bool:
-        """Whether an episode ended before its environment ended it; then no room for another turn was left."""
+        """Whether an episode ended because there was no room for another turn, before its environment ended it."""
         task = self._rules.task(stored.source.task)
         assert task is not None
         if task.episode is None or kept.turns == turns_of(stored.cursor, kept.sample):
@@ -422,8 +422,8 @@ class InvariantChecker:
         if surplus := self._surplus[group]:
             every = sorted([*rewards, *surplus])
             low = size // 2
-            assert rewards == every[:low] + every[low - size :], "others contrast more"
-        assert len(rewards) <= size, "I5: more than a group is trained on"
+            assert rewards == every[:low] + every[low - size :], "other samples contrast more"
+        assert len(rewards) <= size, "I5: more samples than a group has are trained on"
         assert not self._all_wait or not any(
             (group, each.sample) in self._lies for each in trajectories
         ), "a lie is trained on before its verdict"
@@ -437,7 +437,7 @@ class InvariantChecker:
 
     def _check_committed(self, record: BatchCommitted) -> None:
         frozen = self.ledger.frozen[record.step]
-        assert frozen.digest == record.digest, "I4: what is committed is not what was frozen"
+        assert frozen.digest == record.digest, "I4: the committed batch is not the frozen one"
         assert record.epoch == self.ledger.epoch
         for group in frozen.groups:
             assert self._trained_in.setdefault(group, record.step) == record.step, (
@@ -449,14 +449,14 @@ class InvariantChecker:
     # --- messages
 
     def granted(self, peer: PeerId, lease: LeaseGranted) -> None:
-        assert peer not in self.barred, "I7: a lease for a peer whose credential is void"
+        assert peer not in self.barred, "I7: a lease for a peer whose credential is revoked"
         assert peer not in self.convicted, "a lease for a convicted worker"
         key = HeldLease(lease.lease, lease.attempt)
         assert key not in self._granted, "I4: an attempt given twice"
         self._granted[key] = (peer, lease)
         for sample, seed in zip(lease.samples, lease.rng_seeds, strict=True):
             first = self._seeds.setdefault((lease.group, sample), seed)
-            assert seed == first, "another attempt would draw another answer"
+            assert seed == first, "another attempt at a sample got another seed"
         for sample in lease.samples:
             self._writers[lease.group, sample].add(peer)
         stored = self.ledger.groups.get(lease.group)
@@ -501,7 +501,7 @@ class InvariantChecker:
                 )
                 known = {record.digest for record in self.ledger.published.values()}
                 assert facts.base_digest is None or facts.base_digest in known, (
-                    "a delta from nobody's version"
+                    "the base of a delta was never published"
                 )
             case Convict(worker):
                 self.convicts(worker)

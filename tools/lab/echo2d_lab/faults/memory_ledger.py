@@ -1,7 +1,7 @@
 """The ledger of a simulated run: the real one in memory, and books of what it holds that the invariants compare.
 
 A coordinator process starts from the real ledger (`recover`). A record that contradicts an earlier one fails an
-assertion of the books, or a unique key of the ledger. Both delete what a drop and a checkpoint make useless.
+assertion of the books, or a unique key of the ledger. Both delete the data that a drop or a checkpoint makes useless.
 """
 
 from dataclasses import replace

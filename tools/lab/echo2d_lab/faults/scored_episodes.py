@@ -36,17 +36,21 @@ class ScoredEpisodes:
         self._told.clear()
 
     def granted(self, peer: PeerId, lease: LeaseGranted) -> None:
-        assert lease.hold_s, "a version that waits for nobody"
+        assert lease.hold_s, "a lease of an evaluation that holds no version"
         assert not lease.written, "unfinished turns are not kept"
         for sample in lease.samples:
             at = lease.group, sample
             told = self._told.get(at)
-            assert (told is not None) == (lease.earlier > 0), "an episode begins again, or too late"
+            assert (told is not None) == (lease.earlier > 0), (
+                "an episode begins twice, or not with its first turn"
+            )
             if told is not None:
                 assert len(lease.samples) == 1
                 before = told.prompt + told.output.tokens + given_after(told.turn)
-                assert lease.prompt == before, "a turn goes on from something else"
-                assert lease.oldest == self._leases[at][1].oldest, "another version goes on"
+                assert lease.prompt == before, "a turn does not continue the turns before it"
+                assert lease.oldest == self._leases[at][1].oldest, (
+                    "another version continues the episode"
+                )
             self._leases[at] = peer, lease
 
     def stepped(self, order: StepEnvironment) -> None:
@@ -55,7 +59,7 @@ class ScoredEpisodes:
         assert order.turn == (1 if told is None else told.turn + 1)
         assert not order.again
         seed = self._seeds.setdefault((order.cursor, order.sample), order.rng_seed)
-        assert order.rng_seed == seed, "versions meet other environments"
+        assert order.rng_seed == seed, "versions play environments with different seeds"
         whole = order.prompt + order.output.tokens
         assert whole.startswith(lease.prompt)
         assert len(order.prompt) + 4 * order.output.turn_start == len(lease.prompt)

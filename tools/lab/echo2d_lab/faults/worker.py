@@ -91,7 +91,7 @@ class Slots:
         return self._holds[path]
 
     def begin(self, stands: Digest | None) -> str:
-        """The path of the spare slot, which is garbage from now on, unless it has the version `stands`."""
+        """The path of the spare slot. From now on it is garbage, unless it has the version `stands`."""
         spare = SLOTS[self._current == SLOTS[0]]
         held = self._holds[spare]
         self._holds[spare] = held if held is not None and held.digest == stands else None

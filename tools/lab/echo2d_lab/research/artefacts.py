@@ -29,5 +29,5 @@ def write(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def cell(value: object) -> object:
-    """A value as it is written. Apply it also to values that are compared with a file's cells."""
+    """The text of a value in a file. Use it also for a value that is compared with a file's cells."""
     return f"{value:.{DIGITS}g}" if isinstance(value, float) else value

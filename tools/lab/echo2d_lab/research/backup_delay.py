@@ -5,7 +5,7 @@
 It starts `echo2d bench coordinator`, and sends that coordinator 50 requests a second, which go through
 its mailbox, its core and its ledger's turn, as any event does. Windows without a backup and windows in
 which `echo2d keep backup` runs again and again take turns in one run, so that both have the same machine.
-Both include the time for which the asking process itself waits for a processor.
+Figures of both include the time for which the asking process itself waits for a processor.
 """
 
 import argparse

@@ -1,9 +1,9 @@
-"""The table of the broadcast page: every scenario that echo2d promises something for, measured. `make bench`.
+"""Measures the table of the broadcast page: every scenario for which echo2d promises something. `make bench`.
 
 Runs `echo2d bench broadcast` with the arguments of each row (root, a quiet machine, half an hour), keeps what it prints
 in docs/measurements/broadcast.json, and writes the table into broadcast.md beside it. With `--half-rates`, a row that
 used nearly all of the cores is measured a second time, at half the rates. A row that is in the JSON file already is
-measured again only if it is named. Exit code 1: a row that was to be measured misses what it must reach.
+measured again only if it is named. Exit code 1: a requested row misses its target.
 """
 
 import argparse
@@ -21,7 +21,7 @@ BEGIN, END = (
     "<!-- table: tools/lab/echo2d_lab/research/broadcast_table.py -->\n",
     "<!-- end of the table -->\n",
 )
-LATE_S = 4.0  # a partition may cost so much more than the survivors' bound
+LATE_S = 4.0  # a partition may cost this much more than the survivors' bound
 COLUMNS = (
     "row", "scenario", "must", "T_verify / bound, warm (least-most)", "cold", "at half the rates",
     "libtorrent warm (over ours warm)", "libtorrent cold (over ours cold)", "predicted", "simulated", "seed copies",
@@ -30,8 +30,8 @@ COLUMNS = (
 
 
 class Row(NamedTuple):
-    """One scenario. must: the greatest ratio of the median T_verify to the bound. must_ahead: libtorrent takes so many
-    times as long in the same run, warm over warm and cold over cold."""
+    """One scenario and its targets. must: the largest ratio of the median T_verify to the bound. must_ahead: libtorrent
+    takes at least this many times as long in the same run, warm over warm and cold over cold."""
 
     number: str
     what: str
@@ -76,7 +76,7 @@ ROWS = (
 
 
 def measure(rows: list[Row], *, slower: bool) -> dict[str, dict[str, Any]]:
-    """slower: also at half the rates, where the cores were the limit."""
+    """slower: measure rows again at half the rates if the cores were the limit."""
     results: dict[str, dict[str, Any]] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     for row in rows:
         result = measured(row, row.arguments, results)
@@ -104,7 +104,7 @@ def measured(row: Row, arguments: str, results: dict[str, dict[str, Any]]) -> di
 
 
 def half(row: Row) -> str:
-    """The same at half the rates, without rivals."""
+    """The row's arguments at half the rates, without rivals."""
     words = row.arguments.split()
     if "--against" in words:
         at = words.index("--against")
@@ -208,7 +208,7 @@ def main() -> int:
     parser.add_argument(
         "rows",
         nargs="*",
-        help="numbers of the rows to measure anew; all that are missing if none is named",
+        help="numbers of the rows to measure again; if left out, all missing rows are measured",
     )
     parser.add_argument(
         "--half-rates",

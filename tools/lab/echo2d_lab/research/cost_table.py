@@ -1,4 +1,4 @@
-"""The cost of a train step with parts left out, and next to a data centre: docs/figures/cost{.csv,.png,_runs.csv}.
+"""The cost of a train step without parts of the system, and in a data centre: docs/figures/cost{.csv,.png,_runs.csv}.
 
 `python -m echo2d_lab.research.cost_table` simulates `scenarios/mix-*.toml`, each case with several seeds
 (of arrivals, speeds, lengths and prices, and of the order in which workers are taken if prices do not

@@ -141,8 +141,8 @@ class Run:
         return names
 
     def measured(self, order: str, names: list[str], seconds: float) -> tuple[float, float | None]:
-        """Steps/s over about this many seconds, from SETTLED_S after this order for these boxes on, and the seconds
-        until an alert named one of them; None: no alert within SETTLED_S."""
+        """Give this order for these boxes. Returns steps/s over about this many seconds, which begin SETTLED_S later,
+        and the seconds until an alert named one of the boxes; None: no alert within SETTLED_S."""
         for name in names:
             self.asked("worker", order, name)
         started, named_s = time.monotonic(), None

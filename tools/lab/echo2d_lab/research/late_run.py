@@ -151,7 +151,7 @@ class LateRun:
         """Wait until the workers that run, and no others, are connected and serve this version."""
         wanted = [version] * len(self._workers)
         async with asyncio.timeout(daemons.START_S):
-            while wanted != [  # noqa: ASYNC110 - the core tells nobody
+            while wanted != [  # noqa: ASYNC110 - the core has no event for it
                 row["serving"] and row["serving"]["version"]
                 for row in daemons.alive(self._opened.coordinator.status())
             ]:

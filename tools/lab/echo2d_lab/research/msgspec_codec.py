@@ -10,6 +10,7 @@ import statistics
 import time
 import tracemalloc
 from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any
 
 import msgpack
@@ -40,14 +41,14 @@ Beat = struct(
     ("sent_bytes", Count, 0),
     tag="Heartbeat",
 )
-Span = struct(
+Span: Any = struct(
     "Span",
     ("start", Count),
     ("end", Count),
     ("version", Count),
     ("digest", Annotated[bytes, Meta(min_length=32, max_length=32)]),
 )
-Delta = struct(
+Delta: Any = struct(
     "Delta",
     ("sample", Count),
     ("tokens", bytes),
@@ -105,11 +106,11 @@ def main() -> None:
     for name, (ours, other) in pairs.items():
         data = TO_COORDINATOR.encode(ours)
         print(f"{name}: {len(data)} B, the same bytes: {encoder.encode(other) == data}")
-        print(f"  encode {microseconds(lambda o=ours: TO_COORDINATOR.encode(o))}", end="")
-        print(f" -> {microseconds(lambda o=other: encoder.encode(o))}")
-        print(f"  decode {microseconds(lambda d=data: TO_COORDINATOR.decode(d))}", end="")
-        print(f" -> {microseconds(lambda d=data: decoder.decode(d))}")
-    lists = [[[]] * 8000] * 500
+        print(f"  encode {microseconds(partial(TO_COORDINATOR.encode, ours))}", end="")
+        print(f" -> {microseconds(partial(encoder.encode, other))}")
+        print(f"  decode {microseconds(partial(TO_COORDINATOR.decode, data))}", end="")
+        print(f" -> {microseconds(partial(decoder.decode, data))}")
+    lists: list[Any] = [[[]] * 8000] * 500
     hostile = {
         "four million values behind the known fields": ["LeaseProgress", 1, 1, [], *lists],
         "100,000 spans": ["LeaseProgress", 1, 1, [[0, b"", b"", [[0, 1, 2, DIGEST]] * 100_000]]],
@@ -118,8 +119,8 @@ def main() -> None:
     }
     for name, message in hostile.items():
         data = msgpack.packb(message)[: 4 << 20]
-        print(f"{name}:\n  {cost(lambda d=data: TO_COORDINATOR.decode(d))}")
-        print(f"  {cost(lambda d=data: decoder.decode(d))}")
+        print(f"{name}:\n  {cost(partial(TO_COORDINATOR.decode, data))}")
+        print(f"  {cost(partial(decoder.decode, data))}")
 
 
 if __name__ == "__main__":

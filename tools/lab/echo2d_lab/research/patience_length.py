@@ -6,9 +6,9 @@ takes TOKEN_S per token, times a factor that is drawn for it: the speed of its s
 left out, which groups are dropped, and which batch takes a group. No answer moves to a faster worker, and versions
 spread at once.
 
-A seed has the same first model in each setting. The settings are values of `group_patience`, and EQUAL, the reference,
-in which every answer takes EQUAL_S, so that none is lost for its length. Held-out prompts show what a run has learned.
-Every finished run is a line of the file, and is not made again; each takes two minutes of one core.
+A seed has the same first model in each setting. The settings are values of `group_patience`, and EQUAL, the reference:
+there every answer takes EQUAL_S, so that no answer is left out because of its length. Held-out prompts show what a run
+has learned. Every finished run is a line of the file, and is not made again; each takes two minutes of one core.
 """
 
 import argparse
@@ -127,7 +127,7 @@ def play(case: Case, steps: int = STEPS) -> dict[str, Any]:
 
 
 def _swarm(case: Case, writer: TorchWriter) -> TimedProcess:
-    """The run of a case. Groups with equal rewards are not replaced: they teach nothing, in every run alike."""
+    """The run of a case. Groups with equal rewards are not replaced; they teach nothing in any of the runs."""
     rules = RunRules(
         run_id=RunId("patience"),
         staleness_max=STALENESS,

@@ -34,7 +34,7 @@ FLEETS, FLEETS_SEED, SEEDS = 40, 47, 3
 FILES = ("fleet-tails", "fleet-tight", "fleet-homes")
 SCENARIOS = Path(__file__).parents[4] / "scenarios"
 FAMILIES = ("homes", "spot", "rented", "mixed")
-# Fleets have at least this many boxes, as users have: a pool of two may be away altogether.
+# `plan` takes at least this many boxes from a fleet, as for users: both boxes of a pool of two may be away at once.
 BOXES_MIN = 5
 # Throughput of the constant pools, relative to that of the pool that `plan` chooses.
 SHARES = (0.7, 0.85, 1.0, 1.2)
@@ -285,12 +285,12 @@ def faults(found: Sequence[Mapping[str, Any]]) -> list[str]:
         number for number, share in dearer.items() if share > WITHIN and number not in OUTSIDE
     ]
     told = [
-        f"fleet {number}: {share:.1%} dearer than the best constant pool"
+        f"fleet {number}: {share:.1%} above the best constant pool"
         for number, share in dearer.items()
         if share > WORST
     ]
     if outside:
-        told.append(f"fleets {outside}: more than {WITHIN:.0%} dearer than the best constant pool")
+        told.append(f"fleets {outside}: more than {WITHIN:.0%} above the best constant pool")
     told += [
         f"fleet {row['fleet']}: `plan` is {row['plan_over_loop_percent']:+.1f} % off"
         for row in found

@@ -7,8 +7,8 @@ One server has one thread and a Qwen3 of 3 M parameters in float32. Samples with
 nothing run to a fixed length; meanwhile the server is refitted. The modes take turns, and so does a run
 without refits: the extra time of a mode's run over that one, per refit, is the real cost of a refit.
 
-transformers computes every logprob again, under the version that its span names: after a refit in place
-with the KV caches of the versions before it. So a wrong span shows. `unlike` is the difference of the
+transformers computes every logprob again, under the version that its span names; after a refit in place
+it uses the KV caches of the earlier versions. So it finds every wrong span. `unlike` is the difference of the
 logprobs after a refit in place from those of a clean prefill, with which an audit compares; `moved` is the
 difference of a clean prefill from that of the version before. Both are means, in nats.
 """

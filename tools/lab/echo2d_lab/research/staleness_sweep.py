@@ -208,7 +208,7 @@ def learner_config(case: Case, model: Path, **changes: Any) -> LearnerConfig:
 
 
 def sweep_rules(case: Case) -> RunRules:
-    """The rules of a case. Groups with equal rewards are not replaced: they teach nothing, in every run alike."""
+    """The rules of a case. Groups with equal rewards are not replaced; they teach nothing in any of the runs."""
     return RunRules(
         run_id=RunId("sweep"),
         staleness_max=case.staleness,
@@ -238,7 +238,7 @@ def main() -> None:
     parser.add_argument(
         "--figures", type=Path, default=FIGURES, help="where staleness.png and .csv go"
     )
-    parser.add_argument("--runs", type=int, help="make at most so many")
+    parser.add_argument("--runs", type=int, help="make at most this many runs")
     wanted = parser.parse_args()
     path, steps = (LONG_RUNS, LONG_STEPS) if wanted.long else (RUNS, STEPS)
     rows = finished(path)

@@ -196,7 +196,7 @@ class FakePeer:
 class MemoryRun:
     """See the module docstring. stopped: why the coordinator ended the run; None: it has not.
 
-    probed: the number of prompts for which the reward of the expected answer fails, and is given.
+    probed: for how many prompts the task fails to score the expected answer, and for how many it scores it.
     """
 
     probed = (0, 8)

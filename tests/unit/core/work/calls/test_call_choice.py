@@ -40,7 +40,7 @@ def grown(choice: CallChoice, said: SampleDelta) -> Partial | str:
     return choice.grown(said, PeerId("w"), vocab_size=16, believed=lambda _: True)
 
 
-def test_tokens_come_behind_those_before(leased: CallChoice) -> None:
+def test_tokens_are_appended_to_earlier_ones(leased: CallChoice) -> None:
     first = grown(leased, delta(0, 3, 4))
     assert isinstance(first, Partial)
     leased.told = first
@@ -56,14 +56,16 @@ def test_a_worker_that_begins_again_must_write_the_same(leased: CallChoice) -> N
     assert grown(leased, delta(0, 3, 5, 6)) == "it reports other tokens than before"
 
 
-def test_no_worker_goes_on_with_an_older_version(leased: CallChoice) -> None:
+def test_no_worker_continues_a_choice_with_an_older_version(leased: CallChoice) -> None:
     leased.told = grown(leased, delta(0, 3, version=2))  # type: ignore[assignment]
     assert leased.oldest == 2
     assert isinstance(grown(leased, delta(1, 4, version=1)), str)
     assert isinstance(grown(leased, delta(1, 4, version=2)), Partial)
 
 
-def test_a_version_that_is_too_new_for_its_caller_may_not_write_it(leased: CallChoice) -> None:
+def test_a_version_that_is_too_new_for_its_caller_may_not_write_a_choice(
+    leased: CallChoice,
+) -> None:
     whole = grown(leased, delta(0, 7, 8, version=1))
     assert isinstance(whole, Partial)
     assert [leased.may_be_written_by(Version(each)) for each in (0, 9)] == [True, True]
@@ -75,7 +77,7 @@ def test_a_version_that_is_too_new_for_its_caller_may_not_write_it(leased: CallC
     assert not leased.may_be_written_by(Version(0))
 
 
-def test_a_choice_avoids_a_worker_that_failed_it_for_a_moment() -> None:
+def test_a_choice_avoids_for_a_moment_a_worker_that_failed_it() -> None:
     choice = CallChoice(call(1), 0, since=10.0, avoid=WORKER)
     assert choice.avoids(WORKER, 10.0 + CALL_AVOID_S / 2)
     assert not choice.avoids(WORKER, 10.0 + CALL_AVOID_S)

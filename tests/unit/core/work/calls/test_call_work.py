@@ -67,7 +67,7 @@ def test_a_call_of_many_choices_leaves_slots_to_others() -> None:
     assert sorted(len(lease.samples) for lease in of_calls(more)) in ([1, 1, 5], [1, 1, 2, 3])
 
 
-def test_run_and_calls_take_turns_at_a_single_slot() -> None:
+def test_the_run_and_calls_take_turns_at_a_single_slot() -> None:
     """Both always want it; calls wait for CALL_PATIENCE_S, and so does the run."""
     world, (worker,) = gateway_world(1, trajectories_per_step=64)
     for number in range(40):
@@ -171,7 +171,7 @@ def test_an_event_costs_the_same_however_many_choices_wait(unserved: bool) -> No
         assert many[name] < 1.2 * count + 5, (name, count, many[name])
 
 
-def test_a_choice_that_grew_moves_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_choice_that_grew_moves_no_other_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     world, (worker,) = gateway_world(4, share=0.5)
     world.handle(call(1))
     [lease] = of_calls(worker)

@@ -54,7 +54,7 @@ def refused(world: World) -> list[tuple[str, int | None]]:
     return [(a.code, a.version) for a in world.actions if isinstance(a, CallRefused)]
 
 
-def test_a_call_is_a_lease_outside_of_the_run() -> None:
+def test_a_call_is_served_by_a_lease_outside_of_the_run() -> None:
     world, (worker,) = gateway_world(4)
     queued = world.state.status().groups
     world.handle(call(1))
@@ -86,7 +86,7 @@ def test_a_call_is_a_lease_outside_of_the_run() -> None:
     assert status.tokens_accepted == status.workers[0].accepted == 0
 
 
-def test_the_run_goes_first_and_calls_keep_to_their_share() -> None:
+def test_the_run_is_served_first_and_calls_keep_to_their_share() -> None:
     world, (worker,) = gateway_world(8, share=0.25)
     for number in range(4):
         world.handle(call(number))
@@ -99,7 +99,7 @@ def test_the_run_goes_first_and_calls_keep_to_their_share() -> None:
     ]
 
 
-def test_a_call_that_has_waited_for_long_goes_before_the_run() -> None:
+def test_a_call_that_has_waited_long_is_served_before_the_run() -> None:
     world, (worker,) = gateway_world(
         1, staleness_max=8
     )  # one slot, and the run takes it whenever it is free
@@ -145,7 +145,7 @@ def test_calls_of_a_session_stay_with_their_worker_while_it_has_room() -> None:
     assert sum(len(of_calls(peer)) for peer in peers) == 5
 
 
-def test_a_dying_workers_call_goes_on_with_the_tokens_it_has() -> None:
+def test_a_call_of_a_lost_worker_continues_with_its_tokens() -> None:
     world, peers = gateway_world(2, 2)
     world.handle(call(1))
     one, two = sorted(peers, key=lambda peer: not of_calls(peer))
@@ -161,7 +161,7 @@ def test_a_dying_workers_call_goes_on_with_the_tokens_it_has() -> None:
     assert world.state.status().gateway.handed_over == 1
 
 
-def test_a_worker_that_leaves_does_not_get_back_what_it_gives_back() -> None:
+def test_a_leaving_worker_does_not_get_its_returned_choices_again() -> None:
     world, (worker,) = gateway_world(2)
     world.handle(call(1))
     world.say(worker, LeaseFailed(of_calls(worker)[0].lease, 0, "stopping"))
@@ -183,7 +183,7 @@ def test_a_silent_worker_loses_the_call() -> None:
     assert len(of_calls(two)) == 1
 
 
-def test_a_worker_that_comes_back_tells_its_tokens_again() -> None:
+def test_a_worker_that_returns_reports_its_tokens_again() -> None:
     world, (worker,) = gateway_world(2)
     world.handle(call(1))
     lease = key_of(of_calls(worker)[0])
@@ -197,7 +197,7 @@ def test_a_worker_that_comes_back_tells_its_tokens_again() -> None:
     assert [fault.kind for fault in world.state.status().faults] == ["gateway"]
 
 
-def test_samples_that_a_worker_forgot_go_to_another_one() -> None:
+def test_samples_that_a_worker_forgot_are_given_to_another() -> None:
     world, peers = gateway_world(2, 2)
     world.handle(call(1))
     one, two = sorted(peers, key=lambda peer: not of_calls(peer))
@@ -207,7 +207,7 @@ def test_samples_that_a_worker_forgot_go_to_another_one() -> None:
 
 
 @pytest.mark.parametrize("tokens", [(99,), (7,) * 9, ()])
-def test_bad_output_of_workers_is_no_answer(tokens: tuple[int, ...]) -> None:
+def test_bad_output_of_workers_never_reaches_a_caller(tokens: tuple[int, ...]) -> None:
     world, (worker,) = gateway_world(2)
     world.handle(call(1))
     for _ in range(CALL_FAILURES_MAX):
@@ -220,7 +220,7 @@ def test_bad_output_of_workers_is_no_answer(tokens: tuple[int, ...]) -> None:
     assert world.state.status().gateway.ended == {"failed": 1}
 
 
-def test_an_unknown_version_is_refused_and_a_coming_one_is_waited_for() -> None:
+def test_a_call_for_an_unknown_version_is_refused_and_one_for_a_coming_version_waits() -> None:
     world, (worker,) = gateway_world(2)
     world.handle(call(1, min_version=Version(1)))
     assert refused(world) == [("version", 0)]
@@ -267,7 +267,7 @@ def two_versions(*slots: int) -> tuple[World, FakePeer, FakePeer]:
     return world, new, old
 
 
-def test_an_exact_call_is_for_workers_of_its_version() -> None:
+def test_an_exact_call_is_served_only_by_workers_of_its_version() -> None:
     world, new, old = two_versions(4, 4)
     world.handle(exactly(1, 0, session="x"))
     world.handle(exactly(2, 1, session="x"))  # its session's usual worker serves another version
@@ -277,7 +277,7 @@ def test_an_exact_call_is_for_workers_of_its_version() -> None:
     assert [len(of_calls(peer)) for peer in (old, new)] == [2, 1]
 
 
-def test_an_exact_call_whose_version_is_gone_is_refused_at_once() -> None:
+def test_an_exact_call_for_a_version_that_is_gone_is_refused_at_once() -> None:
     world, _, old = two_versions(4, 1)
     world.handle(exactly(1, 0))
     world.handle(exactly(2, 0))  # it waits for the old worker's only slot
@@ -324,7 +324,7 @@ def test_an_exact_call_goes_on_at_another_worker_of_its_version() -> None:
     assert told(world) == [([9, 1], "stop")]
 
 
-def test_a_call_whose_version_is_revoked_is_told_so() -> None:
+def test_a_call_for_a_revoked_version_gets_the_reason() -> None:
     world, (worker,) = gateway_world(2)
     world.handle(call(1))
     world.say(worker, worker.wrote(key_of(of_calls(worker)[0]), 0, 7))
@@ -351,7 +351,7 @@ def test_choices_of_one_prompt_share_a_lease() -> None:
     )  # the sample's own, whoever it shares a lease with
 
 
-def test_of_a_shared_lease_each_choice_goes_on_from_its_own_tokens() -> None:
+def test_each_choice_of_a_shared_lease_continues_from_its_own_tokens() -> None:
     world, peers = gateway_world(6, 6)
     world.handle(call(1, choices=4))
     one, two = sorted(peers, key=lambda peer: not of_calls(peer))
@@ -367,7 +367,7 @@ def test_of_a_shared_lease_each_choice_goes_on_from_its_own_tokens() -> None:
     }
 
 
-def test_a_stopped_choice_goes_and_the_others_go_on() -> None:
+def test_a_stopped_choice_ends_and_the_others_go_on() -> None:
     world, (worker,) = gateway_world(4)
     world.handle(call(1, choices=2))
     [lease] = of_calls(worker)
@@ -451,7 +451,7 @@ def test_prompts_of_calls_never_fill_a_workers_link(monkeypatch: pytest.MonkeyPa
     assert len(of_calls(held)) == 3
 
 
-def test_calls_end_with_the_process_and_their_leases_with_them() -> None:
+def test_calls_and_their_leases_end_with_the_process() -> None:
     world, (worker,) = gateway_world(2)
     world.handle(call(1))
     lease = key_of(of_calls(worker)[0])
@@ -463,7 +463,7 @@ def test_calls_end_with_the_process_and_their_leases_with_them() -> None:
     ]
 
 
-def test_without_a_version_there_is_nothing_to_say() -> None:
+def test_a_call_before_the_first_version_is_refused() -> None:
     world = World(rules(gateway=GatewayRules(0.5, WAIT_S)))
     world.handle(call(1))
     assert refused(world) == [("late", None)]
@@ -473,7 +473,7 @@ def test_without_a_version_there_is_nothing_to_say() -> None:
 @pytest.mark.parametrize(
     ("written", "finish"), [((7,), "stop"), ((7, 8), "length"), ((1, 7, 1), "stop")]
 )
-def test_an_answer_that_is_cut_short_goes_on_elsewhere(
+def test_a_truncated_answer_continues_at_another_worker(
     written: tuple[int, ...], finish: Finish
 ) -> None:
     """A worker that sends a short, wrong result does not end the answer of the caller."""
@@ -488,7 +488,7 @@ def test_an_answer_that_is_cut_short_goes_on_elsewhere(
 
 
 @pytest.mark.parametrize("said", [(7, 1), (7, 1, 8)])
-def test_a_stop_token_is_believed_in_a_result_only(said: tuple[int, ...]) -> None:
+def test_a_stop_token_is_believed_only_in_a_result(said: tuple[int, ...]) -> None:
     """Nobody could go on behind it if its worker fails before."""
     world, peers = gateway_world(4, 4)
     world.handle(call(1))

@@ -6,7 +6,7 @@ from echo2d.core.coordinator.events import CoordinatorAction, CoordinatorEvent, 
 from echo2d.core.work.calls.events import CallEvent, GatewayAction
 
 
-def test_calls_go_through_the_machine_and_not_into_the_ledger() -> None:
+def test_calls_pass_through_the_machine_and_are_not_recorded_in_the_ledger() -> None:
     assert set(get_args(CallEvent)) <= set(get_args(CoordinatorEvent))
     assert set(get_args(GatewayAction)) <= set(get_args(CoordinatorAction))
     assert not {*get_args(CallEvent), *get_args(GatewayAction)} & set(get_args(CoordinatorRecord))

@@ -25,7 +25,7 @@ def order(queue: CallQueue) -> list[tuple[str, int]]:
     return [(choice.call.caller, choice.index) for choice in queue.in_turn()]
 
 
-def test_the_caller_with_fewest_slots_is_next_and_gets_up_when_it_has_some() -> None:
+def test_the_caller_with_the_fewest_slots_is_next_and_moves_back_once_it_has_some() -> None:
     queue = CallQueue()
     first, *_ = queued(queue, "a", 1, choices=2)
     queued(queue, "b", 2)
@@ -38,7 +38,7 @@ def test_the_caller_with_fewest_slots_is_next_and_gets_up_when_it_has_some() -> 
     queue.check()
 
 
-def test_a_choice_with_tokens_goes_before_one_without() -> None:
+def test_a_choice_with_tokens_is_served_before_one_without() -> None:
     queue = CallQueue()
     queued(queue, "a", 1)
     begun = CallChoice(call(2, caller="a"), 0, told=Partial(b"\1\0\0\0", b"\0\0\0\0"))
@@ -47,7 +47,7 @@ def test_a_choice_with_tokens_goes_before_one_without() -> None:
     assert queue.run_of(begun, 8) == [begun]
 
 
-def test_choices_of_one_call_go_together_as_far_as_asked() -> None:
+def test_choices_of_one_call_are_served_together_up_to_the_requested_number() -> None:
     queue = CallQueue()
     choices = queued(queue, "a", 1, choices=4)
     choices[2].avoid = BOB

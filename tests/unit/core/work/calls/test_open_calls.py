@@ -10,7 +10,7 @@ from echo2d.core.work.calls.open_calls import (
 from tests.support.gateway import call
 
 
-def test_with_its_last_choice_a_call_is_done() -> None:
+def test_a_call_is_done_with_its_last_choice() -> None:
     calls = OpenCalls()
     first, second = calls.open(call(1, choices=2))
     calls.end(first)
@@ -25,7 +25,7 @@ def test_with_its_last_choice_a_call_is_done() -> None:
     calls.check()
 
 
-def test_a_call_that_is_given_up_names_what_was_not_ended() -> None:
+def test_a_call_that_is_given_up_names_its_unfinished_choices() -> None:
     calls = OpenCalls()
     first, second = calls.open(call(1, choices=2))
     calls.end(first)
@@ -34,7 +34,7 @@ def test_a_call_that_is_given_up_names_what_was_not_ended() -> None:
     calls.check()
 
 
-def test_a_caller_has_its_share_of_what_may_be_open() -> None:
+def test_a_caller_has_a_limited_share_of_the_open_calls() -> None:
     calls = OpenCalls()
     for number in range(CHOICES_OF_CALLER_MAX // CHOICES_MAX):
         assert calls.too_many(call(number, caller="a", choices=CHOICES_MAX)) == ""

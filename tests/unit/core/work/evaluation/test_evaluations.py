@@ -156,7 +156,7 @@ def train_step_3(world: World) -> None:
     world.drain()
 
 
-def test_when_no_worker_serves_the_version_any_more_the_score_says_of_how_many() -> None:
+def test_a_score_names_its_number_of_answers_when_no_worker_serves_the_version() -> None:
     """The worker gives the lease back when the newer version has waited for long enough."""
     world = at_version_2(4)
     worker = world.peers["w0"]
@@ -177,7 +177,7 @@ def test_when_no_worker_serves_the_version_any_more_the_score_says_of_how_many()
     ]
 
 
-def test_an_answer_of_which_another_version_wrote_a_part_does_not_count() -> None:
+def test_an_answer_partly_written_by_another_version_does_not_count() -> None:
     world = at_version_2(4)
     worker = world.peers["w0"]
     (key, sample), *_ = open_evaluation(world)
@@ -249,7 +249,7 @@ def test_a_version_that_is_published_again_is_scored_again() -> None:
     ]
 
 
-def test_groups_of_rows_that_are_held_out_since_a_restart_are_not_trained_on() -> None:
+def test_groups_of_rows_held_out_since_a_restart_are_not_trained_on() -> None:
     world = World(replace(World().rules, trajectories_per_step=8))
     world.rows = lambda cursor: f"row {cursor}"
     world.connect("seed", kind="seed", slots=0)
@@ -296,7 +296,7 @@ def test_samples_of_a_lost_worker_are_written_by_another(lost: str) -> None:
     assert [(each.version, each.rows) for each in evaluated(world)] == [(0, 3), (2, 3)]
 
 
-def test_a_worker_that_comes_back_goes_on_with_its_leases() -> None:
+def test_a_returning_worker_continues_its_leases_of_an_evaluation() -> None:
     world = at_version_2(4)
     before = open_evaluation(world)
     world.handle(PeerDisconnected(world.peers["w0"].session, "reset"))
@@ -306,7 +306,7 @@ def test_a_worker_that_comes_back_goes_on_with_its_leases() -> None:
     assert [each.rows for each in evaluated(world)] == [3, 3]
 
 
-def test_after_a_crash_the_newest_version_is_scored_again_if_it_was_not_whole() -> None:
+def test_the_newest_version_is_scored_again_after_a_crash_if_its_score_was_incomplete() -> None:
     world = at_version_2(4)
     (key, sample), *_ = open_evaluation(world)
     world.say(world.peers["w0"], world.peers["w0"].finish(key, sample))
@@ -327,7 +327,7 @@ def test_a_question_whose_reward_failed_does_not_count() -> None:
     assert (last.rows, last.of, last.mean) == (2, 3, 1.0)
 
 
-def test_the_files_of_the_best_version_stay_until_another_is_better() -> None:
+def test_the_files_of_the_best_version_are_kept_until_another_is_better() -> None:
     world = scoring(4, 4, rules=replace(EVAL, every=1))
     scales = {2: 2.0, 7: 4.0}
     world.reward = lambda _, sample: scales.get(world.newest_version or 0, 1.0) * (sample % 2)
@@ -381,7 +381,7 @@ def test_the_learner_has_its_last_version_scored() -> None:
     assert ask(3).body["error"] == "fenced"
 
 
-def test_with_an_audit_trusted_workers_alone_write_the_answers() -> None:
+def test_only_trusted_workers_write_the_answers_during_an_audit() -> None:
     world = World(
         replace(
             World().rules,
@@ -402,7 +402,7 @@ def test_with_an_audit_trusted_workers_alone_write_the_answers() -> None:
     assert not of_evaluations(world.peers["stranger"])
 
 
-def test_one_answer_has_no_standard_error_and_json_has_no_nan() -> None:
+def test_the_score_of_one_answer_has_no_standard_error_and_no_nan_in_json() -> None:
     world = scoring(4, rules=replace(EVAL, rows=1, samples=1))
     world.work()
     [found] = evaluated(world)
@@ -466,7 +466,7 @@ def write_all_but(world: World, group: int, sample: int) -> None:
         world.drain()
 
 
-def test_an_environment_is_played_whole_and_meets_every_version_alike(
+def test_an_environment_is_played_whole_and_in_the_same_way_for_every_version(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     world = scoring(4, 4, rules=PLAYED)
@@ -489,7 +489,7 @@ def test_an_environment_is_played_whole_and_meets_every_version_alike(
     assert not stage.forgotten
 
 
-def test_the_next_turn_goes_back_to_its_worker_with_all_tokens(
+def test_the_next_turn_is_given_to_the_same_worker_with_all_tokens(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     world = at_version_2(24, 24, rules=PLAYED)
@@ -508,7 +508,7 @@ def test_the_next_turn_goes_back_to_its_worker_with_all_tokens(
     assert second.rng_seeds == (first.rng_seeds[first.samples.index(sample)],)
 
 
-def test_between_two_turns_the_worker_keeps_the_version(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_keeps_the_version_between_two_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its turn is answered once the next one is leased, and the last one once the episode has ended."""
     world = at_version_2(24, rules=PLAYED)
     stage = Stage(world, monkeypatch)
@@ -528,7 +528,7 @@ def test_between_two_turns_the_worker_keeps_the_version(monkeypatch: pytest.Monk
     assert [(each.version, each.rows) for each in evaluated(world)] == [(0, 3), (2, 3)]
 
 
-def test_an_episode_that_its_version_cannot_finish_is_missing(
+def test_an_episode_that_its_version_cannot_finish_counts_as_missing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The worker loads the newer version between two turns: nobody goes on."""
@@ -638,7 +638,7 @@ def test_a_turn_of_a_lost_worker_is_written_by_another(monkeypatch: pytest.Monke
     assert len(turns) == len(set(turns))
 
 
-def test_an_episode_that_no_worker_can_go_on_with_is_given_up(
+def test_an_episode_that_no_worker_can_continue_is_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     world = at_version_2(24, rules=PLAYED)
@@ -661,7 +661,7 @@ def test_an_episode_that_no_worker_can_go_on_with_is_given_up(
     assert [each.rows for each in evaluated(world)] == [3, 2]
 
 
-def test_after_a_crash_episodes_are_played_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_episodes_are_played_again_after_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
     world = at_version_2(24, rules=PLAYED)
     stage = Stage(world, monkeypatch)
     stage.end_turn(world.peers["w0"], *long_one(world))

@@ -15,7 +15,7 @@ FOUND = Evaluated(
 )  # fmt: skip
 
 
-def test_the_client_reads_what_the_coordinator_says() -> None:
+def test_the_client_can_read_the_coordinators_json() -> None:
     facts = json.loads(json.dumps(evaluated_json(FOUND), allow_nan=False))
     assert Evaluation(**facts) == Evaluation(
         3, "held", 7, "01" * 32, 2, 3, 4, 0.5, None, {"1": 0.5, "2": 1.0}, {"form": 0.25}, 0.125, 9.0, 1.5

@@ -71,7 +71,7 @@ class Desk:
         return list(samples.items())
 
 
-def test_an_answer_goes_its_way() -> None:
+def test_an_answer_moves_from_waiting_to_scored() -> None:
     desk = Desk()
     assert desk.waiting() == [(4, [0, 1]), (0, [0, 1]), (7, [0, 1])]
     lease = desk.lease(0, 0, 1)
@@ -104,7 +104,7 @@ def test_samples_that_a_lease_did_not_write_wait_again_a_few_times() -> None:
     assert 4 not in dict(desk.waiting())
 
 
-def test_an_answer_whose_reward_cannot_be_had_is_given_up() -> None:
+def test_an_answer_whose_reward_always_fails_is_given_up() -> None:
     desk = Desk()
     for cursor in (4, 0, 7):
         lease = desk.lease(cursor, 0, 1)
@@ -115,7 +115,7 @@ def test_an_answer_whose_reward_cannot_be_had_is_given_up() -> None:
     assert len(desk.open.whole_rows()) == 2
 
 
-def test_groups_of_two_evaluations_differ() -> None:
+def test_the_group_ids_of_two_evaluations_differ() -> None:
     first, second = Desk(0), Desk(1)
     assert first.open.group(7) == group_of(EVALUATION, 7)
     assert second.open.group(7) == group_of(EVALUATION, ROWS_MAX + 7)
@@ -161,7 +161,7 @@ class Table(Desk):
         return lease
 
 
-def test_an_episode_waits_for_the_environment_and_goes_on_before_new_answers() -> None:
+def test_an_episode_waits_for_its_environment_and_continues_before_new_answers() -> None:
     table = Table()
     lease = table.lease(7, 1)
     group = lease.given.group
@@ -197,7 +197,7 @@ def test_an_episode_waits_for_the_environment_and_goes_on_before_new_answers() -
     assert not table.open.take_dropped()
 
 
-def test_of_a_worker_only_so_many_turns_are_held_back() -> None:
+def test_the_number_of_turns_held_back_for_a_worker_is_limited() -> None:
     table = Table()
     leases = [table.lease(cursor, 0) for cursor in (4, 0, 7)]
     assert [table.end_turn(each, 0, held_back_max=2) for each in leases] == [True, True, False]

@@ -21,7 +21,7 @@ def questions(rows: int) -> Questions:
     )
 
 
-def test_as_many_questions_as_were_asked_for() -> None:
+def test_an_evaluation_draws_the_requested_number_of_questions() -> None:
     made = questions(3)
     assert made.ask() == [DrawPrompt(number, "held") for number in range(3)]
     assert made.ask() == []
@@ -35,7 +35,7 @@ def test_as_many_questions_as_were_asked_for() -> None:
     assert sorted(made.all) == [1, 2]
 
 
-def test_without_a_number_all_questions() -> None:
+def test_an_evaluation_without_a_number_draws_all_questions() -> None:
     made = questions(0)
     assert len(made.ask()) == QUESTIONS_AHEAD_MAX
     for cursor in range(QUESTIONS_AHEAD_MAX):
@@ -49,7 +49,7 @@ def test_without_a_number_all_questions() -> None:
     assert len(made.all) == 5
 
 
-def test_many_questions_are_asked_for_in_turns() -> None:
+def test_many_questions_are_drawn_a_few_at_a_time() -> None:
     made = questions(QUESTIONS_AHEAD_MAX + 2)
     made.ask()
     made.drawn(EvalQuestion(0, b""))

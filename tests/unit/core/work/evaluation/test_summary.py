@@ -30,7 +30,7 @@ def test_an_evaluation_without_scores_has_no_numbers() -> None:
     assert found.passes == ()
 
 
-def test_the_best_score_is_the_newest_highest_one_over_all_questions() -> None:
+def test_the_best_score_covers_all_questions_and_the_newest_wins_a_tie() -> None:
     def found(number: int, mean: float, rows: int = 9, name: str = "math") -> Evaluated:
         told = (rows, 9, 1, mean, 0.1, (), (), 0.0, 1.0, 1.0)
         return Evaluated(number, name, Version(number), Digest(bytes(32)), *told)
@@ -43,7 +43,7 @@ def test_the_best_score_is_the_newest_highest_one_over_all_questions() -> None:
     assert best_by_name(known, lambda each: each.number < 2) == {"math": known[0]}
 
 
-def test_one_answer_each() -> None:
+def test_one_answer_to_each_question_gives_mean_and_standard_error() -> None:
     found = summed_up([row(1), row(0), row(1), row(1)], 1, solved_at=1.0)
     assert found.mean == 0.75
     # The sample variance of 1, 0, 1, 1 is 0.25.
@@ -52,14 +52,14 @@ def test_one_answer_each() -> None:
     assert found.parts == (RewardPart("form", 0.375),)
 
 
-def test_several_answers_to_a_question_are_no_independent_evidence() -> None:
+def test_several_answers_to_a_question_do_not_count_as_independent() -> None:
     """Whole questions vary: twice the same answers do not halve the variance."""
     once = summed_up([row(1), row(0)], 1, solved_at=1.0)
     twice = summed_up([row(1, 1), row(0, 0)], 2, solved_at=1.0)
     assert once.se == twice.se == 0.5
 
 
-def test_one_question_has_no_error() -> None:
+def test_a_single_question_has_no_standard_error() -> None:
     assert math.isnan(summed_up([row(1, 0)], 2, solved_at=1.0).se)
 
 
@@ -73,13 +73,13 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_right_answer(right: int) -> No
     assert [each.k for each in found.passes] == [1, 2, 4]
 
 
-def test_lengths_and_cut_answers() -> None:
+def test_the_summary_has_lengths_and_the_share_of_truncated_answers() -> None:
     rows = [row(0.5, tokens=10, truncated=True), row(1.0, tokens=20)]
     found = summed_up(rows, 1, solved_at=0.5)
     assert (found.tokens, found.truncated, found.passes) == (15, 0.5, (PassAt(1, 1.0),))
 
 
-def test_extreme_rewards_have_no_error_and_many_parts_are_cut() -> None:
+def test_extreme_rewards_have_no_standard_error_and_the_number_of_parts_is_limited() -> None:
     found = summed_up([row(1e200), row(-1e200)], 1, solved_at=1.0)
     assert not math.isfinite(found.se)
     names = [RewardPart(f"part {number:03}", 1.0) for number in range(100)]

@@ -27,7 +27,9 @@ def learnt(groups: list[list[int]]) -> AnswerLengths:
 
 
 @pytest.mark.parametrize("written", [0, 50, 100, 300])
-def test_what_is_left_is_what_such_answers_still_needed(written: int) -> None:
+def test_the_expected_rest_is_what_earlier_answers_of_this_length_still_needed(
+    written: int,
+) -> None:
     groups = drawn(0.0, 0.8)
     left = fmean(each - written for group in groups for each in group if each > written)
     assert learnt(groups).left(written) == pytest.approx(left, rel=0.25)
@@ -39,7 +41,7 @@ def test_the_longer_an_answer_is_the_longer_it_still_takes() -> None:
     assert left == sorted(left)
 
 
-def test_siblings_tell_as_much_as_the_prompt_decides() -> None:
+def test_siblings_predict_a_length_as_far_as_the_prompt_decides_it() -> None:
     by_prompt, by_chance = learnt(drawn(0.8, 0.1)), learnt(drawn(0.0, 0.8))
     long, short = [400, 400], [30, 30]
     assert by_prompt.left(10, siblings=long) > 8 * by_prompt.left(10, siblings=short)
@@ -48,7 +50,7 @@ def test_siblings_tell_as_much_as_the_prompt_decides() -> None:
     )
 
 
-def test_a_row_that_was_answered_at_length_is_expected_to_be_so_again() -> None:
+def test_a_row_with_long_answers_is_expected_to_have_long_ones_again() -> None:
     lengths = learnt(drawn(0.8, 0.1))
     lengths.finished("long", [800] * 8)
     lengths.finished("short", [20] * 8)
@@ -57,7 +59,7 @@ def test_a_row_that_was_answered_at_length_is_expected_to_be_so_again() -> None:
 
 
 @pytest.mark.parametrize("group", [[5], [7, 7, 7], [1, 100_000], [0, 0]])
-def test_a_few_strange_lengths_leave_a_number(group: list[int]) -> None:
+def test_a_few_strange_lengths_still_give_a_finite_number(group: list[int]) -> None:
     lengths = AnswerLengths()
     lengths.finished("row", group)
     for written in (0, 1, 6, 10**7):

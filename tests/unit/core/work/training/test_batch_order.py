@@ -18,7 +18,7 @@ MIXES = [
 
 
 @pytest.mark.parametrize(("weights", "groups"), MIXES)
-def test_each_step_and_every_sum_of_steps_is_within_one_group_of_the_share(
+def test_each_step_and_every_sum_of_steps_has_each_share_within_one_group(
     weights: list[str], groups: int
 ) -> None:
     fractions = [Fraction(weight) for weight in weights]

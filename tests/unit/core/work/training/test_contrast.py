@@ -30,12 +30,12 @@ def group_of(*rewards: float) -> GroupRecord:
     ("rewards", "concerned"),
     [((1.0, 1.0), True), ((0.0, 0.0, 0.0), True), ((1.0, 0.0), False), ((1.0,), True)],
 )
-def test_rewards_that_are_all_the_same(rewards: tuple[float, ...], concerned: bool) -> None:
+def test_equal_rewards_are_recognised(rewards: tuple[float, ...], concerned: bool) -> None:
     assert VarianceFilter(rules()).concerns(group_of(*rewards)) is concerned
     assert not VarianceFilter(rules(filter_zero_variance=False)).concerns(group_of(*rewards))
 
 
-def test_where_groups_have_one_sample_it_is_not_filtered() -> None:
+def test_groups_of_one_sample_are_not_filtered() -> None:
     assert not VarianceFilter(rules(group_size=1)).concerns(group_of(1.0))
 
 
@@ -49,7 +49,7 @@ def test_each_step_filters_a_limited_number_of_groups() -> None:
         assert not variance_filter.filter()
 
 
-def test_groups_without_variance_are_filtered_so_often() -> None:
+def test_the_share_of_groups_without_variance_is_measured() -> None:
     world, _ = world_of(2, staleness_max=0)
     world.reward = lambda cursor, sample: 1.0
     request = world.ask_batch(1)

@@ -45,7 +45,7 @@ class Book:
         return ended
 
 
-def test_a_sample_goes_from_waiting_over_a_lease_to_kept() -> None:
+def test_a_sample_moves_from_waiting_over_a_lease_to_kept() -> None:
     book = Book()
     lease = book.grant(ONE, 0, 1)
     assert book.group.waiting == {2}
@@ -55,7 +55,7 @@ def test_a_sample_goes_from_waiting_over_a_lease_to_kept() -> None:
     assert book.group.stored().cursor == 2
 
 
-def test_an_ended_lease_is_attempted_again_by_anyone() -> None:
+def test_any_worker_may_attempt_the_samples_of_an_ended_lease() -> None:
     book = Book()
     first = book.grant(ONE, 0, 1, 2)
     book.keep(1)
@@ -68,7 +68,7 @@ def test_an_ended_lease_is_attempted_again_by_anyone() -> None:
     assert book.table.owner(TWO, again.key, 1) is None
 
 
-def test_a_late_result_empties_the_lease_that_has_the_sample() -> None:
+def test_a_lease_ends_when_late_results_of_all_its_samples_arrive() -> None:
     book = Book()
     first = book.grant(ONE, 0, 1, 2)
     book.end(first)
@@ -77,7 +77,7 @@ def test_a_late_result_empties_the_lease_that_has_the_sample() -> None:
     assert len(book.leases) == 0
 
 
-def test_a_useless_result_puts_its_sample_back_once() -> None:
+def test_a_useless_result_returns_its_sample_once() -> None:
     book = Book()
     lease = book.grant(ONE, 0, 1, 2)
     book.table.put_back(book.group, lease.key, 1)
@@ -90,7 +90,7 @@ def test_a_useless_result_puts_its_sample_back_once() -> None:
     assert book.group.waiting == set()
 
 
-def test_a_removed_group_takes_its_leases_along() -> None:
+def test_a_removed_group_ends_its_leases() -> None:
     book = Book()
     lease = book.grant(ONE, 0)
     assert book.table.remove(book.group) == [lease]

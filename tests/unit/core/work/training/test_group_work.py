@@ -5,7 +5,7 @@ from tests.support.coordinator_world import World, rules
 from tests.support.rollouts import SILENCE_S, grants, world_of
 
 
-def test_no_slot_is_empty_and_what_found_none_goes_first() -> None:
+def test_no_slot_stays_empty_and_samples_without_a_slot_go_first() -> None:
     world, (worker,) = world_of(5)
     assert [grant.samples for grant in grants(worker)] == [(0, 1), (0, 1), (0,)]
     first, _, third = grants(worker)

@@ -38,7 +38,7 @@ def test_silence_gives_the_open_samples_to_another_worker() -> None:
     assert any(isinstance(m, LeaseCancelled) for m in two.inbox)  # of the lease it never had
 
 
-def test_failed_leases_end_the_group_and_a_failing_worker_rests() -> None:
+def test_failed_leases_end_their_group_and_a_failing_worker_rests() -> None:
     world, (worker,) = world_of(2, staleness_max=0, trajectories_per_step=2)
     for _ in range(LEASE_FAILURES_MAX + 1):
         key = next(iter(worker.leases))
@@ -64,14 +64,14 @@ def test_a_reconnected_worker_keeps_its_leases_and_loses_what_it_forgot() -> Non
     assert grants(worker)[-1].attempt == 1
 
 
-def test_a_goodbye_frees_the_work_at_once() -> None:
+def test_a_goodbye_frees_the_workers_samples_at_once() -> None:
     world, (one, two) = world_of(2, 4, staleness_max=0, trajectories_per_step=2)
     owner, other = (one, two) if one.leases else (two, one)
     world.say(owner, Goodbye("stopping"))
     assert [grant.attempt for grant in grants(other)] == [1]
 
 
-def test_a_prompt_that_cannot_be_made_is_left_out() -> None:
+def test_a_prompt_that_cannot_be_made_is_skipped() -> None:
     """Another one takes its place, and the run stops only if many in a row cannot be made."""
     world, _ = world_of(2)
     cursor = world.ledger.recover().next_cursor("") + 50
@@ -97,7 +97,7 @@ def test_malformed_prompts_stop_the_run(tokens: bytes) -> None:
     assert world.stopped is not None
 
 
-def test_a_prompt_that_fills_the_context_is_left_out() -> None:
+def test_a_prompt_that_fills_the_context_is_skipped() -> None:
     world, _ = world_of(1, group_size=1, trajectories_per_step=1, context_max=6)
     groups = world.state._groups
     [note] = groups.prompt_drawn(PromptDrawn(10_000, pack_tokens([3] * 6)))

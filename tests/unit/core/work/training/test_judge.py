@@ -48,7 +48,7 @@ def test_a_result_is_kept_answered_and_scored() -> None:
     assert world.state.status().tokens_accepted == 3
 
 
-def test_results_for_leases_that_are_not_ones_own() -> None:
+def test_a_result_for_another_workers_lease_is_refused() -> None:
     world, (one, two) = world_of(2, 2)
     result = one.finish(*one.open[0])
     world.say(one, result)
@@ -60,7 +60,7 @@ def test_results_for_leases_that_are_not_ones_own() -> None:
     assert "it was never given this lease" in world.state.status().faults[-1].text
 
 
-def test_a_bad_result_is_refused_and_its_sample_leased_again() -> None:
+def test_a_bad_result_is_refused_and_its_sample_is_leased_again() -> None:
     world, (worker,) = world_of(2)
     key, sample = worker.open[0]
     world.say(worker, worker.finish(key, sample, tokens=(99,)))
@@ -133,7 +133,7 @@ def test_a_stream_of_impossible_results_is_named_and_ends_in_quarantine() -> Non
     assert not alerts_of(world, "worker_misreports")
 
 
-def test_a_stream_of_guessed_leases_ends_in_quarantine_and_one_that_is_over_is_none() -> None:
+def test_many_guessed_leases_end_in_quarantine_but_ended_leases_do_not() -> None:
     world, (guesser, late, _) = world_of(2, 2, 2)
     over = late.finish(*late.open[0])
     theirs = next(iter(late.leases))
@@ -164,7 +164,7 @@ def test_a_late_result_of_an_earlier_attempt_still_counts() -> None:
     assert world.state.status().groups.buffered == 1
 
 
-def test_a_worker_may_call_the_end_of_the_context_a_length() -> None:
+def test_a_worker_may_report_the_end_of_the_context_as_a_length() -> None:
     """Leases allow no more tokens than fit, so no engine has to know the model's context."""
     world, (worker,) = world_of(1, group_size=1, trajectories_per_step=1, context_max=6)
     [lease] = [m for m in worker.inbox if isinstance(m, LeaseGranted)][-1:]
@@ -174,7 +174,7 @@ def test_a_worker_may_call_the_end_of_the_context_a_length() -> None:
     assert _kept(world) == ("context", room)
 
 
-def test_where_the_coordinator_does_not_know_the_context_workers_are_believed() -> None:
+def test_workers_are_believed_if_the_coordinator_does_not_know_the_context() -> None:
     world, (worker,) = world_of(1, group_size=1, trajectories_per_step=1)
     world.say(worker, worker.finish(*worker.open[0], tokens=[7, 7], finish="context"))
     assert _kept(world) == ("context", 2)
@@ -202,7 +202,7 @@ def test_a_result_that_fitted_the_rules_before_a_restart_is_no_fault() -> None:
     assert dropped(world) == []
 
 
-def test_with_mask_the_last_result_tells_that_a_group_is_too_old() -> None:
+def test_the_last_result_shows_that_a_group_is_too_old_with_mask() -> None:
     """Until it is whole it might still get a token that counts; then it makes room at once."""
     world, (slow, _) = world_of(2, 2, staleness_max=1, over_stale="mask", trajectories_per_step=2)
     first, last = slow.open
@@ -221,7 +221,7 @@ def scored(world: World) -> SampleScored:
     return event
 
 
-def test_a_failed_reward_ends_its_group_and_is_said() -> None:
+def test_a_failed_reward_ends_its_group_and_is_reported() -> None:
     world, (worker,) = world_of(2)
     world.reward = lambda cursor, sample: None
     world.say(worker, worker.finish(*worker.open[0]))
@@ -276,7 +276,7 @@ def test_a_group_with_one_sample_left_teaches_nothing() -> None:
     assert world.state.status().groups_dropped == {"filtered": 1}
 
 
-def test_a_reward_with_a_reason_counts_and_is_said() -> None:
+def test_a_reward_with_a_reason_counts_and_its_reason_is_reported() -> None:
     world, (worker,) = world_of(2)
     world.say(worker, worker.finish(*worker.open[0]))
     world.pending.clear()
@@ -287,7 +287,7 @@ def test_a_reward_with_a_reason_counts_and_is_said() -> None:
     assert (kept.reward, kept.reward_parts) == (0.0, parts)
 
 
-def test_a_reward_that_is_no_number_is_a_failed_one() -> None:
+def test_a_reward_that_is_no_number_counts_as_failed() -> None:
     world, (worker,) = world_of(2)
     world.say(worker, worker.finish(*worker.open[0]))
     world.pending.clear()
@@ -301,7 +301,7 @@ def paired(*slots: int, **changes: object) -> tuple[World, list[FakePeer]]:
     return world_of(*slots, tasks=tasks, **changes)
 
 
-def test_of_twice_as_many_samples_those_that_contrast_most_are_kept() -> None:
+def test_the_samples_with_the_most_contrast_are_kept_of_twice_as_many() -> None:
     """Also over a restart. The others have been paid for: they count as wasted, and against no worker."""
     world, (worker,) = paired(4)
     world.reward = lambda cursor, sample: (0.5, 0.0, 0.5, 1.0)[sample]
@@ -349,7 +349,7 @@ def test_pairs_whose_rewards_are_all_equal_are_filtered_whole() -> None:
     assert (status.groups_dropped, status.trajectories.dropped) == ({"filtered": 1}, 4)
 
 
-def test_rewards_that_fail_cost_pairs_nothing_as_long_as_others_are_left() -> None:
+def test_failed_rewards_cost_a_pair_nothing_while_other_samples_are_left() -> None:
     world, (worker,) = paired(4)
     world.reward = lambda cursor, sample: None if sample < 2 else float(sample)
     [(key, *_), *_] = worker.open
@@ -361,7 +361,7 @@ def test_rewards_that_fail_cost_pairs_nothing_as_long_as_others_are_left() -> No
     assert world.state.status().groups.buffered == 1
 
 
-def test_other_rules_after_a_restart_drop_the_groups_that_were_drawn_otherwise() -> None:
+def test_groups_drawn_under_other_rules_are_dropped_after_a_restart() -> None:
     world, (worker,) = paired(4)
     [(key, *_), *_] = worker.open
     world.say(worker, worker.finish(key, 3))
@@ -370,7 +370,7 @@ def test_other_rules_after_a_restart_drop_the_groups_that_were_drawn_otherwise()
     assert world.state.status().groups_dropped == {"rules": 1}
 
 
-def test_pairs_that_waited_for_an_audit_are_chosen_when_it_is_off() -> None:
+def test_pairs_that_waited_for_an_audit_are_chosen_once_the_audit_is_off() -> None:
     world, (worker,) = paired(4)
     [(key, *_), *_] = worker.open
     world.ledger.append(LEARNT)

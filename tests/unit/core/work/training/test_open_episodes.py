@@ -106,7 +106,7 @@ def test_an_episode_is_written_turn_by_turn() -> None:
 
 
 @pytest.mark.parametrize("without", [None, 2])
-def test_columns_go_on_over_turns_unless_one_lacks_them(without: int | None) -> None:
+def test_columns_continue_over_turns_unless_one_turn_lacks_them(without: int | None) -> None:
     world, (worker,) = playing(2, columns=("experts", "half"))
     for turn in range(4):
         for key, sample in list(worker.open):
@@ -127,7 +127,7 @@ def test_columns_go_on_over_turns_unless_one_lacks_them(without: int | None) -> 
         assert found.array.tolist() == numbers.tolist()
 
 
-def test_between_two_turns_a_sample_has_no_slot() -> None:
+def test_a_sample_holds_no_slot_between_two_turns() -> None:
     world, (worker,) = playing(1)
     end_turn(world, worker)
     assert world.state.status().groups.leases == 1, "the other sample has the slot"
@@ -158,7 +158,7 @@ def test_the_status_says_which_samples_wait_between_two_turns() -> None:
     assert episodes() == (0, 1, 0.5, 2.5), "nobody is here to write its second turn"
 
 
-def test_the_next_turn_goes_on_from_everything_before_it() -> None:
+def test_the_next_turn_continues_from_all_earlier_tokens() -> None:
     world, (worker,) = playing(2)
     first = next(lease for lease in grants(worker) if 1 in lease.samples)
     world.say(worker, worker.finish(*worker.open[-1], tokens=ANSWER))
@@ -183,7 +183,7 @@ def bytes_of(tokens: tuple[int, ...]) -> bytes:
     return b"".join(token.to_bytes(4, "little") for token in tokens)
 
 
-def test_a_turn_that_its_worker_did_not_finish_goes_on_elsewhere() -> None:
+def test_a_turn_that_its_worker_did_not_finish_continues_at_another() -> None:
     """Only the unfinished turn can be lost; the turns before it are not written again."""
     world, (one, two) = playing(2, 2)
     holder = one if any(sample == 1 for _, sample in one.open) else two
@@ -201,7 +201,7 @@ def test_a_turn_that_its_worker_did_not_finish_goes_on_elsewhere() -> None:
     assert (moved.written, moved.earlier, moved.max_new_tokens) == (2, 3, 6)
 
 
-def test_a_branch_that_its_worker_did_not_finish_goes_on_elsewhere() -> None:
+def test_a_branch_that_its_worker_did_not_finish_continues_at_another() -> None:
     """The context holds the prompt and the branch alone, so what came before takes no room there."""
     world, (one, two) = playing(2, 2, context_max=9)
     worker = one if any(sample == 1 for _, sample in one.open) else two
@@ -221,7 +221,7 @@ def test_a_branch_that_its_worker_did_not_finish_goes_on_elsewhere() -> None:
     assert (moved.prompt, moved.written) == (branch + pack_tokens([7, 8]), 2)
 
 
-def test_a_turn_goes_elsewhere_once_its_worker_serves_another_version() -> None:
+def test_a_turn_goes_to_another_worker_once_its_own_serves_another_version() -> None:
     world, (one, two) = playing(1, 1)
     holder = one if one.open[0][1] == 1 else two
     other = two if holder is one else one
@@ -233,7 +233,7 @@ def test_a_turn_goes_elsewhere_once_its_worker_serves_another_version() -> None:
     assert other.open
 
 
-def test_a_restart_asks_the_environment_again_and_loses_no_turn(
+def test_a_restarted_coordinator_asks_the_environment_again_and_loses_no_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     world, (worker,) = playing(2)
@@ -255,7 +255,7 @@ def test_a_restart_asks_the_environment_again_and_loses_no_turn(
     assert [(each.sample, each.turns) for each in kept(world)] == [(0, 1), (1, 4)]
 
 
-def test_an_answered_turn_is_never_asked_for_again() -> None:
+def test_an_answered_turn_is_never_requested_again() -> None:
     """`ModelEnvironment` fails if it is; here the coordinator dies after every event."""
     world, (worker,) = playing(2)
     for _ in range(200):
@@ -300,7 +300,7 @@ def test_an_episode_without_room_for_another_turn_is_cut_off(
     assert [each.sample for each in forgotten] == [1]
 
 
-def test_an_environment_that_fails_costs_its_sample_alone() -> None:
+def test_an_environment_that_fails_costs_only_its_sample() -> None:
     world, (worker,) = playing(2)
     world.reward = lambda cursor, sample: None if sample == 0 else 1.0
     end_turn(world, worker)
@@ -326,7 +326,7 @@ def test_answers_of_an_environment_that_come_twice_or_too_late_change_nothing() 
     assert world.ledger.turns[GroupId(0), 1] == before
 
 
-def test_a_repeated_turn_is_known_also_after_a_restart() -> None:
+def test_a_repeated_turn_is_recognised_even_after_a_restart() -> None:
     world, (worker,) = playing(2)
     key, sample = worker.open[-1]
     result = worker.finish(key, sample, tokens=ANSWER)
@@ -351,7 +351,7 @@ def test_episodes_of_a_revoked_version_begin_again() -> None:
     assert (GroupId(0), 1) not in world.ledger.turns
 
 
-def test_an_agent_hears_whether_its_end_counts() -> None:
+def test_an_agent_learns_whether_its_end_counts() -> None:
     """With mask only the last end tells that a group is too old. Its agent waits for an answer, too."""
     task = TaskRules(
         max_new_tokens=8,

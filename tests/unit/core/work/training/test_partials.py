@@ -76,7 +76,7 @@ def faults(world: World) -> list[str]:
     return [fault.text for fault in world.state.status().faults if fault.kind == "progress"]
 
 
-def test_a_dying_workers_tokens_go_on_elsewhere() -> None:
+def test_tokens_of_a_lost_worker_are_continued_by_another() -> None:
     world, one, two, key = two_workers()
     first = grants(one)[0]
     world.say(one, one.wrote(key, 0, 7, 8))
@@ -136,7 +136,7 @@ def finish_all(world: World, peer: FakePeer) -> None:
         world.say(peer, peer.finish(*peer.open[0]))
 
 
-def test_the_joined_spans_name_who_wrote_what() -> None:
+def test_the_joined_spans_name_the_version_and_worker_of_each_token() -> None:
     world, one, two, _ = two_versions()
     world.say(one, Goodbye("SIGTERM"))
     while not (again := grants(two)[-1]).attempt:
@@ -150,7 +150,7 @@ def test_the_joined_spans_name_who_wrote_what() -> None:
     assert world.ledger.groups[again.group].record.trajectories[-1] is kept(world)
 
 
-def test_no_worker_goes_on_with_an_older_version() -> None:
+def test_no_worker_continues_a_partial_with_an_older_version() -> None:
     """Until somebody serves the last span's version, or it has waited for too long."""
     world, old, new, _ = two_versions()
     key = next(iter(new.leases))
@@ -166,7 +166,7 @@ def test_no_worker_goes_on_with_an_older_version() -> None:
     assert (tokens_of(again.prompt)[-1], again.oldest) == (7, 1)
 
 
-def test_a_partial_that_no_worker_goes_on_from_starts_again() -> None:
+def test_a_partial_that_no_worker_can_continue_starts_again() -> None:
     world, old, new, _ = two_versions()
     key = next(iter(new.leases))
     world.say(new, new.wrote(key, 0, 7))
@@ -179,7 +179,7 @@ def test_a_partial_that_no_worker_goes_on_from_starts_again() -> None:
     assert (len(tokens_of(again.prompt)), again.max_new_tokens) == (3, 8)
 
 
-def test_a_sample_that_no_worker_could_begin_again_waits_on() -> None:
+def test_a_sample_that_no_worker_can_begin_again_keeps_waiting() -> None:
     """A run whose only worker is away: it goes on where it was, however long that takes."""
     world, (worker,) = world_of(1, **ONE_GROUP)
     key = next(iter(worker.leases))
@@ -191,7 +191,7 @@ def test_a_sample_that_no_worker_could_begin_again_waits_on() -> None:
     assert tokens_of(grants(worker)[-1].prompt)[-1] == 7
 
 
-def test_a_silent_workers_tokens_go_on_too() -> None:
+def test_tokens_of_a_silent_worker_are_continued_too() -> None:
     world, one, two, key = two_workers()
     world.say(one, one.wrote(key, 0, 7))
     while len(grants(two)) == 0:
@@ -200,7 +200,7 @@ def test_a_silent_workers_tokens_go_on_too() -> None:
     assert tokens_of(grants(two)[-1].prompt)[-1] == 7
 
 
-def test_a_restarted_workers_tokens_go_on_too() -> None:
+def test_tokens_of_a_restarted_worker_are_continued_too() -> None:
     """Its new process has served nothing yet; who wrote them was judged when they came."""
     world, one, two, key = two_workers()
     world.say(one, one.wrote(key, 0, 7))
@@ -210,7 +210,7 @@ def test_a_restarted_workers_tokens_go_on_too() -> None:
     assert tokens_of(grants(two)[-1].prompt)[-1] == 7
 
 
-def test_of_a_revoked_worker_no_more_is_taken() -> None:
+def test_no_more_tokens_of_a_revoked_worker_are_accepted() -> None:
     world, one, two, key = two_workers()
     world.say(one, one.wrote(key, 0, 7))
     world.handle(PeerRevoked(one.peer))
@@ -272,7 +272,7 @@ def test_bad_progress_is_forgotten_and_counted_once(bad: SampleDelta) -> None:
     assert kept(world).spans == (AuthoredSpan(0, 3, *_parts(0), two.peer),)
 
 
-def test_progress_of_what_is_not_open_is_nothing() -> None:
+def test_progress_of_a_sample_that_is_not_open_is_ignored() -> None:
     world, one, _, key = two_workers()
     world.say(one, replace(one.wrote(key, 0, 7), samples=(replace(delta(5, start=0), sample=4),)))
     world.say(one, one.wrote(HeldLease(key.lease, 7), 0, 7))
@@ -304,7 +304,7 @@ def handed_to(world: World, old: FakePeer, new: FakePeer) -> tuple[HeldLease, in
     return next(at for at in old.open if at[0].attempt)
 
 
-def test_a_result_is_not_older_than_what_it_goes_on_from() -> None:
+def test_a_result_is_not_older_than_the_partial_that_it_continues() -> None:
     world, old, new, _ = two_versions()
     result = old.finish(*handed_to(world, old, new))
     world.say(old, replace(result, spans=(VersionSpan(0, 3, *_parts(0)),)))
@@ -312,7 +312,7 @@ def test_a_result_is_not_older_than_what_it_goes_on_from() -> None:
     assert answer.reason == "span versions decrease"
 
 
-def test_a_revoked_version_takes_its_tokens_along() -> None:
+def test_tokens_of_a_revoked_version_are_dropped() -> None:
     """Running on them, waiting, and under way: what older versions wrote before stays."""
     world, old, new, _ = two_versions()
     key = next(iter(new.leases))
@@ -327,7 +327,7 @@ def test_a_revoked_version_takes_its_tokens_along() -> None:
     assert not any(6 in tokens_of(grant.prompt)[3:] for grant in grants(old))
 
 
-def test_a_lease_that_goes_on_from_a_revoked_version_is_called_off() -> None:
+def test_a_lease_that_continues_tokens_of_a_revoked_version_is_cancelled() -> None:
     world, old, new, _ = two_versions()
     key, _ = handed_to(world, old, new)
     world.open_session(0)
@@ -335,7 +335,7 @@ def test_a_lease_that_goes_on_from_a_revoked_version_is_called_off() -> None:
     assert world.state.status().groups.leases == 0
 
 
-def test_a_partial_that_no_worker_gets_on_with_starts_again() -> None:
+def test_a_partial_on_which_no_worker_makes_progress_starts_again() -> None:
     world, one, two, key = two_workers()
     world.say(one, one.wrote(key, 0, 7))
     world.say(one, Goodbye("SIGTERM"))
@@ -350,7 +350,7 @@ def test_a_partial_that_no_worker_gets_on_with_starts_again() -> None:
     assert dropped(world) == []
 
 
-def test_every_hand_adds_its_tokens() -> None:
+def test_every_worker_adds_its_tokens_to_a_partial() -> None:
     """As long as it goes on, how many hands it takes does not matter."""
     world, one, two, key = two_workers()
     world.say(one, one.wrote(key, 0, 7))
@@ -402,7 +402,7 @@ def test_a_partial_that_is_too_old_is_forgotten() -> None:
         assert partials.forget([group], now=30.0) is None
 
 
-def test_a_late_result_is_joined_with_what_its_own_attempt_had() -> None:
+def test_a_late_result_is_joined_with_the_tokens_of_its_own_attempt() -> None:
     world, one, two, key = two_workers()
     world.say(one, one.wrote(key, 0, 7, 8))
     late = one.finish(key, 0, tokens=(7, 8, 9, 1))
@@ -414,7 +414,7 @@ def test_a_late_result_is_joined_with_what_its_own_attempt_had() -> None:
     assert two.leases == {}
 
 
-def test_tokens_that_a_worker_goes_on_from_are_durable() -> None:
+def test_tokens_that_another_worker_continues_are_durable() -> None:
     world, one, two, key = two_workers()
     world.say(one, one.wrote(key, 0, 7, 8))
     world.say(one, Goodbye("SIGTERM"))
@@ -426,7 +426,7 @@ def test_tokens_that_a_worker_goes_on_from_are_durable() -> None:
     assert result.tokens == pack_tokens([3, 4, 1])
 
 
-def test_columns_are_joined_where_another_worker_goes_on() -> None:
+def test_columns_are_joined_when_another_worker_continues() -> None:
     """In memory, after a crash, and in what tells a repeat from another result."""
     world, one, two, key = two_workers(columns=("experts", "half"))
     for report in (one.wrote(key, 0, 7, 8), one.wrote(key, 0, 9, start=2)):
@@ -460,7 +460,7 @@ def test_columns_that_the_run_does_not_name_are_dropped_on_arrival() -> None:
     assert kept(world).columns == columns_of([7, 8, 1])[1:]
 
 
-def test_one_death_is_one_failure_of_each_sample() -> None:
+def test_the_loss_of_a_worker_is_one_failure_of_each_of_its_samples() -> None:
     """Whoever took over many samples of a group holds a lease for each."""
     world, (one, two) = world_of(16, 16, group_size=16, trajectories_per_step=16, staleness_max=0)
     one, two, key = owner_and_other(world, one, two)
@@ -477,7 +477,7 @@ def test_one_death_is_one_failure_of_each_sample() -> None:
     assert len(one.leases) == 16
 
 
-def test_failures_of_one_moment_are_one_rest() -> None:
+def test_simultaneous_failures_make_a_worker_rest_once() -> None:
     world, (one, two) = world_of(4, 4, group_size=4, trajectories_per_step=4, staleness_max=0)
     one, two, key = owner_and_other(world, one, two)
     world.say(
@@ -493,7 +493,7 @@ def test_failures_of_one_moment_are_one_rest() -> None:
     assert len(two.leases) == 4
 
 
-def test_a_dropped_sample_counts_by_all_tokens_that_were_written_for_it() -> None:
+def test_a_dropped_sample_counts_with_all_tokens_that_were_written_for_it() -> None:
     """The length bias shows only if unfinished answers count: it is the long ones that are cut off by their age."""
     world, _, new, _ = two_versions()
     key = next(iter(new.leases))

@@ -101,7 +101,7 @@ def test_a_group_waits_for_its_late_sample(changes: dict[str, float]) -> None:
     assert world.state.status().groups.buffered == 1
 
 
-def test_two_of_four_are_too_many_to_go_on_without() -> None:
+def test_a_group_of_four_does_not_go_on_without_two_samples() -> None:
     world, (one, two) = world_of(
         2, 2, group_size=4, group_min=2, trajectories_per_step=4, staleness_max=0, group_patience=PATIENCE, tasks=TASKS
     )  # fmt: skip

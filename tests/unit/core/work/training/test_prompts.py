@@ -12,7 +12,7 @@ def taken(prompts: Prompts) -> DrawnPrompt | None:
     return prompt
 
 
-def test_drawn_ahead_and_taken_in_order() -> None:
+def test_prompts_are_drawn_ahead_and_taken_in_order() -> None:
     prompts = Prompts(7, Sampler(None))
     assert prompts.ask(2) == [DrawPrompt(7), DrawPrompt(8)]
     assert prompts.ask(2) == []
@@ -27,7 +27,7 @@ def test_drawn_ahead_and_taken_in_order() -> None:
     ]
 
 
-def test_given_back_ones_come_first_and_count() -> None:
+def test_prompts_that_were_given_back_come_first_and_count() -> None:
     prompts = Prompts(0, Sampler(None))
     prompts.give_back(DrawnPrompt(3, b"3"))
     assert prompts.ask(1) == []
@@ -47,14 +47,14 @@ def test_prompts_given_back_before_a_restart_are_drawn_again_also_after_the_end(
     assert prompts.over
 
 
-def test_the_prompts_are_not_over_before_those_given_back_have_come() -> None:
+def test_the_prompts_do_not_end_before_those_given_back_are_used() -> None:
     prompts = Prompts(9, Sampler(None), again=[2, 5])
     prompts.ended(9)
     assert not prompts.over
     assert prompts.ask(2) == [DrawPrompt(2), DrawPrompt(5)]
 
 
-def test_never_more_than_the_limit() -> None:
+def test_the_number_of_prompts_drawn_ahead_is_limited() -> None:
     prompts = Prompts(0, Sampler(None))
     assert len(prompts.ask(10 * PROMPTS_AHEAD_MAX)) == PROMPTS_AHEAD_MAX
     prompts.check()

@@ -79,7 +79,7 @@ def test_a_welcome_keeps_what_still_runs_and_cancels_the_rest() -> None:
     assert len(grants(worker)) == 1
 
 
-def test_a_lease_the_hello_does_not_name_goes_to_another_worker_at_once() -> None:
+def test_a_lease_that_the_hello_does_not_name_goes_to_another_worker_at_once() -> None:
     world, (one, two) = world_of(2, 2, **ONE_STEP)
     key = next(iter(one.leases))
     cut(world, one)
@@ -99,7 +99,7 @@ def test_an_unanswered_result_counts_although_its_lease_went_to_another_worker()
     assert late[0].attempt == 0
 
 
-def test_a_lease_that_ended_in_silence_runs_on_if_no_worker_took_over() -> None:
+def test_a_lease_that_ended_in_silence_continues_if_no_worker_took_it_over() -> None:
     """A sole worker that was cut off for a while loses nothing."""
     world, (worker,) = world_of(2, **ONE_STEP)
     (key,) = worker.leases
@@ -131,7 +131,7 @@ def test_a_lease_is_revived_without_the_samples_of_another_worker() -> None:
     assert world.state.status().groups.leases == 0
 
 
-def test_generation_for_a_lease_that_another_worker_has_is_called_off() -> None:
+def test_generation_for_a_lease_that_another_worker_has_is_cancelled() -> None:
     world, one, two, key = taken_over()
     result = one.finish(key, 0)
     world.connect(one.name, slots=2)
@@ -222,7 +222,7 @@ def test_a_repeat_is_acknowledged_after_a_restart_even_of_a_finished_group() -> 
 # --- two live sessions
 
 
-def test_of_two_live_sessions_the_newer_wins() -> None:
+def test_the_newer_of_two_live_sessions_wins() -> None:
     world, (worker,) = world_of(2)
     (key,) = worker.leases
     old = worker.session
@@ -233,7 +233,7 @@ def test_of_two_live_sessions_the_newer_wins() -> None:
     assert answers(worker) == [(True, "")]
 
 
-def test_three_flips_a_minute_refuse_both() -> None:
+def test_three_changes_of_session_a_minute_refuse_both() -> None:
     world, (worker,) = world_of(2)
     for _ in range(FLIPS_MAX):
         world.connect(worker.name, slots=2)
@@ -273,7 +273,7 @@ def test_a_lease_is_renewed_by_progress() -> None:
     assert len(grants(worker)) == 1
 
 
-def test_a_lease_whose_tokens_are_told_again_and_again_ends_too() -> None:
+def test_a_lease_that_reports_the_same_tokens_again_and_again_ends_too() -> None:
     world, (one, two) = world_of(2, 2, **ONE_STEP)
     (key,) = one.leases
     for _ in range(int(STUCK_S) + 1):
@@ -297,7 +297,7 @@ def test_a_lease_whose_progress_has_no_token_ends_too() -> None:
 # --- the coordinator restarts
 
 
-def test_workers_carry_on_with_their_leases_and_nothing_is_granted_twice() -> None:
+def test_workers_continue_their_leases_after_a_restart_and_none_is_granted_twice() -> None:
     world, (one, two) = world_of(2, 2)
     before = {peer.name: dict(peer.leases) for peer in (one, two)}
     world.crash()
@@ -307,7 +307,7 @@ def test_workers_carry_on_with_their_leases_and_nothing_is_granted_twice() -> No
     assert dropped(world) == []
 
 
-def test_silence_counts_from_zero_after_a_restart() -> None:
+def test_the_silence_of_a_worker_counts_from_zero_after_a_restart() -> None:
     """A worker that does not come back is silent from the restart on."""
     world, (one, two) = world_of(2, 2, **ONE_STEP)
     (key,) = one.leases
@@ -319,7 +319,7 @@ def test_silence_counts_from_zero_after_a_restart() -> None:
     assert list(two.leases) == [HeldLease(key.lease, 1)]
 
 
-def test_a_lease_that_was_written_and_never_said_is_given_again() -> None:
+def test_a_lease_that_was_recorded_but_never_sent_is_granted_again() -> None:
     """The coordinator died between its transaction and its answers."""
     world, (worker,) = world_of(2, **ONE_STEP)
     (key,) = worker.leases
@@ -328,7 +328,7 @@ def test_a_lease_that_was_written_and_never_said_is_given_again() -> None:
     assert list(worker.leases) == [HeldLease(key.lease, 1)]
 
 
-def test_an_attempt_that_ended_before_the_restart_runs_no_more() -> None:
+def test_an_attempt_that_ended_before_the_restart_stays_ended() -> None:
     world, (one, two) = world_of(2, 2, **ONE_STEP)
     (key,) = one.leases
     one.forget(key)
@@ -353,7 +353,7 @@ def test_late_results_of_ended_attempts_count_after_a_restart_too() -> None:
     assert not two.leases
 
 
-def test_samples_under_way_go_on_elsewhere_after_a_restart() -> None:
+def test_samples_under_way_continue_at_other_workers_after_a_restart() -> None:
     """Progress is not durable: a worker tells it again, and then dies."""
     world, (one, two) = world_of(1, 1, staleness_max=0, group_size=1, trajectories_per_step=1)
     one, two = sorted((one, two), key=lambda peer: not peer.leases)
@@ -392,7 +392,7 @@ def test_a_changed_limit_ends_leases_that_no_longer_fit() -> None:
     assert grants(worker)[-1].max_new_tokens == 3
 
 
-def test_a_smaller_group_size_ends_leases_of_samples_that_are_no_more() -> None:
+def test_a_smaller_group_size_ends_leases_of_removed_samples() -> None:
     world, (worker,) = world_of(2)
     late = [worker.finish(*at) for at in list(worker.open)]
     worker.unanswered.clear()
@@ -404,7 +404,7 @@ def test_a_smaller_group_size_ends_leases_of_samples_that_are_no_more() -> None:
     assert all(grant.samples == (0,) for grant in grants(worker)[1:])
 
 
-def test_a_restart_scores_and_leases_what_is_open() -> None:
+def test_a_restarted_coordinator_scores_and_leases_all_open_samples() -> None:
     world, (worker,) = world_of(2)
     key, _ = worker.open[0]
     world.say(worker, worker.finish(key, 0))
@@ -418,7 +418,7 @@ def test_a_restart_scores_and_leases_what_is_open() -> None:
     assert answers(worker)[-1] == (True, "")
 
 
-def test_a_changed_group_size_drops_what_does_not_fit() -> None:
+def test_a_changed_group_size_drops_groups_that_do_not_fit() -> None:
     world, (worker,) = world_of(2)
     world.say(worker, worker.finish(worker.open[0][0], 1))
     world.rules = rules(group_size=1)

@@ -72,7 +72,7 @@ def alerts(world: World) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("slots", "probed"), [((4, 4), (0, 8)), ((8,), (8, 0)), ((4, 4), (8, 0))])
-def test_rewards_that_never_came_stop_the_run(
+def test_rewards_that_always_failed_stop_the_run(
     slots: tuple[int, ...], probed: tuple[int, int]
 ) -> None:
     """The answers of two workers fail, or expected answers do."""
@@ -84,7 +84,7 @@ def test_rewards_that_never_came_stop_the_run(
     assert world.stopped.startswith("the rewards of task '' do not come: crashed")
 
 
-def test_an_alert_says_so_at_the_first_failure() -> None:
+def test_the_first_failure_of_a_reward_raises_an_alert() -> None:
     world, workers = run_of(1, reward=broken, probed=(8, 0))
     assert "rewards_fail" not in alerts(world)
     answer_all(world, *workers)
@@ -135,7 +135,7 @@ def test_a_few_failures_of_few_prompts_do_not_stop_the_run() -> None:
     assert world.stopped is None
 
 
-def test_a_task_of_few_prompts_needs_no_more_of_them() -> None:
+def test_failures_of_a_task_with_few_prompts_stop_the_run_too() -> None:
     world, workers = run_of(1, reward=broken, probed=(2, 0))
     answer_all(world, *workers)
     pass_time(world, FAILING_S + 1)
@@ -166,7 +166,7 @@ def test_a_worker_whose_answers_alone_fail_is_set_aside() -> None:
     assert "rewards_fail" not in alerts(world)
 
 
-def test_a_task_that_worked_before_is_away_and_comes_back() -> None:
+def test_a_task_that_worked_before_is_paused_and_resumes() -> None:
     world, workers = run_of(4, 4, reward=fine, probed=(8, 0))
     answer(world, workers, 8)
     world.reward = broken
@@ -199,7 +199,7 @@ def test_a_task_that_stays_away_stops_the_run() -> None:
     assert "they have failed for 30 minutes: crashed" in str(world.stopped)
 
 
-def test_one_reward_among_failures_is_enough() -> None:
+def test_one_reward_among_failures_keeps_the_run_going() -> None:
     world, workers = run_of(
         4, 4, reward=lambda cursor, sample: None if (cursor + sample) % 8 else 1.0, probed=(8, 0)
     )
@@ -207,7 +207,7 @@ def test_one_reward_among_failures_is_enough() -> None:
     assert world.stopped is None
 
 
-def test_held_samples_are_asked_for_again_with_growing_pauses() -> None:
+def test_held_samples_are_scored_again_after_growing_pauses() -> None:
     watch = RewardWatch(["t"], succeeded=True)
     for number in range(FAILURES_MAX):
         watch.failed("t", (GroupId(number), 0), number, PeerId("w"), "no", now=0.0)
@@ -231,13 +231,13 @@ def test_held_samples_are_asked_for_again_with_growing_pauses() -> None:
     assert (watch.alert, watch.away, watch.wake_at()) == (False, set(), None)
 
 
-def test_nothing_is_asked_again_of_a_group_that_is_gone() -> None:
+def test_held_samples_of_a_removed_group_are_not_scored_again() -> None:
     world, _ = run_of(1, reward=fine, probed=(0, 8))
     assert world.state._groups._judge.ask_again((GroupId(77), 0)) == []
     assert not any(isinstance(each, ScoreSample) for each in world.actions)
 
 
-def test_a_probe_that_takes_long_keeps_no_clock_standing() -> None:
+def test_a_slow_probe_sets_no_deadline_while_it_runs() -> None:
     watch = RewardWatch(["t"], succeeded=False)
     watch.failed("t", (GroupId(0), 0), 0, PeerId("w"), "no", now=0.0)
     assert watch.probes()

@@ -30,7 +30,7 @@ def wants(sampler: Sampler, row: str, newest: int) -> bool:
     return sampler.wants(row, Version(newest))
 
 
-def test_without_a_filter_every_row_is_asked_and_nothing_is_remembered() -> None:
+def test_every_row_is_asked_and_none_is_remembered_without_a_filter() -> None:
     sampler = Sampler(None)
     assert judge(sampler, "a", 3, equal=True) is None
     assert wants(sampler, "a", 3)
@@ -67,7 +67,7 @@ def test_prompts_without_a_row_are_always_asked() -> None:
     assert wants(sampler, "", 3)
 
 
-def test_when_all_rows_are_retired_one_is_asked_after_a_while() -> None:
+def test_one_row_is_asked_after_a_while_if_all_are_retired() -> None:
     """After one round of all rows: nothing else can be asked, and no new version would come."""
     sampler = Sampler(RowFilter(1, 10_000))
     for row in "abc":
@@ -77,7 +77,9 @@ def test_when_all_rows_are_retired_one_is_asked_after_a_while() -> None:
     assert not wants(sampler, "b", 0)
 
 
-def test_not_too_many_prompts_in_a_row_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_consecutively_skipped_prompts_is_limited(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(module, "PASSED_MAX", 2)
     sampler = Sampler(RowFilter(1, 10_000))
     for row in "abc":
@@ -120,7 +122,7 @@ def test_a_dull_row_is_asked_again_ever_more_rarely() -> None:
     assert asked_at == [4, 12, 24]
 
 
-def test_of_the_volatility_half_is_the_newest_groups() -> None:
+def test_the_newest_group_makes_half_of_the_volatility() -> None:
     sampler = known_rows(0.4)
     found = judge(sampler, "0", 7, equal=True)
     assert found == RowJudged(source("0"), 2, 1, 0.2, Version(7))
@@ -129,13 +131,13 @@ def test_of_the_volatility_half_is_the_newest_groups() -> None:
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.1, 1 / 3])
-def test_where_all_rows_are_alike_all_are_asked(spread: float) -> None:
+def test_all_rows_are_asked_if_all_are_alike(spread: float) -> None:
     """Also if their mean cannot be told exactly: 0.1 + 0.1 + ... is not n times 0.1."""
     sampler = known_rows(*[spread] * 49)
     assert all(wants(sampler, str(row), 0) for row in range(49))
 
 
-def test_where_only_dull_rows_come_one_is_asked_after_a_while() -> None:
+def test_one_row_is_asked_after_a_while_if_only_dull_rows_come() -> None:
     sampler = known_rows(0.0, 0.0, 1.0)
     assert [wants(sampler, row, 0) for row in "0101"] == [False, False, False, True]
 
@@ -152,7 +154,7 @@ def test_another_sampler_before_a_restart_does_no_harm() -> None:
 
 
 @pytest.mark.parametrize("policy", [RowFilter(2, 20), Informative(0.05)])
-def test_a_restart_chooses_what_would_have_been_chosen(policy: RowFilter | Informative) -> None:
+def test_a_restarted_sampler_makes_the_same_choices(policy: RowFilter | Informative) -> None:
     """10,000 choices from a history of judgements, with a restart in the middle and without."""
     kept: dict[Source, RowJudged] = {}
 

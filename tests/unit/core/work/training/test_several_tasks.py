@@ -40,7 +40,7 @@ def test_every_step_has_the_share_of_each_task_within_one_group(prefetch: bool) 
         assert all(abs(had[each.name] - 4 * step * float(each.weight)) <= 1 for each in MIXED)
 
 
-def test_a_group_says_how_its_task_is_sampled() -> None:
+def test_a_group_names_the_sampling_of_its_task() -> None:
     world = running(8, tasks=MIXED)
     train(world, 5)
     groups = [group for batch in world.trained.values() for group in batch.groups]
@@ -50,7 +50,7 @@ def test_a_group_says_how_its_task_is_sampled() -> None:
     assert leases == {Sampling(), Sampling(0.5)}
 
 
-def test_each_task_goes_on_at_its_own_cursor_after_a_crash() -> None:
+def test_each_task_continues_at_its_own_cursor_after_a_crash() -> None:
     world = running(8, tasks=MIXED)
     train(world, 4)
     before = {each.task: each.next_cursor for each in world.ledger.recover().tasks}
@@ -64,7 +64,7 @@ def test_each_task_goes_on_at_its_own_cursor_after_a_crash() -> None:
     assert drawn == before
 
 
-def test_groups_of_a_task_that_is_gone_or_sampled_otherwise_are_dropped_after_a_restart() -> None:
+def test_groups_of_a_removed_or_differently_sampled_task_are_dropped_after_a_restart() -> None:
     world = running(2, tasks=MIXED)
     assert len(world.ledger.groups) == 1
     [stored] = world.ledger.groups.values()
@@ -90,7 +90,7 @@ def ended(world: World, *cursors: tuple[str, int]) -> Reply | None:
     return world.replies.get(waiting)
 
 
-def test_the_run_ends_where_a_tasks_prompts_end() -> None:
+def test_the_run_ends_when_the_prompts_of_a_task_end() -> None:
     world = running(8, tasks=(task("a"), task("b")))
     world.ends["a"] = 12
     train(world, 6)
@@ -106,7 +106,7 @@ def test_the_run_ends_where_a_tasks_prompts_end() -> None:
     assert all(cursor < 12 for cursor in taken)
 
 
-def test_prompts_of_retired_rows_are_passed_over_also_after_a_restart() -> None:
+def test_prompts_of_retired_rows_are_skipped_even_after_a_restart() -> None:
     """Rows "even" always get equal rewards."""
     world = running(4, tasks=(task("a", row_filter=RowFilter(1, 1000)),))
     world.rows = lambda cursor: "odd" if cursor % 2 else f"even {cursor % 8}"
@@ -127,7 +127,7 @@ def test_prompts_of_retired_rows_are_passed_over_also_after_a_restart() -> None:
     assert isinstance(next(iter(world.ledger.recover().rows)), RowJudged)
 
 
-def test_a_prompt_of_another_task_is_no_prompt_of_this_one() -> None:
+def test_a_prompt_of_another_task_is_not_used_for_this_one() -> None:
     world = running(2, tasks=(task("a"), task("b")))
     prompts = world.state._groups.prompts
     world.handle(PromptDrawn(10_000, pack_tokens([3]), Source("b")))

@@ -89,7 +89,7 @@ def spread_group(number: int, version: int, spread: float) -> StoredGroup:
     return replace(stored, record=replace(stored.record, trajectories=both))
 
 
-def test_by_priority_those_whose_rewards_differ_most_are_taken_first() -> None:
+def test_groups_whose_rewards_differ_most_are_taken_first_by_priority() -> None:
     spreads = [(0, 0.1), (1, 0.2), (2, 0.3), (3, 0.4)]
     for order, taken in (("oldest", [0, 1]), ("priority", [2, 3])):
         staleness = gates(order=order, trajectories_per_step=4, group_size=2, staleness_max=2)
@@ -124,13 +124,13 @@ def test_a_prefetched_batch_takes_nothing_too_old_either() -> None:
     assert len(staleness.age()) == 2
 
 
-def test_nothing_newer_than_the_weights_that_are_trained() -> None:
+def test_a_batch_has_nothing_newer_than_the_weights_that_are_trained() -> None:
     staleness = gates()
     fill(staleness, group(0, 1), group(1, 1))
     assert staleness.freeze(1) is None
 
 
-def test_ageing_in_both_modes() -> None:
+def test_groups_that_are_too_old_are_dropped_or_masked() -> None:
     for mode, kept in (("drop", [22]), ("mask", [21, 22])):
         staleness = gates(over_stale=mode)
         fill(staleness, *(group(number, 0, 0) for number in (10, 11, 12, 13)), group(20, 0, 0))
@@ -144,7 +144,7 @@ def test_ageing_in_both_modes() -> None:
         assert not staleness.admit(group(99, 0, 0))
 
 
-def test_outdated_in_flight() -> None:
+def test_a_group_in_flight_can_be_outdated() -> None:
     staleness = gates()
     fill(staleness, *(group(number, 0) for number in range(4)))
     staleness.freeze(2)
@@ -155,7 +155,7 @@ def test_outdated_in_flight() -> None:
     assert not masked.outdated(Version(0), None)
 
 
-def test_refusal_opens_the_batch_and_counts_its_free_places_first() -> None:
+def test_a_refusal_opens_the_batch_and_its_free_places_count_first() -> None:
     staleness = gates()
     fill(staleness, *(group(number, 0) for number in range(4)))
     first = staleness.freeze(2)
@@ -175,14 +175,14 @@ def test_refusal_opens_the_batch_and_counts_its_free_places_first() -> None:
     assert staleness.open_step == 3
 
 
-def test_refusal_also_takes_out_what_is_void() -> None:
+def test_a_refusal_also_removes_revoked_groups() -> None:
     staleness = gates()
     fill(staleness, group(0, 0), group(1, 0))
     staleness.freeze(1)
     assert len(staleness.refuse(1, {GroupId(0): "bad"}, lambda record: True)) == 2
 
 
-def test_revocation_spares_full_batches_only() -> None:
+def test_a_revocation_spares_only_full_batches() -> None:
     staleness = gates()
     fill(staleness, *(group(number, 0) for number in range(4)))
     staleness.freeze(2)
@@ -195,7 +195,7 @@ def test_revocation_spares_full_batches_only() -> None:
     assert staleness.batch(1) is not None
 
 
-def test_commits_checkpoints_and_resumes() -> None:
+def test_the_gates_follow_commits_checkpoints_and_resumes() -> None:
     staleness = gates()
     for step in (1, 2, 3):
         fill(staleness, group(2 * step, step - 1), group(2 * step + 1, step - 1))
@@ -212,7 +212,7 @@ def test_commits_checkpoints_and_resumes() -> None:
     assert staleness.open_step == 4
 
 
-def test_the_newest_step_is_the_last_that_was_given_out_or_committed() -> None:
+def test_the_newest_step_is_the_last_one_given_out_or_committed() -> None:
     staleness = gates()
     fill(staleness, *(group(number, 0) for number in range(4)))
     assert staleness.newest_step == 0
@@ -231,7 +231,7 @@ def test_the_newest_step_is_the_last_that_was_given_out_or_committed() -> None:
     staleness.check()
 
 
-def test_recovery_checks_the_bytes_and_reopens_what_lacks_a_group() -> None:
+def test_a_recovery_checks_the_bytes_and_reopens_batches_that_lack_a_group() -> None:
     staleness = gates()
     stored = (group(0, 0), group(1, 0))
     fill(staleness, *stored)
@@ -248,7 +248,7 @@ def test_recovery_checks_the_bytes_and_reopens_what_lacks_a_group() -> None:
         gates(replace(found, groups=(group(0, 0), group(1, 1))))
 
 
-def test_without_checkpoints_batches_stop_at_a_limit() -> None:
+def test_batches_stop_at_a_limit_without_checkpoints() -> None:
     staleness = gates()
     for step in range(1, FROZEN_MAX + 2):
         staleness.admit(group(2 * step, step - 1))

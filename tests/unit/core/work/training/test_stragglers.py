@@ -36,7 +36,7 @@ def end(world: World, peer: FakePeer) -> None:
     world.say(peer, peer.finish(*peer.open[0]))
 
 
-def test_the_last_sample_of_a_group_goes_on_at_a_faster_worker() -> None:
+def test_the_last_sample_of_a_group_continues_at_a_faster_worker() -> None:
     world, one, two = two_speeds()
     waited_for = grants(one)[-1]
     tell(world, one, 7, 8)
@@ -52,7 +52,7 @@ def test_the_last_sample_of_a_group_goes_on_at_a_faster_worker() -> None:
     assert world.state.status().handed_over.tokens == 2
 
 
-def test_a_straggler_goes_on_elsewhere_although_nothing_else_happens() -> None:
+def test_a_straggler_moves_to_another_worker_although_nothing_else_happens() -> None:
     """The faster worker has had a free slot for long, and the gates let no group begin."""
     world, one, two = two_speeds(trajectories_per_step=4, staleness_max=0)
     waited_for = grants(one)[-1]
@@ -76,7 +76,7 @@ def test_a_straggler_goes_on_elsewhere_although_nothing_else_happens() -> None:
         {"slow": FAST, "fast": SLOW},
     ],
 )
-def test_a_straggler_stays_where_it_is(changes: dict[str, float]) -> None:
+def test_a_straggler_stays_at_its_worker_if_a_move_gains_nothing(changes: dict[str, float]) -> None:
     """The operator forbids it, the other worker may look faster by chance, or is slower."""
     world, one, two = two_speeds(**changes)
     before = len(grants(one))
@@ -86,13 +86,13 @@ def test_a_straggler_stays_where_it_is(changes: dict[str, float]) -> None:
     assert len(grants(one)) == before
 
 
-def test_a_straggler_stays_while_its_worker_has_told_nothing() -> None:
+def test_a_straggler_stays_while_its_worker_has_reported_nothing() -> None:
     world, one, two = two_speeds()
     end(world, two)
     assert not messages(one, LeaseCancelled)
 
 
-def test_a_sample_moves_only_so_often() -> None:
+def test_the_number_of_moves_of_a_sample_is_limited() -> None:
     world, one, two = two_speeds()
     groups = world.state._groups
     (group,) = [each for each in groups._groups if each.group == grants(one)[-1].group]
@@ -102,7 +102,7 @@ def test_a_sample_moves_only_so_often() -> None:
     assert not messages(one, LeaseCancelled)
 
 
-def test_what_a_worker_wrote_of_a_moved_sample_counts_for_it() -> None:
+def test_tokens_that_a_worker_wrote_of_a_moved_sample_count_for_it() -> None:
     world, one, two = two_speeds()
     tell(world, one, 7, 8)
     end(world, two)

@@ -1,4 +1,4 @@
-"""Priority orders the buffer, and costs no group that the order by age would have saved."""
+"""Priority orders the buffer, and no group that an order by age would train gets too old."""
 
 from collections import Counter
 
@@ -25,7 +25,7 @@ def in_time(waiting: list[int], places: list[int]) -> bool:
     arriving=st.lists(st.integers(1, 4), max_size=6),
     places=st.lists(st.integers(1, 4), min_size=5, max_size=5),
 )
-def test_groups_that_the_oldest_first_saves_are_saved(
+def test_priority_saves_every_group_that_an_order_by_age_saves(
     fitting: list[tuple[int, float]], later: list[int], arriving: list[int], places: list[int]
 ) -> None:
     """Steps are counted from this one, 0. arriving: last steps of groups that are in flight now."""
@@ -51,7 +51,7 @@ def test_groups_that_the_oldest_first_saves_are_saved(
         lambda found: st.tuples(st.just(found), st.integers(1, len(found)))
     )
 )
-def test_where_all_can_wait_the_highest_priorities_go_first(
+def test_the_highest_priorities_go_first_if_all_groups_can_wait(
     drawn: tuple[list[float], int],
 ) -> None:
     priorities, places = drawn

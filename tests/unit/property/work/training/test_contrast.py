@@ -27,7 +27,7 @@ def test_the_spread_of_any_rewards_is_a_number(rewards: list[float]) -> None:
 
 
 @given(REWARDS, st.integers(1, 6))
-def test_no_other_choice_contrasts_more(rewards: list[float], count: int) -> None:
+def test_no_other_choice_has_more_contrast(rewards: list[float], count: int) -> None:
     """The contrast of a choice: the sum of its higher half less that of its lower half."""
     by_sample = dict(enumerate(rewards))
     kept = most_contrasting(by_sample, count)
@@ -50,12 +50,12 @@ def test_no_other_choice_contrasts_more(rewards: list[float], count: int) -> Non
     ("right", "kept"),
     [(0, "0000"), (1, "1000"), (2, "1100"), (5, "1100"), (7, "1110"), (8, "1111")],
 )
-def test_of_eight_answers_four_are_kept(right: int, kept: str) -> None:
+def test_four_of_eight_answers_are_kept(right: int, kept: str) -> None:
     rewards = {sample: float(sample < right) for sample in range(8)}
     found = most_contrasting(rewards, 4)
     assert sorted((rewards[sample] for sample in found), reverse=True) == [*map(float, kept)]
 
 
-def test_of_equal_rewards_the_first_samples_are_kept() -> None:
+def test_the_first_samples_are_kept_if_rewards_are_equal() -> None:
     assert most_contrasting(dict.fromkeys(range(8), 1.0), 4) == {0, 1, 2, 3}
     assert most_contrasting({0: 1.0, 1: 0.0, 2: 1.0, 3: 0.0, 4: 1.0, 5: 0.0}, 4) == {0, 2, 1, 3}

@@ -44,14 +44,14 @@ class RoundFaults:
 
     @property
     def gone(self) -> set[int]:
-        """The peers that may not end the round that they began."""
+        """The peers that may be unable to finish the round that they began."""
         return set(self.culprits) - self._spoiling
 
     # --- plans
 
     def plan(self, *, kill: float | None, partition: float | None, spoil: bool) -> None:
-        """Plan faults of the busiest fast peer, by the share that the median peer has, and the scenario's, by the
-        clock.
+        """Plan the faults of the busiest fast peer, due when the median peer has a given share, and the scenario's
+        faults, due at a given time.
         """
         for fault in self._scenario.faults:
             self._plan_scripted(fault)

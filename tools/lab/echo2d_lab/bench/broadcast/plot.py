@@ -47,7 +47,7 @@ def measurements(wanted: BroadcastBench) -> Iterator[BroadcastBench]:
 
 
 def draw(results: Results, path: Path) -> None:
-    """Draw a curve for each: medians with the smallest and the largest value."""
+    """Draw a curve for echo2d and for each rival: medians with the smallest and the largest value."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import LogLocator
 

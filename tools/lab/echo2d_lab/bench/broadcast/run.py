@@ -58,7 +58,7 @@ from echo2d_lab.bench.lab.netlab import QUEUE_S, Lab, TrafficCounts
 from echo2d_lab.bench.lab.real_versions import RealVersions
 
 LOOK_S = 0.02  # seconds between two looks at the emulator's counters, which show when half of the bytes have arrived
-# Seconds between two looks at the status: the precision of the times of single peers.
+# Seconds between two looks at the status. Times of single peers are no more precise than this.
 STATUS_S = 0.1
 ROUND_S_MIN = 60.0  # a round that takes longer than this ...
 ROUND_BOUNDS_MAX = 40.0  # ... and than this many times the bound is stuck; a star of 8 takes 9
@@ -124,7 +124,7 @@ class BroadcastBench:
 
     @property
     def lost(self) -> frozenset[int]:
-        """The peers that do not end a round. Any of the fastest may be the culprit; the first ones represent them."""
+        """The peers that do not finish a round. Any of the fastest may be the culprit; the first ones are assumed."""
         peers = range(1, len(self.scenario.peers))
         fastest = sorted(peers, key=lambda node: -self.scenario.peers[node].uplink)
         culprits = [share for share in (self.kill, self.partition) if share is not None]

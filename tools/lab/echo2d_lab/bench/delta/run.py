@@ -55,9 +55,8 @@ from echo2d.store.snapshots import read_chunk, read_chunk_into, scan_snapshot
 from echo2d_lab.bench.delta.baselines import RIVALS
 
 RUNS_MAX = 100
-SAMPLE_BYTES = (
-    256 << 20
-)  # of the chunks that the speeds are of; the first of them, all in memory, with their base
+# The speeds are measured on this many bytes: the first chunks, all in memory, with their base.
+SAMPLE_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)

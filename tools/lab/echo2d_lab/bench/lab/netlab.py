@@ -52,12 +52,12 @@ IFF_TUN, IFF_NO_PI, IFF_VNET_HDR = 0x0001, 0x1000, 0x4000
 TUN_F_CSUM, TUN_F_TSO4 = 0x01, 0x02
 SIOCSIFFLAGS, SIOCSIFADDR, SIOCSIFNETMASK, SIOCSIFTXQLEN = 0x8914, 0x8916, 0x891C, 0x8943
 IFF_UP, IFF_RUNNING = 0x1, 0x40
-# Between kernel and emulator, so that only the emulated queues drop packets.
+# A long queue between kernel and emulator, so that only the emulated queues drop packets.
 TUN_PACKETS_MAX = 10_000
 HERE = Path("/proc/thread-self/ns/net")
 # TCP hands over this much at once: 64 KiB >> (round trip in us >> this), and at least 1 ms at its rate. The kernel's 9
-# makes bursts of two segments on slow links, so three times as many packets, of which two cores could emulate less than
-# half.
+# makes bursts of only two segments on slow links. That is three times as many packets, and two cores could emulate less
+# than half of them.
 BURSTS, BURST_RTT_LOG = Path("/proc/sys/net/ipv4/tcp_tso_rtt_log"), 15
 
 
@@ -103,8 +103,8 @@ class NodeCounts:
 
 @dataclass(frozen=True, slots=True)
 class TrafficCounts:
-    """Counts since the start. late_s_max: the largest delay of a packet since the last count by which it came too late,
-    because the machine was busy.
+    """Counts since the start. late_s_max: the most by which a packet was late since the last count, because the
+    machine was busy.
 
     realtime: whether the emulator has priority over ordinary processes.
     """

@@ -62,7 +62,7 @@ class AlertBook:
 
     expected: list[ExpectedAlert] = field(default_factory=list)
     unexpected: dict[tuple[str, str], UnexplainedAlert] = field(default_factory=dict)
-    seen: dict[str, int] = field(default_factory=dict)  # by kind: how many of a subject
+    seen: dict[str, int] = field(default_factory=dict)  # by kind, how many expected alerts came
 
     def expect(
         self, kind: str, subject: str = "", *, for_s: float, within_s: float | None = None
@@ -91,7 +91,7 @@ class AlertBook:
     def _note(self, kind: str, subject: str, sentence: str, now_s: float) -> None:
         explained = [entry for entry in self.expected if entry.fits(kind, subject, now_s)]
         for entry in explained:
-            # An alert about several workers names none; a trouble of each of them explains it.
+            # An alert about several workers names none of them; a trouble of any worker explains it.
             if entry.came_s is None and entry.subject in ("", subject):
                 entry.came_s = now_s - entry.at_s
                 self.seen[kind] = self.seen.get(kind, 0) + 1

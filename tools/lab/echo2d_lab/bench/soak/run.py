@@ -68,7 +68,7 @@ FROZEN_S = 20.0
 BOMBS_S = 15.0
 STRANGE_S = 60.0
 LOOKS, LOOK_GAP_S = 10, 6.0  # looks in each count, and seconds between two of them
-REFUSED_S = 700.0  # a peer that broke the protocol is refused a little less long than this
+REFUSED_S = 700.0  # a peer that broke the protocol is refused for a little less than this
 STOPPED = 130
 
 

@@ -137,7 +137,7 @@ class Aria2:
         self._gid = self._call("aria2.addTorrent", torrent, [], options)
 
     def _is_seeding(self) -> bool:
-        """Whether the daemon seeds, so that every peer that asks the tracker gets its address."""
+        """Whether the daemon seeds and the tracker knows it, so that every peer that asks gets its address."""
         facts = self._call("aria2.tellStatus", self._gid, ["seeder"])
         return facts.get("seeder") == "true" and bool(Tracker.known)
 

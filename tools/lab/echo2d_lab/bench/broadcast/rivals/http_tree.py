@@ -79,7 +79,7 @@ class Source:
 
 
 class Holding:
-    """One version at one node. sums: checksums of the parts. there: for each part, an event: it is verified."""
+    """One version at one node. sums: checksums of the parts. there: for each part, whether it is verified."""
 
     def __init__(self, offer: RivalOffer) -> None:
         self.size = offer.size

@@ -108,7 +108,7 @@ def obey(node: RivalNode, peer: RivalPeer) -> None:
 
 
 def written_digest(node: RivalNode, offer: RivalOffer) -> str:
-    """The file's digest, once it is the offered one; otherwise its digest after DIGEST_S_MAX."""
+    """Wait until the file has the offered digest, at most DIGEST_S_MAX. Returns the digest that it has then."""
     deadline = time.monotonic() + DIGEST_S_MAX
     while True:
         digest = hashlib.sha256(node.file(offer.version).read_bytes()).hexdigest()
