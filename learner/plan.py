@@ -163,8 +163,7 @@ def lines(found: MemoryPlan, config: LearnerConfig) -> list[str]:
         f"  {found.memory / GIB:8.2f}  memory, of which {PLANNED_SHARE:.0%} are planned",
         f"  {found.weights / GIB:8.2f}  weights in float32",
         f"  {found.resting / GIB:8.2f}  between two steps, with AdamW's state",
-        f"  {found.computing / GIB:8.2f}  at the peak of a forward and backward pass, rows of "
-        f"{found.row_tokens:,} tokens",
+        f"  {found.computing / GIB:8.2f}  at the peak of both passes, rows of {found.row_tokens:,} tokens",
         f"  {found.stepping / GIB:8.2f}  at the peak of AdamW's step",
         *([] if found.fits else ["THESE ROWS DO NOT FIT"]),
         f"the longest prompt with its answer that fits: {found.longest:,} tokens",

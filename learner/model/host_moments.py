@@ -72,6 +72,10 @@ class HostMoments:
     def take(self) -> None:
         """Take over moments that were loaded into the optimizer."""
         for weight in self._weights():
+            state = self._optimizer.state[weight]
+            for name in MOMENTS:
+                # On a CPU the loaded moments may be the host's own, which `_store` would free.
+                state[name] = state[name].clone()
             self._store(weight)
 
     def _weights(self) -> Iterator[Tensor]:

@@ -362,9 +362,11 @@ class Policy:
         """
         with nullcontext() if self._moments is None else self._moments.on_host():
             model, optimizer = get_state_dict(self.model, self._optimizer, options=self._kept)
+            # These are the optimizer's own dicts, in which `on_host` puts the moments back.
+            own = {name: dict(state) for name, state in optimizer["state"].items()}
         # Tied weights have two names, of which torch treats only one as frozen.
         trained = self.weights()
-        return {"model": {name: model[name] for name in trained}, "optimizer": optimizer}
+        return {"model": {name: model[name] for name in trained}, "optimizer": {**optimizer, "state": own}}
 
     def progress(self) -> dict[str, Any]:
         """The states of this rank's random number generators."""

@@ -41,9 +41,9 @@ def alone(directory: Path, config: LearnerConfig, batches: list[Batch]) -> None:
 
 
 def together(
-    directory: Path, config: LearnerConfig, batches: list[Batch]
+    directory: Path, config: LearnerConfig, batches: list[Batch], *, ranks: int = RANKS
 ) -> "subprocess.CompletedProcess[str]":
-    """Train in two ranks, resumed from the newest checkpoint."""
+    """Train in some ranks, resumed from the newest checkpoint."""
     (directory / "batches.pickle").write_bytes(pickle.dumps(batches))
     path = write_config(directory / "run.toml", config)
     torchrun = [
@@ -51,7 +51,7 @@ def together(
         "-m",
         "echo2d.learner.torchrun",
         "--standalone",
-        f"--nproc-per-node={RANKS}",
+        f"--nproc-per-node={ranks}",
     ]
     return subprocess.run(
         [*torchrun, *PROGRAM, str(directory), "--config", str(path), "--resume"],

@@ -275,3 +275,22 @@ def test_torchrun_ends_by_the_same_signal_as_its_processes_and_after_them(
     process.terminate()
     assert process.wait(60.0) == -signal.SIGTERM
     assert (tmp_path / "ended").exists()
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_the_weights_do_not_depend_on_where_the_ranks_keep_their_moments(
+    tmp_path: Path, base: Path, batches: list[Batch], ranks: int
+) -> None:
+    """The same bytes after twelve optimizer steps, with a resume after the fourth one."""
+    taken = []
+    for place in ("device", "host"):
+        directory = tmp_path / place
+        directory.mkdir()
+        config = config_of(directory, base, moments=place)
+        for steps in (2, STEPS):
+            done = together(
+                directory, dataclasses.replace(config, steps=steps), batches, ranks=ranks
+            )
+            assert done.returncode == 0, done.stderr
+        taken.append((directory / "taken" / str(STEPS) / "model.safetensors").read_bytes())
+    assert taken[0] == taken[1]
