@@ -171,12 +171,6 @@ class LearnerConfig(Recipe):
     )
     steps: int = key("train until this step", low=1)
 
-    temperature: float = key(
-        "refuse a run that samples at another temperature; 0.0: take the coordinator's",
-        0.0,
-        low=0.0,
-    )
-
     cut_off: Literal["train", "filter"] = key(
         "answers that were cut off: train on them, or only count them in the mean of their group (DAPO's "
         "overlong filter)",

@@ -181,7 +181,7 @@ class Learner:
         self._published = self._step
         self._epoch, self._publish_every = session.epoch, session.publish_every
         self._rules = _rules(session, self._policy.vocab_size, self._config, self._row_tokens_max)
-        _check_temperature(self._config.temperature, session)
+        _check_temperatures(session)
         self._evals = session.evaluations
         # Old versions are removed before the first publish, which needs the space on the disk. The learner of
         # the epoch before may not know yet that it is fenced and may still be publishing, so its version stays
@@ -575,11 +575,11 @@ def _truncated(batch: Batch, rules: BatchRules) -> float:
     return sum(found) / len(found)
 
 
-def _check_temperature(configured: float, session: Session) -> None:
-    """OperatorFault: a temperature is configured, and a task is sampled at another one."""
-    for task, sampling in session.samplings.items() if configured else ():
-        if sampling.temperature != configured:
+def _check_temperatures(session: Session) -> None:
+    """OperatorFault: a task is sampled at temperature 0, by which no logits can be divided."""
+    for task, sampling in session.samplings.items():
+        if sampling.temperature == 0:
             raise OperatorFault(
-                f"learner.temperature: the coordinator samples task {task!r} at "
-                f"{sampling.temperature:g}; found {configured:g}. Leave the key out: each batch has its temperature"
+                f"sampling.temperature: task {task!r} is trained on, so it must be sampled at a temperature above 0; "
+                "at 0 each token is the likeliest one, and all answers to a prompt are the same"
             )

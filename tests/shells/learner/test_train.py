@@ -292,14 +292,13 @@ def test_a_run_whose_prompts_end_publishes_its_last_version(
     assert coordinator.said("publish") == [0, 2]
 
 
-def test_a_temperature_other_than_the_coordinators_is_refused(
+def test_a_task_that_is_sampled_at_temperature_0_is_refused(
     config: LearnerConfig, coordinator: ScriptedCoordinator
 ) -> None:
-    coordinator.samplings = {"sums": Sampling(0.6)}
-    with pytest.raises(OperatorFault, match=r"samples task 'sums' at 0\.6; found 1"):
-        learn(dataclasses.replace(config, temperature=1.0), coordinator)
+    coordinator.samplings = {"sums": Sampling(0.6), "cold": Sampling(0.0)}
+    with pytest.raises(OperatorFault, match=r"task 'cold' is trained on, so .* above 0"):
+        learn(config, coordinator)
     assert coordinator.said("publish") == []
-    learn(dataclasses.replace(config, temperature=0.6), coordinator)
 
 
 def test_tokens_are_scored_at_the_temperature_of_their_group(
