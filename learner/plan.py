@@ -181,7 +181,9 @@ def lines(found: MemoryPlan, config: LearnerConfig) -> list[str]:
 
 def as_json(found: MemoryPlan, cautions: Sequence[str] = ()) -> str:
     """The plan as JSON. cautions: warnings about the run's other tables."""
-    return json.dumps({**asdict(found), "peak": found.peak, "fits": found.fits, "cautions": list(cautions)})
+    return json.dumps(
+        {**asdict(found), "peak": found.peak, "fits": found.fits, "cautions": list(cautions)}
+    )
 
 
 def read_max(config: LearnerConfig) -> int:

@@ -366,7 +366,10 @@ class Policy:
             own = {name: dict(state) for name, state in optimizer["state"].items()}
         # Tied weights have two names, of which torch treats only one as frozen.
         trained = self.weights()
-        return {"model": {name: model[name] for name in trained}, "optimizer": {**optimizer, "state": own}}
+        return {
+            "model": {name: model[name] for name in trained},
+            "optimizer": {**optimizer, "state": own},
+        }
 
     def progress(self) -> dict[str, Any]:
         """The states of this rank's random number generators."""
