@@ -56,11 +56,11 @@ class Outlet:
             self.put(child)
 
     def wanted(self, link: LinkState) -> None:
-        """Note that the peer asked for single frames."""
+        """Record that the peer asked for single frames."""
         self._asking[link] = None
 
     def sent(self, link: LinkState, now: float) -> None:
-        """Note that the link has sent what it was given."""
+        """Record that the link has sent what it was given."""
         link.unsent, link.slow = 0, False
         since = (self._slow if link in self._slow else self._busy).pop(link, None)
         if since is not None:

@@ -147,7 +147,7 @@ class Autoscaler:
         return [self._failed(box, now, reason)]
 
     def _failed(self, box: RentedBox, now: float, reason: str = "") -> RentNote:
-        """Note a failure: no more boxes of this kind are started for a while."""
+        """Record a failure: no more boxes of this kind are started for a while."""
         trouble = self._trouble.setdefault(self._kind(box), _Trouble())
         # The pause doubles with each failure, up to an hour.
         trouble.until = now + min(3600.0, 60.0 * 2 ** min(trouble.times, 10))

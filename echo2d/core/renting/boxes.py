@@ -204,7 +204,7 @@ class RentedBoxes:
         self.sides[box.rental.provider].under_way += 1
 
     def ended(self, label: Label, now: float) -> RentedBox:
-        """Note that the command for this box has ended, and return the box."""
+        """Record that the command for this box has ended, and return the box."""
         box = self.boxes[label]
         assert box.busy_until == math.inf
         box.busy_until = now

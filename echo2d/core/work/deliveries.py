@@ -196,7 +196,7 @@ class Deliveries:
     # --- what happens
 
     def holds(self, worker: PeerId, token: str, slots: int, samples: int, *, now: float) -> Bounds:
-        """Note that it holds this many samples from now on; call this at every change. Returns its bounds."""
+        """Record that it holds this many samples from now on; call this at every change. Returns its bounds."""
         work = self._workers.get(worker)
         if work is None:
             work = self._workers[worker] = _Worker(at=now)
@@ -211,7 +211,7 @@ class Deliveries:
         return work.allowed, work.rank
 
     def wrote(self, worker: PeerId, tokens: int, *, answer: int = 0) -> None:
-        """Note that it delivered this many new tokens. answer: the length of an answer that ended with them."""
+        """Record that it delivered this many new tokens. answer: the length of an answer that ended with them."""
         if answer:
             # The mean is that of the newest 128 answers.
             self._answer += (answer - self._answer) * (1 / 128 if self._answer else 1.0)
@@ -220,7 +220,7 @@ class Deliveries:
             work.fresh_tokens += tokens
 
     def stood_still(self, worker: PeerId, seconds: float) -> None:
-        """Note that the worker's engines just stood still for this many seconds, to load a version."""
+        """Record that the worker's engines just stood still for this many seconds, to load a version."""
         work = self._workers.get(worker)
         keep = math.exp(-seconds / MEMORY_S)
         still_s = MEMORY_S * (1.0 - keep)

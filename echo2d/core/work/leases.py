@@ -219,7 +219,7 @@ class LeaseTable:
         return lease
 
     def renew(self, lease: Lease, *, tokens: bool, refits: bool = False, now: float) -> None:
-        """Note a sign of life. tokens: the lease has made new tokens. refits: it cannot make any before its
+        """Record a sign of life. tokens: the lease has made new tokens. refits: it cannot make any before its
         worker has a newer version, which may take REFIT_S.
         """
         lease.silent_at = now + self._silence_s
@@ -285,7 +285,7 @@ class LeaseTable:
         return None if lease is None else lease.ends_at
 
     def _carry(self, lease: Lease, samples: int) -> None:
-        """Note that the lease's worker holds this many more samples of its kind (fewer if negative)."""
+        """Record that the lease's worker holds this many more samples of its kind (fewer if negative)."""
         worker = lease.given.worker
         self._load[worker] = load = self._load.get(worker, 0) + samples
         if not load:

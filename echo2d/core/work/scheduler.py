@@ -159,7 +159,7 @@ class LeaseScheduler:
         return actions
 
     def refresh(self, *, now: float) -> None:
-        """Note the workers and loads that have changed."""
+        """Record the workers and loads that have changed."""
         self._ranking.rested(now=now)
         members, leases, deliveries = self._members, self.leases, self.deliveries
         measurements, at = self._statistics.measurements, self._statistics.now

@@ -103,7 +103,7 @@ class OtherBuilds:
         return retry_s, known is None
 
     def understood(self, peer: PeerId) -> None:
-        """Note that the peer is back with a build that is understood."""
+        """Record that the peer is back with a build that is understood."""
         self._peers.pop(peer, None)
 
     def here(self, now: float) -> tuple[OtherBuild, ...]:

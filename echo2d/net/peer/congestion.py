@@ -39,7 +39,7 @@ class Congestion:
         self._has_bbr = _select(sock, BBR)
 
     def sending(self, now: float) -> None:
-        """Note that a frame is sent now, and select bbr again if the link was quiet before."""
+        """Record that a frame is sent now, and select bbr again if the link was quiet before."""
         quiet_s, self._sent_at = now - self._sent_at, now
         # Selecting the current algorithm changes nothing, so switch to another one in between.
         if quiet_s > LINK_QUIET_S and self._has_bbr and _select(self._socket, RENO):

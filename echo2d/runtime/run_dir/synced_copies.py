@@ -43,7 +43,7 @@ class SyncedCopies:
         return [name for name in names if not self.has(name)]
 
     def none_is_damaged(self) -> None:
-        """Note that all copies are undamaged, which holds until the machine restarts."""
+        """Record that all copies are undamaged, which holds until the machine restarts."""
         replace_file(self._marks / _BOOT, _boot_id(), durable=False)
 
     def has(self, name: str) -> bool:

@@ -251,7 +251,7 @@ class CallWork:
         return self._scheduler.stop(running.lease)
 
     def _hold(self, running: _CallLease, slots: int) -> None:
-        """Note that the call's caller holds this many more slots (fewer if negative)."""
+        """Record that the call's caller holds this many more slots (fewer if negative)."""
         self._held += slots
         self._queue.hold(running.call.caller, slots)
 

@@ -468,7 +468,7 @@ class GroupTable:
         return ended
 
     def _note(self, group: OpenGroup) -> None:
-        """Note that the waiting or the kept samples of this group have changed."""
+        """Record that the waiting or the kept samples of this group have changed."""
         (self._waiting.add if group.waiting else self._waiting.discard)(group.group)
         lacks = group.waiting or group.running or group.parked
         (self._whole.discard if lacks else self._whole.add)(group.group)

@@ -39,7 +39,7 @@ class Patience:
         self._first: float | None = None
 
     def kept(self, group: OpenGroup, *, now: float) -> None:
-        """Note that one more sample of the group is kept, while others are missing."""
+        """Record that one more sample of the group is kept, while others are missing."""
         if not self._factor or len(group.kept) < self._kept_min[group.task.name]:
             return
         if group.group not in self._due:

@@ -106,7 +106,7 @@ class Prompts:
         return self._skipped < SKIPPED_MAX
 
     def ended(self, cursor: int) -> None:
-        """Note that the task has no prompt from this cursor on."""
+        """Record that the task has no prompt from this cursor on."""
         self._end = cursor if self._end is None else min(self._end, cursor)
         self._asked = {asked for asked in self._asked if asked < self._end}
 

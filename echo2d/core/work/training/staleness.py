@@ -315,7 +315,7 @@ class Staleness:
         ]
 
     def commit(self, step: int) -> bool:
-        """Note that the learner has trained on full batch c + 1. Returns whether this is the first time."""
+        """Record that the learner has trained on full batch c + 1. Returns whether this is the first time."""
         assert step == self.committed + 1
         assert self._full(step)
         first = step > self.ever_committed

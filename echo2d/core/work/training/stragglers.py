@@ -83,7 +83,7 @@ class Stragglers:
         self._fast = 0.0
 
     def kept(self, group: OpenGroup) -> None:
-        """Note that one more sample of the group is kept."""
+        """Record that one more sample of the group is kept."""
         # If a lease has several samples, more samples may be missing than `lacking` counts.
         lacking = group.lacking
         if 0 < lacking <= self._lacks_max[group.task.name]:
