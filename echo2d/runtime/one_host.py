@@ -67,7 +67,7 @@ class Supervised:
 
 class _Say(Protocol):
     def __call__(self, line: str, *, minor: bool = False) -> None:
-        """Take a line of the log. minor: one of many, of a lease or a group."""
+        """Take a line of the log. minor: the line is one of many such lines, about a single lease or group."""
 
 
 class OneHost:

@@ -11,9 +11,9 @@ No change follows another within cool_down_s, and an activated worker stays acti
 still a guess (`guessed`) does not replace another worker: it works beside the others first.
 
 Until the cheapest pool is reached for the first time, and after a review that found too few workers for it, workers
-are activated as soon as they are here. The same holds after a loss, until mu_pool is back at its former level. A loss
-never raises the goal above this level: otherwise each loss would let the run follow an estimate that may be too high
-by chance. Without `by_cost` (an ablation) workers are taken in the given order instead of by rho.
+are activated as soon as they are here. The same holds after a loss, but only until mu_pool is back at its former level.
+Otherwise each loss could make the run adopt an estimate that is too high by chance. Without `by_cost` (an ablation)
+workers are taken in the given order instead of by rho.
 Not here: what workers make and cost (`measurements`, `worker_cost`), and when to review (`coordinator`).
 """
 

@@ -46,7 +46,8 @@ HEADER_BYTES = 16
 TAG_BYTES = 16  # after the payload of a sealed unit
 PEER_MESSAGE_BYTES_MAX = 64 << 10  # room for FRAMES_MAX runs of one frame
 HANDSHAKE_BYTES_MAX = 1 << 10  # the most bytes that a stranger may make us keep
-# One message names at most this many frames, also by runs; a longer list becomes several messages.
+# One message names at most this many frames, whether it lists them singly or as runs. A longer list becomes several
+# messages.
 FRAMES_MAX = 4096
 PEER_REASON_CHARS_MAX = 200  # a reason is one line for a person
 WORD_MAX = (1 << 32) - 1

@@ -276,7 +276,7 @@ class GroupDropped:
 
     group: GroupId
     reason: str
-    # Whether its prompt is not at fault, and becomes another group.
+    # True: the prompt was not at fault, so it is used again in a new group.
     again: bool = False
 
 

@@ -4,7 +4,7 @@
                                                           silent, stuck, or cancelled
 
 A lease that ended with open samples may run again as the next attempt. Lease ids begin with a tag of this process, so
-that leases from before a restart can continue. The number of its group shows the kind of work that a lease belongs to.
+that leases from before a restart can continue. A lease's group number shows which kind of work the lease belongs to.
 The reported output of unfinished samples is kept with the lease, in memory only.
 Not here: which worker gets a lease and what happens when one ends (`scheduler`), and which output is believed
 (each kind of work).

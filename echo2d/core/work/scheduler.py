@@ -516,9 +516,7 @@ class LeaseScheduler:
         return any(kind.revive(peer, key, now=now) for kind in self._kinds.values())
 
     def _must_refit(self, peer: Peer) -> bool:
-        """Whether a newer version exists: in exclusive mode a worker makes no tokens while it receives the newer
-        version.
-        """
+        """Whether the worker does not serve the newest version. In exclusive mode it makes no tokens until it does."""
         newest = self._versions.newest
         return newest is not None and peer.engine.serving != key_of(newest)
 

@@ -2,7 +2,8 @@
 
 If for 10 s no round trip is as short as the shortest one that bbr has seen, bbr sends next to nothing
 for 0.2 s to measure again (PROBE_RTT). In a chain or tree these pauses happen at different times, and
-each delays all peers below: a version of 6 s on 8 links lost up to 1 s.
+each delays all peers below: a version that takes 6 s to send over 8 links was delayed
+by up to 1 s.
 Selecting bbr again restarts the 10 s, with the shortest round trip that TCP itself knows (of the
 last 5 minutes). But bbr also starts by doubling its rate, which fills the queue before a link. So it is
 selected again only before a version's first frame.

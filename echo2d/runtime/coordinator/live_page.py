@@ -62,7 +62,7 @@ class LivePage:
         # names another number.
         self._number = time.time_ns() // 1_000_000
         self._trees: dict[tuple[str, int], bytes] = {}
-        # The plan whose tree was made last, and how many trees it has.
+        # The plan whose tree was made last, and the number of its trees (one per stripe).
         self._plan, self._stripes = "", 0
 
     def answer(self, role: Role, *, seen: int, plan: str, stripe: int) -> bytes:

@@ -143,7 +143,7 @@ class CallWork:
     def grant(
         self, pending: PendingChoice, worker: Peer, samples: Sequence[int], *, now: float
     ) -> list[Send]:
-        """Lease the choice, together with other choices of its call that fit."""
+        """Lease this choice, together with as many other choices of the same call as fit."""
         assert worker.session is not None
         assert worker.engine.serving is not None
         first, call = pending.choice, pending.choice.call

@@ -4,9 +4,9 @@
                                             |
     it passes, or the last batch that can take the group is filled --> the others are left out
 
-At most `missing_share` of the samples, but always one, may be missing. A missing sample is very
-long, or at a worker that hangs. Without this rule the whole group would be dropped once it is too
-old.
+At most `missing_share` of the samples may be missing; one may be missing even if the share comes to
+less than one. A missing sample is very long, or its worker hangs. Without this rule the whole group
+would be dropped once it is too old.
 Not here: leaving the samples out (`groups`).
 """
 

@@ -66,7 +66,7 @@ class Prompts:
         self._asked: set[int] = set()
         self._skipped = 0
         self._ready: dict[int, DrawnPrompt] = {}
-        # Prompts that were given back; the groups of S + 2 steps are never this many.
+        # Prompts that were given back. The limit is never reached, because S + 2 steps have fewer groups than this.
         self._again: deque[DrawnPrompt] = deque(maxlen=4096)
 
     @property

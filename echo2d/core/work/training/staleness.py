@@ -11,8 +11,8 @@ the last step committed in this epoch.
 Gate 1. A worker that serves version w may start a group meant for step m if (m - 1) - w <= S. The
 next group is meant for the first free place after all q groups have theirs: m = n + q // G. With
 several tasks q and G are those of the group's task, which has places of its own in each step (`Quotas`).
-Full batches above n have no free places. They exist when a refusal has reopened a batch below them; if their places
-counted, the replay of a long run could wait without end.
+Full batches above n have no free places, so they are skipped (a batch above n is full if a refusal has reopened an
+earlier one). If their places counted, the replay of a long run could wait forever.
 Gates 2 and 3. A group may enter batch n if 0 <= (n - 1) - v <= S. v is the oldest version of its
 tokens; with over_stale "mask", where the learner masks the older tokens, it is the newest. No token
 may be newer than n - 1. Of the groups that may enter, the oldest are taken first, or those with the

@@ -76,8 +76,9 @@ class Stragglers:
         self._waiting: dict[GroupId, None] = {}
         self._late: list[Late] = []
         self._judge_at = 0.0
-        # The speed of each worker, and how many times rates had been settled when it was computed.
+        # The speed of each worker.
         self._speeds: dict[PeerId, float] = {}
+        # How many times the rates had been settled when the speeds were computed.
         self._settled = -1
         # Other workers are much faster than a worker below this speed.
         self._fast = 0.0
