@@ -22,11 +22,7 @@ def break_even_sentence(compared: BreakEven) -> str:
     )
     if compared.price_ratio_max <= 0:
         return f"{first}; no price would make this cheaper"
-    share = (
-        ""
-        if least is None
-        else f"; at this price, if rollouts are at least {least:.0%} of the bill"
-    )
+    share = "" if least is None else f"; at this price, if rollouts reach {least:.0%} of the bill"
     return (
         f"{first}; at this share, a run here is cheaper if a trajectory costs at most "
         f"{compared.price_ratio_max:.2f} times as much as there{share}"

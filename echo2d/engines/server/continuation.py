@@ -82,8 +82,7 @@ class Continuation:
                 return []
             found = "inconsistent" if chunk.tokens is None else len(chunk.tokens)
             raise EngineFault(
-                f"the server streamed {found} tokens; its chunk ends at position {chunk.end}, and "
-                f"{known} tokens were known before"
+                f"the server's chunk of {found} tokens ends at position {chunk.end}; {known} were known"
             )
         fresh = chunk.tokens[known - begin :]
         if not all(math.isfinite(logprob) for _, logprob in fresh):

@@ -26,7 +26,7 @@ PLANNED = [
         "a data centre takes {12.304} usd a step ({17.453} if it generates and trains by turns): this is {23.8}% "
         "cheaper; rollouts are {50}% of its bill, and a trajectory here costs {0.49} times what it costs there; at "
         "this share, a run here is cheaper if a trajectory costs at most {0.96} times as much as there; at this price, "
-        "if rollouts are at least {6}% of the bill",
+        "if rollouts reach {6}% of the bill",
         (
             "break_even/centralized_usd_per_step",
             "break_even/synchronous_usd_per_step",
