@@ -71,7 +71,7 @@ class _Say(Protocol):
 
 
 class OneHost:
-    """The programs of one run. say: takes the log's lines. settings: as for `echo2d coordinate`."""
+    """The programs of one run. say: takes the log's lines. settings: the --set values, as for `echo2d coordinate`."""
 
     def __init__(
         self, path: Path, config: CoordinatorConfig, settings: Sequence[str], say: _Say

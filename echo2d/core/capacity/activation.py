@@ -107,8 +107,8 @@ class Activation:
         """What to change now.
 
         offers: the workers that are here, active or not, in the order to use without `by_cost`.
-        leaving: those that announced that they leave; they count as lost. pools: None if what the learner needs is
-        not known yet. waited_s: for how long the learner has waited for rollouts so far.
+        leaving: the workers that announced that they leave; they count as lost. pools: None while the learner's demand
+        is not known. waited_s: the seconds that the learner has waited for rollouts so far.
         """
         here = {offer.name: offer for offer in offers if offer.name not in leaving}
         lost = [name for name in self.active if name not in here]

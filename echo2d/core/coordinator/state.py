@@ -197,7 +197,7 @@ class CoordinatorState:
         return make_status(self._parts, now=self._statistics.now if now is None else now)
 
     def earned(self, workers: Iterable[PeerId]) -> EarnedStatus:
-        """What these have earned in the run, together."""
+        """What these workers together have earned in the run."""
         return earned_together(map(self._statistics.earned.of, workers))
 
     def glance(self) -> Glance:

@@ -354,7 +354,7 @@ class GroupRecord:
         return max(trajectory.version_max for trajectory in self.trajectories)
 
     def uses(self, keys: Collection[VersionKey]) -> bool:
-        """Whether one of these versions wrote one of its tokens."""
+        """Whether one of these versions wrote a token of the group."""
         return any(
             span.key in keys for trajectory in self.trajectories for span in trajectory.spans
         )

@@ -271,7 +271,7 @@ class StripeState:
 
     @property
     def is_relayed(self) -> bool:
-        """Whether a child passes it on further."""
+        """Whether a child passes the stripe on to its own children."""
         return any(child.passed is not None for child in self.child_streams.values())
 
     @property

@@ -116,7 +116,7 @@ class _Worker:
 
     @property
     def load(self) -> float:
-        """How many samples it holds now, or held lately on average if that is more."""
+        """How many samples the worker holds now, or its recent average if that is more."""
         return max(self.holds, self.held_s / self.busy_s if self.busy_s else 0.0)
 
 
@@ -144,19 +144,20 @@ class Deliveries:
             self._remember(each, now)
 
     def bounds(self, worker: PeerId) -> Bounds:
-        """How many samples it may hold, even beyond the slots that it offers, and its rank: 0 is usual, 1
-        takes twice as long for a sample.
+        """How many samples the worker may hold, even beyond the slots that it offers, and its rank: a worker
+        of rank 0 is as fast as usual, one of rank 1 takes twice as long for a sample.
         """
         work = self._workers.get(worker)
         return (self._group, 0) if work is None else (work.allowed, work.rank)
 
     def rate(self, worker: PeerId) -> float | None:
-        """The tokens/s that it delivered lately while it held samples; None: its rate or the usual one is unknown."""
+        """The tokens/s that the worker delivered lately while it held samples; None: its rate or the usual one is
+        unknown."""
         work = self._workers.get(worker)
         return work.rate if work is not None and work.is_known and self._usual else None
 
     def slower(self, worker: PeerId) -> float | None:
-        """How many times as long as usual a sample takes there; None: it delivers nothing, or is not known."""
+        """How many times as long as usual a sample takes at this worker; None: it delivers nothing, or is not known."""
         work = self._workers.get(worker)
         known = work is not None and work.is_known and work.speed and self._usual
         return self._usual / work.speed if work is not None and known else None

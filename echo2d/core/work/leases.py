@@ -65,7 +65,7 @@ class Lease:
     longest: dict[int, int] = field(default_factory=dict)
 
     def grows(self, deltas: Iterable[SampleDelta]) -> int:
-        """How many more tokens its samples have now than were ever reported before.
+        """How many more tokens the lease's samples have now than were ever reported before.
 
         Repeated tokens do not count: otherwise a worker could hold a lease for as long as it likes.
         """
@@ -85,7 +85,7 @@ class Lease:
 
     @property
     def ends_at(self) -> float:
-        """When it expires if it is not renewed."""
+        """When the lease expires if it is not renewed."""
         return min(self.silent_at, self.stuck_at)
 
     def idle_s(self, now: float) -> float:

@@ -464,8 +464,8 @@ class LeaseScheduler:
         return lease.idle_s(now) >= given_s + self._pause_s(peer)
 
     def _pause_s(self, peer: Peer | None) -> float:
-        """How many seconds it may write nothing while it loads a version: as long as its last refit, up to SLOW_TIMES
-        the usual.
+        """How many seconds the worker may write nothing while it loads a version: as long as its last refit took, up to
+        SLOW_TIMES the usual.
         """
         pauses = self._statistics.refit_pause_s
         last_s = 0.0 if peer is None else peer.engine.refit_pause_s or 0.0

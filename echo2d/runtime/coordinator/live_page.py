@@ -66,7 +66,7 @@ class LivePage:
         self._plan, self._stripes = "", 0
 
     def answer(self, role: Role, *, seen: int, plan: str, stripe: int) -> bytes:
-        """role: of the caller. seen: the number of the status that the caller has. plan, stripe: the
+        """role: the caller's role. seen: the number of the status that the caller has. plan, stripe: the
         tree that the caller shows."""
         now, glance = self._clock(), self._machine.glance()
         if now >= self._lasts_until:

@@ -55,7 +55,7 @@ def open_frames(root: Path, budget: DiskBudget) -> FrameStore:
 class StateDir:
     """The state directory, locked until `close`. Blocking.
 
-    disk_bytes_max: of frames and slots together.
+    disk_bytes_max: the most bytes that frames and slots together may take.
     OperatorFault: the directory is not usable, or in use by another worker.
     """
 

@@ -202,7 +202,7 @@ class CallWork:
         return self._queue.changes, self._scheduler.changes, self._versions.publish_seq, self._held
 
     def _left(self) -> int:
-        """How many more slots calls may hold. They may always hold one."""
+        """How many more slots calls may hold. Calls may always hold one slot."""
         return max(1, int(self._share * (self._scheduler.slots + self._held))) - self._held
 
     # --- back from the workers

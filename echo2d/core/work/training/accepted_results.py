@@ -23,7 +23,7 @@ _BITS = 64
 
 
 class AcceptedResults:
-    """See the module docstring. recovered: those from before a restart, the oldest first."""
+    """See the module docstring. recovered: the results accepted before a restart, the oldest first."""
 
     def __init__(self, recovered: Iterable[AcceptedResult]) -> None:
         self._fingerprints = OrderedDict(

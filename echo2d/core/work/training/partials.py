@@ -145,7 +145,7 @@ class Partials:
         return None if first == math.inf else first
 
     def good(self, partial: Partial) -> bool:
-        """Whether its tokens may still become part of a batch."""
+        """Whether the partial's tokens may still become part of a batch."""
         oldest = partial.version_min
         stale = oldest is not None and self._staleness.outdated(oldest, None)
         if stale:

@@ -53,7 +53,7 @@ def prompt_fault(tokens: bytes, vocab_size: int) -> str:
 
 
 class Prompts:
-    """See the module docstring. task: its name. again: the cursors given back before a restart."""
+    """See the module docstring. task: the task's name. again: the cursors that were given back before a restart."""
 
     def __init__(
         self, next_cursor: int, sampler: Sampler, task: str = "", again: Iterable[int] = ()
@@ -93,7 +93,7 @@ class Prompts:
         return actions
 
     def drawn(self, prompt: DrawnPrompt) -> None:
-        """Take in a drawn prompt. One that was not asked for is ignored."""
+        """Take in a drawn prompt. A prompt that was not asked for is ignored."""
         if prompt.cursor in self._asked:
             self._asked.remove(prompt.cursor)
             self._ready[prompt.cursor] = prompt

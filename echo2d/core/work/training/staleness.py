@@ -73,7 +73,7 @@ class StepBatch:
         return self.size - len(self.groups)
 
     def of_task(self, task: str) -> int:
-        """How many of its groups are this task's."""
+        """How many groups of the batch belong to this task."""
         return sum(group.source.task == task for group in self.groups)
 
     def body(self) -> bytes:
