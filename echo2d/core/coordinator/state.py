@@ -438,11 +438,11 @@ class CoordinatorState:
                 return self._scheduler.failed(peer, message, now=now)
             case AnswersScored():
                 if self._audits is None:
-                    raise PeerFault("this run audits nothing")
+                    raise PeerFault("a message about scores, but this run has no [audit]")
                 return self._audits.found(peer, message, now=now)
             case ScoringFailed():
                 if self._audits is None:
-                    raise PeerFault("this run audits nothing")
+                    raise PeerFault("a message about scores, but this run has no [audit]")
                 return self._audits.failed(peer, message)
             case Hello():
                 raise PeerFault("a second hello")

@@ -152,5 +152,5 @@ def decode_chunk(
 
 def _matching(base: Buffer | None, raw_len: int) -> Buffer:
     if base is None or len(base) != raw_len:
-        raise IntegrityFault("a delta chunk has no base of its length")
+        raise IntegrityFault(f"a delta chunk of {raw_len} bytes has no base of that length")
     return base

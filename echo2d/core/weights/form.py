@@ -108,9 +108,9 @@ class FormFacts:
                 f"run_id: expected {expected}; found {self.run_id[:RUN_ID_CHARS_MAX]!r}"
             )
         if (self.kind == "full") != (self.base_digest is None):
-            raise IntegrityFault("delta forms have a base, full forms have none")
+            raise IntegrityFault("a delta form must have a base, and a full form must have none")
         if self.base_digest is not None and len(self.base_digest) != DIGEST_BYTES:
-            raise IntegrityFault("a form's base digest has the wrong length")
+            raise IntegrityFault(f"a form's base digest is not {DIGEST_BYTES} bytes long")
         if not FRAME_BYTES_MIN <= self.frame_bytes <= FRAME_BYTES_MAX:
             expected = f"{FRAME_BYTES_MIN} to {FRAME_BYTES_MAX}"
             raise IntegrityFault(f"frame_bytes: expected {expected}; found {self.frame_bytes}")
@@ -267,7 +267,7 @@ class SegmentTable:
         if self.wire_bytes > SEGMENT_BYTES_MAX or len(self.frames) > FRAME_INDEX_MAX:
             raise IntegrityFault(f"a segment of {self.wire_bytes} bytes is too large")
         if (self.segment == 0) != bool(self.files):
-            raise IntegrityFault("the first segment lists the files, and only the first")
+            raise IntegrityFault("segment 0 must list the files, and other segments must not")
         if self.files:
             check_files(self.files)
 
@@ -333,7 +333,7 @@ def _check_record(record: ChunkRecord) -> None:
     if record.wire_bytes > CHUNK_BYTES or (record.mode == ChunkMode.SAME) != (
         record.wire_bytes == 0
     ):
-        raise IntegrityFault(f"chunk {record.chunk} has an impossible length on the wire")
+        raise IntegrityFault(f"chunk {record.chunk} cannot take {record.wire_bytes} wire bytes")
     if record.mode in SELF_CONTAINED and record.base != NO_BASE:
         raise IntegrityFault(f"chunk {record.chunk} names a base that it does not need")
 
