@@ -2,8 +2,8 @@
 
 At most UNSENT_FRAMES frames are given to links and not yet sent. So the uplink has no queue, and each frame is chosen
 when it can leave. A link that has not sent its frames for SLOW_S, and for SLOW_TIMES times as long as usual, is slow.
-Its frames do not count, because the link is slow and not the uplink, and it must not hold up other links (I6). It gets
-no more frames until it has sent these.
+The frames of a slow link do not count, because the link is slow and not the uplink, and a slow link must not hold up
+other links (I6). A slow link gets no more frames until it has sent these.
 
 The order of sending, first come, first served within each line:
 

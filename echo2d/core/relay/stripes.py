@@ -409,7 +409,7 @@ class FormState:
 
     @property
     def in_end_game(self) -> bool:
-        """Whether the root has bound everything, and what is missing here waits at relays.
+        """Whether the root has bound every frame, so that the frames missing here wait at relays.
 
         Only with a spare stripe, on which the root may send to every peer.
         """

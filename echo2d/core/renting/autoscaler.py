@@ -187,8 +187,8 @@ class Autoscaler:
         return RentNote("returning", f"{box.rental.label}: {why}{more}")
 
     def _why_not(self, box: RentedBox, now: float, *, spare: bool) -> str:
-        """Why to give the box back; empty: it may stay. spare: whether the other boxes are enough
-        without it.
+        """Why to give the box back; empty: the box may stay. spare: whether the other boxes are enough
+        without this box.
         """
         rules, need, rental = self._rules, self._need, box.rental
         if rules.closing:

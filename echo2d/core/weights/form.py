@@ -148,8 +148,8 @@ class ChunkRecord:
 
 
 def base_sum(data: Buffer) -> bytes:
-    """The xxh3-128 of a base chunk, as in ChunkRecord.base. It detects disk errors; attacks are
-    detected by ChunkRecord.result.
+    """The xxh3-128 of a base chunk, as in ChunkRecord.base. This sum detects disk errors; ChunkRecord.result
+    detects attacks.
     """
     return xxh3_128_digest(data)
 
@@ -168,8 +168,8 @@ def encode_record(
 def encode_records(
     chunk: ChunkId, new: Buffer, base: Buffer | None = None
 ) -> tuple[tuple[ChunkRecord, bytes], tuple[ChunkRecord, bytes]]:
-    """Encode one chunk into the record and payload to send, and those to keep for composing deltas
-    (`delta_chain`). They are the same unless the first are split.
+    """Encode one chunk into the record and payload to send, and the record and payload to keep for composing
+    deltas (`delta_chain`). The two pairs are the same unless the one to send is split.
     """
     sent, kept = encode_twice(new, base)
     result = digest_of(new)

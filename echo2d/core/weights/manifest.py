@@ -136,7 +136,7 @@ _unpack = canonical_unpacker(_Record, bytes_max=_MANIFEST_BYTES_MAX)
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A snapshot's files and the blake3-256 of each chunk. It is checked when it is made."""
+    """A snapshot's files and the blake3-256 of each chunk. A manifest is checked when it is made."""
 
     files: tuple[FileEntry, ...]
     chunk_digests: tuple[Digest, ...]

@@ -185,7 +185,8 @@ class Deliveries:
     def gain_s(self, worker: PeerId, elsewhere: float, written: int, idle_s: float) -> float:
         """How many seconds earlier a sample ends if it is continued elsewhere.
 
-        elsewhere: tokens/s of one sample there. written: its tokens so far. idle_s: seconds since the last token.
+        elsewhere: tokens/s of one sample at the other worker. written: the sample's tokens so far.
+        idle_s: seconds since the sample's last token.
         """
         speed = self._workers[worker].speed
         if idle_s >= TRIAL_S or not speed:
@@ -197,7 +198,7 @@ class Deliveries:
     # --- what happens
 
     def holds(self, worker: PeerId, token: str, slots: int, samples: int, *, now: float) -> Bounds:
-        """Record that it holds this many samples from now on; call this at every change. Returns its bounds."""
+        """Record that the worker holds this many samples from now on; call this at every change. Returns its bounds."""
         work = self._workers.get(worker)
         if work is None:
             work = self._workers[worker] = _Worker(at=now)
@@ -212,7 +213,7 @@ class Deliveries:
         return work.allowed, work.rank
 
     def wrote(self, worker: PeerId, tokens: int, *, answer: int = 0) -> None:
-        """Record that it delivered this many new tokens. answer: the length of an answer that ended with them."""
+        """Record that the worker delivered this many new tokens. answer: the length of an answer that they ended."""
         if answer:
             # The mean is that of the newest 128 answers.
             self._answer += (answer - self._answer) * (1 / 128 if self._answer else 1.0)

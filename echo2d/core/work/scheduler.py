@@ -47,9 +47,9 @@ from echo2d.core.work.kind import Cause, KindOfWork, PendingSamples, TaskWork
 from echo2d.core.work.leases import KIND_SHIFT, TRAINING, Lease, LeaseTable, answer, send_to
 from echo2d.core.work.ranking import WorkerChoice, WorkerRanking
 
-# Workers that are as fast as usual count as short of work in two cases. One of them, serving the newest version, had a
-# free slot within this time or within the time of two answers. Or a version was published within this time, because
-# some workers must still load it.
+# Workers that are as fast as usual count as short of work in two cases: if such a worker, serving the newest version,
+# had a free slot within this time or within the time of two answers; or if a version was published within this time,
+# because some workers must still load it.
 LATELY_S = 10.0
 
 
@@ -332,8 +332,8 @@ class LeaseScheduler:
     def _fill(self, kind: KindOfWork[Any], now: float) -> list[Any]:
         actions: list[Any] = []
         waiting = kind.pending(now=now)
-        # From this version on, workers up to this rank have no free slot. It is remembered because many samples may
-        # wait for one version.
+        # From this version on, workers up to this rank have no free slot. The pair is remembered because many samples
+        # may wait for one version.
         none_from: tuple[Version, int] | None = None
         ahead = 0  # samples that wait for a free slot
         usual_slots: int | None = None

@@ -1,6 +1,6 @@
 """Remembers which copies of versions survive a power failure.
 
-Copies are not synced when they are made, because a publish must not wait for the disk. Those that
+Copies are not synced when they are made, because a publish must not wait for the disk. Copies that
 stay as results are synced later, and marked. After the machine was restarted, a copy without its mark
 may be damaged, and must be hashed.
 

@@ -59,8 +59,8 @@ class Stragglers:
         leases: LeaseTable,
     ) -> None:
         rules = parts.rules
-        # By task: a group that lacks this many samples or fewer waits for its last ones. They are half of
-        # its samples, and at least one.
+        # By task: a group that lacks this many samples or fewer waits for its last samples. The limit is
+        # half of the group's samples, and at least one.
         self._lacks_max = {
             task.name: max(1, int(rules.drawn(task) * 0.5))
             if rules.group_size > 1 and rules.move_stragglers
