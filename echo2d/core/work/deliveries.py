@@ -186,7 +186,7 @@ class Deliveries:
         """How many seconds earlier a sample ends if it is continued elsewhere.
 
         elsewhere: tokens/s of one sample at the other worker. written: the sample's tokens so far.
-        idle_s: seconds since the sample's last token.
+        idle_s: seconds since the last token.
         """
         speed = self._workers[worker].speed
         if idle_s >= TRIAL_S or not speed:
