@@ -181,7 +181,7 @@ class Audits:
                 )  # fmt: skip
 
     def scored_by_learner(self, scored: Iterable[tuple[TrajectoryRecord, TrajectoryScore]]) -> None:
-        """The learner's own forward pass gave these scores. They never convict a worker, but a worker
+        """Take in the scores of the learner's own forward pass. These scores never convict a worker. A worker
         whose logprobs are far from the learner's is audited like a flagged worker.
         """
         for trajectory, score in scored:

@@ -322,7 +322,7 @@ def _why_stale(worker: WorkerStatus, status: Status) -> str:
 
 
 def _slowness(worker: WorkerStatus, status: Status) -> str:
-    """What makes this worker slow; empty: it is not, or nothing is known."""
+    """What makes this worker slow; empty: the worker is not slow, or nothing is known."""
     if worker.tokens_per_s is None:
         return ""
     rate = worker.tokens_per_s

@@ -354,7 +354,7 @@ class GroupRecord:
         return max(trajectory.version_max for trajectory in self.trajectories)
 
     def uses(self, keys: Collection[VersionKey]) -> bool:
-        """Whether one of these versions wrote one of its tokens."""
+        """Whether one of these versions wrote a token of the group."""
         return any(
             span.key in keys for trajectory in self.trajectories for span in trajectory.spans
         )
@@ -433,12 +433,12 @@ def pack_logprobs(logprobs: Iterable[float]) -> bytes:
 def unpack_tokens(data: bytes) -> Tokens:
     """int32 [n], read-only. PeerFault: the length is not a multiple of 4."""
     if len(data) % 4:
-        raise PeerFault("token bytes are not whole int32")
+        raise PeerFault(f"tokens: expected a multiple of 4 bytes; found {len(data)}")
     return np.frombuffer(data, dtype="<i4")
 
 
 def unpack_logprobs(data: bytes) -> Logprobs:
     """float32 [n], read-only. PeerFault: the length is not a multiple of 4."""
     if len(data) % 4:
-        raise PeerFault("logprob bytes are not whole float32")
+        raise PeerFault(f"logprobs: expected a multiple of 4 bytes; found {len(data)}")
     return np.frombuffer(data, dtype="<f4")

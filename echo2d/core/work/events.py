@@ -276,7 +276,7 @@ class GroupDropped:
 
     group: GroupId
     reason: str
-    # Whether its prompt is not at fault, and becomes another group.
+    # True: the prompt was not at fault, so it is used again in a new group.
     again: bool = False
 
 
@@ -451,7 +451,7 @@ class ForgetEpisode:
     group: GroupId
     sample: int
     task: str = ""
-    # Whether the end that its external agent reported is durable; if not, the episode was given up.
+    # Whether the episode's end, which its external agent reported, is durable; False: the episode was given up.
     ended: bool = False
 
 

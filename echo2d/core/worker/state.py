@@ -168,7 +168,7 @@ class WorkerState:
         listen: Address | None,
         forms: Sequence[FormId],
     ) -> Hello:
-        """The first message to the coordinator. forms: those of which every frame is held."""
+        """The first message to the coordinator. forms: the forms of which every frame is held."""
         self._since_hello.clear()
         versions, leases = self._versions, self._leases.held()
         return Hello(

@@ -479,7 +479,7 @@ class FleetWorld:
         return None if box is None else box.peer.engine.serving
 
     def _notes(self, record: object) -> None:
-        """Note when groups begin and are dropped, and count samples that move to another worker."""
+        """Record when groups begin and are dropped, and count samples that move to another worker."""
         if isinstance(record, PromptTaken):
             self._begun[record.group] = self._clock.now
         elif isinstance(record, GroupDropped):

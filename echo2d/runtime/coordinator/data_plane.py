@@ -265,8 +265,8 @@ def eval_rules(
     table, length = opened.table, opened.asks.pool.about.epoch_length
     if not table.rows and length is None:
         raise OperatorFault(
-            f"eval.rows: task {opened.of.name!r} does not say how many questions it has; expected a "
-            "number; found 0"
+            f"eval.rows: expected a number above 0, because task {opened.of.name!r} does not say how many "
+            "questions it has; found 0"
         )
     return EvalRules(
         task=task_rules(config, opened.asks, model_ends, greedy=True),

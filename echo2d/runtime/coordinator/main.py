@@ -238,7 +238,7 @@ async def _open_files(
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """The run's tasks, evaluations and rules. day: the one that chat templates see. cautions: for the operator."""
+    """The run's tasks, evaluations and rules. day: the day that chat templates see. cautions: shown to the operator."""
 
     tasks: Sequence[OpenTask]
     evals: Sequence[OpenEval]
