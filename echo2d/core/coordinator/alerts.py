@@ -16,8 +16,8 @@ from echo2d.core.status.schema import (
     WorkerStatus,
 )
 
-# The alert about slow broadcasts comes only after this many broadcasts, because the first version
-# spreads in full, and later ones may.
+# The alert about slow broadcasts comes only after this many broadcasts: the first version is sent in full,
+# and later ones may be too, so early broadcasts are slow without anything being wrong.
 BROADCASTS_MIN = 16
 # Once the audit has got this many parts of answers, at most this share of them may be left unscored.
 AUDITS_MIN = 100

@@ -294,7 +294,8 @@ class Partial:
                 start = joined.pop().start
             joined.append(AuthoredSpan(start, span.end + shift, *span[2:]))
         if columns or self.columns:
-            # Only an engine's tokens can lack a column. Given tokens before the engine's first tokens get zeros.
+            # A column is dropped only if an engine's tokens lack it. Tokens that were given, not generated, and precede
+            # the engine's first ones get zeros.
             before = self.columns if self.spans else blank_columns(columns, self.length)
             columns = join_columns([(self.length, before), (len(tokens) // 4, columns)])
         tokens, logprobs = self.tokens + tokens, self.logprobs + logprobs

@@ -182,7 +182,7 @@ class TurnKept:
 
     group: GroupId
     sample: int
-    # From 1 on; 0: an external agent's episode has its first call, and nothing is written yet.
+    # Counts from 1; 0: an external agent has made the first call of its episode, and no turn is written yet.
     turn: int
     lease: LeaseId
     attempt: int

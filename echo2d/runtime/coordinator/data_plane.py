@@ -246,8 +246,8 @@ async def open_evals(
         options = {**of.table.options, **_HELD_OUT.get(kind, {}), **table.options}
         if options == of.table.options:
             raise OperatorFault(
-                f"eval.options: task {of.name!r} would be asked the questions that it is trained "
-                "on; name the options of its class that make others"
+                f"eval.options: the evaluation of task {of.name!r} would ask the questions that the run trains on; "
+                "set options of the task's class that give other questions"
             )
         asks = replace(of.table, options=options, sampling={**of.table.sampling, **table.sampling})
         stops = config.sampling_of(asks, greedy=True).stop

@@ -494,7 +494,7 @@ async def _listen(
 
 
 def _tell_this_host(run: RunDirectory, access: AccessTable, url: str) -> None:
-    """Write the own token files and the address file into the run directory. Blocking."""
+    """Write this host's own token files and the address file into the run directory. Blocking."""
     own_token(run, access, "learner", url)
     own_token(run, access, "viewer", url)
     own_token(run, access, "operator", url)

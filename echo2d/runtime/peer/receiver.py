@@ -59,7 +59,7 @@ class _Peer:
 
 
 class ReceiverOwner(HoldingsOwner, Protocol):
-    """The process whose links these are."""
+    """What a `Receiver` needs from the process that owns its links."""
 
     @property
     def crowded(self) -> bool:

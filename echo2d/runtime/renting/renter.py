@@ -303,7 +303,7 @@ class Renter:
 
 
 async def _nobody_leaves(peer: PeerId, why: str) -> None:
-    raise AssertionError(f"no coordinator runs, but {peer} is to leave: {why}")
+    raise AssertionError(f"{peer} should leave ({why}), but no coordinator runs to tell it so")
 
 
 # --- making a renter

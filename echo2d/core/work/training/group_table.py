@@ -74,7 +74,7 @@ class OpenGroup:
     # Kept samples that are given back as soon as they are scored.
     unwanted: set[int] = field(default_factory=set)
     left_out: set[int] = field(default_factory=set)  # samples that the group continues without
-    # How long samples took, in seconds (`Measurements.length`).
+    # The seconds that each sample took, divided by the usual seconds of its worker (`Measurements.length`).
     took: list[float] = field(default_factory=list)
     # For each sample that was or will be given back, the workers that may not write it again.
     returned: dict[int, set[PeerId]] = field(default_factory=dict)

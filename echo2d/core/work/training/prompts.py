@@ -71,7 +71,7 @@ class Prompts:
 
     @property
     def over(self) -> bool:
-        """Whether the task has no more prompts and none is left to take."""
+        """Whether the task can make no more prompts, and all that it made have been taken."""
         waiting = self._redraw or self._asked or self._ready or self._again
         return self._end is not None and not waiting
 
