@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @click.command(context_settings={"ignore_unknown_options": True})
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[URL] [OPTIONS OF JOIN]")
-@click.option("--config", type=FILE, help="TOML file of the run, or a box's with a [worker] table.")
+@click.option("--config", type=FILE, help="TOML file of a run, or of a box (table [worker]).")
 @click.option("--model-bytes", metavar="SIZE", help="On a box: bytes of a version, such as 16GB.")
 @json_option("Print one JSON object.")
 def doctor(

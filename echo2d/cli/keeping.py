@@ -44,7 +44,7 @@ def keep() -> None:
     type=DIRECTORY,
     help="An earlier backup of this run: link files that have not changed to it instead of copying them.",
 )
-@click.option("--verify", type=DIRECTORY, help="Make no backup: check every byte of this one.")
+@click.option("--verify", type=DIRECTORY, help="Back nothing up: check every byte of this backup.")
 @json_option("Print one JSON object.")
 def backup(
     run_dir: Path | None,

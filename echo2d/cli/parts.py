@@ -127,7 +127,7 @@ def log_options(command: Callable[..., None]) -> Callable[..., None]:
     file = click.option(
         "--log-file",
         type=FILE,
-        help="Log to this file instead of stderr. A full file becomes FILE.1; both take at most 512 MiB.",
+        help="Log to this file instead of stderr. A full file becomes FILE.1; both together take at most 512 MiB.",
     )
     return level(as_json(file(command)))
 

@@ -65,10 +65,10 @@ KIND_QUESTION = "Which one: package.module:Class, or a name of `echo2d init --li
 )
 @click.option(
     "--prompt",
-    help='With questions: the column with the question, or a text such as "{question} Think first."',
+    help='For questions: the column that has the question, or a text such as "{question} Think first."',
 )
-@click.option("--answer", help="With questions: the column with the expected answer.")
-@click.option("--scorer", help="With questions: how an answer is judged, such as math or exact.")
+@click.option("--answer", help="For questions: the column that has the expected answer.")
+@click.option("--scorer", help="For questions: how an answer is judged, such as math or exact.")
 @click.option("--max-new-tokens", type=click.IntRange(1, 131072), help="Token limit per answer.")
 @click.option("--host", help="The address at which the boxes reach this host.")
 @click.option(

@@ -205,7 +205,7 @@ def token_new_authority(run_dir: Path, *, lost: bool, url: str | None, out: Path
 @token.command("revoke")
 @click.argument("name")
 @run_dir_option
-@click.option("--delete", is_flag=True, help="Also delete it and all machines that joined by it.")
+@click.option("--delete", is_flag=True, help="Remove NAME and all machines that joined with NAME.")
 def token_revoke(name: str, run_dir: Path, *, delete: bool) -> None:
     """Revoke the credential NAME. Its open sessions end within a second.
 

@@ -159,7 +159,7 @@ class Chaos:
         )
 
     def look(self, facts: Mapping[str, Any]) -> None:
-        """Note what has recovered and kill what is due. facts: the run's present status."""
+        """Record what has recovered and kill what is due. facts: the run's present status."""
         for kill in self._kills:
             if kill.recovery_s is None and self._moves_again(kill, facts):
                 kill.recovery_s = time.monotonic() - kill.killed_at

@@ -67,11 +67,11 @@ class Supervised:
 
 class _Say(Protocol):
     def __call__(self, line: str, *, minor: bool = False) -> None:
-        """Take a line of the log. minor: one of many, of a lease or a group."""
+        """Take a line of the log. minor: the line is one of many such lines, about a single lease or group."""
 
 
 class OneHost:
-    """The programs of one run. say: takes the log's lines. settings: as for `echo2d coordinate`."""
+    """The programs of one run. say: takes the log's lines. settings: the --set values, as for `echo2d coordinate`."""
 
     def __init__(
         self, path: Path, config: CoordinatorConfig, settings: Sequence[str], say: _Say

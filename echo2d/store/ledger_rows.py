@@ -478,8 +478,8 @@ RAISE = (
 )
 
 
-# `drawn` counts the drawn prompts that have this attachment and no group yet. If the prompt of a dropped
-# group is used again, it becomes one of them.
+# `drawn` counts the drawn prompts that have this attachment and no group yet. When a group is dropped and
+# its prompt will be used again, `drawn` counts this prompt again.
 ATTACH = (
     f"INSERT INTO attachments VALUES (?1, ?2, 1, {SCHEMA.sum_of('attachments', digest='?1', content='?2')}) "
     "ON CONFLICT (digest) DO UPDATE SET drawn = drawn + 1"

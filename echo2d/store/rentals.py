@@ -2,9 +2,9 @@
 -9`.
 
 A row is written before the start command of its box is sent, so no box is ever forgotten; rows are
-never deleted. A checksum shows whether the disk returns what was written. Blocking functions for any
-thread, because a task that is cancelled during a write goes on to close the file from another thread.
-The ledger's lock keeps other coordinators out.
+never deleted. A checksum shows whether the disk returns what was written. The functions block and may
+be called from any thread: if a task is cancelled during a write, its clean-up closes the file from
+another thread. The ledger's lock keeps other coordinators out.
 """
 
 import sqlite3

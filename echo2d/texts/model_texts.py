@@ -80,7 +80,7 @@ class ModelTexts:
                     f"{size} bytes of text are too many"
                 )
                 raise UnusableText("prompt", detail, "context_length_exceeded")
-        # `encode` would hold the GIL, and so stop the coordinator's loop.
+        # The tokenizer's own `encode` holds the GIL even in a thread, and would stop the coordinator's loop.
         try:
             encoded = self.tokenizer.encode_batch(list(texts), add_special_tokens=special)
         # The library raises a bare Exception, for example if it lacks the token for unknown text.

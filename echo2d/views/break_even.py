@@ -22,8 +22,11 @@ def break_even_sentence(compared: BreakEven) -> str:
     )
     if compared.price_ratio_max <= 0:
         return f"{first}; no price would make this cheaper"
-    share = "" if least is None else f", or from a share of {least:.0%} on"
-    return f"{first}; it is cheaper here up to {compared.price_ratio_max:.2f} times{share}"
+    share = "" if least is None else f"; at this price, if rollouts reach {least:.0%} of the bill"
+    return (
+        f"{first}; at this share, a run here is cheaper if a trajectory costs at most "
+        f"{compared.price_ratio_max:.2f} times as much as there{share}"
+    )
 
 
 def draw_map(compared: BreakEven, path: Path) -> None:

@@ -4,6 +4,7 @@
     q      the probability recorded by the engine that wrote it (the *rollout's*, never recomputed)
     m      its probability under the *proximal* policy, from which the step may move only a little
     rho    p / q, the importance ratio; 1 if nothing changed in between
+    x      the ratio that each part looks at: rho, or with decoupled PPO the ratios in the last row
     A      the advantage of the token's answer
 
 A token's weight is a constant in the gradient of `-w A log p`. `token_weights` combines it from
@@ -13,10 +14,10 @@ these parts:
 | --- | --- | --- |
 | truncated importance sampling | min(x, cap) | rho-bar of IMPALA, 1802.01561 |
 | IcePop, masked importance sampling | x where low <= x <= high, else 0 | 2510.18855 |
-| sequence mask | 0 if the answer's geometric mean leaves low..high | verl `rollout_rs`, slime MIS |
+| sequence mask | 0 if the geometric mean of the answer's x is outside low..high | verl `rollout_rs`, slime MIS |
 | clip, clip-higher | 0 if x > 1 + high (A > 0) or x < 1 - low (A < 0) | 1707.06347, 2503.14476 |
 | two-sided clip | 0 also if A < 0 and x > max | dual clip 1912.09729; INTELLECT-2 2505.07291 |
-| decoupled PPO | importance m / q, clip on p / m | 2110.00641; asynchronous: AReaL 2505.24298 |
+| decoupled PPO | x is p / m in the two clips, m / q in the other parts | 2110.00641; asynchronous: AReaL 2505.24298 |
 
 Suffixes of names: n = answer tokens of a micro-batch.
 """

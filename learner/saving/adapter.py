@@ -42,7 +42,7 @@ class AdapterWriter(SnapshotWriter):
 def check_scale(config: LearnerConfig, progress: Mapping[str, Any]) -> None:
     """OperatorFault: the adapter of a checkpoint was trained with another learner.lora_alpha.
 
-    progress: of the checkpoint.
+    progress: the progress record that was saved in the checkpoint.
     """
     trained = progress.get("lora_alpha", config.lora_alpha)
     if config.lora_rank and trained != config.lora_alpha:

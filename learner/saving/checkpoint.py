@@ -273,7 +273,8 @@ class Checkpoints:
         self._remote.upload(target)
         copies = self._whole_copies()
         surplus = _surplus(copies, target.name, self._keep)
-        # Incomplete copies, which killed learners have left, do not count. Those of newer epochs stay.
+        # Incomplete copies left by killed learners do not count as checkpoints to keep, and are deleted, except those
+        # of newer epochs.
         (_, epoch), begun = _step_and_epoch(target.name), {*self._remote.begun()} - {*copies}
         left = [name for name in begun if _NAME.fullmatch(name)]
         surplus += [name for name in left if _step_and_epoch(name)[1] <= epoch]

@@ -1,7 +1,7 @@
 """Write large files past the page cache and digest them meanwhile, so that training is slowed least.
 
-Usually a checkpoint is not read again. With the page cache, pages for it would be found, filled and freed, on
-a core that training on a CPU needs, and the digest would read all of them again.
+Usually a checkpoint is not read again. Writing it through the page cache would spend CPU time on finding, filling and
+freeing pages, and training on a CPU needs this time. A digest made afterwards would read the whole file again.
 """
 
 import contextlib

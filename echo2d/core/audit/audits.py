@@ -181,7 +181,7 @@ class Audits:
                 )  # fmt: skip
 
     def scored_by_learner(self, scored: Iterable[tuple[TrajectoryRecord, TrajectoryScore]]) -> None:
-        """The learner's own forward pass gave these scores. They never convict a worker, but a worker
+        """Take in the scores of the learner's own forward pass. These scores never convict a worker. A worker
         whose logprobs are far from the learner's is audited like a flagged worker.
         """
         for trajectory, score in scored:
@@ -269,8 +269,8 @@ class Audits:
     def _drawn(
         self, author: PeerId, case: Case, group: GroupId, sample: int, kind: AnswerClass
     ) -> tuple[bool, bool, bool]:
-        """Whether an answer of this author belongs to the share that is drawn for an audit, whether it
-        is audited, and whether its group waits for the verdict.
+        """Decide about an answer of this author. Returns three booleans: the answer was drawn for an audit; it is
+        audited, drawn or not; its group waits for the verdict.
         """
         if self._teaches(author, kind):
             return False, self._still_to_learn(kind) > 0, False

@@ -98,7 +98,7 @@ class Cases:
         """Take in what an audit found.
 
         Returns why the answer is flagged, and why the worker is convicted now; both may be empty.
-        limits: those of the answer's class. drawn: whether the answer was drawn by the audited share.
+        limits: the limits of the answer's class. drawn: whether the answer was drawn by the audited share.
         A flag always counts. An answer without a flag counts only if it was drawn, so that the honest
         answers of a worker on trial do not make up for its lies.
         """

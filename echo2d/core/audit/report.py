@@ -21,15 +21,15 @@ class WorkerReport:
     tokens: int = 0
     # Tokens that are not where their seed points, within the narrowest tolerance.
     misses: int = 0
-    # Means over its audited answers.
+    # Means over the worker's audited answers.
     k: float = 0.0
     z: float = 0.0
     # Why the worker was convicted; empty: it was not.
     convicted: str = ""
-    # When it was convicted (Unix time).
+    # When the worker was convicted (Unix time).
     at_s: float | None = None
     flags: dict[str, int] = field(default_factory=dict)
-    # Its last flagged answers, as the log has them.
+    # The worker's last flagged answers, as the log has them.
     evidence: list[Mapping[str, Any]] = field(default_factory=list)
 
     def add(self, line: Mapping[str, Any]) -> None:

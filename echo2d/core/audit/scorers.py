@@ -116,7 +116,7 @@ class Scorers:
             return []
         self._measure(peer.peer, order, message.scoring_s)
         if len(message.found) != len(order.parts):
-            raise PeerFault("an audit's answer does not fit its order")
+            raise PeerFault(f"scores of {len(message.found)} parts; expected {len(order.parts)}")
         self.scored += len(order.parts)
         self.scoring_s += message.scoring_s
         self.loading_s += message.loading_s

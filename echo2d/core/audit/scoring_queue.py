@@ -50,13 +50,13 @@ class AuditItem:
     left: int
     # What the scored parts gave together.
     found: Evidence | None = None
-    # Whether the draw chose it for an audit; the audit of a worker on trial needs no draw.
+    # Whether the draw chose the item for an audit; the audit of a worker on trial needs no draw.
     drawn: bool = False
-    # Limits are learnt from it.
+    # Limits are learnt from the item.
     teaches: bool = False
-    # It is judged by the limits of this class.
+    # The item is judged by the limits of this class.
     kind: AnswerClass = field(default_factory=AnswerClass)
-    # It is scored or given up.
+    # The item is scored or given up.
     over: bool = False
 
     @property
@@ -71,7 +71,7 @@ class AnswerPart:
     item: AuditItem
     key: VersionKey
     answer: AnswerToScore
-    # When it began to wait.
+    # When the part began to wait.
     since: float
     tries: int = 0
 

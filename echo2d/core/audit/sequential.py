@@ -52,8 +52,8 @@ class FlagTest:
 class SeedTest:
     """Whether too many of a worker's tokens differ from those that their seeds give.
 
-    The likelihood ratio compares two binomial distributions: one misses MISSES_LIAR times as often as
-    the limit allows, the other exactly as often.
+    The likelihood ratio compares two binomial distributions: a liar misses MISSES_LIAR times as often as
+    the limit allows, an honest worker exactly as often as it allows.
     """
 
     sum: float = 0.0

@@ -139,7 +139,7 @@ class WaitingSamples:
         self._decided.append(verdict)
 
     def _waits(self, sample: WaitingSample) -> bool:
-        """Whether it still waits: undecided, its group has not ended, and no other worker got it meanwhile."""
+        """Whether the sample still waits: it is undecided, its group runs, and no other worker got it meanwhile."""
         if sample.decided:
             return False
         return self._groups.get(sample.group, {}).get(sample.sample) is sample

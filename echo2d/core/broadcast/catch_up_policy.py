@@ -69,8 +69,8 @@ def choose_route(
     """The route with the fewest bytes for a peer that has the version `stands`.
 
     full_bytes: the size of the full form. A delta from a kept copy is never larger than a composed
-    delta, which also contains changes that were undone meanwhile. It is never larger than the full
-    form either, because no chunk takes more bytes in a delta.
+    delta, which also contains changes that were undone meanwhile. Such a delta is also never larger
+    than the full form, because no chunk takes more bytes in a delta than in the full form.
     """
     full = DeltaRoute(full_bytes)
     if stands is None or stands.digest == record.digest:

@@ -3,7 +3,7 @@
     transfer reports --> rates --a version's first root--> plan --LEARN_S, if it was a guess-->
         another plan, if that is much better
 
-Plans of catch-ups use these rates, too, and measure nothing.
+Catch-ups are planned with these rates, too, but their transfers do not update the rates.
 Not here: what a plan is (`topology.plan`, `topology.planner`), how one is repaired
 (`transmission`), and which form a peer takes (`catch_up_policy`).
 """
@@ -88,7 +88,7 @@ class PlanUpdates:
     def plan_aside(
         self, transmission: Transmission, seed: Peer, takers: Sequence[Peer]
     ) -> list[BroadcastAction]:
-        """Make a plan for a catch-up, by the same rates; nothing is measured."""
+        """Plan a catch-up with the rates that broadcasts are planned with; its transfers do not update these rates."""
         return self._announcer.edges(
             transmission.make_plan(self._new_id(), self._rules, seed, takers)
         )

@@ -51,7 +51,7 @@ from echo2d.errors import PeerFault
 # A full form is given up after this many failures to encode it or to keep its frames; otherwise
 # workers would wait for it for ever.
 ENCODE_FAILURES_MAX = 3
-# The seed tries again after this time: by then a person may have freed space on a full disk.
+# The seed tries again after this time, in which a person may have freed space on a full disk.
 ENCODE_RETRY_S = 5.0
 # A worker that failed to apply a version, perhaps because its disk is full, tries again after
 # APPLY_RETRY_S. The delay doubles up to APPLY_RETRY_S_MAX. Nothing else makes it retry before the

@@ -209,7 +209,7 @@ class Transmission:
         return roots
 
     def has_verified(self, peer: PeerId) -> None:
-        """Note that the peer has verified this version. Beyond PEERS_MAX the oldest entry is forgotten."""
+        """Record that the peer has verified this version. Beyond PEERS_MAX the oldest entry is forgotten."""
         self.verified.pop(peer, None)
         self.verified[peer] = None
         keep_newest(self.verified, PEERS_MAX)

@@ -11,9 +11,9 @@ No change follows another within cool_down_s, and an activated worker stays acti
 still a guess (`guessed`) does not replace another worker: it works beside the others first.
 
 Until the cheapest pool is reached for the first time, and after a review that found too few workers for it, workers
-are activated as soon as they are here. The same holds after a loss, until mu_pool is back at its former level. A loss
-never raises the goal above this level: otherwise each loss would let the run follow an estimate that may be too high
-by chance. Without `by_cost` (an ablation) workers are taken in the given order instead of by rho.
+are activated as soon as they are here. The same holds after a loss, but only until mu_pool is back at its former level.
+Otherwise each loss could make the run adopt an estimate that is too high by chance. Without `by_cost` (an ablation)
+workers are taken in the given order instead of by rho.
 Not here: what workers make and cost (`measurements`, `worker_cost`), and when to review (`coordinator`).
 """
 
@@ -107,8 +107,8 @@ class Activation:
         """What to change now.
 
         offers: the workers that are here, active or not, in the order to use without `by_cost`.
-        leaving: those that announced that they leave; they count as lost. pools: None if what the learner needs is
-        not known yet. waited_s: for how long the learner has waited for rollouts so far.
+        leaving: the workers that announced that they leave; they count as lost. pools: None while the learner's demand
+        is not known. waited_s: the seconds that the learner has waited for rollouts so far.
         """
         here = {offer.name: offer for offer in offers if offer.name not in leaving}
         lost = [name for name in self.active if name not in here]

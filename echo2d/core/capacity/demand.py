@@ -87,7 +87,7 @@ class CapacityBalance:
     bubble_predicted: float | None
     # Whether all workers together keep the learner busy.
     feasible: bool | None
-    # Why they do not, and what would help; empty if they do.
+    # Why all workers together do not keep the learner busy, and what would help; empty if they do.
     why_not: str
     # Why the cheapest pool is the cheapest.
     why: str
@@ -189,7 +189,7 @@ class CapacityPlanner:
     ) -> Decision:
         """Which workers to activate and deactivate now; see `Activation.decide`.
 
-        waited_s: for how long the learner has waited for rollouts since the run began.
+        waited_s: the seconds that the learner has waited for rollouts since the run began.
         """
         demand = self.demand(kappa)
         offers = self.offers(candidates, None if demand is None else demand.period_s)

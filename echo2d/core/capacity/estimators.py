@@ -3,13 +3,13 @@
     T_train       `Smoothed`     a train step, net of waiting
     T_bcast       `Tail`         the 95th percentile, because the learner waits for late workers
     g             `RecentMean`   a trajectory, from its lease to its acceptance
-    lengths       `Lengths`      of samples, divided by the usual length at their worker, group after group
+    lengths       `Lengths`      seconds of each sample / usual seconds of its worker; added group by group
     refit pause   `Smoothed`
     recompute     `Smoothed`     KV caches that a refit dropped, computed again
     mu_i          `WorkerRate`   accepted fresh trajectories/s of a worker with all slots leased
     discards      `Share`        the share of trajectories that were never trained on
     yield         `Yields`       the share of a worker's trajectories that were worth training on
-    bytes         `Smoothed`     of a version, on the wire
+    bytes         `Smoothed`     bytes of a version on the wire
 
 A `Smoothed` bounds every sample to three usual deviations, so that a single outlier hardly moves
 it. If AGREEING samples in a row are all that far off on the same side, the value has changed, and

@@ -55,22 +55,22 @@ class _Work:
 
     slots: int
     at: float
-    # Samples that it has held since `at`.
+    # Samples that the worker has held since `at`.
     holds: int = 0
-    # How long it stood still for the newest version that it serves.
+    # How long the worker stood still for the newest version that it serves.
     still_s: float | None = None
     # Accepted trajectories.
     accepted: float = 0.0
     # Leased slot-seconds.
     slot_s: float = 0.0
-    # Its pauses, as (begin, end).
+    # The worker's pauses, as (begin, end).
     stills: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=STILLS_MAX))
     rate: WorkerRate | None = None
     # `_drift` when the rate was settled.
     drift: float = 1.0
-    # Trajectories that it would have made so far at its prior rate.
+    # Trajectories that the worker would have made so far at its prior rate.
     expected: float = 0.0
-    # How many calls of `settle` in a row came after a time in which it worked.
+    # How many calls of `settle` in a row came after a time in which the worker worked.
     settled: int = STEADY
 
     def until(self, now: float) -> None:

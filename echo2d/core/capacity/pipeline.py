@@ -88,7 +88,7 @@ class _Group:
 
 
 class Pipeline:
-    """See the module docstring. slots: for each, the seconds that a sample of length 1 takes there."""
+    """See the module docstring. slots: for each slot, the seconds that a sample of length 1 takes in it."""
 
     def __init__(self, demand: Demand, slots: Sequence[float]) -> None:
         self._demand = demand

@@ -101,7 +101,7 @@ class StepTimes:
         return middle
 
     def first(self, mu: float) -> int:
-        """How many workers make this much together; all, if they make less."""
+        """How many workers together make the throughput `mu`; all workers, if together they make less."""
         return min(bisect_left(self._mu, mu * (1 - COST_SLACK), lo=1), len(self._ranked))
 
     def holds_for(self, demand: Demand, ranked: Sequence[WorkerOffer]) -> bool:

@@ -20,16 +20,16 @@ class WorkerEarned:
     """What one worker has earned."""
 
     worker: PeerId
-    # Trajectories whose last token it wrote.
+    # Trajectories whose last token the worker wrote.
     accepted: int = 0
     trained: int = 0
-    # Bytes of versions, as it reports them.
+    # Bytes of versions, as the worker reports them.
     sent_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class EarnedKept:
-    """What these workers have earned; it replaces older records of them."""
+    """What these workers have earned. This record replaces their older records."""
 
     workers: tuple[WorkerEarned, ...]
 

@@ -1,7 +1,7 @@
 """How the learner spends its time: training, waiting, and what it waits for.
 
     commit --waits--> batch asked for --starves--> batch ready --trains--> commit
-                                         `-- for a part of that the batch lacks only rewards
+                                         `-- during a part of this time only rewards are missing from the batch
 
 Not here: what the run does about it (`capacity`).
 """

@@ -35,26 +35,26 @@ PeerState = Literal["joined", "suspected", "gone"]
 class PeerEngine:
     """What the engines of a worker serve, and what they have done."""
 
-    # The version that they serve; None: none.
+    # The version that the engines serve; None: no version.
     serving: VersionKey | None = None
-    # The versions that they have served since the daemon started, in the order of arrival (a set).
+    # The versions that the engines have served since the daemon started, in the order of arrival (a set).
     acknowledged: dict[VersionKey, None] = field(default_factory=dict)
     # The verified version in the current slot, which deltas can build on.
     stands: VersionKey | None = None
-    # Forms of which it holds frames.
+    # Forms of which the worker holds frames.
     forms: frozenset[FormId] = frozenset()
-    # Samples in its engines, as its last heartbeat said.
+    # Samples in the engines, as the worker's last heartbeat said.
     running: int = 0
     # Accepted results.
     accepted: int = 0
-    # The next four are about its last refit, as `RefitDone` reports it.
+    # The next four fields are about the last refit, as `RefitDone` reports it.
     refit_pause_s: float | None = None
     recomputed_tokens: int | None = None
     recompute_s: float | None = None
     memory_ok: bool | None = None
-    # When it was refitted last, in monotonic seconds.
+    # When the engines were refitted last, in monotonic seconds.
     refitted_at: float | None = None
-    # The bytes that new versions may take on its disk, as its last heartbeat said.
+    # The bytes that new versions may take on the worker's disk, as its last heartbeat said.
     disk_free: int | None = None
 
     def serves(self, key: VersionKey | None) -> None:
@@ -72,54 +72,54 @@ class PeerEngine:
 
 @dataclass(slots=True)
 class PeerReach:
-    """How other peers reach it, and how fast it sends to them."""
+    """How other peers reach this peer, and how fast it sends to them."""
 
-    # The address at which it says that it can be dialled.
+    # The address at which the peer says that it can be dialled.
     listen: Address | None = None
-    # Whether other peers can dial it; None: not known yet.
+    # Whether other peers can dial this peer; None: not known yet.
     reachable: bool | None = None
-    # The secret with which it proves that it was dialled.
+    # The secret with which the peer proves that it was dialled.
     dial_back_secret: bytes = b""
-    # When it is dialled next; None: it is being dialled, or there is nothing to dial.
+    # When the peer is dialled next; None: it is being dialled, or there is nothing to dial.
     dial_back_at: float | None = None
-    # When it was dialled last.
+    # When the peer was dialled last.
     dialled_back_at: float | None = None
-    # Bytes/s to plan with, as it and its receivers measured it.
+    # Bytes/s to plan with, as the peer and its receivers measured them.
     uplink: float | None = None
-    # Bytes/s that it sends at most, as it says.
+    # Bytes/s that the peer sends at most, as it says.
     uplink_limit: int | None = None
-    # It passes nothing on, as it says.
+    # The peer says that it passes nothing on.
     receive_only: bool = False
-    # It passed on bad frames, so it only receives.
+    # The peer passed on bad frames, so it only receives.
     quarantined: bool = False
 
 
 @dataclass(slots=True)
 class PeerService:
-    """Whether leases go to it, and why not."""
+    """Whether a worker gets leases, and if not, why."""
 
-    # Activation has chosen it. A worker on standby only receives and passes on.
+    # Activation has chosen the worker. A worker on standby only receives and passes on.
     active: bool = True
-    # It announced that it will be taken away.
+    # The worker announced that it will be taken away.
     leaving: bool = False
-    # An operator has taken it out of service.
+    # An operator has taken the worker out of service.
     cordoned: bool = False
-    # It is to end once it holds nothing.
+    # The worker is to end once it holds nothing.
     draining: bool = False
-    # Reports that no honest program sends; above 0, it does no work.
+    # Reports that no honest program sends; above 0, the worker does no work.
     misreports: int = 0
-    # It gets no leases yet, because the audit has not learnt what honest answers look like.
+    # The worker gets no leases yet, because the audit has not learnt what honest answers look like.
     held_back: bool = False
-    # This many of its slots may be leased before its answers are audited; None: all of them.
+    # This many of the worker's slots may be leased before its answers are audited; None: all of them.
     slots_allowed: int | None = None
     # Failed leases, less FORGIVES for each accepted result.
     failures: float = 0.0
-    # It gets no leases before this time, in monotonic seconds.
+    # The worker gets no leases before this time, in monotonic seconds.
     rest_until: float = 0.0
 
     @property
     def retiring(self) -> bool:
-        """It gets no more leases, and other workers are activated in its place."""
+        """Whether the worker gets no more leases, and other workers are activated in its place."""
         return self.leaving or self.cordoned or self.misreports > 0
 
     def rest(self, now: float, *, at_least_s: float = 0.0) -> None:

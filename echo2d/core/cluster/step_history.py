@@ -78,7 +78,7 @@ class StepHistory:
         t_bcast_s: float | None,
         figures: StepFigures | None = None,
     ) -> None:
-        """Batch `step` is committed. t_bcast_s: of the newest broadcast, however long ago it ended."""
+        """Batch `step` is committed. t_bcast_s: T_bcast of the newest broadcast, however long ago it ended."""
         before, self._before = self._before, totals
         period_s = None if before is None else totals.at - before.at
         accepted = None if before is None else totals.tokens_accepted - before.tokens_accepted

@@ -57,8 +57,8 @@ def facts_of(record: VersionPublished) -> dict[str, Any]:
 class PublishedVersions:
     """See the module docstring.
 
-    published: in the order of publish_seq, without revoked ones. lost: the paths of copies that are
-    gone. keep_every: of each span of this many versions, the copy of the first one stays; 0: none.
+    published: the versions in the order of publish_seq, without revoked versions. lost: the paths of copies that are
+    gone. keep_every: of each span of this many versions, the copy of the first version stays; 0: none.
     """
 
     def __init__(

@@ -87,7 +87,7 @@ class ActivationLoop:
         self._changed = True
 
     def refitted(self, peer: Peer, done: RefitDone, *, now: float) -> float:
-        """Note how long the worker's engines stood still to load a version and to recompute KV caches.
+        """Record how long the worker's engines stood still to load a version and to recompute KV caches.
 
         Neither can have taken longer than the time since the engines loaded the previous version.
         Returns the seconds that do not count against the worker.

@@ -16,8 +16,8 @@ from echo2d.core.status.schema import (
     WorkerStatus,
 )
 
-# The alert about slow broadcasts comes only after this many broadcasts, because the first version
-# spreads in full, and later ones may.
+# The alert about slow broadcasts comes only after this many broadcasts: the first version is sent in full,
+# and later ones may be too, so early broadcasts are slow without anything being wrong.
 BROADCASTS_MIN = 16
 # Once the audit has got this many parts of answers, at most this share of them may be left unscored.
 AUDITS_MIN = 100
@@ -322,7 +322,7 @@ def _why_stale(worker: WorkerStatus, status: Status) -> str:
 
 
 def _slowness(worker: WorkerStatus, status: Status) -> str:
-    """What makes this worker slow; empty: it is not, or nothing is known."""
+    """What makes this worker slow; empty: the worker is not slow, or nothing is known."""
     if worker.tokens_per_s is None:
         return ""
     rate = worker.tokens_per_s

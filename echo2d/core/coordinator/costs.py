@@ -70,7 +70,7 @@ class Costs:
     def here(self, peer: PeerId, price: Price, *, now: float) -> None:
         """The peer is here, and costs this much from now on."""
         bill = self._bills.pop(peer, None) or Bill()
-        self._bills[peer] = bill  # the newest
+        self._bills[peer] = bill  # inserted last, so that the dict stays in order of age
         bill.usd, bill.since = bill.at(now), now
         bill.price, bill.usd_per_h = price, price.usd_per_h
         if len(self._bills) > PEERS_MAX:

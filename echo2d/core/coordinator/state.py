@@ -197,7 +197,7 @@ class CoordinatorState:
         return make_status(self._parts, now=self._statistics.now if now is None else now)
 
     def earned(self, workers: Iterable[PeerId]) -> EarnedStatus:
-        """What these have earned in the run, together."""
+        """What these workers together have earned in the run."""
         return earned_together(map(self._statistics.earned.of, workers))
 
     def glance(self) -> Glance:
@@ -438,11 +438,11 @@ class CoordinatorState:
                 return self._scheduler.failed(peer, message, now=now)
             case AnswersScored():
                 if self._audits is None:
-                    raise PeerFault("this run audits nothing")
+                    raise PeerFault("a message about scores, but this run has no [audit]")
                 return self._audits.found(peer, message, now=now)
             case ScoringFailed():
                 if self._audits is None:
-                    raise PeerFault("this run audits nothing")
+                    raise PeerFault("a message about scores, but this run has no [audit]")
                 return self._audits.failed(peer, message)
             case Hello():
                 raise PeerFault("a second hello")

@@ -1,10 +1,10 @@
 """Columns: named numbers beside each token of an answer, such as the experts that a layer chose.
 
-An engine may write columns, and a run keeps those that it names. They travel with the tokens, through the hand-over of
-an unfinished answer and the ledger, and the learner gets them as arrays. All code in between carries them without
-interpreting them. A column is whole or absent: a trajectory has it if each engine that wrote some of its tokens wrote
-the column, with the same element and shape. Given tokens, which no engine wrote, have zeros in every column. Not here:
-what a column means, and what needs it.
+An engine may write columns, and a run keeps the columns that it names. Columns travel with the tokens, through
+the hand-over of an unfinished answer and the ledger, and the learner gets them as arrays. All code in between carries
+them without interpreting them. A column is whole or absent: a trajectory has it if each engine that wrote some of its
+tokens wrote the column, with the same element and shape. Given tokens, which no engine wrote, have zeros in every
+column. Not here: what a column means, and what needs it.
 """
 
 import math

@@ -87,8 +87,8 @@ def evidence(
 ) -> Evidence:
     """Sum up what is known about each token; all arrays are float64 [n], n >= 1.
 
-    logprobs: log p. claimed: q. surprises, entropies, variances: of the distribution from which the
-    tokens are drawn. colds, hots: each token's part of the ratios. distances: how far each token is
+    logprobs: log p. claimed: q. surprises, entropies, variances: of each token, under the distribution from
+    which the tokens are drawn. colds, hots: each token's part of the ratios. distances: how far each token is
     from where its seed points, in tolerances of its engine; None: the seed was not replayed.
     """
     return Evidence(

@@ -120,7 +120,8 @@ class _Stream:
 
 
 class PeerLink:
-    """One end of a link. Methods that send return bytes, to be written in the order of the calls.
+    """One end of a link. Each method that sends something returns the bytes to write. Write them in the order
+    of the calls.
 
     `secrets`, `nonce` and `dialled` are as in `Handshake`.
     """

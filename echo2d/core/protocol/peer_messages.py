@@ -46,7 +46,8 @@ HEADER_BYTES = 16
 TAG_BYTES = 16  # after the payload of a sealed unit
 PEER_MESSAGE_BYTES_MAX = 64 << 10  # room for FRAMES_MAX runs of one frame
 HANDSHAKE_BYTES_MAX = 1 << 10  # the most bytes that a stranger may make us keep
-# One message names at most this many frames, also by runs; a longer list becomes several messages.
+# One message names at most this many frames, whether it lists them singly or as runs. A longer list becomes several
+# messages.
 FRAMES_MAX = 4096
 PEER_REASON_CHARS_MAX = 200  # a reason is one line for a person
 WORD_MAX = (1 << 32) - 1
@@ -299,7 +300,7 @@ def _check_frame(header: Header) -> None:
     if header.flags not in (0, WITHOUT_PAYLOAD) or (header.length == 0) != (
         header.flags == WITHOUT_PAYLOAD
     ):
-        raise PeerFault(f"a frame of {header.length} bytes with flags {header.flags}")
+        raise PeerFault(f"a frame of {header.length} bytes cannot have flags {header.flags}")
     if header.length > FRAME_BYTES_MAX:
         raise PeerFault(f"a frame of {header.length} bytes; at most {FRAME_BYTES_MAX} are allowed")
 
@@ -308,7 +309,7 @@ def _check_message(header: Header) -> None:
     if header.type not in _TYPES:
         raise PeerFault(f"unknown message type {header.type}")
     if header.flags or header.stream or header.frame or header.sequence:
-        raise PeerFault("a message whose header is not that of a message")
+        raise PeerFault("a message header: expected flags, stream, frame and sequence 0")
     if not 0 < header.length <= PEER_MESSAGE_BYTES_MAX:
         raise PeerFault(
             f"a message of {header.length} bytes; allowed are 1 to {PEER_MESSAGE_BYTES_MAX}"

@@ -294,7 +294,8 @@ class Partial:
                 start = joined.pop().start
             joined.append(AuthoredSpan(start, span.end + shift, *span[2:]))
         if columns or self.columns:
-            # Only an engine's tokens can lack a column. Given tokens before the engine's first tokens get zeros.
+            # A column is dropped only if an engine's tokens lack it. Tokens that were given, not generated, and precede
+            # the engine's first ones get zeros.
             before = self.columns if self.spans else blank_columns(columns, self.length)
             columns = join_columns([(self.length, before), (len(tokens) // 4, columns)])
         tokens, logprobs = self.tokens + tokens, self.logprobs + logprobs
@@ -354,7 +355,7 @@ class GroupRecord:
         return max(trajectory.version_max for trajectory in self.trajectories)
 
     def uses(self, keys: Collection[VersionKey]) -> bool:
-        """Whether one of these versions wrote one of its tokens."""
+        """Whether one of these versions wrote a token of the group."""
         return any(
             span.key in keys for trajectory in self.trajectories for span in trajectory.spans
         )
@@ -433,12 +434,12 @@ def pack_logprobs(logprobs: Iterable[float]) -> bytes:
 def unpack_tokens(data: bytes) -> Tokens:
     """int32 [n], read-only. PeerFault: the length is not a multiple of 4."""
     if len(data) % 4:
-        raise PeerFault("token bytes are not whole int32")
+        raise PeerFault(f"tokens: expected a multiple of 4 bytes; found {len(data)}")
     return np.frombuffer(data, dtype="<i4")
 
 
 def unpack_logprobs(data: bytes) -> Logprobs:
     """float32 [n], read-only. PeerFault: the length is not a multiple of 4."""
     if len(data) % 4:
-        raise PeerFault("logprob bytes are not whole float32")
+        raise PeerFault(f"logprobs: expected a multiple of 4 bytes; found {len(data)}")
     return np.frombuffer(data, dtype="<f4")

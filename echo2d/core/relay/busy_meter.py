@@ -15,7 +15,7 @@ class BusyMeter:
     since: float | None = None
 
     def note(self, now: float, *, busy: bool) -> None:
-        """Note that from now on the uplink is busy, or not."""
+        """Record that from now on the uplink is busy, or not."""
         if self.since is not None:
             self.seconds += now - self.since
         self.since = now if busy else None

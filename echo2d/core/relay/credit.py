@@ -53,13 +53,13 @@ class Credit:
         self._reports = deque[tuple[float, int]](maxlen=RATE_REPORTS)
 
     def bound(self, end: int, now: float) -> None:
-        """Note that the frames before `end` are bound to the stripe."""
+        """Record that the frames before `end` are bound to the stripe."""
         self._moved_at = now
         if not self._reports or self._reports[-1][1] == end - 1:
             self._reports.append((now, end - 1))
 
     def passed_on(self, sequence: int, waiting: int, now: float) -> None:
-        """Note a report: everything before this number was passed on, and this many frames wait."""
+        """Record a report: everything before this number was passed on, and this many frames wait."""
         if sequence <= self.passed:
             return
         self.passed, self._moved_at = sequence, now

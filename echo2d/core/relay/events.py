@@ -15,8 +15,8 @@ last event of the link's streams.
 
 Flow control. Relay gives a link at most LINK_FRAMES_MAX unsent frames, then waits for PeerReady.
 The runtime reports PeerReady when the link was given frames and its send buffer has room again (at
-once, if the buffer never filled). After PeerReady no frame that the link was given before counts as
-unsent.
+once, if the buffer never filled). PeerReady resets the count: frames that the link was given before it
+no longer count as unsent.
 """
 
 from dataclasses import dataclass

@@ -161,7 +161,7 @@ def note_held(link: LinkState, held: FramesHeld) -> None:
         link.has.pop(form, None)
         return
     if len(link.has.get(form, ())) + len(frames) > HELD_FRAMES_MAX:
-        raise PeerFault(f"says it holds more than {HELD_FRAMES_MAX} frames of a form")
+        raise PeerFault(f"says that it holds over {HELD_FRAMES_MAX} frames of one form")
     if form not in link.has and len(link.has) >= STRIPED_FORMS_MAX:
         del link.has[next(iter(link.has))]
     link.has.setdefault(form, set()).update(frames)

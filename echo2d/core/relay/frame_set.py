@@ -80,7 +80,7 @@ class FrameSet:
         return len(self._asked)
 
     def learn(self, segment: SegmentId, sizes: Sequence[int]) -> bool:
-        """Note that the segment's table is held, so its frames are known. False if it was held before."""
+        """Record that the segment's table is held, so its frames are known. False if it was held before."""
         if segment in self._segments:
             return False
         assert self.total is None or segment < self.total
@@ -93,12 +93,12 @@ class FrameSet:
         return True
 
     def finish(self, segments: int) -> None:
-        """Note that the form has exactly this many segments."""
+        """Record that the form has exactly this many segments."""
         assert all(segment < segments for segment in self._segments)
         self.total = segments
 
     def hold(self, frame: FrameId) -> bool:
-        """Note that the frame is verified and held. False if it was held before.
+        """Record that the frame is verified and held. False if it was held before.
 
         The frame must be known. A table is held from `learn` on.
         """
@@ -121,7 +121,7 @@ class FrameSet:
         return True
 
     def lose(self, frame: FrameId) -> None:
-        """Note that a payload frame is no longer held; no effect if it was not held or not known."""
+        """Record that a payload frame is no longer held; no effect if it was not held or not known."""
         if self.holds(frame):
             self._segments[frame >> FRAME_INDEX_BITS].held[frame & FRAME_INDEX_MAX] = 0
             self._missing += 1
@@ -166,7 +166,7 @@ class FrameSet:
         return (frame for frame in sorted(self.lost) if frame not in self._asked)
 
     def ask(self, frame: FrameId, peer: PeerId, until: float) -> None:
-        """Note that the peer was asked for this frame and should send it by `until`."""
+        """Record that the peer was asked for this frame and should send it by `until`."""
         assert frame not in self._asked
         self._asked[frame] = (peer, until)
 
@@ -175,7 +175,7 @@ class FrameSet:
         self._asked.update(dict.fromkeys(self.asked_of(peer), (peer, until)))
 
     def give_back(self, frame: FrameId, peer: PeerId) -> bool:
-        """Note that the peer will not send the frame, so another one may be asked.
+        """Record that the peer will not send the frame, so another one may be asked.
 
         False if this peer was not asked for it.
         """

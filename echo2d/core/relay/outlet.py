@@ -2,8 +2,8 @@
 
 At most UNSENT_FRAMES frames are given to links and not yet sent. So the uplink has no queue, and each frame is chosen
 when it can leave. A link that has not sent its frames for SLOW_S, and for SLOW_TIMES times as long as usual, is slow.
-Its frames do not count, because the link is slow and not the uplink, and it must not hold up other links (I6). It gets
-no more frames until it has sent these.
+The frames of a slow link do not count, because the link is slow and not the uplink, and a slow link must not hold up
+other links (I6). A slow link gets no more frames until it has sent these.
 
 The order of sending, first come, first served within each line:
 
@@ -56,11 +56,11 @@ class Outlet:
             self.put(child)
 
     def wanted(self, link: LinkState) -> None:
-        """Note that the peer asked for single frames."""
+        """Record that the peer asked for single frames."""
         self._asking[link] = None
 
     def sent(self, link: LinkState, now: float) -> None:
-        """Note that the link has sent what it was given."""
+        """Record that the link has sent what it was given."""
         link.unsent, link.slow = 0, False
         since = (self._slow if link in self._slow else self._busy).pop(link, None)
         if since is not None:

@@ -387,7 +387,7 @@ class Relay:
 
     def _on_asked(self, link: LinkState, asked: StreamOpened) -> None:
         if asked.from_sequence < 0:
-            raise PeerFault(f"asks for a stripe from frame {asked.from_sequence} on")
+            raise PeerFault(f"asks for a stripe from frame {asked.from_sequence} on, below 0")
         state = self._forms.get(asked.form)
         stripe = (
             state.stripes.get(asked.stripe)

@@ -74,16 +74,16 @@ def check_frame(stripe: StripeState, event: FrameVerified) -> None:
     """Raises PeerFault if no honest parent would send this frame now."""
     frame, following = event.frame, len(stripe.log)
     if event.sequence > following:
-        raise PeerFault(f"frame number {event.sequence} of a stripe where {following} is next")
+        raise PeerFault(f"frame number {event.sequence} of a stripe; expected {following} at most")
     transfer = stripe.state.transfer
     if event.header_only and not transfer.holds(frame) and frame not in transfer.lost:
-        raise PeerFault("a frame without payload that is not held here")
+        raise PeerFault(f"frame {frame} came without payload, but is not held here")
     if event.sequence < following:
         return
     if frame in stripe.logged:
-        raise PeerFault("a frame twice in a stripe")
+        raise PeerFault(f"frame {frame} came twice in a stripe")
     if not is_table(frame) and table_of(frame) not in stripe.logged:
-        raise PeerFault("a frame before its table")
+        raise PeerFault(f"frame {frame} came before its table")
 
 
 def what_is_wrong(links: Links, stripe: StripeState, now: float) -> str | None:

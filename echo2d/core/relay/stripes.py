@@ -163,7 +163,7 @@ class ChildStream:
         return self.cursor if self.passed is None else self.passed
 
     def passed_on(self, sequence: int, waiting: int) -> None:
-        """Note how far the child has passed the stripe on, and how many frames wait there.
+        """Record how far the child has passed the stripe on, and how many frames wait there.
 
         PeerFault: it did not get that much.
         """
@@ -271,7 +271,7 @@ class StripeState:
 
     @property
     def is_relayed(self) -> bool:
-        """Whether a child passes it on further."""
+        """Whether a child passes the stripe on to its own children."""
         return any(child.passed is not None for child in self.child_streams.values())
 
     @property
@@ -303,7 +303,7 @@ class StripeState:
         return max([len(self.log) - given, *(child.waiting for child in children)])
 
     def moved(self, now: float, out: list[RelayAction]) -> None:
-        """Note that a child was given more, or reports that it has passed more on."""
+        """Record that a child was given more, or reports that it has passed more on."""
         if self.parent is None:
             below = max((child.waiting for child in self.child_streams.values()), default=0)
             self.credit.passed_on(self.passed, below, now)
@@ -324,7 +324,7 @@ class StripeState:
             out.append(Tell(self.parent, FramesPassed(self.stream, passed, waiting)))
 
     def progress(self, now: float) -> None:
-        """Note that a frame came from the parent, or was bound at the root."""
+        """Record that a frame came from the parent, or was bound at the root."""
         self.gap_s = max(now - self.last_at, self.gap_s * GAP_DECAY)
         self.last_at = now
         self.broken = False
@@ -337,7 +337,7 @@ class StripeState:
             self.tell_passed(out)
 
     def end(self, out: list[RelayAction]) -> None:
-        """Note that no more frames come. Children that have the whole stripe are told now, others later."""
+        """Record that no more frames come. Children that have the whole stripe are told now, others later."""
         self.ended = True
         self.stream = None
         self.broken = False
@@ -409,7 +409,7 @@ class FormState:
 
     @property
     def in_end_game(self) -> bool:
-        """Whether the root has bound everything, and what is missing here waits at relays.
+        """Whether the root has bound every frame, so that the frames missing here wait at relays.
 
         Only with a spare stripe, on which the root may send to every peer.
         """

@@ -147,7 +147,7 @@ class Autoscaler:
         return [self._failed(box, now, reason)]
 
     def _failed(self, box: RentedBox, now: float, reason: str = "") -> RentNote:
-        """Note a failure: no more boxes of this kind are started for a while."""
+        """Record a failure: no more boxes of this kind are started for a while."""
         trouble = self._trouble.setdefault(self._kind(box), _Trouble())
         # The pause doubles with each failure, up to an hour.
         trouble.until = now + min(3600.0, 60.0 * 2 ** min(trouble.times, 10))
@@ -187,8 +187,8 @@ class Autoscaler:
         return RentNote("returning", f"{box.rental.label}: {why}{more}")
 
     def _why_not(self, box: RentedBox, now: float, *, spare: bool) -> str:
-        """Why to give the box back; empty: it may stay. spare: whether the other boxes are enough
-        without it.
+        """Why to give the box back; empty: the box may stay. spare: whether the other boxes are enough
+        without this box.
         """
         rules, need, rental = self._rules, self._need, box.rental
         if rules.closing:

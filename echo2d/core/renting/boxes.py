@@ -52,25 +52,25 @@ class RentedBox:
     """A box that may exist; times are of the rent clock."""
 
     rental: Rental
-    # A command for it may run until then; infinite: one is running.
+    # A command for the box may run until this time; infinite: a command is running.
     busy_until: float
-    # When its worker served last, or could first have served.
+    # When the box's worker served last, or could first have served.
     served_at: float
     ids: tuple[str, ...] = ()  # the provider's own
     absent_from: float | None = None  # when the first list without the box came
     serves: bool = False
-    # Whether a list that began after its last command had ended shows it.
+    # Whether a list that began after the end of the box's last command shows the box.
     shown: bool = False
-    # Why it is marked for return; empty: it may stay.
+    # Why the box is marked for return; empty: it may stay.
     doomed: str = ""
     stops: int = 0
     stop_at: float = -math.inf
-    seen_at: float = -math.inf  # when it was last known to exist
-    # Whether it should exist: its start is not known to have failed, or its worker has served.
+    seen_at: float = -math.inf  # when the box was last known to exist
+    # Whether the box should exist: its start is not known to have failed, or its worker has served.
     made: bool = False
-    # Whether it was made but lists do not show it, so that the lists are doubted.
+    # Whether the box was made but lists do not show it, so that the lists are doubted.
     doubted: bool = False
-    # Whether its worker has leases, or would get some; it may finish them until stop_by.
+    # Whether the box's worker has leases or would get leases; it may finish them until stop_by.
     holds: bool = False
     stop_by: float = -math.inf
 
@@ -115,7 +115,7 @@ class RentedBoxes:
         kept = tuple(kept)
         for provider in {rental.provider for rental in kept if rental.seen} & self.sides.keys():
             self.sides[provider].proven = True
-        self.boxes: dict[Label, RentedBox] = {}  # those that may exist
+        self.boxes: dict[Label, RentedBox] = {}  # the boxes that may exist
         self.gone: dict[Label, Rental] = {}  # all others of the run
         self.gone_usd = 0.0
         self._number = 0
@@ -204,7 +204,7 @@ class RentedBoxes:
         self.sides[box.rental.provider].under_way += 1
 
     def ended(self, label: Label, now: float) -> RentedBox:
-        """Note that the command for this box has ended, and return the box."""
+        """Record that the command for this box has ended, and return the box."""
         box = self.boxes[label]
         assert box.busy_until == math.inf
         box.busy_until = now

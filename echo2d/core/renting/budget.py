@@ -92,14 +92,14 @@ class Rental:
     # The most boxes that one list has shown under this label; it should be 1.
     copies: int = 1
     gone_at: float | None = None
-    seen: bool = False  # whether a list has shown it
+    seen: bool = False  # whether a list has shown the box
 
     @property
     def until(self) -> float:
         return self.sent_at + self.life_s + self.grace_s
 
     def cost_usd(self, at: float) -> float:
-        """What it costs from `sent_at` to this moment, or to `gone_at` if that is known."""
+        """What the box costs from `sent_at` to `at`, or to `gone_at` if that is known."""
         end = at if self.gone_at is None else self.gone_at
         return _cost_usd(
             self.usd_per_h * self.copies, max(0.0, end - self.sent_at), self.billed_by_s
@@ -132,7 +132,8 @@ def life_s(
 ) -> float | None:
     """The life of a new box, the `number`-th of the run; None: the budget has no room for it.
 
-    committed_usd, usd_per_h: those of all boxes before it. A life below ten minutes counts as no room.
+    committed_usd, usd_per_h: the sums over all boxes before the new one. If its life would be under ten minutes, the
+    budget has no room.
     """
     room = budget.usd_per_h - usd_per_h
     left_usd = budget.usd_total - committed_usd

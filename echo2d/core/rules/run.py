@@ -193,8 +193,8 @@ class RunRules(PolicyTable):
     ) -> OutputLimit:
         """The limit on the tokens that may follow this prompt (int32) up to the end of a turn.
 
-        turn_start: tokens of earlier turns, given ones included. branch_start: those of them that are not in
-        the model's context.
+        turn_start: the number of tokens of earlier turns, given tokens included. branch_start: how many of these tokens
+        are not in the model's context.
         """
         most = turn_start + task.max_new_tokens
         if task.episode is not None:

@@ -61,9 +61,8 @@ def plan_within(
 def is_worth_keeping(last: Plan, plan: Plan, within_s: float) -> bool:
     """Whether the trees of `last` send about as few copies as `plan`, and are fast enough.
 
-    If `plan` itself is not fast enough, these trees need only be about as fast as `plan`. Then
-    their spare share of the seed must be at least as large as in `plan`, because rates only
-    predict.
+    If `plan` itself is not fast enough, the trees of `last` need only be about as fast as `plan`. Then the spare
+    share of the seed in `last` must be at least as large as in `plan`, because rates only predict.
     """
     takes_s = foretold_s(last, plan)
     if takes_s is None or takes_s > max(within_s, NEAR * plan.predicted_s):

@@ -370,7 +370,7 @@ def _below(
 def _shares(
     known: Sequence[PeerFacts], trees: Sequence[Tree], spare: float
 ) -> tuple[list[float], float]:
-    """The shares of these stripes and of the star by the known rates. They add up to 1."""
+    """The shares that these stripes and the star get by the known rates. The shares add up to 1."""
     root = known[0].peer
     # No rate may be 0, so that no sum of rates is 0.
     able = {facts.peer: max(UPLINK_MIN, uplink(facts)) for facts in known}

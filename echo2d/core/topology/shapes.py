@@ -43,8 +43,8 @@ def plan_shape(
 ) -> Plan:
     """A plan of this shape, a name in `registry.SHAPES`.
 
-    within_s: with the shape "auto", the plan is one that takes at most this long with the fewest
-    copies from the seed; None: the seed's bytes cost nothing. Other shapes ignore it.
+    within_s: with the shape "auto", the plan with the fewest copies from the seed among those that take at most
+    this long; None: the seed's bytes cost nothing. Other shapes ignore within_s.
     """
     if shape == AUTO and within_s is not None:
         return plan_within(plan_id, job, seed, peers, within_s)

@@ -93,8 +93,9 @@ HEADERS = 1.07
 
 
 class TokenBucket:
-    """A token bucket. In T seconds it lets through `(T + BURST_S) * bytes_per_s`, plus the excess
-    of the last `spend`. bytes_per_s: on the line; None: no limit. `now` is in seconds.
+    """A token bucket. In T seconds it lets through `(T + BURST_S) * bytes_per_s`, plus the amount
+    by which the last `spend` overdrew it. bytes_per_s: the rate on the line, headers included; None: no limit. `now` is
+    in seconds.
     """
 
     def __init__(self, bytes_per_s: float | None, *, now: float) -> None:

@@ -50,7 +50,7 @@ class PeerRate:
 
     peer: PeerId
     bytes_per_s: float
-    # Whether its uplink was the limit; if not, the rate is only a lower bound.
+    # Whether the peer's uplink was the limit; if not, the rate is only a lower bound.
     held_up: bool
 
     def then(self, newer: "PeerRate") -> "PeerRate":

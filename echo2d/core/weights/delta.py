@@ -69,8 +69,8 @@ def encode_chunk(new: Buffer, base: Buffer | None = None) -> EncodedChunk:
 
 
 def encode_twice(new: Buffer, base: Buffer | None = None) -> tuple[EncodedChunk, EncodedChunk]:
-    """Return the smallest encoding, and the smallest that can be composed with others. They are the
-    same unless the first one is split.
+    """Return the smallest encoding, and the smallest one that can be composed with others. The two are the
+    same unless the first is split.
     """
     delta, split = (
         (None, b"") if base is None or len(base) != len(new) else _deltas(new, base, split=True)
@@ -152,5 +152,5 @@ def decode_chunk(
 
 def _matching(base: Buffer | None, raw_len: int) -> Buffer:
     if base is None or len(base) != raw_len:
-        raise IntegrityFault("a delta chunk has no base of its length")
+        raise IntegrityFault(f"a delta chunk of {raw_len} bytes has no base of that length")
     return base

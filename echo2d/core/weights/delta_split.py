@@ -5,16 +5,17 @@ sides know the base, and so the class of each word. A gap counts only the unchan
 class. Within a class changes are distributed as if at random. Rice codes suit such gaps, and need
 no tables. Layout:
 
-    u32 changes of each of the 16 classes | u32 escapes | parameters | signs | low bits | unary
-    | odd last byte
+    u32 number of changes in each of the 16 classes | u32 number of escapes | parameters | signs
+    | low bits | unary | odd last byte
 
     class         of a base word: its bits 7 to 14 (the exponent of bf16) less 110, at least 0 and
                   at most 15
     order         changes are sorted by class; within a class they are in the order of their words
-    gaps          of each change: the unchanged words of its class between the one before and it
+    gaps          for each change: the number of unchanged words of its class since the previous
+                  change in this class
     signs         a bit for each change: 1 if the difference (new - base as a signed number) is < 0
-    escapes       the changes by more than 1: first, for each, the changes between the escape before
-                  and it; then, for each, its |difference| - 2
+    escapes       the changes by more than 1: first, for each escape, the number of changes between
+                  the previous escape and this one; then, for each escape, its |difference| - 2
     parameters    four bits k for each 128 numbers of the gaps, then of the two lists of escapes
     low bits      the k lowest bits of each number; each 128 numbers begin with a new byte
     unary         for each number n: n >> k zeros, and a one

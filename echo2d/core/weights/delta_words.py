@@ -81,7 +81,7 @@ def find_changes(new: Buffer, base: Buffer) -> Changes | None:
 
 
 def encode_sparse(new: Buffer, changes: Changes) -> bytes:
-    """Return the payload. changes: from `find_changes`."""
+    """Return the payload. changes: what `find_changes` found."""
     return _payload([_gaps(changes.places).data, *_coded(changes.differences)], new)
 
 

@@ -108,9 +108,9 @@ class FormFacts:
                 f"run_id: expected {expected}; found {self.run_id[:RUN_ID_CHARS_MAX]!r}"
             )
         if (self.kind == "full") != (self.base_digest is None):
-            raise IntegrityFault("delta forms have a base, full forms have none")
+            raise IntegrityFault("a delta form must have a base, and a full form must have none")
         if self.base_digest is not None and len(self.base_digest) != DIGEST_BYTES:
-            raise IntegrityFault("a form's base digest has the wrong length")
+            raise IntegrityFault(f"a form's base digest is not {DIGEST_BYTES} bytes long")
         if not FRAME_BYTES_MIN <= self.frame_bytes <= FRAME_BYTES_MAX:
             expected = f"{FRAME_BYTES_MIN} to {FRAME_BYTES_MAX}"
             raise IntegrityFault(f"frame_bytes: expected {expected}; found {self.frame_bytes}")
@@ -148,8 +148,8 @@ class ChunkRecord:
 
 
 def base_sum(data: Buffer) -> bytes:
-    """The xxh3-128 of a base chunk, as in ChunkRecord.base. It detects disk errors; attacks are
-    detected by ChunkRecord.result.
+    """The xxh3-128 of a base chunk, as in ChunkRecord.base. This sum detects disk errors; ChunkRecord.result
+    detects attacks.
     """
     return xxh3_128_digest(data)
 
@@ -168,8 +168,8 @@ def encode_record(
 def encode_records(
     chunk: ChunkId, new: Buffer, base: Buffer | None = None
 ) -> tuple[tuple[ChunkRecord, bytes], tuple[ChunkRecord, bytes]]:
-    """Encode one chunk into the record and payload to send, and those to keep for composing deltas
-    (`delta_chain`). They are the same unless the first are split.
+    """Encode one chunk into the record and payload to send, and the record and payload to keep for composing
+    deltas (`delta_chain`). The two pairs are the same unless the one to send is split.
     """
     sent, kept = encode_twice(new, base)
     result = digest_of(new)
@@ -267,7 +267,7 @@ class SegmentTable:
         if self.wire_bytes > SEGMENT_BYTES_MAX or len(self.frames) > FRAME_INDEX_MAX:
             raise IntegrityFault(f"a segment of {self.wire_bytes} bytes is too large")
         if (self.segment == 0) != bool(self.files):
-            raise IntegrityFault("the first segment lists the files, and only the first")
+            raise IntegrityFault("segment 0 must list the files, and other segments must not")
         if self.files:
             check_files(self.files)
 
@@ -333,7 +333,7 @@ def _check_record(record: ChunkRecord) -> None:
     if record.wire_bytes > CHUNK_BYTES or (record.mode == ChunkMode.SAME) != (
         record.wire_bytes == 0
     ):
-        raise IntegrityFault(f"chunk {record.chunk} has an impossible length on the wire")
+        raise IntegrityFault(f"chunk {record.chunk} cannot take {record.wire_bytes} wire bytes")
     if record.mode in SELF_CONTAINED and record.base != NO_BASE:
         raise IntegrityFault(f"chunk {record.chunk} names a base that it does not need")
 

@@ -99,7 +99,7 @@ def check_files(files: Sequence[FileEntry]) -> None:
         _check_size(file)
     paths = [file.path for file in files]
     if paths != sorted(set(paths)):
-        raise IntegrityFault("files are not sorted or not unique")
+        raise IntegrityFault("file names must be sorted, and each name unique")
     folders = {path.split("/")[0] for path in paths if "/" in path}
     if not folders.isdisjoint(paths):
         raise IntegrityFault("a file and a folder have the same name")
@@ -136,7 +136,7 @@ _unpack = canonical_unpacker(_Record, bytes_max=_MANIFEST_BYTES_MAX)
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A snapshot's files and the blake3-256 of each chunk. It is checked when it is made."""
+    """A snapshot's files and the blake3-256 of each chunk. A manifest is checked when it is made."""
 
     files: tuple[FileEntry, ...]
     chunk_digests: tuple[Digest, ...]
@@ -148,7 +148,7 @@ class Manifest:
                 f"{len(self.chunk_digests)} chunk digests for {len(self.chunks)} chunks"
             )
         if any(len(digest) != DIGEST_BYTES for digest in self.chunk_digests):
-            raise IntegrityFault("a chunk digest has the wrong length")
+            raise IntegrityFault(f"a chunk digest is not {DIGEST_BYTES} bytes long")
 
     @property
     def chunks(self) -> tuple[Chunk, ...]:
@@ -175,7 +175,7 @@ class Manifest:
 def split_digests(joined: bytes) -> tuple[Digest, ...]:
     """Split concatenated digests. IntegrityFault: the last one is incomplete."""
     if len(joined) % DIGEST_BYTES:
-        raise IntegrityFault("a list of digests has the wrong length")
+        raise IntegrityFault(f"{len(joined)} bytes are not whole digests of {DIGEST_BYTES} bytes")
     return tuple(
         Digest(joined[start : start + DIGEST_BYTES])
         for start in range(0, len(joined), DIGEST_BYTES)

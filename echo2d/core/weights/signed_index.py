@@ -39,7 +39,7 @@ class FormTotals:
 
     def __post_init__(self) -> None:
         if len(self.snapshot) != DIGEST_BYTES:
-            raise IntegrityFault("a snapshot digest has the wrong length")
+            raise IntegrityFault(f"a snapshot digest is not {DIGEST_BYTES} bytes long")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Root:
         if len(self.segments) > ROOT_SEGMENTS_MAX or self.segment_count > SEGMENTS_MAX:
             raise IntegrityFault("a root names too many segments")
         if any(len(digest) != DIGEST_BYTES for digest in (*self.segments, self.running)):
-            raise IntegrityFault("a root has a digest of the wrong length")
+            raise IntegrityFault(f"a root has a digest that is not {DIGEST_BYTES} bytes long")
         if self.segment_count == 0:
             raise IntegrityFault("a root names no segment")
 

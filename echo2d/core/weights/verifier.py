@@ -25,7 +25,7 @@ from echo2d.core.weights.signed_index import PAGE_SEGMENTS_MAX, FormTotals, Root
 
 
 class FormIndex:
-    """The index of one form. It is made from the first root whose signature was verified."""
+    """The index of one form, made from the first root whose signature was verified."""
 
     def __init__(self, root: Root) -> None:
         self._newest = root

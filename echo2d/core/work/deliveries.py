@@ -116,7 +116,7 @@ class _Worker:
 
     @property
     def load(self) -> float:
-        """How many samples it holds now, or held lately on average if that is more."""
+        """How many samples the worker holds now, or its recent average if that is more."""
         return max(self.holds, self.held_s / self.busy_s if self.busy_s else 0.0)
 
 
@@ -144,19 +144,20 @@ class Deliveries:
             self._remember(each, now)
 
     def bounds(self, worker: PeerId) -> Bounds:
-        """How many samples it may hold, even beyond the slots that it offers, and its rank: 0 is usual, 1
-        takes twice as long for a sample.
+        """How many samples the worker may hold, even beyond the slots that it offers, and its rank: a worker
+        of rank 0 is as fast as usual, one of rank 1 takes twice as long for a sample.
         """
         work = self._workers.get(worker)
         return (self._group, 0) if work is None else (work.allowed, work.rank)
 
     def rate(self, worker: PeerId) -> float | None:
-        """The tokens/s that it delivered lately while it held samples; None: its rate or the usual one is unknown."""
+        """The tokens/s that the worker delivered lately while it held samples; None: its rate or the usual one is
+        unknown."""
         work = self._workers.get(worker)
         return work.rate if work is not None and work.is_known and self._usual else None
 
     def slower(self, worker: PeerId) -> float | None:
-        """How many times as long as usual a sample takes there; None: it delivers nothing, or is not known."""
+        """How many times as long as usual a sample takes at this worker; None: it delivers nothing, or is not known."""
         work = self._workers.get(worker)
         known = work is not None and work.is_known and work.speed and self._usual
         return self._usual / work.speed if work is not None and known else None
@@ -184,7 +185,8 @@ class Deliveries:
     def gain_s(self, worker: PeerId, elsewhere: float, written: int, idle_s: float) -> float:
         """How many seconds earlier a sample ends if it is continued elsewhere.
 
-        elsewhere: tokens/s of one sample there. written: its tokens so far. idle_s: seconds since the last token.
+        elsewhere: tokens/s of one sample at the other worker. written: the sample's tokens so far.
+        idle_s: seconds since the last token.
         """
         speed = self._workers[worker].speed
         if idle_s >= TRIAL_S or not speed:
@@ -196,7 +198,7 @@ class Deliveries:
     # --- what happens
 
     def holds(self, worker: PeerId, token: str, slots: int, samples: int, *, now: float) -> Bounds:
-        """Note that it holds this many samples from now on; call this at every change. Returns its bounds."""
+        """Record that the worker holds this many samples from now on; call this at every change. Returns its bounds."""
         work = self._workers.get(worker)
         if work is None:
             work = self._workers[worker] = _Worker(at=now)
@@ -211,7 +213,7 @@ class Deliveries:
         return work.allowed, work.rank
 
     def wrote(self, worker: PeerId, tokens: int, *, answer: int = 0) -> None:
-        """Note that it delivered this many new tokens. answer: the length of an answer that ended with them."""
+        """Record that the worker delivered this many new tokens. answer: the length of an answer that they ended."""
         if answer:
             # The mean is that of the newest 128 answers.
             self._answer += (answer - self._answer) * (1 / 128 if self._answer else 1.0)
@@ -220,7 +222,7 @@ class Deliveries:
             work.fresh_tokens += tokens
 
     def stood_still(self, worker: PeerId, seconds: float) -> None:
-        """Note that the worker's engines just stood still for this many seconds, to load a version."""
+        """Record that the worker's engines just stood still for this many seconds, to load a version."""
         work = self._workers.get(worker)
         keep = math.exp(-seconds / MEMORY_S)
         still_s = MEMORY_S * (1.0 - keep)

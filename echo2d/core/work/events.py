@@ -182,7 +182,7 @@ class TurnKept:
 
     group: GroupId
     sample: int
-    # From 1 on; 0: an external agent's episode has its first call, and nothing is written yet.
+    # Counts from 1; 0: an external agent has made the first call of its episode, and no turn is written yet.
     turn: int
     lease: LeaseId
     attempt: int
@@ -276,7 +276,7 @@ class GroupDropped:
 
     group: GroupId
     reason: str
-    # Whether its prompt is not at fault, and becomes another group.
+    # True: the prompt was not at fault, so it is used again in a new group.
     again: bool = False
 
 
@@ -451,7 +451,7 @@ class ForgetEpisode:
     group: GroupId
     sample: int
     task: str = ""
-    # Whether the end that its external agent reported is durable; if not, the episode was given up.
+    # Whether the episode's end, which its external agent reported, is durable; False: the episode was given up.
     ended: bool = False
 
 

@@ -104,7 +104,7 @@ class KindOfWork(ABC, Generic[Pending]):
 
     @abstractmethod
     def lost(self, lease: Lease, cause: Cause, reason: str, *, now: float) -> Actions:
-        """A lease has ended, and no worker holds its open samples any more. reason: for people."""
+        """A lease has ended, and no worker holds its open samples any more. reason: the reason in words for people."""
 
     def blames(self, lease: Lease, cause: Cause) -> bool:
         """Whether a worker that failed this lease, or was silent, rests for a while."""

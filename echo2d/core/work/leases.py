@@ -4,7 +4,7 @@
                                                           silent, stuck, or cancelled
 
 A lease that ended with open samples may run again as the next attempt. Lease ids begin with a tag of this process, so
-that leases from before a restart can continue. The number of its group shows the kind of work that a lease belongs to.
+that leases from before a restart can continue. A lease's group number shows which kind of work the lease belongs to.
 The reported output of unfinished samples is kept with the lease, in memory only.
 Not here: which worker gets a lease and what happens when one ends (`scheduler`), and which output is believed
 (each kind of work).
@@ -65,7 +65,7 @@ class Lease:
     longest: dict[int, int] = field(default_factory=dict)
 
     def grows(self, deltas: Iterable[SampleDelta]) -> int:
-        """How many more tokens its samples have now than were ever reported before.
+        """How many more tokens the lease's samples have now than were ever reported before.
 
         Repeated tokens do not count: otherwise a worker could hold a lease for as long as it likes.
         """
@@ -85,7 +85,7 @@ class Lease:
 
     @property
     def ends_at(self) -> float:
-        """When it expires if it is not renewed."""
+        """When the lease expires if it is not renewed."""
         return min(self.silent_at, self.stuck_at)
 
     def idle_s(self, now: float) -> float:
@@ -219,7 +219,7 @@ class LeaseTable:
         return lease
 
     def renew(self, lease: Lease, *, tokens: bool, refits: bool = False, now: float) -> None:
-        """Note a sign of life. tokens: the lease has made new tokens. refits: it cannot make any before its
+        """Record a sign of life. tokens: the lease has made new tokens. refits: it cannot make any before its
         worker has a newer version, which may take REFIT_S.
         """
         lease.silent_at = now + self._silence_s
@@ -285,7 +285,7 @@ class LeaseTable:
         return None if lease is None else lease.ends_at
 
     def _carry(self, lease: Lease, samples: int) -> None:
-        """Note that the lease's worker holds this many more samples of its kind (fewer if negative)."""
+        """Record that the lease's worker holds this many more samples of its kind (fewer if negative)."""
         worker = lease.given.worker
         self._load[worker] = load = self._load.get(worker, 0) + samples
         if not load:

@@ -70,7 +70,7 @@ class WorkersByVersion:
         self.move(worker, row, row.free, 0)
 
     def move(self, worker: PeerId, row: _Row, before: int, after: int) -> None:
-        """Note that the worker had `before` free slots and now has `after`."""
+        """Record that the worker had `before` free slots and now has `after`."""
         rank, slots = row.rank, row.slots
         self.free[rank - RANK_MIN] += after - before
         if before:
@@ -156,7 +156,7 @@ class WorkerRanking:
         reserved: int = 0,
         bounds: Bounds = UNBOUND,
     ) -> None:
-        """Note the present state of a worker; None: it is forgotten.
+        """Record the present state of a worker; None: it is forgotten.
 
         load: how many samples it holds. reserved: how many of its slots count as absent. bounds: how many samples of
         all kinds it may hold, and its rank; workers with the smallest rank come first.

@@ -47,9 +47,9 @@ from echo2d.core.work.kind import Cause, KindOfWork, PendingSamples, TaskWork
 from echo2d.core.work.leases import KIND_SHIFT, TRAINING, Lease, LeaseTable, answer, send_to
 from echo2d.core.work.ranking import WorkerChoice, WorkerRanking
 
-# Workers that are as fast as usual count as short of work in two cases. One of them, serving the newest version, had a
-# free slot within this time or within the time of two answers. Or a version was published within this time, because
-# some workers must still load it.
+# Workers that are as fast as usual count as short of work in two cases: if such a worker, serving the newest version,
+# had a free slot within this time or within the time of two answers; or if a version was published within this time,
+# because some workers must still load it.
 LATELY_S = 10.0
 
 
@@ -159,7 +159,7 @@ class LeaseScheduler:
         return actions
 
     def refresh(self, *, now: float) -> None:
-        """Note the workers and loads that have changed."""
+        """Record the workers and loads that have changed."""
         self._ranking.rested(now=now)
         members, leases, deliveries = self._members, self.leases, self.deliveries
         measurements, at = self._statistics.measurements, self._statistics.now
@@ -332,8 +332,8 @@ class LeaseScheduler:
     def _fill(self, kind: KindOfWork[Any], now: float) -> list[Any]:
         actions: list[Any] = []
         waiting = kind.pending(now=now)
-        # From this version on, workers up to this rank have no free slot. It is remembered because many samples may
-        # wait for one version.
+        # From this version on, workers up to this rank have no free slot. The pair is remembered because many samples
+        # may wait for one version.
         none_from: tuple[Version, int] | None = None
         ahead = 0  # samples that wait for a free slot
         usual_slots: int | None = None
@@ -464,8 +464,8 @@ class LeaseScheduler:
         return lease.idle_s(now) >= given_s + self._pause_s(peer)
 
     def _pause_s(self, peer: Peer | None) -> float:
-        """How many seconds it may write nothing while it loads a version: as long as its last refit, up to SLOW_TIMES
-        the usual.
+        """How many seconds the worker may write nothing while it loads a version: as long as its last refit took, up to
+        SLOW_TIMES the usual.
         """
         pauses = self._statistics.refit_pause_s
         last_s = 0.0 if peer is None else peer.engine.refit_pause_s or 0.0
@@ -516,9 +516,7 @@ class LeaseScheduler:
         return any(kind.revive(peer, key, now=now) for kind in self._kinds.values())
 
     def _must_refit(self, peer: Peer) -> bool:
-        """Whether a newer version exists: in exclusive mode a worker makes no tokens while it receives the newer
-        version.
-        """
+        """Whether the worker does not serve the newest version. In exclusive mode it makes no tokens until it does."""
         newest = self._versions.newest
         return newest is not None and peer.engine.serving != key_of(newest)
 

@@ -67,7 +67,7 @@ class ApplyRejected:
 
     form: FormId
     reason: str
-    # Whether the form is a delta, and its base, or some chunk of the base, is not here.
+    # Whether the form is a delta whose base, or a chunk of that base, is missing here.
     lacks_base: bool = False
 
 

@@ -6,11 +6,11 @@
     (refused)           --(LeaseCancelled, not kept by Welcome, revoked, engine fault, stop)--> gone
 
 The engines never have more samples than slots, unless a single lease alone is larger. A span names only a version that
-this worker itself loaded (I2), and never an older version than the lease allows, or than the span before it names (I1).
-A version is *confirmed* once all engines serve it and the coordinator was told so. A result is sent only when every
-version in its spans is confirmed, and progress only up to the first unconfirmed span. When a lease is given back, its
-progress is reported first, so that another worker can continue it. Leases and results outlive the control link: after a
-Welcome, every kept sample is reported again from its first token.
+this worker itself loaded (I2). It never names a version that is older than the lease allows, or older than the version
+of the previous span (I1). A version is *confirmed* once all engines serve it and the coordinator was told so. A result
+is sent only when every version in its spans is confirmed, and progress only up to the first unconfirmed span. When a
+lease is given back, its progress is reported first, so that another worker can continue it. Leases and results outlive
+the control link: after a Welcome, every kept sample is reported again from its first token.
 
 Not here: which version is served (`versions`), and the engines.
 """

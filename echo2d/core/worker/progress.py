@@ -72,7 +72,7 @@ class ProgressMeter:
         self._samples: deque[tuple[float, int]] = deque(maxlen=_SAMPLES_MAX)
 
     def update(self, stage: Stage, now: float) -> Progress:
-        """Note the present stage, and return its progress."""
+        """Record the present stage, and return its progress."""
         if (stage.what, stage.version) != (self._stage.what, self._stage.version):
             self._began_at = self._told_at = now
             self._samples.clear()

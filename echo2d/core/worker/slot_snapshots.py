@@ -47,7 +47,7 @@ class SlotSnapshots(Collection[VersionKey]):
         return None if key is None else self._paths.get(key)
 
     def publish(self, key: VersionKey, seq: PublishSeq) -> None:
-        """Note that a root has named this snapshot. Nothing changes if it is in no slot."""
+        """Record that a root has named this snapshot. Nothing changes if it is in no slot."""
         if key in self._paths:
             self._published[key] = max(seq, self._published.get(key, seq))
 
@@ -55,7 +55,7 @@ class SlotSnapshots(Collection[VersionKey]):
         self._published.pop(key, None)
 
     def put(self, key: VersionKey, path: str) -> None:
-        """Note that this snapshot was written and is current."""
+        """Record that this snapshot was written and is current."""
         # The last entry is the current one, so a key that was here moves to the end.
         self._paths.pop(key, None)
         self._paths[key] = path
@@ -63,12 +63,12 @@ class SlotSnapshots(Collection[VersionKey]):
         self._published = {key: at for key, at in self._published.items() if key in self._paths}
 
     def lose(self, key: VersionKey) -> None:
-        """Note that this snapshot is overwritten or damaged."""
+        """Record that this snapshot is overwritten or damaged."""
         self._paths.pop(key, None)
         self._published.pop(key, None)
 
     def lose_spare(self) -> None:
-        """Note that the spare slot is about to be written."""
+        """Record that the spare slot is about to be written."""
         for key in list(self._paths)[:-1]:
             self.lose(key)
 

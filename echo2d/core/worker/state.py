@@ -168,7 +168,7 @@ class WorkerState:
         listen: Address | None,
         forms: Sequence[FormId],
     ) -> Hello:
-        """The first message to the coordinator. forms: those of which every frame is held."""
+        """The first message to the coordinator. forms: the forms of which every frame is held."""
         self._since_hello.clear()
         versions, leases = self._versions, self._leases.held()
         return Hello(
@@ -384,8 +384,9 @@ class WorkerState:
     def _after(self, now: float) -> list[WorkerAction]:
         """Apply the rules that hold after every event.
 
-        A waiting refit begins once it has waited long enough. Engines are held while they wait for a version, unless a
-        lease needs the present one. Without a served version no lease is kept. A drained worker without leases leaves.
+        A waiting refit begins once it has waited long enough. In exclusive mode the engines are paused while a newer
+        version is on its way, unless a lease needs the version that they have now. While no version is served, all
+        leases are given back. A drained worker leaves once it has no leases.
         """
         actions: list[WorkerAction] = self._refit_that_waited(now)
         still = self._exclusive and self._versions.awaits and not self._leases.hold_s

@@ -81,7 +81,7 @@ class Continuation:
             if self.finish == "abort":
                 return []
             found = "inconsistent" if chunk.tokens is None else len(chunk.tokens)
-            raise EngineFault(f"the server streamed {found} tokens up to {chunk.end} after {known}")
+            raise EngineFault(f"the server's {found} tokens end at {chunk.end}; {known} were known")
         fresh = chunk.tokens[known - begin :]
         if not all(math.isfinite(logprob) for _, logprob in fresh):
             raise EngineFault("the server reported a logprob that is not finite")

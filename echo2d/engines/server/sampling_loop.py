@@ -124,7 +124,7 @@ class SamplingLoop:
     async def _piece(self, call: GenerationCall, sample: SampleState) -> FinishReason | None:
         """Send one request to the server; None: the sample needs another one."""
         async with self._inside():
-            # Whether this request starts at the same time as those that continue cut samples.
+            # Whether this request starts together with requests that resume interrupted samples.
             resumes = not self._serving.quiet
             server, label = await self._serving.served()
             if call.aborted:

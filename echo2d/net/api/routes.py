@@ -514,7 +514,7 @@ def _answer(reply: Reply | None) -> web.Response:
     return web.json_response(reply.body, status=reply.status)
 
 
-# A signal of aiohttp is a coroutine.
+# aiohttp requires signal handlers to be coroutine functions.
 async def _guard(request: web.Request, response: web.StreamResponse) -> None:  # noqa: ARG001
     """Add the headers for browsers to every answer, and remove the versions of libraries."""
     response.headers.setdefault("Content-Security-Policy", NOTHING_ELSE)

@@ -9,8 +9,8 @@ coordinator does not understand (`OtherBuilds`):
 
 So a fleet of another build makes one handshake every SPACING_S, however large it is, and when a peer or
 its coordinator is upgraded, the peer returns by itself. A peer that connects too early gets the same time
-again. While peers of several tokens wait, each token has an equal share of the handshakes, so a token
-with hundreds of peers makes the peers of another token wait no longer than a token with one peer does.
+again. While peers of several tokens wait, each token has an equal share of the handshakes. So a token with
+hundreds of peers delays the peers of other tokens no more than a token with one peer would.
 Times are monotonic seconds. Not here: which builds understand each other (`core/protocol/builds.py`).
 """
 
@@ -103,7 +103,7 @@ class OtherBuilds:
         return retry_s, known is None
 
     def understood(self, peer: PeerId) -> None:
-        """Note that the peer is back with a build that is understood."""
+        """Record that the peer is back with a build that is understood."""
         self._peers.pop(peer, None)
 
     def here(self, now: float) -> tuple[OtherBuild, ...]:

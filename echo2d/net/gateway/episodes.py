@@ -180,7 +180,7 @@ class Answered:
         """Keep nothing, because the ledger has the episode."""
 
     def make(self, number: CallId) -> NoReturn:  # noqa: ARG002
-        raise AssertionError("a call that is answered is not asked")
+        raise AssertionError("this call has its answer already, so it must not be made")
 
     @asynccontextmanager
     async def open(self, make: Callable[[CallId], CallAsked]) -> AsyncIterator["Answered"]:  # noqa: ARG002

@@ -2,7 +2,8 @@
 
 If for 10 s no round trip is as short as the shortest one that bbr has seen, bbr sends next to nothing
 for 0.2 s to measure again (PROBE_RTT). In a chain or tree these pauses happen at different times, and
-each delays all peers below: a version of 6 s on 8 links lost up to 1 s.
+each delays all peers below: a version that takes 6 s to send over 8 links was delayed
+by up to 1 s.
 Selecting bbr again restarts the 10 s, with the shortest round trip that TCP itself knows (of the
 last 5 minutes). But bbr also starts by doubling its rate, which fills the queue before a link. So it is
 selected again only before a version's first frame.
@@ -39,7 +40,7 @@ class Congestion:
         self._has_bbr = _select(sock, BBR)
 
     def sending(self, now: float) -> None:
-        """Note that a frame is sent now, and select bbr again if the link was quiet before."""
+        """Record that a frame is sent now, and select bbr again if the link was quiet before."""
         quiet_s, self._sent_at = now - self._sent_at, now
         # Selecting the current algorithm changes nothing, so switch to another one in between.
         if quiet_s > LINK_QUIET_S and self._has_bbr and _select(self._socket, RENO):

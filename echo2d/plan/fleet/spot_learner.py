@@ -17,7 +17,7 @@ class SpotLearner:
     """Averages over a long run."""
 
     t_train_s: float  # seconds of a step with its part of a checkpoint
-    longer: float  # the time of a step with losses, over its time without them
+    longer: float  # mean time of a step, over its time on a host that is never taken away
     paid: float  # the share of the whole time for which the host is paid
 
     @staticmethod

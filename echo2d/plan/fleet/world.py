@@ -3,10 +3,10 @@
 These parts are the real code of `core`: membership, leases, granting, groups, the gates and batches of staleness,
 estimators, capacity, activation. The rest is simplified. A broadcast is one prediction of the planner, and all workers
 get the version when it ends. Progress and heartbeats are not sent as messages; a worker that falls silent is given up
-after SILENCE_S. Grants are made at intervals. The same kinds pass versions on as `plan` would choose. Workers on
-standby receive versions, pass them on like others of their kind, and cost nothing. The same rng_seed gives the same
-run. Not here: what one box does (`worker`), how a version reaches the workers (`versions`), frames and faults on the
-way (`plan/broadcast/world`, and `faults/world` of echo2d-lab).
+after SILENCE_S. Grants are made at intervals. The kinds of workers that pass versions on are those that `plan` would
+choose. Workers on standby receive versions, pass them on like others of their kind, and cost nothing. The same rng_seed
+gives the same run. Not here: what one box does (`worker`), how a version reaches the workers (`versions`), frames and
+faults on the way (`plan/broadcast/world`, and `faults/world` of echo2d-lab).
 """
 
 import math
@@ -479,7 +479,7 @@ class FleetWorld:
         return None if box is None else box.peer.engine.serving
 
     def _notes(self, record: object) -> None:
-        """Note when groups begin and are dropped, and count samples that move to another worker."""
+        """Record when groups begin and are dropped, and count samples that move to another worker."""
         if isinstance(record, PromptTaken):
             self._begun[record.group] = self._clock.now
         elif isinstance(record, GroupDropped):

@@ -110,12 +110,12 @@ class Node:
         )
 
     def note_ended(self, by: PeerId, stream: int) -> None:
-        """Note that `by` has ended this stream: `by` drops the frames that still arrive on it."""
+        """Record that `by` has ended this stream: `by` drops the frames that still arrive on it."""
         if by in self.ways:
             self.ways[by].ended.add(stream)
 
     def note_repair(self, by: PeerId, stream: int) -> None:
-        """Note that `by` has opened this stream for repairs: the stream carries single frames."""
+        """Record that `by` has opened this stream for repairs: the stream carries single frames."""
         if by in self.ways:
             self.ways[by].repairs.add(stream)
 

@@ -91,7 +91,7 @@ class Auditor:
         # The copy is verified first: damaged files must not convict an honest worker.
         manifest = await asyncio.to_thread(build_manifest, path)
         if manifest.digest != order.digest:
-            raise IntegrityFault(f"{path} is not what was published")
+            raise IntegrityFault(f"the bytes of {path} differ from those that were published")
         if self._engine.label is None:
             await asyncio.to_thread(require_room, self._engine, path)
         base = await asyncio.to_thread(self._base.of, path)

@@ -1,7 +1,7 @@
 """Makes the wheel that a new box installs, from the files of this installation.
 
-A wheel is a zip file of the package and its metadata. It is made from an editable installation, too: the learner
-may be in another folder than the rest of echo2d, as in a checkout.
+A wheel is a zip file of the package and its metadata. This also works from an editable installation, such
+as a checkout, where the learner is in another folder than the rest of echo2d.
 """
 
 import asyncio

@@ -48,7 +48,7 @@ class AccessWatch:
             log.warning("the conviction of %s is not durable: %s", worker, fault)
 
     async def watch(self, peers: Callable[[], Iterable[PeerId]]) -> None:
-        """Report changes to the core until cancelled. peers: those that have a session."""
+        """Report changes to the core until cancelled. peers: returns the peers that have a session."""
         # The core gets one event for each peer whose token was revoked or deleted, and one for each
         # that a person has pardoned.
         told: frozenset[PeerId] = frozenset()

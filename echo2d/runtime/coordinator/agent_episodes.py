@@ -227,8 +227,8 @@ SPENT_MAX = 1 << 16
 class AgentCalls:
     """The open episodes of one task.
 
-    silence_s, rows: as the task's class gives them. in_text: whether the task's agents send messages, not tokens.
-    offered: set when an episode of any task is offered.
+    silence_s, rows: the values that the task's class gives. in_text: whether the task's agents send
+    messages, not tokens. offered: set when an episode of any task is offered.
     """
 
     def __init__(
@@ -335,7 +335,7 @@ class _Ended:
 class Tickets:
     """Hands out the tickets, and takes the ends of the episodes.
 
-    secret: from the run's key. recovered: the groups of the ledger.
+    secret: the secret derived from the run's key. recovered: the groups of the ledger.
     """
 
     def __init__(

@@ -246,8 +246,8 @@ async def open_evals(
         options = {**of.table.options, **_HELD_OUT.get(kind, {}), **table.options}
         if options == of.table.options:
             raise OperatorFault(
-                f"eval.options: task {of.name!r} would be asked the questions that it is trained "
-                "on; name the options of its class that make others"
+                f"eval.options: the evaluation of task {of.name!r} would ask the questions that the run trains on; "
+                "set options of the task's class that give other questions"
             )
         asks = replace(of.table, options=options, sampling={**of.table.sampling, **table.sampling})
         stops = config.sampling_of(asks, greedy=True).stop
@@ -265,8 +265,8 @@ def eval_rules(
     table, length = opened.table, opened.asks.pool.about.epoch_length
     if not table.rows and length is None:
         raise OperatorFault(
-            f"eval.rows: task {opened.of.name!r} does not say how many questions it has; expected a "
-            "number; found 0"
+            f"eval.rows: expected a number above 0, because task {opened.of.name!r} does not say how many "
+            "questions it has; found 0"
         )
     return EvalRules(
         task=task_rules(config, opened.asks, model_ends, greedy=True),

@@ -62,11 +62,11 @@ class LivePage:
         # names another number.
         self._number = time.time_ns() // 1_000_000
         self._trees: dict[tuple[str, int], bytes] = {}
-        # The plan whose tree was made last, and how many trees it has.
+        # The plan whose tree was made last, and the number of its trees (one per stripe).
         self._plan, self._stripes = "", 0
 
     def answer(self, role: Role, *, seen: int, plan: str, stripe: int) -> bytes:
-        """role: of the caller. seen: the number of the status that the caller has. plan, stripe: the
+        """role: the caller's role. seen: the number of the status that the caller has. plan, stripe: the
         tree that the caller shows."""
         now, glance = self._clock(), self._machine.glance()
         if now >= self._lasts_until:

@@ -89,7 +89,7 @@ from echo2d.sd_notify import Notifier
 # If the loop sees a deadline this late, the whole process stood still. Heartbeats then wait unread
 # in its sockets, and the loop reads them before the core suspects a worker.
 LOOP_LATE_S = 1.0
-# A turn waits for the ledger's disk. One that takes longer than this is stuck, and so is the run.
+# A turn waits for the ledger's disk. A turn that takes longer than this is stuck, and so is the run.
 _STUCK_S = 30.0
 
 log = logging.getLogger("echo2d.coordinator")

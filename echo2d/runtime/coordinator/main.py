@@ -238,7 +238,7 @@ async def _open_files(
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """The run's tasks, evaluations and rules. day: the one that chat templates see. cautions: for the operator."""
+    """The run's tasks, evaluations and rules. day: the day that chat templates see. cautions: shown to the operator."""
 
     tasks: Sequence[OpenTask]
     evals: Sequence[OpenEval]
@@ -494,7 +494,7 @@ async def _listen(
 
 
 def _tell_this_host(run: RunDirectory, access: AccessTable, url: str) -> None:
-    """Write the own token files and the address file into the run directory. Blocking."""
+    """Write this host's own token files and the address file into the run directory. Blocking."""
     own_token(run, access, "learner", url)
     own_token(run, access, "viewer", url)
     own_token(run, access, "operator", url)

@@ -59,7 +59,8 @@ def facts_of(
     tasks: Sequence[OpenTask],
     day: str,
 ) -> dict[str, str]:
-    """The facts for the ledger. model: its config.json; empty: no base model is named. day: from `day_of`."""
+    """The facts for the ledger. model: the base model's config.json; empty: no base model is named. day: what
+    `day_of` returned."""
     shape = {key: model[key] for key in SHAPE_KEYS if key in model} or {
         "vocab_size": rules.vocab_size
     }

@@ -55,7 +55,7 @@ class _LoggedGroup:
 class SampleLog:
     """See the module docstring.
 
-    groups: those that are open when the coordinator starts. texts: None: lines have token ids.
+    groups: the groups that are open when the coordinator starts. texts: if None, the lines have token ids.
     """
 
     def __init__(

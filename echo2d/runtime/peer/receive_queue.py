@@ -69,14 +69,14 @@ class ReceiveQueue:
         self._changed.set()
 
     def end(self, stream: int) -> None:
-        """Note that this end has ended the stream: frames that still arrive on it do not wait for a root."""
+        """Record that this end has ended the stream: frames that still arrive on it do not wait for a root."""
         self._ended[stream] = None
         # Remember 256 streams: the number of a stream is used again only after many more.
         keep_newest(self._ended, 256)
         self._holdings.ring()
 
     def close(self) -> None:
-        """Note that the connection is closed; frames that arrived over it are still verified and kept."""
+        """Record that the connection is closed; frames that arrived over it are still verified and kept."""
         self._closed = True
         self._changed.set()
 

@@ -59,7 +59,7 @@ class _Peer:
 
 
 class ReceiverOwner(HoldingsOwner, Protocol):
-    """The process whose links these are."""
+    """What a `Receiver` needs from the process that owns its links."""
 
     @property
     def crowded(self) -> bool:
@@ -129,7 +129,7 @@ class Receiver:
     # --- relay
 
     def noticed(self, event: object) -> None:
-        """Note that the relay has handled this event."""
+        """Record that the relay has handled this event."""
         if isinstance(event, relay_events.LinkUp):
             self._noticed[event.peer] = self._noticed.get(event.peer, 0) + 1
 

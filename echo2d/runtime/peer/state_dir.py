@@ -55,7 +55,7 @@ def open_frames(root: Path, budget: DiskBudget) -> FrameStore:
 class StateDir:
     """The state directory, locked until `close`. Blocking.
 
-    disk_bytes_max: of frames and slots together.
+    disk_bytes_max: the most bytes that frames and slots together may take.
     OperatorFault: the directory is not usable, or in use by another worker.
     """
 
@@ -108,7 +108,7 @@ class StateDir:
             return None
         taken = self._budget.taken
         current, spare = sorted((taken.get(f"slot {slot}", 0) for slot in SLOT_NAMES), reverse=True)
-        # The frames of the version being served stay. They may take as many bytes as its files.
+        # The frames of the version being served stay. These frames may take as many bytes as the version's files.
         older_frames = max(0, taken.get("frames", 0) - current)
         return min(free, self._budget.left) + spare + older_frames
 

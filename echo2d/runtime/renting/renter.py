@@ -303,7 +303,7 @@ class Renter:
 
 
 async def _nobody_leaves(peer: PeerId, why: str) -> None:
-    raise AssertionError(f"no coordinator runs, but {peer} is to leave: {why}")
+    raise AssertionError(f"{peer} should leave ({why}), but no coordinator runs to tell it so")
 
 
 # --- making a renter
@@ -320,7 +320,7 @@ async def open_renter(
 ) -> AsyncIterator[Renter]:
     """Open the store and the clock, and make the renter.
 
-    url: of the coordinator, as this host reaches it. closing: only give boxes back.
+    url: the URL at which this host reaches the coordinator. closing: only give boxes back.
     OperatorFault: the configuration does not allow renting.
     """
     prefix = prefix_of(run.run_id)
@@ -460,7 +460,7 @@ def boxes_left_alone(config: CoordinatorConfig) -> str:
 
 
 def _works(worker: WorkerStatus) -> bool:
-    """Whether the worker generates, or would if it got leases."""
+    """Whether the worker generates, or would generate if it got leases."""
     return (
         worker.alive and worker.serving is not None and not worker.leaving and not worker.cordoned
     )

@@ -131,7 +131,7 @@ class Enrolment:
 
 
 class AccessTable:
-    """Tokens and peers of one run: on disk, and in memory as last read."""
+    """Tokens and peers of one run: on disk, and in memory as they were last read."""
 
     def __init__(self, run: RunDirectory, trusted: Collection[str] = ()) -> None:
         """trusted: the names of tokens whose workers the operator trusts."""
@@ -349,7 +349,7 @@ class AccessTable:
         return KnownPeer(peer, public_key, token.role, trusted, cordoned, token.name)
 
     def convict(self, peer: PeerId, reason: str, *, now_s: float) -> None:
-        """Refuse this peer until it is pardoned. reason: for the operator."""
+        """Refuse this peer until it is pardoned. reason: what the operator is shown."""
         with self._database() as database:
             row = (peer, reason, now_s)
             database.execute("INSERT OR REPLACE INTO convictions VALUES (?, ?, ?)", row)

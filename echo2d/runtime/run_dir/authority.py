@@ -102,7 +102,7 @@ def change_authority(run_dir: Path, now: RunAuthority, *, named: bool) -> RunAut
 
 
 def known_authority(run_dir: Path) -> RunAuthority:
-    """Like `open_authority`, for a run whose run.key may be lost: then the key here is a new one that signs nothing.
+    """Like `open_authority`, but run.key may be lost: then the returned authority has a new key, which signs nothing.
 
     OperatorFault: no file here says which run it is.
     """

@@ -308,7 +308,7 @@ def _check_access(copy: Path, source: Path) -> None:
 
 def _damaged(folder: str, how: str) -> StoreFault:
     return StoreFault(
-        f"{folder} is damaged: its files are not those that were {how}. Delete that directory, and back up again; "
+        f"{folder} is damaged: its files differ from those that were {how}. Delete that directory, and back up again; "
         "the run itself continues with other files"
     )
 

@@ -128,7 +128,7 @@ RESTORE = "restore it from a backup (`echo2d keep restore`)"
 
 
 def require_new_or_whole(run_dir: Path, folder: Path) -> None:
-    """OperatorFault: it would be a mistake to begin or to continue a run here. folder: of run.toml."""
+    """OperatorFault: it would be a mistake to begin or to continue a run here. folder: the folder of run.toml."""
     begun = any((run_dir / "versions").glob("*"))
     there = {name: (run_dir / name).exists() for name in (KEY_FILE, LEDGER_FILE, ACCESS_FILE)}
     if not any(there.values()):

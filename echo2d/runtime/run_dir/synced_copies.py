@@ -1,6 +1,6 @@
 """Remembers which copies of versions survive a power failure.
 
-Copies are not synced when they are made, because a publish must not wait for the disk. Those that
+Copies are not synced when they are made, because a publish must not wait for the disk. Copies that
 stay as results are synced later, and marked. After the machine was restarted, a copy without its mark
 may be damaged, and must be hashed.
 
@@ -43,7 +43,7 @@ class SyncedCopies:
         return [name for name in names if not self.has(name)]
 
     def none_is_damaged(self) -> None:
-        """Note that all copies are undamaged, which holds until the machine restarts."""
+        """Record that all copies are undamaged, which holds until the machine restarts."""
         replace_file(self._marks / _BOOT, _boot_id(), durable=False)
 
     def has(self, name: str) -> bool:

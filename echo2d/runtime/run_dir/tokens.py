@@ -108,7 +108,8 @@ def new_authority(run_dir: Path, *, lost: bool, url: str | None, out: Path) -> l
     """Change the run's authority while no coordinator runs; returns the token files written into `out`.
 
     lost: the old key was lost or stolen, so it does not sign the new one. Every valid token gets a new secret
-    and a new file, and a box with the new file obeys nothing that the old key signs. url: for these files.
+    and a new file, and a box with the new file obeys nothing that the old key signs. url: the coordinator's URL in
+    these files.
     """
     if not (run_dir / ACCESS_FILE).exists():
         raise OperatorFault(f"{run_dir} is not a run directory: it has no {ACCESS_FILE}")

@@ -198,7 +198,7 @@ def _require_none(unfinished: set[int]) -> None:
 
 
 def _request(lease: LeaseGranted, index: int | None = None) -> GenerateRequest:
-    """The engine's request for a lease. index: for this sample only."""
+    """The engine's request for a lease. index: if given, the request is for this sample only."""
     name, seeds = f"{lease.lease}.{lease.attempt}", lease.rng_seeds
     if index is not None:
         name, seeds = f"{name}.{index}", seeds[index : index + 1]

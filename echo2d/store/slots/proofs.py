@@ -47,7 +47,7 @@ class SlotProofs:
         self._proofs: dict[Path, _Proof] = {}
 
     def add(self, directory: Path, digest: Digest, proved_at: Sequence[float]) -> None:
-        """Note that the slot holds this snapshot, and when its chunks were hashed."""
+        """Record that the slot holds this snapshot, and when its chunks were hashed."""
         self._proofs[directory] = _Proof(digest, _stamps(directory), proved_at)
 
     def holds(self, directory: Path, digest: Digest) -> bool:

@@ -24,8 +24,9 @@ PLANNED = [
         "when-not.md",
         "echo2d plan scenarios/mix-rented.toml --map break_even.png",
         "a data centre takes {12.304} usd a step ({17.453} if it generates and trains by turns): this is {23.8}% "
-        "cheaper; rollouts are {50}% of its bill, and a trajectory here costs {0.49} times what it costs there; it is "
-        "cheaper here up to {0.96} times, or from a share of {6}% on",
+        "cheaper; rollouts are {50}% of its bill, and a trajectory here costs {0.49} times what it costs there; at "
+        "this share, a run here is cheaper if a trajectory costs at most {0.96} times as much as there; at this price, "
+        "if rollouts reach {6}% of the bill",
         (
             "break_even/centralized_usd_per_step",
             "break_even/synchronous_usd_per_step",

@@ -204,8 +204,14 @@ def test_answers_that_the_scorer_cannot_read_give_one_line(base: Path, rows: Pat
     others.write_text(json.dumps(asked[1]) + "\n")
     code, output = init(base, rows, f"--held-out-rows={others}")
     assert (code, output.count("\n")) == (2, 1)
-    assert "1 of 1 expected answers are none to the scorer, e.g. row 0 of rows.jsonl" not in output
-    assert "expected answers are none to the scorer, e.g. row 0 of gsm8k.jsonl 'Paris'" in output
+    assert (
+        "1 of 1 expected answers get a reward of 0 from the scorer, e.g. row 0 of rows.jsonl"
+        not in output
+    )
+    assert (
+        "expected answers get a reward of 0 from the scorer, e.g. row 0 of gsm8k.jsonl 'Paris'"
+        in output
+    )
     exact = "--set=task.options.scorer=exact"
     assert init(base, rows, f"--held-out-rows={others}", exact)[0] == 0
 

@@ -194,7 +194,7 @@ def test_questions_with_two_answers_are_counted_over_all_rows() -> None:
     Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     write_run("exact")
     cautions = tried("--no-answers")["cautions"]
-    (said,) = [each for each in cautions if "ask what" in each]
+    (said,) = [each for each in cautions if "ask the question" in each]
     assert said == (
         "task rows: 2 of 343 rows ask the question of another row, and expect another answer, e.g. "
         "row 3 of rows.jsonl '206' and row 340 of rows.jsonl '7'"

@@ -71,4 +71,4 @@ def test_the_map_of_break_even_points_is_drawn(tmp_path: Path) -> None:
     draw_map(compared, tmp_path / "map.svg")
     drawn = (tmp_path / "map.svg").read_text()
     assert f"this run: {compared.saving:.0%}" in drawn
-    assert "as dear as a data centre" in drawn
+    assert "costs as much as a data centre" in drawn

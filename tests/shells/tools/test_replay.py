@@ -211,7 +211,7 @@ def test_contradictions_are_listed(
             "UPDATE samples SET trajectory = x'ff' WHERE (group_id, sample) = (2, 1);",
             "group_id=2 sample=1 of samples",
         ),
-        (f"UPDATE samples SET trajectory = x'{TORN.hex()}';", "not whole int32"),
+        (f"UPDATE samples SET trajectory = x'{TORN.hex()}';", "expected a multiple of 4 bytes"),
         ("UPDATE batches SET groups = 'x' WHERE step = 4;", "row step=4 of batches is damaged"),
         (
             "UPDATE batches SET groups = 'x'; UPDATE counters SET value = 9;",

@@ -63,7 +63,7 @@ def test_an_owner_sees_what_a_box_does_gives_and_gets() -> None:
     )
     assert row.rstrip().endswith("25%")
     assert "! box[/x] is quarantined: it only receives" in text
-    assert f"{'b' * 32} enrolled with this token, but has not come" in text
+    assert f"{'b' * 32} enrolled earlier, but has not connected" in text
     assert f"! {'c' * 32} is convicted" in text
 
 

@@ -40,22 +40,22 @@ class CallChoice:
 
     @property
     def oldest(self) -> Version:
-        """The worker that writes its next token must serve this version or a newer one."""
+        """The worker that writes the choice's next token must serve this version or a newer one."""
         return max(self.call.min_version, self.told.version_last)
 
     def may_be_written_by(self, version: Version) -> bool:
-        """Whether a worker that serves this version may write its next token."""
+        """Whether a worker that serves this version may write the choice's next token."""
         newest = self.call.max_version
         return self.oldest <= version and (newest is None or version <= newest)
 
     def too_new(self, partial: Partial) -> bool:
-        """Whether a version newer than its caller allows wrote part of it."""
+        """Whether a version newer than the caller allows wrote part of this output."""
         newest = self.call.max_version
         return newest is not None and partial.version_last > newest
 
     @property
     def room(self) -> int:
-        """The number of tokens that it may still get."""
+        """The number of tokens that the choice may still get."""
         return self.call.max_new_tokens - self.told.length
 
     def before_stop(self, partial: Partial) -> Partial:
@@ -67,9 +67,9 @@ class CallChoice:
         return partial.first(next(ends, partial.length))
 
     def end_fault(self, whole: Partial, finish: Finish) -> str:
-        """Return what is wrong with the end of its whole output, or "" if nothing is."""
+        """Return what is wrong with the end of the choice's whole output, or "" if nothing is."""
         if finish == "context":
-            return ""  # it may end a little earlier than the model's own context
+            return ""  # an output may end a little before the model's own context does
         return end_fault(
             unpack_tokens(whole.tokens).tolist(),
             finish,

@@ -143,7 +143,7 @@ class CallWork:
     def grant(
         self, pending: PendingChoice, worker: Peer, samples: Sequence[int], *, now: float
     ) -> list[Send]:
-        """Lease the choice, together with other choices of its call that fit."""
+        """Lease this choice, together with as many other choices of the same call as fit."""
         assert worker.session is not None
         assert worker.engine.serving is not None
         first, call = pending.choice, pending.choice.call
@@ -202,7 +202,7 @@ class CallWork:
         return self._queue.changes, self._scheduler.changes, self._versions.publish_seq, self._held
 
     def _left(self) -> int:
-        """How many more slots calls may hold. They may always hold one."""
+        """How many more slots calls may hold. Calls may always hold one slot."""
         return max(1, int(self._share * (self._scheduler.slots + self._held))) - self._held
 
     # --- back from the workers
@@ -251,7 +251,7 @@ class CallWork:
         return self._scheduler.stop(running.lease)
 
     def _hold(self, running: _CallLease, slots: int) -> None:
-        """Note that the call's caller holds this many more slots (fewer if negative)."""
+        """Record that the call's caller holds this many more slots (fewer if negative)."""
         self._held += slots
         self._queue.hold(running.call.caller, slots)
 

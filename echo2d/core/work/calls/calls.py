@@ -299,7 +299,7 @@ class GatewayCalls(KindOfWork[PendingChoice]):
         return self._give_up(choice.call.call, "version", detail, now)
 
     def _done(self, choice: CallChoice, now: float) -> list[GatewayAction]:
-        """End a choice, and with its last choice the call."""
+        """End a choice; if it was the call's last one, end the call too."""
         self._open.end(choice)
         return self._release(choice, now)
 

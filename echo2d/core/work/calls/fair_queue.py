@@ -81,7 +81,7 @@ class CallQueue:
             self._leave_turn(caller)
 
     def hold(self, caller: str, slots: int) -> None:
-        """Note that the caller holds this many more slots (fewer if negative)."""
+        """Record that the caller holds this many more slots (fewer if negative)."""
         if caller in self._lines:
             self._leave_turn(caller)
         self._held[caller] += slots

@@ -53,7 +53,7 @@ class OpenCalls:
         return list(self._calls[asked.call].values())
 
     def end(self, choice: CallChoice) -> None:
-        """End a choice, and with its last choice the call."""
+        """End a choice; if it was the call's last one, end the call too."""
         call, choices = choice.call.call, self._calls[choice.call.call]
         if len(choices) == 1:
             self.end_call(call, "done")

@@ -5,9 +5,9 @@
                                 +- revoked --> forgotten
 
 The first version is due, then each version whose number is at least `every` above the last due one, and any version
-that the learner asks for. Leases of an evaluation go before all other work and name exactly this version: a worker
-with such a lease loads a newer version up to `hold_s` later. Another version never writes the missing answers; the
-score says how many questions it covers.
+that the learner asks for. Leases of an evaluation go before all other work and name exactly this version. A worker
+with such a lease keeps this version for up to `hold_s` after it could load a newer one. Another version never writes
+the missing answers; the score says how many questions it covers.
 Groups of evaluations have numbers of their own and never reach the buffer of batches, and a question that is asked
 here is refused as a prompt of training (`held_out`).
 With an audit, only trusted workers write the answers.
@@ -397,7 +397,7 @@ class Evaluations(TaskWork[PendingAnswers]):
         if not self._rules.evals:
             return []
         if not self._began:
-            # After a restart the newest version may not be evaluated yet.
+            # After a restart it is possible that the newest version has not been evaluated yet.
             self._began = True
             if (newest := self._versions.newest) is not None:
                 self.published(newest)

@@ -133,7 +133,7 @@ class OpenEvaluation:
         return self._episodes.get(self._asked(group, sample))
 
     def lease(self, question: EvalQuestion, lease: Lease) -> None:
-        """Note that these answers are being written. A continued answer is alone in its lease."""
+        """Record that these answers are being written. A continued answer is alone in its lease."""
         self.leased[lease.key] = lease
         if lease.given.base.length:
             (sample,) = lease.samples
@@ -237,7 +237,7 @@ class OpenEvaluation:
         return self._kept.get(self._asked(group, sample))
 
     def score(self, group: GroupId, sample: int, scored: ScoredSample | None) -> None:
-        """Note a scored answer; None: its reward cannot be computed."""
+        """Record a scored answer; None: its reward cannot be computed."""
         asked = self._asked(group, sample)
         del self._kept[asked]
         if scored is None:

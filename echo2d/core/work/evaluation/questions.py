@@ -59,7 +59,7 @@ class Questions:
         self._asked.discard(cursor)
 
     def ended(self, cursor: int) -> None:
-        """Note that the task has no question from this number on."""
+        """Record that the task has no question from this number on."""
         self._most = min(self._most, cursor)
         self._asked = {asked for asked in self._asked if asked < cursor}
 

@@ -23,7 +23,7 @@ _BITS = 64
 
 
 class AcceptedResults:
-    """See the module docstring. recovered: those from before a restart, the oldest first."""
+    """See the module docstring. recovered: the results accepted before a restart, the oldest first."""
 
     def __init__(self, recovered: Iterable[AcceptedResult]) -> None:
         self._fingerprints = OrderedDict(
@@ -42,7 +42,7 @@ class AcceptedResults:
         return None if before is None else before == _fingerprint(peer, message)
 
     def add(self, peer: Peer, message: SampleFinished) -> bytes:
-        """Note that the result is accepted, and return its fingerprint."""
+        """Record that the result is accepted, and return its fingerprint."""
         fingerprint = self._fingerprints[_key(message)] = _fingerprint(peer, message)
         keep_newest(self._fingerprints, ANSWERED_MAX)
         return fingerprint

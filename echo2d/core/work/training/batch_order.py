@@ -32,7 +32,7 @@ from echo2d.core.base.ids import GroupId
 class Quotas:
     """How many groups of each task a step takes.
 
-    weights: those of the tasks, each above 0. groups: the groups of one step, all tasks together.
+    weights: the weight of each task, above 0. groups: how many groups one step takes, all tasks together.
     """
 
     def __init__(self, weights: Sequence[Fraction], groups: int) -> None:

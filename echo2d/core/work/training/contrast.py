@@ -65,7 +65,7 @@ class VarianceFilter:
         self._step = 0
 
     def opened(self, step: int) -> None:
-        """Note the open step: a new one begins to count its filtered trajectories from 0."""
+        """Record the open step: a new one begins to count its filtered trajectories from 0."""
         if step != self._step:
             self._filtered, self._step = 0, step
 

@@ -74,7 +74,7 @@ class OpenGroup:
     # Kept samples that are given back as soon as they are scored.
     unwanted: set[int] = field(default_factory=set)
     left_out: set[int] = field(default_factory=set)  # samples that the group continues without
-    # How long samples took, in seconds (`Measurements.length`).
+    # The seconds that each sample took, divided by the usual seconds of its worker (`Measurements.length`).
     took: list[float] = field(default_factory=list)
     # For each sample that was or will be given back, the workers that may not write it again.
     returned: dict[int, set[PeerId]] = field(default_factory=dict)
@@ -83,10 +83,10 @@ class OpenGroup:
     # For each sample, how many leases in a row continued its partial and added nothing.
     fruitless: Counter[int] = field(default_factory=Counter)
     bad_results: dict[PeerId, int] = field(default_factory=dict)  # malformed results by worker
-    # When it had its first lease, or was recovered.
+    # When the group had its first lease, or was recovered.
     begun: float = math.inf
-    # The versions and the step for which its partials were found good (`partials`); None: a partial came after this
-    # check.
+    # The versions and the step for which the group's partials were found good (`partials`); None: a partial came
+    # after this check.
     judged_at: tuple[int, Version] | None = None
 
     def stored(self) -> StoredGroup:
@@ -121,7 +121,7 @@ class OpenGroup:
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether too many of its results were malformed."""
+        """Whether too many of the group's results were malformed."""
         bad = self.bad_results
         return len(bad) >= BAD_RESULTS_MAX or sum(bad.values()) >= LEASE_FAILURES_MAX
 
@@ -468,7 +468,7 @@ class GroupTable:
         return ended
 
     def _note(self, group: OpenGroup) -> None:
-        """Note that the waiting or the kept samples of this group have changed."""
+        """Record that the waiting or the kept samples of this group have changed."""
         (self._waiting.add if group.waiting else self._waiting.discard)(group.group)
         lacks = group.waiting or group.running or group.parked
         (self._whole.discard if lacks else self._whole.add)(group.group)

@@ -464,7 +464,7 @@ class GroupJudge:
         return [*actions, Note("buffered", f"version_min={stored.record.version_min}", group.group)]
 
     def _leave_out_surplus(self, group: OpenGroup, surplus: Collection[int]) -> list[RolloutAction]:
-        """Leave out the samples beyond those that are trained on. They have cost as much as the others."""
+        """Leave out the samples beyond the number that is trained on. These samples have cost as much as the others."""
         unused = [group.kept[sample] for sample in sorted(surplus)]
         self._statistics.wasted("pairs", len(unused), [each.written for each in unused])
         self._statistics.judged(unused, trained=False)
@@ -497,7 +497,7 @@ class GroupJudge:
     def _discard(
         self, stored: StoredGroup, reason: str, detail: str, lengths: Sequence[int], *, again: bool
     ) -> list[RolloutAction]:
-        """lengths: in tokens, of all samples of the group, also of those not in `stored`."""
+        """lengths: the tokens of each sample of the group, also of the samples that `stored` lacks."""
         if again and (prompts := self._prompts.get(stored.source.task)) is not None:
             prompts.give_back(prompt_of(stored))
         self._statistics.dropped(reason, len(stored.record.trajectories), lengths)

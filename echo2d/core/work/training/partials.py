@@ -1,4 +1,4 @@
-"""Partials: the tokens of samples that their worker did not finish, and from which another continues.
+"""Partials: the tokens of samples that one worker did not finish, and from which another worker continues.
 
     LeaseProgress --checked--> gathered with the running lease --lease ended--> waiting
                                                                                   |
@@ -7,9 +7,9 @@
                                                   base of the next attempt <------+
 
 A partial must be as good as a result: every token is within the vocabulary, every version is
-published, not revoked, and acknowledged by the worker that wrote it. It continues at a worker that
-serves the version of its last span or a newer one, so that versions never decrease along a
-trajectory. It becomes durable with the lease that continues it.
+published, not revoked, and acknowledged by the worker that wrote it. A partial continues at a
+worker that serves the version of its last span or a newer version, so that versions never decrease along
+a trajectory. A partial becomes durable with the lease that continues it.
 Not here: where samples wait (`group_table`), and which worker gets them (`scheduler`).
 """
 
@@ -145,7 +145,7 @@ class Partials:
         return None if first == math.inf else first
 
     def good(self, partial: Partial) -> bool:
-        """Whether its tokens may still become part of a batch."""
+        """Whether the partial's tokens may still become part of a batch."""
         oldest = partial.version_min
         stale = oldest is not None and self._staleness.outdated(oldest, None)
         if stale:

@@ -22,7 +22,7 @@ class TrainingParts(RunParts):
     """The state that all parts of the training work read; each field is changed only by its own
     methods.
 
-    prompts: by task. audits: None without `[audit]`.
+    prompts: the prompts of each task. audits: None without `[audit]`.
     """
 
     staleness: Staleness

@@ -4,9 +4,9 @@
                                             |
     it passes, or the last batch that can take the group is filled --> the others are left out
 
-At most `missing_share` of the samples, but always one, may be missing. A missing sample is very
-long, or at a worker that hangs. Without this rule the whole group would be dropped once it is too
-old.
+At most `missing_share` of the samples may be missing; one may be missing even if the share comes to
+less than one. A missing sample is very long, or its worker hangs. Without this rule the whole group
+would be dropped once it is too old.
 Not here: leaving the samples out (`groups`).
 """
 
@@ -39,7 +39,7 @@ class Patience:
         self._first: float | None = None
 
     def kept(self, group: OpenGroup, *, now: float) -> None:
-        """Note that one more sample of the group is kept, while others are missing."""
+        """Record that one more sample of the group is kept, while others are missing."""
         if not self._factor or len(group.kept) < self._kept_min[group.task.name]:
             return
         if group.group not in self._due:

@@ -53,7 +53,7 @@ def prompt_fault(tokens: bytes, vocab_size: int) -> str:
 
 
 class Prompts:
-    """See the module docstring. task: its name. again: the cursors given back before a restart."""
+    """See the module docstring. task: the task's name. again: the cursors that were given back before a restart."""
 
     def __init__(
         self, next_cursor: int, sampler: Sampler, task: str = "", again: Iterable[int] = ()
@@ -66,12 +66,12 @@ class Prompts:
         self._asked: set[int] = set()
         self._skipped = 0
         self._ready: dict[int, DrawnPrompt] = {}
-        # Prompts that were given back; the groups of S + 2 steps are never this many.
+        # Prompts that were given back. The limit is never reached, because S + 2 steps have fewer groups than this.
         self._again: deque[DrawnPrompt] = deque(maxlen=4096)
 
     @property
     def over(self) -> bool:
-        """Whether the task has no more prompts and none is left to take."""
+        """Whether the task can make no more prompts, and all that it made have been taken."""
         waiting = self._redraw or self._asked or self._ready or self._again
         return self._end is not None and not waiting
 
@@ -93,7 +93,7 @@ class Prompts:
         return actions
 
     def drawn(self, prompt: DrawnPrompt) -> None:
-        """Take in a drawn prompt. One that was not asked for is ignored."""
+        """Take in a drawn prompt. A prompt that was not asked for is ignored."""
         if prompt.cursor in self._asked:
             self._asked.remove(prompt.cursor)
             self._ready[prompt.cursor] = prompt
@@ -106,7 +106,7 @@ class Prompts:
         return self._skipped < SKIPPED_MAX
 
     def ended(self, cursor: int) -> None:
-        """Note that the task has no prompt from this cursor on."""
+        """Record that the task has no prompt from this cursor on."""
         self._end = cursor if self._end is None else min(self._end, cursor)
         self._asked = {asked for asked in self._asked if asked < self._end}
 

@@ -73,7 +73,7 @@ class Sampler:
         return False
 
     def asked(self) -> None:
-        """Note that a prompt is asked."""
+        """Record that a prompt is asked."""
         self._passed_in_a_row = 0
 
     def judged(

@@ -11,8 +11,8 @@ the last step committed in this epoch.
 Gate 1. A worker that serves version w may start a group meant for step m if (m - 1) - w <= S. The
 next group is meant for the first free place after all q groups have theirs: m = n + q // G. With
 several tasks q and G are those of the group's task, which has places of its own in each step (`Quotas`).
-Full batches above n have no free places. They exist when a refusal has reopened a batch below them; if their places
-counted, the replay of a long run could wait without end.
+Full batches above n have no free places, so they are skipped (a batch above n is full if a refusal has reopened an
+earlier one). If their places counted, the replay of a long run could wait forever.
 Gates 2 and 3. A group may enter batch n if 0 <= (n - 1) - v <= S. v is the oldest version of its
 tokens; with over_stale "mask", where the learner masks the older tokens, it is the newest. No token
 may be newer than n - 1. Of the groups that may enter, the oldest are taken first, or those with the
@@ -73,7 +73,7 @@ class StepBatch:
         return self.size - len(self.groups)
 
     def of_task(self, task: str) -> int:
-        """How many of its groups are this task's."""
+        """How many groups of the batch belong to this task."""
         return sum(group.source.task == task for group in self.groups)
 
     def body(self) -> bytes:
@@ -315,7 +315,7 @@ class Staleness:
         ]
 
     def commit(self, step: int) -> bool:
-        """Note that the learner has trained on full batch c + 1. Returns whether this is the first time."""
+        """Record that the learner has trained on full batch c + 1. Returns whether this is the first time."""
         assert step == self.committed + 1
         assert self._full(step)
         first = step > self.ever_committed

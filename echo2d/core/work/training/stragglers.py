@@ -59,8 +59,8 @@ class Stragglers:
         leases: LeaseTable,
     ) -> None:
         rules = parts.rules
-        # By task: a group that lacks this many samples or fewer waits for its last ones. They are half of
-        # its samples, and at least one.
+        # By task: a group that lacks this many samples or fewer waits for its last samples. The limit is
+        # half of the group's samples, and at least one.
         self._lacks_max = {
             task.name: max(1, int(rules.drawn(task) * 0.5))
             if rules.group_size > 1 and rules.move_stragglers
@@ -76,14 +76,15 @@ class Stragglers:
         self._waiting: dict[GroupId, None] = {}
         self._late: list[Late] = []
         self._judge_at = 0.0
-        # The speed of each worker, and how many times rates had been settled when it was computed.
+        # The speed of each worker.
         self._speeds: dict[PeerId, float] = {}
+        # How many times the rates had been settled when the speeds were computed.
         self._settled = -1
         # Other workers are much faster than a worker below this speed.
         self._fast = 0.0
 
     def kept(self, group: OpenGroup) -> None:
-        """Note that one more sample of the group is kept."""
+        """Record that one more sample of the group is kept."""
         # If a lease has several samples, more samples may be missing than `lacking` counts.
         lacking = group.lacking
         if 0 < lacking <= self._lacks_max[group.task.name]:

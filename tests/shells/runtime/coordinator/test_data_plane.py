@@ -267,8 +267,8 @@ async def test_evaluations_play_the_held_out_rows_of_an_environment(folder: Path
     [
         ({"task": "none"}, r"eval\.task: expected one of sorts, nasty; found 'none'"),
         ({"name": "sorts"}, r"eval\.name: 'sorts' is the name of a task"),
-        ({"rows": 0}, r"eval\.rows: task 'sorts' does not say how many questions it has"),
-        ({"task": "nasty"}, r"eval\.options: task 'nasty' would be asked the questions"),
+        ({"rows": 0}, r"eval\.rows: expected a number above 0, because task 'sorts' does not say"),
+        ({"task": "nasty"}, r"eval\.options: the evaluation of task 'nasty' would ask"),
     ],
 )
 async def test_a_wrong_evaluation_is_refused_by_name(

@@ -55,7 +55,7 @@ class ModelEnvironment:
     begun_anew: Counter[tuple[GroupId, int]] = field(default_factory=Counter)
 
     def heard(self, record: CoordinatorRecord) -> None:
-        """Note that this record is durable now."""
+        """Record that this record is durable now."""
         match record:
             case TurnAnswered(group, sample, turn):
                 self.acknowledged[group, sample] = turn
@@ -66,7 +66,7 @@ class ModelEnvironment:
                 pass
 
     def restarted(self) -> None:
-        """Note that another coordinator process begins."""
+        """Record that another coordinator process begins."""
         self.scored.clear()
         self.begun_anew.clear()
 

@@ -125,7 +125,7 @@ class InvariantChecker:
         return self._rules.audit is not None
 
     def restarted(self) -> None:
-        """Note that another coordinator process begins."""
+        """Record that another coordinator process begins."""
         self._before = frozenset(self._granted)
         self.scored_episodes.restarted()
 

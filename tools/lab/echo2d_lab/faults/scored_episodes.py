@@ -31,7 +31,7 @@ class ScoredEpisodes:
         self._seeds: dict[tuple[int, int], int] = {}
 
     def restarted(self) -> None:
-        """Note that another coordinator process begins, which plays its episodes again."""
+        """Record that another coordinator process begins, which plays its episodes again."""
         self._leases.clear()
         self._told.clear()
 
