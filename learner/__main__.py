@@ -39,7 +39,7 @@ from echo2d.config.run import module_folders
 from echo2d.config.tables import print_tables
 from echo2d.extras import install_command
 from echo2d.learner.batch.prefetch import BatchPrefetch
-from echo2d.learner.config import LearnerConfig, Place, notifier, place
+from echo2d.learner.config import LearnerConfig, Place, grow_memory_in_place, notifier, place
 from echo2d.learner.notice import NoticeWatch, asker
 from echo2d.learner.saving.identity import own
 from echo2d.learner.saving.remote import RemoteCheckpoints
@@ -61,7 +61,7 @@ log = logging.getLogger("echo2d.learner")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    _choose_allocator()
+    grow_memory_in_place()
     options = _parse(arguments)
     if options.print_config:
         print(print_tables(LearnerConfig), end="")  # noqa: T201 - it was asked for
@@ -95,15 +95,6 @@ def main(arguments: list[str] | None = None) -> int:
         traceback.print_exc()
         return failures.report(f"{type(error).__name__}: {error}", 1)
     return 0
-
-
-def _choose_allocator() -> None:
-    """Let a CUDA learner's memory grow in place: holes between tensors took a third of a GPU without this.
-
-    torch reads the variable when it is imported. A value of the operator's stays.
-    """
-    if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
-        os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 
 
 class _FailureReport:

@@ -15,8 +15,6 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-MOMENTS = ("exp_avg", "exp_avg_sq")
-
 
 class HostMoments:
     """The moments of one AdamW optimizer.
@@ -24,6 +22,8 @@ class HostMoments:
     part_bytes: the moments that are on the device at a time, in bytes of a rank's shards. copies: False for a plan,
     whose tensors have no numbers.
     """
+
+    names = "exp_avg", "exp_avg_sq"
 
     def __init__(
         self, optimizer: torch.optim.AdamW, *, part_bytes: int = 1 << 30, copies: bool = True
@@ -60,7 +60,7 @@ class HostMoments:
         kept: list[tuple[dict[str, Any], str, Tensor]] = []
         for weight in self._weights():
             state = self._optimizer.state[weight]
-            for name in MOMENTS:
+            for name in self.names:
                 kept.append((state, name, state[name]))
                 state[name] = _like(state[name], self._host[weight, name])
         try:
@@ -73,7 +73,7 @@ class HostMoments:
         """Take over moments that were loaded into the optimizer."""
         for weight in self._weights():
             state = self._optimizer.state[weight]
-            for name in MOMENTS:
+            for name in self.names:
                 # On a CPU the loaded moments may be the host's own, which `_store` would free.
                 state[name] = state[name].clone()
             self._store(weight)
@@ -100,12 +100,12 @@ class HostMoments:
         step = torch.zeros((), device=_local(weight).device if fused else "cpu")
         self._optimizer.state[weight] = {
             "step": step,
-            **{name: torch.zeros_like(weight) for name in MOMENTS},
+            **{name: torch.zeros_like(weight) for name in self.names},
         }
 
     def _store(self, weight: Tensor) -> None:
         """Copy the moments to host memory, and free them on the device."""
-        for name in MOMENTS:
+        for name in self.names:
             moment = _local(self._optimizer.state[weight][name])
             if self._copies:
                 host = self._host.get((weight, name))
@@ -117,7 +117,7 @@ class HostMoments:
             moment.untyped_storage().resize_(0)
 
     def _load(self, weight: Tensor) -> None:
-        for name in MOMENTS:
+        for name in self.names:
             moment = _local(self._optimizer.state[weight][name])
             moment.untyped_storage().resize_(moment.numel() * moment.element_size())
             if self._copies:
@@ -134,9 +134,9 @@ def _like(moment: Tensor, host: Tensor) -> Tensor:
     """The shard in host memory, as part of the whole tensor that the moment is part of."""
     if not isinstance(moment, DTensor):
         return host
-    return DTensor(host, moment._spec, requires_grad=False)  # noqa: SLF001
+    return DTensor(host, moment._spec, requires_grad=False)  # type: ignore[no-untyped-call]  # noqa: SLF001
 
 
 def _bytes(weight: Tensor) -> int:
     """The size of both moments of this rank's shard."""
-    return len(MOMENTS) * _local(weight).nbytes
+    return 2 * _local(weight).nbytes

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -363,7 +363,8 @@ class Policy:
         with nullcontext() if self._moments is None else self._moments.on_host():
             model, optimizer = get_state_dict(self.model, self._optimizer, options=self._kept)
             # These are the optimizer's own dicts, in which `on_host` puts the moments back.
-            own = {name: dict(state) for name, state in optimizer["state"].items()}
+            states: dict[str, Any] = cast("Any", optimizer["state"])
+            own = {name: dict(state) for name, state in states.items()}
         # Tied weights have two names, of which torch treats only one as frozen.
         trained = self.weights()
         return {

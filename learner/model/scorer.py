@@ -13,6 +13,7 @@ Suffixes of names: b = rows, t = positions, v = vocabulary, n = answer tokens of
 """
 
 import logging
+import math
 from itertools import chain
 from types import MethodType
 from typing import Any, cast
@@ -31,11 +32,9 @@ from echo2d.learner.model.logprobs import LogitTail, TokenScores, token_scores
 METHOD = "score_tokens"  # of the model; FSDP2 must know it, to gather the head before the call
 # Layers that `attention` supports.
 _KINDS = {"full_attention", "sliding_attention"}
-# How far logits may differ, relative to the largest: those of 24 layers in 16 bits differ by about 2e-2.
-CLOSE, CLOSE_IN_16_BITS = 1e-4, 3e-2
 # Prompts of two tokens, each twice, with answers of one. In a layer of experts rounding may send a token to another
 # expert, which changes its logits much. So the middle one of the answers must agree, and not all.
-ROWS = [[*prompt, answer] for prompt in ((3, 1), (1, 4), (5, 2), (2, 6)) for answer in (2, 3)]
+PROBE_ROWS = [[*prompt, answer] for prompt in ((3, 1), (1, 4), (5, 2), (2, 6)) for answer in (2, 3)]
 
 log = logging.getLogger("echo2d.learner")
 
@@ -117,10 +116,14 @@ class AnswerScorer:
         if not set(getattr(config, "layer_types", None) or ["full_attention"]) <= _KINDS:
             return False
         register()
-        alone = self._logits(ROWS)
+        alone = self._logits(PROBE_ROWS)
         try:
             model.set_attn_implementation(NAME)
-            found = (self._logits(ROWS), self._behind_others(), self._behind_a_shared_prompt())
+            found = (
+                self._logits(PROBE_ROWS),
+                self._behind_others(),
+                self._behind_a_shared_prompt(),
+            )
         except (UnknownAttentionError, TypeError, ValueError, KeyError) as error:
             log.info("the model keeps its own attention: %s", " ".join(str(error).split()))
             model.set_attn_implementation(own)
@@ -135,22 +138,24 @@ class AnswerScorer:
         return True
 
     def _behind_others(self) -> Tensor:
-        """The last logits of each of ROWS in one row."""
-        starts = range(0, 3 * len(ROWS), 3)
+        """The last logits of each of PROBE_ROWS in one row."""
+        starts = range(0, 3 * len(PROBE_ROWS), 3)
         return self._in_pieces(
-            list(chain.from_iterable(ROWS)), [0, 1, 2] * len(ROWS), [(s, 3, 0, 0) for s in starts]
+            list(chain.from_iterable(PROBE_ROWS)),
+            [0, 1, 2] * len(PROBE_ROWS),
+            [(s, 3, 0, 0) for s in starts],
         )[2::3]
 
     def _behind_a_shared_prompt(self) -> Tensor:
         """The same, where the answers to a prompt share its first token. Each has its own copy of the last one."""
         tokens: list[int] = []
         pieces = []
-        for one, other in zip(ROWS[::2], ROWS[1::2], strict=True):
+        for one, other in zip(PROBE_ROWS[::2], PROBE_ROWS[1::2], strict=True):
             start = len(tokens)
             pieces += [(start, 1, 0, 0), (start + 1, 2, start, 1), (start + 3, 2, start, 1)]
             tokens += [*one, *other[1:]]
         ends = [start + 1 for start, length, *_ in pieces if length == 2]
-        positions = [0, 1, 2, 1, 2] * (len(ROWS) // 2)
+        positions = [0, 1, 2, 1, 2] * (len(PROBE_ROWS) // 2)
         return self._in_pieces(tokens, positions, pieces)[ends]
 
     def _in_pieces(
@@ -243,9 +248,9 @@ def _close(found_v: Tensor, expected_v: Tensor) -> bool:
 def _rounding(dtype: torch.dtype, layers: int) -> float:
     """How far logits [v] may differ, relative to the largest, in a model of so many layers."""
     if dtype == torch.float32:
-        return CLOSE
-    # The roundings of layers add up like steps at random.
-    return CLOSE_IN_16_BITS * max(1.0, (layers / 24) ** 0.5)
+        return 1e-4
+    # The roundings of layers add up like steps at random; those of 24 layers in 16 bits make about 2e-2.
+    return 3e-2 * max(1.0, math.sqrt(layers / 24))
 
 
 def _difference(found_bv: Tensor, expected_bv: Tensor) -> float:

@@ -2,6 +2,7 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -19,11 +20,12 @@ def test_a_run_that_resumes_makes_the_same_weights_wherever_moments_are(tmp_path
     base = make_base(tmp_path, layers=2)
     batches = record(base, STEPS)
     taken = {}
-    for name, places in {
+    runs: dict[str, list[Literal["device", "host"]]] = {
         "device": ["device", "device"],
         "host": ["host", "host"],
         "moved": ["host", "device"],
-    }.items():
+    }
+    for name, places in runs.items():
         directory = tmp_path / name
         directory.mkdir()
         config = config_in(

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import Gemma2Config, Llama4TextConfig
 
 from echo2d.client import OperatorFault
-from echo2d.learner.batch.packing import MicroBatch, micro_batches
+from echo2d.learner.batch.packing import MicroBatch, Pieces, micro_batches
 from echo2d.learner.model.attention import NAME
 from echo2d.learner.model.load import load_model
 from echo2d.learner.model.scorer import AnswerScorer
@@ -123,3 +123,18 @@ def test_a_model_that_hides_its_states_is_refused_in_one_line() -> None:
         OperatorFault, match=r"Llama4ForCausalLM does not return .* SGLang can serve it"
     ):
         AnswerScorer(made(small))
+
+
+def test_a_model_whose_answers_see_each_other_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One whose rows are not read apart must not lose its packing in silence."""
+    context = AnswerScorer._context
+
+    def seeing_all(self: AnswerScorer, positions_bt: Any, _: Any) -> dict[str, Any]:
+        whole = Pieces(*np.array([[0, positions_bt.shape[1], 0, 0]]).T)
+        return context(self, positions_bt, whole)
+
+    monkeypatch.setattr(AnswerScorer, "_context", seeing_all)
+    model = made(SHAPES["qwen3 moe"])
+    with pytest.raises(OperatorFault, match=r"learner\.packing: the logits .* differ by \d+\.\d%"):
+        AnswerScorer(model)
+    assert not AnswerScorer(model, packing=False).packed
