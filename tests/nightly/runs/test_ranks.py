@@ -28,8 +28,9 @@ from tests.support.scripted_coordinator import GROUP_SIZE, GROUPS
 pytestmark = [pytest.mark.timeout(900)]
 
 NORM_ERROR_MAX = 1e-3  # relative
-# Ranks lay out their rows otherwise, and layers in bfloat16 round what they read in another order.
-COARSER = {"float32": 1, "bfloat16": 50}
+# Ranks lay out their rows otherwise, and layers in bfloat16 round what they read in another order: the losses of one
+# rank with micro_batch_tokens = 90 in place of 60 differ by up to 1.7e-3 in these six steps.
+COARSER = {"float32": 1, "bfloat16": 100}
 WEIGHT_ERROR_MAX = 2e-3  # absolute, of bfloat16 weights that moved by 1e-3 a step
 
 
