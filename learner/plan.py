@@ -141,7 +141,7 @@ def longest_row_on_gpu(config: LearnerConfig, ranks: int, memory: int) -> int:
         raise OperatorFault(
             f"learner.micro_batch_tokens: rows of {found.row_tokens} tokens need "
             f"{found.peak / GIB:.1f} GiB of {device.planned / GIB:.1f} at the peak of a step; the longest row that "
-            f"fits has {found.longest} (see --plan). Or set learner.row_tokens_max: then nothing is planned"
+            f"fits has {found.longest} (see --plan). With learner.row_tokens_max the memory is not planned"
         )
     return found.longest
 

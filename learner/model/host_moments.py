@@ -19,17 +19,17 @@ from torch.distributed.tensor import DTensor
 class HostMoments:
     """The moments of one AdamW optimizer.
 
-    part_bytes: the moments that are on the device at a time, in bytes of a rank's shards. copies: False for a plan,
+    part_bytes_max: how much of the moments may be on the device at a time, in bytes of a rank's shards. copies: False for a plan,
     whose tensors have no numbers.
     """
 
     names = "exp_avg", "exp_avg_sq"
 
     def __init__(
-        self, optimizer: torch.optim.AdamW, *, part_bytes: int = 1 << 30, copies: bool = True
+        self, optimizer: torch.optim.AdamW, *, part_bytes_max: int = 1 << 30, copies: bool = True
     ) -> None:
         self._optimizer = optimizer
-        self._part_bytes_max, self._copies = part_bytes, copies
+        self._part_bytes_max, self._copies = part_bytes_max, copies
         self._host: dict[tuple[Tensor, str], Tensor] = {}
         self.bytes = sum(map(_bytes, self._weights()))  # of all moments
         # The most that is on the device at a time.
@@ -57,6 +57,9 @@ class HostMoments:
     @contextmanager
     def on_host(self) -> Iterator[None]:
         """In the block, the optimizer's state has the moments in host memory, as this rank's shards."""
+        if any(_local(weight).is_cuda for weight in self._weights()):
+            # The CPU does not wait for the copies of `_store` otherwise.
+            torch.cuda.synchronize()
         kept: list[tuple[dict[str, Any], str, Tensor]] = []
         for weight in self._weights():
             state = self._optimizer.state[weight]
@@ -112,7 +115,7 @@ class HostMoments:
                 if host is None:
                     host = torch.empty_like(moment, device="cpu", pin_memory=moment.is_cuda)
                     self._host[weight, name] = host
-                # The next operation on the device waits for this copy, and so does whoever frees it.
+                # Later operations on the device, which may reuse the moment's memory, wait for this copy.
                 host.copy_(moment, non_blocking=moment.is_cuda)
             moment.untyped_storage().resize_(0)
 

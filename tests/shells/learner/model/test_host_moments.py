@@ -53,7 +53,7 @@ def test_a_part_of_the_moments_is_on_the_device_at_a_time() -> None:
     ours, theirs = weights(), weights()
     optimizer = torch.optim.AdamW(ours, lr=1e-2)
     reference = torch.optim.AdamW(theirs, lr=1e-2)
-    moments = HostMoments(optimizer, part_bytes=400)
+    moments = HostMoments(optimizer, part_bytes_max=400)
     assert moments.bytes == 2 * 4 * (5 + 300 + 7 + 40)
     assert moments.part_bytes == 2 * 4 * 300
     for step in range(20):
