@@ -88,7 +88,9 @@ class Autoscaler:
     @property
     def leaving(self) -> Mapping[Label, str]:
         """The boxes marked for return, with reasons: their workers must get no new leases."""
-        return {label: box.doomed for label, box in self._rented.boxes.items() if box.doomed}
+        return {
+            label: box.stop_reason for label, box in self._rented.boxes.items() if box.stop_reason
+        }
 
     @property
     def horizon(self) -> float:
@@ -143,7 +145,7 @@ class Autoscaler:
         box.made = box.made or ok
         if ok:
             return []
-        box.doomed = box.doomed or "its start command failed"
+        box.stop_reason = box.stop_reason or "its start command failed"
         return [self._failed(box, now, reason)]
 
     def _failed(self, box: RentedBox, now: float, reason: str = "") -> RentNote:
@@ -152,9 +154,11 @@ class Autoscaler:
         # The pause doubles with each failure, up to an hour.
         trouble.until = now + min(3600.0, 60.0 * 2 ** min(trouble.times, 10))
         trouble.times += 1
-        trouble.reason = reason or box.doomed
+        trouble.reason = reason or box.stop_reason
         kind = f"{box.rental.provider}/{box.rental.offer}"
-        text = f"{box.rental.label}: {box.doomed}; no more {kind} for {trouble.until - now:.0f} s"
+        text = (
+            f"{box.rental.label}: {box.stop_reason}; no more {kind} for {trouble.until - now:.0f} s"
+        )
         return RentNote("failed", text)
 
     # --- which boxes are given back
@@ -164,10 +168,12 @@ class Autoscaler:
         need = self._need
         spare_mu = -math.inf if need.shortfall_mu is None else need.margin_mu - need.shortfall_mu
         spare_mu -= sum(
-            self._mu(box) for box in self._rented.boxes.values() if box.doomed and box.serves
+            self._mu(box) for box in self._rented.boxes.values() if box.stop_reason and box.serves
         )
         for box in self._rented.boxes.values():
-            if box.doomed or not (why := self._why_not(box, now, spare=spare_mu >= self._mu(box))):
+            if box.stop_reason or not (
+                why := self._why_not(box, now, spare=spare_mu >= self._mu(box))
+            ):
                 continue
             spare_mu -= self._mu(box) if box.serves else 0.0
             note = self._mark(box, why, now)
@@ -177,7 +183,7 @@ class Autoscaler:
 
     def _mark(self, box: RentedBox, why: str, now: float) -> RentNote:
         """Mark the box for return: it is stopped once its worker has finished, within drain_s and its life."""
-        box.doomed = why
+        box.stop_reason = why
         box.stop_by = min(now + self._rules.drain_s, box.rental.sent_at + box.rental.life_s)
         more = (
             f"; it has {box.stop_by - now:.0f} s to finish"
@@ -214,14 +220,14 @@ class Autoscaler:
         over_usd = self._rented.committed_usd(now) - budget.usd_total * (1 + BUDGET_SLACK)
         over_rate = self._rented.usd_per_h - budget.usd_per_h * (1 + BUDGET_SLACK)
         candidates = sorted(
-            self._rented.boxes.values(), key=lambda box: (not box.doomed, -self._rho(box))
+            self._rented.boxes.values(), key=lambda box: (not box.stop_reason, -self._rho(box))
         )
         for box in candidates:
             if over_usd <= 0 and over_rate <= 0:
                 break
             over_rate -= box.rental.rate
             over_usd -= box.rental.committed_usd(now) - box.rental.cost_usd(now)
-            if not box.doomed:
+            if not box.stop_reason:
                 notes.append(self._mark(box, "it exceeds the budget", now))
         return notes
 
@@ -261,7 +267,9 @@ class Autoscaler:
     def _missing_mu(self) -> float:
         """The part of the shortfall that the starting boxes will not make up, in trajectories/s."""
         need = self._need
-        coming = [box for box in self._rented.boxes.values() if not box.doomed and not box.serves]
+        coming = [
+            box for box in self._rented.boxes.values() if not box.stop_reason and not box.serves
+        ]
         if self._rules.closing or not need.wanted:
             return 0.0
         # Without a worker nothing can be measured, so one box is started to measure with.

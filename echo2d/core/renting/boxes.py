@@ -62,7 +62,7 @@ class RentedBox:
     # Whether a list that began after the end of the box's last command shows the box.
     shown: bool = False
     # Why the box is marked for return; empty: it may stay.
-    doomed: str = ""
+    stop_reason: str = ""
     stops: int = 0
     stop_at: float = -math.inf
     seen_at: float = -math.inf  # when the box was last known to exist
@@ -187,7 +187,7 @@ class RentedBoxes:
         stops: list[RentAction] = []
         for box in self.boxes.values():
             side = self.sides.get(box.rental.provider)
-            if side is None or not box.doomed or now < max(box.stop_at, box.busy_until):
+            if side is None or not box.stop_reason or now < max(box.stop_at, box.busy_until):
                 continue
             if box.holds and now < box.stop_by:
                 continue
@@ -196,7 +196,7 @@ class RentedBoxes:
             due = not box.stops or box.shown or (blind and now >= box.busy_until + BLIND_S)
             if due and side.under_way < COMMANDS_MAX:
                 self._begin(box)
-                stops.append(Stop(box.rental, box.ids, box.doomed))
+                stops.append(Stop(box.rental, box.ids, box.stop_reason))
         return stops
 
     def _begin(self, box: RentedBox) -> None:
@@ -280,7 +280,7 @@ class RentedBoxes:
         box.shown = box.shown or began_at >= box.busy_until
         if len(ids) > box.rental.copies:
             box.rental = replace(box.rental, copies=len(ids))
-            box.doomed = box.doomed or f"{len(ids)} boxes have its label"
+            box.stop_reason = box.stop_reason or f"{len(ids)} boxes have its label"
             actions += [Keep(box.rental), RentNote("copies", f"{label}: {' '.join(ids)}")]
         return actions
 
@@ -303,7 +303,7 @@ class RentedBoxes:
         else:
             self.gone_usd -= rental.cost_usd(now)
             rental, why = replace(rental, gone_at=None), "it was gone, and exists again"
-        self.boxes[label] = RentedBox(rental, now, now, doomed=why)
+        self.boxes[label] = RentedBox(rental, now, now, stop_reason=why)
         return [Keep(rental), RentNote("unexpected", f"{label}: {why}")]
 
     def _not_shown(
@@ -334,7 +334,7 @@ class RentedBoxes:
         note = RentNote(
             "gone",
             f"{label}: it cost {gone.cost_usd(now):.2f} usd; "
-            f"{box.doomed or 'this run has not stopped it'}",
+            f"{box.stop_reason or 'this run has not stopped it'}",
         )
         return [Keep(gone), Retire(label), note]
 

@@ -66,7 +66,7 @@ def _box(box: RentedBox, now: float) -> BoxStatus:
         offer=rental.offer,
         ids=tuple(box.ids),
         state=_state(box, now),
-        why=box.doomed,
+        why=box.stop_reason,
         usd_per_h=rental.rate,
         age_s=now - rental.sent_at,
         life_left_s=max(0.0, rental.sent_at + rental.life_s - now),
@@ -75,6 +75,6 @@ def _box(box: RentedBox, now: float) -> BoxStatus:
 
 
 def _state(box: RentedBox, now: float) -> str:
-    if box.doomed:
+    if box.stop_reason:
         return "leaving" if box.holds and now < box.stop_by else "stopping"
     return "serving" if box.serves else "seen" if box.ids else "starting"

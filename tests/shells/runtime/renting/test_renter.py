@@ -244,7 +244,7 @@ NOTHING_KNOWN = World().state.status()
 
 
 def provision(t_bcast_s: float) -> ProvisionStatus:
-    """Of a run that takes 10 trajectories/s and has workers for 2."""
+    """The status of a run that takes 10 trajectories/s and has workers for 2."""
     known = CapacityPlanner(
         rules(trajectories_per_step=100, staleness_max=4, group_size=1),
         Measurements(1),

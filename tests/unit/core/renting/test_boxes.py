@@ -85,7 +85,7 @@ def test_an_unknown_box_is_stopped_and_its_number_is_not_used_again() -> None:
         Instance(Label("x-cloud-box-41"), "i-9"),
         Instance(Label("y-cloud-box-99"), "i-8"),
     )
-    assert rented.boxes[Label("x-cloud-box-41")].doomed == "this run has not started it"
+    assert rented.boxes[Label("x-cloud-box-41")].stop_reason == "this run has not started it"
     assert rented.next_number == 42
     assert len(rented.boxes) == 2  # another run's is none of ours
 
@@ -97,13 +97,13 @@ def test_two_ids_count_as_two_boxes_and_a_repeated_id_as_one() -> None:
     actions = show(rented, 2.0, Instance(ONE, "i-1"), Instance(ONE, "i-2"))
     assert [action.rental.copies for action in actions if isinstance(action, Keep)] == [2]
     assert rented.usd_per_h == 1.0
-    assert rented.boxes[ONE].doomed
+    assert rented.boxes[ONE].stop_reason
 
 
 def test_a_stop_is_repeated_while_lists_show_the_box_and_blindly_after_a_while() -> None:
     rented = started()
     rented.ended(ONE, 1.0)
-    rented.boxes[ONE].doomed = "x"
+    rented.boxes[ONE].stop_reason = "x"
     assert len(rented.stops(1.0)) == 1
     assert rented.stops(2.0) == []
     rented.stop_ended(ONE, ok=False, now=10.0)
@@ -198,7 +198,7 @@ def test_a_worker_has_time_to_finish() -> None:
     rented = started()
     rented.ended(ONE, 1.0)
     box = rented.boxes[ONE]
-    box.doomed, box.holds, box.stop_by = "x", True, 100.0
+    box.stop_reason, box.holds, box.stop_by = "x", True, 100.0
     assert rented.stops(99.0) == []
     assert [stop.why for stop in rented.stops(100.0) if isinstance(stop, Stop)] == ["x"]
 
@@ -206,7 +206,7 @@ def test_a_worker_has_time_to_finish() -> None:
 def test_a_provider_with_another_name_finds_its_boxes_again() -> None:
     kept = replace(started().boxes[ONE].rental, provider="before")
     rented = RentedBoxes(RULES, [TERMS], [OFFER], [kept], now=10.0)
-    rented.boxes[ONE].doomed = "x"
+    rented.boxes[ONE].stop_reason = "x"
     assert rented.stops(100.0) == []
     show(rented, 100.0, Instance(ONE, "i-1"))
     assert rented.boxes[ONE].rental.provider == "cloud"

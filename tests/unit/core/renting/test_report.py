@@ -38,7 +38,7 @@ def test_every_state_of_a_box_is_reported() -> None:
         {},
         {"ids": ("i-1",)},
         {"serves": True},
-        {"doomed": "x", "holds": True, "stop_by": 9.0},
+        {"stop_reason": "x", "holds": True, "stop_by": 9.0},
         {"stop_by": 1.0},
     ):
         for name, value in change.items():
