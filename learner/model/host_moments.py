@@ -19,8 +19,8 @@ from torch.distributed.tensor import DTensor
 class HostMoments:
     """The moments of one AdamW optimizer.
 
-    part_bytes_max: how much of the moments may be on the device at a time, in bytes of a rank's shards. copies: False for a plan,
-    whose tensors have no numbers.
+    part_bytes_max: how much of the moments may be on the device at a time, in bytes of a rank's shards. copies: False
+    for a plan, whose tensors have no numbers.
     """
 
     names = "exp_avg", "exp_avg_sq"
