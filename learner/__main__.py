@@ -34,7 +34,7 @@ from echo2d.client import (
     PeerFault,
     StoreFault,
 )
-from echo2d.config.checks import file_cautions
+from echo2d.config.checks import answer_tokens, file_cautions
 from echo2d.config.run import module_folders
 from echo2d.config.tables import print_tables
 from echo2d.extras import install_command
@@ -161,8 +161,8 @@ def _plan(options: argparse.Namespace) -> int:
         raise OperatorFault("--ranks and --gpu-gib: expected positive numbers")
     from echo2d.learner.plan import as_json, device_for, lines, plan, read_max
 
-    logging.disable()  # each row that is tried would log the same about the model
-    found = plan(config, options.ranks, device_for(config, options.ranks, options.gpu_gib))
+    device = device_for(config, options.ranks, options.gpu_gib)
+    found = plan(config, options.ranks, device, answer_tokens(options.config, options.settings))
     cautions = file_cautions(options.config, options.settings, read_max(config))
     said = [*lines(found, config), *(f"CAUTION: {each}" for each in cautions)]
     print(as_json(found, cautions) if options.json else "\n".join(said))  # noqa: T201

@@ -217,22 +217,26 @@ class LearnerConfig(Recipe):
     row_tokens_max: int = key(
         "most tokens of prompt and answer; 0: with CUDA as --plan says, on a CPU any", 0, low=0
     )
-    too_long: Literal["truncate", "refuse"] = key(
-        "an answer beyond row_tokens_max: train its first tokens, or replace its group", "truncate"
+    too_long: Literal["refuse", "truncate"] = key(
+        "refuse: do not start if the run's tasks allow answers beyond row_tokens_max, and replace groups whose prompts "
+        "leave no room for theirs; truncate: train the first tokens of such answers, with an alert",
+        "refuse",
     )
     packing: bool = key("put several short answers into a row, if the model supports it", True)
     recompute: Literal["auto", "none", "selective", "all"] = key(
         "results of a layer that the backward pass computes again, to save memory; selective: all except those of "
-        "attention and of every second matrix product; auto: selective with CUDA, else none",
+        "attention and of every second matrix product; auto: with CUDA the first of none, selective and all with which "
+        "the longest answer fits, else none",
         "auto",
     )
     compile: bool = key(
         "compile layers with torch.compile: faster on a GPU, but minutes slower to start", False
     )
-    moments: Literal["device", "host"] = key(
+    moments: Literal["auto", "device", "host"] = key(
         "where AdamW's two moments of each weight are between optimizer steps; host: in memory of the host, "
-        "which takes 8 bytes a weight from the devices and gives the same weights",
-        "device",
+        "which takes 8 bytes a weight from the devices and gives the same weights; auto: with CUDA the host if "
+        "the longest answer does not fit otherwise, else the device",
+        "auto",
     )
     gradient_sync: Literal["each", "last"] = key(
         "ranks sum gradients after each micro-batch of an optimizer step, or only after the last: less traffic, "
@@ -325,12 +329,14 @@ class LearnerConfig(Recipe):
         return config
 
     def explicit(self, *, cuda: bool) -> "LearnerConfig":
-        """A copy of the config in which `auto` is replaced, where the device alone decides what it means."""
+        """A copy of the config without `auto`. With CUDA, `plan.fitted_on_gpu` chooses better if rows are long."""
         chosen: dict[str, Any] = {}
         if self.dtype == "auto":
             chosen["dtype"] = "bfloat16" if cuda else "float32"
         if self.recompute == "auto":
             chosen["recompute"] = "selective" if cuda else "none"
+        if self.moments == "auto":
+            chosen["moments"] = "device"
         return replace(self, **chosen)
 
 

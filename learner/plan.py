@@ -2,29 +2,35 @@
 
     memory       of a rank's tensors at rest and at the peak of a train step (`footprint`)
     longest row  found by doubling or halving the tokens until one row fits and the next does not
+    auto         learner.recompute and learner.moments: the cheapest with which the longest answer fits
     checkpoint   the shortest train step with which a checkpoint in each step is cheap enough: training waits
                  for its copy, and its write must end before the next one
 
-The configuration is not changed. A plan for GPUs does not need a GPU: `--gpu-gib 80 --ranks 8`.
+A learner on GPUs plans too, before it loads its model. Footprints are kept in learner.out_dir/plans, so the next start
+takes no time. A plan for GPUs does not need a GPU: `--gpu-gib 80 --ranks 8`.
 """
 
+import contextlib
 import functools
 import json
+import logging
 import multiprocessing
 import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
+import transformers
 from blake3 import blake3
 from transformers import AutoConfig
 
 from echo2d.client import OperatorFault
 from echo2d.learner.config import LearnerConfig
 from echo2d.learner.model.footprint import Footprint, footprint
+from echo2d.this_build import THIS_BUILD
 
 GIB = 2**30
 # The share of a GPU's memory that tensors may take. Kernels, NCCL and gaps between tensors need the rest.
@@ -55,6 +61,9 @@ class MemoryPlan:
     ranks: int
     on_gpu: bool
     memory: int
+    # The values of these two keys, if they are auto.
+    recompute: str
+    moments_in: str
     weights: int
     resting: int
     # The most in a forward and backward pass with rows of `row_tokens` tokens, and in AdamW's step.
@@ -67,6 +76,8 @@ class MemoryPlan:
     version_copy: int
     checkpoint_copy: int
     moments: int  # of AdamW, with learner.moments = "host"
+    checkpoints: int  # of all ranks, on disk: those that are kept, and the one that is written
+    save_s: float  # until a checkpoint of all ranks is on the disk
     # If train steps take at least this long, a checkpoint in each of them costs at most CHECKPOINT_SHARE of it.
     least_step_s: float
 
@@ -79,13 +90,36 @@ class MemoryPlan:
         return self.peak <= self.memory * PLANNED_SHARE
 
 
-def plan(config: LearnerConfig, ranks: int, device: PlannedDevice) -> MemoryPlan:
-    """Plan for `ranks` ranks. OperatorFault: the model cannot be loaded."""
-    tokens = max(TOKENS_MIN, config.micro_batch_tokens)
-    peak_of = functools.partial(footprint, config, ranks, on_gpu=device.on_gpu)
-    whole = peak_of(tokens)
-    # The weights in float32 with AdamW's two moments.
-    state = whole.resting + whole.moments
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """A config without `auto`, and what its rows need."""
+
+    config: LearnerConfig
+    row: Footprint  # of the longest row that the config asks for
+    longest: int  # tokens of the longest row that fits
+
+    def fits(self, device: PlannedDevice) -> bool:
+        return self.row.peak <= device.planned
+
+    def check(self, device: PlannedDevice) -> None:
+        """OperatorFault: the row does not fit."""
+        if not self.fits(device):
+            raise OperatorFault(
+                f"learner.micro_batch_tokens, learner.row_tokens_max: rows of {self.row.tokens} tokens need "
+                f"{self.row.peak / GIB:.1f} GiB of {device.planned / GIB:.1f} at the peak of a step; the longest row "
+                f"that fits has {self.longest} (see --plan). The memory is not planned if recompute, moments and "
+                "row_tokens_max are all set"
+            )
+
+
+def plan(
+    config: LearnerConfig, ranks: int, device: PlannedDevice, answer_tokens: int
+) -> MemoryPlan:
+    """Plan for `ranks` ranks. answer_tokens: as in `fitted`. OperatorFault: the model cannot be loaded."""
+    found = fitted(config, ranks, device, answer_tokens)
+    row, config = found.row, found.config
+    # The trained weights in float32 with AdamW's two moments.
+    state = 3 * row.trained
     copy_s, work_s, write_s = _seconds(config.out_dir, state, state * ranks)
     # Training on a CPU also waits for the core on which the checkpoint is written.
     lost_s = copy_s if device.on_gpu else copy_s + work_s
@@ -93,17 +127,80 @@ def plan(config: LearnerConfig, ranks: int, device: PlannedDevice) -> MemoryPlan
         ranks=ranks,
         on_gpu=device.on_gpu,
         memory=device.memory,
-        weights=whole.weights,
-        resting=whole.resting,
-        computing=whole.computing,
-        stepping=whole.stepping,
-        row_tokens=tokens,
-        longest=longest_row(peak_of, whole, device.planned, read_max(config)),
-        version_copy=whole.weights // 2,
+        recompute=config.recompute,
+        moments_in=config.moments,
+        weights=row.weights,
+        resting=row.resting,
+        computing=row.computing,
+        stepping=row.stepping,
+        row_tokens=row.tokens,
+        longest=found.longest,
+        version_copy=row.trained // 2,
         checkpoint_copy=state,
-        moments=whole.moments,
+        moments=row.moments,
+        checkpoints=state * ranks * (config.checkpoints_kept + 1),
+        save_s=copy_s + write_s,
         least_step_s=max(lost_s / CHECKPOINT_SHARE, write_s),
     )
+
+
+def fitted(config: LearnerConfig, ranks: int, device: PlannedDevice, answer_tokens: int) -> Fitted:
+    """`fit`, or its result from learner.out_dir/plans if the same software was asked the same before."""
+    model = (config.model / "config.json").read_bytes()
+    software = THIS_BUILD.name, torch.__version__, transformers.__version__
+    question = repr((asdict(config), model, software, ranks, device, answer_tokens))
+    file = config.out_dir / "plans" / f"{blake3(question.encode()).hexdigest()[:32]}.json"
+    # A damaged file is replaced.
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        kept = json.loads(file.read_text())
+        chosen = replace(config, **kept["chosen"])
+        return Fitted(chosen, Footprint(**kept["row"]), kept["longest"])
+    found = fit(config, ranks, device, answer_tokens)
+    auto = {name: getattr(found.config, name) for name in ("recompute", "moments", "dtype")}
+    file.parent.mkdir(parents=True, exist_ok=True)
+    kept = {"chosen": auto, "row": asdict(found.row), "longest": found.longest}
+    file.write_text(json.dumps(kept))
+    return found
+
+
+def fit(
+    config: LearnerConfig,
+    ranks: int,
+    device: PlannedDevice,
+    answer_tokens: int,
+    *,
+    prompt_tokens: int = 2048,
+) -> Fitted:
+    """Replace `auto` by the cheapest values of learner.recompute, then of learner.moments, with which the longest
+    answer fits into a row. If it fits with none of them, take those that allow the longest rows.
+
+    answer_tokens: the most that the run's tasks allow; 0: not known. prompt_tokens: room for its prompt.
+    Other processes plan, because a plan imagines its ranks, and this process may have real ones.
+    """
+    wanted = config.row_tokens_max or min(read_max(config), answer_tokens + prompt_tokens)
+    ways = [config.explicit(cuda=device.on_gpu)]
+    if device.on_gpu and config.recompute == "auto":
+        ways = [replace(ways[0], recompute="none"), *ways, replace(ways[0], recompute="all")]
+    choices = [ways]
+    if device.on_gpu and config.moments == "auto":
+        choices.append([replace(each, moments="host") for each in ways])
+    alone = multiprocessing.get_context("spawn")
+    found: list[Fitted] = []
+    with ProcessPoolExecutor(min(len(ways), os.cpu_count() or 1), mp_context=alone) as planners:
+        for some in choices:
+            found += planners.map(functools.partial(_fit, ranks, device), some)
+            for each in found:
+                if each.fits(device) and each.longest >= wanted:
+                    return each
+    return max(found, key=lambda each: each.longest)
+
+
+def _fit(ranks: int, device: PlannedDevice, config: LearnerConfig) -> Fitted:
+    logging.disable()  # Each row that is tried would log the same about the model.
+    tokens = max(TOKENS_MIN, config.micro_batch_tokens, config.row_tokens_max)
+    peak_of = functools.partial(footprint, config, ranks, on_gpu=device.on_gpu)
+    row = peak_of(tokens)
+    return Fitted(config, row, longest_row(peak_of, row, device.planned, read_max(config)))
 
 
 def longest_row(
@@ -127,23 +224,17 @@ def longest_row(
     return min(tokens_max, long.tokens)
 
 
-def longest_row_on_gpu(config: LearnerConfig, ranks: int, memory: int) -> int:
-    """`MemoryPlan.longest` for GPUs with `memory` bytes. Another process plans it, because a plan imagines its ranks,
-    and the ranks of this process are real.
+def fitted_on_gpu(
+    config: LearnerConfig, ranks: int, memory: int, answer_tokens: int
+) -> LearnerConfig:
+    """The config for GPUs with `memory` bytes, without `auto`; row_tokens_max is the longest row that fits.
 
-    OperatorFault: rows of learner.micro_batch_tokens do not fit.
+    answer_tokens: as in `fitted`. OperatorFault: rows of micro_batch_tokens, or of row_tokens_max, do not fit.
     """
-    alone = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, mp_context=alone) as planner:
-        device = PlannedDevice(on_gpu=True, memory=memory)
-        found = planner.submit(plan, config, ranks, device).result()
-    if not found.fits:
-        raise OperatorFault(
-            f"learner.micro_batch_tokens: rows of {found.row_tokens} tokens need "
-            f"{found.peak / GIB:.1f} GiB of {device.planned / GIB:.1f} at the peak of a step; the longest row that "
-            f"fits has {found.longest} (see --plan). With learner.row_tokens_max the memory is not planned"
-        )
-    return found.longest
+    device = PlannedDevice(on_gpu=True, memory=memory)
+    found = fitted(config, ranks, device, answer_tokens)
+    found.check(device)
+    return replace(found.config, row_tokens_max=config.row_tokens_max or found.longest)
 
 
 def device_for(config: LearnerConfig, ranks: int, gpu_gib: float) -> PlannedDevice:
@@ -159,7 +250,8 @@ def device_for(config: LearnerConfig, ranks: int, gpu_gib: float) -> PlannedDevi
 def lines(found: MemoryPlan, config: LearnerConfig) -> list[str]:
     device = "GPU" if found.on_gpu else "rank (host memory)"
     return [
-        f"{config.model} on {found.ranks} ranks, GiB per {device}:",
+        f"{config.model}, recompute = {found.recompute}, moments = {found.moments_in}",
+        f"GiB per {device}, on {found.ranks} ranks:",
         f"  {found.memory / GIB:8.2f}  memory, of which {PLANNED_SHARE:.0%} are planned",
         f"  {found.weights / GIB:8.2f}  weights in float32",
         f"  {found.resting / GIB:8.2f}  between two steps, with AdamW's state",
@@ -167,14 +259,13 @@ def lines(found: MemoryPlan, config: LearnerConfig) -> list[str]:
         f"  {found.stepping / GIB:8.2f}  at the peak of AdamW's step",
         *([] if found.fits else ["THESE ROWS DO NOT FIT"]),
         f"the longest prompt with its answer that fits: {found.longest:,} tokens",
-        *(
-            [f"  {found.moments / GIB:8.2f}  AdamW's moments in host memory, always"]
-            if found.moments
-            else []
-        ),
-        "GiB of host memory per rank, while a version or a checkpoint is written:",
-        f"  {found.version_copy / GIB:8.2f}  copy of the version",
-        f"  {found.checkpoint_copy / GIB:8.2f}  copy of the checkpoint, which stays",
+        "GiB of host memory per rank:",
+        f"  {found.moments / GIB:8.2f}  AdamW's moments",
+        f"  {found.checkpoint_copy / GIB:8.2f}  copy of the newest checkpoint",
+        f"  {found.version_copy / GIB:8.2f}  copy of a version, while it is written",
+        f"GiB of disk for {config.checkpoints_kept} checkpoints and the one that is written:",
+        f"  {found.checkpoints / GIB:8.2f}",
+        f"a checkpoint is on the disk after {found.save_s:.1f} s; learner.stop_within_s is {config.stop_within_s:g}",
         f"checkpoint_every = 1 costs at most {CHECKPOINT_SHARE:.0%} of steps of {found.least_step_s:.1f} s and more",
     ]
 

@@ -96,17 +96,17 @@ class Learner:
         service: Notifier | None = None,
         ranks: Ranks | None = None,
     ) -> None:
-        self._config = config
         self._coordinator = coordinator
         self._prefetch = prefetch
+        self._service = service or Notifier()
         self._ranks = ranks or Ranks(device=device_of(config.device, Place()))
+        self._config = config = self._ranks.share(lambda: self._fitted(config))
         self.watch = Stopwatch()
         directory = config.out_dir / "checkpoints"
         url = config.checkpoint_url
         # Every rank checks that the package is installed, but only rank 0 uses it.
         remote = RemoteCheckpoints(url) if url else None
         self._checkpoints = Checkpoints(directory, config.checkpoints_kept, self._ranks, remote)
-        self._service = service or Notifier()
         self._identity, self._take_over = identity, take_over
         self._ranks.share(self._open_tracking)
         if not resume and self._has_checkpoints():
@@ -116,7 +116,6 @@ class Learner:
         if self._ranks.leads:
             tell_changes(config)
         self._advantages = advantages_of(config)
-        self._row_tokens_max = self._ranks.share(self._find_row_tokens_max)
         self._policy = Policy(config, self._ranks)
         self._run_id = self._ranks.share(lambda: self._coordinator.run_id)
         self._writer = self._make_writer()
@@ -180,8 +179,8 @@ class Learner:
         session = self._open_session()
         self._published = self._step
         self._epoch, self._publish_every = session.epoch, session.publish_every
-        self._rules = _rules(session, self._policy.vocab_size, self._config, self._row_tokens_max)
-        _check_temperatures(session)
+        self._rules = _rules(session, self._policy.vocab_size, self._config)
+        _check_sampling(session, self._config)
         self._evals = session.evaluations
         # Old versions are removed before the first publish, which needs the space on the disk. The learner of
         # the epoch before may not know yet that it is fenced and may still be publishing, so its version stays
@@ -215,17 +214,26 @@ class Learner:
         make_directory("snapshot_root", config.snapshot_root)
         self._tracking = Tracking(config.out_dir, makers(config.track, config.out_dir))
 
-    def _find_row_tokens_max(self) -> int:
-        """learner.row_tokens_max, or what fits on the GPU. Runs on rank 0 only. 0: any."""
-        config, device = self._config, self._ranks.device
-        if config.row_tokens_max or device.type != "cuda":
-            return config.row_tokens_max
+    def _fitted(self, config: LearnerConfig) -> LearnerConfig:
+        """The config with which the longest answer fits on the GPUs. Runs on rank 0 only."""
+        auto = "auto" in (config.recompute, config.moments) or not config.row_tokens_max
+        if self._ranks.device.type != "cuda" or not auto:
+            return config
         self._service.starting("planning the memory")
         # The import takes a second, and a learner on a CPU does not need it.
-        from echo2d.learner.plan import longest_row_on_gpu
+        from echo2d.learner.plan import fitted_on_gpu
 
-        memory = torch.cuda.get_device_properties(device).total_memory
-        return longest_row_on_gpu(config, self._ranks.size, memory)
+        memory = torch.cuda.get_device_properties(self._ranks.device).total_memory
+        answer_tokens = self._coordinator.rules().answer_tokens
+        found = fitted_on_gpu(config, self._ranks.size, memory, answer_tokens)
+        log.info(
+            "planned recompute=%s moments=%s row_tokens_max=%d answer_tokens=%d",
+            found.recompute,
+            found.moments,
+            found.row_tokens_max,
+            answer_tokens,
+        )
+        return found
 
     def _make_writer(self) -> SnapshotWriter:
         config, weights = self._config, self._policy.weights()
@@ -388,10 +396,11 @@ class Learner:
             self._pace(wait_s)
         now = time.monotonic()
         t_train_s, self._step_began_at = now - self._step_began_at - wait_s, now
+        figures = dataclasses.replace(report.figures, truncated=_truncated(batch, self._rules))
         with self.watch("commit"):
             self._publish_every = self._ranks.share(
                 lambda: self._coordinator.commit(
-                    batch, t_train_s=t_train_s, scores=report.scores, figures=report.figures
+                    batch, t_train_s=t_train_s, scores=report.scores, figures=figures
                 )
             )
         publishes = step - self._published >= self._publish_every or step == self._config.steps
@@ -549,9 +558,7 @@ class Learner:
             time.sleep(BEAT_S)
 
 
-def _rules(
-    session: Session, vocab_size: int, config: LearnerConfig, row_tokens_max: int
-) -> BatchRules:
+def _rules(session: Session, vocab_size: int, config: LearnerConfig) -> BatchRules:
     return BatchRules(
         session.staleness_max,
         session.trajectories_per_step // session.group_size,
@@ -560,7 +567,7 @@ def _rules(
         session.group_min,
         masks=session.over_stale == "mask",
         trains_cut=config.cut_off == "train",
-        row_tokens_max=row_tokens_max,
+        row_tokens_max=config.row_tokens_max,
         refuses_long=config.too_long == "refuse",
     )
 
@@ -575,11 +582,17 @@ def _truncated(batch: Batch, rules: BatchRules) -> float:
     return sum(found) / len(found)
 
 
-def _check_temperatures(session: Session) -> None:
-    """OperatorFault: a task is sampled at temperature 0, by which no logits can be divided."""
+def _check_sampling(session: Session, config: LearnerConfig) -> None:
+    """OperatorFault: the run's tasks are sampled in a way that this learner cannot train."""
     for task, sampling in session.samplings.items():
         if sampling.temperature == 0:
             raise OperatorFault(
                 f"sampling.temperature: task {task!r} is trained on, so it must be sampled at a temperature above 0; "
                 "at 0 each token is the likeliest one, and all answers to a prompt are the same"
             )
+    if config.too_long == "refuse" and 0 < config.row_tokens_max <= session.answer_tokens:
+        raise OperatorFault(
+            f"learner.row_tokens_max: an answer may have {session.answer_tokens} tokens (sampling.max_new_tokens, or "
+            f"task.episode_tokens), but a prompt with its answer may have {config.row_tokens_max} here; use more ranks "
+            'or a smaller limit of answers, or train the first tokens only with learner.too_long = "truncate"'
+        )

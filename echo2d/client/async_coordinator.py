@@ -66,6 +66,7 @@ class Session:
     over_stale: str = "drop"
     # How each task's answers are drawn; `Group.sampling` has it too.
     samplings: Mapping[str, Sampling] = field(default_factory=dict)
+    answer_tokens: int = 0  # the most that a task allows after a prompt; 0: not known
     evaluations: Sequence[str] = ()  # names
 
 
@@ -125,14 +126,15 @@ class AsyncCoordinator:
             asked["take_over"] = True
         if steps:
             asked["steps"] = steps
-        body = await self._api.call("POST", SESSION_PATH, asked)
-        found = {name: body[name] for name in Session.__slots__ if name in body}
-        drawn = {task: Sampling(**each) for task, each in body.get("samplings", {}).items()}
-        session = Session(**{**found, "samplings": drawn})
+        session = _session(await self._api.call("POST", SESSION_PATH, asked))
         self._epoch = session.epoch
         if self._telling is None:
             self._telling = asyncio.get_running_loop().create_task(self._tell_alive())
         return session
+
+    async def rules(self) -> Session:
+        """The rules of the session that is open now; of epoch 0, if none was ever opened. No session begins."""
+        return _session(await self._api.call("GET", SESSION_PATH, None))
 
     async def publish(
         self, version: int, directory: Path, manifest: bytes | None = None
@@ -302,6 +304,12 @@ class AsyncCoordinator:
             name = file.relative_to(directory).as_posix()
             path = f"{FILES_PATH.format(version=version)}/{name}?epoch={self._epoch}"
             await self._api.repeat("PUT", path, file)
+
+
+def _session(body: Mapping[str, Any]) -> Session:
+    found = {name: body[name] for name in Session.__slots__ if name in body}
+    drawn = {task: Sampling(**each) for task, each in body.get("samplings", {}).items()}
+    return Session(**{**found, "samplings": drawn})
 
 
 def _score_row(score: TrajectoryScore) -> list[float]:

@@ -49,6 +49,9 @@ class Coordinator:
         )
         return self._wait(opening)
 
+    def rules(self) -> Session:
+        return self._wait(self._inner.rules())
+
     def publish(self, version: int, directory: Path, manifest: bytes | None = None) -> Published:
         return self._wait(self._inner.publish(version, directory, manifest))
 

@@ -39,6 +39,17 @@ def config_cautions(
     return list(dict.fromkeys(cautions))
 
 
+def answer_tokens(path: Path, settings: Iterable[str]) -> int:
+    """The most tokens of one answer to the tasks of a learner's file; 0: the file has no [run] table.
+
+    Not known here: which tasks are environments. Their episodes may have task.episode_tokens.
+    """
+    if not leads_a_run(path):
+        return 0
+    config = CoordinatorConfig.load(path, settings)
+    return max((config.sampling_of(task).max_new_tokens for task in config.tasks), default=0)
+
+
 def file_cautions(path: Path, settings: Iterable[str], context: int | None) -> list[str]:
     """The warnings about a learner's file; none without a [run] table, because it says nothing about answers."""
     if not leads_a_run(path):

@@ -29,7 +29,7 @@ from echo2d.learner.model.layers import prepare_layers
 from echo2d.learner.model.live_bytes import LiveBytes
 from echo2d.learner.model.load import empty_model
 from echo2d.learner.model.scorer import AnswerScorer
-from echo2d.learner.ranks.ranks import Channel, Ranks
+from echo2d.learner.ranks.ranks import Channel, Ranks, own_shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,7 @@ class Footprint:
 
     tokens: int  # of the rows of the train step
     weights: int  # the rank's shards
+    trained: int  # those of the weights that are trained, in float32
     resting: int  # between two steps, with AdamW's state
     computing: int  # the most in a forward and backward pass
     stepping: int  # the most in AdamW's step
@@ -82,9 +83,7 @@ def footprint(config: LearnerConfig, ranks: int, tokens: int, *, on_gpu: bool) -
 
 
 def _train(config: LearnerConfig, ranks: Ranks, tokens: int, live: LiveBytes) -> Footprint:
-    """Run two optimizer steps of two micro-batches, because the first step makes AdamW's state, and the second
-    micro-batch adds to the gradient.
-    """
+    """Run an optimizer step of two micro-batches, because the second one adds to the gradient of the first."""
     model = _model(config, ranks)
     scorer = AnswerScorer(model, packing=config.packing, probes=False)
     (micro,) = micro_batches([_answer(tokens)], tokens, packed=scorer.packed)
@@ -92,31 +91,39 @@ def _train(config: LearnerConfig, ranks: Ranks, tokens: int, live: LiveBytes) ->
     if config.kl_coef:
         frozen = dataclasses.replace(config, lora_rank=0)
         base = AnswerScorer(
-            _model(frozen, ranks).requires_grad_(requires_grad=False),
-            packing=config.packing,
-            probes=False,
+            _model(frozen, ranks, trained=False), packing=config.packing, probes=False
         )
     gc.collect()
-    # Until here the whole model exists for a moment, which never happens in the learner, so the peak is reset.
-    live.peak = weights = live.now
+    weights = live.now
     trained = [weight for weight in model.parameters() if weight.requires_grad]
     optimizer = torch.optim.AdamW(trained, fused=True)
     moments = HostMoments(optimizer, copies=False) if config.moments == "host" else None
+    # A step of zeros comes first. It makes AdamW's state, and DTensor makes whole tensors for a moment in it, to find
+    # out how an operation is sharded.
+    for weight in trained:
+        weight.grad = torch.zeros_like(weight)
+    torch.nn.utils.clip_grad_norm_(trained, 1.0)
+    (moments or optimizer).step()
+    optimizer.zero_grad()
+    # The learner never has the whole model at once, as the lines above do, so the peak is reset.
+    live.peak = live.now
     for _ in range(2):
-        # The peak is reset: in the first step DTensor makes whole tensors for a moment, to find out how an operation
-        # is sharded.
-        live.peak = live.now
-        for _ in range(2):
-            _accumulate(micro, scorer, base)
-        torch.nn.utils.clip_grad_norm_(trained, 1.0)
-        computing, before = live.peak, live.now
-        (moments or optimizer).step()
-        # A real fused step allocates only its state. If tensors have no numbers, torch 2.11 also copies the state, so
-        # the peak inside the step does not count.
-        stepping = live.now if moments is None else before + moments.part_bytes
-        optimizer.zero_grad()
+        _accumulate(micro, scorer, base)
+    torch.nn.utils.clip_grad_norm_(trained, 1.0)
+    computing, before = live.peak, live.now
+    (moments or optimizer).step()
+    optimizer.zero_grad()
+    # A real fused step allocates nothing. If tensors have no numbers, torch 2.11 also copies the state, so the peak
+    # inside the step does not count.
+    stepping = before + (moments.part_bytes if moments else 0)
     return Footprint(
-        tokens, weights, live.now, computing, stepping, 0 if moments is None else moments.bytes
+        tokens,
+        weights,
+        sum(own_shard(weight).nbytes for weight in trained),
+        live.now,
+        computing,
+        stepping,
+        moments.bytes if moments else 0,
     )
 
 
@@ -128,8 +135,8 @@ def _accumulate(micro: MicroBatch, scorer: AnswerScorer, base: AnswerScorer | No
     torch.autograd.backward(loss)
 
 
-def _model(config: LearnerConfig, ranks: Ranks) -> Any:
-    model = empty_model(config.model, on_meta=False)
+def _model(config: LearnerConfig, ranks: Ranks, *, trained: bool = True) -> Any:
+    model = empty_model(config.model, on_meta=False).requires_grad_(trained)
     if config.lora_rank:
         lora.attach(model, config)
     prepare_layers(model, config, ranks.device)

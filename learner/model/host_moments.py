@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from echo2d.learner.ranks.ranks import own_shard
+
 
 class HostMoments:
     """The moments of one AdamW optimizer.
@@ -57,7 +59,7 @@ class HostMoments:
     @contextmanager
     def on_host(self) -> Iterator[None]:
         """In the block, the optimizer's state has the moments in host memory, as this rank's shards."""
-        if any(_local(weight).is_cuda for weight in self._weights()):
+        if any(own_shard(weight).is_cuda for weight in self._weights()):
             # The CPU does not wait for the copies of `_store` otherwise.
             torch.cuda.synchronize()
         kept: list[tuple[dict[str, Any], str, Tensor]] = []
@@ -100,7 +102,7 @@ class HostMoments:
     def _begin(self, weight: Tensor) -> None:
         """The state with which AdamW begins: no step, and moments of zero."""
         fused = bool(self._optimizer.defaults["fused"])
-        step = torch.zeros((), device=_local(weight).device if fused else "cpu")
+        step = torch.zeros((), device=own_shard(weight).device if fused else "cpu")
         self._optimizer.state[weight] = {
             "step": step,
             **{name: torch.zeros_like(weight) for name in self.names},
@@ -109,7 +111,7 @@ class HostMoments:
     def _store(self, weight: Tensor) -> None:
         """Copy the moments to host memory, and free them on the device."""
         for name in self.names:
-            moment = _local(self._optimizer.state[weight][name])
+            moment = own_shard(self._optimizer.state[weight][name])
             if self._copies:
                 host = self._host.get((weight, name))
                 if host is None:
@@ -121,16 +123,10 @@ class HostMoments:
 
     def _load(self, weight: Tensor) -> None:
         for name in self.names:
-            moment = _local(self._optimizer.state[weight][name])
+            moment = own_shard(self._optimizer.state[weight][name])
             moment.untyped_storage().resize_(moment.numel() * moment.element_size())
             if self._copies:
                 moment.copy_(self._host[weight, name], non_blocking=moment.is_cuda)
-
-
-def _local(tensor: Tensor) -> Tensor:
-    """This rank's shard."""
-    found: Tensor = tensor._local_tensor if isinstance(tensor, DTensor) else tensor  # noqa: SLF001
-    return found
 
 
 def _like(moment: Tensor, host: Tensor) -> Tensor:
@@ -142,4 +138,4 @@ def _like(moment: Tensor, host: Tensor) -> Tensor:
 
 def _bytes(weight: Tensor) -> int:
     """The size of both moments of this rank's shard."""
-    return 2 * _local(weight).nbytes
+    return 2 * own_shard(weight).nbytes

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from echo2d.client import OperatorFault, loading_error, require_model
+from echo2d.learner.ranks.ranks import own_shard
 from echo2d.learner.saving.layout import Layout, WeightPart, layout_of
 from echo2d.learner.saving.shards import first_row
 
@@ -102,7 +102,7 @@ def _read(tensor: Any, part: WeightPart, weight: Tensor) -> bool:
 
     tensor: a slice of safetensors, of which only this part is read.
     """
-    local = weight.to_local() if isinstance(weight, DTensor) else weight
+    local = own_shard(weight)
     start = first_row(weight)
     if (target := part.of(local, start)) is None or not target.numel():
         return True

@@ -11,10 +11,10 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from echo2d.client import OperatorFault
 from echo2d.learner.config import LearnerConfig
+from echo2d.learner.ranks.ranks import own_shard
 from echo2d.learner.saving.shards import first_row
 
 
@@ -45,9 +45,9 @@ def initialize(model: nn.Module) -> None:
         if isinstance(first := getattr(layer, "lora_A", None), nn.Linear):
             bound = 1.0 / math.sqrt(first.in_features)
             whole = torch.empty(first.weight.shape).uniform_(-bound, bound)
-            local, start = _local(first.weight), first_row(first.weight)
+            local, start = own_shard(first.weight), first_row(first.weight)
             local.copy_(whole[start : start + len(local)])
-            _local(cast("nn.Linear", layer.lora_B).weight).zero_()
+            own_shard(cast("nn.Linear", layer.lora_B).weight).zero_()
 
 
 def trained(model: nn.Module) -> dict[str, Tensor]:
@@ -73,9 +73,3 @@ def _attach(layer: Any, rank: int, scale: float) -> None:
 
 def _is_ours(name: str) -> bool:
     return name.endswith((".lora_A.weight", ".lora_B.weight"))
-
-
-def _local(weight: Any) -> Tensor:
-    """This rank's shard."""
-    found: Tensor = weight.to_local() if isinstance(weight, DTensor) else weight
-    return found

@@ -29,7 +29,8 @@ from echo2d.learner.batch.packing import MicroBatch, Pieces
 from echo2d.learner.model.attention import NAME, AttentionPlans, UnknownAttentionError, register
 from echo2d.learner.model.logprobs import LogitTail, TokenScores, token_scores
 
-METHOD = "score_tokens"  # of the model; FSDP2 must know it, to gather the head before the call
+# Of the model and of its head. FSDP2 must know the method, to gather the weights before the call.
+METHOD = "score_tokens"
 # Layers that `attention` supports.
 _KINDS = {"full_attention", "sliding_attention"}
 # Prompts of two tokens, each twice, with answers of one. In a layer of experts rounding may send a token to another
@@ -50,9 +51,10 @@ class AnswerScorer:
         self._device = next(model.parameters()).device
         self._probes = probes
         self._tail = _tail(model, self._device) if probes else LogitTail()
-        setattr(model, METHOD, MethodType(_score, model))
-        if isinstance(model, FSDPModule):
-            register_fsdp_forward_method(cast("nn.Module", model), METHOD)
+        for module, method in ((model, _score), (model.get_output_embeddings(), _apply_head)):
+            setattr(module, METHOD, MethodType(method, module))
+            if isinstance(module, FSDPModule):
+                register_fsdp_forward_method(cast("nn.Module", module), METHOD)
         self.packed = packing and self._takes_our_attention()
         if packing and not self.packed:
             log.warning("packing is off: this model cannot keep the answers of a row apart")
@@ -184,7 +186,16 @@ def _score(
     """A method of the model: the scores of drawn_n, each from the model's output at places_n of all rows."""
     found = model.base_model(input_ids=tokens_bt, use_cache=False, **context)
     hidden_nh = found.last_hidden_state.flatten(0, 1).index_select(0, places_n)
-    head = model.get_output_embeddings()
+    scores: TokenScores = getattr(model.get_output_embeddings(), METHOD)(
+        hidden_nh, drawn_n, temperatures_n, tail
+    )
+    return scores
+
+
+def _apply_head(
+    head: Any, hidden_nh: Tensor, drawn_n: Tensor, temperatures_n: Tensor, tail: LogitTail
+) -> TokenScores:
+    """A method of the head: the scores of drawn_n, each from the hidden state of its row."""
     bias_v = getattr(head, "bias", None)
     return token_scores(hidden_nh, head.weight, bias_v, drawn_n, temperatures_n, tail)
 

@@ -191,23 +191,29 @@ class Ranks:
         """Reduce the model to this rank's shards (FSDP2); a single rank keeps all of it. The model may be on the meta
         device.
 
-        A transformer block is gathered only while it runs, forward or backward. With learner.dtype = bfloat16 it
-        is rounded to bfloat16 when it is gathered, so even a single rank needs FSDP2 and a mesh. The weights stay
-        float32, and gradients are summed in learner.reduce_dtype.
+        A transformer block, the embedding and the head are each gathered only while they run, forward or backward. With
+        learner.dtype = bfloat16 they are rounded to bfloat16 when they are gathered, so even a single rank needs FSDP2
+        and a mesh. Trained weights stay float32, and their gradients are summed in learner.reduce_dtype. Frozen weights
+        are rounded once, here.
         """
         narrow = config.explicit(cuda=self.device.type == "cuda").dtype == "bfloat16"
         if self.size == 1 and not narrow:
             return model
-        policy = MixedPrecisionPolicy(
+        if narrow:
+            for weight in model.parameters():
+                if not weight.requires_grad:
+                    weight.data = weight.to(torch.bfloat16)
+        layers = MixedPrecisionPolicy(
             param_dtype=torch.bfloat16 if narrow else None,
             reduce_dtype=getattr(torch, config.reduce_dtype),
         )
+        # The temperatures are among the arguments of the model and of its head, and are not rounded.
+        others = dataclasses.replace(layers, cast_forward_inputs=False)
         mesh = self.mesh()
         for layer in layers_of(model):
-            fully_shard(layer, mesh=mesh, reshard_after_forward=True, mp_policy=policy)
-        # The arguments of the whole model are not rounded, because the temperatures are among them.
-        whole = dataclasses.replace(policy, cast_forward_inputs=False)
-        fully_shard(model, mesh=mesh, reshard_after_forward=True, mp_policy=whole)
+            fully_shard(layer, mesh=mesh, reshard_after_forward=True, mp_policy=layers)
+        for part in (*_ends(model), model):
+            fully_shard(part, mesh=mesh, reshard_after_forward=True, mp_policy=others)
         return model
 
 
@@ -275,6 +281,18 @@ def layers_of(model: Any) -> list[Any]:
         for module in model.modules()
         if any(kind.__name__ in names for kind in type(module).__mro__)
     ]
+
+
+def _ends(model: Any) -> list[Any]:
+    """The embedding and the head; neither if they share their weights, which FSDP2 keeps in one unit."""
+    first, last = model.get_input_embeddings(), model.get_output_embeddings()
+    return [] if last is None or first.weight is last.weight else [first, last]
+
+
+def own_shard(tensor: Tensor) -> Tensor:
+    """This rank's part of the tensor: all of it, if it is not sharded."""
+    found: Tensor = tensor._local_tensor if isinstance(tensor, DTensor) else tensor  # noqa: SLF001
+    return found
 
 
 def whole(value: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from echo2d.learner.ranks.ranks import Channel, Ranks
+from echo2d.learner.ranks.ranks import Channel, Ranks, own_shard
 from echo2d.learner.saving.host_copy import host_copy
 from echo2d.learner.saving.layout import WeightPart
 
@@ -74,7 +74,7 @@ class Shards(VersionTensors):
                 channel.send(own)
 
     def _copy(self, name: str, weight: Tensor) -> Tensor:
-        local = weight.to_local() if isinstance(weight, DTensor) else weight
+        local = own_shard(weight)
         own = self._parts[name].of(local, first_row(weight))
         if own is None:
             own = local[:0]

@@ -58,6 +58,7 @@ class ScriptedCoordinator:
         self.lowest = 0  # step to resume at
         self.temperatures: Sequence[float] = (1.0,)  # of the groups of a batch, in turn
         self.samplings: dict[str, Sampling] = {}
+        self.answer_tokens = 0
         self.evals: dict[int, list[Evaluation]] = {}  # by the step after whose commit they come
         self.unfinished: list[list[str]] = []  # for each next call of `evaluate`; afterwards none
         self._epoch = 0
@@ -87,6 +88,7 @@ class ScriptedCoordinator:
             group_min=GROUP_SIZE,
             checkpoint=0,
             samplings=self.samplings,
+            answer_tokens=self.answer_tokens,
             evaluations=["held"] * bool(self.evals),
         )
 

@@ -36,11 +36,12 @@ class StepSummary:
     dropped: int
     # T_bcast of the newest broadcast that has ended.
     t_bcast_s: float | None
-    # The next four are those of StepFigures.
+    # The next five are those of StepFigures.
     entropy: float | None = None
     kl_rollout: float | None = None
     kl_base: float | None = None
     grad_norm: float | None = None
+    truncated: float | None = None
     # Means of the reward's parts, named "task/part" in a step of several tasks. Like `reward_by_tag`, it has the first
     # CURVE_LINES_MAX names.
     parts: Mapping[str, float] = field(default_factory=dict)

@@ -63,6 +63,13 @@ class SessionAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class RulesAsked:
+    """GET /v1/learner/session: the rules of a session, without opening one."""
+
+    request: RequestId
+
+
+@dataclass(frozen=True, slots=True)
 class AliveTold:
     """POST /v1/learner/alive: the learner's process lives."""
 
@@ -174,6 +181,7 @@ CoordinatorEvent = (
     | DialBackEnded
     | CopyLost
     | SessionAsked
+    | RulesAsked
     | AliveTold
     | EpochAsked
     | PublishAsked

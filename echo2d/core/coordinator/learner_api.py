@@ -42,6 +42,7 @@ from echo2d.core.coordinator.events import (
     Recovered,
     RefuseAsked,
     Reply,
+    RulesAsked,
     SessionAsked,
     TotalsKept,
 )
@@ -92,6 +93,7 @@ class LearnerCalls:
         self._began_at = parts.statistics.now
         # The version of its echo2d; empty: its session has not told that it lives.
         self._software = ""
+        self._truncated: float | None = None
         self._kappa_told: int | None = None
         # The highest step whose batch was requested in this epoch.
         self._asked_step = 0
@@ -114,6 +116,7 @@ class LearnerCalls:
             silent_s=0.0 if self._waiting else now - since,
             steps=steps,
             eta_s=None if left is None or step_s is None else left * step_s,
+            truncated=self._truncated,
         )
 
     @property
@@ -155,7 +158,7 @@ class LearnerCalls:
             0,
         )
         self._learner, self._steps, self._heard_at = event.learner, event.steps, now
-        self._software = ""
+        self._software, self._truncated = "", None
         self._statistics.session_opened()
         actions: list[CoordinatorAction] = [
             Persist(EpochOpened(self.epoch, event.resume_step, event.learner, event.steps)),
@@ -170,6 +173,10 @@ class LearnerCalls:
         actions += self._revoke(self._versions.above(event.resume_step, before=self.epoch), now)
         note = Note("session", f"epoch {self.epoch} begins after step {event.resume_step}")
         return [*actions, note, Reply(event.request, 200, self._session_body())]
+
+    def rules_asked(self, event: RulesAsked) -> list[CoordinatorAction]:
+        """Answer what a session would be answered now, without opening one."""
+        return [Reply(event.request, 200, self._session_body())]
 
     def alive(self, event: AliveTold) -> list[CoordinatorAction]:
         """The learner lives, whatever it is busy with."""
@@ -279,6 +286,7 @@ class LearnerCalls:
             return [reply]
         if self._staleness.commit(event.step):
             self._statistics.trained(event.step, batch.groups, event.t_train_s, event.figures)
+            self._truncated = event.figures.truncated if event.figures else None
             if event.scores:
                 scored = _scored(batch.groups, event.scores)
                 self._statistics.qualities.scored_by_learner(scored)
@@ -396,6 +404,7 @@ class LearnerCalls:
             "over_stale": rules.over_stale,
             "evaluations": [each.name for each in rules.evals],
             "samplings": {task.name: asdict(task.sampling) for task in rules.tasks},
+            "answer_tokens": max((task.tokens_max for task in rules.tasks), default=0),
             "checkpoint": self._staleness.checkpoint,
         }
 

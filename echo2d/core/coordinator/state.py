@@ -53,6 +53,7 @@ from echo2d.core.coordinator.events import (
     Recovered,
     RefuseAsked,
     RequestGone,
+    RulesAsked,
     SessionAsked,
     WorkerOrdered,
 )
@@ -247,6 +248,8 @@ class CoordinatorState:
                 return self._versions.lose(path)
             case SessionAsked():
                 return [*self._calls.session_asked(event, now=now), *self._revoked(now)]
+            case RulesAsked():
+                return self._calls.rules_asked(event)
             case AliveTold():
                 return self._calls.alive(event)
             case EpochAsked():

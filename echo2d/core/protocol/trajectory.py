@@ -215,6 +215,8 @@ class StepFigures:
     kl_rollout: float | None = None  # KL(rollout || learner)
     kl_base: float | None = None  # KL(learner || base)
     grad_norm: float | None = None  # before clipping
+    # Share of the answers whose last tokens were left out, because the learner's rows have no room for them.
+    truncated: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,6 +67,11 @@ class TaskRules:
     # The limits of an episode; None: samples are single answers.
     episode: EpisodeRules | None = None
 
+    @property
+    def tokens_max(self) -> int:
+        """The most tokens after a prompt."""
+        return self.max_new_tokens if self.episode is None else self.episode.tokens_max
+
 
 @dataclass(frozen=True, slots=True)
 class EvalRules:

@@ -27,6 +27,7 @@ AlertKind = Literal[
     "run_finished",
     "flat_rewards",
     "learner_refuses",
+    "learner_truncates",
     "run_changed",
     "rewards_fail",
     "disk_low",
@@ -332,6 +333,10 @@ class LearnerStatus:
     )
     eta_s: float | None = described(
         "seconds until it ends, at the pace of the newest steps", default=None
+    )
+    truncated: float | None = described(
+        "share of the last step's answers whose last tokens it left out; null: it did not say",
+        default=None,
     )
 
 

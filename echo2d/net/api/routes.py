@@ -8,6 +8,7 @@ The core takes every decision; this module only turns requests into events, and 
     POST /v1/learner/session            {resume_step} -> {epoch, run_id, ...}
                                         may be added: learner: its identity; take_over: true;
                                         steps: the number of the last step
+    GET  /v1/learner/session            -> the same facts about the session that is open; none is opened
     POST /v1/learner/alive              {epoch, software} -> {}: the learner lives; every few seconds
     POST /v1/versions                   {version, epoch, path} or {version, epoch, upload: true}
                                         -> {version, digest, ...}
@@ -92,6 +93,7 @@ from echo2d.core.coordinator.events import (
     EvaluationsAsked,
     RefuseAsked,
     Reply,
+    RulesAsked,
     SessionAsked,
     WorkerOrder,
 )
@@ -327,6 +329,9 @@ class Api:
         steps = integer(body.get("steps", 0), "steps")
         return await self._ask(lambda number: SessionAsked(number, step, learner, take_over, steps))
 
+    async def session_rules(self, _: web.Request) -> web.Response:
+        return await self._ask(RulesAsked)
+
     async def alive(self, request: web.Request) -> web.Response:
         body = await fields(request, {"epoch", "software"})
         epoch, software = _epoch_in(body), software_name(body["software"])
@@ -548,6 +553,7 @@ def make_app(
     app.router.add_get(CONTROL_LINK_PATH, worker)
     app.router.add_post(ENROL_PATH, api.enrol)
     app.router.add_post(SESSION_PATH, api.allow(LEARNER, api.open_session))
+    app.router.add_get(SESSION_PATH, api.allow(LEARNER, api.session_rules), allow_head=False)
     app.router.add_post(ALIVE_PATH, api.allow(LEARNER, api.alive))
     app.router.add_post(CHECKPOINT_PATH, api.allow(LEARNER, api.checkpoint))
     app.router.add_post(VERSIONS_PATH, api.allow(LEARNER, api.publish))

@@ -193,6 +193,15 @@ async def test_every_call_carries_the_session_and_its_epoch(
     ]
 
 
+async def test_the_rules_of_the_run_are_asked_without_a_session(
+    server: Server, coordinator: AsyncCoordinator
+) -> None:
+    server.script = [reply({**SESSION, "answer_tokens": 512})]
+    rules = await coordinator.rules()
+    assert (rules.answer_tokens, rules.staleness_max) == (512, SESSION["staleness_max"])
+    assert server.said() == [("GET", "/v1/learner/session", None)]
+
+
 async def test_a_commit_may_carry_scores(server: Server, coordinator: AsyncCoordinator) -> None:
     server.script = [reply({"publish_every": 1}), reply({"publish_every": 1})]
     batch = Batch(4, 2, "00", ())

@@ -12,8 +12,9 @@ import torch
 from transformers import LlamaConfig, Qwen3Config
 
 from echo2d.client import OperatorFault
+from echo2d.learner import plan
 from echo2d.learner.model.footprint import Footprint
-from echo2d.learner.plan import TOKENS_MIN, longest_row, longest_row_on_gpu
+from echo2d.learner.plan import TOKENS_MIN, PlannedDevice, fitted, fitted_on_gpu, longest_row
 from tests.support.learner import config_in, write_config
 from tests.support.model_shapes import SMALL, made
 
@@ -87,7 +88,8 @@ def test_the_measured_peak_equals_the_planned_one(name: str, tmp_path: Path) -> 
 @pytest.mark.nightly
 def test_the_plan_for_a_small_gpu_says_which_rows_fit(tmp_path: Path) -> None:
     shape = Qwen3Config(**{**BIG, "vocab_size": 8192, "num_hidden_layers": 2})
-    config = config_in(tmp_path, save(shape, tmp_path / "model"), micro_batch_tokens=4096)
+    how: dict[str, Any] = {"recompute": "selective", "moments": "device"}
+    config = config_in(tmp_path, save(shape, tmp_path / "model"), micro_batch_tokens=4096, **how)
     path = write_config(tmp_path / "run.toml", config)
     roomy = planned(path, "--gpu-gib", "80")
     assert roomy["fits"]
@@ -101,12 +103,31 @@ def test_the_plan_for_a_small_gpu_says_which_rows_fit(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_a_learner_on_a_gpu_asks_another_process_which_rows_fit(tmp_path: Path) -> None:
-    shape = Qwen3Config(**{**BIG, "vocab_size": 8192, "num_hidden_layers": 2})
-    config = config_in(tmp_path, save(shape, tmp_path / "model"), micro_batch_tokens=1024)
-    assert longest_row_on_gpu(config, 2, 80 << 30) == 8192  # all that the model reads
-    with pytest.raises(OperatorFault, match=r"rows of 1024 tokens need .* that fits has 0"):
-        longest_row_on_gpu(config, 2, 32 << 20)
+def test_auto_takes_the_cheapest_values_with_which_the_longest_answer_fits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = Qwen3Config(**{**BIG, "vocab_size": 8192, "num_hidden_layers": 4})
+    config = config_in(tmp_path, save(shape, tmp_path / "model"), micro_batch_tokens=512)
+
+    def chosen(gpu: int, answer_tokens: int) -> tuple[str, str]:
+        device = PlannedDevice(on_gpu=True, memory=gpu)
+        found = fitted(config, 2, device, answer_tokens)
+        assert found.fits(device)
+        assert found.longest >= answer_tokens
+        return found.config.recompute, found.config.moments
+
+    plenty = fitted_on_gpu(config, 2, 80 << 30, 1 << 20)
+    assert (plenty.recompute, plenty.moments, plenty.dtype) == ("none", "device", "bfloat16")
+    assert plenty.row_tokens_max == 8192, "all that the model reads"
+    found = [chosen(gib << 20, 1000) for gib in (1000, 700, 480, 440, 400, 300)]
+    print(found)  # noqa: T201
+    assert found == sorted(found, key=lambda each: (each[1], "nsa".index(each[0][0])))
+    assert len(set(found)) >= 4
+    with pytest.raises(OperatorFault, match=r"rows of 512 tokens need .* that fits has 0"):
+        fitted_on_gpu(config, 2, 32 << 20, 0)
+    # The second start plans nothing.
+    monkeypatch.setattr(plan, "fit", None)
+    assert fitted_on_gpu(config, 2, 80 << 30, 1 << 20) == plenty
 
 
 def test_the_longest_row_is_interpolated_between_two_peaks() -> None:
@@ -114,7 +135,7 @@ def test_the_longest_row_is_interpolated_between_two_peaks() -> None:
 
     def peak_of(tokens: int) -> Footprint:
         asked.append(tokens)
-        return Footprint(tokens, 10, 20, computing=100 + 2 * tokens, stepping=2000)
+        return Footprint(tokens, 10, 10, 20, computing=100 + 2 * tokens, stepping=2000)
 
     first = peak_of(1000)
     assert longest_row(peak_of, first, 9000, 1 << 20) == 4450

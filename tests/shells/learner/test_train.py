@@ -120,7 +120,7 @@ def test_the_log_line_of_a_step_has_the_main_figures(
     assert float(facts["answer_tokens"]) == 9
     assert ("kl_base_nats" in facts) == bool(kl_coef)
     assert (row["kl_base"] is None) == (not kl_coef)
-    told = StepFigures(row["entropy"], row["kl"], row["kl_base"], row["grad_norm"])
+    told = StepFigures(row["entropy"], row["kl"], row["kl_base"], row["grad_norm"], 0.0)
     assert coordinator.figures[1] == told
 
 
@@ -299,6 +299,27 @@ def test_a_task_that_is_sampled_at_temperature_0_is_refused(
     with pytest.raises(OperatorFault, match=r"task 'cold' is trained on, so .* above 0"):
         learn(config, coordinator)
     assert coordinator.said("publish") == []
+
+
+def test_answers_that_have_no_room_are_refused_at_the_start(
+    config: LearnerConfig, coordinator: ScriptedCoordinator
+) -> None:
+    coordinator.answer_tokens = 12
+    short = dataclasses.replace(config, row_tokens_max=12)
+    with pytest.raises(OperatorFault, match=r"may have 12 tokens .* may have 12 here"):
+        learn(short, coordinator)
+    assert coordinator.said("publish") == []
+
+
+def test_the_share_of_answers_that_are_trained_in_part_is_reported(
+    config: LearnerConfig, coordinator: ScriptedCoordinator
+) -> None:
+    coordinator.answer_tokens = 12
+    short = dataclasses.replace(config, row_tokens_max=12, too_long="truncate")
+    rows = learn(short, coordinator)
+    found = [coordinator.figures[step] for step in (1, 2)]
+    assert [each.truncated for each in found if each] == [row["truncated"] for row in rows[:2]]
+    assert 0 < rows[0]["truncated"] <= 1
 
 
 def test_tokens_are_scored_at_the_temperature_of_their_group(

@@ -134,6 +134,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "own_modules",
         "sd_notify",
         "stop_signals",
+        "this_build",
     },
     "tools": {"config", "runtime", "client", "core", "store", "engines", "errors"},
 }

@@ -35,6 +35,7 @@ ROUTES: Mapping[tuple[str, str], tuple[int, ...]] = {
     # The body is read once the secret is known. A token of another role enrols nobody even then.
     ("POST", "/v1/enrol"): (401, 401, 400, 400, 400, 400, 400, 400),
     ("POST", "/v1/learner/session"): LEARNER,
+    ("GET", "/v1/learner/session"): (401, 401, 403, 403, 403, 403, 200, 403),
     ("POST", "/v1/learner/checkpoint"): LEARNER,
     ("POST", "/v1/versions"): LEARNER,
     ("PUT", "/v1/versions/0/files/model.safetensors"): LEARNER,

@@ -245,6 +245,14 @@ def test_a_refusal_of_the_learner_raises_an_alert_for_a_while() -> None:
     assert list(alerts(replace(status, faults=(replace(refusal, age_s=500.0),)))) == []
 
 
+def test_answers_that_the_learner_trains_in_part_raise_an_alert() -> None:
+    status = running().state.status()
+    cutting = replace(status.learner, truncated=0.031)
+    (alert,) = alerts(replace(status, learner=cutting))
+    assert alert.kind == "learner_truncates"
+    assert "only the first tokens of 3.1% of the last step's answers" in alert.sentence
+
+
 def test_the_alerts_about_a_failed_encoding_and_a_failed_apply_give_the_reason() -> None:
     status = running().state.status()
     worker = replace(status.workers[0], lag=9)

@@ -15,6 +15,7 @@ from echo2d.core.coordinator.events import (
     RefuseAsked,
     Reply,
     RequestGone,
+    RulesAsked,
     SessionAsked,
 )
 from echo2d.core.coordinator.learner_api import WAITING_MAX
@@ -25,7 +26,7 @@ from echo2d.core.protocol.control_messages import (
     VersionKey,
     VersionsRevoked,
 )
-from echo2d.core.protocol.trajectory import TrajectoryScore, unpack_batch
+from echo2d.core.protocol.trajectory import StepFigures, TrajectoryScore, unpack_batch
 from echo2d.core.work.events import BatchCommitted
 from echo2d.core.work.training.staleness import REFUSALS_MAX
 from tests.support.coordinator_world import RULES, World, rules, train, version_digest, version_key
@@ -62,7 +63,7 @@ def test_a_session_gives_the_learner_the_rules() -> None:
     assert world.open_session().body == {
         "epoch": 1, "run_id": "run-1", "staleness_max": 2, "publish_every": 1, "trajectories_per_step": 4,
         "group_size": 2, "group_min": 2, "over_stale": "drop", "checkpoint": 0,
-        "evaluations": [],
+        "evaluations": [], "answer_tokens": 8,
         "samplings": {"": {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}},
     }  # fmt: skip
     assert world.publish(0).body == {
@@ -475,6 +476,26 @@ def test_the_learners_goal_gives_the_expected_end_of_the_run() -> None:
     world.crash()
     learner = world.state.status(now=world.now).learner
     assert (learner.steps, learner.heard, learner.eta_s) == (25, False, None)
+
+
+def test_the_rules_of_a_session_are_told_without_opening_one() -> None:
+    world = World()
+    before: Any = world.call(RulesAsked).body
+    assert (before["epoch"], before["answer_tokens"]) == (0, RULES.tasks[0].max_new_tokens)
+    world.open_session(0)
+    opened: Any = world.call(RulesAsked).body
+    assert opened == {**before, "epoch": 1}
+
+
+def test_the_status_says_which_share_of_answers_the_last_step_truncated() -> None:
+    world = trained(1)
+    assert world.state.status().learner.truncated is None
+    digest, figures = batch_of(world, 2).digest, StepFigures(truncated=0.25)
+    assert digest is not None
+    world.call(lambda n: CommitAsked(n, world.ledger.epoch, 2, digest, 1.0, figures=figures))
+    assert world.state.status().learner.truncated == 0.25
+    world.open_session(2)
+    assert world.state.status().learner.truncated is None
 
 
 def test_heartbeats_of_a_learner_count_only_in_its_own_session() -> None:
