@@ -225,7 +225,7 @@ class Learner:
         from echo2d.learner.plan import longest_row_on_gpu
 
         memory = torch.cuda.get_device_properties(device).total_memory
-        return longest_row_on_gpu(config, self._ranks.size, memory)
+        return longest_row_on_gpu(config, self._ranks.shards, memory)
 
     def _make_writer(self) -> SnapshotWriter:
         config, weights = self._config, self._policy.weights()

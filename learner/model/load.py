@@ -20,7 +20,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from echo2d.client import OperatorFault, loading_error, require_model
 from echo2d.learner.saving.layout import Layout, WeightPart, layout_of
-from echo2d.learner.saving.shards import first_row
+from echo2d.learner.saving.shards import first_row, in_portions
 
 
 def empty_model(directory: Path, *, on_meta: bool = True) -> Any:
@@ -61,7 +61,12 @@ def fill(model: Any, directory: Path, layout: Layout, device: torch.device) -> A
         buffer.copy_(buffers[name])
     weights = model.state_dict(keep_vars=True)
     for file, parts in layout.items():
-        for some in _in_portions(parts, weights):
+
+        def numbers(tensor: str, of: Mapping[str, WeightPart] = parts) -> int:
+            return math.prod(of[tensor].shape(tuple(weights[of[tensor].weight].shape)))
+
+        # A portion has at most 64 MB in bfloat16, or one tensor.
+        for some in in_portions(parts, numbers, 1 << 25):
             # The file is reopened for each portion, because pages stay in memory until it is closed.
             with torch.no_grad(), safe_open(directory / file, framework="pt") as tensors:
                 for tensor in some:
@@ -72,23 +77,6 @@ def fill(model: Any, directory: Path, layout: Layout, device: torch.device) -> A
                             "again, or take another checkpoint"
                         )
     return model
-
-
-def _in_portions(
-    parts: Mapping[str, WeightPart], weights: Mapping[str, Tensor]
-) -> Iterator[list[str]]:
-    """The tensors of a file, at most 32 M numbers at a time, or one tensor."""
-    some: list[str] = []
-    numbers = 0
-    for tensor, part in parts.items():
-        own = math.prod(part.shape(tuple(weights[part.weight].shape)))
-        # A portion has at most 64 MB in bfloat16.
-        if some and numbers + own > 1 << 25:
-            yield some
-            some, numbers = [], 0
-        some.append(tensor)
-        numbers += own
-    yield some
 
 
 def load_model(directory: Path) -> Any:
