@@ -197,10 +197,9 @@ class Ranks:
         """The devices of all ranks, [shards] or [hosts, shards]. FSDP2 distributes shards over the last dimension."""
         if not dist.is_initialized():
             _begin_alone(self.device)
-        kind, hosts = self.device.type, self.size // self.shards
-        if hosts == 1:
-            return init_device_mesh(kind, (self.shards,))
-        return init_device_mesh(kind, (hosts, self.shards), mesh_dim_names=("hosts", "shards"))
+        shape, names = (self.size // self.shards, self.shards), ("hosts", "shards")
+        first = int(shape[0] == 1)
+        return init_device_mesh(self.device.type, shape[first:], mesh_dim_names=names[first:])
 
     def shard(self, model: Any, config: LearnerConfig) -> Any:
         """Reduce the model to this rank's shards (FSDP2); a single rank keeps all of it. The model may be on the meta
@@ -256,16 +255,10 @@ class Rendezvous:
             # NCCL connects the GPUs now, and not in the first collective of a step.
             device_id=torch.device(device) if on_gpu else None,
         )
-        shards = place.local_size if config.gradient_sync == "host" else place.size
-        if place.size % shards:
-            raise OperatorFault(
-                'learner.gradient_sync: "host" expects the same number of ranks on each host; found '
-                f"{shards} of {place.size} ranks on this one"
-            )
         return Ranks(
             place.rank,
             place.size,
-            shards=shards,
+            shards=shards_of(config, place),
             on_first_host=place.local_size,
             device=device,
             wait_s=_WAIT_S_MAX + config.patience_s,
@@ -293,6 +286,17 @@ class Rendezvous:
         return isinstance(error, dist.DistError) or (
             isinstance(error, RuntimeError) and "gloo" in str(error)
         )
+
+
+def shards_of(config: LearnerConfig, place: Place) -> int:
+    """How many ranks share a model. OperatorFault: the hosts have different numbers of ranks, and each needs a model."""
+    shards = place.local_size if config.gradient_sync == "host" else place.size
+    if place.size % shards:
+        found = f"{place.local_size} of {place.size} on this host"
+        raise OperatorFault(
+            f"learner.gradient_sync: host expects as many ranks on each host; found {found}"
+        )
+    return shards
 
 
 def layers_of(model: Any) -> list[Any]:

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
-from itertools import groupby
+from itertools import accumulate, groupby
 from pathlib import Path
 from typing import Any, Self
 
@@ -56,10 +56,10 @@ class SnapshotWriter:
         # For each tensor: its file, and the byte with which it begins there.
         self._places: dict[str, tuple[str, int]] = {}
         for file, names in files.items():
-            start = len(self._headers[file])
-            for name in names:
-                self._places[name] = file, start
-                start += self.tensors.size(name)
+            starts = accumulate(map(self.tensors.size, names), initial=len(self._headers[file]))
+            self._places |= {
+                name: (file, start) for name, start in zip(names, starts, strict=False)
+            }
 
     def write(
         self, epoch: int, version: int, pieces: Iterator[Piece], channel: Channel

@@ -10,8 +10,8 @@ order of the ranks.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import NamedTuple, TypeVar
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,12 +20,6 @@ from torch.distributed.tensor import DTensor
 from echo2d.learner.ranks.ranks import Channel, Ranks
 from echo2d.learner.saving.host_copy import host_copy
 from echo2d.learner.saving.layout import WeightPart
-
-_MESSAGE_BYTES = (
-    64 << 20
-)  # a rank on another host sends at most this, or one part of a tensor, at a time
-
-_Item = TypeVar("_Item")
 
 
 class VersionTensors:
@@ -61,32 +55,38 @@ class Shards:
         self, weights: Mapping[str, Tensor], tensors: VersionTensors, ranks: Ranks
     ) -> None:
         self._ranks, self._tensors = ranks, tensors
-        self._rows = {
-            name: len(weight) for name, weight in weights.items() if isinstance(weight, DTensor)
-        }
+        sharded = {name for name, each in weights.items() if isinstance(each, DTensor)}
+        self._rows = {name: len(weights[name]) for name in sharded}
         self._copies = {
             name: self._copy(name, weights[tensors.parts[name].weight])
-            for name in self._names(ranks.rank)
+            for name in self._spans(ranks.rank)
         }
 
-    def pieces(self, channel: Channel) -> Iterator[Piece]:
+    def pieces(self, channel: Channel, message_bytes: int = 64 << 20) -> Iterator[Piece]:
         """Yield the pieces that this rank writes, and free them: its own, and on rank 0 those of ranks on other hosts.
 
-        Every rank must exhaust the iterator, because other ranks wait for it.
+        Every rank must exhaust the iterator, because other ranks wait for it. message_bytes: the most that a rank sends
+        at a time, unless its part of one tensor is larger.
         """
         rank, here = self._ranks.rank, self._ranks.on_first_host
+        spans = self._spans(rank)
         if rank >= here:
-            for names in self._messages(rank):
+            for names in in_portions(_sizes(spans), message_bytes):
                 channel.send(torch.cat([self._copies.pop(name) for name in names]))
             return
         # The ranks begin at different places, because a file takes the bytes of one process at a time.
-        names = list(self._copies)
+        names = list(spans)
         first = len(names) * rank // here
         for name in (*names[first:], *names[:first]):
-            yield Piece(name, self._span(name, rank)[0], self._copies.pop(name))
+            yield Piece(name, spans[name].start, self._copies.pop(name))
         for other in range(here, self._ranks.shards) if rank == 0 else ():
-            for names in self._messages(other):
-                yield from self._received(names, other, channel)
+            spans = self._spans(other)
+            for names in in_portions(_sizes(spans), message_bytes):
+                sizes = [len(spans[name]) for name in names]
+                message = torch.empty(sum(sizes), dtype=torch.uint8)
+                channel.receive(message, other)
+                starts = (spans[name].start for name in names)
+                yield from map(Piece, names, starts, message.split(sizes))
 
     def _copy(self, name: str, weight: Tensor) -> Tensor:
         local = weight.to_local() if isinstance(weight, DTensor) else weight
@@ -94,55 +94,38 @@ class Shards:
         assert own is not None
         return host_copy(own.detach(), self._tensors.dtypes[name]).reshape(-1).view(torch.uint8)
 
-    def _received(self, names: list[str], rank: int, channel: Channel) -> Iterator[Piece]:
-        spans = [self._span(name, rank) for name in names]
-        sizes = [end - start for start, end in spans]
-        message = torch.empty(sum(sizes), dtype=torch.uint8)
-        channel.receive(message, rank)
-        for name, (start, _), data in zip(names, spans, message.split(sizes), strict=True):
-            yield Piece(name, start, data)
-
-    def _names(self, rank: int) -> list[str]:
-        """The tensors of which a rank has a part that is published."""
+    def _spans(self, rank: int) -> dict[str, range]:
+        """The bytes that a rank publishes of each tensor; tensors of which it publishes none are left out."""
         spans = {name: self._span(name, rank) for name in self._tensors.parts}
-        return [name for name, (start, end) in spans.items() if start < end]
+        return {name: span for name, span in spans.items() if span}
 
-    def _messages(self, rank: int) -> Iterator[list[str]]:
-        """The tensors whose parts a rank sends in each message."""
-
-        def size(name: str) -> int:
-            start, end = self._span(name, rank)
-            return end - start
-
-        return in_portions(self._names(rank), size, _MESSAGE_BYTES)
-
-    def _span(self, name: str, rank: int) -> tuple[int, int]:
-        """Where a rank's part of a tensor begins and ends, in bytes. A weight that is not sharded is the same on all
-        ranks; it is rank 0's.
-        """
+    def _span(self, name: str, rank: int) -> range:
         size, part, shards = self._tensors.size(name), self._tensors.parts[name], self._ranks.shards
         if part.weight not in self._rows:
-            return 0, 0 if rank else size
+            # All ranks have the same.
+            return range(0 if rank else size)
         rows = self._rows[part.weight]
-        # Ranks beyond the shards have the same shards as those before.
+        # Each rank from `shards` on has the same shards as one of the first, and publishes none.
         first, end = (rows_before(rows, min(each, shards), shards) for each in (rank, rank + 1))
         if part.expert is not None:
-            return 0, size if first <= part.expert < end else 0
-        return size // max(1, rows) * first, size // max(1, rows) * end
+            return range(size if first <= part.expert < end else 0)
+        return range(size // max(1, rows) * first, size // max(1, rows) * end)
 
 
-def in_portions(
-    items: Iterable[_Item], size_of: Callable[[_Item], int], most: int
-) -> Iterator[list[_Item]]:
-    """The items in their order, in lists whose sizes add up to at most `most`, or of one item."""
-    portion: list[_Item] = []
-    size = 0
-    for item in items:
-        if portion and size + size_of(item) > most:
+def _sizes(spans: Mapping[str, range]) -> dict[str, int]:
+    return {name: len(span) for name, span in spans.items()}
+
+
+def in_portions(sizes: Mapping[Any, int], most: int) -> Iterator[list[Any]]:
+    """The keys in their order, in lists whose sizes add up to at most `most`, or of one key."""
+    portion: list[Any] = []
+    filled = 0
+    for key, size in sizes.items():
+        if portion and filled + size > most:
             yield portion
-            portion, size = [], 0
-        portion.append(item)
-        size += size_of(item)
+            portion, filled = [], 0
+        portion.append(key)
+        filled += size
     if portion:
         yield portion
 

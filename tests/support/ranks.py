@@ -49,8 +49,8 @@ def together(
     ranks: int = RANKS,
     hosts: int = 1,
 ) -> "subprocess.CompletedProcess[str]":
-    """Train in some ranks, resumed from the newest checkpoint. hosts: how many torchruns start them; to the learner each
-    is a host. Returns how the first torchrun ended.
+    """Train in some ranks, resumed from the newest checkpoint. hosts: how many torchruns start them; to the learner
+    each is a host. Returns how the first torchrun ended.
     """
     (directory / "batches.pickle").write_bytes(pickle.dumps(batches))
     path = write_config(directory / "run.toml", config)

@@ -12,7 +12,6 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 from echo2d.client import Coordinator, Published, StoreFault, build_manifest
 from echo2d.learner.ranks.ranks import Ranks
-from echo2d.learner.saving import shards
 from echo2d.learner.saving.layout import Layout, WeightPart
 from echo2d.learner.saving.publish import Publisher, SnapshotWriter
 from echo2d.learner.saving.shards import Piece, Shards
@@ -171,7 +170,7 @@ def write_with(
         ranks = Ranks(rank, case.ranks, on_first_host=case.on_first_host, shards=case.shards)
         sharded = Shards(spread(weights, ranks), writer.tensors, ranks)
         channel = ranks.channel()
-        pieces = pieces_of(ranks, sharded.pieces(channel))
+        pieces = pieces_of(ranks, sharded.pieces(channel, message_bytes=40))
         directory, manifest = writer.write(1, 7, pieces, channel)
         channel.any(flag=False)  # rank 0 has given the directory its name
         assert manifest == build_manifest(directory).encode()
@@ -186,9 +185,7 @@ def test_several_ranks_write_the_bytes_that_the_library_writes(
     weights: dict[str, torch.Tensor],
     layout: Layout,
     case: Case,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(shards, "_MESSAGE_BYTES", 40)
     assert write_with(case, tmp_path, weights, layout) == ["written"] * case.ranks
     (directory,) = (tmp_path / "snapshots").iterdir()
     for file, parts in layout.items():
