@@ -289,7 +289,7 @@ class Rendezvous:
 
 
 def shards_of(config: LearnerConfig, place: Place) -> int:
-    """How many ranks share a model. OperatorFault: the hosts have different numbers of ranks, and each needs a model."""
+    """How many ranks share a model. OperatorFault: each host has its own, but they have different numbers of ranks."""
     shards = place.local_size if config.gradient_sync == "host" else place.size
     if place.size % shards:
         found = f"{place.local_size} of {place.size} on this host"

@@ -86,7 +86,7 @@ class Shards:
                 message = torch.empty(sum(sizes), dtype=torch.uint8)
                 channel.receive(message, other)
                 starts = (spans[name].start for name in names)
-                yield from map(Piece, names, starts, message.split(sizes))
+                yield from map(Piece, names, starts, torch.split(message, sizes))
 
     def _copy(self, name: str, weight: Tensor) -> Tensor:
         local = weight.to_local() if isinstance(weight, DTensor) else weight

@@ -152,7 +152,8 @@ def test_a_run_moves_from_hosts_that_each_have_the_model_to_ranks_that_share_it_
     handed.mkdir()
     expected, config = (config_of(each, model, lr=1e-4, **changes) for each in (straight, handed))
     alone(straight, expected, batches)
-    for steps, hosts, sync in ((2, 2, "host"), (4, 1, "each"), (STEPS, 2, "host")):
+    moves: tuple[tuple[int, int, Any], ...] = ((2, 2, "host"), (4, 1, "each"), (STEPS, 2, "host"))
+    for steps, hosts, sync in moves:
         part = dataclasses.replace(config, steps=steps, gradient_sync=sync)
         done = together(handed, part, batches, ranks=4, hosts=hosts)
         assert done.returncode == 0, done.stderr
@@ -162,7 +163,7 @@ def test_a_run_moves_from_hosts_that_each_have_the_model_to_ranks_that_share_it_
     file = "adapter_model.safetensors" if family == "adapter" else "model.safetensors"
     firsts = [(each / "taken" / "0" / file).read_bytes() for each in (straight, handed)]
     assert firsts[0] == firsts[1]
-    same_weights(*(each / "taken" / str(STEPS) for each in (straight, handed)), file)
+    same_weights(*(each / "taken" / str(STEPS) for each in (straight, handed)), file=file)
 
 
 @pytest.mark.parametrize("family", ["tied", "qwen3", "qwen3 moe", "adapter"])
@@ -205,7 +206,7 @@ def last_word(done: "subprocess.CompletedProcess[str]") -> str:
     return line.removeprefix("learner: ").removeprefix("rank 1: ")
 
 
-def same_weights(one: Path, other: Path, file: str = "model.safetensors") -> None:
+def same_weights(one: Path, other: Path, *, file: str = "model.safetensors") -> None:
     assert {path.name for path in one.iterdir()} == {path.name for path in other.iterdir()}
     weights, others = (load_file(path / file) for path in (one, other))
     for name, weight in weights.items():
