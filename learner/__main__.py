@@ -291,7 +291,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         help="print how much memory the run needs and which answers fit, and exit",
     )
     parser.add_argument(
-        "--ranks", type=int, default=1, help="with --plan: how many GPUs, or processes"
+        "--ranks", type=int, default=1, help="with --plan: how many GPUs or processes share a model"
     )
     parser.add_argument(
         "--gpu-gib",

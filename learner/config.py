@@ -238,9 +238,10 @@ class LearnerConfig(Recipe):
         "the longest answer does not fit otherwise, else the device",
         "auto",
     )
-    gradient_sync: Literal["each", "last"] = key(
+    gradient_sync: Literal["each", "last", "host"] = key(
         "ranks sum gradients after each micro-batch of an optimizer step, or only after the last: less traffic, "
-        "but every rank holds the whole model's gradient",
+        "but every rank holds the whole model's gradient; host: each host has the whole model, its ranks sum "
+        "gradients after each micro-batch, and the hosts only after the last",
         "each",
     )
     rng_seed: int = key("random seed of dropout and of dealing groups to optimizer steps", 0, low=0)
@@ -346,6 +347,7 @@ class Place(NamedTuple):
     rank: int = 0
     size: int = 1
     local_rank: int = 0  # index on this host
+    local_size: int = 1  # ranks on this host
 
 
 def place() -> Place:
@@ -353,7 +355,8 @@ def place() -> Place:
     # Only torchrun sets this variable. Other programs set RANK and WORLD_SIZE too.
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return Place()
-    return Place(*(int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")))
+    names = "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"
+    return Place(*(int(os.environ[name]) for name in names))
 
 
 def notifier(here: Place) -> Notifier:

@@ -225,7 +225,7 @@ class Learner:
 
         memory = torch.cuda.get_device_properties(self._ranks.device).total_memory
         answer_tokens = self._coordinator.rules().answer_tokens
-        found = fitted_on_gpu(config, self._ranks.size, memory, answer_tokens)
+        found = fitted_on_gpu(config, self._ranks.shards, memory, answer_tokens)
         log.info(
             "planned recompute=%s moments=%s row_tokens_max=%d answer_tokens=%d",
             found.recompute,

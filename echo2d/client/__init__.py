@@ -39,17 +39,17 @@ from echo2d.client.faults import (
     Unanswered,
     Unreachable,
 )
-from echo2d.client.snapshot_writer import SnapshotFile, write_snapshot
 from echo2d.core.protocol.sampling import Sampling
 from echo2d.core.protocol.trajectory import Attachment, StepFigures, TrajectoryScore
 from echo2d.core.weights.manifest import BASE_PIN
 from echo2d.errors import IntegrityFault, OperatorFault, PeerFault, StoreFault
 from echo2d.model_files import WeightFiles, loading_error, require_model, weight_files
+from echo2d.store.snapshots import build_manifest
 
 __all__ = [
     "BASE_PIN", "AsyncCoordinator", "Attachment", "Batch", "Coordinator", "Evaluation", "Fenced", "Group",
     "IntegrityFault", "NotResumable", "OperatorFault", "PeerFault", "PromptsOver", "Published",
-    "Sampling", "Session", "SnapshotFile", "Span", "StepFigures", "StoreFault", "TokenRefused", "Trajectory",
-    "TrajectoryScore", "Unanswered", "Unreachable", "WeightFiles", "base_digest", "base_pin", "loading_error",
-    "pin_base", "read_batch", "require_model", "weight_files", "write_snapshot",
+    "Sampling", "Session", "Span", "StepFigures", "StoreFault", "TokenRefused", "Trajectory",
+    "TrajectoryScore", "Unanswered", "Unreachable", "WeightFiles", "base_digest", "base_pin",
+    "build_manifest", "loading_error", "pin_base", "read_batch", "require_model", "weight_files",
 ]  # fmt: skip

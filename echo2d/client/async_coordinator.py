@@ -144,7 +144,7 @@ class AsyncCoordinator:
         The coordinator reads the path itself when it is on this host; otherwise the files are
         uploaded. When this returns, the directory may be deleted.
 
-        manifest: what `write_snapshot` returned for this directory. Without it the coordinator hashes
+        manifest: that of this directory from `build_manifest`, encoded. Without it the coordinator hashes
         the files before it answers. With it the version is sent to workers at once. If the seed then
         finds other files, the version is revoked, and the run stops if it cannot go on without it.
         """

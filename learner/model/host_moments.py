@@ -7,7 +7,7 @@ AdamW computes what it computes with all moments on the device, so the weights a
 reads the moments from host memory (`on_host`). The method is that of CPU offload as prime-rl and verl have it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from echo2d.learner.ranks.ranks import own_shard
+from echo2d.learner.saving.shards import in_portions
 
 
 class HostMoments:
@@ -36,7 +37,7 @@ class HostMoments:
         self.bytes = sum(map(_bytes, self._weights()))  # of all moments
         # The most that is on the device at a time.
         self.part_bytes = max(
-            (sum(map(_bytes, part)) for part in self._parts(list(self._weights()))), default=0
+            (sum(map(_bytes, part)) for part in self._parts(self._weights())), default=0
         )
         for weight in self._weights():
             self._begin(weight)
@@ -87,17 +88,8 @@ class HostMoments:
         for group in self._optimizer.param_groups:
             yield from group["params"]
 
-    def _parts(self, weights: Sequence[Tensor]) -> Iterator[Sequence[Tensor]]:
-        part: list[Tensor] = []
-        size = 0
-        for weight in weights:
-            if part and size + _bytes(weight) > self._part_bytes_max:
-                yield part
-                part, size = [], 0
-            part.append(weight)
-            size += _bytes(weight)
-        if part:
-            yield part
+    def _parts(self, weights: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+        return in_portions({weight: _bytes(weight) for weight in weights}, self._part_bytes_max)
 
     def _begin(self, weight: Tensor) -> None:
         """The state with which AdamW begins: no step, and moments of zero."""

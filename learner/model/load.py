@@ -8,7 +8,7 @@ fill          gives the shards memory; each rank reads its slices of the files
 import contextlib
 import math
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from echo2d.client import OperatorFault, loading_error, require_model
 from echo2d.learner.ranks.ranks import own_shard
 from echo2d.learner.saving.layout import Layout, WeightPart, layout_of
-from echo2d.learner.saving.shards import first_row
+from echo2d.learner.saving.shards import VersionTensors, first_row, in_portions
 
 
 def empty_model(directory: Path, *, on_meta: bool = True) -> Any:
@@ -61,34 +61,19 @@ def fill(model: Any, directory: Path, layout: Layout, device: torch.device) -> A
         buffer.copy_(buffers[name])
     weights = model.state_dict(keep_vars=True)
     for file, parts in layout.items():
-        for some in _in_portions(parts, weights):
+        # A portion has at most 64 MB in the published dtype, or one tensor.
+        tensors = VersionTensors(weights, parts)
+        for some in in_portions({name: tensors.size(name) for name in parts}, 64 << 20):
             # The file is reopened for each portion, because pages stay in memory until it is closed.
-            with torch.no_grad(), safe_open(directory / file, framework="pt") as tensors:
+            with torch.no_grad(), safe_open(directory / file, framework="pt") as found:
                 for tensor in some:
                     weight = weights[parts[tensor].weight]
-                    if not _read(tensors.get_slice(tensor), parts[tensor], weight):
+                    if not _read(found.get_slice(tensor), parts[tensor], weight):
                         raise OperatorFault(
                             f"learner.model: {tensor} in {directory / file} holds NaN or infinity: download it "
                             "again, or take another checkpoint"
                         )
     return model
-
-
-def _in_portions(
-    parts: Mapping[str, WeightPart], weights: Mapping[str, Tensor]
-) -> Iterator[list[str]]:
-    """The tensors of a file, at most 32 M numbers at a time, or one tensor."""
-    some: list[str] = []
-    numbers = 0
-    for tensor, part in parts.items():
-        own = math.prod(part.shape(tuple(weights[part.weight].shape)))
-        # A portion has at most 64 MB in bfloat16.
-        if some and numbers + own > 1 << 25:
-            yield some
-            some, numbers = [], 0
-        some.append(tensor)
-        numbers += own
-    yield some
 
 
 def load_model(directory: Path) -> Any:

@@ -293,8 +293,10 @@ class Policy:
             # The GPU is at most one micro-batch behind, because the copy of the next one to the GPU waits for it.
             if leaves_after(len(found)):
                 raise StepLeftError(None)
-            if isinstance(self.model, FSDPModule) and self._config.gradient_sync == "last":
-                self.model.set_requires_gradient_sync(each is part.micro[-1])
+            if isinstance(self.model, FSDPModule):
+                last, when = each is part.micro[-1], self._config.gradient_sync
+                self.model.set_requires_gradient_sync(last or when != "last")
+                self.model.set_requires_all_reduce(last or when != "host")
             found.append(self._accumulate(each, part.totals, staleness_max, proximal.get(id(each))))
         return found
 

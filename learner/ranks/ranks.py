@@ -124,13 +124,25 @@ class Channel:
 class Ranks:
     """This process as one of `size` ranks. `Rendezvous.join` makes it; the default is a single
     rank.
+
+    shards: how many consecutive ranks have a whole model between them. on_first_host: how many are on rank 0's host.
+    For both, 0 means all ranks.
     """
 
     def __init__(
-        self, rank: int = 0, size: int = 1, *, device: str = "cpu", wait_s: float = _WAIT_S_MAX
+        self,
+        rank: int = 0,
+        size: int = 1,
+        *,
+        shards: int = 0,
+        on_first_host: int = 0,
+        device: str = "cpu",
+        wait_s: float = _WAIT_S_MAX,
     ) -> None:
         self.rank = rank
         self.size = size
+        self.shards = shards or size
+        self.on_first_host = on_first_host or size
         self.device = torch.device(device)
         self._wait = timedelta(seconds=wait_s)
         self._main_channel = self.channel()
@@ -182,10 +194,12 @@ class Ranks:
         return values
 
     def mesh(self) -> DeviceMesh:
-        """The devices of all ranks. FSDP2 distributes shards over them."""
+        """The devices of all ranks, [shards] or [hosts, shards]. FSDP2 distributes shards over the last dimension."""
         if not dist.is_initialized():
             _begin_alone(self.device)
-        return init_device_mesh(self.device.type, (self.size,))
+        shape, names = (self.size // self.shards, self.shards), ("hosts", "shards")
+        first = int(shape[0] == 1)
+        return init_device_mesh(self.device.type, shape[first:], mesh_dim_names=names[first:])
 
     def shard(self, model: Any, config: LearnerConfig) -> Any:
         """Reduce the model to this rank's shards (FSDP2); a single rank keeps all of it. The model may be on the meta
@@ -247,7 +261,14 @@ class Rendezvous:
             # NCCL connects the GPUs now, and not in the first collective of a step.
             device_id=torch.device(device) if on_gpu else None,
         )
-        return Ranks(place.rank, place.size, device=device, wait_s=_WAIT_S_MAX + config.patience_s)
+        return Ranks(
+            place.rank,
+            place.size,
+            shards=shards_of(config, place),
+            on_first_host=place.local_size,
+            device=device,
+            wait_s=_WAIT_S_MAX + config.patience_s,
+        )
 
     def leave(self) -> None:
         """End in order. The groups are destroyed, because their threads would abort a process that exits."""
@@ -271,6 +292,17 @@ class Rendezvous:
         return isinstance(error, dist.DistError) or (
             isinstance(error, RuntimeError) and "gloo" in str(error)
         )
+
+
+def shards_of(config: LearnerConfig, place: Place) -> int:
+    """How many ranks share a model. OperatorFault: each host has its own, but they have different numbers of ranks."""
+    shards = place.local_size if config.gradient_sync == "host" else place.size
+    if place.size % shards:
+        found = f"{place.local_size} of {place.size} on this host"
+        raise OperatorFault(
+            f"learner.gradient_sync: host expects as many ranks on each host; found {found}"
+        )
+    return shards
 
 
 def layers_of(model: Any) -> list[Any]:

@@ -10,10 +10,10 @@ from typing import Any
 
 from torch import Tensor
 
-from echo2d.client import BASE_PIN, OperatorFault, SnapshotFile, base_pin
+from echo2d.client import BASE_PIN, OperatorFault, base_pin
 from echo2d.learner.config import LearnerConfig
 from echo2d.learner.saving.layout import WeightPart
-from echo2d.learner.saving.publish import SnapshotWriter, small_file
+from echo2d.learner.saving.publish import SnapshotWriter
 
 
 class AdapterWriter(SnapshotWriter):
@@ -31,12 +31,9 @@ class AdapterWriter(SnapshotWriter):
         self._config = _peft_config(config)
         self.base_digest = base_digest
 
-    def _companion_files(self) -> list[SnapshotFile]:
+    def _companion_files(self) -> dict[str, bytes]:
         config = json.dumps(self._config, indent=2) + "\n"
-        return [
-            small_file("adapter_config.json", config.encode()),
-            small_file(BASE_PIN, base_pin(self.base_digest)),
-        ]
+        return {"adapter_config.json": config.encode(), BASE_PIN: base_pin(self.base_digest)}
 
 
 def check_scale(config: LearnerConfig, progress: Mapping[str, Any]) -> None:

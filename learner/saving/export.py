@@ -41,7 +41,7 @@ from echo2d.learner.saving.checkpoint import (
 from echo2d.learner.saving.files import store_faults
 from echo2d.learner.saving.layout import Layout, WeightPart
 from echo2d.learner.saving.publish import SnapshotWriter
-from echo2d.learner.saving.shards import VersionTensors, published_dtype
+from echo2d.learner.saving.shards import Piece, published_dtype
 from echo2d.logs import say
 
 LAST = "last"
@@ -144,23 +144,22 @@ def export(
         saved = SavedWeights(found.path)
         _check(config, found, saved, model)
         writer, tensor_of = _source(config, found, saved, model, merge=merge)
-        weights = model.weights if merge or not config.lora_rank else model.trained
-        tensors = VersionTensors(weights, writer.parts)
+        sizes = {name: writer.tensors.size(name) for name in writer.tensors.parts}
 
-        def stream() -> Iterator[Tensor]:
-            total = sum(map(tensors.size, writer.names))
+        def pieces() -> Iterator[Piece]:
+            total = sum(sizes.values())
             bar.update(task, description="writing", total=total)
             logged_at = time.monotonic()
-            for name in writer.names:
+            for name, size in sizes.items():
                 data = tensor_of(name).contiguous().reshape(-1).view(torch.uint8)
-                yield data
-                bar.advance(task, data.numel())
+                yield Piece(name, 0, data)
+                bar.advance(task, size)
                 if bar.disable and time.monotonic() - logged_at >= _LINE_S:
                     logged_at = time.monotonic()
                     done = bar.tasks[task].completed
                     say(log, logging.INFO, "exporting", f"{done / 1e9:.1f}/{total / 1e9:.1f} GB")
 
-        writer.write_to(target, tensors, stream())
+        writer.write_to(target, pieces())
     kind = "merged model" if merge else "adapter" if config.lora_rank else "model"
     size = sum(path.stat().st_size for path in target.iterdir())
     run = str(found.progress["run"])
@@ -191,7 +190,7 @@ def _source(
         return saved.read(name, published_dtype(model.trained[name]))
 
     def tensor_of(name: str) -> Tensor:
-        part = writer.parts[name]
+        part = writer.tensors.parts[name]
         tensor = part.of(weight_of(part.weight), 0)
         assert tensor is not None
         return tensor

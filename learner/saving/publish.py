@@ -15,18 +15,19 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from itertools import chain, islice
+from contextlib import ExitStack
+from itertools import accumulate, groupby
 from pathlib import Path
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from echo2d.client import Coordinator, SnapshotFile, weight_files, write_snapshot
-from echo2d.learner.ranks.ranks import Ranks
+from echo2d.client import Coordinator, build_manifest, weight_files
+from echo2d.learner.ranks.ranks import Channel, Ranks
 from echo2d.learner.saving.files import ASIDE, remove_directory, store_faults, whole_directory
 from echo2d.learner.saving.layout import Layout, WeightPart
-from echo2d.learner.saving.shards import Shards, VersionTensors, published_dtype
+from echo2d.learner.saving.shards import Piece, Shards, VersionTensors, published_dtype
 from echo2d.logs import say
 
 INDEX_SUFFIX = ".safetensors.index.json"
@@ -48,41 +49,68 @@ class SnapshotWriter:
     ) -> None:
         self._base, self._root, self._run_id = base, root, run_id
         self._companions = companions(base)
-        self._files = {file: in_order(parts, weights) for file, parts in layout.items()}
-        self.names = [name for names in self._files.values() for name in names]
-        self.parts = {name: part for parts in layout.values() for name, part in parts.items()}
+        files = {file: in_order(parts, weights) for file, parts in layout.items()}
+        parts = {name: layout[file][name] for file, names in files.items() for name in names}
+        self.tensors = VersionTensors(weights, parts)
+        self._headers = {file: _header(names, self.tensors) for file, names in files.items()}
+        # For each tensor: its file, and the byte with which it begins there.
+        self._places: dict[str, tuple[str, int]] = {}
+        for file, names in files.items():
+            starts = accumulate(map(self.tensors.size, names), initial=len(self._headers[file]))
+            self._places |= {
+                name: (file, start) for name, start in zip(names, starts, strict=False)
+            }
 
     def write(
-        self, epoch: int, version: int, shards: Shards, stream: Iterator[Tensor]
+        self, epoch: int, version: int, pieces: Iterator[Piece], channel: Channel
     ) -> tuple[Path, bytes]:
         """Write a version into a new directory, as `write_to` does. Returns the directory and its manifest."""
         directory = self._root / f"{self._run_id}-epoch-{epoch}-version-{version}"
         # A directory of this name exists if a learner was killed and the run's ledger was then reset.
-        remove_directory(directory)
+        channel.share(lambda: remove_directory(directory))
         # The coordinator syncs what it keeps.
-        return directory, self.write_to(directory, shards, stream, durable=False)
+        return directory, self.write_to(directory, pieces, channel, durable=False)
 
     def write_to(
         self,
         directory: Path,
-        tensors: VersionTensors,
-        stream: Iterator[Tensor],
+        pieces: Iterator[Piece],
+        channel: Channel | None = None,
         *,
         durable: bool = True,
     ) -> bytes:
-        """Write a version into a directory that is new or empty, and return its manifest. StoreFault:
-        it failed and left nothing.
+        """Write a version into a directory that is new or empty, and return its manifest. All ranks call this
+        together. StoreFault, on every rank: a rank failed; nothing is left.
 
-        stream: the bytes of the tensors `self.names`, in this order, in `tensors.ranks` parts each.
+        pieces: what this rank writes of the tensors, in any order.
         """
-        weights = (
-            safetensors_file(file, names, tensors, stream) for file, names in self._files.items()
-        )
-        with (
-            store_faults("cannot write the snapshot", directory),
-            whole_directory(directory, durable=durable) as aside,
-        ):
-            return write_snapshot(aside, [*self._companion_files(), *weights])
+        channel = channel or Channel(0, None)
+        with store_faults("cannot write the snapshot", directory), ExitStack() as stack:
+            whole = whole_directory(directory, durable=durable)
+            aside = channel.share(lambda: self._begin(stack.enter_context(whole)))
+            errors = channel.gather(self._write_pieces(aside, pieces))
+            return channel.share(lambda: _manifest(aside, errors))
+
+    def _begin(self, aside: Path) -> Path:
+        """Write the companion files and the headers of the others. Runs on rank 0 only."""
+        for name, data in {**self._companion_files(), **self._headers}.items():
+            (aside / name).parent.mkdir(exist_ok=True)
+            (aside / name).write_bytes(data)
+        return aside
+
+    def _write_pieces(self, aside: Path, pieces: Iterator[Piece]) -> Exception | None:
+        """Write the pieces at their places in the files. Returns the error that prevented it."""
+        try:
+            for name, some in groupby(pieces, lambda piece: self._places[piece.tensor][0]):
+                with (aside / name).open("r+b") as file:
+                    for piece in some:
+                        file.seek(self._places[piece.tensor][1] + piece.start)
+                        file.write(piece.data.numpy().data)
+        except Exception as error:  # noqa: BLE001 - rank 0 must hear of any failure
+            # Other ranks wait until their pieces are received.
+            deque(pieces, maxlen=0)
+            return error
+        return None
 
     def clean(self, epoch: int) -> None:
         """Remove the directories of lower epochs. Their learners are fenced and publish no more."""
@@ -93,18 +121,18 @@ class SnapshotWriter:
             if (named := left.fullmatch(path.name)) and int(named[1]) < epoch:
                 shutil.rmtree(path, ignore_errors=True)
 
-    def _companion_files(self) -> list[SnapshotFile]:
-        """The files that have no tensors."""
-        return [
-            small_file(name, self._index(path) if name.endswith(INDEX_SUFFIX) else _companion(path))
+    def _companion_files(self) -> dict[str, bytes]:
+        """The files that have no tensors, by name."""
+        return {
+            name: self._index(path) if name.endswith(INDEX_SUFFIX) else _companion(path)
             for name, path in self._companions.items()
-        ]
+        }
 
     def _index(self, path: Path) -> bytes:
         """The index of the files that are written: the base's own, or a new one if tensors of the base are left out."""
         data = path.read_bytes()
         index: dict[str, Any] = json.loads(data)
-        files = {name: file for file, names in self._files.items() for name in names}
+        files = {name: file for name, (file, _) in self._places.items()}
         if index["weight_map"] == files:
             return data
         return (json.dumps({"metadata": {}, "weight_map": files}, indent=2) + "\n").encode()
@@ -147,7 +175,7 @@ class Publisher:
         """
         self._ranks.share(self.settle)
         self.settle()
-        shards = Shards(weights, self._writer.parts, self._ranks)
+        shards = Shards(weights, self._writer.tensors, self._ranks)
         pool = ThreadPoolExecutor(1, "publish")
         self._going = pool.submit(self._publish, epoch, version, shards)
         # This does not wait, but the interpreter waits for the pool's thread before it exits.
@@ -169,20 +197,15 @@ class Publisher:
             wait([self._going])
 
     def _publish(self, epoch: int, version: int, shards: Shards) -> None:
-        stream = shards.stream(self._writer.names, self._channel)
-        try:
-            if self._ranks.leads:
-                began_at = time.monotonic()
-                directory, manifest = self._writer.write(epoch, version, shards, stream)
-                self._coordinator.publish(version, directory, manifest)
-                seconds = f"{time.monotonic() - began_at:.3f}"
-                say(log, logging.INFO, "published", version=version, seconds=seconds)
-                # `clean` of the next session deletes what cannot be deleted now.
-                shutil.rmtree(directory, ignore_errors=True)
-        finally:
-            # Drain the stream even after an error: the other ranks block until their parts are
-            # received.
-            deque(stream, maxlen=0)
+        began_at, channel = time.monotonic(), self._channel
+        directory, manifest = self._writer.write(epoch, version, shards.pieces(channel), channel)
+        if not self._ranks.leads:
+            return
+        self._coordinator.publish(version, directory, manifest)
+        seconds = f"{time.monotonic() - began_at:.3f}"
+        say(log, logging.INFO, "published", version=version, seconds=seconds)
+        # `clean` of the next session deletes what cannot be deleted now.
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def in_order(parts: Mapping[str, WeightPart], weights: Mapping[str, Tensor]) -> list[str]:
@@ -191,21 +214,15 @@ def in_order(parts: Mapping[str, WeightPart], weights: Mapping[str, Tensor]) -> 
     return sorted(parts, key=lambda name: (-sizes[name], name))
 
 
-def small_file(name: str, data: bytes) -> SnapshotFile:
-    return SnapshotFile(name, len(data), 0, [data])
-
-
-def safetensors_file(
-    name: str, names: Sequence[str], tensors: VersionTensors, stream: Iterator[Tensor]
-) -> SnapshotFile:
-    """The same file as the safetensors library writes. names: from `in_order`."""
-    header = _header(names, tensors)
-    parts = (part.numpy().data for part in islice(stream, len(names) * tensors.ranks))
-    size = len(header) + sum(map(tensors.size, names))
-    return SnapshotFile(name, size, len(header), chain([header], parts))
+def _manifest(aside: Path, errors: Sequence[Exception | None]) -> bytes:
+    """The manifest of a version that all ranks have written. errors: of the ranks; the first one is raised."""
+    for error in filter(None, errors):
+        raise error
+    return build_manifest(aside).encode()
 
 
 def _header(names: Sequence[str], tensors: VersionTensors) -> bytes:
+    """The header that the safetensors library writes. names: from `in_order`."""
     facts: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     start = 0
     for name in names:

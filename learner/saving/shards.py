@@ -1,16 +1,17 @@
-"""Copy the weights to host memory and stream them to rank 0, which never holds more than one shard
-of another rank.
+"""Copy the weights to host memory, from where each rank writes its part of each tensor.
 
     copy      between two train steps, each rank copies its own shards in bfloat16:
               2 bytes per parameter over all ranks
-    stream    later, in a thread, while training goes on, the shards go to rank 0 one by one
+    pieces    later, in a thread, while training goes on, the ranks on rank 0's host write their copies; the ranks on
+              other hosts send theirs to rank 0, which writes them too
 
 FSDP2 cuts a tensor along its first dimension, so the bytes of a tensor are the bytes of its shards in the
 order of the ranks.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,9 +28,8 @@ class VersionTensors:
     parts: for each tensor, the weight or the part of a weight that it is.
     """
 
-    ranks = 1  # in how many parts each tensor is written
-
     def __init__(self, weights: Mapping[str, Tensor], parts: Mapping[str, WeightPart]) -> None:
+        self.parts = parts
         self.shapes = {
             name: part.shape(tuple(weights[part.weight].shape)) for name, part in parts.items()
         }
@@ -40,65 +40,94 @@ class VersionTensors:
         return math.prod(self.shapes[name]) * self.dtypes[name].itemsize
 
 
-class Shards(VersionTensors):
-    """A copy of this rank's shards of `weights`, which may change once this object exists.
+class Piece(NamedTuple):
+    """Consecutive bytes of a tensor of a version."""
 
-    parts: for each tensor of a version, by name, the weight or the part of a weight that it is.
-    """
+    tensor: str
+    start: int  # where they begin in the tensor, in bytes
+    data: Tensor  # [bytes] of uint8
+
+
+class Shards:
+    """A copy of this rank's shards of `weights`, which may change once this object exists."""
 
     def __init__(
-        self, weights: Mapping[str, Tensor], parts: Mapping[str, WeightPart], ranks: Ranks
+        self, weights: Mapping[str, Tensor], tensors: VersionTensors, ranks: Ranks
     ) -> None:
-        super().__init__(weights, parts)
-        self.ranks = ranks.size
-        self._rank = ranks.rank
-        self._parts = dict(parts)
-        self._sharded = {name for name, weight in weights.items() if isinstance(weight, DTensor)}
-        self._rows = {name: len(weight) if weight.ndim else 1 for name, weight in weights.items()}
+        self._ranks, self._tensors = ranks, tensors
+        sharded = {name for name, each in weights.items() if isinstance(each, DTensor)}
+        self._rows = {name: len(weights[name]) for name in sharded}
         self._copies = {
-            name: self._copy(name, weights[part.weight]) for name, part in parts.items()
+            name: self._copy(name, weights[tensors.parts[name].weight])
+            for name in self._spans(ranks.rank)
         }
 
-    def stream(self, names: Sequence[str], channel: Channel) -> Iterator[Tensor]:
-        """Yield the bytes of these tensors: on rank 0 one part per tensor and rank, on other ranks
-        nothing.
+    def pieces(self, channel: Channel, message_bytes: int = 64 << 20) -> Iterator[Piece]:
+        """Yield the pieces that this rank writes, and free them: its own, and on rank 0 those of ranks on other hosts.
 
-        Every rank must pass the same names and exhaust the iterator, because other ranks wait for it.
+        Every rank must exhaust the iterator, because other ranks wait for it. message_bytes: the most that a rank sends
+        at a time, unless its part of one tensor is larger.
         """
-        for name in names:
-            own = self._copies.pop(name)
-            if self._rank == 0:
-                yield own
-                yield from (self._received(name, rank, channel) for rank in range(1, self.ranks))
-            elif own.numel():
-                channel.send(own)
+        rank, here = self._ranks.rank, self._ranks.on_first_host
+        spans = self._spans(rank)
+        if rank >= here:
+            for names in in_portions(_sizes(spans), message_bytes):
+                channel.send(torch.cat([self._copies.pop(name) for name in names]))
+            return
+        # The ranks begin at different places, because a file takes the bytes of one process at a time.
+        names = list(spans)
+        first = len(names) * rank // here
+        for name in (*names[first:], *names[:first]):
+            yield Piece(name, spans[name].start, self._copies.pop(name))
+        for other in range(here, self._ranks.shards) if rank == 0 else ():
+            spans = self._spans(other)
+            for names in in_portions(_sizes(spans), message_bytes):
+                sizes = [len(spans[name]) for name in names]
+                message = torch.empty(sum(sizes), dtype=torch.uint8)
+                channel.receive(message, other)
+                starts = (spans[name].start for name in names)
+                yield from map(Piece, names, starts, torch.split(message, sizes))
 
     def _copy(self, name: str, weight: Tensor) -> Tensor:
         local = own_shard(weight)
-        own = self._parts[name].of(local, first_row(weight))
-        if own is None:
-            own = local[:0]
-        copy = host_copy(own.detach(), self.dtypes[name])
-        return copy.reshape(-1).view(torch.uint8)[: self._bytes(name, self._rank)]
+        own = self._tensors.parts[name].of(local, first_row(weight))
+        assert own is not None
+        return host_copy(own.detach(), self._tensors.dtypes[name]).reshape(-1).view(torch.uint8)
 
-    def _received(self, name: str, rank: int, channel: Channel) -> Tensor:
-        part = torch.empty(self._bytes(name, rank), dtype=torch.uint8)
-        if part.numel():
-            channel.receive(part, rank)
-        return part
+    def _spans(self, rank: int) -> dict[str, range]:
+        """The bytes that a rank publishes of each tensor; tensors of which it publishes none are left out."""
+        spans = {name: self._span(name, rank) for name in self._tensors.parts}
+        return {name: span for name, span in spans.items() if span}
 
-    def _bytes(self, name: str, rank: int) -> int:
-        """The size of a rank's part. Weights that are not sharded are the same on all ranks; rank 0
-        yields its own.
-        """
-        size, part = self.size(name), self._parts[name]
-        if part.weight not in self._sharded:
-            return size if rank == 0 else 0
+    def _span(self, name: str, rank: int) -> range:
+        size, part, shards = self._tensors.size(name), self._tensors.parts[name], self._ranks.shards
+        if part.weight not in self._rows:
+            # All ranks have the same.
+            return range(0 if rank else size)
         rows = self._rows[part.weight]
-        first, end = (rows_before(rows, each, self.ranks) for each in (rank, rank + 1))
+        # Each rank from `shards` on has the same shards as one of the first, and publishes none.
+        first, end = (rows_before(rows, min(each, shards), shards) for each in (rank, rank + 1))
         if part.expert is not None:
-            return size if first <= part.expert < end else 0
-        return size // max(1, rows) * (end - first)
+            return range(size if first <= part.expert < end else 0)
+        return range(size // max(1, rows) * first, size // max(1, rows) * end)
+
+
+def _sizes(spans: Mapping[str, range]) -> dict[str, int]:
+    return {name: len(span) for name, span in spans.items()}
+
+
+def in_portions(sizes: Mapping[Any, int], most: int) -> Iterator[list[Any]]:
+    """The keys in their order, in lists whose sizes add up to at most `most`, or of one key."""
+    portion: list[Any] = []
+    filled = 0
+    for key, size in sizes.items():
+        if portion and filled + size > most:
+            yield portion
+            portion, filled = [], 0
+        portion.append(key)
+        filled += size
+    if portion:
+        yield portion
 
 
 def rows_before(rows: int, rank: int, ranks: int) -> int:
@@ -114,7 +143,8 @@ def first_row(weight: Tensor) -> int:
     if not isinstance(weight, DTensor):
         return 0
     mesh = weight.device_mesh
-    return rows_before(len(weight), mesh.get_local_rank(), mesh.size())
+    shards = mesh.ndim - 1  # the last dimension of the mesh; see Ranks.mesh
+    return rows_before(len(weight), mesh.get_local_rank(shards), mesh.size(shards))
 
 
 def published_dtype(weight: Tensor) -> torch.dtype:

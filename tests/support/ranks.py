@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -41,23 +42,44 @@ def alone(directory: Path, config: LearnerConfig, batches: list[Batch]) -> None:
 
 
 def together(
-    directory: Path, config: LearnerConfig, batches: list[Batch], *, ranks: int = RANKS
+    directory: Path,
+    config: LearnerConfig,
+    batches: list[Batch],
+    *,
+    ranks: int = RANKS,
+    hosts: int = 1,
 ) -> "subprocess.CompletedProcess[str]":
-    """Train in some ranks, resumed from the newest checkpoint."""
+    """Train in some ranks, resumed from the newest checkpoint. hosts: how many torchruns start them; to the learner
+    each is a host. Returns how the first torchrun ended.
+    """
     (directory / "batches.pickle").write_bytes(pickle.dumps(batches))
     path = write_config(directory / "run.toml", config)
     torchrun = [
         sys.executable,
         "-m",
         "echo2d.learner.torchrun",
-        "--standalone",
-        f"--nproc-per-node={ranks}",
+        f"--nproc-per-node={ranks // hosts}",
     ]
-    return subprocess.run(
-        [*torchrun, *PROGRAM, str(directory), "--config", str(path), "--resume"],
-        env={**os.environ, "PYTHONPATH": str(REPO)},  # the ranks import tests.support
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=240,
-    )
+    learner = [*PROGRAM, str(directory), "--config", str(path), "--resume"]
+    environment = {**os.environ, "PYTHONPATH": str(REPO)}  # the ranks import tests.support
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        meeting = f"127.0.0.1:{probe.getsockname()[1]}"
+    meet = ["--nnodes", str(hosts), "--rdzv-backend", "c10d", "--rdzv-endpoint", meeting]
+    others = [
+        subprocess.Popen(
+            [*torchrun, *meet, "--rdzv-conf", "is_host=false", *learner], env=environment
+        )
+        for _ in range(1, hosts)
+    ]
+    try:
+        return subprocess.run(
+            [*torchrun, *meet, "--rdzv-conf", "is_host=true", *learner],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=240,
+        )
+    finally:
+        for other in others:
+            other.wait(60.0)

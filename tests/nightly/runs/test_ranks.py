@@ -139,6 +139,33 @@ def test_the_reported_load_of_experts_counts_both_ranks(tmp_path: Path, base: Pa
     assert one["load_max"] > 1.0
 
 
+@pytest.mark.parametrize("family", ["qwen3 moe", "adapter"])
+def test_a_run_moves_from_hosts_that_each_have_the_model_to_ranks_that_share_it_and_back(
+    tmp_path: Path, base: Path, family: str
+) -> None:
+    """Two hosts of two ranks train steps 1 and 2, four ranks 3 and 4, the hosts 5 and 6: as one rank trains all."""
+    model = saved(tmp_path / "model", family, base) if family == "qwen3 moe" else base
+    changes: dict[str, Any] = {"lora_rank": 4, "kl_coef": 0.0} if family == "adapter" else {}
+    batches = record(model, STEPS)
+    straight, handed = tmp_path / "straight", tmp_path / "handed"
+    straight.mkdir()
+    handed.mkdir()
+    expected, config = (config_of(each, model, lr=1e-4, **changes) for each in (straight, handed))
+    alone(straight, expected, batches)
+    moves: tuple[tuple[int, int, Any], ...] = ((2, 2, "host"), (4, 1, "each"), (STEPS, 2, "host"))
+    for steps, hosts, sync in moves:
+        part = dataclasses.replace(config, steps=steps, gradient_sync=sync)
+        done = together(handed, part, batches, ranks=4, hosts=hosts)
+        assert done.returncode == 0, done.stderr
+    for one, other in zip(*(rows_of(each) for each in (expected, config)), strict=True):
+        assert other["loss"] == pytest.approx(one["loss"], abs=LOSS_ERROR_MAX)
+        assert other["grad_norm"] == pytest.approx(one["grad_norm"], rel=NORM_ERROR_MAX)
+    file = "adapter_model.safetensors" if family == "adapter" else "model.safetensors"
+    firsts = [(each / "taken" / "0" / file).read_bytes() for each in (straight, handed)]
+    assert firsts[0] == firsts[1]
+    same_weights(*(each / "taken" / str(STEPS) for each in (straight, handed)), file=file)
+
+
 @pytest.mark.parametrize("family", ["tied", "qwen3", "qwen3 moe", "adapter"])
 def test_a_checkpoint_of_two_ranks_is_exported_by_one_process(
     tmp_path: Path, base: Path, capsys: pytest.CaptureFixture[str], family: str
@@ -179,9 +206,9 @@ def last_word(done: "subprocess.CompletedProcess[str]") -> str:
     return line.removeprefix("learner: ").removeprefix("rank 1: ")
 
 
-def same_weights(one: Path, other: Path) -> None:
+def same_weights(one: Path, other: Path, *, file: str = "model.safetensors") -> None:
     assert {path.name for path in one.iterdir()} == {path.name for path in other.iterdir()}
-    weights, others = (load_file(path / "model.safetensors") for path in (one, other))
+    weights, others = (load_file(path / file) for path in (one, other))
     for name, weight in weights.items():
         assert (others[name].dtype, others[name].shape) == (torch.bfloat16, weight.shape)
         assert torch.allclose(

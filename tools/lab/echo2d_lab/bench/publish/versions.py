@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from echo2d.client import SnapshotFile, write_snapshot
+from echo2d.client import build_manifest
 
 # A block is larger than the CPU caches, and can be drawn quickly.
 BLOCK_WORDS = 16 << 20
@@ -39,23 +39,16 @@ class MadeUpVersions:
         """Write the next version into a new directory. Returns its manifest."""
         self._master = self._moved(self._step)
         directory.mkdir(parents=True)
-        text = [
-            SnapshotFile("config.json", len(_CONFIG), 0, [_CONFIG]),
-            SnapshotFile("tokenizer.json", len(_TOKENIZER), 0, [_TOKENIZER]),
-        ]
-        return write_snapshot(directory, [*text, *self._weights()])
-
-    def _weights(self) -> Iterator[SnapshotFile]:
+        (directory / "config.json").write_bytes(_CONFIG)
+        (directory / "tokenizer.json").write_bytes(_TOKENIZER)
         words = _bf16(self._master)
         for index, start in enumerate(range(0, self._size, FILE_BYTES_MAX)):
             size = min(FILE_BYTES_MAX, self._size - start)
             tensor = {"dtype": "BF16", "shape": [size // 2], "data_offsets": [0, size]}
             text = json.dumps({f"layer.{index}": tensor}).encode()
-            header = len(text).to_bytes(8, "little") + text
-            parts = _repeated(words, size)
-            yield SnapshotFile(
-                f"model-{index:05}.safetensors", len(header) + size, len(header), [header, *parts]
-            )
+            with (directory / f"model-{index:05}.safetensors").open("wb") as file:
+                file.writelines([len(text).to_bytes(8, "little"), text, *_repeated(words, size)])
+        return build_manifest(directory).encode()
 
     def _moved(self, step: float) -> Floats:
         signs = self._rng.integers(0, 2, self._master.size, dtype=np.int8) * 2 - 1
