@@ -66,7 +66,7 @@ class Answer:
         return logs.gather(1, row[prompt:][self.places, None])[:, 0], entropy_t
 
 
-def gradient(
+def expected_gradient(
     recipe: Recipe, rules: BatchRules, batch: Batch, groups: Collection[int], models: Models
 ) -> Gradient:
     """The gradient [by weight] of one optimizer step on these groups of the batch, before it is clipped."""
@@ -87,7 +87,7 @@ def gradient(
             "constant": len(lengths) * recipe.loss_tokens,
         }[mean]
         (loss_t(recipe, answer, models).sum() / divisor).backward()
-    found = {name: weight.grad.clone() for name, weight in models.policy.named_parameters()}
+    found = gradient_of(models.policy)
     models.policy.zero_grad()
     return found
 
@@ -200,6 +200,11 @@ def clipped_t(recipe: Recipe, ratio_t: Tensor, advantage: float) -> Tensor:
     if advantage < 0 and recipe.clip_ratio_max:
         return clipped_t.clamp(min=recipe.clip_ratio_max * advantage)
     return clipped_t
+
+
+def gradient_of(model: Any) -> Gradient:
+    """A copy of the gradient that the weights of a model have."""
+    return {name: weight.grad.clone() for name, weight in model.named_parameters()}
 
 
 def difference(found: Gradient, expected: Gradient) -> float:
