@@ -86,7 +86,7 @@ def expected_gradient(
             "sequence": len(lengths) * lengths[answer.episode],
             "constant": len(lengths) * recipe.loss_tokens,
         }[mean]
-        (loss_t(recipe, answer, models).sum() / divisor).backward()
+        torch.autograd.backward(loss_t(recipe, answer, models).sum() / divisor)
     found = gradient_of(models.policy)
     models.policy.zero_grad()
     return found

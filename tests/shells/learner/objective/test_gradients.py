@@ -116,7 +116,7 @@ def drawn_batch(rules: BatchRules, rng: np.random.Generator, policy: Any) -> Bat
 def drawn_group(place: int, rules: BatchRules, rng: np.random.Generator, policy: Any) -> Group:
     prompt = rng.integers(0, SMALL["vocab_size"], rng.integers(1, 10), dtype=np.int32)
     sampling = Sampling(float(rng.choice([0.7, 1.0, 1.3])))
-    members = []
+    members: list[Trajectory] = []
     for episode in range(rules.group_size):
         reward = float(rng.integers(-8, 9)) / 8
         for branch in range(rng.choice([1, 1, 3])):

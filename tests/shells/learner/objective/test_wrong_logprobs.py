@@ -7,6 +7,7 @@ takes these tokens for ones that have become e^20 times as likely, or whatever t
 import dataclasses
 import itertools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -97,7 +98,7 @@ def test_a_recipe_bounds_the_gradient_of_an_answer_with_wrong_logprobs_or_is_ref
             weight += 0.1 * weight.std() * torch.randn(weight.shape, generator=dice)
     for recipe in RECIPES:
         # A recipe with a loss of its own is never refused; this policy computes the objective all the same.
-        settings = dict(zip(NAMES, recipe, strict=True))
+        settings: dict[str, Any] = dict(zip(NAMES, recipe, strict=True))
         chosen = dataclasses.replace(common, loss="own:loss", **settings)
         honest = gradient(policy, chosen, batch)
         others = [gradient(policy, chosen, with_wrong_logprobs(batch, sample)) for sample in (0, 1)]
