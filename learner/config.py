@@ -119,11 +119,19 @@ class Recipe(Table):
             raise OperatorFault(
                 "learner.loss_tokens: expected at least 1 because the mean is constant; found 0"
             )
-        highest = 1 + self.clip_high
-        if self.objective != "cispo" and 0 < self.clip_ratio_max <= highest:
+        clips, highest = self.objective != "cispo" and self.clip_ratio_max > 0, 1 + self.clip_high
+        if clips and self.clip_ratio_max <= highest:
             expected = f"0, or more than 1 + clip_eps_high = {highest:g}"
             raise OperatorFault(
                 f"learner.clip_ratio_max: expected {expected}; found {self.clip_ratio_max}"
+            )
+        corrects = self.proximal == "rollout" and self.correction != "none"
+        # With `recomputed`, the ratio p / m has only probabilities of the learner.
+        if not (clips or corrects or self.proximal == "recomputed" or self.loss):
+            raise OperatorFault(
+                "learner.clip_ratio_max, learner.correction: nothing bounds the ratios, so one answer with wrong "
+                "logprobs could decide a step: expected clip_ratio_max above 0 (not for cispo), or proximal = rollout "
+                f"with a correction; found {self.clip_ratio_max:g}, and {self.proximal} with {self.correction}"
             )
 
     @property

@@ -70,13 +70,6 @@ def clip_value(
     )
 
 
-def truncate(ratio_n: Tensor, cap: float) -> Tensor:
-    """Return min(x, cap) [n]. Without a cap a few tokens that have become much more likely would
-    dominate the step.
-    """
-    return torch.clamp(ratio_n, max=cap)
-
-
 def mask_tokens(ratio_n: Tensor, low: float, high: float) -> Tensor:
     """Return x where low <= x <= high, else 0 [n]. Beyond the range the policy, or the engine,
     differs too much.

@@ -109,11 +109,12 @@ def distance_to_base(
     GRPO's KL term (arXiv 2402.03300, eq. 4), after Schulman, "Approximating KL divergence" (2020).
     Never negative. rollout_logprobs_n: if given, each term is multiplied by p/q, with gradient, because the
     tokens are samples of the rollout's policy q. Without this factor the gradient is not that of KL(p || base)
-    (DeepSeek-V3.2, arXiv 2512.02556).
+    (DeepSeek-V3.2, arXiv 2512.02556). p/q is at most e^5.
     """
     log_ratio_n = (base_logprobs_n - logprobs_n).clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX)
     distance_n = log_ratio_n.exp() - log_ratio_n - 1.0
     if rollout_logprobs_n is None:
         return distance_n
-    moved_n = (logprobs_n - rollout_logprobs_n).clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX)
+    # With a larger bound than e^5 = 148, one answer with wrong logprobs could decide the step.
+    moved_n = (logprobs_n - rollout_logprobs_n).clamp(-LOG_RATIO_MAX, 5.0)
     return moved_n.exp() * distance_n

@@ -27,7 +27,6 @@ from echo2d.learner.objective.corrections import (
     loglinear_share,
     mask_answers,
     mask_tokens,
-    truncate,
 )
 from echo2d.learner.objective.objectives import answer_means
 
@@ -69,20 +68,14 @@ def weigh(recipe: Recipe, inputs: WeightInputs) -> TokenWeights:
     clip = (moved_n, inputs.advantages_n, recipe.clip_low, recipe.clip_high, ratio_max)
     keeps_n, clipped_n = clip_keeps(*clip), clip_value(*clip)
     if recipe.correction == "none":
-        untouched_n = torch.zeros_like(keeps_n)
-        return TokenWeights(moved_n * keeps_n, clipped_n, own_n, keeps_n, untouched_n)
+        return TokenWeights(moved_n * keeps_n, clipped_n, own_n, keeps_n, torch.zeros_like(keeps_n))
     corrected_n = _correct(recipe, importance_n, ratio_n, inputs.answers_n)
     # Under `rollout` the importance is the clipped ratio itself, and counts once.
     once = recipe.proximal == "rollout"
     whole_n = corrected_n if once else corrected_n * moved_n
     corner_n = clipped_n * (corrected_n > 0) if once else corrected_n * clipped_n
-    return TokenWeights(
-        whole_n * keeps_n,
-        torch.where(keeps_n, whole_n, corner_n),
-        own_n,
-        keeps_n,
-        corrected_n != ratio_n,
-    )
+    shown_n = torch.where(keeps_n, whole_n, corner_n)
+    return TokenWeights(whole_n * keeps_n, shown_n, own_n, keeps_n, corrected_n != ratio_n)
 
 
 def _split(recipe: Recipe, inputs: WeightInputs, own_n: Tensor) -> tuple[Tensor, Tensor]:
@@ -101,7 +94,8 @@ def _split(recipe: Recipe, inputs: WeightInputs, own_n: Tensor) -> tuple[Tensor,
 def _correct(recipe: Recipe, importance_n: Tensor, ratio_n: Tensor, answers_n: Tensor) -> Tensor:
     if recipe.correction == "icepop":
         return mask_tokens(ratio_n, *recipe.mask)
-    truncated_n = truncate(ratio_n, recipe.tis_cap)
+    # Without the cap a few tokens that have become much more likely would dominate the step.
+    truncated_n = ratio_n.clamp(max=recipe.tis_cap)
     if recipe.correction == "sequence_mask":
         return truncated_n * mask_answers(importance_n, answers_n, *recipe.mask)
     return truncated_n

@@ -10,7 +10,6 @@ the relative difference of its gradient from each gradient of TRL.
 """
 
 import json
-import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -41,6 +40,7 @@ from echo2d.learner.objective.hooks import advantages_of
 from echo2d.learner.ranks.ranks import Ranks
 from examples.trl_grpo import StaleGRPOTrainer, earned_by
 from tests.support.model_shapes import SMALL
+from tests.support.oracle import Gradient, difference, gradient_of
 from tests.support.trl_recipes import RECIPES, UNEQUAL, SharedRecipe
 
 PROMPTS = (5, 7, 9)  # tokens of each group's prompt
@@ -57,8 +57,6 @@ NO_CLIPPING = 1e9
 # both gradients are then equally far from one in float64.
 INITIALIZER_RANGE = 0.2
 RULES = BatchRules(staleness_max=2, groups=len(PROMPTS), group_size=4, vocab_size=61, group_min=4)
-
-Gradient = dict[str, Tensor]
 
 
 class Step(NamedTuple):
@@ -85,7 +83,7 @@ class Bench:
         groups = answers_of(self.batch, RULES, advantages_of(config))
         (part,) = policy.lay_out(parts(groups, 1, step=1, rng_seed=0))
         taken: list[Gradient] = []
-        policy._optimizer.register_step_pre_hook(lambda *_: taken.append(gradient(policy.model)))
+        policy._optimizer.register_step_pre_hook(lambda *_: taken.append(gradient_of(policy.model)))
         report = policy.train_step(1, [part], staleness_max=2)
         advantages = [float(answer.advantage) for group in groups for answer in group]
         return Step(taken[0], advantages, report.loss), len(part.micro)
@@ -161,19 +159,7 @@ class TakenGradient(TrainerCallback):  # type: ignore[misc]  # transformers has 
     gradient: Gradient
 
     def on_pre_optimizer_step(self, *_: Any, model: Any, **__: Any) -> None:
-        self.gradient = gradient(model)
-
-
-def gradient(model: Any) -> Gradient:
-    return {name: weight.grad.clone() for name, weight in model.named_parameters()}
-
-
-def difference(ours: Gradient, theirs: Gradient) -> float:
-    """The norm of the difference over the norm of theirs, of all weights together."""
-    assert ours.keys() == theirs.keys()
-    off = sum(float((ours[name] - theirs[name]).double().square().sum()) for name in ours)
-    whole = sum(float(each.double().square().sum()) for each in theirs.values())
-    return math.sqrt(off / whole)
+        self.gradient = gradient_of(model)
 
 
 def make_bench(directory: Path) -> Bench:

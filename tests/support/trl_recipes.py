@@ -27,7 +27,8 @@ class SharedRecipe:
 # The gradients are equal.
 RECIPES = {
     "the default": SharedRecipe(PLAIN, DUAL_CLIP),
-    "one-sided clip": SharedRecipe(PLAIN | {"clip_ratio_max": 0.0}),
+    # The batch has no ratio above this bound. Without any, echo2d refuses the recipe.
+    "one-sided clip": SharedRecipe(PLAIN | {"clip_ratio_max": 1000.0}),
     "two-sided clip of 1.5": SharedRecipe(PLAIN | {"clip_ratio_max": 1.5}, {"delta": 1.5}),
     "clip-higher": SharedRecipe(
         PLAIN | {"clip_eps_high": 0.28}, DUAL_CLIP | {"epsilon_high": 0.28}

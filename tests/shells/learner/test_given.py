@@ -1,42 +1,35 @@
 """Given tokens are read, but do not count in anything that is trained or measured.
 
-The references are written out here: a row at a time, with the model's own attention, log p of every token, and weight 0
-where a token was given or is too old.
+The gradient of answers with given tokens, too old ones and branches is compared in `objective/test_gradients.py`.
 """
 
 import dataclasses
 import shutil
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
-from echo2d.client import Batch, Group, Span, Trajectory
+from echo2d.client import Batch, Span, Trajectory
 from echo2d.learner.batch.checks import BatchRules, Trained, faults
 from echo2d.learner.batch.packing import PackedAnswer, answers_of
-from echo2d.learner.config import LearnerConfig, Mean
+from echo2d.learner.config import LearnerConfig
 from echo2d.learner.model.load import load_model
 from echo2d.learner.model.policy import Policy
 from echo2d.learner.objective.hooks import advantages_of
-from echo2d.learner.objective.objectives import distance_to_base, policy_loss
-from echo2d.learner.objective.token_weights import WeightInputs, weigh
 from echo2d.learner.ranks.ranks import Ranks
 from examples import own_loop
 from tests.support.batches import with_given
 from tests.support.learner import learn, record
+from tests.support.oracle import Gradient, difference, gradient_of
 from tests.support.scripted_coordinator import GROUP_SIZE, GROUPS, ScriptedCoordinator
 
 VOCABULARY, STEP = 17, 20
 MASKS = BatchRules(2, GROUPS, GROUP_SIZE, VOCABULARY, GROUP_SIZE, masks=True)
 TOO_OLD, NEW = STEP - 4, STEP - 1
-WIDE: dict[str, Any] = {"clip_eps_low": 0.9, "clip_eps_high": 9.0, "clip_ratio_max": 0.0}
-Gradient = dict[str, Tensor]
 # Called with the index of a group, the number of a trajectory in the group, and the trajectory.
 Change = Callable[[int, int, Trajectory], Trajectory]
 
@@ -76,140 +69,22 @@ def batch(base: Path) -> Batch:
     return change(found, conversation)
 
 
-def answers(config: LearnerConfig, batch: Batch, rules: BatchRules = MASKS) -> list[PackedAnswer]:
-    assert faults(batch, STEP, rules, Trained()) == {}
-    return [answer for group in answers_of(batch, rules, advantages_of(config)) for answer in group]
+def answers(config: LearnerConfig, batch: Batch) -> list[PackedAnswer]:
+    assert faults(batch, STEP, MASKS, Trained()) == {}
+    return [answer for group in answers_of(batch, MASKS, advantages_of(config)) for answer in group]
 
 
-def moved(config: LearnerConfig) -> Policy:
-    """A policy that differs from the base, as after some train steps."""
-    policy, dice = Policy(config, Ranks()), torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for weight in policy.model.parameters():
-            weight += 0.1 * weight.std() * torch.randn(weight.shape, generator=dice)
-    return policy
+def trained(config: LearnerConfig, batch: Batch) -> Gradient:
+    """The gradient of one optimizer step."""
+    policy = Policy(config, Ranks())
+    (part,) = policy.lay_out([answers(config, batch)])
+    policy._gradient(part, MASKS.staleness_max, {})
+    return gradient_of(policy.model)
 
 
-def trained(
-    config: LearnerConfig, batch: Batch, rules: BatchRules = MASKS, *, shared: bool = True
-) -> Gradient:
-    """The gradient of one optimizer step. shared: whether answers may read one copy of a prompt."""
-    policy = moved(config)
-    found = answers(config, batch, rules)
-    if not shared:
-        found = [dataclasses.replace(each, prompt=1) for each in found]
-    (part,) = policy.lay_out([found])
-    policy._gradient(part, rules.staleness_max, {})
-    return gradient(policy.model)
-
-
-def gradient(model: Any) -> Gradient:
-    return {name: weight.grad.clone() for name, weight in model.named_parameters()}
-
-
-def by_hand(config: LearnerConfig, batch: Batch) -> Gradient:
-    model, base = load_model(config.model), load_model(config.model)
-    model.load_state_dict(moved(config).model.state_dict())
-    lengths: Counter[tuple[int, int]] = Counter()  # of each episode
-    for group in batch.groups:
-        for episode, each in zip(group.episodes, group.trajectories, strict=True):
-            lengths[group.group_id, episode] += int(counts_in(each).sum())
-    for group in batch.groups:
-        rewards = {
-            name: each.reward for name, each in zip(group.episodes, group.trajectories, strict=True)
-        }
-        found_e = advantages_of(config)(np.array([*rewards.values()], dtype=np.float32))
-        advantage_of = dict(zip(rewards, found_e, strict=True))
-        for episode, each in zip(group.episodes, group.trajectories, strict=True):
-            counts_t = counts_in(each)
-            share = {
-                "token": 1 / lengths.total(),
-                "sequence": 1 / (len(lengths) * lengths[group.group_id, episode]),
-                "constant": 1 / (len(lengths) * max(1, config.loss_tokens)),
-            }[config.mean]
-            shares_t = share * counts_t
-            logprobs_t, entropy_t = scores(model, group, each)
-            base_t = scores(base, group, each)[0].detach()
-            rollout_t = torch.from_numpy(each.logprobs.copy())
-            advantages_t = torch.full_like(rollout_t, float(advantage_of[episode]))
-            weights_t = torch.ones_like(rollout_t)
-            answer_t = torch.zeros_like(counts_t, dtype=torch.int64)
-            facts = (logprobs_t.detach(), rollout_t, advantages_t, staleness_of(each), answer_t)
-            inputs = WeightInputs(*(fact_t[counts_t] for fact_t in facts))
-            weights_t[counts_t] = weigh(config, inputs).weights_n
-            distance_t = distance_to_base(logprobs_t, base_t, rollout_t)
-            extra_t = config.kl_coef * distance_t - config.entropy_coef * entropy_t
-            loss = policy_loss(logprobs_t, weights_t, advantages_t, shares_t)
-            torch.autograd.backward(loss + (shares_t * extra_t).sum())
-    return gradient(model)
-
-
-def scores(model: Any, group: Group, each: Trajectory) -> tuple[Tensor, Tensor]:
-    """log p and entropy of every output token [t]. The answer has a row of its own."""
-    row = torch.from_numpy(np.concatenate([group.prompt, each.tokens])).long()
-    logits = model(input_ids=row[None]).logits[0, len(group.prompt) - 1 : -1]
-    everything = (logits / group.sampling.temperature).log_softmax(-1)
-    logprobs = everything.gather(1, row[len(group.prompt) :, None])[:, 0]
-    return logprobs, -(everything.exp() * everything).sum(1)
-
-
-def staleness_of(each: Trajectory) -> Tensor:
-    """The staleness of each token [t]; -1: the token was given."""
-    found = torch.full((len(each.tokens),), -1)
-    for span in each.spans:
-        found[span.start : span.end] = STEP - 1 - span.version
-    return found
-
-
-def counts_in(each: Trajectory) -> Tensor:
-    """Which tokens are in the loss [t]."""
-    found = staleness_of(each)
-    return (found >= 0) & (found <= MASKS.staleness_max)
-
-
-def difference(found: Gradient, expected: Gradient) -> float:
-    """The norm of the difference, divided by the norm of the expected gradient, over all weights."""
-    assert found.keys() == expected.keys()
-    off = sum(float((found[name] - expected[name]).double().square().sum()) for name in found)
-    whole = sum(float(each.double().square().sum()) for each in expected.values())
-    return float(np.sqrt(off / whole))
-
-
-@pytest.mark.parametrize(
-    "recipe",
-    [
-        {},
-        {"loss_mean": "sequence"},
-        {"objective": "dr_grpo", "loss_tokens": 9},
-        {"objective": "gspo"},
-        {"proximal": "loglinear", "correction": "icepop"},
-        {"correction": "sequence_mask"},
-        {"kl_coef": 0.5, "entropy_coef": 0.1},
-    ],
-    ids=str,
-)
-def test_the_gradient_equals_that_of_all_tokens_with_a_share_of_0_for_given_ones(
-    config: LearnerConfig, batch: Batch, recipe: dict[str, Any]
-) -> None:
-    # A wide clip, so that it drops hardly a token.
-    changed = dataclasses.replace(config, **{**WIDE, **recipe})
-    assert sum(len(each.given) for group in batch.groups for each in group.trajectories) == 16
-    assert difference(trained(changed, batch), by_hand(changed, batch)) < 1e-6
-
-
-@pytest.mark.parametrize(
-    "layout",
-    [{"packing": False}, {"micro_batch_tokens": 40}, {"packing": False, "micro_batch_tokens": 40}],
-    ids=str,
-)
-def test_every_layout_has_the_same_gradient(
-    config: LearnerConfig, batch: Batch, layout: dict[str, Any]
-) -> None:
-    changed = dataclasses.replace(config, loss_mean="sequence", **WIDE)
-    expected = trained(changed, batch)
-    found = trained(dataclasses.replace(changed, **layout), batch)
-    assert difference(found, expected) < 1e-6
-    assert difference(trained(changed, batch, shared=False), expected) < 1e-6
+def counted(each: Trajectory) -> int:
+    """How many tokens are in the loss."""
+    return sum(span.end - span.start for span in each.spans if span.version != TOO_OLD)
 
 
 @pytest.fixture
@@ -239,13 +114,14 @@ def other_given(batch: Batch, *, last: bool) -> Batch:
 
 def test_given_tokens_have_no_loss_of_their_own(blind: LearnerConfig, batch: Batch) -> None:
     """In this model all tokens of a run but the last can have an effect only as predicted tokens."""
-    changed = dataclasses.replace(blind, **WIDE)
+    # The clip is so wide that it drops hardly a token.
+    changed = dataclasses.replace(blind, clip_eps_low=0.9, clip_eps_high=9.0, clip_ratio_max=0.0)
     policy = Policy(changed, Ranks())
 
     def seen(batch: Batch) -> Gradient:
         (part,) = policy.lay_out([answers(changed, batch)])
         policy._gradient(part, MASKS.staleness_max, {})
-        found = gradient(policy.model)
+        found = gradient_of(policy.model)
         policy.model.zero_grad()
         # The output of attention is multiplied by zeros, so attention affects only the gradient of these zeros.
         return {name: each for name, each in found.items() if "o_proj" not in name}
@@ -268,11 +144,11 @@ def test_a_users_own_loop_leaves_out_given_tokens_in_the_same_way(
 
 
 def test_the_head_runs_for_no_given_token(config: LearnerConfig, batch: Batch) -> None:
-    (part,) = moved(config).lay_out([answers(config, batch)])
+    (part,) = Policy(config, Ranks()).lay_out([answers(config, batch)])
     members = [each for group in batch.groups for each in group.trajectories]
-    counted = sum(int(counts_in(each).sum()) for each in members)
-    assert sum(int(micro.answer_bt.sum()) for micro in part.micro) == counted
-    assert counted == part.totals.tokens == sum(micro.tokens for micro in part.micro)
+    tokens = sum(map(counted, members))
+    assert sum(int(micro.answer_bt.sum()) for micro in part.micro) == tokens
+    assert tokens == part.totals.tokens == sum(micro.tokens for micro in part.micro)
 
 
 def test_numbers_of_episodes_change_no_bit_without_branches(
@@ -281,27 +157,6 @@ def test_numbers_of_episodes_change_no_bit_without_branches(
     named = change(batch, lambda _, sample, each: dataclasses.replace(each, episode=9 - sample))
     found, expected = trained(config, named), trained(config, batch)
     assert all(torch.equal(found[name], expected[name]) for name in expected)
-
-
-@pytest.mark.parametrize("mean", ["token", "sequence", "constant"])
-def test_an_episode_of_several_branches_weighs_as_one(
-    config: LearnerConfig, batch: Batch, mean: Mean
-) -> None:
-    """Samples 2 and 3 are its branches. If micro-batches are small, they are in different ones."""
-    changed = dataclasses.replace(config, loss_mean=mean, loss_tokens=9, **WIDE)
-    rules = dataclasses.replace(MASKS, group_size=GROUP_SIZE - 1, group_min=GROUP_SIZE - 1)
-
-    def branch(_: int, sample: int, each: Trajectory) -> Trajectory:
-        episode = min(sample, 2)
-        return dataclasses.replace(
-            each, episode=episode, branch=sample // 3, reward=float(episode % 2)
-        )
-
-    branched = change(batch, branch)
-    expected = by_hand(changed, branched)
-    for tokens_max in (40, 4096):
-        narrow = dataclasses.replace(changed, micro_batch_tokens=tokens_max)
-        assert difference(trained(narrow, branched, rules), expected) < 1e-6
 
 
 def test_a_run_trains_beside_given_tokens_and_its_rows_count_them(

@@ -11,7 +11,6 @@ from echo2d.learner.objective.corrections import (
     loglinear_share,
     mask_answers,
     mask_tokens,
-    truncate,
 )
 from echo2d.learner.objective.objectives import LOG_RATIO_MAX
 
@@ -54,12 +53,6 @@ def test_the_clip_drops_tokens_that_have_moved_far_enough(
 def test_the_two_sided_clip_also_drops_unlikely_answers_that_became_likely() -> None:
     ratio, advantages = torch.tensor([3.9, 4.1, 4.1]), torch.tensor([-1.0, -1.0, 0.0])
     assert clip_keeps(ratio, advantages, EPS_LOW, EPS_HIGH, 4.0).tolist() == [True, False, True]
-
-
-def test_truncation_bounds_large_ratios_only() -> None:
-    assert truncate(torch.tensor([0.1, 1.9, 2.1, 50.0]), 2.0).tolist() == pytest.approx(
-        [0.1, 1.9, 2.0, 2.0]
-    )
 
 
 def test_a_masked_token_does_not_count_and_the_others_count_by_their_ratio() -> None:
