@@ -1,6 +1,5 @@
 """The choice of what layers keep for the backward pass changes memory, but no number."""
 
-import dataclasses
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,17 +11,13 @@ from torch.utils.checkpoint import SelectiveCheckpointContext
 
 from echo2d.learner.config import LearnerConfig
 from echo2d.learner.model.layers import PRODUCTS, _Keeping
-from echo2d.learner.model.policy import Policy
-from echo2d.learner.ranks.ranks import Ranks, whole
-from tests.support.model_shapes import answers, saved
+from echo2d.learner.ranks.ranks import Ranks
+from tests.support.learner import gradient_of
+from tests.support.model_shapes import saved
 
 
 def gradient(config: LearnerConfig, **changes: Any) -> Tensor:
-    made = Policy(dataclasses.replace(config, correction="none", **changes), Ranks())
-    (part,) = made.lay_out([answers(made.vocab_size)])
-    made._gradient(part, 2, {})
-    slopes = [whole(weight.grad) for weight in made.model.parameters() if weight.grad is not None]
-    return torch.cat([slope.flatten() for slope in slopes])
+    return gradient_of(config, Ranks(), **changes)
 
 
 @pytest.mark.parametrize(
