@@ -2,6 +2,7 @@
 
 import tempfile
 from collections.abc import Iterator, Sequence
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -47,7 +48,7 @@ def copies(*, small: bool) -> Iterator[Row]:
             use_non_blocking_copy=pinned_stage,
         )
         stager = DefaultStager(options)
-        rate = size / seconds(lambda made=stager: made.stage({"weight": there})) / GB
+        rate = size / seconds(partial(stager.stage, {"weight": there})) / GB
         memory = "pinned memory, as the learner's" if pinned_stage else "ordinary memory"
         yield Row(f"the copy of a checkpoint, into {memory}", {"GB/s": rate})
     for gib in (1 / 64,) if small else (1, 2, 4):
@@ -118,7 +119,7 @@ def _loaded(what: str, path: Path, each: int) -> Iterator[Row]:
         yield Row(f"{what}, through pinned memory", skipped=NO_BUS)
         return
     stages = [torch.empty(each // 2, dtype=torch.bfloat16, pin_memory=True) for _ in range(2)]
-    free = [torch.cuda.Event() for _ in stages]
+    free = [torch.cuda.Event() for _ in stages]  # type: ignore[no-untyped-call]
 
     def staged() -> None:
         for turn, (name, weight) in enumerate(_weights(path)):

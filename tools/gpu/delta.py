@@ -27,7 +27,7 @@ class SparseDelta:
 
     distances: Tensor  # [n] int16, each from the changed word before it, or from the tensor's begin
     bits: Tensor  # [n] int16
-    counts: Sequence[int]  # of each tensor
+    counts: list[int]  # of each tensor
 
     def on(self, place: torch.device) -> "SparseDelta":
         """The delta in the memory of a device."""
@@ -38,7 +38,7 @@ class SparseDelta:
 
     def tensors(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the places of the changed words of each tensor, and their bits."""
-        distances, bits = (each.split(self.counts) for each in (self.distances, self.bits))
+        distances, bits = (torch.split(each, self.counts) for each in (self.distances, self.bits))
         for distance, bit in zip(distances, bits, strict=True):
             yield distance.cumsum(0) - 1, bit
 

@@ -3,6 +3,7 @@
 import contextlib
 import importlib
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -54,17 +55,15 @@ def _without_triton() -> Iterator[None]:
 
 def _attentions(pieces: Pieces) -> dict[str, Attend | None]:
     """What the learner chooses, and each varlen kernel; None: it is not installed."""
-    plans = AttentionPlans(pieces, device())
     settings = AttentionSettings(None, 0.0, None)
+    plans = AttentionPlans(pieces, device())
     found: dict[str, Attend | None] = {
-        "as the learner computes it": lambda *given: plans.run(*given, settings)
+        "as the learner computes it": partial(plans.run, settings=settings)
     }
     row = attention._varlen(pieces, device())  # noqa: SLF001
     for name in ("flash_attn_interface", "flash_attn", "torch"):
         kernel = _varlen_kernel(name)
-        found[f"kernel of {name}"] = kernel and (
-            lambda *given, kernel=kernel: kernel(*given, row, settings)
-        )
+        found[f"kernel of {name}"] = kernel and partial(kernel, row=row, settings=settings)
     return found
 
 

@@ -28,12 +28,9 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 
-# Of layers with the shape of an 8B model, by `compile`. An H200 has 0.36 without; an H100 has 0.7 of its
-# memory's bandwidth.
+# Of layers with the shape of an 8B model, by `compile`, on an H100. An H200 with its faster memory has 0.36 without.
 MFU_MIN = {False: 0.28, True: 0.38}
 ROW_TOKENS = 16384
-# Between the eager and the compiled gradient, over the length of the former.
-GRADIENT_DIFFERENCE_MAX = {"qwen3": 0.05, "qwen3 moe": 0.2}
 
 
 @pytest.mark.parametrize(
@@ -100,13 +97,21 @@ def test_a_run_on_a_gpu_trains_publishes_and_resumes(tmp_path: Path) -> None:
 def test_compiled_layers_have_the_gradient_of_eager_ones(
     family: str, recompute: Any, tmp_path: Path
 ) -> None:
-    """As vectors, up to bfloat16's rounding, which may send a few of the tokens to another expert."""
+    """In bfloat16 the compiled gradient is about as near to that of float32 as the eager one is.
+
+    Rounding may send a few tokens to another expert.
+    """
     base = make_base(tmp_path / "base")
     model = saved(tmp_path / "model", family, base, head_dim=64)
     config = config_in(tmp_path, model, device="cuda", recompute=recompute)
     ranks = Ranks(device=device_of("cuda", Place()))
-    eager, compiled = (gradient_of(config, ranks, compile=chosen) for chosen in (False, True))
-    assert float((compiled - eager).norm() / eager.norm()) < GRADIENT_DIFFERENCE_MAX[family]
+    exact = gradient_of(config, ranks, dtype="float32")
+    eager, compiled = (
+        float((gradient_of(config, ranks, compile=chosen) - exact).norm() / exact.norm())
+        for chosen in (False, True)
+    )
+    print(f"{family}, {recompute}: eager {eager:.3f}, compiled {compiled:.3f}")  # noqa: T201
+    assert compiled < 1.5 * eager + 0.01
 
 
 @pytest.mark.filterwarnings("ignore:::torch")  # what the compiler imports warns of its own future
