@@ -58,7 +58,7 @@ def deltas(*, small: bool) -> Iterator[Row]:
     """Section E."""
     shapes = (LAYER * (1 if small else 36)) + OTHERS
     # Tensors of a multiple of four words.
-    sizes = [max(64, torch.Size(shape).numel() // (64 if small else 1)) for shape in shapes]
+    sizes = [max(64, torch.Size(shape).numel() // (1024 if small else 1)) for shape in shapes]
     dice = torch.Generator(device()).manual_seed(0)
     words = [torch.zeros(size, dtype=torch.int16, device=device()) for size in sizes]
     for each in words:

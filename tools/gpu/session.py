@@ -102,7 +102,7 @@ def session(names: Sequence[str], out: Path, *, small: bool) -> dict[str, Any]:
         began_at = time.monotonic()
         error = "no time was left"
         if left_s > 1:
-            limit_s = min(section.limit_s, left_s)
+            limit_s = left_s if small else min(section.limit_s, left_s)
             error = run_process(
                 [*command, *(["--small"] if small else [])], out / f"{name}.log", limit_s
             )
@@ -267,7 +267,7 @@ def table(found: dict[str, Any]) -> str:
         for row in section["rows"]:
             figures = "; ".join(f"{each}: {shown(value)}" for each, value in row["figures"].items())
             asked = "; ".join(
-                f"{each} {how} {shown(limit)}: {'yes' if holds(row['figures'][each], how, limit) else '**no**'}"
+                f"{each} {how} {shown(limit)}: {'held' if holds(row['figures'][each], how, limit) else '**not held**'}"
                 for each, (how, limit) in row["asked"].items()
             )
             text = figures or f"not measured: {row['skipped']}"

@@ -171,12 +171,13 @@ class Bench:
         case = self._scaled(case)
         what = f"{self.what}: {case.name}"
         if self._small and case.changes.get("compile"):
-            return Row(
-                what, skipped="compiling takes a CPU a minute; tests/nightly/research does it"
+            return Row(what, skipped="compiling takes a CPU a minute; tests/shells/learner does it")
+        # On a CPU nothing is compared with the plan, and its process takes seconds to start, so one section is enough.
+        planned = None
+        if on_gpu() or RESERVED in case.asked:
+            planned = self._planner.submit(
+                footprint, self._config(case), 1, case.row_tokens, on_gpu=True
             )
-        planned = self._planner.submit(
-            footprint, self._config(case), 1, case.row_tokens, on_gpu=True
-        )
         policy, answers = self._ready(case)
         taken, shares, peak = [], [], 0.0
         for step in range(1, (2 if self._small else STEPS) + 1):
@@ -191,13 +192,12 @@ class Bench:
         tokens = sum(len(each.tokens) for each in answers)
         figures |= {"s / step": median(taken[1:]), "tokens/s": tokens / median(taken[1:])}
         figures |= {"first step, s": taken[0], "packing": _switch(policy._scorer.packed)}  # noqa: SLF001
-        plan = planned.result().peak / GIB
-        if on_gpu():
+        plan = None if planned is None else planned.result().peak / GIB
+        if plan is not None:
+            figures["planned, GiB"] = plan
+        if plan is not None and on_gpu():
             reserved = torch.cuda.max_memory_reserved() / GIB
-            figures |= {"peak, GiB": peak, "planned, GiB": plan, "reserved, GiB": reserved}
-            figures[RESERVED] = reserved / plan
-        else:
-            figures["planned for a GPU, GiB"] = plan
+            figures |= {"peak, GiB": peak, "reserved, GiB": reserved, RESERVED: reserved / plan}
         config = policy.model.config
         if hasattr(config, "num_experts"):
             figures["experts by"] = str(config._experts_implementation)  # noqa: SLF001

@@ -5,10 +5,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support.paths import REPO
 from tools.gpu.session import SECTIONS, table
 
 
+@pytest.mark.timeout(900)  # a minute on an idle machine
 def test_every_section_of_the_session_gives_its_figures_or_a_reason(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tools.gpu.session", "--small", "--out", str(tmp_path)]
     run = subprocess.run(command, cwd=REPO, capture_output=True, text=True, check=False)

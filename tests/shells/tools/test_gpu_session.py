@@ -67,7 +67,7 @@ def session_with(mfu: float, error: str = "") -> dict[str, Any]:
 def test_the_table_has_a_line_for_each_row_and_each_failure() -> None:
     lines = table(session_with(0.4, error="out of memory")).splitlines()
     assert lines[-3:] == [
-        "| B, steps (12 s) | layers | MFU: 0.4 | MFU at least 0.42: **no** |",
+        "| B, steps (12 s) | layers | MFU: 0.4 | MFU at least 0.42: **not held** |",
         "|  | copies | not measured: there is no GPU |  |",
         "|  | **failed** | out of memory | |",
     ]
