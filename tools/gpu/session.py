@@ -48,12 +48,12 @@ class Section:
 
 
 SECTIONS = {
-    "B": Section("train steps of 8B layers", "train_steps:dense", 190),
-    "D": Section("train steps of 30B-A3B layers", "train_steps:experts", 120),
-    "A": Section("copies between GPU and host", "copies:copies", 50),
-    "E": Section("a delta applied on the GPU", "delta:deltas", 40),
-    "F": Section("loading a version", "copies:loading", 50),
-    "C": Section("kernels of attention and head", "kernels:kernels", 50),
+    "B": Section("train steps of 8B layers", "train_steps:dense", 210),
+    "D": Section("train steps of 30B-A3B layers", "train_steps:experts", 150),
+    "A": Section("copies between GPU and host", "copies:copies", 45),
+    "E": Section("a delta applied on the GPU", "delta:deltas", 35),
+    "F": Section("loading a version", "copies:loading", 45),
+    "C": Section("kernels of attention and head", "kernels:kernels", 40),
     "G": Section("the tests for a GPU", "suite:suite", SESSION_S),
 }
 # Run only if --only names it.

@@ -85,8 +85,7 @@ def test_compiled_layers_have_the_same_gradient(
     compiled = gradient(config, compile=True, recompute="selective")
     assert compiled_frames() > 0
     assert not torch._dynamo.utils.counters["graph_break"]
-    close = {"rtol": 1e-4, "atol": 1e-5 * float(plain.abs().max())}
-    torch.testing.assert_close(compiled, plain, **close)
+    torch.testing.assert_close(compiled, plain, rtol=1e-4, atol=1e-5 * float(plain.abs().max()))
 
 
 class OneKernel(AttentionPlans):
