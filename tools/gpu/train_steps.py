@@ -171,7 +171,7 @@ class Bench:
         case = self._scaled(case)
         what = f"{self.what}: {case.name}"
         if self._small and case.changes.get("compile"):
-            return Row(what, skipped="compiling takes a CPU a minute; tests/shells/learner does it")
+            return Row(what, skipped="compiling takes a CPU minutes")
         # On a CPU nothing is compared with the plan, and its process takes seconds to start, so one section is enough.
         planned = None
         if on_gpu() or RESERVED in case.asked:

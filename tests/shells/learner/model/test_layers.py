@@ -1,7 +1,7 @@
 """The choice of what layers keep for the backward pass changes memory, but no number."""
 
 import dataclasses
-import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,14 +68,14 @@ def test_the_gradient_of_experts_does_not_depend_on_what_layers_keep(
 
 @pytest.mark.filterwarnings("ignore:::torch")  # what the compiler imports warns of its own future
 @pytest.mark.nightly
-@pytest.mark.timeout(900)
-@pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles C++ for a CPU")
 @pytest.mark.parametrize("family", ["qwen3", "qwen3 moe"])
-def test_compiled_layers_have_the_same_gradient(
+def test_layers_that_are_traced_to_be_compiled_have_the_same_gradient(
     config: LearnerConfig, base: Path, family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a GPU, the attention of a row is one kernel, and a layer with its recomputation is one piece of code."""
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    """As on a GPU, the attention of a row is one kernel, and a layer with its recomputation is traced as one piece. The
+    traced operations then run as they are, because to compile them for a CPU takes many minutes.
+    """
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
     monkeypatch.setattr(scorer, "AttentionPlans", OneKernel)
     model = saved(tmp_path / "model", family, base, num_hidden_layers=1, layer_types=None)
     config = dataclasses.replace(config, model=model)
