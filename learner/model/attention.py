@@ -304,26 +304,17 @@ def _varlen(pieces: Pieces, device: torch.device) -> VarlenRow:
 
 @functools.cache
 def _kernel() -> _Kernel | None:
-    """The varlen kernel of this installation: that of flash-attention if it is installed, else torch's copy of it."""
-    with contextlib.suppress(ImportError):
-        importlib.import_module("flash_attn")
-        return _flash_attention
+    """The varlen kernel of this installation: that of flash-attention 3, which needs a Hopper GPU, or 2, if one of them
+    is installed, else torch's copy of the latter.
+    """
+    hopper = torch.cuda.get_device_capability()[0] == 9
+    for library in ("flash_attn_interface", "flash_attn") if hopper else ("flash_attn",):
+        with contextlib.suppress(ImportError, AttributeError):
+            found = importlib.import_module(library)
+            return _calling(found.flash_attn_varlen_func, "softmax_scale", causal=True)
     return _torchs_kernel()
 
 
-def _flash_attention(
-    query: Tensor, key: Tensor, value: Tensor, row: VarlenRow, settings: AttentionSettings
-) -> Tensor:
-    from flash_attn import flash_attn_varlen_func  # type: ignore[import-not-found,unused-ignore]
-
-    found: Tensor = flash_attn_varlen_func(
-        query, key, value, *_bounds(row), softmax_scale=settings.scaling, causal=True,
-        window_size=_window(settings),
-    )  # fmt: skip
-    return found
-
-
-@functools.cache
 def _torchs_kernel() -> _Kernel | None:
     """The varlen kernel of torch; None: it has none that can be used.
 
@@ -336,17 +327,20 @@ def _torchs_kernel() -> _Kernel | None:
     known = inspect.signature(varlen_attn).parameters
     if "window_size" not in known:
         return None
-    options: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in known else {}
+    return _calling(varlen_attn, "scale", **({"enable_gqa": True} if "enable_gqa" in known else {}))
+
+
+def _calling(varlen: Callable[..., Any], scale: str, **options: Any) -> _Kernel:
+    """The kernel that calls this function. scale: the name of its argument for the scaling."""
 
     def run(
         query: Tensor, key: Tensor, value: Tensor, row: VarlenRow, settings: AttentionSettings
     ) -> Tensor:
-        found = varlen_attn(
-            query, key, value, *_bounds(row), scale=settings.scaling, window_size=_window(settings),
-            **options,
-        )  # fmt: skip
-        assert isinstance(found, Tensor)
-        return found
+        more = {**options, scale: settings.scaling, "window_size": _window(settings)}
+        found = varlen(query, key, value, *_bounds(row), **more)
+        # Early releases of flash-attention 3 also return the sums of the softmax.
+        output: Tensor = found[0] if isinstance(found, tuple) else found
+        return output
 
     return run
 

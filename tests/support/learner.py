@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from torch import Tensor
 
 from echo2d.client import Batch, Coordinator
 from echo2d.demo.results import read_rows
@@ -14,7 +15,10 @@ from echo2d.demo.tiny_model import TinyRecipe, make_tiny_model
 from echo2d.learner.batch.prefetch import BatchPrefetch
 from echo2d.learner.config import LearnerConfig
 from echo2d.learner.model.load import load_model
+from echo2d.learner.model.policy import Policy
+from echo2d.learner.ranks.ranks import Ranks, whole
 from echo2d.learner.train import Learner
+from tests.support.model_shapes import answers
 from tests.support.scripted_coordinator import make_batch
 
 
@@ -45,6 +49,15 @@ def config_in(directory: Path, model: Path, **changes: Any) -> LearnerConfig:
         out_dir=directory / "out",
         **settings,
     )
+
+
+def gradient_of(config: LearnerConfig, ranks: Ranks, **changes: Any) -> Tensor:
+    """The gradient of one batch of `answers`, of all weights in a row. changes: of the config."""
+    made = Policy(dataclasses.replace(config, correction="none", **changes), ranks)
+    (part,) = made.lay_out([answers(made.vocab_size)])
+    made._gradient(part, 2, {})
+    slopes = [whole(weight.grad) for weight in made.model.parameters() if weight.grad is not None]
+    return torch.cat([slope.flatten() for slope in slopes])
 
 
 def write_config(path: Path, config: LearnerConfig, **changes: object) -> Path:

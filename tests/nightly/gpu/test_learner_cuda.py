@@ -19,8 +19,8 @@ from echo2d.learner.model.logprobs import LogitTail, TokenScores
 from echo2d.learner.model.policy import Policy
 from echo2d.learner.model.scorer import AnswerScorer
 from echo2d.learner.ranks.ranks import Ranks, device_of
-from tests.support.learner import config_in, learn, make_base
-from tests.support.model_shapes import SHAPES, SMALL, answers, made
+from tests.support.learner import config_in, gradient_of, learn, make_base
+from tests.support.model_shapes import SHAPES, SMALL, answers, made, saved
 from tests.support.scripted_coordinator import ScriptedCoordinator
 
 pytestmark = [
@@ -28,7 +28,8 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 
-MFU_MIN = 0.40  # of layers with the shape of an 8B model
+# Of layers with the shape of an 8B model, by `compile`, on an H100. An H200 with its faster memory has 0.36 without.
+MFU_MIN = {False: 0.28, True: 0.38}
 ROW_TOKENS = 16384
 
 
@@ -91,6 +92,29 @@ def test_a_run_on_a_gpu_trains_publishes_and_resumes(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:::torch")  # what the compiler imports warns of its own future
+@pytest.mark.parametrize("recompute", ["selective", "all"])
+@pytest.mark.parametrize("family", ["qwen3", "qwen3 moe"])
+def test_compiled_layers_have_the_gradient_of_eager_ones(
+    family: str, recompute: Any, tmp_path: Path
+) -> None:
+    """In bfloat16 the compiled gradient is about as near to that of float32 as the eager one is.
+
+    Rounding may send a few tokens to another expert.
+    """
+    base = make_base(tmp_path / "base")
+    model = saved(tmp_path / "model", family, base, head_dim=64)
+    config = config_in(tmp_path, model, device="cuda", recompute=recompute)
+    ranks = Ranks(device=device_of("cuda", Place()))
+    exact = gradient_of(config, ranks, dtype="float32")
+    eager, compiled = (
+        float((gradient_of(config, ranks, compile=chosen) - exact).norm() / exact.norm())
+        for chosen in (False, True)
+    )
+    print(f"{family}, {recompute}: eager {eager:.3f}, compiled {compiled:.3f}")  # noqa: T201
+    assert compiled < 1.5 * eager + 0.01
+
+
+@pytest.mark.filterwarnings("ignore:::torch")  # what the compiler imports warns of its own future
 @pytest.mark.parametrize("compiled", [False, True])
 def test_layers_of_an_8b_model_use_most_of_the_gpu(tmp_path: Path, compiled: bool) -> None:
     """Four layers of Qwen3-8B's shape, rows of 16,384 tokens in answers of 2,000: MFU, and the peak of memory."""
@@ -140,4 +164,4 @@ def test_layers_of_an_8b_model_use_most_of_the_gpu(tmp_path: Path, compiled: boo
         shares.append(report.effort.operations / (time.monotonic() - began) / report.effort.peak)
     mfu = float(np.median(shares[1:]))
     print(f"MFU {mfu:.3f} ({shares}), peak {report.effort.memory_gib:.1f} GiB")  # noqa: T201
-    assert mfu >= MFU_MIN
+    assert mfu >= MFU_MIN[compiled]

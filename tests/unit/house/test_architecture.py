@@ -136,7 +136,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "stop_signals",
         "this_build",
     },
-    "tools": {"config", "runtime", "client", "core", "store", "engines", "errors"},
+    "tools": {"config", "runtime", "client", "core", "store", "engines", "learner", "errors"},
 }
 # The rooms of tools/lab, a distribution of its own: each may import all of echo2d, and these rooms beside it. What is
 # in the wheel may import none of them.
@@ -226,6 +226,7 @@ CORE_THIRD_PARTY = {"msgpack", "numpy", "zstandard", "blake3", "xxhash"}
 TORCH_FILES = (
     "echo2d/engines/torch_engine",
     "echo2d/texts/reference.py",
+    "tools/gpu/",
     "tools/sglang_cpu/",
     "tools/tokenizer_classes.py",
 )

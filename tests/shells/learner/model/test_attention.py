@@ -1,5 +1,7 @@
 """Attention in pieces, compared with one dense mask over the whole row."""
 
+import sys
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -131,6 +133,32 @@ def test_a_varlen_kernel_gets_each_pieces_queries_and_keys(
     found = _run_varlen(one_by_one, row, query_thd, key_thd, value_thd, wanted)
     theirs = dense(query, key, value, pieces, window)
     torch.testing.assert_close(found[None], theirs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("capability", "installed", "used"),
+    [
+        (9, ["flash_attn_interface", "flash_attn"], "flash_attn_interface"),
+        (9, ["flash_attn"], "flash_attn"),
+        (8, ["flash_attn_interface", "flash_attn"], "flash_attn"),
+        (9, [], None),
+    ],
+)
+def test_flash_attention_3_is_used_on_hopper_gpus_alone(
+    capability: int, installed: list[str], used: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Modules whose kernel returns the module's name stand in for the libraries."""
+    for library in ("flash_attn_interface", "flash_attn"):
+        module: Any = ModuleType(library)
+        module.flash_attn_varlen_func = lambda *_, name=library, **__: (name, "sums")
+        # None stands for a library that is not installed.
+        monkeypatch.setitem(sys.modules, library, module if library in installed else None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (capability, 0))
+    kernel = attention._kernel.__wrapped__()
+    assert kernel is not None
+    if used is not None:
+        row = _varlen(pieces_of([(0, [3])]), torch.device("cpu"))
+        assert kernel(*made(3), row, AttentionSettings(None, 0.0, None)) == used
 
 
 def test_rows_without_pieces_are_causal() -> None:
