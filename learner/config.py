@@ -240,10 +240,11 @@ class LearnerConfig(Recipe):
     compile: bool = key(
         "compile layers with torch.compile: faster on a GPU, but minutes slower to start", False
     )
-    moments: Literal["auto", "device", "host"] = key(
+    moments: Literal["auto", "device", "host", "8bit"] = key(
         "where AdamW's two moments of each weight are between optimizer steps; host: in memory of the host, "
-        "which takes 8 bytes a weight from the devices and gives the same weights; auto: with CUDA the host if "
-        "the longest answer does not fit otherwise, else the device",
+        "which takes 8 bytes a weight from the devices and gives the same weights; 8bit: on the devices, in two bytes "
+        "a weight, which gives others (needs torchao); auto: with CUDA the host if the longest answer does not fit "
+        "otherwise, else the device",
         "auto",
     )
     gradient_sync: Literal["each", "last", "host"] = key(
@@ -264,11 +265,6 @@ class LearnerConfig(Recipe):
     )
     device: str = key(
         "auto, cpu, cuda or cuda:N; under torchrun, cuda gives each rank its own GPU", "auto"
-    )
-    peak_tflops: float = key(
-        "peak of one device in bfloat16, for MFU; 0: the peak known for the device's name, if any",
-        0.0,
-        low=0.0,
     )
     threads: int = key("CPU threads of torch; 0: torch decides", 0, low=0, high=1024)
     patience_s: float = key("seconds to wait for an unreachable coordinator", 60.0, above=0.0)

@@ -24,10 +24,10 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from echo2d.learner.batch.packing import MicroBatch, PackedAnswer, micro_batches
 from echo2d.learner.config import LearnerConfig
 from echo2d.learner.model import logprobs, lora
-from echo2d.learner.model.host_moments import HostMoments
 from echo2d.learner.model.layers import prepare_layers
 from echo2d.learner.model.live_bytes import LiveBytes
 from echo2d.learner.model.load import empty_model
+from echo2d.learner.model.moments import HostMoments
 from echo2d.learner.model.scorer import AnswerScorer
 from echo2d.learner.ranks.ranks import Channel, Ranks, own_shard
 
@@ -97,7 +97,7 @@ def _train(config: LearnerConfig, ranks: Ranks, tokens: int, live: LiveBytes) ->
     weights = live.now
     trained = [weight for weight in model.parameters() if weight.requires_grad]
     optimizer = torch.optim.AdamW(trained, fused=True)
-    moments = HostMoments(optimizer, copies=False) if config.moments == "host" else None
+    moments = HostMoments(optimizer, copies=False) if config.moments != "device" else None
     # A step of zeros comes first. It makes AdamW's state, and DTensor makes whole tensors for a moment in it, to find
     # out how an operation is sharded.
     for weight in trained:
@@ -116,7 +116,7 @@ def _train(config: LearnerConfig, ranks: Ranks, tokens: int, live: LiveBytes) ->
     # A real fused step allocates nothing. If tensors have no numbers, torch 2.11 also copies the state, so the peak
     # inside the step does not count.
     stepping = before + (moments.part_bytes if moments else 0)
-    return Footprint(
+    found = Footprint(
         tokens,
         weights,
         sum(own_shard(weight).nbytes for weight in trained),
@@ -124,6 +124,18 @@ def _train(config: LearnerConfig, ranks: Ranks, tokens: int, live: LiveBytes) ->
         computing,
         stepping,
         moments.bytes if moments else 0,
+    )
+    if config.moments != "8bit":
+        return found
+    # An optimizer with moments of 8 bits needs real tensors. It has a byte for each number, and a float32 scale for 256
+    # of them.
+    small = found.moments // 4 * 65 // 64
+    return dataclasses.replace(
+        found,
+        resting=live.now + small,
+        computing=computing + small,
+        stepping=before + small,
+        moments=0,
     )
 
 

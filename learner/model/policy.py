@@ -37,9 +37,9 @@ from echo2d.learner.metrics.staleness import (
 from echo2d.learner.model import lora
 from echo2d.learner.model.begun_step import BegunStep, Leaves, StepLeftError, finishes
 from echo2d.learner.model.flops import ModelSize, peak_of
-from echo2d.learner.model.host_moments import HostMoments
 from echo2d.learner.model.layers import compile_layers, prepare_layers
 from echo2d.learner.model.load import empty_model, fill
+from echo2d.learner.model.moments import adamw
 from echo2d.learner.model.router import LayerSums, Routers, router_load
 from echo2d.learner.model.scorer import AnswerScorer
 from echo2d.learner.model.trajectory_scores import ScoreSums, no_sums, score_sums, scores_of
@@ -139,14 +139,7 @@ class Policy:
             ignore_frozen_params=bool(config.lora_rank), strict=not config.lora_rank
         )
         trained = [weight for weight in self.model.parameters() if weight.requires_grad]
-        self._optimizer = torch.optim.AdamW(
-            trained,
-            lr=config.lr,
-            betas=config.betas,
-            weight_decay=config.weight_decay,
-            fused=ranks.device.type == "cuda",
-        )
-        self._moments = HostMoments(self._optimizer) if config.moments == "host" else None
+        self._optimizer, self._moments = adamw(trained, config, on_gpu=ranks.device.type == "cuda")
         # All ranks have built the same model. From here on each has its own dropout. The seeds of two ranks
         # are 1,000,003 apart, because runs use seeds closer together.
         seed_generators(config.rng_seed + ranks.rank * 1_000_003)
@@ -200,8 +193,10 @@ class Policy:
         """
         if not parts:
             return StepReport(0.0, 0.0, NO_TOKENS, {}, (), Effort(self._lr(step), 0.0, None, 0.0))
+        lr = self._lr(step)
         for group in self._optimizer.param_groups:
-            group["lr"] = self._lr(step)
+            # The optimizer with moments of 8 bits wants a tensor.
+            group["lr"] = torch.tensor(lr) if isinstance(group["lr"], Tensor) else lr
         applied = _Applied([], [], [], begun)
         rng = generator_states()
         total = sum(len(part.micro) for part in parts)
@@ -262,9 +257,8 @@ class Policy:
 
     def _peak(self) -> float | None:
         """Operations per second that the devices of all ranks could do together; None: not known."""
-        device, configured = self._ranks.device, self._config.peak_tflops * 1e12
-        named = peak_of(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
-        each = configured or named
+        device = self._ranks.device
+        each = peak_of(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
         return each * self._ranks.size if each else None
 
     def _lr(self, step: int) -> float:
@@ -367,11 +361,14 @@ class Policy:
             # These are the optimizer's own dicts, in which `on_host` puts the moments back.
             states: dict[str, Any] = cast("Any", optimizer["state"])
             own = {name: dict(state) for name, state in states.items()}
+            groups: list[dict[str, Any]] = cast("Any", optimizer["param_groups"])
+            # AdamW's settings are left out, because another kind of AdamW has others.
+            names = [group["params"] for group in groups]
         # Tied weights have two names, of which torch treats only one as frozen.
         trained = self.weights()
         return {
             "model": {name: model[name] for name in trained},
-            "optimizer": {**optimizer, "state": own},
+            "optimizer": {"state": own, "names": names},
         }
 
     def progress(self) -> dict[str, Any]:
@@ -382,20 +379,18 @@ class Policy:
         """Bring back a checkpoint. The optimizer's settings are those of the config, not of the
         checkpoint.
         """
-        # The config decides these settings of the optimizer.
-        settings = [
-            {name: group[name] for name in ("lr", "betas", "weight_decay")}
-            for group in self._optimizer.param_groups
+        saved: dict[str, Any] = state["optimizer"]
+        groups = [
+            {**ours, "params": names}
+            for ours, names in zip(self._optimizer.param_groups, saved["names"], strict=True)
         ]
         set_state_dict(
             self.model,
             self._optimizer,
             model_state_dict=state["model"],
-            optim_state_dict=state["optimizer"],
+            optim_state_dict={"state": saved["state"], "param_groups": groups},
             options=self._kept,
         )
-        for group, setting in zip(self._optimizer.param_groups, settings, strict=True):
-            group.update(setting)
         if self._moments is not None:
             self._moments.take()
         if "rng" in progress:

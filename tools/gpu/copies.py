@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
-from echo2d.learner.model.host_moments import HostMoments
+from echo2d.learner.model.moments import HostMoments
 from echo2d.learner.saving.host_copy import host_copy
 from tools.gpu.rows import GB, GIB, Row, device, on_gpu, seconds
 
