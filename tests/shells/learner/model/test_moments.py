@@ -57,6 +57,7 @@ def test_a_run_that_resumes_makes_the_same_weights_wherever_moments_are(tmp_path
 
 
 @pytest.mark.nightly
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 def test_moments_of_8_bits_make_nearly_the_same_weights(tmp_path: Path) -> None:
     """Twenty optimizer steps. Two of the runs resume with other moments."""
     base = make_base(tmp_path, layers=2)
@@ -78,6 +79,7 @@ def test_moments_of_8_bits_make_nearly_the_same_weights(tmp_path: Path) -> None:
         assert 0.01 < share < 0.12
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning:_distutils_hack")
 def test_moments_of_8_bits_need_torchao(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torchao.optim", None)
     config = config_in(tmp_path, tmp_path, moments="8bit")
