@@ -34,7 +34,6 @@ from echo2d.client import (
     Session,
     Span,
     Trajectory,
-    TrajectoryScore,
 )
 from echo2d.learner.batch.prefetch import BatchPrefetch
 from echo2d.learner.config import LearnerConfig
@@ -83,13 +82,7 @@ class StubCoordinator:
         groups = [self._group(step * GROUPS + index, step, rng) for index in range(GROUPS)]
         return Batch(step, 1, f"batch-{step}", tuple(groups))
 
-    def commit(
-        self,
-        batch: Batch,
-        *,
-        t_train_s: float,
-        scores: Sequence[TrajectoryScore] = (),  # noqa: ARG002 - as the real one's
-    ) -> int:
+    def commit(self, batch: Batch, *, t_train_s: float, **_: object) -> int:
         self.t_train_s[batch.step] = t_train_s
         return 1 if self._publishes and begins(batch.step) else NEVER
 
