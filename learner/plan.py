@@ -81,7 +81,7 @@ class MemoryPlan:
 
 def plan(config: LearnerConfig, ranks: int, device: PlannedDevice) -> MemoryPlan:
     """Plan for `ranks` ranks. OperatorFault: the model cannot be loaded."""
-    tokens = max(TOKENS_MIN, config.micro_batch_tokens)
+    tokens = max(TOKENS_MIN, config.micro_batch_tokens * config.context_parallel)
     peak_of = functools.partial(footprint, config, ranks, on_gpu=device.on_gpu)
     whole = peak_of(tokens)
     # The weights in float32 with AdamW's two moments.

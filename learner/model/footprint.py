@@ -86,8 +86,11 @@ def _train(config: LearnerConfig, ranks: Ranks, tokens: int, live: LiveBytes) ->
     micro-batch adds to the gradient.
     """
     model = _model(config, ranks)
-    scorer = AnswerScorer(model, packing=config.packing, probes=False)
-    (micro,) = micro_batches([_answer(tokens)], tokens, packed=scorer.packed)
+    row_ranks = ranks.row_ranks(config.context_parallel)
+    scorer = AnswerScorer(model, packing=config.packing, probes=False, row_ranks=row_ranks)
+    (micro,) = micro_batches(
+        [_answer(tokens)], tokens, packed=scorer.packed, multiple=row_ranks.size
+    )
     base = None
     if config.kl_coef:
         frozen = dataclasses.replace(config, lora_rank=0)
@@ -95,6 +98,7 @@ def _train(config: LearnerConfig, ranks: Ranks, tokens: int, live: LiveBytes) ->
             _model(frozen, ranks).requires_grad_(requires_grad=False),
             packing=config.packing,
             probes=False,
+            row_ranks=row_ranks,
         )
     gc.collect()
     # Until here the whole model exists for a moment, which never happens in the learner, so the peak is reset.
