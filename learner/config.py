@@ -222,6 +222,12 @@ class LearnerConfig(Recipe):
     micro_batch_tokens: int = key(
         "tokens of one forward and backward pass, including padding", 16384, low=1
     )
+    context_parallel: int = key(
+        "ranks that share each row, so that longer answers fit; each attends with its share of the heads",
+        1,
+        low=1,
+        high=64,
+    )
     row_tokens_max: int = key(
         "most tokens of prompt and answer; 0: with CUDA as --plan says, on a CPU any", 0, low=0
     )

@@ -197,7 +197,9 @@ def fit(
 
 def _fit(ranks: int, device: PlannedDevice, config: LearnerConfig) -> Fitted:
     logging.disable()  # Each row that is tried would log the same about the model.
-    tokens = max(TOKENS_MIN, config.micro_batch_tokens, config.row_tokens_max)
+    tokens = max(
+        TOKENS_MIN, config.micro_batch_tokens * config.context_parallel, config.row_tokens_max
+    )
     peak_of = functools.partial(footprint, config, ranks, on_gpu=device.on_gpu)
     row = peak_of(tokens)
     return Fitted(config, row, longest_row(peak_of, row, device.planned, read_max(config)))

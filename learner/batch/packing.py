@@ -207,14 +207,16 @@ def micro_batches(
     rank: int = 0,
     ranks: int = 1,
     pair_cost: float = 0.0,
+    multiple: int = 1,
 ) -> list[MicroBatch]:
     """The micro-batches of one rank. packed: whether answers may share rows and prompts. pair_cost: of a pair of
-    tokens of which one sees the other, over that of a token (`ModelSize.pair_cost`).
+    tokens of which one sees the other, over that of a token (`ModelSize.pair_cost`). multiple: packed rows are padded
+    to a multiple of this many tokens.
     """
     by_length = sorted(answers, key=lambda answer: len(answer.tokens), reverse=True)
     if packed:
         rows = _best_rows(by_length, tokens_max, ranks, pair_cost)
-        dealt = [[_in_a_row(row) for row in rows[each::ranks]] for each in range(ranks)]
+        dealt = [[_in_a_row(row, multiple) for row in rows[each::ranks]] for each in range(ranks)]
     else:
         dealt = [
             [_in_rows(rows) for rows in _cut(by_length[each::ranks], tokens_max)]
@@ -413,7 +415,7 @@ def _best_fit(items: Sequence[tuple[int, Item]], room: int) -> list[list[Item]]:
     return rows
 
 
-def _in_a_row(bundles: Sequence[_Bundle]) -> MicroBatch:
+def _in_a_row(bundles: Sequence[_Bundle], multiple: int) -> MicroBatch:
     tokens, counts, positions, pieces = [], [], [], []
     start = 0
     for bundle in bundles:
@@ -424,6 +426,12 @@ def _in_a_row(bundles: Sequence[_Bundle]) -> MicroBatch:
             positions.append(position + np.arange(len(own)))
             pieces.append((start, len(own), *(context if position else (0, 0))))
             start += len(own)
+    if padding := -start % multiple:
+        # A piece of its own, so that no answer reads it.
+        tokens.append(np.full(padding, _PAD, dtype=np.int32))
+        counts.append(np.zeros(padding, dtype=np.bool_))
+        positions.append(np.arange(padding))
+        pieces.append((start, padding, 0, 0))
     return _micro_batch(
         [answer for bundle in bundles for answer in bundle.answers],
         np.concatenate(tokens).astype(np.int64)[None],

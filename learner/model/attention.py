@@ -28,6 +28,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from echo2d.learner.batch.packing import Pieces
+from echo2d.learner.ranks.row_ranks import RowRanks
 
 NAME = "echo2d_pieces"
 # Queries in a block. Larger blocks need fewer calls; smaller blocks compute fewer unused pairs.
@@ -105,11 +106,14 @@ class AttentionPlans:
     """How the pieces of a row are computed, for each window that a layer has.
 
     device: that of the row, if a kernel may be used. The kernel's arguments are made here, because compiled layers
-    could not make them.
+    could not make them. row_ranks: the ranks that share the row; `run` then gets this rank's slice of it.
     """
 
-    def __init__(self, pieces: Pieces, device: torch.device | None = None) -> None:
+    def __init__(
+        self, pieces: Pieces, device: torch.device | None = None, row_ranks: RowRanks | None = None
+    ) -> None:
         self._pieces = pieces
+        self._row_ranks = row_ranks or RowRanks()
         self._made: dict[object, Any] = {}
         self._varlen: tuple[_Kernel, VarlenRow] | None = None
         if device is not None and device.type == "cuda" and (kernel := _kernel()):
@@ -126,7 +130,14 @@ class AttentionPlans:
     def run(
         self, query_thd: Tensor, key_thd: Tensor, value_thd: Tensor, settings: AttentionSettings
     ) -> Tensor:
-        """The output [t, h, d] for every token of the row."""
+        """The output [t, h, d] for every token of the row, or of this rank's slice."""
+        row_ranks = self._row_ranks
+        query_thd, key_thd, value_thd = map(row_ranks.by_heads, (query_thd, key_thd, value_thd))
+        return row_ranks.by_tokens(self._run(query_thd, key_thd, value_thd, settings))
+
+    def _run(
+        self, query_thd: Tensor, key_thd: Tensor, value_thd: Tensor, settings: AttentionSettings
+    ) -> Tensor:
         # Flash-attention takes 16-bit numbers and heads of at most 256 channels.
         narrow = query_thd.dtype != torch.float32 and query_thd.shape[2] <= 256
         if self._varlen is not None and narrow and not settings.dropout:

@@ -85,13 +85,19 @@ def footprint(config: LearnerConfig, ranks: int, tokens: int, *, on_gpu: bool) -
 def _train(config: LearnerConfig, ranks: Ranks, tokens: int, live: LiveBytes) -> Footprint:
     """Run an optimizer step of two micro-batches, because the second one adds to the gradient of the first."""
     model = _model(config, ranks)
-    scorer = AnswerScorer(model, packing=config.packing, probes=False)
-    (micro,) = micro_batches([_answer(tokens)], tokens, packed=scorer.packed)
+    row_ranks = ranks.row_ranks(config.context_parallel)
+    scorer = AnswerScorer(model, packing=config.packing, probes=False, row_ranks=row_ranks)
+    (micro,) = micro_batches(
+        [_answer(tokens)], tokens, packed=scorer.packed, multiple=row_ranks.size
+    )
     base = None
     if config.kl_coef:
         frozen = dataclasses.replace(config, lora_rank=0)
         base = AnswerScorer(
-            _model(frozen, ranks, trained=False), packing=config.packing, probes=False
+            _model(frozen, ranks, trained=False),
+            packing=config.packing,
+            probes=False,
+            row_ranks=row_ranks,
         )
     gc.collect()
     weights = live.now

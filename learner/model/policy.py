@@ -116,6 +116,7 @@ class Policy:
             torch.set_float32_matmul_precision("high")
         self._config = config
         self._ranks = ranks
+        self._row_ranks = ranks.row_ranks(config.context_parallel)
         model = empty_model(config.model)
         self.layout = layout_of(model, config.model)
         if config.lora_rank:
@@ -126,15 +127,13 @@ class Policy:
         if config.lora_rank:
             lora.initialize(self.model)
         self._loss = loss_of(config)
-        self._scorer = AnswerScorer(self.model, packing=config.packing)
+        self._scorer = self._scorer_of(self.model)
         if config.compile:
             # The scorer has run the layers before this on a few tokens, for which compiling does not pay.
             compile_layers(self.model, config, ranks.device)
         # Compiled layers get no hooks, because a hook would cut the compiled code into pieces.
         self._routers = Routers(self.model, hooked=not config.compile)
-        self._base = (
-            AnswerScorer(self._base_model(), packing=config.packing) if config.kl_coef else None
-        )
+        self._base = self._scorer_of(self._base_model()) if config.kl_coef else None
         self._kept = StateDictOptions(
             ignore_frozen_params=bool(config.lora_rank), strict=not config.lora_rank
         )
@@ -148,6 +147,9 @@ class Policy:
         """The model with this rank's shards of its weights, from the files."""
         sharded = self._ranks.shard(model, self._config)
         return fill(sharded, self._config.model, self.layout, self._ranks.device)
+
+    def _scorer_of(self, model: Any) -> AnswerScorer:
+        return AnswerScorer(model, packing=self._config.packing, row_ranks=self._row_ranks)
 
     def _base_model(self) -> Any:
         """A frozen second model, for the KL distance to the base."""
@@ -163,14 +165,15 @@ class Policy:
         return [Part(part, _totals(part), self._micro_batches(part)) for part in parts]
 
     def _micro_batches(self, answers: Sequence[PackedAnswer]) -> list[MicroBatch]:
-        tokens_max, ranks = self._config.micro_batch_tokens, self._ranks
+        count = self._row_ranks.size
         return micro_batches(
             answers,
-            tokens_max,
+            self._config.micro_batch_tokens * count,
             packed=self._scorer.packed,
-            rank=ranks.rank,
-            ranks=ranks.size,
+            rank=self._ranks.rank // count,
+            ranks=self._ranks.size // count,
             pair_cost=self._size.pair_cost,
+            multiple=count,
         )
 
     def train_step(
@@ -235,15 +238,17 @@ class Policy:
 
     def _begun(self, applied: "_Applied", staleness_max: int) -> BegunStep | None:
         """The optimizer steps that are applied, over all ranks. All ranks call this together. None: there are none."""
-        before, done = applied.before, applied.done
+        before, device = applied.before, self._ranks.device
         if not applied.parts:
             return before
-        # A trajectory is on one rank, in one micro-batch.
-        scored = scores_of([no_sums(self._ranks.device), *(sums for _, sums, _ in done)])
+        # A trajectory is in one micro-batch. The first of the ranks that share its row reports it.
+        done = [] if self._row_ranks.rank else applied.done
+        scored = scores_of([no_sums(device), *(sums for _, sums, _ in done)])
         scores = tuple(chain.from_iterable(self._ranks.gather(scored)))
-        tallies = [each for each, *_ in done]
+        tallies = [empty_tally(staleness_max + 1, device), *(each for each, *_ in done)]
         tallies += [before.tally_of(staleness_max, self._ranks)] if before else []
         operations = sum(self._size.operations(part.micro) for part in applied.parts)
+        operations /= self._row_ranks.size
         groups = {answer.group_id for part in applied.parts for answer in part.answers}
         return BegunStep(
             applied.count,
@@ -403,7 +408,7 @@ class Policy:
         step.
         """
         config = self._config
-        with self._routers.counting(micro, self._ranks.device) as layers:
+        with self._routers.counting(micro, self._row_ranks, self._ranks.device) as layers:
             scores = self._scorer(micro)
         logprobs_n = scores.logprobs_n
         base_n = self._base_logprobs(micro)

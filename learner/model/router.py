@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from echo2d.learner.batch.packing import MicroBatch
 from echo2d.learner.metrics.report import RouterLoad
 from echo2d.learner.ranks.ranks import Ranks
+from echo2d.learner.ranks.row_ranks import RowRanks
 
 # The sums of one layer [e + 2]: tokens of each expert, normalized entropies of all tokens, number of tokens. They are
 # float64, in which counts are exact.
@@ -36,9 +37,15 @@ class Routers:
             router.register_forward_hook(partial(self._add_up, index))
 
     @contextlib.contextmanager
-    def counting(self, micro: MicroBatch, device: torch.device) -> Iterator[list[LayerSums]]:
-        """Count the forward pass over `micro` that runs inside. The list gets the sums of each layer with experts."""
-        self._found, self._places_t = [], torch.from_numpy(micro.places).to(device)
+    def counting(
+        self, micro: MicroBatch, row_ranks: RowRanks, device: torch.device
+    ) -> Iterator[list[LayerSums]]:
+        """Count the forward pass over this rank's slice of `micro` that runs inside. The list gets the sums of each
+        layer with experts.
+        """
+        own = row_ranks.own(micro.tokens_bt.size)
+        places = micro.places[own] - own.start
+        self._found, self._places_t = [], torch.from_numpy(places).to(device)
         try:
             yield self._found
         finally:

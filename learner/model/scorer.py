@@ -28,6 +28,7 @@ from echo2d.client import OperatorFault
 from echo2d.learner.batch.packing import MicroBatch, Pieces
 from echo2d.learner.model.attention import NAME, AttentionPlans, UnknownAttentionError, register
 from echo2d.learner.model.logprobs import LogitTail, TokenScores, token_scores
+from echo2d.learner.ranks.row_ranks import RowRanks
 
 # Of the model and of its head. FSDP2 must know the method, to gather the weights before the call.
 METHOD = "score_tokens"
@@ -43,9 +44,18 @@ log = logging.getLogger("echo2d.learner")
 class AnswerScorer:
     """log p and entropy of answer tokens by `model`, a causal language model of transformers."""
 
-    def __init__(self, model: Any, *, packing: bool = True, probes: bool = True) -> None:
+    def __init__(
+        self,
+        model: Any,
+        *,
+        packing: bool = True,
+        probes: bool = True,
+        row_ranks: RowRanks | None = None,
+    ) -> None:
         """probes: False if the model's weights have no numbers, so that logits cannot be compared. If the
-        model then runs with our attention, its logits are assumed to be right.
+        model then runs with our attention, its logits are assumed to be right. row_ranks: the ranks that share rows.
+
+        OperatorFault: the model's rows cannot be shared, or the learner cannot train the model.
         """
         self.model = model
         self._device = next(model.parameters()).device
@@ -58,6 +68,9 @@ class AnswerScorer:
         self.packed = packing and self._takes_our_attention()
         if packing and not self.packed:
             log.warning("packing is off: this model cannot keep the answers of a row apart")
+        self._row_ranks = row_ranks or RowRanks()
+        if self._row_ranks.size > 1:
+            self._check_row_ranks()
 
     def __call__(self, micro: MicroBatch) -> TokenScores:
         return self.score(
@@ -86,25 +99,29 @@ class AnswerScorer:
         places_n = rows * tokens_bt.shape[1] + columns
         drawn_n = tokens_bt[rows, columns + 1]
         heat_n = np.broadcast_to(np.asarray(temperature, dtype=np.float32), drawn_n.shape)
+        # A micro-batch without answers has no pieces, and each rank runs all of it.
+        row_ranks = RowRanks() if pieces is None else self._row_ranks
+        own = row_ranks.own(tokens_bt.size)
+        first, end = np.searchsorted(places_n, (own.start, own.stop))
         found: TokenScores = getattr(self.model, METHOD)(
-            self._here(tokens_bt),
-            self._here(places_n),
-            self._here(drawn_n),
-            self._here(heat_n.copy()),
+            self._here(tokens_bt[:, own]),
+            self._here(places_n[first:end] - own.start),
+            self._here(drawn_n[first:end]),
+            self._here(heat_n[first:end].copy()),
             self._tail,
-            self._context(positions_bt, pieces),
+            self._context(positions_bt, pieces, row_ranks),
         )
-        return found
+        return TokenScores(*row_ranks.gather(found, first, len(places_n)))
 
     def _context(
-        self, positions_bt: NDArray[np.int64] | None, pieces: Pieces | None
+        self, positions_bt: NDArray[np.int64] | None, pieces: Pieces | None, row_ranks: RowRanks
     ) -> dict[str, Any]:
         """Keywords for the model that keep the answers of a row apart."""
         context: dict[str, Any] = {}
         if positions_bt is not None:
-            context["position_ids"] = self._here(positions_bt)
+            context["position_ids"] = self._here(positions_bt[:, row_ranks.own(positions_bt.size)])
         if pieces is not None:
-            context["pieces"] = AttentionPlans(pieces, self._device)
+            context["pieces"] = AttentionPlans(pieces, self._device, row_ranks)
         return context
 
     def _here(self, values: NDArray[Any]) -> Tensor:
@@ -139,6 +156,20 @@ class AnswerScorer:
             )
         return True
 
+    def _check_row_ranks(self) -> None:
+        """OperatorFault: ranks cannot share the rows of this model."""
+        config, count = self.model.config.get_text_config(), self._row_ranks.size
+        rope = str(getattr(config, "rope_parameters", None))
+        if not self.packed:
+            expected = "1, because packing is off (learner.packing, or the model's own attention)"
+        elif config.num_attention_heads % count:
+            expected = f"a divisor of the model's {config.num_attention_heads} attention heads"
+        elif "dynamic" in rope or "longrope" in rope:
+            expected = "1, because the model's rotary frequencies depend on the row's length"
+        else:
+            return
+        raise OperatorFault(f"learner.context_parallel: expected {expected}; found {count}")
+
     def _behind_others(self) -> Tensor:
         """The last logits of each of PROBE_ROWS in one row."""
         starts = range(0, 3 * len(PROBE_ROWS), 3)
@@ -164,7 +195,7 @@ class AnswerScorer:
         self, tokens: list[int], positions: list[int], pieces: list[tuple[int, int, int, int]]
     ) -> Tensor:
         columns = np.array(pieces, dtype=np.int64).T
-        context = self._context(np.array([positions]), Pieces(*columns))
+        context = self._context(np.array([positions]), Pieces(*columns), RowRanks())
         logits_v: Tensor = _run(self.model, [tokens], self._device, **context).logits[0]
         return logits_v
 

@@ -33,6 +33,7 @@ from torch.distributed.tensor import DTensor
 
 from echo2d.client import OperatorFault
 from echo2d.learner.config import LearnerConfig, Place
+from echo2d.learner.ranks.row_ranks import RowRanks
 from echo2d.learner.ranks.watchdog import FIRST_FAILURE, RankWatchdog
 
 # The longest time between two messages: rank 0 may upload a version for an hour, see `echo2d.client`.
@@ -192,6 +193,21 @@ class Ranks:
         if self.size > 1:
             dist.all_reduce(values, by)
         return values
+
+    def row_ranks(self, count: int) -> RowRanks:
+        """The `count` consecutive ranks, this one among them, that share each row. All ranks make this call together.
+
+        OperatorFault: the ranks cannot be divided like this.
+        """
+        if self.size % count:
+            raise OperatorFault(
+                f"learner.context_parallel: expected a divisor of the number of ranks, {self.size}; found {count}"
+            )
+        if count == 1:
+            return RowRanks()
+        wait = timedelta(seconds=COLLECTIVE_S_MAX)
+        group, _ = dist.new_subgroups(count, timeout=wait)  # type: ignore[no-untyped-call]
+        return RowRanks(self.rank % count, count, group)
 
     def mesh(self) -> DeviceMesh:
         """The devices of all ranks, [shards] or [hosts, shards]. FSDP2 distributes shards over the last dimension."""

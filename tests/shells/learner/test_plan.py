@@ -130,6 +130,23 @@ def test_auto_takes_the_cheapest_values_with_which_the_longest_answer_fits(
     assert fitted_on_gpu(config, 2, 80 << 30, 1 << 20) == plenty
 
 
+@pytest.mark.nightly
+def test_rows_that_four_ranks_share_are_four_times_as_long(tmp_path: Path) -> None:
+    shape = Qwen3Config(
+        **{**BIG, "vocab_size": 8192, "num_hidden_layers": 2, "max_position_embeddings": 1 << 20}
+    )
+    how: dict[str, Any] = {"recompute": "selective", "moments": "device"}
+    config = config_in(tmp_path, save(shape, tmp_path / "model"), micro_batch_tokens=1024, **how)
+    path = write_config(tmp_path / "run.toml", config)
+    options = ("--ranks", "4", "--gpu-gib", "0.5")
+    own = planned(path, *options)
+    shared = planned(path, *options, "--set", "learner.context_parallel=4")
+    print(f"longest {own['longest']} and {shared['longest']}")  # noqa: T201
+    assert (own["row_tokens"], shared["row_tokens"]) == (1024, 4096)
+    assert shared["peak"] == pytest.approx(own["peak"], rel=0.05)
+    assert shared["longest"] == pytest.approx(4 * own["longest"], rel=0.1)
+
+
 def test_the_longest_row_is_interpolated_between_two_peaks() -> None:
     asked: list[int] = []
 

@@ -15,6 +15,7 @@ from echo2d.learner.batch.packing import MicroBatch, Pieces, micro_batches
 from echo2d.learner.model.attention import NAME
 from echo2d.learner.model.load import load_model
 from echo2d.learner.model.scorer import AnswerScorer
+from echo2d.learner.ranks.row_ranks import RowRanks
 from tests.support.model_shapes import PROMPT, SHAPES, SMALL, answers, made
 from tests.support.scripted_coordinator import answer_logprobs
 
@@ -129,9 +130,11 @@ def test_a_model_whose_answers_see_each_other_is_refused(monkeypatch: pytest.Mon
     """One whose rows are not read apart must not lose its packing in silence."""
     context = AnswerScorer._context
 
-    def seeing_all(self: AnswerScorer, positions_bt: Any, _: Any) -> dict[str, Any]:
+    def seeing_all(
+        self: AnswerScorer, positions_bt: Any, _: Any, row_ranks: RowRanks
+    ) -> dict[str, Any]:
         whole = Pieces(*np.array([[0, positions_bt.shape[1], 0, 0]]).T)
-        return context(self, positions_bt, whole)
+        return context(self, positions_bt, whole, row_ranks)
 
     monkeypatch.setattr(AnswerScorer, "_context", seeing_all)
     model = made(SHAPES["qwen3 moe"])
