@@ -84,7 +84,8 @@ class SmallMoments(Moments):
 
     def _kept(self, weight: Tensor, name: str) -> Tensor:
         moment: Any = own_shard(self._optimizer.state[weight][name])
-        return (moment.dequantize() if hasattr(moment, "dequantize") else moment).cpu()
+        whole: Tensor = moment.dequantize() if hasattr(moment, "dequantize") else moment
+        return whole.cpu()
 
 
 class HostMoments(Moments):
@@ -186,7 +187,7 @@ def adamw(
     }
     if config.moments == "8bit":
         try:
-            from torchao.optim import AdamW8bit  # type: ignore[import-not-found,unused-ignore]
+            from torchao.optim import AdamW8bit  # type: ignore[import-not-found,import-untyped,unused-ignore]
         except ImportError as error:
             raise OperatorFault(
                 f"learner.moments: 8bit needs torchao: {install_command('torchao')}"
