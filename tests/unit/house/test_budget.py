@@ -12,8 +12,8 @@ from tools.house_report import Module, offered, read_modules, surface
 
 # A commit that raises a limit does nothing else, and says why.
 BUDGET = {
-    "code lines: echo2d": 58_320,
-    "code lines: learner": 5_930,
+    "code lines: echo2d": 58_300,
+    "code lines: learner": 6_240,
     "commands": 29,
     "commands: offered by click": 29,
     "options": 97,
