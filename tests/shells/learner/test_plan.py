@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -110,7 +111,7 @@ def test_auto_takes_the_cheapest_values_with_which_the_longest_answer_fits(
 ) -> None:
     # One process plans all, which saves the imports of others.
     monkeypatch.setattr(plan, "ProcessPoolExecutor", lambda *_, **__: ThreadPoolExecutor(1))
-    monkeypatch.setattr(plan.logging, "disable", lambda: None)
+    monkeypatch.setattr(logging, "disable", lambda: None)
     shape = Qwen3Config(**{**BIG, "vocab_size": 8192, "num_hidden_layers": 2})
     config = config_in(tmp_path, save(shape, tmp_path / "model"), micro_batch_tokens=2048)
 
