@@ -17,6 +17,9 @@ def outcomes_of(call: Callable[[int], str], ranks: int, folder: Path) -> list[st
 
     Returns for each rank what `call` returned, or its exception in one line, or "killed".
     """
+    if dist.is_initialized():
+        # A learner of an earlier test began a group of its own, which a fork would inherit.
+        dist.destroy_process_group()
     fork = multiprocessing.get_context("fork")
     meeting = folder / secrets.token_hex(4)
 

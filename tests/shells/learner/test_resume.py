@@ -80,7 +80,7 @@ def test_the_optimizers_settings_are_those_of_the_config(config: LearnerConfig) 
     older, changed = Policy(config, Ranks()), {"betas": (0.8, 0.9), "weight_decay": 0.5}
     newer = Policy(dataclasses.replace(config, **changed), Ranks())  # type: ignore[arg-type]
     newer.restore(older.state(), {})
-    (group,) = newer.state()["optimizer"]["param_groups"]
+    (group,) = newer._optimizer.param_groups
     assert {name: group[name] for name in changed} == changed
 
 

@@ -48,6 +48,7 @@ def test_the_history_gives_the_rows_after_a_step(tmp_path: Path) -> None:
             None,
             None,
             0.1,
+            None,
             {"right": 0.5},
             {},
         ]
