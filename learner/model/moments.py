@@ -3,6 +3,7 @@
 A checkpoint has the moments in float32 wherever they are, so a learner with another learner.moments can go on from it.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -18,7 +19,7 @@ from echo2d.learner.ranks.ranks import own_shard
 from echo2d.learner.saving.shards import in_portions
 
 
-class Moments:
+class Moments(ABC):
     """The moments of one optimizer."""
 
     names = "exp_avg", "exp_avg_sq"
@@ -48,13 +49,13 @@ class Moments:
             for state, name, moment in kept:
                 state[name] = moment
 
+    @abstractmethod
     def take(self) -> None:
         """Take over float32 moments that were loaded into the optimizer."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _kept(self, weight: Tensor, name: str) -> Tensor:
         """This rank's shard of a moment, in host memory in float32."""
-        raise NotImplementedError
 
     def _weights(self) -> Iterator[Tensor]:
         for group in self._optimizer.param_groups:

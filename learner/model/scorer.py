@@ -30,7 +30,7 @@ from echo2d.learner.model.attention import NAME, AttentionPlans, UnknownAttentio
 from echo2d.learner.model.logprobs import LogitTail, TokenScores, token_scores
 from echo2d.learner.ranks.row_ranks import RowRanks
 
-# Of the model and of its head. FSDP2 must know the method, to gather the weights before the call.
+# The name of a method of the model, and of one of its head. FSDP2 gathers their weights before it calls these methods.
 METHOD = "score_tokens"
 # Layers that `attention` supports.
 _KINDS = {"full_attention", "sliding_attention"}

@@ -225,7 +225,7 @@ def main(directory: Path) -> None:
 
 
 if __name__ == "__main__":
-    # What it pickles must have this module's own name.
+    # Pickled classes must carry the name of this module, and not __main__.
     from tests.support import shared_rows
 
     shared_rows.main(Path(sys.argv[1]))

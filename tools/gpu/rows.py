@@ -23,7 +23,7 @@ class Row:
 
     what: str
     figures: Mapping[str, float | str] = field(default_factory=dict)  # by name, with the unit
-    # What is asked of a figure, by its name: `at least`, `at most` or `is`, and the value.
+    # The bound of a figure, by the figure's name: `at least`, `at most` or `is`, and the value.
     asked: Mapping[str, tuple[str, float | str]] = field(default_factory=dict)
     skipped: str = ""  # why the case was not measured
 

@@ -174,7 +174,7 @@ def drawn_logprobs(
 def steps_of(
     config: LearnerConfig, rules: BatchRules, batch: Batch, start: dict[str, torch.Tensor]
 ) -> Iterator[tuple[set[int], dict[str, torch.Tensor], Gradient]]:
-    """Of each optimizer step of the learner: its groups, the weights before it, and its gradient."""
+    """Yield the groups of each optimizer step of the learner, the weights before the step, and its gradient."""
     assert faults(batch, STEP, rules, Trained()) == {}
     policy = Policy(config, Ranks())
     policy.model.load_state_dict(start)
