@@ -6,7 +6,7 @@ base.
 | grpo | (r_i - mean r) / (std r + STD_FLOOR) | of a token, clipped | token, as in DAPO | 2402.03300 |
 | dr_grpo | r_i - mean r | of a token, clipped | constant | 2503.20783 |
 | gspo | as grpo | geometric mean over an answer, clipped | sequence | 2507.18071 |
-| cispo | as grpo | of a token, truncated and never clipped | token | 2506.13585 |
+| cispo | as grpo | of a token, truncated, not clipped | token | 2506.13585 |
 | rloo | r_i - mean of the others' r | of a token, clipped | token | 2402.14740 |
 
 Not here: importance ratios and clips (`corrections`), and what a run has chosen (`config.Recipe`).
