@@ -396,7 +396,7 @@ class Learner:
             self._pace(wait_s)
         now = time.monotonic()
         t_train_s, self._step_began_at = now - self._step_began_at - wait_s, now
-        figures = dataclasses.replace(report.figures, truncated=_truncated(batch, self._rules))
+        figures = report.figures(t_train_s, _truncated(batch, self._rules))
         with self.watch("commit"):
             self._publish_every = self._ranks.share(
                 lambda: self._coordinator.commit(

@@ -52,6 +52,8 @@ const CHARTS = {
   entropy: new Chart("Entropy of the policy, nats/token", {show: value => `${number(value)} nats`, floor: 0}),
   kl: new Chart("KL, nats/token", {show: value => `${number(value, 4)} nats`, floor: 0, named: true}),
   grad_norm: new Chart("Gradient norm before the clip", {show: value => number(value), floor: 0}),
+  loss: new Chart("Loss", {show: value => number(value, 4)}),
+  mfu: new Chart("MFU, % of the devices' peak", {show: value => `${number(value, 1)} %`, floor: 0}),
   answers: new Chart("Answer length, tokens", {show: value => `${number(value, 1)} tokens`, floor: 0}),
   staleness: new Chart("Staleness, train steps", {show: value => `${number(value, 2)} steps`, floor: 0}),
   bubble: new Chart("Bubble, % of a step without training", {show: value => `${number(value, 1)} %`, floor: 0}),
@@ -60,7 +62,7 @@ const CHARTS = {
   step: new Chart("Duration of a step, s", {show: seconds, floor: 0, named: true}),
 };
 // Each of these charts is shown once it has a value, because not every run has them.
-const OPTIONAL = ["evals", "parts", "tags", "entropy", "kl", "grad_norm"];
+const OPTIONAL = ["evals", "parts", "tags", "entropy", "kl", "grad_norm", "loss", "mfu"];
 // The smallest width and the gap of charts and of tiles, in px. page.css has the same gaps.
 const CHART = [336, 24], TILE = [135, 10];
 
@@ -101,6 +103,8 @@ export function drawCurves(history, staleness_max) {
   CHARTS.entropy.set([{name: "entropy", points: history.points("entropy")}]);
   CHARTS.kl.set([{name: "rollout to learner", points: history.points("kl_rollout")}, {name: "learner to base", points: history.points("kl_base"), kind: "second"}]);
   CHARTS.grad_norm.set([{name: "gradient norm", points: history.points("grad_norm")}]);
+  CHARTS.loss.set([{name: "loss", points: history.points("loss")}]);
+  CHARTS.mfu.set([{name: "MFU", points: history.steps.map(each => [each.step, each.mfu === null ? null : 100 * each.mfu])}]);
   CHARTS.answers.set([{name: "answer length", points: history.steps.map(each => [each.step, each.trajectories ? each.tokens / each.trajectories : null])}]);
   CHARTS.staleness.set([{name: "staleness", points: history.points("staleness")}], [staleness_max, `S = ${staleness_max}`]);
   CHARTS.bubble.set([{name: "bubble", points: history.steps.map(each => [each.step, each.wait_s === null ? null : 100 * each.wait_s / Math.max(1e-9, each.wait_s + each.t_train_s)])}]);

@@ -1,6 +1,6 @@
 """The policy's report about a train step."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from echo2d.client import StepFigures, TrajectoryScore
 from echo2d.learner.metrics.staleness import Means
@@ -15,6 +15,10 @@ class Effort:
     peak: float | None  # operations per second that all devices together could do; None: not known
     # The peak since the start: of this rank's GPU, or of the process if it has none.
     memory_gib: float
+
+    def mfu(self, t_train_s: float) -> float | None:
+        """The share of the devices' peak that was used; None: the peak is not known."""
+        return self.operations / t_train_s / self.peak if self.peak else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +46,19 @@ class StepReport:
     poisoned: int = 0  # groups because of which an optimizer step after the first was skipped
     router: RouterLoad | None = None  # None for a dense model
 
-    @property
-    def figures(self) -> StepFigures:
-        """The figures for the coordinator's curves; none for a step without trained tokens."""
-        means = self.means
-        if not means.tokens:
-            return StepFigures()
-        return StepFigures(means.entropy, means.kl, means.kl_base, self.grad_norm)
+    def figures(self, t_train_s: float, truncated: float) -> StepFigures:
+        """The figures for the coordinator; without trained tokens there is only `truncated`."""
+        means, found = self.means, StepFigures(truncated=truncated)
+        return (
+            found
+            if not means.tokens
+            else replace(
+                found,
+                entropy=means.entropy,
+                kl_rollout=means.kl,
+                kl_base=means.kl_base,
+                grad_norm=self.grad_norm,
+                loss=self.loss,
+                mfu=self.effort.mfu(t_train_s),
+            )
+        )

@@ -61,7 +61,7 @@ def _speed(report: StepReport, t_train_s: float) -> dict[str, float]:
         "memory_gib": effort.memory_gib,
         "tflops": effort.operations / t_train_s / 1e12,
     }
-    return {**found, "mfu": effort.operations / t_train_s / effort.peak} if effort.peak else found
+    return found if (mfu := effort.mfu(t_train_s)) is None else {**found, "mfu": mfu}
 
 
 def facts_of(

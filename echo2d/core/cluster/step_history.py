@@ -17,7 +17,7 @@ CURVE_LINES_MAX = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepSummary:
+class StepSummary(StepFigures):
     """One train step. Durations are in seconds; None: not known."""
 
     step: int
@@ -36,12 +36,6 @@ class StepSummary:
     dropped: int
     # T_bcast of the newest broadcast that has ended.
     t_bcast_s: float | None
-    # The next five are those of StepFigures.
-    entropy: float | None = None
-    kl_rollout: float | None = None
-    kl_base: float | None = None
-    grad_norm: float | None = None
-    truncated: float | None = None
     # Means of the reward's parts, named "task/part" in a step of several tasks. Like `reward_by_tag`, it has the first
     # CURVE_LINES_MAX names.
     parts: Mapping[str, float] = field(default_factory=dict)

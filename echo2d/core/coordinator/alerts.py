@@ -131,10 +131,10 @@ def _of_training(status: Status) -> Iterator[Alert]:
             "learner_refuses",
             f"the learner refuses groups, and their work is lost: {refusals[-1].text}",
         )
-    if status.learner.truncated:
+    if truncated := status.learner.figures.truncated:
         yield Alert(
             "learner_truncates",
-            f"the learner trains only the first tokens of {status.learner.truncated:.1%} of the last step's answers: "
+            f"the learner trains only the first tokens of {truncated:.1%} of the last step's answers: "
             "its rows have no room for the rest (learner.row_tokens_max; --plan says what fits)",
         )
 

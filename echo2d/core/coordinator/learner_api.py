@@ -49,6 +49,7 @@ from echo2d.core.coordinator.events import (
 from echo2d.core.protocol.control_messages import VersionKey, VersionsRevoked
 from echo2d.core.protocol.trajectory import (
     GroupRecord,
+    StepFigures,
     StoredGroup,
     TrajectoryRecord,
     TrajectoryScore,
@@ -93,7 +94,7 @@ class LearnerCalls:
         self._began_at = parts.statistics.now
         # The version of its echo2d; empty: its session has not told that it lives.
         self._software = ""
-        self._truncated: float | None = None
+        self._figures = StepFigures()
         self._kappa_told: int | None = None
         # The highest step whose batch was requested in this epoch.
         self._asked_step = 0
@@ -116,7 +117,7 @@ class LearnerCalls:
             silent_s=0.0 if self._waiting else now - since,
             steps=steps,
             eta_s=None if left is None or step_s is None else left * step_s,
-            truncated=self._truncated,
+            figures=self._figures,
         )
 
     @property
@@ -158,7 +159,7 @@ class LearnerCalls:
             0,
         )
         self._learner, self._steps, self._heard_at = event.learner, event.steps, now
-        self._software, self._truncated = "", None
+        self._software, self._figures = "", StepFigures()
         self._statistics.session_opened()
         actions: list[CoordinatorAction] = [
             Persist(EpochOpened(self.epoch, event.resume_step, event.learner, event.steps)),
@@ -286,7 +287,7 @@ class LearnerCalls:
             return [reply]
         if self._staleness.commit(event.step):
             self._statistics.trained(event.step, batch.groups, event.t_train_s, event.figures)
-            self._truncated = event.figures.truncated if event.figures else None
+            self._figures = event.figures or StepFigures()
             if event.scores:
                 scored = _scored(batch.groups, event.scores)
                 self._statistics.qualities.scored_by_learner(scored)

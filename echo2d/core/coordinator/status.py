@@ -125,6 +125,7 @@ def _counted(statistics: Statistics, rules: RunRules, now: float) -> dict[str, A
             statistics.trajectories_trained, statistics.trajectories_dropped
         ),
         "tokens_accepted": statistics.tokens_accepted,
+        "tokens_trained": statistics.tokens_trained,
         "handed_over": HandedOverCounts(
             statistics.partials_handed_over, statistics.tokens_handed_over
         ),

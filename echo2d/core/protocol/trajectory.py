@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from echo2d.core.base.canonical import digest_of
 from echo2d.core.base.codec import pack, unpacker
+from echo2d.core.base.described import described
 from echo2d.core.base.ids import Digest, GroupId, PeerId, Version
 from echo2d.core.protocol.columns import Columns, blank_columns, cut_columns, join_columns
 from echo2d.core.protocol.control_messages import Finish, VersionKey, VersionSpan
@@ -208,15 +209,34 @@ class TrajectoryScore:
 class StepFigures:
     """What the learner measured in a train step; None: not measured.
 
-    entropy, kl_rollout and kl_base are means over the trained tokens, in nats.
+    entropy, kl_rollout and kl_base are means over the trained tokens.
     """
 
-    entropy: float | None = None  # of the distributions that the tokens were drawn from
-    kl_rollout: float | None = None  # KL(rollout || learner)
-    kl_base: float | None = None  # KL(learner || base)
-    grad_norm: float | None = None  # before clipping
-    # Share of the answers whose last tokens were left out, because the learner's rows have no room for them.
-    truncated: float | None = None
+    entropy: float | None = described(
+        "Entropy of the distributions that the last step's tokens were drawn from, in nats",
+        "echo2d_learner_entropy",
+        default=None,
+    )
+    kl_rollout: float | None = described(
+        "KL(rollout, learner) of the last step, in nats", "echo2d_learner_kl_rollout", default=None
+    )
+    kl_base: float | None = described(
+        "KL(learner, base) of the last step, in nats", "echo2d_learner_kl_base", default=None
+    )
+    grad_norm: float | None = described(
+        "Gradient norm of the last step, before the clip", "echo2d_learner_grad_norm", default=None
+    )
+    truncated: float | None = described(
+        "Share of the last step's answers whose last tokens the learner left out, because its rows have no room",
+        "echo2d_learner_truncated",
+        default=None,
+    )
+    loss: float | None = described("Loss of the last step", "echo2d_learner_loss", default=None)
+    mfu: float | None = described(
+        "Share of the devices' peak operations that the last step used; no value: the peak is not known",
+        "echo2d_learner_mfu",
+        default=None,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from typing import Literal, get_args
 
 from echo2d.core.base.described import described
 from echo2d.core.capacity.bottleneck import Bottleneck
+from echo2d.core.protocol.trajectory import StepFigures
 from echo2d.core.rules.run import DisseminationMode
 
 # This many sentences fill one screen: of 500 similar ones, the first few are enough.
@@ -334,10 +335,7 @@ class LearnerStatus:
     eta_s: float | None = described(
         "seconds until it ends, at the pace of the newest steps", default=None
     )
-    truncated: float | None = described(
-        "share of the last step's answers whose last tokens it left out; null: it did not say",
-        default=None,
-    )
+    figures: StepFigures = described("what it measured in the last step", default=StepFigures())
 
 
 @dataclass(frozen=True, slots=True)
@@ -728,6 +726,9 @@ class Status:
     trajectories: TrajectoryCounts = described("trajectories since the coordinator started")
     tokens_accepted: int = described(
         "Tokens of accepted results", "echo2d_tokens_accepted", counter=True
+    )
+    tokens_trained: int = described(
+        "Written tokens in committed steps", "echo2d_tokens_trained", counter=True
     )
     handed_over: HandedOverCounts = described("samples that another worker continued")
     tokens_recomputed: int = described(

@@ -120,8 +120,10 @@ def test_the_log_line_of_a_step_has_the_main_figures(
     assert float(facts["answer_tokens"]) == 9
     assert ("kl_base_nats" in facts) == bool(kl_coef)
     assert (row["kl_base"] is None) == (not kl_coef)
-    told = StepFigures(row["entropy"], row["kl"], row["kl_base"], row["grad_norm"], 0.0)
-    assert coordinator.figures[1] == told
+    told = StepFigures(
+        row["entropy"], row["kl"], row["kl_base"], row["grad_norm"], 0.0, row["loss"], mfu=None
+    )
+    assert coordinator.figures[1] == told, "a CPU has no MFU"
 
 
 def test_every_commit_carries_the_scores_of_its_trajectories(

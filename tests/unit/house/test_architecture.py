@@ -160,7 +160,7 @@ CORE_MAY_IMPORT: dict[str, set[str]] = {
     "protocol": {"weights"},
     "topology": {"protocol"},
     "relay": {"protocol"},
-    "status": {"capacity", "rules"},
+    "status": {"capacity", "protocol", "rules"},
     "renting": {"capacity", "status"},
     "worker": {"weights", "protocol", "relay", "topology"},
     "cluster": {"protocol", "topology", "capacity", "rules"},

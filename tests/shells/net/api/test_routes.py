@@ -354,7 +354,8 @@ async def test_a_commit_carries_figures(call: Client, backend: Backend) -> None:
 
 
 @pytest.mark.parametrize(
-    "figures", [None, [1.0], {"loss": 1.0}, {"entropy": "1"}, {"entropy": 1e7}, {"entropy": True}]
+    "figures",
+    [None, [1.0], {"perplexity": 1.0}, {"entropy": "1"}, {"entropy": 1e7}, {"entropy": True}],
 )
 async def test_figures_are_checked(call: Client, backend: Backend, figures: Any) -> None:
     body = {**commit_with([]), "figures": figures}

@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from echo2d.core.base.ids import Digest, LeaseId, PeerId, Version
 from echo2d.core.protocol.control_messages import Heartbeat
 from echo2d.core.protocol.sampling import WHOLE
+from echo2d.core.protocol.trajectory import StepFigures
 from echo2d.core.rules.tasks import EvalRules, TaskRules
 from echo2d.core.status.schema import (
     ALERT_KINDS,
@@ -106,7 +107,8 @@ def trained() -> Status:
     episodes = EpisodesStatus(offered=2, parked=5, waiting=3, tool_s_median=0.25, tool_s_p90=4.0)
     tasks = tuple(replace(task, episodes=episodes) for task in status.tasks)
     workers = tuple(replace(each, tokens_per_s=30.0) for each in status.workers)
-    return replace(status, tasks=tasks, workers=workers, process=PROCESS)
+    learner = replace(status.learner, figures=StepFigures(entropy=1.5, loss=-0.25))
+    return replace(status, tasks=tasks, workers=workers, learner=learner, process=PROCESS)
 
 
 def coordinator(tmp_path: Path) -> CoordinatorMetrics:
@@ -196,6 +198,9 @@ def test_the_metrics_of_a_run_have_its_numbers(tmp_path: Path) -> None:
     assert seen["echo2d_reward_mean"] == trained().rewards[-1][1]
     assert seen["echo2d_version_full_bytes"] == trained().version_bytes[3].full_bytes
     assert seen["echo2d_learner_silent_seconds"] == 7
+    assert (seen["echo2d_learner_loss"], seen["echo2d_learner_entropy"]) == (-0.25, 1.5)
+    assert "echo2d_learner_mfu" not in seen, "the learner did not say"
+    assert seen["echo2d_tokens_trained_total"] == trained().tokens_trained > 0
     assert seen["echo2d_token_expiry_timestamp_seconds{role=worker}"] == 2e9
     assert seen["echo2d_gateway_calls_total{outcome=version}"] == 1
     assert seen["echo2d_recent_train_step_seconds{percentile=50}"] == 1.0

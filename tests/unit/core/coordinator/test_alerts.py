@@ -12,6 +12,7 @@ from echo2d.core.coordinator.alerts import (
 )
 from echo2d.core.coordinator.events import AliveTold
 from echo2d.core.protocol.control_messages import Heartbeat, Leaving, RefitDone
+from echo2d.core.protocol.trajectory import StepFigures
 from echo2d.core.status.schema import SENTENCES_MAX, Alert, FaultStatus, VersionBytes
 from tests.support.coordinator_world import World, rules, train, version_digest
 
@@ -247,7 +248,7 @@ def test_a_refusal_of_the_learner_raises_an_alert_for_a_while() -> None:
 
 def test_answers_that_the_learner_trains_in_part_raise_an_alert() -> None:
     status = running().state.status()
-    cutting = replace(status.learner, truncated=0.031)
+    cutting = replace(status.learner, figures=StepFigures(truncated=0.031))
     (alert,) = alerts(replace(status, learner=cutting))
     assert alert.kind == "learner_truncates"
     assert "only the first tokens of 3.1% of the last step's answers" in alert.sentence

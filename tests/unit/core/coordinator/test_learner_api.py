@@ -487,15 +487,15 @@ def test_the_rules_of_a_session_are_told_without_opening_one() -> None:
     assert opened == {**before, "epoch": 1}
 
 
-def test_the_status_says_which_share_of_answers_the_last_step_truncated() -> None:
+def test_the_status_has_what_the_learner_measured_in_the_last_step() -> None:
     world = trained(1)
-    assert world.state.status().learner.truncated is None
-    digest, figures = batch_of(world, 2).digest, StepFigures(truncated=0.25)
+    assert world.state.status().learner.figures == StepFigures()
+    digest, figures = batch_of(world, 2).digest, StepFigures(truncated=0.25, loss=-0.5)
     assert digest is not None
     world.call(lambda n: CommitAsked(n, world.ledger.epoch, 2, digest, 1.0, figures=figures))
-    assert world.state.status().learner.truncated == 0.25
+    assert world.state.status().learner.figures == figures
     world.open_session(2)
-    assert world.state.status().learner.truncated is None
+    assert world.state.status().learner.figures == StepFigures()
 
 
 def test_heartbeats_of_a_learner_count_only_in_its_own_session() -> None:
