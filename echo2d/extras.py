@@ -43,7 +43,8 @@ def _requirements(extra: str) -> list[str]:
     try:
         lines = importlib.metadata.requires("echo2d") or []
     except importlib.metadata.PackageNotFoundError:
-        # echo2d was never installed: it is a checkout on PYTHONPATH.
-        return [f"{Path(__file__).parents[1]}[{extra}]"]
+        lines = []
     marked = re.compile(rf"""([^;]+?)\s*;.*\bextra == ["']{re.escape(extra)}["']""")
-    return [found[1] for line in lines if (found := marked.fullmatch(line))]
+    found = [match[1] for line in lines if (match := marked.fullmatch(line))]
+    # A checkout on PYTHONPATH was never installed, or was installed before it had this extra.
+    return found or [f"{Path(__file__).parents[1]}[{extra}]"]

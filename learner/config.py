@@ -174,8 +174,9 @@ class LearnerConfig(Recipe):
         "the coordinator's snapshot_root, to publish from", or_else="run.snapshot_root"
     )
     out_dir: Path = key("directory of metrics.jsonl and checkpoints/", Path("learner"))
-    track: tuple[Literal["tensorboard", "wandb"], ...] = key(
-        "boards that also show the metrics; each needs its package", ()
+    track: tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...] = key(
+        "boards that also show the metrics (tensorboard, wandb, mlflow, trackio); each needs its package",
+        (),
     )
     steps: int = key("train until this step", low=1)
 
@@ -381,3 +382,8 @@ def grow_memory_in_place() -> None:
     """
     if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
         os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+
+
+def set_unless_set(variable: str, value: str) -> None:
+    """Set an environment variable of a library, unless the operator has set it."""
+    os.environ.setdefault(variable, value)

@@ -58,7 +58,7 @@ from echo2d.learner.config import LearnerConfig, Place
 from echo2d.learner.metrics.report import StepReport
 from echo2d.learner.metrics.rows import evaluation_line, facts_of, row_of
 from echo2d.learner.metrics.stopwatch import TRAIN, WAIT, Stopwatch
-from echo2d.learner.metrics.tracking import Tracking, makers
+from echo2d.learner.metrics.tracking import TrackedRun, Tracking, makers
 from echo2d.learner.model.begun_step import BegunStep, StepLeftError
 from echo2d.learner.model.policy import PoisonedGroupsError, Policy
 from echo2d.learner.objective.hooks import advantages_of
@@ -66,7 +66,7 @@ from echo2d.learner.ranks.ranks import Ranks, device_of
 from echo2d.learner.saving.adapter import AdapterWriter, check_scale
 from echo2d.learner.saving.checkpoint import OWN, Checkpoints
 from echo2d.learner.saving.files import make_directory
-from echo2d.learner.saving.identity import tell_changes
+from echo2d.learner.saving.identity import settings_of, tell_changes
 from echo2d.learner.saving.publish import Publisher, SnapshotWriter
 from echo2d.learner.saving.remote import RemoteCheckpoints
 from echo2d.learner.stopping import StopClock
@@ -212,7 +212,11 @@ class Learner:
         config = self._config
         make_directory("out_dir", config.out_dir)
         make_directory("snapshot_root", config.snapshot_root)
-        self._tracking = Tracking(config.out_dir, makers(config.track, config.out_dir))
+        self._tracking = Tracking(config.out_dir, makers(config.track, self._tracked_run))
+
+    def _tracked_run(self) -> TrackedRun:
+        settings = settings_of(self._config)
+        return TrackedRun(self._run_id, self._config.out_dir, self._resumed_at, settings)
 
     def _fitted(self, config: LearnerConfig) -> LearnerConfig:
         """The config with which the longest answer fits on the GPUs. Runs on rank 0 only."""

@@ -1,5 +1,4 @@
-r"""Record the metrics of train steps: in metrics.jsonl always, in TensorBoard and Weights & Biases
-if configured.
+r"""Record the metrics of train steps: in metrics.jsonl always, and on the boards of `learner.track`.
 
     row of a train step --> metrics.jsonl
                        \--> a queue per board --> its thread: numbers like "by_staleness/2/kl"
@@ -9,6 +8,9 @@ Tracking never stops or delays training. A failure (full disk, no network, broke
 and the file or the board lacks the row. The learner waits for boards only when it closes, for _CLOSE_S. A
 missing package is an OperatorFault at the start. A step that is trained again after a crash has two
 rows, of which the last one counts.
+
+A board is a class with `show` and `close`, made from a `TrackedRun`, and a line of _BOARDS. Its package, its
+extra and its word in `learner.track` have the same name.
 """
 
 import errno
@@ -18,16 +20,20 @@ import json
 import logging
 import os
 import queue
+import re
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from echo2d.client import OperatorFault
 from echo2d.extras import install_command
+from echo2d.learner.config import set_unless_set
 
-# Failures in a row after which a board is closed: a full disk may recover, a broken package will not.
+# Failures in a row after which a board is given up: a full disk may recover, a broken package will not.
 TRACKER_FAILURES_MAX = 5
 QUEUE_MAX = 1024  # rows waiting for a board: minutes of a fast run, days of a slow one
 # The most bytes of metrics.jsonl, and of metrics.1.jsonl: each holds a hundred thousand train steps.
@@ -42,8 +48,20 @@ SAMPLE_COLUMNS = ("group", "task", "prompt", "answer", "reward", "finish", "vers
 log = logging.getLogger("echo2d.learner")
 
 
+@dataclass(frozen=True, slots=True)
+class TrackedRun:
+    """What a board shows the rows of."""
+
+    name: str  # of the run; a learner that goes on with it has the same name
+    out_dir: Path  # a board keeps its files in a folder of its own name there
+    resumed_at: int  # a learner before may have shown later steps, which are trained again
+    settings: Mapping[str, Any]  # the keys of [learner]
+
+
 class Board(Protocol):
-    """Shows numbers and samples by step. Its methods may block and may raise any exception."""
+    """Shows numbers and samples by step. Its methods, and its constructor, may block and may raise any
+    exception.
+    """
 
     def show(self, step: int, numbers: Mapping[str, float], samples: SampleTable) -> None: ...
 
@@ -76,18 +94,23 @@ class Tracking:
                 "cannot track step=%s in=%s reason=%s", row["step"], self._path, error.strerror
             )
         for board in self._boards:
-            board.put((row["step"], dict(numbers_in(row)), sample_table(groups)))
+            # Boards have the step beside the numbers.
+            board.put((row["step"], dict(numbers_in({**row, "step": None})), sample_table(groups)))
 
     def close(self) -> None:
+        """Wait for all boards together for at most _CLOSE_S."""
+        ends_at = time.monotonic() + _CLOSE_S
         for board in self._boards:
-            board.close()
+            board.put(None)
+        for board in self._boards:
+            board.join(max(0.0, ends_at - time.monotonic()))
 
 
 class _BoardThread:
     """A board with its queue and the thread that makes and feeds it."""
 
     def __init__(self, name: str, make: Callable[[], Board]) -> None:
-        self._name, self._make = name, make
+        self._name, self._make, self._lost = name, make, False
         self._rows: queue.Queue[Row | None] = queue.Queue(QUEUE_MAX)
         self._thread = threading.Thread(target=self._work, name=f"track-{name}", daemon=True)
         self._thread.start()
@@ -99,11 +122,12 @@ class _BoardThread:
         try:
             self._rows.put_nowait(row)
         except queue.Full:
-            log.warning("cannot track tracker=%s reason=%d rows wait for it", self._name, QUEUE_MAX)
+            if not self._lost:
+                self._warn(f"{QUEUE_MAX} rows wait for it")
+            self._lost = True
 
-    def close(self) -> None:
-        self.put(None)
-        self._thread.join(_CLOSE_S)
+    def join(self, seconds: float) -> None:
+        self._thread.join(seconds)
         if self._thread.is_alive():
             log.warning("left behind tracker=%s waiting=%d", self._name, self._rows.qsize())
 
@@ -120,25 +144,27 @@ class _BoardThread:
                 failures = 0
             except Exception as error:  # noqa: BLE001 - packages may raise anything
                 failures += 1
-                reason = " ".join(f"{type(error).__name__} {error}".split())
-                log.warning("cannot track tracker=%s reason=%s", self._name, reason)
+                if failures == 1:
+                    self._warn(f"{type(error).__name__} {error}")
                 if row is None:
                     return None
         return log.warning("gave up tracker=%s failures=%d", self._name, TRACKER_FAILURES_MAX)
 
+    def _warn(self, reason: str) -> None:
+        log.warning("cannot track tracker=%s reason=%s", self._name, " ".join(reason.split()))
 
-def makers(names: Sequence[str], out_dir: Path) -> dict[str, Callable[[], Board]]:
-    """Constructors of the boards in `learner.track`. OperatorFault: a package is missing."""
-    known: dict[str, Callable[[Path], Board]] = {
-        "tensorboard": TensorBoard,
-        "wandb": WeightsAndBiases,
-    }
+
+def makers(names: Sequence[str], run: Callable[[], TrackedRun]) -> dict[str, Callable[[], Board]]:
+    """Constructors of the boards in `learner.track`. OperatorFault: a package is missing.
+
+    run: called in the board's thread, at the first row.
+    """
     for name in names:
         if importlib.util.find_spec(name) is None:
             raise OperatorFault(
                 f"learner.track: {name} is not installed; run {install_command(name)}"
             )
-    return {name: partial(known[name], out_dir) for name in names}
+    return {name: lambda make=_BOARDS[name]: make(run()) for name in names}
 
 
 def numbers_in(row: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
@@ -154,20 +180,13 @@ def numbers_in(row: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 def sample_table(groups: Sequence[Mapping[str, Any]]) -> SampleTable:
     """A row of SAMPLE_COLUMNS for each sample of these groups."""
-    return [
-        [
-            group["group"],
-            group["task"],
-            _words(group["prompt"]),
-            _words(sample["answer"]),
-            sample["reward"],
-            sample["finish"],
-            sample["versions"][0],
-            sample["worker"],
-        ]
-        for group in groups
-        for sample in group["samples"]
-    ]
+    rows = []
+    for group in groups:
+        asked = (group["group"], group["task"], _words(group["prompt"]))
+        for each in group["samples"]:
+            told = (_words(each["answer"]), each["reward"], each["finish"])
+            rows.append([*asked, *told, each["versions"][0], each["worker"]])
+    return rows
 
 
 def _words(text: str | Sequence[int]) -> str:
@@ -175,9 +194,9 @@ def _words(text: str | Sequence[int]) -> str:
     return text if isinstance(text, str) else " ".join(map(str, text))
 
 
-def _markdown(table: SampleTable) -> str:
-    lines = [SAMPLE_COLUMNS, ["---"] * len(SAMPLE_COLUMNS), *table]
-    return "\n".join(f"| {' | '.join(map(_cell, line))} |" for line in lines)
+def _markdown(columns: Sequence[str], table: SampleTable) -> str:
+    lines = [columns, ["---"] * len(columns), *([_cell(each) for each in row] for row in table)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _cell(value: Any) -> str:
@@ -189,49 +208,117 @@ def _cell(value: Any) -> str:
 
 
 class TensorBoard:
-    """Event files in <out_dir>/tensorboard."""
+    """Event files in <out_dir>/tensorboard. Of a step that is trained again only the last values are shown."""
 
-    def __init__(self, out_dir: Path) -> None:
+    def __init__(self, run: TrackedRun) -> None:
         writer: Any = importlib.import_module("torch.utils.tensorboard.writer")
-        self._writer = writer.SummaryWriter(str(_private(out_dir / "tensorboard")))
+        folder = str(_private(run.out_dir / "tensorboard"))
+        self._writer = writer.SummaryWriter(folder, purge_step=run.resumed_at + 1)
+        settings = _markdown(("key", "value"), list(run.settings.items()))
+        self._writer.add_text("settings", settings, run.resumed_at)
 
     def show(self, step: int, numbers: Mapping[str, float], samples: SampleTable) -> None:
         for name, value in numbers.items():
             self._writer.add_scalar(name, value, step)
         if samples:
-            self._writer.add_text("samples", _markdown(samples), step)
+            self._writer.add_text("samples", _markdown(SAMPLE_COLUMNS, samples), step)
         self._writer.flush()
 
     def close(self) -> None:
         self._writer.close()
 
 
-class WeightsAndBiases:
+class _LoggedRun:
+    """A run of a package that has the functions of wandb. Its subclass begins the run."""
+
+    def __init__(self, package: Any, run: Any) -> None:
+        self._run, self._table = run, partial(package.Table, columns=list(SAMPLE_COLUMNS))
+
+    def show(self, step: int, numbers: Mapping[str, float], samples: SampleTable) -> None:
+        table = {"samples": self._table(data=samples)} if samples else {}
+        self._run.log({**numbers, **table}, step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class WeightsAndBiases(_LoggedRun):
     """A run of Weights & Biases in <out_dir>/wandb, configured by its own variables (WANDB_MODE,
-    WANDB_PROJECT ...).
+    WANDB_PROJECT ...). A step that it has is not taken again.
 
     There is no login prompt: without a login the run is offline, and `wandb sync` uploads it later.
     """
 
-    def __init__(self, out_dir: Path) -> None:
+    def __init__(self, run: TrackedRun) -> None:
         wandb: Any = importlib.import_module("wandb")
-        mode = wandb.setup().settings.mode
+        chosen = wandb.setup().settings
+        mode = chosen.mode
         if mode == "online" and not wandb.login(prompt=False, verify=False):
             log.warning("not logged in tracker=wandb: run is offline; upload it by `wandb sync`")
             mode = "offline"
-        _private(out_dir / "wandb")
-        self._run = wandb.init(dir=str(out_dir), mode=mode)
-        self._make_table = wandb.Table
+        _private(run.out_dir / "wandb")
+        same = {"id": chosen.run_id or run.name, "resume": chosen.resume or "allow"}
+        found = wandb.init(dir=str(run.out_dir), mode=mode, config=dict(run.settings), **same)
+        super().__init__(wandb, found)
+
+
+class Trackio(_LoggedRun):
+    """A run of the project "echo2d" of trackio in <out_dir>/trackio, unless its own variables say otherwise
+    (TRACKIO_DIR, TRACKIO_SPACE_ID ...).
+    """
+
+    def __init__(self, run: TrackedRun) -> None:
+        set_unless_set("TRACKIO_DIR", str(_private(run.out_dir / "trackio")))
+        trackio: Any = importlib.import_module("trackio")
+        settings = dict(run.settings)
+        found = trackio.init("echo2d", name=run.name, resume="allow", config=settings)
+        super().__init__(trackio, found)
+
+
+class MLflow:
+    """A run of MLflow in <out_dir>/mlflow, unless its own variables say otherwise (MLFLOW_TRACKING_URI,
+    MLFLOW_EXPERIMENT_NAME ...). The tag echo2d.run finds it again.
+    """
+
+    def __init__(self, run: TrackedRun) -> None:
+        self._mlflow: Any = importlib.import_module("mlflow")
+        if not self._mlflow.is_tracking_uri_set():
+            folder = _private(run.out_dir / "mlflow").absolute()
+            self._mlflow.set_tracking_uri(f"sqlite:///{folder}/mlflow.db")
+            if self._mlflow.get_experiment_by_name("echo2d") is None:
+                self._mlflow.create_experiment("echo2d", (folder / "files").as_uri())
+            self._mlflow.set_experiment("echo2d")
+        known = f"tags.`echo2d.run` = '{run.name}'"
+        found = self._mlflow.search_runs(filter_string=known, output_format="list")
+        self._mlflow.start_run(
+            run_id=found[0].info.run_id if found else None,
+            run_name=run.name,
+            tags={"echo2d.run": run.name},
+        )
+        # A parameter of a run never changes: these are the settings of the run's first learner.
+        if not found:
+            self._mlflow.log_params(dict(run.settings))
 
     def show(self, step: int, numbers: Mapping[str, float], samples: SampleTable) -> None:
-        shown: dict[str, Any] = dict(numbers)
+        # A name may have few kinds of characters, and no empty part.
+        named = {
+            re.sub(r"[^\w /-]|^/|/(?=/|$)", "_", name)[:250]: numbers[name] for name in numbers
+        }
+        self._mlflow.log_metrics(named, step=step)
         if samples:
-            columns, data = list(SAMPLE_COLUMNS), [list(row) for row in samples]
-            shown["samples"] = self._make_table(columns=columns, data=data)
-        self._run.log(shown, step=step)
+            table = _markdown(SAMPLE_COLUMNS, samples)
+            self._mlflow.log_text(table, f"samples/{step:06}.md")
 
     def close(self) -> None:
-        self._run.finish()
+        self._mlflow.end_run()
+
+
+_BOARDS: Mapping[str, Callable[[TrackedRun], Board]] = {
+    "tensorboard": TensorBoard,
+    "wandb": WeightsAndBiases,
+    "mlflow": MLflow,
+    "trackio": Trackio,
+}
 
 
 def _private(directory: Path) -> Path:

@@ -22,7 +22,7 @@ import time
 import zlib
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from echo2d.client import OperatorFault
 from echo2d.learner.config import LearnerConfig
@@ -111,10 +111,16 @@ def _write(path: Path) -> None:
 SETTINGS_FILE = "settings.json"
 
 
+def settings_of(config: LearnerConfig) -> dict[str, Any]:
+    """The keys of [learner] as JSON has them."""
+    found: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(config), default=str))
+    return found
+
+
 def tell_changes(config: LearnerConfig) -> None:
     """Log each key of [learner] that has changed since the last start, and save the present ones. Blocking."""
     path = config.out_dir / SETTINGS_FILE
-    now = json.loads(json.dumps(dataclasses.asdict(config), default=str))
+    now = settings_of(config)
     for key, then in _kept(path).items():
         if key in now and now[key] != then:
             log.warning("changed key=learner.%s before=%r now=%r", key, then, now[key])

@@ -23,7 +23,19 @@ pytestmark = [pytest.mark.timeout(1200)]
 
 DEMO_STEPS, RUN_STEPS = 6, 3
 # Their packages are small and fit each other. `sglang` and `verifiers` are tested in environments of their own.
-SMALL = ("rows", "math", "gym", "poker", "turns", "remote", "plot", "tensorboard", "wandb")
+SMALL = (
+    "rows",
+    "math",
+    "gym",
+    "poker",
+    "turns",
+    "remote",
+    "plot",
+    "tensorboard",
+    "wandb",
+    "mlflow",
+    "trackio",
+)
 EXTRAS = ("torch", *SMALL)
 
 

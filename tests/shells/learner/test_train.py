@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from echo2d.client import (
 from echo2d.learner import train
 from echo2d.learner.batch.packing import PackedAnswer, parts
 from echo2d.learner.config import LearnerConfig
-from echo2d.learner.metrics.tracking import SampleTable
+from echo2d.learner.metrics.tracking import SampleTable, TrackedRun
 from tests.support.learner import learn
 from tests.support.poison import with_poison
 from tests.support.scripted_coordinator import GROUP_SIZE, GROUPS, ScriptedCoordinator
@@ -66,8 +66,10 @@ def test_every_row_reaches_the_boards_that_were_asked_for(
     shown: dict[str, list[object]] = {"tensorboard": [], "wandb": []}
 
     class Board:
-        def __init__(self, name: str) -> None:
-            self._seen = shown[name]
+        def __init__(self, name: str, run: Callable[[], TrackedRun]) -> None:
+            self._seen, found = shown[name], run()
+            assert (found.name, found.resumed_at) == (coordinator.run_id, 0)
+            assert found.settings["lr"] == config.lr
 
         def show(self, step: int, numbers: Mapping[str, float], samples: SampleTable) -> None:
             self._seen.append((step, numbers["loss"]))
@@ -76,7 +78,7 @@ def test_every_row_reaches_the_boards_that_were_asked_for(
             self._seen.append("closed")
 
     monkeypatch.setattr(
-        train, "makers", lambda names, _: {name: partial(Board, name) for name in names}
+        train, "makers", lambda names, run: {name: partial(Board, name, run) for name in names}
     )
     rows = learn(dataclasses.replace(config, track=("tensorboard", "wandb")), coordinator)
     losses = [(row["step"], row["loss"]) for row in rows]
