@@ -260,7 +260,11 @@ class LearnerConfig(Recipe):
         "gradients after each micro-batch, and the hosts only after the last",
         "each",
     )
-    rng_seed: int = key("random seed of dropout and of dealing groups to optimizer steps", 0, low=0)
+    rng_seed: int = key(
+        "random seed of dropout, of a new adapter, and of dealing groups to optimizer steps",
+        0,
+        low=0,
+    )
 
     dtype: Dtype = key(
         "type of the layers' arithmetic; weights, optimizer, softmax and logprobs are always float32; auto: "

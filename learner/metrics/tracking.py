@@ -164,7 +164,11 @@ def makers(names: Sequence[str], run: Callable[[], TrackedRun]) -> dict[str, Cal
             raise OperatorFault(
                 f"learner.track: {name} is not installed; run {install_command(name)}"
             )
-    return {name: lambda make=_BOARDS[name]: make(run()) for name in names}
+    return {name: partial(_made, _BOARDS[name], run) for name in names}
+
+
+def _made(make: Callable[[TrackedRun], Board], run: Callable[[], TrackedRun]) -> Board:
+    return make(run())
 
 
 def numbers_in(row: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:

@@ -54,8 +54,9 @@ def trained(model: nn.Module) -> dict[str, Tensor]:
     """The weights that are trained, by name: those of the adapter, or all weights if there is no
     adapter.
     """
-    names = {name for name, weight in model.named_parameters() if weight.requires_grad}
     state = model.state_dict()
+    # In the order of the model: checkpoints of the same weights then have the same bytes.
+    names = [name for name, weight in model.named_parameters() if weight.requires_grad]
     return {name: state[name] for name in names} if any(map(_is_ours, names)) else state
 
 
