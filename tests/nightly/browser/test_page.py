@@ -229,7 +229,8 @@ def test_scores_of_evaluations_are_drawn_as_a_curve(browser: Any, tmp_path: Path
 def learning(steps: int, **more: Any) -> list[dict[str, Any]]:
     """Lines of a run whose learner says what it measured, and whose rewards have parts and tags."""
     facts = {
-        "entropy": 1.5, "kl_rollout": 0.002, "grad_norm": 0.25, "tokens": 84, "trajectories": 4,
+        "entropy": 1.5, "kl_rollout": 0.002, "grad_norm": 0.25, "loss": -0.5, "mfu": 0.4,
+        "tokens": 84, "trajectories": 4,
         "parts": {"right": 0.5, "short": 0.25}, "reward_by_tag": {"level=1": 0.5}, **more,
     }  # fmt: skip
     return [{**line, **facts} for line in history([0.5] * steps)]
@@ -267,6 +268,8 @@ def test_the_page_shows_the_learners_figures_and_the_parts_of_rewards(
         assert found["Entropy of the policy, nats/token"] == "1.500 nats"
         assert found["KL, nats/token"] == f"rollout to learner 0.0020 nats{kl}"
         assert found["Gradient norm before the clip"] == "0.250"
+        assert found["Loss"] == "-0.5000"
+        assert found["MFU, % of the devices' peak"] == "40.0 %"
         assert found["Answer length, tokens"] == "21.0 tokens"
         assert found["Parts of the reward, means of a step"] == parts
         assert found["Reward by tag, means of a step"] == "level=1 0.500"
@@ -279,7 +282,7 @@ def test_curves_and_tiles_leave_no_gap_in_the_layout(
     steps = learning(3) if told else history([0.5] * 3)
     with site(tmp_path, run_of("a"), steps=steps) as made, opened(browser, made) as page:
         page.wait_for_selector(".chart path", state="attached")
-        assert len(captions(page)) == (12 if told else 7)
+        assert len(captions(page)) == (14 if told else 7)
         for width in (390, 900, 1200, 1400, 1900):
             page.set_viewport_size({"width": width, "height": 1000})
             for box in ("charts", "tiles"):
