@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,57 +11,18 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from echo2d.client import EXPERTS, Batch, Group, OperatorFault, Span, Trajectory
-from echo2d.core.protocol.columns import join_columns
-from echo2d.engines.base import GenerateRequest
-from echo2d.engines.torch_engine import TorchEngine
 from echo2d.learner.batch.checks import Trained, faults
 from echo2d.learner.batch.packing import answers_of
 from echo2d.learner.model.policy import Part, Policy
 from echo2d.learner.objective.hooks import advantages_of
 from echo2d.learner.ranks.ranks import Ranks
 from tests.support.batches import RULES, STEP, with_given
-from tests.support.engine_contract import generated
-from tests.support.engine_harness import label
 from tests.support.learner import config_in
-from tests.support.model_shapes import FAMILIES
+from tests.support.mixtures import FEW, MANY, mixture, written
 
 MIXTURES = ["qwen3 moe", "mixtral", "gpt-oss"]
 PROMPT = [3, 4, 5, 6]
 SAMPLES, TOKENS = 16, 48
-# As many experts as Qwen3-30B-A3B has.
-MANY: dict[str, Any] = {"num_local_experts": 128, "num_experts_per_tok": 8}
-FEW: dict[str, Any] = {"num_local_experts": 8, "num_experts_per_tok": 2}
-
-
-def mixture(directory: Path, family: str, tokenizer: Path, **changes: Any) -> Path:
-    """A model whose layers matter beside what passes them by: its matrices are 8 times as large as at the start."""
-    facts = {**FAMILIES[family].to_dict(), "vocab_size": 17, "num_hidden_layers": 4, **changes}
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(
-        type(FAMILIES[family])(**{**facts, "layer_types": None, "norm_topk_prob": True})
-    )
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.mul_(8.0 if weight.ndim > 1 else 1.0)
-    model.to(torch.bfloat16).save_pretrained(directory)
-    shutil.copy(tokenizer / "tokenizer.json", directory)
-    return directory
-
-
-async def written(model: Path, dtype: str) -> list[tuple[Any, ...]]:
-    """The tokens, the logprobs and the experts of samples that an engine writes."""
-    engine = TorchEngine(device="cpu", slots_max=SAMPLES, rng_seed=0, threads=1, dtype=dtype)
-    await engine.start()
-    try:
-        await engine.refit(model, label(7))
-        request = GenerateRequest("r", PROMPT, SAMPLES, TOKENS, columns=[EXPERTS])
-        found = await generated(engine, request)
-    finally:
-        await engine.close()
-    return [
-        (sample.tokens, sample.logprobs, *(each.array for each in join_columns(sample.columns)))
-        for sample in found.samples
-    ]
 
 
 def batch_of(samples: list[tuple[Any, ...]]) -> Batch:
@@ -115,7 +75,7 @@ def test_with_the_engines_experts_the_logprobs_differ_at_most_half_as_much(
     family: str, tmp_path: Path, base: Path
 ) -> None:
     model = mixture(tmp_path / "model", family, base, **MANY)
-    samples = asyncio.run(written(model, "bfloat16"))
+    samples = asyncio.run(written(model, "bfloat16", PROMPT, SAMPLES, TOKENS))
     policy = Policy(config_in(tmp_path, model, micro_batch_tokens=256), Ranks())
     batch = batch_of(samples)
     without, replayed = distance(policy, without_experts(batch)), distance(policy, batch)
@@ -138,7 +98,7 @@ def test_the_engine_tells_the_experts_that_drew_each_token(
 ) -> None:
     model = mixture(tmp_path / "model", family, base, **FEW)
     reference = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
-    for tokens, _, experts in asyncio.run(written(model, "float32")):
+    for tokens, _, experts in asyncio.run(written(model, "float32", PROMPT, SAMPLES, TOKENS)):
         assert (np.sort(experts) == np.sort(own_routing(reference, tokens))).all()
 
 
@@ -170,7 +130,9 @@ def test_rows_and_repeated_layers_do_not_change_what_is_replayed(
 ) -> None:
     """Shared prompts, given tokens, padding and layers that the backward pass computes again."""
     model = mixture(tmp_path / "model", family, base, **FEW)
-    batch = told(batch_of(asyncio.run(written(model, "float32"))[:4]), seed=1)
+    batch = told(
+        batch_of(asyncio.run(written(model, "float32", PROMPT, SAMPLES, TOKENS))[:4]), seed=1
+    )
     (group,) = batch.groups
     first, *others = group.trajectories
     # Zeros stand for tokens that no engine wrote.
@@ -202,6 +164,8 @@ def test_a_compiled_learner_says_that_it_cannot_replay(tmp_path: Path, base: Pat
     model = mixture(tmp_path / "model", "qwen3 moe", base, **FEW)
     policy = Policy(config_in(tmp_path, model), Ranks())
     policy._routers._hooked = False
-    (part,) = parts_of(policy, batch_of(asyncio.run(written(model, "float32"))))
+    (part,) = parts_of(
+        policy, batch_of(asyncio.run(written(model, "float32", PROMPT, SAMPLES, TOKENS)))
+    )
     with pytest.raises(OperatorFault, match=r"learner.compile: expected false"):
         policy._gradient(part, 2, {})
