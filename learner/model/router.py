@@ -24,8 +24,8 @@ from echo2d.learner.ranks.ranks import Ranks
 from echo2d.learner.ranks.row_ranks import RowRanks
 from echo2d.model_experts import chosen_experts, replay, routers_of, shape_of
 
-# The sums of one layer [e + 2]: tokens of each expert, normalized entropies of all tokens, number of tokens. They are
-# float64, in which counts are exact.
+# The sums of one layer [e + 4]: tokens of each expert, answer tokens whose experts were replayed, answer tokens,
+# normalized entropies of all tokens, number of tokens. They are float64, in which counts are exact.
 LayerSums = Tensor
 
 
@@ -36,6 +36,10 @@ class Routers:
         self._found: list[LayerSums] = []
         # The indices of all tokens but padding. None: nothing is counted.
         self._places_t: Tensor | None = None
+        self._replayed = (
+            0,
+            0,
+        )  # answer tokens of the pass that have experts to replay, and all answer tokens
         self._given_tlc: Tensor | None = None
         self._device, self._hooked = device, hooked
         routers = routers_of(model)
@@ -73,6 +77,7 @@ class Routers:
         """
         own = row_ranks.own(micro.tokens_bt.size)
         places = micro.places[own] - own.start
+        self._replayed = (_told(micro), micro.tokens)
         self._found, self._places_t = [], torch.from_numpy(places).to(self._device)
         try:
             yield self._found
@@ -89,8 +94,9 @@ class Routers:
         )
         tokens, experts = logits_te.shape
         entropy_t = torch.special.entr(logits_te.float().softmax(-1)).sum(-1)
-        sums = torch.zeros(experts + 2, dtype=torch.float64, device=logits_te.device)
+        sums = torch.zeros(experts + 4, dtype=torch.float64, device=logits_te.device)
         sums.index_add_(0, chosen_tc.flatten(), sums.new_ones(chosen_tc.numel()))
+        sums[-4], sums[-3] = self._replayed
         sums[-2] = entropy_t.double().sum() / math.log(experts)
         sums[-1] = tokens
         self._found.append(sums)
@@ -107,10 +113,22 @@ def router_load(passes: Sequence[Sequence[LayerSums]], ranks: Ranks) -> RouterLo
 
 def load_of(layers: Sequence[LayerSums]) -> RouterLoad:
     """Compute the load from the sums of all layers."""
-    loads = [layer[:-2] for layer in layers]
-    entropies, tokens = torch.stack([layer[-2:] for layer in layers]).sum(0).tolist()
+    loads = [layer[:-4] for layer in layers]
+    replayed, answers, entropies, tokens = (
+        torch.stack([layer[-4:] for layer in layers]).sum(0).tolist()
+    )
     return RouterLoad(
         load_max=max(float(load_e.max() / load_e.mean()) for load_e in loads),
         unused=float((torch.cat(loads) == 0).double().mean()),
         entropy=entropies / tokens,
+        replayed=replayed / max(1, answers),
     )
+
+
+def _told(micro: MicroBatch) -> int:
+    """How many of the tokens in the loss have experts to replay."""
+    if micro.experts_tlc is None:
+        return 0
+    rows, columns = micro.answer_bt[:, 1:].nonzero()
+    told_t = micro.experts_tlc[:, 0, 0] >= 0
+    return int(told_t[rows * micro.tokens_bt.shape[1] + columns].sum())

@@ -129,6 +129,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         "config.checks",
         "config.run",
         "config.tables",
+        "core.base.model_config",
+        "core.protocol.columns",
         "core.rules.table",
         "extras",
         "logs",
