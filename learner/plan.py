@@ -27,7 +27,9 @@ import transformers
 from blake3 import blake3
 from transformers import AutoConfig
 
-from echo2d.client import OperatorFault
+from echo2d.client import EXPERTS, OperatorFault
+from echo2d.core.base.model_config import expert_numbers
+from echo2d.core.protocol.columns import ANSWER_BYTES_MAX, TOKEN_BYTES
 from echo2d.learner.config import LearnerConfig
 from echo2d.learner.model.footprint import Footprint, footprint
 from echo2d.this_build import THIS_BUILD
@@ -80,6 +82,7 @@ class MemoryPlan:
     save_s: float  # until a checkpoint of all ranks is on the disk
     # If train steps take at least this long, a checkpoint in each of them costs at most CHECKPOINT_SHARE of it.
     least_step_s: float
+    expert_bytes: int  # of the column of experts, for each token; 0: the model is dense
 
     @property
     def peak(self) -> int:
@@ -141,6 +144,7 @@ def plan(
         checkpoints=state * ranks * (config.checkpoints_kept + 1),
         save_s=copy_s + write_s,
         least_step_s=max(lost_s / CHECKPOINT_SHARE, write_s),
+        expert_bytes=_expert_bytes(config.model),
     )
 
 
@@ -269,6 +273,7 @@ def lines(found: MemoryPlan, config: LearnerConfig) -> list[str]:
         f"  {found.checkpoints / GIB:8.2f}",
         f"a checkpoint is on the disk after {found.save_s:.1f} s; learner.stop_within_s is {config.stop_within_s:g}",
         f"checkpoint_every = 1 costs at most {CHECKPOINT_SHARE:.0%} of steps of {found.least_step_s:.1f} s and more",
+        *_expert_lines(found.expert_bytes),
     ]
 
 
@@ -283,6 +288,19 @@ def read_max(config: LearnerConfig) -> int:
     """The most tokens that the model can read."""
     known = AutoConfig.from_pretrained(config.model).get_text_config()
     return min(_TOKENS_MAX, getattr(known, "max_position_embeddings", 0) or _TOKENS_MAX)
+
+
+def _expert_lines(each: int) -> list[str]:
+    if not each:
+        return []
+    tokens = ANSWER_BYTES_MAX // (TOKEN_BYTES + each)
+    what = f'with policy.columns = ["{EXPERTS}"] workers send {each} bytes more for each token'
+    return [f"{what}, in answers of up to {tokens:,} tokens"]
+
+
+def _expert_bytes(model: Path) -> int:
+    numbers = expert_numbers(json.loads((model / "config.json").read_text()))
+    return 0 if numbers is None else numbers.token_bytes
 
 
 def _seconds(directory: Path, copied: int, written: int) -> tuple[float, float, float]:

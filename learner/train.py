@@ -179,7 +179,7 @@ class Learner:
         session = self._open_session()
         self._published = self._step
         self._epoch, self._publish_every = session.epoch, session.publish_every
-        self._rules = _rules(session, self._policy.vocab_size, self._config)
+        self._rules = _rules(session, self._policy, self._config)
         _check_sampling(session, self._config)
         self._evals = session.evaluations
         # Old versions are removed before the first publish, which needs the space on the disk. The learner of
@@ -562,17 +562,18 @@ class Learner:
             time.sleep(BEAT_S)
 
 
-def _rules(session: Session, vocab_size: int, config: LearnerConfig) -> BatchRules:
+def _rules(session: Session, policy: Policy, config: LearnerConfig) -> BatchRules:
     return BatchRules(
         session.staleness_max,
         session.trajectories_per_step // session.group_size,
         session.group_size,
-        vocab_size,
+        policy.vocab_size,
         session.group_min,
         masks=session.over_stale == "mask",
         trains_cut=config.cut_off == "train",
         row_tokens_max=config.row_tokens_max,
         refuses_long=config.too_long == "refuse",
+        experts=policy.expert_shape,
     )
 
 

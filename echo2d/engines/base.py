@@ -58,6 +58,9 @@ class GenerateRequest:
     # This many tokens of `prompt` were drawn for the same sample, in an earlier attempt or turn. A
     # *seeded* engine goes on drawing where these ended (`core/protocol/seeds`).
     written: int = 0
+    columns: Sequence[
+        str
+    ] = ()  # the columns that the run keeps; an engine need not write any other
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from collections import deque
 from itertools import pairwise
 
 from echo2d.core.protocol.answer_end import OutputLimit, output_limit
+from echo2d.core.protocol.columns import Columns, join_columns
 from echo2d.core.worker.events import LabelSpan
 from echo2d.engines.base import FinishReason, GenerateRequest, SampleOutput
 from echo2d.errors import EngineFault
@@ -64,10 +65,12 @@ class SampleBuffer:
     Positions count from the sample's first output token and continue from delta to delta.
     """
 
-    __slots__ = ("_logprobs", "_runs", "_start", "_tokens", "sample")
+    __slots__ = ("_columns", "_logprobs", "_runs", "_start", "_tokens", "sample")
 
     def __init__(self, sample: int) -> None:
         self.sample = sample
+        # The columns of each token; empty, or as many as there are tokens.
+        self._columns: list[Columns] = []
         self._start = 0
         self._tokens: list[int] = []
         self._logprobs: list[float] = []
@@ -77,17 +80,23 @@ class SampleBuffer:
     def __len__(self) -> int:
         return len(self._tokens)
 
-    def add(self, token: int, logprob: float, label: str) -> None:
+    def add(self, token: int, logprob: float, label: str, columns: Columns = ()) -> None:
         if not self._runs or self._runs[-1][1] != label:
             self._runs.append((self._start + len(self._tokens), label))
         self._tokens.append(token)
         self._logprobs.append(logprob)
+        if columns:
+            self._columns.append(columns)
 
     def take(self, finish: FinishReason | None = None) -> SampleOutput:
         """Return everything held as one delta, and empty the buffer."""
-        delta = SampleOutput(self.sample, self._tokens, self._logprobs, self._spans(), finish)
+        whole = len(self._columns) == len(self._tokens)
+        columns = join_columns([(1, each) for each in self._columns]) if whole else ()
+        delta = SampleOutput(
+            self.sample, self._tokens, self._logprobs, self._spans(), finish, columns
+        )
         self._start += len(self._tokens)
-        self._tokens, self._logprobs, self._runs = [], [], []
+        self._tokens, self._logprobs, self._runs, self._columns = [], [], [], []
         return delta
 
     def _spans(self) -> list[LabelSpan]:

@@ -65,7 +65,7 @@ from echo2d.store.row_sums import SummedSchema
 # Counters that `mark_restored` sets: all epochs and publish numbers up to their values may be used already.
 EPOCH_FLOOR: Final = "epoch_floor"
 PUBLISH_FLOOR: Final = "publish_floor"
-SCHEMA_VERSION = 18
+SCHEMA_VERSION = 19
 SCHEMA = SummedSchema(
     """
 CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
@@ -126,7 +126,7 @@ CREATE TABLE commits (
     PRIMARY KEY (step, epoch)) WITHOUT ROWID;
 CREATE TABLE limits (
     engine_class TEXT PRIMARY KEY, k REAL NOT NULL, misses REAL NOT NULL,
-    tolerance INTEGER NOT NULL) WITHOUT ROWID;
+    tolerance INTEGER NOT NULL, rerouted REAL NOT NULL) WITHOUT ROWID;
 CREATE TABLE evaluations (
     number INTEGER PRIMARY KEY, name TEXT NOT NULL, version INTEGER NOT NULL, digest BLOB NOT NULL,
     found BLOB NOT NULL);
@@ -344,6 +344,7 @@ def _limits(row: _Row) -> LimitsLearnt:
         0 < limits.k <= GROSS.k
         and 0 < limits.misses <= GROSS.misses
         and limits.tolerance in range(len(TOLERANCES))
+        and 0 < limits.rerouted <= GROSS.rerouted
     ):
         raise PeerFault(f"expected limits of an audit; found {limits}")
     return limits
@@ -449,7 +450,9 @@ EVALUATED: Query[Evaluated] = Query(
     _evaluated,
 )
 LIMITS: Query[LimitsLearnt] = Query(
-    "limits", "SELECT engine_class, k, misses, tolerance FROM limits ORDER BY engine_class", _limits
+    "limits",
+    "SELECT engine_class, k, misses, tolerance, rerouted FROM limits ORDER BY engine_class",
+    _limits,
 )
 FACTS: Query[tuple[str, str]] = Query("facts", "SELECT name, value FROM facts ORDER BY name", _fact)
 FROZEN: Query[BatchFrozen] = Query(
@@ -658,7 +661,7 @@ def _sample_left_out(record: SampleLeftOut) -> list[Statement]:
 
 
 def _limits_learnt(record: LimitsLearnt) -> list[Statement]:
-    row = (record.engine_class, record.k, record.misses, record.tolerance)
+    row = (record.engine_class, record.k, record.misses, record.tolerance, record.rerouted)
     return [(SCHEMA.insert("limits", "INSERT OR REPLACE"), row)]
 
 

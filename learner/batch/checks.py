@@ -16,7 +16,7 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from echo2d.client import Batch, Group, PeerFault, Span, Trajectory
+from echo2d.client import EXPERTS, Batch, ExpertShape, Group, PeerFault, Span, Trajectory
 
 # A float32 softmax gives probability 0 to a token with a lower logprob, so no engine draws it.
 _LOGPROB_MIN = -104.0
@@ -41,6 +41,7 @@ class BatchRules:
     row_tokens_max: int = 0  # of a prompt with its answer; 0: no limit
     # Whether a group with a longer answer is refused; otherwise the answer's first tokens are trained.
     refuses_long: bool = False
+    experts: ExpertShape | None = None  # what the experts of a token may be; None: a dense model
 
     def fresh(self, span: Span, step: int) -> bool:
         """Whether this step may train on the span's tokens."""
@@ -192,6 +193,10 @@ def _trajectory_fault(trajectory: Trajectory, step: int, rules: BatchRules) -> s
         return "it ends with given tokens; the last token must be written"
     if trajectory.logprobs[~trajectory.written].any():
         return "a given token has a logprob other than 0"
+    experts = trajectory.columns.get(EXPERTS)
+    told = rules.experts is not None and experts is not None
+    if told and (fault := rules.experts.fault(experts[trajectory.written])):
+        return fault
     for span in trajectory.spans:
         if span.version > step - 1 or not (rules.masks or rules.fresh(span, step)):
             return (

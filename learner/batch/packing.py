@@ -17,19 +17,19 @@ means and scores are not computed for them. Branches of an episode share its
 advantage, and together they have the weight of one answer.
 
 Suffixes of names: b = rows of a micro-batch, t = positions, p = pieces, n = answer tokens in the loss, in
-row-major order.
+row-major order, l = layers, c = experts that a token is sent to.
 """
 
 import bisect
 import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from echo2d.client import Batch, Group, Trajectory
+from echo2d.client import EXPERTS, Batch, Group, Trajectory
 from echo2d.learner.batch.checks import CUT_OFF, BatchRules
 from echo2d.learner.objective.hooks import Advantages
 
@@ -54,6 +54,8 @@ class PackedAnswer:
     # How many tokens all branches of its episode have in the loss; 0: its episode has no other branch.
     episode_tokens: int = 0
     first: bool = True  # whether it is the first of these branches in the batch
+    # The experts with which the engine computed each token's output [t, l, c]; -1: not told. None: of no token.
+    experts: NDArray[np.int16] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,8 @@ class MicroBatch:
     episode_tokens_n: NDArray[np.int64]  # how many tokens the token's episode has in the loss
     temperatures_n: NDArray[np.float32]
     trajectories: tuple[tuple[int, int], ...]  # the group of each answer, and its number there
+    # As in PackedAnswer, for all tokens of all rows.
+    experts_tlc: NDArray[np.int16] | None = None
 
     @property
     def answers(self) -> int:
@@ -166,13 +170,12 @@ class _Bundle:
             return None
         return _bundle(first, self.shared), _bundle(rest, self.shared)
 
-    def pieces(self) -> Iterator[tuple[NDArray[np.int32], NDArray[np.bool_], int]]:
-        """For each piece: its tokens, which of them are in the loss, and the position of the first one."""
-        first = self.answers[0]
+    def pieces(self) -> Iterator[tuple[PackedAnswer, slice]]:
+        """For each piece: an answer, and which of its tokens are the piece."""
         if self.shared:
-            yield first.tokens[: self.shared], first.counts[: self.shared], 0
+            yield self.answers[0], slice(self.shared)
         for answer in self.answers:
-            yield answer.tokens[self.shared :], answer.counts[self.shared :], self.shared
+            yield answer, slice(self.shared, len(answer.tokens))
 
 
 def _bundle(answers: Sequence[PackedAnswer], shared: int) -> _Bundle:
@@ -369,6 +372,7 @@ def _answer(
     # Tokens after the last token in the loss are left out: attention is causal, so no token in the loss sees them.
     end = int(counts.nonzero()[0][-1]) + 1
     counts, staleness = counts[:end], staleness[:end]
+    experts = trajectory.columns.get(EXPERTS) if rules.experts else None
     return PackedAnswer(
         group.group_id,
         trajectory.sample,
@@ -379,7 +383,19 @@ def _answer(
         advantage,
         group.sampling.temperature,
         len(group.prompt),
+        experts=None
+        if experts is None
+        else _placed(experts[:end], trajectory.written[:end], len(group.prompt)),
     )
+
+
+def _placed(
+    experts_nlc: NDArray[Any], written_n: NDArray[np.bool_], prompt: int
+) -> NDArray[np.int16]:
+    """The experts of n output tokens at the places whose output they are: each at the token before it."""
+    placed = np.full((prompt + len(written_n), *experts_nlc.shape[1:]), -1, dtype=np.int16)
+    placed[prompt - 1 : -1][written_n] = experts_nlc[written_n]
+    return placed
 
 
 def _bundles(by_length: Sequence[PackedAnswer], room: int) -> list[_Bundle]:
@@ -417,14 +433,17 @@ def _best_fit(items: Sequence[tuple[int, Item]], room: int) -> list[list[Item]]:
 
 def _in_a_row(bundles: Sequence[_Bundle], multiple: int) -> MicroBatch:
     tokens, counts, positions, pieces = [], [], [], []
+    told: list[tuple[int, NDArray[np.int16] | None]] = []
     start = 0
     for bundle in bundles:
         context = (start, bundle.shared)
-        for own, counting, position in bundle.pieces():
+        for answer, part in bundle.pieces():
+            own, position = answer.tokens[part], part.start or 0
             tokens.append(own)
-            counts.append(counting)
+            counts.append(answer.counts[part])
             positions.append(position + np.arange(len(own)))
             pieces.append((start, len(own), *(context if position else (0, 0))))
+            told.append((start, None if answer.experts is None else answer.experts[part]))
             start += len(own)
     if padding := -start % multiple:
         # A piece of its own, so that no answer reads it.
@@ -439,6 +458,7 @@ def _in_a_row(bundles: Sequence[_Bundle], multiple: int) -> MicroBatch:
         np.concatenate(counts)[None],
         np.concatenate(positions)[None],
         Pieces(*np.array(pieces, dtype=np.int64).T),
+        _joined(told, start + padding),
     )
 
 
@@ -450,7 +470,22 @@ def _in_rows(answers: Sequence[PackedAnswer]) -> MicroBatch:
         tokens_bt[row, : len(answer.tokens)] = answer.tokens
         answer_bt[row, : len(answer.tokens)] = answer.counts
     lengths_b = np.array([len(answer.tokens) for answer in answers])
-    return _micro_batch(answers, tokens_bt, lengths_b, answer_bt, None, None)
+    told = [(row * shape[1], answer.experts) for row, answer in enumerate(answers)]
+    experts_tlc = _joined(told, shape[0] * shape[1])
+    return _micro_batch(answers, tokens_bt, lengths_b, answer_bt, None, None, experts_tlc)
+
+
+def _joined(
+    told: Sequence[tuple[int, NDArray[np.int16] | None]], tokens: int
+) -> NDArray[np.int16] | None:
+    """The experts of all tokens. told: places of first tokens, with the experts from there on. None: of no token."""
+    known = [(start, experts) for start, experts in told if experts is not None]
+    if not known:
+        return None
+    joined = np.full((tokens, *known[0][1].shape[1:]), -1, dtype=np.int16)
+    for start, experts in known:
+        joined[start : start + len(experts)] = experts
+    return joined
 
 
 def _micro_batch(
@@ -460,6 +495,7 @@ def _micro_batch(
     answer_bt: NDArray[np.bool_],
     positions_bt: NDArray[np.int64] | None,
     pieces: Pieces | None,
+    experts_tlc: NDArray[np.int16] | None,
 ) -> MicroBatch:
     lengths = [len(answer.logprobs_n) for answer in answers]
     return MicroBatch(
@@ -475,4 +511,5 @@ def _micro_batch(
         np.repeat([answer.episode_tokens or len(answer.logprobs_n) for answer in answers], lengths),
         np.repeat([answer.temperature for answer in answers], lengths).astype(np.float32),
         tuple((answer.group_id, answer.sample) for answer in answers),
+        experts_tlc,
     )

@@ -30,6 +30,7 @@ class RouterLoad:
     unused: float  # the share of experts, over all layers, that got no token
     # Entropy of the routers' distributions, divided by that of a uniform one; mean over tokens and layers.
     entropy: float
+    replayed: float  # the share of the tokens in the loss whose experts were those of the engine
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.fsdp import FSDPModule
 
+from echo2d.client import ExpertShape
 from echo2d.learner.batch.packing import MicroBatch, PackedAnswer, micro_batches
 from echo2d.learner.config import LearnerConfig
 from echo2d.learner.metrics.report import Effort, RouterLoad, StepReport
@@ -132,7 +133,7 @@ class Policy:
             # The scorer has run the layers before this on a few tokens, for which compiling does not pay.
             compile_layers(self.model, config, ranks.device)
         # Compiled layers get no hooks, because a hook would cut the compiled code into pieces.
-        self._routers = Routers(self.model, hooked=not config.compile)
+        self._routers = Routers(self.model, ranks.device, hooked=not config.compile)
         self._base = self._scorer_of(self._base_model()) if config.kl_coef else None
         self._kept = StateDictOptions(
             ignore_frozen_params=bool(config.lora_rank), strict=not config.lora_rank
@@ -159,6 +160,11 @@ class Policy:
     @property
     def vocab_size(self) -> int:
         return int(self.model.config.vocab_size)
+
+    @property
+    def expert_shape(self) -> ExpertShape | None:
+        """What the experts of a token may be; None: a dense model."""
+        return self._routers.shape
 
     def lay_out(self, parts: Sequence[Sequence[PackedAnswer]]) -> list[Part]:
         """Pack the answers of each optimizer step into micro-batches."""
@@ -350,6 +356,7 @@ class Policy:
             for each in chain.from_iterable(part.micro for part in parts[1:]):
                 if leaves_after(0):
                     raise StepLeftError(None)
+                self._routers.replaying(each, self._row_ranks)
                 found[id(each)] = self._scorer(each).logprobs_n
         return found
 
@@ -408,7 +415,8 @@ class Policy:
         step.
         """
         config = self._config
-        with self._routers.counting(micro, self._row_ranks, self._ranks.device) as layers:
+        self._routers.replaying(micro, self._row_ranks)
+        with self._routers.counting(micro, self._row_ranks) as layers:
             scores = self._scorer(micro)
         logprobs_n = scores.logprobs_n
         base_n = self._base_logprobs(micro)

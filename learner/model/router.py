@@ -1,8 +1,9 @@
-"""Measure how a mixture of experts spreads its tokens.
+"""Replay the experts that the engines chose, and measure how a mixture of experts spreads its tokens.
 
-A hook on each router sums up a forward pass, but only inside `Routers.counting`. So repetitions in the backward pass,
-and passes that train nothing, do not count. transformers knows which modules are routers, because it
-can record their output. A router that does not return its chosen experts is not measured.
+Routers take the experts of the micro-batch that `replaying` was last called with; so the repetition of a layer in the
+backward pass takes them too. A hook on each router sums up a forward pass, but only inside `Routers.counting`. So
+repetitions in the backward pass, and passes that train nothing, do not count. A router that does not return its chosen
+experts is not measured.
 
 Suffixes of names: t = tokens of the pass, e = experts of a layer, c = experts that a token is sent to.
 """
@@ -16,36 +17,68 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from echo2d.client import OperatorFault
 from echo2d.learner.batch.packing import MicroBatch
 from echo2d.learner.metrics.report import RouterLoad
 from echo2d.learner.ranks.ranks import Ranks
 from echo2d.learner.ranks.row_ranks import RowRanks
+from echo2d.model_experts import chosen_experts, replay, routers_of, shape_of
 
-# The sums of one layer [e + 2]: tokens of each expert, normalized entropies of all tokens, number of tokens. They are
-# float64, in which counts are exact.
+# The sums of one layer [e + 4]: tokens of each expert, answer tokens whose experts were replayed, answer tokens,
+# normalized entropies of all tokens, number of tokens. They are float64, in which counts are exact.
 LayerSums = Tensor
 
 
 class Routers:
     """The routers of a model of transformers, with hooks if `hooked`. A dense model has none."""
 
-    def __init__(self, model: nn.Module, *, hooked: bool = True) -> None:
+    def __init__(self, model: nn.Module, device: torch.device, *, hooked: bool = True) -> None:
         self._found: list[LayerSums] = []
         # The indices of all tokens but padding. None: nothing is counted.
         self._places_t: Tensor | None = None
-        for router, index in _routers_of(model) if hooked else ():
-            router.register_forward_hook(partial(self._add_up, index))
+        self._replayed = (
+            0,
+            0,
+        )  # answer tokens of the pass that have experts to replay, and all answer tokens
+        self._given_tlc: Tensor | None = None
+        self._device, self._hooked = device, hooked
+        routers = routers_of(model)
+        self.shape = shape_of(model, routers)
+        if not hooked:
+            return
+        for router in routers:
+            router.module.register_forward_hook(partial(self._add_up, router.logits))
+        if self.shape is not None:
+            replay(routers, self._given)
+
+    def replaying(self, micro: MicroBatch, row_ranks: RowRanks) -> None:
+        """From now on the routers choose the experts that the engines chose for the tokens of `micro`.
+
+        OperatorFault: the layers are compiled, so their routers cannot be given experts.
+        """
+        self._given_tlc = None
+        if micro.experts_tlc is None:
+            return
+        if not self._hooked:
+            raise OperatorFault(
+                "learner.compile: expected false, because the engines tell the experts of their tokens "
+                "(policy.columns), and routers in compiled layers cannot replay them; found true"
+            )
+        own = row_ranks.own(micro.tokens_bt.size)
+        self._given_tlc = torch.from_numpy(micro.experts_tlc[own]).to(self._device)
+
+    def _given(self, layer: int) -> Tensor | None:
+        return None if self._given_tlc is None else self._given_tlc[:, layer].long()
 
     @contextlib.contextmanager
-    def counting(
-        self, micro: MicroBatch, row_ranks: RowRanks, device: torch.device
-    ) -> Iterator[list[LayerSums]]:
+    def counting(self, micro: MicroBatch, row_ranks: RowRanks) -> Iterator[list[LayerSums]]:
         """Count the forward pass over this rank's slice of `micro` that runs inside. The list gets the sums of each
         layer with experts.
         """
         own = row_ranks.own(micro.tokens_bt.size)
         places = micro.places[own] - own.start
-        self._found, self._places_t = [], torch.from_numpy(places).to(device)
+        self._replayed = (_told(micro), micro.tokens)
+        self._found, self._places_t = [], torch.from_numpy(places).to(self._device)
         try:
             yield self._found
         finally:
@@ -54,15 +87,16 @@ class Routers:
     @torch.no_grad()
     def _add_up(self, index: int, _: nn.Module, __: object, output: Any) -> None:
         """Sum up one layer. A forward hook of its router, whose output has the logits at `index`."""
-        if self._places_t is None or (chosen := _chosen(output)) is None:
+        if self._places_t is None or (chosen := chosen_experts(output)) is None:
             return
         logits_te, chosen_tc = (
             each.flatten(0, -2).index_select(0, self._places_t) for each in (output[index], chosen)
         )
         tokens, experts = logits_te.shape
         entropy_t = torch.special.entr(logits_te.float().softmax(-1)).sum(-1)
-        sums = torch.zeros(experts + 2, dtype=torch.float64, device=logits_te.device)
+        sums = torch.zeros(experts + 4, dtype=torch.float64, device=logits_te.device)
         sums.index_add_(0, chosen_tc.flatten(), sums.new_ones(chosen_tc.numel()))
+        sums[-4], sums[-3] = self._replayed
         sums[-2] = entropy_t.double().sum() / math.log(experts)
         sums[-1] = tokens
         self._found.append(sums)
@@ -79,38 +113,22 @@ def router_load(passes: Sequence[Sequence[LayerSums]], ranks: Ranks) -> RouterLo
 
 def load_of(layers: Sequence[LayerSums]) -> RouterLoad:
     """Compute the load from the sums of all layers."""
-    loads = [layer[:-2] for layer in layers]
-    entropies, tokens = torch.stack([layer[-2:] for layer in layers]).sum(0).tolist()
+    loads = [layer[:-4] for layer in layers]
+    replayed, answers, entropies, tokens = (
+        torch.stack([layer[-4:] for layer in layers]).sum(0).tolist()
+    )
     return RouterLoad(
         load_max=max(float(load_e.max() / load_e.mean()) for load_e in loads),
         unused=float((torch.cat(loads) == 0).double().mean()),
         entropy=entropies / tokens,
+        replayed=replayed / max(1, answers),
     )
 
 
-def _routers_of(model: nn.Module) -> list[tuple[nn.Module, int]]:
-    """Each router, with the index of the logits in its output."""
-    found: dict[nn.Module, int] = {}
-    for part in model.modules():
-        recorders = (getattr(part, "can_record_outputs", None) or {}).get("router_logits", [])
-        for recorder in recorders if isinstance(recorders, list) else [recorders]:
-            found.update(_matching(part, recorder))
-    return list(found.items())
-
-
-def _matching(model: nn.Module, recorder: Any) -> Iterator[tuple[nn.Module, int]]:
-    """The modules whose output this recorder of transformers records. It is an OutputRecorder or only a class."""
-    # A recorder that does not name a class is left out.
-    target = getattr(recorder, "target_class", recorder)
-    wanted: tuple[type, ...] = (target,) if isinstance(target, type) else ()
-    within = getattr(recorder, "layer_name", None) or ""
-    for name, module in model.named_modules():
-        matches: bool = isinstance(module, wanted)
-        if matches and within in name:
-            yield module, int(getattr(recorder, "index", 1))
-
-
-def _chosen(output: Any) -> Tensor | None:
-    """The experts that each token is sent to: the integers in a router's output."""
-    parts = output if isinstance(output, tuple) else ()
-    return next((each for each in parts if each.dtype in (torch.int64, torch.int32)), None)
+def _told(micro: MicroBatch) -> int:
+    """How many of the tokens in the loss have experts to replay."""
+    if micro.experts_tlc is None:
+        return 0
+    rows, columns = micro.answer_bt[:, 1:].nonzero()
+    told_t = micro.experts_tlc[:, 0, 0] >= 0
+    return int(told_t[rows * micro.tokens_bt.shape[1] + columns].sum())

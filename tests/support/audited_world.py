@@ -26,7 +26,7 @@ LIE = (9, 9, 1)  # what liars write; honest workers of a `MemoryRun` write (3, x
 MIXED_K = 0.6  # nats
 INT8_K = 0.3
 INT8_LOGPROB = b"\0\0\0\xc0"  # -2.0, which marks answers of workers in int8
-LEARNT = LimitsLearnt("torch", 0.1, 0.002, 0)
+LEARNT = LimitsLearnt("torch", 0.1, 0.002, 0, 0.05)
 
 
 class AuditedWorld(World):

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from echo2d.core.protocol.columns import Columns
 from echo2d.core.protocol.sampling import Sampling
 from echo2d.core.worker.events import LabelSpan
 from echo2d.engines.base import (
@@ -43,6 +44,7 @@ class Sample:
         self.tokens: list[int] = []
         self.logprobs: list[float] = []
         self.labels: list[str] = []  # of each token
+        self.columns: list[tuple[int, Columns]] = []  # of each delta, with the number of its tokens
         self.finish: FinishReason | None = None
 
     def add(self, delta: SampleOutput) -> None:
@@ -57,6 +59,7 @@ class Sample:
         self.tokens += delta.tokens
         self.logprobs += delta.logprobs
         self.labels += [span.label for span in delta.spans for _ in range(span.start, span.end)]
+        self.columns.append((len(delta.tokens), tuple(delta.columns)))
         self.finish = delta.finish
 
 

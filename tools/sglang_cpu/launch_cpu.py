@@ -23,5 +23,11 @@ if "--enable-deterministic-inference" in sys.argv:
     choices.DETERMINISTIC_ATTENTION_BACKEND_CHOICES.append("torch_native")
     batch_invariant_ops.enable_batch_invariant_mode = lambda: None
 
+if "--enable-return-routed-experts" in sys.argv:
+    # The experts of each token are kept in host memory, which SGLang registers with CUDA. Here it is plain memory.
+    from sglang.srt.mem_cache.pool_host import common  # type: ignore[import-not-found]
+
+    common.ALLOC_MEMORY_FUNCS["cpu"] = lambda shape, dtype, **_: torch.zeros(shape, dtype=dtype)
+
 if __name__ == "__main__":
     runpy.run_module("sglang.launch_server", run_name="__main__")

@@ -20,6 +20,7 @@ Not here: which auditor scores when (`scorers`), what waits (`waiting_samples`),
 (`case`), what happens to groups (`work/training/groups`) and to a convicted worker (`coordinator/state`).
 """
 
+import dataclasses
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable
@@ -39,6 +40,7 @@ from echo2d.core.base.ids import GroupId, PeerId
 from echo2d.core.cluster.events import Note, Persist
 from echo2d.core.cluster.parts import RunParts
 from echo2d.core.cluster.peer import Peer
+from echo2d.core.protocol.columns import cut_columns
 from echo2d.core.protocol.control_messages import (
     AnswersScored,
     AnswerToScore,
@@ -94,7 +96,7 @@ class Audits:
         self._baselines: dict[AnswerClass, Baseline] = {}
         # Limits from before a restart, by the name of their class; used until the class has a baseline.
         self._learnt_before = {
-            each.engine_class: HonestLimits(each.k, each.misses, each.tolerance)
+            each.engine_class: HonestLimits(each.k, each.misses, each.tolerance, each.rerouted)
             for each in learnt
             if rules.audit.trusts
         }
@@ -430,7 +432,7 @@ class Audits:
         still = [item for item in self._unjudged if self.learns(item.kind.quantization)]
         waiting = [item for item in self._unjudged if not self.learns(item.kind.quantization)]
         self._unjudged = still
-        learnt = LimitsLearnt(self._rules.name_of(kind), limits.k, limits.misses, limits.tolerance)
+        learnt = LimitsLearnt(self._rules.name_of(kind), *dataclasses.astuple(limits))
         of = f" of {kind.quantization} workers" if kind.quantization else ""
         which = f"limits of answers{of} whose KV mixes versions" if kind.mixed else f"limits{of}"
         text = f"{which} are learnt: K {limits.k:.2g}, missed seeds {limits.misses:.2g}"
@@ -518,12 +520,15 @@ def _to_score(
         record.written_before(span.start),
         seed,
         sampling,
+        cut_columns(record.columns, span.start, span.end),
     )
 
 
 def _is_sane(found: Evidence) -> bool:
     numbers = (found.k, found.excess, found.variance, found.cold, found.hot)
     if not (all(map(math.isfinite, numbers)) and found.k >= 0 <= found.variance):
+        return False
+    if not 0 <= found.rerouted <= 1:
         return False
     misses = (0,) * len(TOLERANCES) if found.misses is None else found.misses
     return (

@@ -2,12 +2,12 @@
 
     trusted trajectories --> BASELINE_TRAJECTORIES of them --> limits: flags from now on
 
-A trajectory is flagged if its K is above MARGIN times the largest K of the trusted trajectories. It
-is also flagged if it misses too many seeds: the chance of at least this many misses is below RARE, if
-each token misses with MISSES_MARGIN times the share that the trusted trajectories missed. The tolerance
-is the narrowest one within which the trusted trajectories agree with the auditor. The limit on K is
-looser for short answers, because a mean over few tokens varies more by chance. Before the baseline is
-whole nothing is flagged, and no worker is convicted.
+A trajectory is flagged if its K, or its share of rerouted experts, is above MARGIN times the largest of the
+trusted trajectories. It is also flagged if it misses too many seeds: the chance of at least this many misses is
+below RARE, if each token misses with MISSES_MARGIN times the share that the trusted trajectories missed. The
+tolerance is the narrowest one within which the trusted trajectories agree with the auditor. The limits on K and on
+rerouted experts are looser for short answers, because a mean over few tokens varies more by chance. Before the
+baseline is whole nothing is flagged, and no worker is convicted.
 """
 
 import math
@@ -26,6 +26,7 @@ RATIO_MAX = math.log(1000)
 # bfloat16 (figures: docs/reference/security.md).
 K_MIN = 0.08
 MISSES_MIN = 1e-4
+REROUTED_MIN = 0.05
 # The limit on K is meant for long answers. An answer of n tokens may differ in total by as much as an
 # answer of n + SHORT_TOKENS tokens whose K is at the limit.
 SHORT_TOKENS = 4
@@ -41,6 +42,8 @@ class HonestLimits:
     # The share of tokens that miss their seed in the long run, at the tolerance TOLERANCES[tolerance].
     misses: float
     tolerance: int
+    # The share of the reported experts that the auditor's layers did not choose.
+    rerouted: float
 
     @property
     def exact(self) -> bool:
@@ -51,9 +54,10 @@ class HonestLimits:
         return 0 if found.misses is None else found.misses[self.tolerance]
 
     def flags(self, found: Evidence) -> tuple[str, ...]:
-        """The reasons why this trajectory is flagged: "logprobs", and "seed" (without replay "draw")."""
+        """The reasons why this trajectory is flagged: "logprobs", "experts", and "seed" (without replay "draw")."""
         reasons = {
             "logprobs": _long_k(found) > self.k,
+            "experts": _long_rerouted(found) > self.rerouted,
             "seed": chance_of(self.missed(found), found.tokens, self.misses) < RARE,
             "draw": found.misses is None and max(found.cold, found.hot) > RATIO_MAX,
         }
@@ -84,7 +88,7 @@ class Baseline:
 
 
 # Limits for runs without a trusted worker: no honest engine exceeds them in any precision.
-GROSS = HonestLimits(k=1.0, misses=0.1, tolerance=len(TOLERANCES) - 1)
+GROSS = HonestLimits(k=1.0, misses=0.1, tolerance=len(TOLERANCES) - 1, rerouted=0.5)
 
 
 def limits_of(trusted: Sequence[Evidence]) -> HonestLimits:
@@ -107,7 +111,13 @@ def limits_of(trusted: Sequence[Evidence]) -> HonestLimits:
         min(GROSS.k, max(K_MIN, MARGIN * max(map(_long_k, trusted)))),
         min(GROSS.misses, max(MISSES_MIN, MISSES_MARGIN * share)),
         tolerance,
+        min(GROSS.rerouted, max(REROUTED_MIN, MARGIN * max(map(_long_rerouted, trusted)))),
     )
+
+
+def _long_rerouted(found: Evidence) -> float:
+    """The share to compare with the limit for long answers: that of a short answer is reduced."""
+    return found.rerouted * found.tokens / (found.tokens + SHORT_TOKENS)
 
 
 def _long_k(found: Evidence) -> float:

@@ -15,6 +15,7 @@ class LimitsLearnt:
     k: float
     misses: float
     tolerance: int
+    rerouted: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ Multimodal models keep the numbers of their language model in `text_config`.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 
 def vocab_size(config: Mapping[str, Any]) -> int | None:
@@ -15,6 +15,27 @@ def vocab_size(config: Mapping[str, Any]) -> int | None:
 def context_max(config: Mapping[str, Any]) -> int | None:
     """The most tokens of prompt and answer together; None if the config does not say it."""
     return _positive(config, ("max_position_embeddings", "n_positions", "max_seq_len"))
+
+
+class ExpertNumbers(NamedTuple):
+    """The experts of a mixture."""
+
+    layers: int  # of the model
+    chosen: int  # how many a layer chooses for a token
+    experts: int  # of a layer
+
+    @property
+    def token_bytes(self) -> int:
+        """The bytes of the column of experts for one token."""
+        return self.layers * self.chosen * (1 if self.experts <= 1 << 8 else 2)
+
+
+def expert_numbers(config: Mapping[str, Any]) -> ExpertNumbers | None:
+    """What the config says about experts; None: the model is dense."""
+    layers = _positive(config, ("num_hidden_layers",))
+    chosen = _positive(config, ("num_experts_per_tok",))
+    experts = _positive(config, ("num_experts", "num_local_experts", "n_routed_experts"))
+    return ExpertNumbers(layers, chosen, experts) if layers and chosen and experts else None
 
 
 def end_token_ids(

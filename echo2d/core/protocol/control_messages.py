@@ -159,6 +159,7 @@ class AnswerToScore:
     written: int
     seed: int | None  # the sample's; None: it is not replayed
     sampling: Sampling = WHOLE  # how the answer was drawn
+    columns: Columns = ()  # of the tokens, as the worker reported them
 
 
 # --- peer -> coordinator --------------------------------------------------------------------------
@@ -575,6 +576,7 @@ class LeaseGranted:
     # How many tokens of the sample engines wrote in earlier turns; most of these are in the prompt. The sample's seed
     # continues after them.
     earlier: int = 0
+    columns: tuple[str, ...] = ()  # the columns that the run keeps
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,8 @@
             positive if likely tokens come too often. hot: the same with HOT, for unlikely ones.
     misses  how many tokens are further from where their seed points than each of TOLERANCES. Many
             are if the tokens were drawn in another way.
+    rerouted  the share of the experts reported for the tokens that the auditor's own layers did not
+            choose; 1 for experts that no layer can choose.
 
 Not here: the forward pass and the replay (an engine's `score`), and what follows from the evidence
 (`audit/case`).
@@ -45,6 +47,7 @@ class Evidence:
     # One count for each of TOLERANCES; no count is higher than the one before it. None: the seed
     # was not replayed.
     misses: tuple[int, ...] | None
+    rerouted: float = 0.0  # 0 too if no experts were reported
 
     @property
     def z(self) -> float:
@@ -71,6 +74,7 @@ class Evidence:
             misses=None
             if self.misses is None or other.misses is None
             else tuple(a + b for a, b in zip(self.misses, other.misses, strict=True)),
+            rerouted=(self.tokens * self.rerouted + other.tokens * other.rerouted) / tokens,
         )
 
 
@@ -84,6 +88,7 @@ def evidence(
     colds: TokenNumbers,
     hots: TokenNumbers,
     distances: TokenNumbers | None,
+    rerouted: float = 0.0,
 ) -> Evidence:
     """Sum up what is known about each token; all arrays are float64 [n], n >= 1.
 
@@ -101,4 +106,5 @@ def evidence(
         misses=None
         if distances is None
         else tuple(int((distances > each).sum()) for each in TOLERANCES),
+        rerouted=rerouted,
     )

@@ -26,6 +26,11 @@ class GenerationCall:
     aborted: bool = False
     cached_tokens: int = 0
 
+    def put(self, sample: "SampleState") -> None:
+        """Pass on what the sample has written since the last time, if anything."""
+        if len(sample.buffer):
+            self.stream.put(sample.buffer.take())
+
 
 class SampleState:
     """One sample of a call: its output so far."""
@@ -60,7 +65,7 @@ class SampleState:
     def extend(self, tokens: list[ReportedToken]) -> None:
         for each in tokens:
             self.output.append(each.token)
-            self.buffer.add(each.token, each.logprob, each.label)
+            self.buffer.add(each.token, each.logprob, each.label, each.columns)
         self.fruitless = 0 if tokens else self.fruitless
 
     def finish(self) -> FinishReason | None:

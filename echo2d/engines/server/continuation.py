@@ -15,6 +15,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from echo2d.core.protocol.columns import Columns, cut_columns
 from echo2d.core.worker.events import LabelSpan
 from echo2d.engines.base import FinishReason
 from echo2d.errors import EngineFault
@@ -37,6 +38,7 @@ class StreamChunk:
     # does not say which version wrote the tokens.
     spans: Sequence[LabelSpan] | None = None
     cached_tokens: int = 0  # tokens of the prompt that were not computed again
+    columns: Columns = ()  # only in the last chunk, of all output tokens of the request
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +46,15 @@ class ReportedToken:
     token: int
     logprob: float
     label: str
+    columns: Columns = ()
 
 
 class Continuation:
-    """The output of one request."""
+    """The output of one request. whole: give out nothing before the last chunk, which has the tokens' columns."""
 
-    def __init__(self, label: str) -> None:
+    def __init__(self, label: str, *, whole: bool = False) -> None:
         self.label = label  # label of the version served when the request was sent
+        self._whole = whole
         self.finish: FinishReason | None = None  # None until the last chunk
         self.certain = True  # once a token was uncertain, all after it are too
         self.cached_tokens = 0
@@ -67,11 +71,21 @@ class Continuation:
         self.cached_tokens = chunk.cached_tokens or self.cached_tokens
         self._held += self._fresh(chunk)
         if self.finish is not None:
-            return self._settle(chunk.spans)
+            return self._settle(chunk.spans, chunk.columns)
         self.certain &= certain and chunk.label in (None, self.label)
-        if not self.certain or not self._held:
+        if self.holds or not self._held:
             return []
         return self._give([(len(self._held), self.label)])
+
+    @property
+    def holds(self) -> bool:
+        """Whether tokens are held until the last chunk."""
+        return self._whole or not self.certain
+
+    @property
+    def begun(self) -> bool:
+        """Whether the server has written a token."""
+        return bool(self._given or self._held)
 
     def _fresh(self, chunk: StreamChunk) -> Sequence[tuple[int, float]]:
         """The tokens of a chunk that no earlier chunk had."""
@@ -87,8 +101,8 @@ class Continuation:
             raise EngineFault("the server reported a logprob that is not finite")
         return fresh
 
-    def _settle(self, spans: Sequence[LabelSpan] | None) -> list[ReportedToken]:
-        """Take the last chunk's spans. An aborted request without spans loses its held tokens."""
+    def _settle(self, spans: Sequence[LabelSpan] | None, columns: Columns) -> list[ReportedToken]:
+        """Take the last chunk's spans and columns. An aborted request without spans loses its held tokens."""
         if spans is None:
             if self.finish != "abort":
                 raise EngineFault("the server did not say which version wrote a request's tokens")
@@ -109,16 +123,16 @@ class Continuation:
         if end < self._given:
             raise EngineFault(f"the server named versions for {end} of {self._given} tokens")
         self._held = self._held[: end - self._given]
-        return self._give(runs)
+        return self._give(runs, columns)
 
-    def _give(self, runs: Sequence[tuple[int, str]]) -> list[ReportedToken]:
+    def _give(self, runs: Sequence[tuple[int, str]], columns: Columns = ()) -> list[ReportedToken]:
         """Give out held tokens. runs: (end, label): held tokens up to `end` have this label."""
         given: list[ReportedToken] = []
         for end, label in runs:
-            given += [
-                ReportedToken(token, logprob, label)
-                for token, logprob in self._held[len(given) : max(0, end)]
-            ]
+            for token, logprob in self._held[len(given) : max(0, end)]:
+                place = self._given + len(given)
+                own = cut_columns(columns, place, place + 1) if columns else ()
+                given.append(ReportedToken(token, logprob, label, own))
         self._given += len(given)
         self._held = self._held[len(given) :]
         return given

@@ -6,7 +6,8 @@ cache, and the other samples then share it. How many samples run at once follows
 (`admission`). A server that keeps KV caches over a refit (`cuts_requests` is false) names the
 versions of a request's tokens only when the request ends, and until then the tokens cannot be given
 out. So each of these requests is cut some time after the refit, at a moment of its own, and its sample
-continues with a new request.
+continues with a new request. The same holds where a run wants the experts of each token, which servers tell only when
+a request ends.
 Not here: which version is served (the server's own package), and which version wrote a token
 (`continuation`).
 """
@@ -19,6 +20,7 @@ from contextlib import asynccontextmanager, suppress
 from itertools import count
 from typing import Any, Protocol
 
+from echo2d.core.protocol.experts import EXPERTS
 from echo2d.engines.base import FinishReason
 from echo2d.engines.server.admission import SampleAdmission, ServerLoad
 from echo2d.engines.server.calls import GenerationCall, SampleState
@@ -129,7 +131,7 @@ class SamplingLoop:
             server, label = await self._serving.served()
             if call.aborted:
                 return "abort"
-            piece = Continuation(label)
+            piece = Continuation(label, whole=EXPERTS in call.request.columns)
             try:
                 await self._stream(
                     server, call, sample, piece, self._serving.updates, resumes=resumes
@@ -187,11 +189,11 @@ class SamplingLoop:
                 if piece.finish is not None:
                     return
                 now = clock.time()
-                if tokens:
+                if piece.begun:
                     self._recompute.wrote(rid, now=now)
                     call.begun.set()
-                    call.stream.put(sample.buffer.take())
-                if uncertain_since is None and not piece.certain:
+                    call.put(sample)
+                if piece.holds and uncertain_since is None:
                     uncertain_since = now
                 overdue = (
                     uncertain_since is not None and now > uncertain_since + patience * HELD_S_MAX
@@ -218,12 +220,12 @@ class SamplingLoop:
                     await server.abort(rid)
 
     def _must_cut(self, piece: Continuation, *, overdue: bool) -> bool:
-        """Whether to end a request that went on through a refit, so that the server names its versions.
+        """Whether to end a request, so that the server names the versions and the columns of its tokens.
 
         overdue: it has held tokens for its share of HELD_S_MAX.
         """
         serving = self._serving
-        return not piece.certain and serving.quiet and (serving.cuts_requests or overdue)
+        return serving.quiet and (overdue or (serving.cuts_requests and not piece.certain))
 
     @asynccontextmanager
     async def _inside(self) -> AsyncIterator[None]:

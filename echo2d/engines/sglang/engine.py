@@ -11,7 +11,9 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from random import Random
+from typing import Any
 
+from echo2d.core.base.model_config import expert_numbers
 from echo2d.core.protocol.seeds import SEED_BITS
 from echo2d.engines.base import (
     AdapterBase,
@@ -23,6 +25,7 @@ from echo2d.engines.base import (
 )
 from echo2d.engines.server.admission import SampleAdmission
 from echo2d.engines.server.calls import GenerationCall, SampleState
+from echo2d.engines.server.continuation import StreamChunk
 from echo2d.engines.server.process import ServerProcess
 from echo2d.engines.server.recompute import RecomputeMeter
 from echo2d.engines.server.sampling_loop import SamplingLoop
@@ -116,7 +119,7 @@ class SglangEngine:
             recompute=self._recompute,
         )
         self._writing = SamplingLoop(
-            self._serving, self._room, self._recompute, body=request_body, read=read_chunk
+            self._serving, self._room, self._recompute, body=request_body, read=self._read
         )
 
     @property
@@ -226,6 +229,10 @@ class SglangEngine:
         call = GenerationCall(request, RequestStream(request.samples), seeds, limit)
         self._calls[request.request_id] = call
         return call
+
+    def _read(self, chunk: Mapping[str, Any]) -> StreamChunk:
+        layout = self._serving.layout
+        return read_chunk(chunk, None if layout is None else expert_numbers(layout.config))
 
     def _running(self) -> list[SampleState]:
         """The samples that the server works on."""

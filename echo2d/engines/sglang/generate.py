@@ -5,9 +5,15 @@ the label that SGLang's HTTP process held when it forwarded them, which does not
 tokens (I2). A request that ends in SGLang's queue repeats its last token, alone or after others.
 """
 
+import base64
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
+from echo2d.core.base.model_config import ExpertNumbers
+from echo2d.core.protocol.columns import Columns
+from echo2d.core.protocol.experts import EXPERTS, column_of
 from echo2d.core.protocol.seeds import SGLANG_SEED_MASK
 from echo2d.core.worker.events import LabelSpan
 from echo2d.engines.base import FinishReason
@@ -25,9 +31,10 @@ def request_body(rid: str, salt: str, call: GenerationCall, sample: SampleState)
     salt: only requests with the same salt share cached prefixes.
     """
     request, sampling = call.request, call.request.sampling
+    before = [*request.prompt, *sample.output]
     return {
         "rid": rid,
-        "input_ids": [*request.prompt, *sample.output],
+        "input_ids": before,
         "sampling_params": {
             "max_new_tokens": sample.room,
             "temperature": sampling.temperature,
@@ -46,20 +53,29 @@ def request_body(rid: str, salt: str, call: GenerationCall, sample: SampleState)
         "cache_salt": salt,
         "stream": True,
         "no_logs": True,
+        # The experts of the token before each output token, which drew it.
+        **(
+            {"return_routed_experts": True, "routed_experts_start_len": len(before) - 1}
+            if EXPERTS in request.columns
+            else {}
+        ),
     }
 
 
-def read_chunk(chunk: Mapping[str, Any]) -> StreamChunk:
-    """Read one chunk. EngineFault: it is malformed, or SGLang gave the request up."""
+def read_chunk(chunk: Mapping[str, Any], experts: ExpertNumbers | None = None) -> StreamChunk:
+    """Read one chunk. experts: of the model; None: it is dense.
+
+    EngineFault: it is malformed, or SGLang gave the request up.
+    """
     try:
-        return _read_chunk(chunk)
+        return _read_chunk(chunk, experts)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise EngineFault(
             f"SGLang streamed a malformed chunk: {type(error).__name__} {error}"
         ) from error
 
 
-def _read_chunk(chunk: Mapping[str, Any]) -> StreamChunk:
+def _read_chunk(chunk: Mapping[str, Any], experts: ExpertNumbers | None) -> StreamChunk:
     if "error" in chunk:
         raise EngineFault(f"SGLang ended a request: {error_text(chunk)}")
     meta, ids = chunk["meta_info"], chunk["output_ids"]
@@ -81,7 +97,17 @@ def _read_chunk(chunk: Mapping[str, Any]) -> StreamChunk:
             LabelSpan(int(span["start"]), int(span["end"]), str(span["version"])) for span in spans
         ],
         int(meta.get("cached_tokens") or 0),
+        _columns(meta.get("routed_experts"), experts),
     )
+
+
+def _columns(routed: str | None, numbers: ExpertNumbers | None) -> Columns:
+    """The column of experts, of which SGLang tells those of every layer, in base64 of int32."""
+    if not routed or numbers is None:
+        return ()
+    layers, chosen, experts = numbers
+    found = np.frombuffer(base64.b64decode(routed), dtype="<i4").reshape(-1, layers, chosen)
+    return (column_of(found, experts),)
 
 
 def _finish(reason: Mapping[str, Any] | None) -> FinishReason | None:

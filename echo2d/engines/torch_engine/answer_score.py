@@ -3,11 +3,15 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
 from itertools import groupby
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from echo2d.core.protocol.columns import columns_fault
 from echo2d.core.protocol.control_messages import AnswerToScore, SeedReplay
 from echo2d.core.protocol.evidence import Evidence, TokenNumbers
+from echo2d.core.protocol.experts import EXPERTS
 from echo2d.core.protocol.sampling import Sampling
 from echo2d.core.protocol.trajectory import unpack_logprobs, unpack_tokens
 from echo2d.engines.torch_engine.policy import InferencePolicy
@@ -26,6 +30,7 @@ class CheckedAnswer:
     place: int  # index of the answer in the coordinator's order
     asked: Scorable
     claimed: TokenNumbers
+    experts: NDArray[Any] | None  # as the worker reported them; None: it reported none
     sampling: Sampling
 
     @property
@@ -69,7 +74,10 @@ def score_pass(
         longest = max(each.length for each in together)
         reason = str(error).partition("\n")[0][:200]
         raise EngineFault(f"answers of up to {longest} tokens are not scored: {reason}") from error
-    return [found.evidence(each.claimed) for found, each in zip(scored, together, strict=True)]
+    return [
+        found.evidence(each.claimed, each.experts, policy.expert_shape)
+        for found, each in zip(scored, together, strict=True)
+    ]
 
 
 def _pieces(answer: CheckedAnswer, most: int) -> Iterator[CheckedAnswer]:
@@ -78,8 +86,12 @@ def _pieces(answer: CheckedAnswer, most: int) -> Iterator[CheckedAnswer]:
     for start in range(0, len(asked.answer), most):
         part = asked.answer[start : start + most]
         prompt = [*asked.prompt, *asked.answer[:start]]
-        scorable = Scorable(prompt, part, asked.seed, asked.written + start)
-        yield replace(answer, asked=scorable, claimed=answer.claimed[start : start + most])
+        scorable, own = (
+            Scorable(prompt, part, asked.seed, asked.written + start),
+            slice(start, start + most),
+        )
+        experts = None if answer.experts is None else answer.experts[own]
+        yield replace(answer, asked=scorable, claimed=answer.claimed[own], experts=experts)
 
 
 def _packed(answers: Iterable[CheckedAnswer], vocab_size: int) -> Iterator[list[CheckedAnswer]]:
@@ -113,10 +125,14 @@ def _checked(
         raise EngineFault(
             f"{len(prompt) + len(tokens)} tokens; the context is {policy.context_max}"
         )
+    if fault := columns_fault(answer.columns, len(tokens)):
+        raise EngineFault(fault)
     seed = None if replay == "none" else answer.seed
+    reported = {column.name: column.array for column in answer.columns}
     return CheckedAnswer(
         place,
         Scorable(prompt.tolist(), tokens.tolist(), seed, answer.written),
         claimed,
+        reported.get(EXPERTS),
         answer.sampling,
     )

@@ -7,8 +7,8 @@ last `lengths[r]` columns, and attention masks out the padding before them.
                          . . b b b
                          . c c c c
 
-Between two calls the cache covers every token of every row, `logits` [rows, vocab] belongs to each
-row's next token, and there are exactly max(lengths) columns.
+Between two calls the cache covers every token of every row, `logits` [rows, vocab] and `experts` [rows, layers,
+chosen] belong to each row's next token, and there are exactly max(lengths) columns.
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,6 +32,7 @@ class Prefill:
 
     layers: Sequence[tuple[Tensor, Tensor]]  # keys and values [1, heads, tokens, dim]
     logits: Tensor  # [1, vocab], of the next token
+    experts: Tensor | None  # [1, layers, chosen], of the next token; None: a dense model
     nbytes: int  # bytes of all these tensors
 
 
@@ -46,6 +47,7 @@ class DecodeBatch:
         self._cache = DynamicCache()
         self._lengths: list[int] = []
         self._logits: Tensor | None = None
+        self.experts: Tensor | None = None
         # Prefills by context, the newest last. They are kept because most samples of a group arrive
         # one after the other.
         self._kept: dict[tuple[int, ...], Prefill] = {}
@@ -85,10 +87,12 @@ class DecodeBatch:
             return
         if not rows:
             self._cache, self._lengths, self._logits = DynamicCache(), [], None
+            self.experts = None
             return
         index = torch.tensor(rows, dtype=torch.int64, device=self._policy.device)
         self._cache.reorder_cache(index)
         self._logits = self.logits[index]
+        self.experts = None if self.experts is None else self.experts[index]
         columns = max(self._lengths)
         self._lengths = [self._lengths[row] for row in rows]
         self._trim(columns - max(self._lengths))
@@ -96,7 +100,9 @@ class DecodeBatch:
     def step(self, tokens: Sequence[int]) -> None:
         """Append one token to each row."""
         self._lengths = [length + 1 for length in self._lengths]
-        self._logits = self._forward(self._cache, [[token] for token in tokens], self._lengths)
+        self._logits, self.experts = self._forward(
+            self._cache, [[token] for token in tokens], self._lengths
+        )
 
     def check(self) -> None:
         rows, columns = len(self._lengths), max(self._lengths, default=0)
@@ -113,7 +119,7 @@ class DecodeBatch:
         columns = max(lengths)
         cache = DynamicCache()
         padded = [[0] * (columns - len(context)) + list(context) for context in contexts]
-        logits = self._forward(cache, padded, lengths)
+        logits, experts = self._forward(cache, padded, lengths)
         for row, context in enumerate(contexts):
             own = (slice(row, row + 1), slice(None), slice(columns - len(context), None))
             # Cloned, because a view would keep the whole pass in memory.
@@ -122,7 +128,8 @@ class DecodeBatch:
             ]
             next_logits = logits[row : row + 1].clone()
             size = next_logits.nbytes + sum(keys.nbytes + values.nbytes for keys, values in layers)
-            self._kept[context] = Prefill(layers, next_logits, size)
+            chosen = None if experts is None else experts[row : row + 1].clone()
+            self._kept[context] = Prefill(layers, next_logits, chosen, size)
 
     def _join(self, contexts: Sequence[tuple[int, ...]], repeats: Sequence[int]) -> None:
         """Append rows for contexts whose prefill is kept, and make these the newest."""
@@ -144,6 +151,8 @@ class DecodeBatch:
                 self._cache.update(_stack(keys), _stack(values), number)
         before = [] if self._logits is None else [self._logits]
         self._logits = torch.cat([*before, *(each.logits for each in entering)])
+        if chosen := [each.experts for each in entering if each.experts is not None]:
+            self.experts = torch.cat([*([] if self.experts is None else [self.experts]), *chosen])
         for context, count in zip(contexts, repeats, strict=True):
             self._lengths += [len(context)] * count
 
@@ -157,7 +166,9 @@ class DecodeBatch:
             for layer in self._cache.layers:
                 layer.keys, layer.values = layer.keys[:, :, columns:], layer.values[:, :, columns:]
 
-    def _forward(self, cache: DynamicCache, tokens: list[list[int]], lengths: list[int]) -> Tensor:
+    def _forward(
+        self, cache: DynamicCache, tokens: list[list[int]], lengths: list[int]
+    ) -> tuple[Tensor, Tensor | None]:
         device = self._policy.device
         ids = torch.tensor(tokens, dtype=torch.int64, device=device)
         return self._policy.next_logits(

@@ -22,8 +22,10 @@ from dataclasses import dataclass
 import torch
 
 from echo2d.core.protocol.answer_end import OutputLimit
+from echo2d.core.protocol.columns import Columns
 from echo2d.core.protocol.control_messages import SeedReplay
 from echo2d.core.protocol.evidence import Evidence
+from echo2d.core.protocol.experts import EXPERTS, column_of
 from echo2d.core.protocol.seeds import Uniforms
 from echo2d.engines.base import FinishReason, GenerateRequest, RefitReport, SampleOutput
 from echo2d.engines.stream import BUNDLE_S_MAX, BUNDLE_TOKENS_MAX, RequestStream, SampleBuffer
@@ -82,9 +84,11 @@ class DecodedSample:
         """
         return self._uniforms.draw()
 
-    def append(self, token: int, logprob: float, label: str) -> FinishReason | None:
+    def append(
+        self, token: int, logprob: float, label: str, columns: Columns
+    ) -> FinishReason | None:
         self.output.append(token)
-        self.buffer.add(token, logprob, label)
+        self.buffer.add(token, logprob, label, columns)
         if token in self._stop:
             return "stop"
         return self._limit.finish if len(self.output) == self._limit.tokens else None
@@ -279,9 +283,10 @@ class Decoder:
         samplings = [sample.request.sampling for sample in self.running]
         uniforms = [sample.uniform() for sample in self.running]
         tokens, logprobs = draw(batch.logits, samplings, uniforms)
+        columns = self._columns(batch)
         staying = []
         for row, sample in enumerate(self.running):
-            finish = sample.append(tokens[row], logprobs[row], label)
+            finish = sample.append(tokens[row], logprobs[row], label, columns[row])
             if finish is None:
                 staying.append(row)
             if finish is not None or len(sample.buffer) >= BUNDLE_TOKENS_MAX:
@@ -290,6 +295,18 @@ class Decoder:
         self._emit_due()
         if self.running:
             batch.step([sample.output[-1] for sample in self.running])
+
+    def _columns(self, batch: DecodeBatch) -> list[Columns]:
+        """The columns of the token that each row draws now, where its request asks for them."""
+        asked = [EXPERTS in sample.request.columns for sample in self.running]
+        shape = None if self.policy is None else self.policy.expert_shape
+        if batch.experts is None or shape is None or not any(asked):
+            return [()] * len(asked)
+        experts = batch.experts.cpu().numpy()
+        return [
+            (column_of(own[None], shape.experts),) if wanted else ()
+            for own, wanted in zip(experts, asked, strict=True)
+        ]
 
     def _retire(self, staying: list[int]) -> None:
         if self._batch is not None and len(staying) < len(self.running):

@@ -30,11 +30,13 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.utils import logging as transformers_logging
 
 from echo2d.core.base.model_config import context_max
+from echo2d.core.protocol.experts import ExpertShape
 from echo2d.engines.adapter import AdapterLayout, adapter_layout
 from echo2d.engines.base import AdapterBase, UnsuitedEngine
 from echo2d.engines.layout import SnapshotLayout, read_layout, weight_files
 from echo2d.engines.torch_engine.int8 import Int8Layers, quantize
 from echo2d.errors import EngineFault
+from echo2d.model_experts import ExpertRecorder
 from echo2d.model_files import loading_error
 
 _DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
@@ -51,7 +53,7 @@ class InferencePolicy:
 
     layout: the layout of the snapshot whose numbers it holds. context: most tokens of prompt and answer together,
     by config.json. adapter: if that snapshot is an adapter, its tensors on the device. int8: the layers that
-    hold weights in int8, by the names of these weights.
+    hold weights in int8, by the names of these weights. experts: the recorder that the model has already, if any.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class InferencePolicy:
         *,
         context: int | None,
         int8: Int8Layers | None = None,
+        experts: ExpertRecorder | None = None,
     ) -> None:
         self.layout = layout
         self.device: torch.device = model.device
@@ -69,6 +72,7 @@ class InferencePolicy:
         self.context_max = context
         self._model = model
         self._int8 = int8 or {}
+        self._experts = experts or ExpertRecorder(model)
         self._state: Mapping[str, Tensor] = model.state_dict() if adapter is None else adapter
         self._accepts = frozenset(inspect.signature(model.forward).parameters)
 
@@ -77,8 +81,16 @@ class InferencePolicy:
         """Whether the snapshot's tensors have the model's names, so that they can be copied by name."""
         return self.layout.tensors.keys() <= self._state.keys()
 
-    def next_logits(self, tokens: Tensor, lengths: Tensor, cache: DynamicCache) -> Tensor:
-        """Append `tokens` [rows, new] to `cache`; return the next token's logits [rows, vocab].
+    @property
+    def expert_shape(self) -> ExpertShape | None:
+        """What the experts of a token may be; None: a dense model."""
+        return self._experts.shape
+
+    def next_logits(
+        self, tokens: Tensor, lengths: Tensor, cache: DynamicCache
+    ) -> tuple[Tensor, Tensor | None]:
+        """Append `tokens` [rows, new] to `cache`; return the next token's logits [rows, vocab], and the experts
+        [rows, layers, chosen] that were chosen on the way to them (None: a dense model).
 
         lengths [rows]: each row's tokens, the new ones included. Rows are right-aligned, see
         `batch.py`.
@@ -101,7 +113,8 @@ class InferencePolicy:
             **options,
         )
         logits: Tensor = output.logits[:, -1]
-        return logits
+        experts = self._experts.take(len(tokens))
+        return logits, None if experts is None else experts[:, -1].clone()
 
     def logits(self, tokens: Tensor, last: int) -> Tensor:
         """Return the logits [rows, last, vocab] at the last tokens of whole sequences [rows, columns],
@@ -112,10 +125,17 @@ class InferencePolicy:
         logits: Tensor = output.logits[:, -last:]
         return logits
 
+    def experts(self, rows: int, last: int) -> Tensor | None:
+        """The experts [rows, last, layers, chosen] on the way to what `logits` returned; None: a dense model."""
+        experts = self._experts.take(rows)
+        return None if experts is None else experts[:, -last:]
+
     def adapted(self, layout: SnapshotLayout, tensors: Mapping[str, Tensor]) -> "InferencePolicy":
         """Return a policy of the same model with an adapter; this one must not be used again."""
         _attach(self._model, adapter_layout(layout), tensors)
-        return InferencePolicy(self._model, layout, tensors, context=self.context_max)
+        return InferencePolicy(
+            self._model, layout, tensors, context=self.context_max, experts=self._experts
+        )
 
     def in_int8(self) -> "InferencePolicy":
         """Return a policy of the same model in int8; this one must not be used again.
@@ -123,7 +143,9 @@ class InferencePolicy:
         EngineFault: the model has no linear layers, or too wide ones.
         """
         layers = quantize(self._model)
-        return InferencePolicy(self._model, self.layout, context=self.context_max, int8=layers)
+        return InferencePolicy(
+            self._model, self.layout, context=self.context_max, int8=layers, experts=self._experts
+        )
 
     def copy(self, tensors: Mapping[str, Tensor], layout: SnapshotLayout) -> None:
         """Overwrite every tensor that the snapshot holds.

@@ -14,7 +14,7 @@ of a policy.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from echo2d.core.protocol.evidence import COLD, HOT, Evidence, evidence
+from echo2d.core.protocol.experts import ExpertShape
 from echo2d.core.protocol.sampling import Sampling
 from echo2d.core.protocol.seeds import SGLANG_SEED_MASK, uniforms
 from echo2d.engines.torch_engine.gumbel import shortfalls
@@ -57,9 +58,16 @@ class ScoredAnswer:
     hots: NDArray[np.float64]
     # How far each token is from the one that its seed gives, in tolerances; None without replay.
     distances: NDArray[np.float64] | None = None
+    experts: NDArray[Any] | None = (
+        None  # those of each token [n, layers, chosen]; None: a dense model
+    )
 
-    def evidence(self, claimed: NDArray[np.float64]) -> Evidence:
-        """Sum up the tokens. claimed: the logprobs [n] that the worker reported."""
+    def evidence(
+        self, claimed: NDArray[np.float64], experts: NDArray[Any] | None, shape: ExpertShape | None
+    ) -> Evidence:
+        """Sum up the tokens. claimed, experts: the logprobs [n] and the experts that the worker reported. shape: what
+        the experts of a token may be.
+        """
         return evidence(
             self.logprobs,
             claimed,
@@ -69,6 +77,9 @@ class ScoredAnswer:
             colds=self.colds,
             hots=self.hots,
             distances=self.distances,
+            rerouted=0.0
+            if experts is None or self.experts is None or shape is None
+            else shape.differing(experts, self.experts),
         )
 
 
@@ -113,7 +124,7 @@ def score_all(
     assert sampling.temperature > 0
     assert all(each.prompt and each.written >= 0 and each.answer for each in asked)
     with torch.inference_mode():
-        rows = _answer_logits(policy, asked)
+        rows, chosen = _answer_logits(policy, asked)
         lines = [
             _Line(token, len(each.prompt) - 1 + at, each.written + at, each.seed)
             for each in asked
@@ -133,14 +144,18 @@ def score_all(
     for each in asked:
         own = slice(start, start + len(each.answer))
         mine = None if far is None else far[own] / tolerance
-        logprobs, surprises, entropies, variances, colds, hots = facts[:, own]
-        scored.append(ScoredAnswer(logprobs, surprises, entropies, variances, colds, hots, mine))
+        experts = None if chosen is None else chosen[own]
+        scored.append(ScoredAnswer(*facts[:, own], mine, experts))
         start = own.stop
     return scored
 
 
-def _answer_logits(policy: InferencePolicy, asked: Sequence[Scorable]) -> Tensor:
-    """The logits of every answer token [tokens, vocab], answer by answer."""
+def _answer_logits(
+    policy: InferencePolicy, asked: Sequence[Scorable]
+) -> tuple[Tensor, NDArray[Any] | None]:
+    """The logits of every answer token [tokens, vocab], answer by answer, and the experts that were chosen on the way
+    [tokens, layers, chosen].
+    """
     longest = max(len(each.prompt) + len(each.answer) for each in asked)
     padded = [
         [*each.prompt, *each.answer, *[0] * (longest - len(each.prompt) - len(each.answer))]
@@ -151,13 +166,18 @@ def _answer_logits(policy: InferencePolicy, asked: Sequence[Scorable]) -> Tensor
     # on the right does no harm.
     first = min(len(each.prompt) for each in asked) - 1
     logits = policy.logits(tokens, longest - first)
+    experts = policy.experts(len(asked), longest - first)
     starts = [len(each.prompt) - 1 - first for each in asked]
-    return torch.cat(
-        [
-            logits[row, start : start + len(each.answer)]
-            for row, (start, each) in enumerate(zip(starts, asked, strict=True))
-        ]
-    )
+
+    def own(table: Tensor) -> Tensor:
+        return torch.cat(
+            [
+                table[row, start : start + len(each.answer)]
+                for row, (start, each) in enumerate(zip(starts, asked, strict=True))
+            ]
+        )
+
+    return own(logits), None if experts is None else own(experts).cpu().numpy()
 
 
 class _Line(NamedTuple):

@@ -311,7 +311,10 @@ class BroadcastForecasts:
             usd_per_gb_up=kind.usd_per_gb_up,
         )
         waste = self.fleet.policy.no_variance
-        mu, usd = (1.0 - waste) * kind.trajectories_per_h / 3600.0, kind.usd_per_h + traffic
+        mu, usd = (
+            (1.0 - waste) * kind.trajectories_per_h / 3600.0,
+            self.fleet.usd_per_h(kind) + traffic,
+        )
         slots = self.fleet.slots(kind)
         return [
             WorkerOffer(f"{kind.name}#{number}", mu, usd, slots=slots, waste=waste)

@@ -96,6 +96,12 @@ class ModelTable(Table):
     wire_fraction: float = key(
         "bytes on the wire over bytes of the snapshot", 1.0, above=0.0, high=1.0
     )
+    trajectory_bytes: float = key(
+        "bytes that a worker sends for a trajectory: 8 for each token, and the bytes of its columns",
+        0.0,
+        low=0.0,
+        high=1e9,
+    )
 
     def wire_bytes(self, *, delta: bool = True) -> int:
         return max(
@@ -281,6 +287,18 @@ class FleetSpec:
             raise OperatorFault(f"fleet.name: expected different ones; found {', '.join(names)}")
         if sum(kind.count for kind in self.workers) > _WORKERS_MAX:
             raise OperatorFault(f"fleet.count: expected at most {_WORKERS_MAX} workers in all")
+        for kind in self.workers:
+            sent_mbps = kind.trajectories_per_h * self.model.trajectory_bytes * 8 / 3.6e9
+            if sent_mbps > kind.uplink_mbps:
+                raise OperatorFault(
+                    f"model.trajectory_bytes: the trajectories of one {kind.name} take {sent_mbps:.3g} Mbit/s; its "
+                    f"uplink has {kind.uplink_mbps:g}"
+                )
+
+    def usd_per_h(self, kind: WorkersTable) -> float:
+        """Usd per hour for one worker, with what it pays to send its trajectories."""
+        sent_gb = kind.trajectories_per_h * self.model.trajectory_bytes / 1e9
+        return kind.usd_per_h + sent_gb * kind.usd_per_gb_up
 
     @property
     def lengths(self) -> tuple[float, ...]:

@@ -265,7 +265,10 @@ class FleetWorld:
             if before is None
             else before.speed
         )
-        box = FleetWorker(name, kind, peer, speed, _price(kind) if price is None else price)
+        price = price or Price(
+            self._fleet.usd_per_h(kind), kind.usd_per_gb_down, kind.usd_per_gb_up
+        )
+        box = FleetWorker(name, kind, peer, speed, price)
         if before is not None:
             box.usd = before.usd
         self.boxes[peer_id], self._deliveries.review_at = box, 0.0
@@ -658,7 +661,3 @@ class FleetWorld:
         for part in (*parts, self.capacity_planner.activation):
             part.check()
         assert max(self.statistics.staleness, default=0) <= self._rules.staleness_max
-
-
-def _price(kind: WorkersTable) -> Price:
-    return Price(kind.usd_per_h, kind.usd_per_gb_down, kind.usd_per_gb_up)

@@ -41,6 +41,7 @@ def audit_record(told: AuditTold, now_s: float) -> dict[str, Any]:
         "cold": found.cold,
         "hot": found.hot,
         "misses": None if found.misses is None else list(found.misses),
+        "rerouted": found.rerouted,
         "flags": list(told.reasons),
         "verdict": told.verdict,
     }

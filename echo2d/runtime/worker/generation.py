@@ -211,4 +211,5 @@ def _request(lease: LeaseGranted, index: int | None = None) -> GenerateRequest:
         stop_token_ids=lease.stop_token_ids,
         rng_seeds=seeds or None,
         written=lease.earlier + lease.written,
+        columns=lease.columns,
     )

@@ -3,14 +3,19 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
+from echo2d.core.protocol.columns import join_columns
+from echo2d.core.protocol.experts import EXPERTS
 from echo2d.engines.base import GenerateRequest
+from echo2d.engines.server import sampling_loop
 from echo2d.engines.sglang.engine import SglangEngine
 from tests.support.engine_contract import Sample, generated
 from tests.support.engine_harness import label, load_model, score
 from tests.support.learner import config_in, learn, make_base
-from tests.support.model_shapes import saved
+from tests.support.model_shapes import MOE, saved
 from tests.support.scripted_coordinator import ScriptedCoordinator
 from tests.support.sglang_servers import launch
 
@@ -58,3 +63,36 @@ async def test_a_server_serves_each_published_version(
 def distance(sample: Sample, model: Any) -> float:
     truth = score(model, PROMPT, sample.tokens, 1.0)
     return max(abs(said - true) for said, true in zip(sample.logprobs, truth, strict=True))
+
+
+@pytest.mark.parametrize("cut", [False, True], ids=["whole", "cut"])
+async def test_a_server_tells_the_experts_that_drew_each_token(
+    published: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: bool
+) -> None:
+    """The tokens come at the end of a request; a request that is cut tells the experts of its own tokens."""
+    if cut:
+        monkeypatch.setattr(sampling_loop, "HELD_S_MAX", 0.0)
+    engine = SglangEngine(launch(tmp_path / "engine", "--enable-return-routed-experts"), slots=8)
+    await engine.start()
+    try:
+        await engine.refit(published[0], label(0))
+        request = GenerateRequest("r", PROMPT, 3, TOKENS, columns=[EXPERTS])
+        found = await generated(engine, request)
+    finally:
+        await engine.close()
+    model = load_model(published[0])
+    for sample in found.samples:
+        assert len(sample.tokens) == TOKENS
+        parts = [each for each in sample.columns if each[0]]
+        assert len(parts) > 1 if cut else len(parts) == 1
+        (column,) = join_columns(parts)
+        assert (np.sort(column.array) == np.sort(own_routing(model, sample.tokens))).mean() > 0.99
+
+
+def own_routing(model: Any, tokens: list[int]) -> Any:
+    """The experts that transformers' layers choose to draw each token [tokens, layers, chosen]."""
+    with torch.no_grad():
+        row = torch.tensor([[*PROMPT, *tokens]])
+        layers = model(row, output_router_logits=True).router_logits
+    chosen = [each.flatten(0, -2).topk(MOE["num_experts_per_tok"]).indices for each in layers]
+    return torch.stack(chosen, 1)[len(PROMPT) - 1 : -1].numpy()

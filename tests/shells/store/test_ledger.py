@@ -249,15 +249,18 @@ def test_earnings_of_workers_can_be_read_while_the_ledger_is_open(path: Path) ->
 
 
 def test_the_limits_of_an_audit_are_recovered_by_engine_class(path: Path) -> None:
-    first, other = LimitsLearnt("torch", 0.1, 0.002, 1), LimitsLearnt("sglang", 0.2, 0.003, 0)
+    first, other = (
+        LimitsLearnt("torch", 0.1, 0.002, 1, 0.05),
+        LimitsLearnt("sglang", 0.2, 0.003, 0, 0.1),
+    )
     assert reopened(path, first, other).limits == (other, first)
-    newer = LimitsLearnt("torch", 0.3, 0.001, 2)
+    newer = LimitsLearnt("torch", 0.3, 0.001, 2, 0.2)
     assert reopened(path, newer).limits == (other, newer)
 
 
 @pytest.mark.parametrize("column", ["k", "misses", "tolerance"])
 def test_impossible_limits_of_an_audit_are_refused(path: Path, column: str) -> None:
-    reopened(path, LimitsLearnt("torch", 0.1, 0.002, 1))
+    reopened(path, LimitsLearnt("torch", 0.1, 0.002, 1, 0.05))
     change_rows(path, f"UPDATE limits SET {column} = 7")
     with Ledger.open(path) as ledger, pytest.raises(OperatorFault, match="expected limits"):
         ledger.recover()

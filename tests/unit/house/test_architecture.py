@@ -32,10 +32,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "quantities": {"errors"},
     "threads": set(),
     "model_files": {"core", "errors"},
+    "model_experts": {"core"},
     "adapters": {"model_files", "core", "errors"},
     "config": {"core", "registry", "errors"},
     **{shell: {"core", "errors", "threads"} for shell in SHELLS},
-    "engines": {"model_files", "core", "errors", "threads"},
+    "engines": {"model_experts", "model_files", "core", "errors", "threads"},
     "texts": {"core", "errors"},
     "net": set(),
     "net.backoff": set(),
@@ -128,9 +129,12 @@ MAY_IMPORT: dict[str, set[str]] = {
         "config.checks",
         "config.run",
         "config.tables",
+        "core.base.model_config",
+        "core.protocol.columns",
         "core.rules.table",
         "extras",
         "logs",
+        "model_experts",
         "own_modules",
         "sd_notify",
         "stop_signals",
@@ -230,7 +234,7 @@ TORCH_FILES = (
     "tools/sglang_cpu/",
     "tools/tokenizer_classes.py",
 )
-TORCH_AREAS = {"demo", "lab", "learner"}
+TORCH_AREAS = {"demo", "lab", "learner", "model_experts"}
 LAB = REPO / "tools" / "lab" / "echo2d_lab"
 # A key of a scorer is in the environment of its task process.
 ENVIRONMENT_READERS = {

@@ -196,6 +196,7 @@ class CallWork:
             REPORT_S,
             seeds,
             first.told.length,
+            columns=self._rules.columns,
         )
 
     def _now_is(self) -> tuple[int, ...]:

@@ -193,6 +193,7 @@ class GroupWork:
             written=written,
             stop_strings=task.stop_strings,
             earlier=earlier,
+            columns=rules.columns,
         )
 
 

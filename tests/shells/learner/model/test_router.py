@@ -56,6 +56,7 @@ def expected(model: Any, part: Part) -> list[Tensor]:
 
 
 def sums_of(logits_te: Tensor) -> Tensor:
+    """Without the answer tokens, and those whose experts were replayed."""
     chosen = torch.bincount(logits_te.topk(CHOSEN).indices.flatten(), minlength=EXPERTS)
     log_te = logits_te.log_softmax(-1)
     entropy = -(log_te.exp() * log_te).sum() / math.log(EXPERTS)
@@ -127,18 +128,21 @@ def test_rows_have_the_load_of_experts_only_if_the_model_has_experts(
     model = saved(tmp_path / "model", "mixtral", base)
     mixture = dataclasses.replace(dense, model=model, out_dir=tmp_path / "mixture")
     (row,) = learn(mixture, ScriptedCoordinator(tmp_path / "mixed"))
-    assert row["router"].keys() == {"load_max", "unused", "entropy"}
+    assert row["router"].keys() == {"load_max", "unused", "entropy", "replayed"}
     json.dumps(row["router"], allow_nan=False)
 
 
 @pytest.mark.parametrize(
     ("layers", "load"),
     [
-        ([[2.0, 2.0, 2.0, 2.0, 4.0, 4.0]], RouterLoad(1.0, 0.0, 1.0)),
-        ([[8.0, 0.0, 0.0, 0.0, 0.0, 8.0]], RouterLoad(4.0, 0.75, 0.0)),
+        ([[2.0, 2.0, 2.0, 2.0, 0.0, 3.0, 4.0, 4.0]], RouterLoad(1.0, 0.0, 1.0, 0.0)),
+        ([[8.0, 0.0, 0.0, 0.0, 3.0, 3.0, 0.0, 8.0]], RouterLoad(4.0, 0.75, 0.0, 1.0)),
         (
-            [[3.0, 1.0, 0.0, 0.0, 2.0, 4.0], [1.0, 1.0, 1.0, 1.0, 3.0, 4.0]],
-            RouterLoad(3.0, 0.25, 0.625),
+            [
+                [3.0, 1.0, 0.0, 0.0, 1.0, 4.0, 2.0, 4.0],
+                [1.0, 1.0, 1.0, 1.0, 1.0, 4.0, 3.0, 4.0],
+            ],
+            RouterLoad(3.0, 0.25, 0.625, 0.25),
         ),
     ],
 )
@@ -151,12 +155,14 @@ def test_passes_and_ranks_are_added_up_before_loads_are_compared() -> None:
 
     class TwoRanks(Ranks):
         def add_up(self, sums: Tensor) -> Tensor:
-            return sums + torch.tensor([0.0, 0.0, 4.0, 4.0, 1.0, 4.0], dtype=torch.float64)
+            return sums + torch.tensor(
+                [0.0, 0.0, 4.0, 4.0, 0.0, 2.0, 1.0, 4.0], dtype=torch.float64
+            )
 
     passes = [
-        [torch.tensor([4.0, 0.0, 0.0, 0.0, 1.0, 2.0], dtype=torch.float64)],
-        [torch.tensor([0.0, 4.0, 0.0, 0.0, 1.0, 2.0], dtype=torch.float64)],
+        [torch.tensor([4.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 2.0], dtype=torch.float64)],
+        [torch.tensor([0.0, 4.0, 0.0, 0.0, 0.0, 1.0, 1.0, 2.0], dtype=torch.float64)],
     ]
-    assert router_load(passes, TwoRanks()) == RouterLoad(1.0, 0.0, 0.375)
-    assert router_load(passes, Ranks()) == RouterLoad(2.0, 0.5, 0.5)
+    assert router_load(passes, TwoRanks()) == RouterLoad(1.0, 0.0, 0.375, 0.25)
+    assert router_load(passes, Ranks()) == RouterLoad(2.0, 0.5, 0.5, 0.5)
     assert router_load([[], []], TwoRanks()) is None

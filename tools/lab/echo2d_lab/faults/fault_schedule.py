@@ -51,7 +51,7 @@ HOARDED = 512  # slots
 NEVER_CLEAR = 1000
 
 # Limits that an earlier process has learnt from honest engines.
-LEARNT = LimitsLearnt("torch", 0.1, 0.002, 0)
+LEARNT = LimitsLearnt("torch", 0.1, 0.002, 0, 0.05)
 EVALUATED = 0.4
 ENVIRONMENTS = 0.33  # share of runs in which tasks may be environments
 EPISODES = (
