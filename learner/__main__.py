@@ -16,6 +16,7 @@ Exit codes:
 import argparse
 import atexit
 import contextlib
+import json
 import logging
 import os
 import signal
@@ -159,11 +160,15 @@ def _plan(options: argparse.Namespace) -> int:
     config = _load(options)
     if options.ranks < 1 or options.gpu_gib < 0:
         raise OperatorFault("--ranks and --gpu-gib: expected positive numbers")
-    from echo2d.learner.plan import as_json, device_for, lines, plan, read_max
+    from echo2d.learner.plan import as_json, device_for, lines, plan
 
     device = device_for(config, options.ranks, options.gpu_gib)
     found = plan(config, options.ranks, device, answer_tokens(options.config, options.settings))
-    cautions = file_cautions(options.config, options.settings, read_max(config))
+    cautions = file_cautions(
+        options.config,
+        options.settings,
+        json.loads((config.model / "config.json").read_text()),
+    )
     said = [*lines(found, config), *(f"CAUTION: {each}" for each in cautions)]
     print(as_json(found, cautions) if options.json else "\n".join(said))  # noqa: T201
     return 0 if found.fits else 2

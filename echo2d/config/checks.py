@@ -5,24 +5,30 @@
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from echo2d.config.coordinator import CoordinatorConfig
 from echo2d.config.run import leads_a_run
+from echo2d.core.base.model_config import ExpertNumbers, context_max, expert_numbers
+from echo2d.core.protocol.columns import ANSWER_BYTES_MAX, TOKEN_BYTES
+from echo2d.core.protocol.experts import EXPERTS
 
 # A score on fewer held-out questions says little.
 HELD_OUT_FEW = 30
 
 
 def config_cautions(
-    config: CoordinatorConfig, context: int | None, held_out: Mapping[str, int | None]
+    config: CoordinatorConfig, model: Mapping[str, Any], held_out: Mapping[str, int | None]
 ) -> list[str]:
     """The warnings about a config.
 
-    context: tokens that the model can read; None: not known. held_out: questions of each [[eval]]; None: not known.
+    model: its config.json; empty: not known. held_out: questions of each [[eval]]; None: not known.
     """
-    cautions = []
+    cautions, context = [], context_max(model)
     for task in config.tasks:
         most = config.sampling_of(task).max_new_tokens
+        if EXPERTS in config.policy.columns and model:
+            cautions += _experts_caution(most, expert_numbers(model))
         if context is not None and most >= context:
             cautions.append(
                 f"sampling.max_new_tokens: an answer may have {most} tokens, but the model reads {context} tokens of "
@@ -39,6 +45,22 @@ def config_cautions(
     return list(dict.fromkeys(cautions))
 
 
+def _experts_caution(tokens: int, numbers: ExpertNumbers | None) -> list[str]:
+    """The warning about answers of so many tokens, each with its experts."""
+    if numbers is None:
+        return [
+            'policy.columns: "experts" changes nothing, because the model is no mixture of experts'
+        ]
+    most = ANSWER_BYTES_MAX // (TOKEN_BYTES + numbers.token_bytes)
+    if tokens <= most:
+        return []
+    size = f"{numbers.token_bytes} bytes a token, {ANSWER_BYTES_MAX >> 20} MiB an answer"
+    allowed = f"sampling.max_new_tokens allows {tokens}"
+    return [
+        f"policy.columns: answers of more than {most} tokens come without their experts ({size}); {allowed}"
+    ]
+
+
 def answer_tokens(path: Path, settings: Iterable[str]) -> int:
     """The most tokens of one answer to the tasks of a learner's file; 0: the file has no [run] table.
 
@@ -50,8 +72,8 @@ def answer_tokens(path: Path, settings: Iterable[str]) -> int:
     return max((config.sampling_of(task).max_new_tokens for task in config.tasks), default=0)
 
 
-def file_cautions(path: Path, settings: Iterable[str], context: int | None) -> list[str]:
+def file_cautions(path: Path, settings: Iterable[str], model: Mapping[str, Any]) -> list[str]:
     """The warnings about a learner's file; none without a [run] table, because it says nothing about answers."""
     if not leads_a_run(path):
         return []
-    return config_cautions(CoordinatorConfig.load(path, settings), context, {})
+    return config_cautions(CoordinatorConfig.load(path, settings), model, {})

@@ -22,7 +22,7 @@ from statistics import pvariance
 from echo2d.config.checks import config_cautions
 from echo2d.config.coordinator import CoordinatorConfig
 from echo2d.core.base.ids import RunId
-from echo2d.core.protocol.answer_end import CONTEXT_SPARE, WHOLE_ENDS, output_limit
+from echo2d.core.protocol.answer_end import WHOLE_ENDS, output_limit
 from echo2d.core.protocol.control_messages import Finish
 from echo2d.core.protocol.trajectory import pack_tokens, unpack_tokens
 from echo2d.core.rules.run import RunRules
@@ -37,7 +37,7 @@ from echo2d.runtime.coordinator.data_plane import (
     open_tasks,
     turn_end_cautions,
 )
-from echo2d.runtime.coordinator.main import make_rules
+from echo2d.runtime.coordinator.main import make_rules, model_facts
 from echo2d.runtime.coordinator.run_facts import day_of
 from echo2d.runtime.coordinator.task_advice import told
 from echo2d.tasks.episodes import Episodes, EpisodeTurn, StepCall
@@ -145,16 +145,16 @@ async def hold_trial(config: CoordinatorConfig, options: TrialOptions, tell: Tel
             except EngineFault as fault:
                 problems.append(f"run.base_model: {fault}")
         differs = None if model is None else await asyncio.to_thread(_differs, model)
+        known = await asyncio.to_thread(model_facts, model)
     held_out = {each.asks.name: each.asks.pool.about.epoch_length for each in evals}
     found = [trial.found() for trial in trials]
-    context = None if rules.context_max is None else rules.context_max + CONTEXT_SPARE
     return Trial(
         found,
         held_out,
         [*problems, *(each for trial in trials for each in trial.problems)],
         [
             *filter(None, [differs]),
-            *config_cautions(config, context, held_out),
+            *config_cautions(config, known, held_out),
             *turn_end_cautions(tasks, rules),
             *(each for trial in trials for each in trial.cautions),
         ],

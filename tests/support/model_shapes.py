@@ -60,6 +60,11 @@ GPT_OSS = GptOssConfig(
     rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
 )
 FAMILIES = {**SHAPES, "gpt-oss": GPT_OSS}
+# Widths that SGLang does not pad on a CPU, and no end token.
+FOR_SGLANG: dict[str, Any] = {
+    "hidden_size": 64, "intermediate_size": 64, "moe_intermediate_size": 64, "head_dim": 16,
+    "eos_token_id": None, "bos_token_id": None,
+}  # fmt: skip
 
 
 def made(config: Any) -> Any:

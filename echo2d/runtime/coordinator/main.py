@@ -260,7 +260,7 @@ async def _open_work(
     evals = await open_evals(stack, config, tasks, day=day)
     begun = begin_tasks([*tasks, *(each.asks for each in evals)], recovered.tasks)
     rules = await asyncio.to_thread(make_rules, config, run.run_id, tasks, evals)
-    model = await asyncio.to_thread(_model_facts, config.run.base_model)
+    model = await asyncio.to_thread(model_facts, config.run.base_model)
     kept, odd = go_on(dict(recovered.facts), facts_of(config, rules, model, tasks, day))
     if begun or kept:
         await ledger.append([*begun, *kept])
@@ -268,7 +268,7 @@ async def _open_work(
     _warn_of(rules)
     held_out = {each.asks.name: each.asks.pool.about.epoch_length for each in evals}
     cautions = [
-        *config_cautions(config, context_max(model), held_out),
+        *config_cautions(config, model, held_out),
         *turn_end_cautions(tasks, rules),
     ]
     for caution in cautions:
@@ -325,7 +325,7 @@ def make_rules(
     OperatorFault: neither sampling.vocab_size nor the base model gives the vocabulary size.
     """
     policy, sampling, model = config.policy, config.sampling, config.run.base_model
-    facts = _model_facts(model)
+    facts = model_facts(model)
     generation = None if model is None else _json_of(model / "generation_config.json", needed=False)
     ends = end_token_ids(facts, generation)
     told = {token for task in tasks for token in task.pool.about.stop_token_ids}
@@ -391,7 +391,7 @@ def _vocab_size(model: Path | None, facts: Mapping[str, Any]) -> int:
     return size
 
 
-def _model_facts(model: Path | None) -> dict[str, Any]:
+def model_facts(model: Path | None) -> dict[str, Any]:
     """The base model's config.json; empty: no base model is named. OperatorFault: it cannot be read."""
     return {} if model is None else _json_of(model / "config.json")
 

@@ -4,16 +4,16 @@ import asyncio
 import json
 import math
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 
 from echo2d.client.http import STATUS_PATH
 from echo2d.config.checks import config_cautions
 from echo2d.config.coordinator import CoordinatorConfig, LinkTable
-from echo2d.core.base.model_config import context_max
 from echo2d.core.status.json_form import read_status
 from echo2d.core.status.schema import Status
 from echo2d.errors import OperatorFault, PeerFault, StoreFault
@@ -204,12 +204,11 @@ def _texts(model: Path | None) -> list[HostFinding]:
 
 def _answers(config: CoordinatorConfig) -> list[HostFinding]:
     """Whether answers have room in the model's context."""
-    model = config.run.base_model
-    context = None
-    if model is not None:
+    model: Mapping[str, Any] = {}
+    if config.run.base_model is not None:
         with suppress(OSError, ValueError):
-            context = context_max(json.loads((model / "config.json").read_bytes()))
-    cautions = config_cautions(config, context, {})
+            model = json.loads((config.run.base_model / "config.json").read_bytes())
+    cautions = config_cautions(config, model, {})
     todo = "echo2d try --config run.toml shows answers"
     return [warning("answers", each, todo) for each in cautions] or [
         ok("answers", "nothing in the config keeps them short")

@@ -15,7 +15,7 @@ from echo2d.engines.sglang.engine import SglangEngine
 from tests.support.engine_contract import Sample, generated
 from tests.support.engine_harness import label, load_model, score
 from tests.support.learner import config_in, learn, make_base
-from tests.support.model_shapes import MOE, saved
+from tests.support.model_shapes import FOR_SGLANG, MOE, saved
 from tests.support.scripted_coordinator import ScriptedCoordinator
 from tests.support.sglang_servers import launch
 
@@ -23,17 +23,14 @@ STEPS, TOKENS = 2, 40
 PROMPT = [3, 4, 5]
 LOGPROB_ERROR_MAX = 1e-3
 FAR = 100 * LOGPROB_ERROR_MAX  # two versions differ by more
-# Widths that SGLang does not pad on a CPU, and no end token.
-CHANGES: dict[str, Any] = {
-    "hidden_size": 64, "intermediate_size": 64, "moe_intermediate_size": 64, "head_dim": 16,
-    "eos_token_id": None, "bos_token_id": None,
-}  # fmt: skip
 
 
 @pytest.fixture(params=["qwen3 moe", "mixtral"])
 def published(request: pytest.FixtureRequest, tmp_path: Path) -> list[Path]:
     """Versions 0, 1, ... of a learner of this family."""
-    model = saved(tmp_path / "model", request.param, make_base(tmp_path / "tokenizer"), **CHANGES)
+    model = saved(
+        tmp_path / "model", request.param, make_base(tmp_path / "tokenizer"), **FOR_SGLANG
+    )
     coordinator = ScriptedCoordinator(tmp_path / "taken")
     learn(config_in(tmp_path, model, steps=STEPS, lr=0.02, warmup_steps=0), coordinator)
     return [coordinator.published(version) for version in range(STEPS + 1)]

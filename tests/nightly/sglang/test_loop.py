@@ -12,9 +12,8 @@ from echo2d.demo.processes import Programs, wait_for
 from echo2d.demo.run import CACHE, CONFIG, DEMO_LEARNER
 from echo2d.demo.tiny_model import make_tiny_model
 from echo2d.recipes.recipe_file import changed
-from tests.nightly.sglang.test_experts import CHANGES
 from tests.support.control_link import worker_token
-from tests.support.model_shapes import saved
+from tests.support.model_shapes import FOR_SGLANG, saved
 from tests.support.sglang_servers import FLAGS, PYTHON
 
 STEPS, WORKERS = 5, 2
@@ -27,7 +26,7 @@ def test_two_workers_and_a_learner_train_some_steps_of_grpo(tmp_path: Path, mixt
     model = make_tiny_model(CACHE)
     changes = ["policy.trajectories_per_step=64"]
     if mixture:
-        model = saved(tmp_path / "model", "qwen3 moe", model, **CHANGES)
+        model = saved(tmp_path / "model", "qwen3 moe", model, **FOR_SGLANG)
         changes.append('policy.columns=["experts"]')
     (run / "snapshots").mkdir(parents=True)
     config = run / "run.toml"

@@ -56,11 +56,11 @@ def expected(model: Any, part: Part) -> list[Tensor]:
 
 
 def sums_of(logits_te: Tensor) -> Tensor:
-    """Without the answer tokens, and those whose experts were replayed."""
+    """No answer token has experts to replay, and one answer token stands for all of them."""
     chosen = torch.bincount(logits_te.topk(CHOSEN).indices.flatten(), minlength=EXPERTS)
     log_te = logits_te.log_softmax(-1)
     entropy = -(log_te.exp() * log_te).sum() / math.log(EXPERTS)
-    return torch.tensor([*chosen, entropy, len(logits_te)], dtype=torch.float64)
+    return torch.tensor([*chosen, 0.0, 1.0, entropy, len(logits_te)], dtype=torch.float64)
 
 
 @pytest.mark.parametrize(
