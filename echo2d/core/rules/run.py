@@ -63,7 +63,7 @@ class PolicyTable(Table):
     )
     columns: tuple[str, ...] = key(
         "numbers per token that the learner gets if engines write them, such as"
-        ' ["experts"] (docs/guide/learner.md); others are dropped on arrival',
+        ' ["experts"], which the learner replays (docs/design/learner.md); others are dropped on arrival',
         (),
     )
     quantized_workers: bool = key(

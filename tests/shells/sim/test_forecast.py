@@ -124,6 +124,23 @@ def test_peers_never_make_a_step_more_expensive() -> None:
     assert star.broadcast.planned_s == pytest.approx(star.broadcast.star_s)
 
 
+def test_trajectories_cost_what_a_metered_line_takes_for_them() -> None:
+    """720 trajectories of 1 MB an hour at 0.1 usd a GB; 4.5 MB each fill an uplink of 7.2 Mbit/s."""
+    made = document()
+    made["fleet"][0] |= {"usd_per_gb_up": 0.1, "uplink_mbps": 7.2}
+
+    def each(size: float) -> float:
+        fleet = read_fleet({**made, "model": {"params": 1e6, "trajectory_bytes": size}})
+        return provision(fleet).choice.offers[0].usd_per_h
+
+    assert each(1e6) - each(0.0) == pytest.approx(720 * 1e-3 * 0.1)
+    assert each(4.5e6) > each(1e6)
+    with pytest.raises(
+        OperatorFault, match=r"trajectories of one w take 7.36 Mbit/s; its uplink has 7.2"
+    ):
+        each(4.6e6)
+
+
 def metered(mode: DisseminationMode, wire_fraction: float) -> FleetSpec:
     """Homes that are not enough, and two kinds of dear lines."""
     fleet = load_fleet(SCENARIOS / "mix-metered.toml")
