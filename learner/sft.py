@@ -158,8 +158,7 @@ class SftSource:
         self._turns, self._system, self._table = make_turn_texts(files), read.system, table
         self._read_max = context_max(json.loads(files.files["config.json"])) or 0
         self._rows = Demonstrations(**read.rows)
-        self._held_out = None if read.held_out is None else Demonstrations(**read.held_out)
-        self._held_out_rows = read.held_out_rows
+        self.held_out = None if read.held_out is None else self._held_out(read)
         steps = read.steps or math.ceil(table.epochs * len(self._rows) / table.rows_per_step)
         self.config = replace(read.learner, steps=steps)
         told = [{**read.rows, "files": self._rows.digest.hex()}, facts, table.rows_per_step]
@@ -170,7 +169,7 @@ class SftSource:
         self._lengths = self._measured()
 
     def _measured(self) -> list[tuple[int, int, str]]:
-        """Tokens of prompt and of output of each row, and where it is from; longest first."""
+        """Tokens of prompt and of output of each row, and where it is from."""
         looked = min(len(self._rows), ROWS_CHECKED_MAX)
         log.info("reading rows=%d", looked)
         found, partly = [], list[str]()
@@ -183,9 +182,11 @@ class SftSource:
                 "only the last answer is trained of rows=%d, e.g. %s: the chat template changes their earlier answers, "
                 "or cannot go on after them", len(partly), partly[0],
             )  # fmt: skip
-        if self._held_out is None:
+        if self.held_out is None:
             log.warning("there is no held-out loss: set sft.rows.held_out, e.g. to 0.05")
-        return sorted(found, key=lambda row: row[0] + row[1], reverse=True)
+        asked = () if self.held_out is None else self.held_out.groups
+        answers = ((len(group.prompt), group.trajectories[0]) for group in asked)
+        return found + [(prompt, len(answer.tokens), answer.row) for prompt, answer in answers]
 
     def _demonstration(self, rows: Demonstrations, index: int) -> tuple[str, Demonstration]:
         """Where the row is from, and its tokens. OperatorFault: it cannot be trained."""
@@ -231,12 +232,9 @@ class SftSource:
         count = self._table.rows_per_step
         return self._batch(self._rows, range((step - 1) * count, step * count), step)
 
-    def held_out(self) -> Batch | None:
-        """The held-out rows; None: there are none."""
-        if self._held_out is None:
-            return None
-        count = min(self._held_out_rows or len(self._held_out), len(self._held_out))
-        return self._batch(self._held_out, range(count), 1)
+    def _held_out(self, read: SftConfig) -> Batch:
+        rows = Demonstrations(**(read.held_out or {}))
+        return self._batch(rows, range(min(read.held_out_rows or len(rows), len(rows))), 1)
 
     def _batch(self, rows: Demonstrations, indices: Sequence[int], step: int) -> Batch:
         groups = (_group(n, *self._demonstration(rows, n), step) for n in indices)

@@ -24,7 +24,7 @@ class SftLearner(Learner):
         "epoch", "batch", "digest", "reward", "reward_mean", "cut_off", "tasks", "staleness", "by_staleness", "bubble",
         "published", "ratio_mean", "ratio_max", "clip_share", "corrected_share", "kl", "kl_base", "kl_rollout_nats",
     })  # fmt: skip
-    result = "the model comes next"
+    result = "with more sft.epochs or sft.steps, --resume goes on"
 
     _held_out: list[PackedAnswer] | None = None
     _step_began_at = 0.0
@@ -41,7 +41,7 @@ class SftLearner(Learner):
         """Measure the held-out loss, on all ranks."""
         began_at, self._published = time.monotonic(), version
         if self._held_out is None:
-            batch = self._ranks.share(lambda: self._source.held_out())
+            batch = self._ranks.share(lambda: self._source.held_out)
             groups = [] if batch is None else answers_of(batch, self._rules, self._advantages)
             self._held_out = [*chain.from_iterable(groups)]
         if not self._held_out or self._stop.told:

@@ -84,9 +84,12 @@ class Learner:
     crash has two.
     """
 
-    # What `sft_train` says otherwise: names that rows and log lines leave out, and where the model is at the end.
+    # What `sft_train` says otherwise: names that rows and log lines leave out, and what one does with the result.
     left_out: frozenset[str] = frozenset()
-    result = "`echo2d keep export` on the coordinator's host writes the model"
+    result = (
+        "`echo2d keep export` on the coordinator's host writes the model; with a larger learner.steps, --resume goes "
+        "on (`echo2d run` does so by itself)"
+    )
 
     def __init__(
         self,
@@ -169,13 +172,7 @@ class Learner:
         # Only rank 0 settles inside `share`; every rank must finish its own shards.
         self._checkpoints.settle()
         if self._ranks.leads and self._step >= self._config.steps:
-            log.info(
-                "finished step=%d of=%d: %s; with a larger learner.steps, --resume goes on (`echo2d run` does so by "
-                "itself)",
-                self._step,
-                self._config.steps,
-                self.result,
-            )
+            log.info("finished step=%d of=%d: %s", self._step, self._config.steps, self.result)
         elif self._ranks.leads and not self._step:
             log.info("stopped before the end of the first step: nothing was saved")
         elif self._ranks.leads:

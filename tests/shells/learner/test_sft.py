@@ -152,7 +152,7 @@ def test_rows_are_batches_of_whole_solutions_in_another_order_each_epoch(run: Pa
     assert count < ROWS
     assert len(set(seen[:count])) == len(set(seen[count : 2 * count])) == count
     assert seen[:count] != seen[count : 2 * count]
-    held_out = source.held_out()
+    held_out = source.held_out
     assert held_out is not None
     rows = {each.trajectories[0].row for each in held_out.groups}
     assert len(rows) == ROWS - count
