@@ -300,7 +300,7 @@ class Learner:
         )
 
     def _request(self, step: int) -> None:
-        if step <= self._config.steps:
+        if self._ranks.leads and step <= self._config.steps:
             self._prefetch.request(step)
 
     def _fetch(self, step: int) -> Batch:

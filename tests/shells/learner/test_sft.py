@@ -6,6 +6,7 @@ import math
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -349,10 +350,12 @@ def test_the_program_writes_a_model_with_which_a_run_begins(run: Path) -> None:
 
 def test_two_ranks_train_as_one(run: Path, tmp_path: Path) -> None:
     def on_two(rank: int) -> str:
+        failed: list[object] = []
+        threading.excepthook = failed.append
         apart = f"sft.out_dir={tmp_path / 'two'}"
         rows, weights = train(run, apart, "sft.lr=1e-3", ranks=Ranks(rank, 2))
         torch.save((rows, weights), tmp_path / f"trained-{rank}")
-        return "trained"
+        return str(failed or "trained")
 
     rows, weights = train(run, "sft.lr=1e-3")
     assert outcomes_of(on_two, 2, tmp_path) == ["trained"] * 2
