@@ -37,7 +37,7 @@ from echo2d.client import (
 )
 from echo2d.config.checks import answer_tokens, file_cautions
 from echo2d.config.run import module_folders
-from echo2d.config.tables import print_tables
+from echo2d.config.tables import folder_of, print_tables
 from echo2d.extras import install_command
 from echo2d.learner.batch.prefetch import BatchPrefetch
 from echo2d.learner.config import LearnerConfig, Place, grow_memory_in_place, notifier, place
@@ -49,6 +49,7 @@ from echo2d.stop_signals import SIGNALS, stop_told
 
 if TYPE_CHECKING:
     from echo2d.learner.ranks.ranks import Rendezvous
+    from echo2d.learner.sft import SftSource
 
 # Each of these options needs one of the options to its right.
 _GO_WITH = {
@@ -65,7 +66,9 @@ def main(arguments: list[str] | None = None) -> int:
     grow_memory_in_place()
     options = _parse(arguments)
     if options.print_config:
-        print(print_tables(LearnerConfig), end="")  # noqa: T201 - it was asked for
+        from echo2d.learner.sft import SftTable
+
+        print(print_tables(LearnerConfig, SftTable), end="")  # noqa: T201 - it was asked for
         return 0
     here = place()
     failures = _FailureReport(here)
@@ -148,11 +151,22 @@ class _FailureReport:
 
 def _load(options: argparse.Namespace) -> LearnerConfig:
     """Load the config, and make the operator's own functions that it names importable."""
-    config = LearnerConfig.load(options.config, options.settings)
+    if options.sft:
+        from echo2d.learner.sft import SftConfig
+
+        config = SftConfig.load(options.config, options.settings).learner
+    else:
+        config = LearnerConfig.load(options.config, options.settings)
     if config.advantages or config.loss or config.notice:
         # These folders come after all installed modules, because a file in them must not replace a library.
         sys.path += map(str, module_folders(options.config, options.settings))
     return config
+
+
+def _source(options: argparse.Namespace) -> "SftSource":
+    from echo2d.learner.sft import SftConfig, SftSource
+
+    return SftSource(SftConfig.load(options.config, options.settings))
 
 
 def _plan(options: argparse.Namespace) -> int:
@@ -163,12 +177,11 @@ def _plan(options: argparse.Namespace) -> int:
     from echo2d.learner.plan import as_json, device_for, lines, plan
 
     device = device_for(config, options.ranks, options.gpu_gib)
-    found = plan(config, options.ranks, device, answer_tokens(options.config, options.settings))
-    cautions = file_cautions(
-        options.config,
-        options.settings,
-        json.loads((config.model / "config.json").read_text()),
-    )
+    answer = _source(options).rules().answer_tokens if options.sft else 0
+    answer = answer or answer_tokens(options.config, options.settings)
+    found = plan(config, options.ranks, device, answer)
+    model = json.loads((config.model / "config.json").read_text())
+    cautions = file_cautions(options.config, options.settings, model)
     said = [*lines(found, config), *(f"CAUTION: {each}" for each in cautions)]
     print(as_json(found, cautions) if options.json else "\n".join(said))  # noqa: T201
     return 0 if found.fits else 2
@@ -194,8 +207,20 @@ def _export(options: argparse.Namespace, here: Place) -> int:
     return 0
 
 
+def _hand_over(options: argparse.Namespace, out_dir: Path, step: int) -> None:
+    """Write the model of --sft after its last step, unless it is there, and say how a run begins with it."""
+    model, folder = out_dir / f"model-{step}", folder_of(options.config)
+    if not model.exists():
+        options.export, options.merge = (str(step), model), bool(_load(options).lora_rank)
+        _export(options, Place())
+    path = model.relative_to(folder) if model.is_relative_to(folder) else model
+    print(f'a run begins with it by: run.base_model = "{path}"')  # noqa: T201
+
+
 def _run(options: argparse.Namespace, here: Place, failures: _FailureReport) -> None:
     config, prefetch = _load(options), BatchPrefetch()
+    source = _source(options) if options.sft and here.rank == 0 else None
+    config = config if source is None else source.config
     service = notifier(here)
     if here.size > 1:
         from echo2d.learner.ranks.ranks import Rendezvous
@@ -207,10 +232,11 @@ def _run(options: argparse.Namespace, here: Place, failures: _FailureReport) -> 
             if options.resume and config.checkpoint_url:
                 RemoteCheckpoints(config.checkpoint_url).bring_identity(config.out_dir)
             identity = own(config.out_dir, stack, take_over=options.take_over)
-            opened = Coordinator(
-                config.url, token_file=config.token_file, timeout_s=config.patience_s
-            )
-            coordinator = stack.enter_context(opened)
+            if source is None:
+                opened = Coordinator(
+                    config.url, token_file=config.token_file, timeout_s=config.patience_s
+                )
+                coordinator = stack.enter_context(opened)
 
         def stop(reason: str) -> None:
             service.stopping(f"stopping ({reason})")
@@ -226,13 +252,14 @@ def _run(options: argparse.Namespace, here: Place, failures: _FailureReport) -> 
         service.starting("loading the model")
         log.info("loading model=%s", config.model)
         # The import of torch takes seconds, so mistakes in the configuration are reported before it.
+        from echo2d.learner.sft_train import SftLearner
         from echo2d.learner.train import Learner
 
         rendezvous = failures.rendezvous
         joined = None if rendezvous is None else rendezvous.join(config, lost=failures.lose)
-        learner = Learner(
+        learner = (SftLearner if options.sft else Learner)(
             config,
-            cast("Coordinator", coordinator),
+            cast("Coordinator", coordinator or source),
             prefetch,
             resume=options.resume,
             identity=identity,
@@ -243,6 +270,8 @@ def _run(options: argparse.Namespace, here: Place, failures: _FailureReport) -> 
         learner.run()
         if rendezvous is not None:
             rendezvous.leave()
+        if source is not None and learner.step >= config.steps:
+            _hand_over(options, config.out_dir, learner.step)
         if options.profile and here.rank == 0:
             print(f"profile: {learner.watch}")  # noqa: T201 - it was asked for
 
@@ -284,6 +313,11 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--resume", action="store_true", help="continue from the newest checkpoint, if any"
+    )
+    parser.add_argument(
+        "--sft",
+        action="store_true",
+        help="train on the answers of the task's rows, without a coordinator (supervised fine-tuning)",
     )
     parser.add_argument(
         "--take-over",

@@ -84,6 +84,13 @@ class Learner:
     crash has two.
     """
 
+    # What `sft_train` says otherwise: names that rows and log lines leave out, and what one does with the result.
+    left_out: frozenset[str] = frozenset()
+    result = (
+        "`echo2d keep export` on the coordinator's host writes the model; with a larger learner.steps, --resume goes "
+        "on (`echo2d run` does so by itself)"
+    )
+
     def __init__(
         self,
         config: LearnerConfig,
@@ -125,10 +132,16 @@ class Learner:
         self._begun: BegunStep | None = None  # of the step after `_step`
         self._stop = StopClock(self._ranks, config.stop_within_s, lambda: prefetch.stopped_at)
         self._publishes_late = False
+        self._known: dict[str, str] = {}  # facts besides those of a step, for its log line
         # For each time that the present batch came: how many of its groups were refused as poison.
         self._poisoned: list[int] = []
         self._evals: Sequence[str] = ()
         self._step = self._saved = self._published = self._restore() if resume else 0
+
+    @property
+    def step(self) -> int:
+        """The last step that is done."""
+        return self._step
 
     def run(self) -> None:
         """Train until the last step or until `prefetch.stop`, then save a checkpoint and wait until it is
@@ -159,12 +172,7 @@ class Learner:
         # Only rank 0 settles inside `share`; every rank must finish its own shards.
         self._checkpoints.settle()
         if self._ranks.leads and self._step >= self._config.steps:
-            log.info(
-                "finished step=%d of=%d: `echo2d keep export` on the coordinator's host writes the model; with a "
-                "larger learner.steps, --resume goes on (`echo2d run` does so by itself)",
-                self._step,
-                self._config.steps,
-            )
+            log.info("finished step=%d of=%d: %s", self._step, self._config.steps, self.result)
         elif self._ranks.leads and not self._step:
             log.info("stopped before the end of the first step: nothing was saved")
         elif self._ranks.leads:
@@ -296,7 +304,7 @@ class Learner:
         )
 
     def _request(self, step: int) -> None:
-        if step <= self._config.steps:
+        if self._ranks.leads and step <= self._config.steps:
             self._prefetch.request(step)
 
     def _fetch(self, step: int) -> Batch:
@@ -531,11 +539,13 @@ class Learner:
         row["poisoned"] = report.poisoned + sum(self._poisoned)
         every = self._config.track_samples_every
         shows = every and self._tracking.has_boards and batch.step % every == 0
-        self._tracking.record(row, self._coordinator.samples(batch.step) if shows else ())
+        kept = {name: value for name, value in row.items() if name not in self.left_out}
+        self._tracking.record(kept, self._coordinator.samples(batch.step) if shows else ())
         done, began_at = batch.step - self._resumed_at, self._batches_asked_at
         eta_s = (time.monotonic() - began_at) / done * (self._config.steps - batch.step)
-        facts = facts_of(row, batch, steps=self._config.steps, eta_s=eta_s)
-        say(log, logging.INFO, "trained", **facts)
+        facts = facts_of(row, batch, steps=self._config.steps, eta_s=eta_s) | self._known
+        shown = {name: value for name, value in facts.items() if name not in self.left_out}
+        say(log, logging.INFO, "trained", **shown)
         if self._evals:
             self._record_evaluations(self._coordinator.evaluations(self._evaluated))
 

@@ -40,7 +40,7 @@ WEIGHT_SHARE_MIN = 0.001
 TASKS_MAX = 64
 EVALS_MAX = 64
 
-OTHER_TABLES = frozenset({"learner", "worker", "provider"})
+OTHER_TABLES = frozenset({"learner", "sft", "worker", "provider"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -51,6 +51,21 @@ def behind_answer(
     raise UnusableText("messages", "the chat template leaves out an answer", "append_only")
 
 
+def around_answer(texts: ModelTexts, options: Mapping[str, Any]) -> tuple[str | None, int | None]:
+    """What the template puts between a prompt and an answer that ends a conversation, and the special token that it
+    puts after it. None: the prompt is no part of the conversation; there is no such token.
+    """
+    asked = [_QUESTION, {"role": "assistant", "content": _ANSWER}]
+    try:
+        prompt, whole = texts.render([_QUESTION], options), texts.render(asked, options)
+        before, found, behind = whole.partition(_ANSWER)
+        after = encode_pieces(texts, [RenderedPiece(behind)])
+    except UnusableText:
+        return None, None
+    lead = before.removeprefix(prompt) if found and before.startswith(prompt) else None
+    return lead, next((token for token in after[:1] if token in texts.special), None)
+
+
 def turn_end(texts: ModelTexts, options: Mapping[str, Any]) -> int | None:
     """The special token that the template puts after an answer; None: there is none."""
     try:

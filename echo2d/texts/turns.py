@@ -15,28 +15,46 @@ Not here: which tokens are trained on, and the messages of environments.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 from echo2d.core.protocol.control_messages import Finish
 from echo2d.texts.continuation import NoContinuation
 from echo2d.texts.model_renderer import model_renderer
 from echo2d.texts.model_texts import ModelTexts, UnusableText
-from echo2d.texts.plain_contents import encode_pieces, encode_prompt, for_template
+from echo2d.texts.plain_contents import (
+    RenderedPiece,
+    encode_pieces,
+    encode_prompt,
+    for_template,
+)
 from echo2d.texts.template_probe import (
     Messages,
     TemplateProbe,
+    around_answer,
     behind_answer,
     ignores_tools,
     opens_reasoning,
     turn_end,
 )
-from echo2d.texts.tool_calls import END_THINK, AnswerTurn, call_form, read_answer
+from echo2d.texts.tool_calls import END_THINK, THINK, AnswerTurn, call_form, read_answer
 
-__all__ = ["AnswerTurn", "NoContinuation", "TurnTexts"]
+__all__ = ["AnswerTurn", "Demonstration", "NoContinuation", "TurnTexts"]
 
 # A longer row of equal roles is probed as one of this length.
 EQUAL_ROLES_MAX = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Demonstration:
+    """A conversation that others wrote, in the tokens that it would have as an episode of the model."""
+
+    prompt: list[int]
+    output: list[int]  # from the first answer that counts to the end token of the last one
+    given: tuple[tuple[int, int], ...]  # [start, end) of the output's tokens between two answers
+    whole: bool  # whether all answers count; otherwise only the last one
 
 
 class TurnTexts:
@@ -59,7 +77,8 @@ class TurnTexts:
     ) -> None:
         self._texts = texts
         self._options = dict(options or {})
-        self._ends = texts.special.union(end_token_ids)
+        own_ends = tuple(end_token_ids)
+        self._ends, self._end = texts.special.union(own_ends), next(iter(own_ends), None)
         self._stops = tuple(stops)
         self._form = call_form(texts.template)
         self._thinking = opens_reasoning(texts, self._options)
@@ -123,6 +142,61 @@ class TurnTexts:
         # The text is cut after the calls are read, because the stop may be the end of a tool call.
         ends = [place for stop in self._stops if (place := said.text.find(stop)) >= 0]
         return replace(said, text=said.text[: min(ends, default=None)])
+
+    def demonstration(self, messages: Messages) -> Demonstration:
+        """The tokens of a conversation that ends with an answer.
+
+        If the template changes earlier answers, only the last one counts. Spaces around an answer do not. UnusableText,
+        NoContinuation: the conversation has no such tokens.
+        """
+        answers = [n for n, message in enumerate(messages) if message["role"] == "assistant"]
+        try:
+            return self._demonstration(messages, answers)
+        except NoContinuation:
+            if len(answers) == 1:
+                raise
+            return replace(self._demonstration(messages, answers[-1:]), whole=False)
+
+    def _demonstration(self, messages: Messages, answers: Sequence[int]) -> Demonstration:
+        prompt = self.first(messages[: answers[0]])
+        output = self.written(messages[answers[0]]["content"])
+        given = []
+        for before, at in pairwise(answers):
+            between = self.following([*prompt, *output], messages[before + 1 : at])
+            given.append((len(output), len(output) + len(between)))
+            output = [*output, *between, *self.written(messages[at]["content"])]
+        return Demonstration(prompt, output, tuple(given), whole=True)
+
+    def written(self, answer: str) -> list[int]:
+        """The tokens with which the model would write this answer, from its prompt's last token to the end token.
+
+        An answer without reasoning begins with what the template puts before it, such as an empty block of reasoning.
+        """
+        text, (lead, end) = answer.strip(), self._frame
+        if END_THINK in text:
+            lead = ""
+            text = text.removeprefix(THINK).lstrip("\n") if self._thinking else text
+        elif lead is None:
+            raise NoContinuation(
+                "template", f"its prompts begin an answer with {THINK}, and this has no {END_THINK}"
+            )
+        control = frozenset(self._texts.added[token] for token in self._texts.special)
+        pieces = [RenderedPiece(lead), RenderedPiece(text, control)]
+        if not any(word in text for word in control):
+            # A token may cover the end of one and the beginning of the other.
+            pieces = [RenderedPiece(lead + text)]
+        return [*encode_pieces(self._texts, pieces), end]
+
+    @cached_property
+    def _frame(self) -> tuple[str | None, int]:
+        """The text that the template puts before an answer without reasoning (None: its prompts begin a reasoning that
+        is not in it), and the token that ends the answer.
+        """
+        lead, own = around_answer(self._texts, self._options)
+        ends = [each for each in (own, self.turn_end, self._end) if each is not None]
+        if not ends:
+            raise UnusableText("messages", "no token is known that ends an answer of this model")
+        return (None if lead is None and self._thinking else lead or ""), ends[0]
 
     def _probe(self, kind: tuple[str, ...]) -> TemplateProbe:
         if kind not in self._probes:

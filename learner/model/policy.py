@@ -360,6 +360,18 @@ class Policy:
                 found[id(each)] = self._scorer(each).logprobs_n
         return found
 
+    @torch.no_grad()
+    def mean_loss(self, answers: Sequence[PackedAnswer]) -> float:
+        """The mean of -log p over the answers' tokens, in nats. All ranks call this together."""
+        self.model.eval()
+        try:
+            micro = self._micro_batches(answers)
+            total = -sum(float(self._scorer(each).logprobs_n.double().sum()) for each in micro)
+        finally:
+            self.model.train()
+        # The ranks that share a row have all its scores.
+        return self._ranks.total(total / self._row_ranks.size) / _totals(answers).tokens
+
     def weights(self) -> dict[str, Tensor]:
         """The weights that are trained and published, by name."""
         return lora.trained(self.model)

@@ -6,6 +6,7 @@
 from echo2d.config.coordinator import print_config
 from echo2d.config.tables import print_tables
 from echo2d.learner.config import LearnerConfig
+from echo2d.learner.sft import SftTable
 from echo2d.plan.fleet.spec import TABLES
 from tests.support.paths import REPO
 
@@ -21,7 +22,9 @@ the tables in which the keys are declared. A key that is commented out is requir
 def page() -> str:
     parts = {
         "The coordinator and a worker: `run.toml`, `worker.toml`": print_config(),
-        "The learner: `[learner]` of `run.toml`": print_tables(LearnerConfig),
+        "The learner: `[learner]` of `run.toml`, and `[sft]` for `--sft`": print_tables(
+            LearnerConfig, SftTable
+        ),
         "A fleet, for `echo2d plan` and `echo2d simulate`": print_tables(*TABLES).replace(
             "[fleet]", "[[fleet]]"
         ),

@@ -8,7 +8,7 @@ index, so the order is the same after a restart.
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from inspect import iscoroutinefunction, signature
 from string import Formatter
@@ -213,6 +213,8 @@ class RowsTask(TextTask):
         return _Filling().vformat(self._prompt, (), values)
 
     def _expected(self, row: DataRow, number: int) -> str:
+        if not self._answer:
+            return ""
         found = str(self._value(row, self._answer, number))
         if self._answer_after:
             found = found.rpartition(self._answer_after)[2]
@@ -258,7 +260,7 @@ class RowsTask(TextTask):
         """OperatorFault: a row lacks its question or its expected answer, or the latter is no text."""
         # A prompt with columns in braces may lack the values of some columns.
         filled = {self._answer, *([] if "{" in self._prompt else self._columns)}
-        names = {*([self._messages] if self._messages else self._columns), self._answer}
+        names = {*([self._messages] if self._messages else self._columns), self._answer} - {""}
         lacking: dict[str, list[int]] = {}
         looked = min(len(self._rows), ROWS_CHECKED_MAX)
         for number in range(looked):
@@ -286,7 +288,9 @@ class RowsTask(TextTask):
             )
 
     def _require_secret(self) -> None:
-        """OperatorFault: the prompt shows what is expected, or a table that holds it."""
+        """OperatorFault: nothing is expected, or the prompt shows it, or a table that holds it."""
+        if not self._answer:
+            raise OperatorFault("rows: answer: expected a column; found none")
         root = self._answer.partition(".")[0]
         shown = [self._messages] if self._messages else self._columns
         for name in shown:
@@ -296,6 +300,35 @@ class RowsTask(TextTask):
                     f"rows: prompt: it shows the column {name!r}, which holds the expected answer; the model "
                     "would only copy it"
                 )
+
+
+class Demonstrations(RowsTask):
+    """The rows of the same files as conversations that end with an answer: that of the column `answer`, or, if this is
+    empty, the last of `messages`. Nothing is scored, and the rows have no end.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options | {"scorer": "exact", "scorer_options": None, "epochs": 0})
+
+    def conversation(self, index: int) -> TextPrompt:
+        """Conversation `index`, as `prompt` counts. OperatorFault: it does not end with an answer, or one is empty."""
+        prompt = self.prompt(index)
+        messages = [*prompt.messages]
+        if self._answer:
+            messages.append({"role": "assistant", "content": self.expected(prompt).text})
+        answers = [each["content"] for each in messages if each["role"] == "assistant"]
+        if messages[-1]["role"] != "assistant":
+            raise OperatorFault(
+                f"rows: {prompt.where}: {self._messages}: the last message is the {messages[-1]['role']}'s; expected "
+                "the assistant's, or the name of a column with the answer (sft.rows.answer)"
+            )
+        if not all(map(str.strip, answers)):
+            raise OperatorFault(f"rows: {prompt.where}: an answer is empty; leave the row out")
+        return replace(prompt, messages=messages)
+
+    def _require_secret(self) -> None:
+        if self._answer:
+            super()._require_secret()
 
 
 class _Row(dict[str, Any]):
