@@ -70,7 +70,8 @@ async def test_the_judge_of_the_page_is_asked_over_http(monkeypatch: pytest.Monk
 
 
 def test_the_advantages_and_losses_of_the_page_are_right() -> None:
-    found = advantages_of(Recipe(advantages="losses:ranks"))(np.array([0.1, 0.7, 0.4], np.float32))
+    own = advantages_of(Recipe(advantages="losses:ranks"))
+    (found,) = own([np.array([0.1, 0.7, 0.4], np.float32)])
     assert found.tolist() == [-1.0, 1.0, 0.0]
     loss = loss_of(Recipe(loss="losses:clipped"))
     assert loss is not None
