@@ -88,9 +88,6 @@ def _train(config: LearnerConfig, ranks: Ranks, tokens: int, live: LiveBytes) ->
     model = _model(config, ranks)
     row_ranks = ranks.row_ranks(config.context_parallel)
     scorer = AnswerScorer(model, packing=config.packing, probes=False, row_ranks=row_ranks)
-    (micro,) = micro_batches(
-        [_answer(tokens)], tokens, packed=scorer.packed, multiple=row_ranks.size
-    )
     frozen = [config.model] if config.kl_coef else []
     frozen += [config.teacher] if config.teacher else []
     references = []
@@ -105,6 +102,8 @@ def _train(config: LearnerConfig, ranks: Ranks, tokens: int, live: LiveBytes) ->
                     row_ranks=row_ranks,
                 )
             )
+    packed = all(each.packed for each in (scorer, *references))
+    (micro,) = micro_batches([_answer(tokens)], tokens, packed=packed, multiple=row_ranks.size)
     gc.collect()
     weights = live.now
     trained = [weight for weight in model.parameters() if weight.requires_grad]

@@ -367,23 +367,26 @@ class Policy:
         self, answers: Sequence[PackedAnswer], leaves: Leaves = finishes
     ) -> dict[tuple[int, int], float]:
         """kl_coef times the KL to the base, summed over the tokens of each answer, by group and number there; under the
-        present weights. All ranks call this together, and get all answers. StepLeftError: `leaves` returned True.
+        present weights, without dropout. All ranks call this together, and get all answers. StepLeftError: `leaves`
+        returned True.
         """
+        config, micro = self._config, self._micro_batches(answers)
         found: dict[tuple[int, int], float] = {}
-        micro = self._micro_batches(answers)
-        with torch.no_grad():
+        self.model.eval()
+        try:
             for each in micro:
                 if leaves(0, len(micro), 0):
                     raise StepLeftError(None)
-                base_n = _logprobs(self._base, each)
+                own_n, base_n = _logprobs(self._scorer, each), _logprobs(self._base, each)
+                assert own_n is not None
                 assert base_n is not None
-                distance_n = distance_to_base(
-                    self._scorer(each).logprobs_n, base_n, estimator=self._config.kl_estimator
-                )
+                distance_n = distance_to_base(own_n, base_n, estimator=config.kl_estimator)
                 sums = torch.zeros(each.answers, dtype=torch.float64, device=base_n.device)
                 sums.index_add_(0, self._here(each.answers_n), distance_n.double())
-                scaled = (self._config.kl_coef * sums).tolist()
+                scaled = (config.kl_coef * sums).tolist()
                 found |= dict(zip(each.trajectories, scaled, strict=True))
+        finally:
+            self.model.train()
         # The ranks that share rows have the same answers.
         gathered = self._ranks.gather({} if self._row_ranks.rank else found)
         return self._ranks.share(lambda: dict(chain.from_iterable(map(dict.items, gathered))))
@@ -516,12 +519,12 @@ class Policy:
         return torch.from_numpy(values).to(self._ranks.device)
 
 
-def _logprobs(frozen: AnswerScorer | None, micro: MicroBatch) -> Tensor | None:
-    """log p [n] by a model that is not trained; None: there is no such model."""
-    if frozen is None:
+def _logprobs(scorer: AnswerScorer | None, micro: MicroBatch) -> Tensor | None:
+    """log p [n] without gradient; None: there is no such model."""
+    if scorer is None:
         return None
     with torch.no_grad():
-        return frozen(micro).logprobs_n
+        return scorer(micro).logprobs_n
 
 
 def _memory_gib() -> float:

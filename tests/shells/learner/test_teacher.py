@@ -12,13 +12,14 @@ import torch
 
 from echo2d.client import Batch, OperatorFault, Session, Trajectory
 from echo2d.demo.tiny_model import TinyRecipe, make_tiny_model
+from echo2d.learner.__main__ import main
 from echo2d.learner.batch.packing import whole_answers
 from echo2d.learner.config import LearnerConfig
 from echo2d.learner.model.begun_step import StepLeftError
 from echo2d.learner.model.policy import Policy
 from echo2d.learner.ranks.ranks import Ranks
 from tests.support.batches import RULES
-from tests.support.learner import learn, record
+from tests.support.learner import learn, record, write_config
 from tests.support.scripted_coordinator import ScriptedCoordinator, answer_logprobs
 
 STEPS = 20
@@ -88,7 +89,11 @@ def with_token(model: Path, directory: Path, token: str) -> Path:
 
 
 def test_a_teacher_that_does_not_fit_is_refused_in_one_line(
-    config: LearnerConfig, coordinator: ScriptedCoordinator, teacher: Path, tmp_path: Path
+    config: LearnerConfig,
+    coordinator: ScriptedCoordinator,
+    teacher: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     other = with_token(teacher, tmp_path / "other", "another")
     damaged = shutil.copytree(teacher, tmp_path / "damaged")
@@ -101,6 +106,9 @@ def test_a_teacher_that_does_not_fit_is_refused_in_one_line(
         with pytest.raises(OperatorFault, match=line):
             learn(dataclasses.replace(config, teacher=directory), coordinator)
     assert coordinator.events == []
+    path = write_config(tmp_path / "run.toml", config, teacher=str(other))
+    assert main(["--config", str(path), "--plan"]) == 2
+    assert "learner.teacher: expected the tokenizer" in capsys.readouterr().err
 
 
 def test_a_teacher_needs_the_groups_whose_rewards_are_all_equal(
