@@ -100,10 +100,10 @@ class _GivenExperts(TorchFunctionMode):
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         found = function(*args, **(kwargs or {}))
-        if function not in _TOPK or args[0].shape[-1] != self._experts:
-            return found
-        own_tc = found.indices
-        if own_tc.shape != self._given_tc.shape:
+        own_tc = found.indices if function in _TOPK else None
+        sizes = (self._experts, self._given_tc.shape[-1])
+        # A router may choose groups of experts first.
+        if own_tc is None or (args[0].shape[-1], own_tc.shape[-1]) != sizes:
             return found
         chosen_tc = torch.where(self._given_tc < 0, own_tc, self._given_tc)
         return torch.return_types.topk((args[0].gather(-1, chosen_tc), chosen_tc))

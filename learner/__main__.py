@@ -174,8 +174,11 @@ def _plan(options: argparse.Namespace) -> int:
     config = _load(options)
     if options.ranks < 1 or options.gpu_gib < 0:
         raise OperatorFault("--ranks and --gpu-gib: expected positive numbers")
+    from echo2d.learner.model.load import check_teacher
     from echo2d.learner.plan import as_json, device_for, lines, plan
 
+    if config.teacher:
+        check_teacher(config.model, config.teacher)
     device = device_for(config, options.ranks, options.gpu_gib)
     answer = _source(options).rules().answer_tokens if options.sft else 0
     answer = answer or answer_tokens(options.config, options.settings)

@@ -20,7 +20,8 @@ from echo2d.own_modules import require_own
 from echo2d.sd_notify import Notifier
 
 Mean = Literal["token", "sequence", "constant"]
-AdvantageBaseline = Literal["scaled", "centred", "leave_one_out"]
+AdvantageBaseline = Literal["scaled", "centred", "leave_one_out", "zero"]
+Estimator = Literal["k1", "k2", "k3"]
 Dtype = Literal["auto", "float32", "bfloat16"]
 
 
@@ -39,6 +40,7 @@ HABITS = {
     "gspo": Habits("sequence", "scaled", 3e-4, 4e-4),
     "cispo": Habits("token", "scaled", 1.0, math.inf),
     "rloo": Habits("token", "leave_one_out", 0.2, 0.2),
+    "distill": Habits("token", "zero", 0.2, 0.2),
 }
 MASKS = {"icepop": (0.5, 5.0), "sequence_mask": (0.5, 2.0)}
 
@@ -51,17 +53,32 @@ class Recipe(Table):
 
     TABLE: ClassVar[str] = "learner"
 
-    objective: Literal["grpo", "dr_grpo", "gspo", "cispo", "rloo"] = key(
-        "the objective, which decides advantages, ratios and clip", "grpo"
+    objective: Literal["grpo", "dr_grpo", "gspo", "cispo", "rloo", "distill"] = key(
+        "the objective, which decides advantages, ratios and clip; distill: rewards do not count, only the teacher",
+        "grpo",
     )
     advantages: str = key(
-        "module:function that makes your own advantages [g] from the rewards [g] of a group", ""
+        "module:function that makes your own advantages [g] from the rewards [g] of a group; with @whole_batch, "
+        "those of all groups of the step from all their rewards",
+        "",
     )
     loss: str = key(
         "module:function that makes your own losses [n], with gradient, from a WeightInputs", ""
     )
-    advantage_std: Literal["sample", "population"] = key(
-        "standard deviation that divides a group's advantages; TRL and verl: sample", "sample"
+    advantage_std: Literal["sample", "population", "batch"] = key(
+        "standard deviation that divides advantages: of the group (TRL and verl: sample), or of the whole batch "
+        "(REINFORCE++)",
+        "sample",
+    )
+    teacher: Path | None = key(
+        "model directory of a frozen teacher with the policy's tokenizer: trains towards its distribution "
+        "(on-policy distillation); it stays in memory",
+        None,
+    )
+    teacher_coef: float = key(
+        "a token's advantage gets this times (log p of the teacher - log p of the policy)",
+        1.0,
+        above=0.0,
     )
     loss_mean: Literal["auto", "token", "sequence", "constant"] = key(
         "mean over tokens, mean over answers, or sum / (answers * loss_tokens); auto: the objective's own",
@@ -89,8 +106,9 @@ class Recipe(Table):
     clip_ratio_max: float = key(
         "two-sided clip: drops negative-advantage tokens above this ratio; 0: off", 3.0, low=0.0
     )
-    correction: Literal["none", "tis", "icepop", "sequence_mask"] = key(
-        "truncate importance ratios (tis), mask tokens (icepop), or mask answers and truncate the rest (sequence_mask)",
+    correction: Literal["none", "tis", "sequence_tis", "icepop", "sequence_mask"] = key(
+        "truncate importance ratios (tis) or their product over an answer (sequence_tis), mask tokens (icepop), or "
+        "mask answers and truncate the rest (sequence_mask)",
         "tis",
     )
     tis_cap: float = key("importance ratios are truncated at this value", 2.0, low=1.0)
@@ -108,8 +126,17 @@ class Recipe(Table):
         0.0,
         low=0.0,
     )
+    kl_in: Literal["loss", "reward"] = key(
+        "the KL is a term of each token's loss, or its sum over an answer is taken from the answer's reward",
+        "loss",
+    )
+    kl_estimator: Estimator = key(
+        "a token's KL, from r = p / base: log r (k1, only in the reward), log(r)^2 / 2 (k2), or 1 / r - 1 + log r (k3)",
+        "k3",
+    )
     kl_weighted: bool = key(
-        "weigh each token's KL by its importance ratio, so that stale tokens count correctly", True
+        "weigh each token's KL in the loss by its importance ratio, so that stale tokens count correctly",
+        True,
     )
     entropy_coef: float = key("weight of the entropy of the tokens' distributions", 0.0, low=0.0)
 
@@ -118,6 +145,21 @@ class Recipe(Table):
         if self.mean == "constant" and not self.loss_tokens:
             raise OperatorFault(
                 "learner.loss_tokens: expected at least 1 because the mean is constant; found 0"
+            )
+        if self.objective == "distill" and self.teacher is None:
+            raise OperatorFault(
+                "learner.teacher: expected a model directory, because the objective is distill; found none"
+            )
+        scales = HABITS[self.objective].baseline == "scaled" and not self.advantages
+        if self.advantage_std == "batch" and not scales:
+            raise OperatorFault(
+                "learner.advantage_std: batch divides the advantages of grpo, gspo and cispo; found "
+                f"{self.advantages or self.objective} (advantages of your own see the batch with @whole_batch)"
+            )
+        if self.kl_coef and self.kl_in == "loss" and self.kl_estimator == "k1":
+            raise OperatorFault(
+                "learner.kl_estimator: expected k2 or k3 in the loss, where k1 adds nothing but noise to the gradient; "
+                "found k1, which is for kl_in = reward"
             )
         clips, highest = self.objective != "cispo" and self.clip_ratio_max > 0, 1 + self.clip_high
         if clips and self.clip_ratio_max <= highest:
@@ -145,6 +187,11 @@ class Recipe(Table):
     @property
     def clip_high(self) -> float:
         return self.clip_eps_high or HABITS[self.objective].clip_high
+
+    @property
+    def penalizes(self) -> bool:
+        """Whether rewards are reduced by the KL to the base."""
+        return self.kl_coef > 0 and self.kl_in == "reward"
 
     @property
     def mask(self) -> tuple[float, float]:

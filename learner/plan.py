@@ -150,9 +150,9 @@ def plan(
 
 def fitted(config: LearnerConfig, ranks: int, device: PlannedDevice, answer_tokens: int) -> Fitted:
     """`fit`, or its result from learner.out_dir/plans if the same software was asked the same before."""
-    model = (config.model / "config.json").read_bytes()
+    models = [(each / "config.json").read_bytes() for each in models_of(config)]
     software = THIS_BUILD.name, torch.__version__, transformers.__version__
-    question = repr((asdict(config), model, software, ranks, device, answer_tokens))
+    question = repr((asdict(config), models, software, ranks, device, answer_tokens))
     file = config.out_dir / "plans" / f"{blake3(question.encode()).hexdigest()[:32]}.json"
     # A damaged file is replaced.
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
@@ -284,10 +284,16 @@ def as_json(found: MemoryPlan, cautions: Sequence[str] = ()) -> str:
     )
 
 
+def models_of(config: LearnerConfig) -> list[Path]:
+    """The directories of the policy and of its teacher."""
+    return [config.model, *([config.teacher] if config.teacher else [])]
+
+
 def read_max(config: LearnerConfig) -> int:
-    """The most tokens that the model can read."""
-    known = AutoConfig.from_pretrained(config.model).get_text_config()
-    return min(_TOKENS_MAX, getattr(known, "max_position_embeddings", 0) or _TOKENS_MAX)
+    """The most tokens that the model, and its teacher, can read."""
+    known = [AutoConfig.from_pretrained(each).get_text_config() for each in models_of(config)]
+    most = [getattr(each, "max_position_embeddings", 0) or _TOKENS_MAX for each in known]
+    return min(_TOKENS_MAX, *most)
 
 
 def _expert_lines(each: int) -> list[str]:

@@ -52,7 +52,7 @@ from echo2d.client import (
     base_digest,
 )
 from echo2d.learner.batch.checks import BatchRules, Trained, faults
-from echo2d.learner.batch.packing import PackedAnswer, answers_of, parts
+from echo2d.learner.batch.packing import PackedAnswer, answers_of, parts, whole_answers
 from echo2d.learner.batch.prefetch import BatchPrefetch
 from echo2d.learner.config import LearnerConfig, Place
 from echo2d.learner.metrics.report import StepReport
@@ -60,6 +60,7 @@ from echo2d.learner.metrics.rows import evaluation_line, facts_of, row_of
 from echo2d.learner.metrics.stopwatch import TRAIN, WAIT, Stopwatch
 from echo2d.learner.metrics.tracking import TrackedRun, Tracking, makers
 from echo2d.learner.model.begun_step import BegunStep, StepLeftError
+from echo2d.learner.model.load import check_teacher
 from echo2d.learner.model.policy import PoisonedGroupsError, Policy
 from echo2d.learner.objective.hooks import advantages_of
 from echo2d.learner.ranks.ranks import Ranks, device_of
@@ -189,6 +190,11 @@ class Learner:
         self._epoch, self._publish_every = session.epoch, session.publish_every
         self._rules = _rules(session, self._policy, self._config)
         _check_sampling(session, self._config)
+        if self._config.teacher and session.filter_zero_variance:
+            raise OperatorFault(
+                "policy.filter_zero_variance: expected false, because a group learns from learner.teacher also if its "
+                "rewards are all equal; found true"
+            )
         self._evals = session.evaluations
         # Old versions are removed before the first publish, which needs the space on the disk. The learner of
         # the epoch before may not know yet that it is fenced and may still be publishing, so its version stays
@@ -227,7 +233,12 @@ class Learner:
         return TrackedRun(self._run_id, self._config.out_dir, self._resumed_at, settings)
 
     def _fitted(self, config: LearnerConfig) -> LearnerConfig:
-        """The config with which the longest answer fits on the GPUs. Runs on rank 0 only."""
+        """The config with which the longest answer fits on the GPUs. Runs on rank 0 only.
+
+        OperatorFault: the teacher has another tokenizer.
+        """
+        if config.teacher:
+            check_teacher(config.model, config.teacher)
         auto = "auto" in (config.recompute, config.moments) or not config.row_tokens_max
         if self._ranks.device.type != "cuda" or not auto:
             return config
@@ -378,26 +389,17 @@ class Learner:
         """
         step = batch.step
         self._request(step + 1)
-        with self.watch("layout"):
-            laid_out = self._policy.lay_out(self._parts(batch))
         self._stop.begin_step()
-        with self.watch(TRAIN):
-            try:
-                report = self._policy.train_step(
-                    step,
-                    laid_out,
-                    self._rules.staleness_max,
-                    begun=self._begun,
-                    leaves=self._leaves,
-                )
-            except PoisonedGroupsError as poison:
-                self._refuse_poison(batch, poison)
-                # The wait for this batch does not count as training time.
-                self._step_began_at += wait_s
-                return
-            except StepLeftError as left:
-                self._leave(step, left.begun, wait_s)
-                return
+        try:
+            report = self._trained_on(batch)
+        except PoisonedGroupsError as poison:
+            self._refuse_poison(batch, poison)
+            # The wait for this batch does not count as training time.
+            self._step_began_at += wait_s
+            return
+        except StepLeftError as left:
+            self._leave(step, left.begun, wait_s)
+            return
         self._stop.end_step()
         self._begun = None
         self._trained.add(batch)
@@ -433,11 +435,36 @@ class Learner:
                 self._checkpoint()
         self._report_durable(wait=False)
 
+    def _trained_on(self, batch: Batch) -> StepReport:
+        """Train on the batch. The exceptions are those of `Policy.train_step`."""
+        penalties, kl_base = {}, None
+        if self._config.penalizes:
+            answers = whole_answers(batch, self._rules)
+            with self.watch(TRAIN):
+                penalties = self._policy.penalties(answers, self._leaves)
+            tokens = sum(len(each.logprobs_n) for each in answers)
+            kl_base = sum(penalties.values()) / tokens / self._config.kl_coef
+        with self.watch("layout"):
+            laid_out = self._policy.lay_out(self._parts(batch, penalties))
+        with self.watch(TRAIN):
+            report = self._policy.train_step(
+                batch.step,
+                laid_out,
+                self._rules.staleness_max,
+                begun=self._begun,
+                leaves=self._leaves,
+            )
+        if kl_base is None:
+            return report
+        return dataclasses.replace(report, means=dataclasses.replace(report.means, kl_base=kl_base))
+
     def _leaves(self, done: int, total: int, applied: int) -> bool:
         """Whether all ranks leave the present step; a `begun_step.Leaves`."""
-        # Once an optimizer step is applied, the next learner cannot compute the proximal logprobs again.
+        # Once an optimizer step is applied, the next learner cannot compute again what the weights at the start of the
+        # step decide: proximal logprobs and penalties.
         needs_save, checkpoints = self._saved < self._step, self._checkpoints
-        may = not (applied and needs_save and self._config.proximal == "recomputed")
+        decides = self._config.proximal == "recomputed" or self._config.penalizes
+        may = not (applied and needs_save and decides)
         return self._stop.leaves(
             done, total, save_s=checkpoints.took_s, busy_s=checkpoints.busy_s, may=may
         )
@@ -454,10 +481,12 @@ class Learner:
             self._saved,
         )
 
-    def _parts(self, batch: Batch) -> list[list[PackedAnswer]]:
+    def _parts(
+        self, batch: Batch, penalties: dict[tuple[int, int], float]
+    ) -> list[list[PackedAnswer]]:
         """The answers of each optimizer step, without groups that are trained already."""
         config, trained = self._config, self._begun.groups if self._begun else ()
-        groups = answers_of(batch, self._rules, self._advantages)
+        groups = answers_of(batch, self._rules, self._advantages, penalties)
         dealt = parts(groups, config.optimizer_steps, step=batch.step, rng_seed=config.rng_seed)
         left = [[each for each in part if each.group_id not in trained] for part in dealt]
         return [part for part in left if part]

@@ -29,7 +29,7 @@ A published directory may hold a LoRA adapter as PEFT writes it, without its REA
 
 from echo2d.adapters import base_digest, base_pin, pin_base
 from echo2d.client.async_coordinator import AsyncCoordinator, Evaluation, Published, Session
-from echo2d.client.batches import Batch, Group, Span, Trajectory, read_batch
+from echo2d.client.batches import Batch, Group, Span, Trajectory, read_batch, whole_batch
 from echo2d.client.coordinator import Coordinator
 from echo2d.client.faults import (
     Fenced,
@@ -53,4 +53,5 @@ __all__ = [
     "PromptsOver", "Published", "Sampling", "Session", "Span", "StepFigures", "StoreFault", "TokenRefused",
     "Trajectory", "TrajectoryScore", "Unanswered", "Unreachable", "WeightFiles", "base_digest", "base_pin",
     "build_manifest", "loading_error", "pin_base", "read_batch", "require_model", "weight_files",
+    "whole_batch",
 ]  # fmt: skip

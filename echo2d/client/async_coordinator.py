@@ -68,6 +68,7 @@ class Session:
     samplings: Mapping[str, Sampling] = field(default_factory=dict)
     answer_tokens: int = 0  # the most that a task allows after a prompt; 0: not known
     evaluations: Sequence[str] = ()  # names
+    filter_zero_variance: bool = False  # whether groups whose rewards are all equal are replaced
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
 """The data of a train step as a trainer sees them, decoded from the bytes of a batch."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,8 @@ from echo2d.core.protocol.trajectory import (
     unpack_tokens,
 )
 from echo2d.errors import IntegrityFault, PeerFault
+
+Own = TypeVar("Own", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,14 @@ class Batch:
     groups: tuple[Group, ...]
     # S as the coordinator has it now: the operator may change it during the run. None: not known.
     staleness_max: int | None = None
+
+
+def whole_batch(advantages: Own) -> Own:
+    """Mark a function of learner.advantages: it gets a list with the rewards [g] of each group of a batch, and returns
+    a list of advantages [g]. Without the mark it is called for each group alone.
+    """
+    advantages.whole_batch = True  # type: ignore[attr-defined]
+    return advantages
 
 
 def read_batch(epoch: int, digest: str, body: bytes) -> Batch:

@@ -22,8 +22,10 @@ row-major order, l = layers, c = experts that a token is sent to.
 
 import bisect
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -182,9 +184,36 @@ def _bundle(answers: Sequence[PackedAnswer], shared: int) -> _Bundle:
     return _Bundle(answers, shared if len(answers) > 1 else 0)
 
 
-def answers_of(batch: Batch, rules: BatchRules, advantages: Advantages) -> list[list[PackedAnswer]]:
-    """Answers with tokens in the loss, by group."""
-    return [list(_answers(group, batch.step, rules, advantages)) for group in batch.groups]
+def answers_of(
+    batch: Batch,
+    rules: BatchRules,
+    advantages: Advantages,
+    penalties: Mapping[tuple[int, int], float] = MappingProxyType({}),
+) -> list[list[PackedAnswer]]:
+    """Answers with tokens in the loss, by group. penalties: of trajectories, by group and number there; those of the
+    branches of an episode are taken from its reward.
+    """
+    rewards = [_rewards(group, penalties) for group in batch.groups]
+    found = advantages([np.array([*each.values()], dtype=np.float32) for each in rewards])
+    return [
+        list(_answers(group, batch.step, rules, dict(zip(episodes, found_g, strict=True))))
+        for group, episodes, found_g in zip(batch.groups, rewards, found, strict=True)
+    ]
+
+
+def whole_answers(batch: Batch, rules: BatchRules) -> list[PackedAnswer]:
+    """All answers with all their written tokens, also those that are not in the loss, as far as a row has room."""
+    every = replace(rules, staleness_max=batch.step, trains_cut=True)
+    return [*chain.from_iterable(answers_of(batch, every, lambda rewards: rewards))]
+
+
+def _rewards(group: Group, penalties: Mapping[tuple[int, int], float]) -> dict[int, float]:
+    """The reward of each episode."""
+    found: dict[int, float] = {}
+    for episode, trajectory in zip(group.episodes, group.trajectories, strict=True):
+        before = found.get(episode, trajectory.reward)
+        found[episode] = before - penalties.get((group.group_id, trajectory.sample), 0.0)
+    return found
 
 
 def parts(
@@ -337,14 +366,8 @@ def _cut(answers: Sequence[PackedAnswer], tokens_max: int) -> Iterator[Sequence[
 
 
 def _answers(
-    group: Group, step: int, rules: BatchRules, advantages: Advantages
+    group: Group, step: int, rules: BatchRules, advantage_of: Mapping[int, np.float32]
 ) -> Iterator[PackedAnswer]:
-    rewards = {
-        episode: trajectory.reward
-        for episode, trajectory in zip(group.episodes, group.trajectories, strict=True)
-    }
-    found_g = advantages(np.array([*rewards.values()], dtype=np.float32))
-    advantage_of = dict(zip(rewards, found_g, strict=True))
     branches: dict[int, list[PackedAnswer]] = {}
     for episode, trajectory in zip(group.episodes, group.trajectories, strict=True):
         if answer := _answer(group, trajectory, advantage_of[episode], step, rules):

@@ -71,7 +71,7 @@ def facts_of(
 
     steps: number of the run's last train step. eta_s: seconds until then.
     """
-    kl_base = row["kl_base"]
+    references = {name: row[name] for name in ("kl_base", "kl_teacher") if row[name] is not None}
     return {
         "step": batch.step,
         "of": steps,
@@ -81,7 +81,7 @@ def facts_of(
         "loss": f"{row['loss']:.4f}",
         "entropy_nats": f"{row['entropy']:.3f}",
         "kl_rollout_nats": f"{row['kl']:.4f}",
-        **({} if kl_base is None else {"kl_base_nats": f"{kl_base:.4f}"}),
+        **{f"{name}_nats": f"{value:.4f}" for name, value in references.items()},
         "grad_norm": f"{row['grad_norm']:.3g}",
         "answer_tokens": f"{row['answer_tokens']:.1f}",
         "t_train_s": f"{row['t_train_s']:.3f}",

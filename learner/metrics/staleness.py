@@ -19,7 +19,7 @@ from echo2d.client import Batch
 from echo2d.learner.batch.checks import staleness
 from echo2d.learner.ranks.ranks import Ranks
 
-SUMS = ("tokens", "ratio", "clipped", "corrected", "kl", "entropy", "kl_base")
+SUMS = ("tokens", "ratio", "clipped", "corrected", "kl", "entropy", "kl_base", "kl_teacher")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +40,18 @@ def tally(
     staleness_n: Tensor,
     count: int,
     base_distance_n: Tensor | None = None,
+    teacher_lead_n: Tensor | None = None,
 ) -> Tally:
     """Tally one micro-batch for staleness 0 to count - 1.
 
     kl is k3 = rho - 1 - log rho of Schulman ("Approximating KL divergence", 2020): under samples of
     the rollout its mean estimates KL(rollout || learner), is never negative, and has little
-    variance. base_distance_n: the tokens' KL terms of the loss (`distance_to_base`); without them the
-    sum is NaN.
+    variance. base_distance_n: the tokens' KL terms of the loss (`distance_to_base`). teacher_lead_n:
+    log(teacher / p), whose negative is k1 of KL(learner || teacher). Without one of these its sum is NaN.
     """
     ratio_n = log_ratio_n.exp()
     kl_n = ratio_n - 1.0 - log_ratio_n
+    absent_n = torch.full_like(ratio_n, torch.nan)
     facts = (
         torch.ones_like(ratio_n),
         ratio_n,
@@ -57,9 +59,8 @@ def tally(
         corrected_n,
         kl_n,
         entropy_n.detach(),
-        torch.full_like(ratio_n, torch.nan)
-        if base_distance_n is None
-        else base_distance_n.detach(),
+        absent_n if base_distance_n is None else base_distance_n.detach(),
+        absent_n if teacher_lead_n is None else -teacher_lead_n,
     )
     is_of_ns = torch.nn.functional.one_hot(staleness_n, count).to(ratio_n.dtype)
     sums_s = torch.stack([fact.to(ratio_n.dtype) for fact in facts]) @ is_of_ns
@@ -99,7 +100,8 @@ class Means:
     corrected_share: float  # share of tokens whose ratio the correction changed
     kl: float  # KL(rollout || learner), in nats
     entropy: float  # of the whole distributions that the tokens were drawn from, in nats
-    kl_base: float | None = None  # KL(learner || base), in nats; None if the loss has no such term
+    kl_base: float | None = None  # KL(learner || base), in nats; None if kl_coef is 0
+    kl_teacher: float | None = None  # KL(learner || teacher), in nats; None: there is no teacher
 
 
 NO_TOKENS = Means(0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
@@ -119,9 +121,9 @@ def by_staleness(tallied: Tally) -> dict[int, Means]:
 
 def _means(sums: Sequence[float], ratio_max: float) -> Means:
     tokens, *others = sums
-    ratio, clipped, corrected, kl, entropy, kl_base = (each / tokens for each in others)
-    known = None if math.isnan(kl_base) else kl_base
-    return Means(round(tokens), ratio, ratio_max, clipped, corrected, kl, entropy, known)
+    ratio, clipped, corrected, kl, entropy, *references = (each / tokens for each in others)
+    known = (None if math.isnan(each) else each for each in references)
+    return Means(round(tokens), ratio, ratio_max, clipped, corrected, kl, entropy, *known)
 
 
 def answers_by_staleness(batch: Batch) -> dict[int, dict[str, float]]:

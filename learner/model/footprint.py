@@ -10,6 +10,7 @@ that the allocator does not give back.
 
 import dataclasses
 import gc
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +27,7 @@ from echo2d.learner.config import LearnerConfig
 from echo2d.learner.model import logprobs, lora
 from echo2d.learner.model.layers import prepare_layers
 from echo2d.learner.model.live_bytes import LiveBytes
-from echo2d.learner.model.load import empty_model
+from echo2d.learner.model.load import empty_model, naming
 from echo2d.learner.model.moments import HostMoments
 from echo2d.learner.model.scorer import AnswerScorer
 from echo2d.learner.ranks.ranks import Channel, Ranks, own_shard
@@ -87,18 +88,22 @@ def _train(config: LearnerConfig, ranks: Ranks, tokens: int, live: LiveBytes) ->
     model = _model(config, ranks)
     row_ranks = ranks.row_ranks(config.context_parallel)
     scorer = AnswerScorer(model, packing=config.packing, probes=False, row_ranks=row_ranks)
-    (micro,) = micro_batches(
-        [_answer(tokens)], tokens, packed=scorer.packed, multiple=row_ranks.size
-    )
-    base = None
-    if config.kl_coef:
-        frozen = dataclasses.replace(config, lora_rank=0)
-        base = AnswerScorer(
-            _model(frozen, ranks, trained=False),
-            packing=config.packing,
-            probes=False,
-            row_ranks=row_ranks,
-        )
+    frozen = [config.model] if config.kl_coef else []
+    frozen += [config.teacher] if config.teacher else []
+    references = []
+    for directory in frozen:
+        reference = dataclasses.replace(config, model=directory, lora_rank=0)
+        with naming("model" if directory == config.model else "teacher"):
+            references.append(
+                AnswerScorer(
+                    _model(reference, ranks, trained=False),
+                    packing=config.packing,
+                    probes=False,
+                    row_ranks=row_ranks,
+                )
+            )
+    packed = all(each.packed for each in (scorer, *references))
+    (micro,) = micro_batches([_answer(tokens)], tokens, packed=packed, multiple=row_ranks.size)
     gc.collect()
     weights = live.now
     trained = [weight for weight in model.parameters() if weight.requires_grad]
@@ -114,7 +119,7 @@ def _train(config: LearnerConfig, ranks: Ranks, tokens: int, live: LiveBytes) ->
     # The learner never has the whole model at once, as the lines above do, so the peak is reset.
     live.peak = live.now
     for _ in range(2):
-        _accumulate(micro, scorer, base)
+        _accumulate(micro, scorer, references)
     torch.nn.utils.clip_grad_norm_(trained, 1.0)
     computing, before = live.peak, live.now
     (moments or optimizer).step()
@@ -145,11 +150,13 @@ def _train(config: LearnerConfig, ranks: Ranks, tokens: int, live: LiveBytes) ->
     )
 
 
-def _accumulate(micro: MicroBatch, scorer: AnswerScorer, base: AnswerScorer | None) -> None:
+def _accumulate(
+    micro: MicroBatch, scorer: AnswerScorer, references: Sequence[AnswerScorer]
+) -> None:
     loss: Tensor = scorer(micro).logprobs_n.sum()
-    if base is not None:
-        with torch.no_grad():
-            base(micro)
+    with torch.no_grad():
+        for reference in references:
+            reference(micro)
     torch.autograd.backward(loss)
 
 

@@ -6,6 +6,7 @@ fill          gives the shards memory; each rank reads its slices of the files
 """
 
 import contextlib
+import json
 import math
 import threading
 from collections.abc import Iterator
@@ -46,6 +47,39 @@ def empty_model(directory: Path, *, on_meta: bool = True) -> Any:
             f"learner.model: cannot load {directory}: {loading_error(error)}"
         ) from error
     return model
+
+
+@contextlib.contextmanager
+def naming(key: str) -> Iterator[None]:
+    """Inside the block a fault of learner.model is one of learner.`key`, which names another model."""
+    try:
+        yield
+    except OperatorFault as fault:
+        raise OperatorFault(str(fault).replace("learner.model:", f"learner.{key}:")) from fault
+
+
+def check_teacher(model: Path, teacher: Path) -> None:
+    """OperatorFault: the teacher is no model, or its tokenizer gives another id to a token of the policy."""
+    own, its = (_token_ids(key, each) for key, each in (("model", model), ("teacher", teacher)))
+    if differs := own.items() ^ its.items():
+        token, _ = min(differs, key=lambda each: (each[1], each[0]))
+        raise OperatorFault(
+            f"learner.teacher: expected the tokenizer of {model}, in which {token!r} is token {own.get(token)}; "
+            f"found {its.get(token)} in {teacher}"
+        )
+
+
+def _token_ids(key: str, directory: Path) -> dict[str, int]:
+    """The id of each token, by tokenizer.json."""
+    try:
+        require_model(directory)
+        found = json.loads((directory / "tokenizer.json").read_bytes())
+    except (OperatorFault, OSError) as fault:
+        raise OperatorFault(f"learner.{key}: {fault}") from fault
+    tokens = (found.get("model") or {}).get("vocab") or {}
+    if isinstance(tokens, list):  # Unigram's: a token and its score
+        tokens = {token: place for place, (token, _) in enumerate(tokens)}
+    return tokens | {each["content"]: each["id"] for each in found.get("added_tokens") or ()}
 
 
 def fill(model: Any, directory: Path, layout: Layout, device: torch.device) -> Any:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import chain
+from pathlib import Path
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -39,7 +40,8 @@ from echo2d.learner.model import lora
 from echo2d.learner.model.begun_step import BegunStep, Leaves, StepLeftError, finishes
 from echo2d.learner.model.flops import ModelSize, peak_of
 from echo2d.learner.model.layers import compile_layers, prepare_layers
-from echo2d.learner.model.load import empty_model, fill
+from echo2d.learner.model.load import empty_model, fill, naming
+from echo2d.learner.model.logprobs import TokenScores
 from echo2d.learner.model.moments import adamw
 from echo2d.learner.model.router import LayerSums, Routers, router_load
 from echo2d.learner.model.scorer import AnswerScorer
@@ -50,11 +52,12 @@ from echo2d.learner.objective.objectives import (
     distance_to_base,
     policy_loss,
     surrogate_loss,
+    teacher_lead,
     token_shares,
 )
 from echo2d.learner.objective.token_weights import WeightInputs, weigh
 from echo2d.learner.ranks.ranks import Ranks, whole
-from echo2d.learner.saving.layout import layout_of
+from echo2d.learner.saving.layout import Layout, layout_of
 
 log = logging.getLogger("echo2d.learner")
 
@@ -124,7 +127,7 @@ class Policy:
             lora.attach(model, config)
         prepare_layers(model, config, ranks.device)
         self._size = ModelSize.of(model)
-        self.model = self._filled(model).train()
+        self.model = self._filled(model, config.model, self.layout).train()
         if config.lora_rank:
             lora.initialize(self.model)
         self._loss = loss_of(config)
@@ -134,7 +137,9 @@ class Policy:
             compile_layers(self.model, config, ranks.device)
         # Compiled layers get no hooks, because a hook would cut the compiled code into pieces.
         self._routers = Routers(self.model, ranks.device, hooked=not config.compile)
-        self._base = self._scorer_of(self._base_model()) if config.kl_coef else None
+        self._base = self._frozen(config.model) if config.kl_coef else None
+        with naming("teacher"):
+            self._teacher = self._frozen(config.teacher) if config.teacher else None
         self._kept = StateDictOptions(
             ignore_frozen_params=bool(config.lora_rank), strict=not config.lora_rank
         )
@@ -144,22 +149,28 @@ class Policy:
         # are 1,000,003 apart, because runs use seeds closer together.
         seed_generators(config.rng_seed + ranks.rank * 1_000_003)
 
-    def _filled(self, model: Any) -> Any:
+    def _filled(self, model: Any, directory: Path, layout: Layout) -> Any:
         """The model with this rank's shards of its weights, from the files."""
-        sharded = self._ranks.shard(model, self._config)
-        return fill(sharded, self._config.model, self.layout, self._ranks.device)
+        return fill(self._ranks.shard(model, self._config), directory, layout, self._ranks.device)
 
     def _scorer_of(self, model: Any) -> AnswerScorer:
         return AnswerScorer(model, packing=self._config.packing, row_ranks=self._row_ranks)
 
-    def _base_model(self) -> Any:
-        """A frozen second model, for the KL distance to the base."""
-        model = empty_model(self._config.model).requires_grad_(requires_grad=False)
-        return self._filled(model).eval()
+    def _frozen(self, directory: Path) -> AnswerScorer:
+        """Another model, which is not trained and scores the same tokens: the base or the teacher."""
+        model = empty_model(directory).requires_grad_(requires_grad=False)
+        layout = layout_of(model, directory)
+        return self._scorer_of(self._filled(model, directory, layout).eval())
+
+    @property
+    def _scorers(self) -> list[AnswerScorer]:
+        every = (self._scorer, self._base, self._teacher)
+        return [scorer for scorer in every if scorer is not None]
 
     @property
     def vocab_size(self) -> int:
-        return int(self.model.config.vocab_size)
+        """How many token ids all models can read. A head may have more rows than the tokenizer has tokens."""
+        return min(int(each.model.config.get_text_config().vocab_size) for each in self._scorers)
 
     @property
     def expert_shape(self) -> ExpertShape | None:
@@ -175,7 +186,7 @@ class Policy:
         return micro_batches(
             answers,
             self._config.micro_batch_tokens * count,
-            packed=self._scorer.packed,
+            packed=all(each.packed for each in self._scorers),
             rank=self._ranks.rank // count,
             ranks=self._ranks.size // count,
             pair_cost=self._size.pair_cost,
@@ -356,8 +367,7 @@ class Policy:
             for each in chain.from_iterable(part.micro for part in parts[1:]):
                 if leaves_after(0):
                     raise StepLeftError(None)
-                self._routers.replaying(each, self._row_ranks)
-                found[id(each)] = self._scorer(each).logprobs_n
+                found[id(each)] = self._scores(each).logprobs_n
         return found
 
     @torch.no_grad()
@@ -366,11 +376,39 @@ class Policy:
         self.model.eval()
         try:
             micro = self._micro_batches(answers)
-            total = -sum(float(self._scorer(each).logprobs_n.double().sum()) for each in micro)
+            total = -sum(float(self._scores(each).logprobs_n.double().sum()) for each in micro)
         finally:
             self.model.train()
         # The ranks that share a row have all its scores.
         return self._ranks.total(total / self._row_ranks.size) / _totals(answers).tokens
+
+    def penalties(
+        self, answers: Sequence[PackedAnswer], leaves: Leaves = finishes
+    ) -> dict[tuple[int, int], float]:
+        """kl_coef times the KL to the base, summed over the tokens of each answer, by group and number there; under the
+        present weights, without dropout. All ranks call this together, and get all answers. StepLeftError: `leaves`
+        returned True.
+        """
+        config, micro = self._config, self._micro_batches(answers)
+        found: dict[tuple[int, int], float] = {}
+        self.model.eval()
+        try:
+            for each in micro:
+                if leaves(0, len(micro), 0):
+                    raise StepLeftError(None)
+                own_n, base_n = _logprobs(self._scores, each), _logprobs(self._base, each)
+                assert own_n is not None
+                assert base_n is not None
+                distance_n = distance_to_base(own_n, base_n, estimator=config.kl_estimator)
+                sums = torch.zeros(each.answers, dtype=torch.float64, device=base_n.device)
+                sums.index_add_(0, self._here(each.answers_n), distance_n.double())
+                scaled = (config.kl_coef * sums).tolist()
+                found |= dict(zip(each.trajectories, scaled, strict=True))
+        finally:
+            self.model.train()
+        # The ranks that share rows have the same answers.
+        gathered = self._ranks.gather({} if self._row_ranks.rank else found)
+        return self._ranks.share(lambda: dict(chain.from_iterable(map(dict.items, gathered))))
 
     def weights(self) -> dict[str, Tensor]:
         """The weights that are trained and published, by name."""
@@ -420,6 +458,11 @@ class Policy:
         if "rng" in progress:
             restore_generators(progress["rng"])
 
+    def _scores(self, micro: MicroBatch) -> TokenScores:
+        """The policy's scores [n] of the answer tokens, with the experts that the engines chose."""
+        self._routers.replaying(micro, self._row_ranks)
+        return self._scorer(micro)
+
     def _accumulate(
         self, micro: MicroBatch, totals: LossTotals, staleness_max: int, proximal_n: Tensor | None
     ) -> _Accumulated:
@@ -427,20 +470,24 @@ class Policy:
         step.
         """
         config = self._config
-        self._routers.replaying(micro, self._row_ranks)
         with self._routers.counting(micro, self._row_ranks) as layers:
-            scores = self._scorer(micro)
+            scores = self._scores(micro)
         logprobs_n = scores.logprobs_n
-        base_n = self._base_logprobs(micro)
+        base_n = None if config.penalizes else _logprobs(self._base, micro)
+        teacher_n = _logprobs(self._teacher, micro)
         if not micro.tokens:
             # Other ranks have answers in this micro-batch, and with FSDP2 every rank must run forward and backward.
             torch.autograd.backward(logprobs_n.sum())
             device = self._ranks.device
             return empty_tally(staleness_max + 1, device), no_sums(device), layers
+        advantages_n, lead_n = self._here(micro.advantages_n), None
+        if teacher_n is not None:
+            lead_n = teacher_lead(logprobs_n, teacher_n)
+            advantages_n = advantages_n + config.teacher_coef * lead_n
         inputs = WeightInputs(
             logprobs_n,
             self._here(micro.rollout_logprobs_n),
-            self._here(micro.advantages_n),
+            advantages_n,
             self._here(micro.staleness_n),
             self._here(micro.answers_n),
             proximal_n,
@@ -469,6 +516,7 @@ class Policy:
             inputs.staleness_n,
             staleness_max + 1,
             distance_n,
+            lead_n,
         )
         return tallied, score_sums(micro, scores), layers
 
@@ -476,8 +524,9 @@ class Policy:
         """The KL term of each token, with gradient; None: the loss has no such term."""
         if base_n is None:
             return None
-        drawn_n = inputs.rollout_logprobs_n if self._config.kl_weighted else None
-        return distance_to_base(inputs.logprobs_n, base_n, drawn_n)
+        config = self._config
+        drawn_n = inputs.rollout_logprobs_n if config.kl_weighted else None
+        return distance_to_base(inputs.logprobs_n, base_n, drawn_n, config.kl_estimator)
 
     def _regularizer(
         self, inputs: WeightInputs, distance_n: Tensor | None, shares_n: Tensor
@@ -490,14 +539,18 @@ class Policy:
             found = found - config.entropy_coef * (shares_n * inputs.entropy_n).sum()
         return found
 
-    def _base_logprobs(self, micro: MicroBatch) -> Tensor | None:
-        if self._base is None:
-            return None
-        with torch.no_grad():
-            return self._base(micro).logprobs_n
-
     def _here(self, values: NDArray[Any]) -> Tensor:
         return torch.from_numpy(values).to(self._ranks.device)
+
+
+def _logprobs(
+    scorer: Callable[[MicroBatch], TokenScores] | None, micro: MicroBatch
+) -> Tensor | None:
+    """log p [n] without gradient; None: there is no such model."""
+    if scorer is None:
+        return None
+    with torch.no_grad():
+        return scorer(micro).logprobs_n
 
 
 def _memory_gib() -> float:

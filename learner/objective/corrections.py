@@ -13,6 +13,7 @@ these parts:
 | part | weight | source (numbers: arXiv) |
 | --- | --- | --- |
 | truncated importance sampling | min(x, cap) | rho-bar of IMPALA, 1802.01561 |
+| the same for an answer | min(product of the answer's x, cap) | verl `rollout_is = "sequence"` |
 | IcePop, masked importance sampling | x where low <= x <= high, else 0 | 2510.18855 |
 | sequence mask | 0 if the geometric mean of the answer's x is outside low..high | verl `rollout_rs`, slime MIS |
 | clip, clip-higher | 0 if x > 1 + high (A > 0) or x < 1 - low (A < 0) | 1707.06347, 2503.14476 |

@@ -1,13 +1,16 @@
 """The operator's own advantages and losses, named `module:function` in the table.
 
     def advantages(rewards_g): ...    rewards of a group's episodes [g], float32, to advantages [g]
+    @whole_batch                      (echo2d.client)
+    def advantages(rewards): ...      the same for all groups of a batch: a list of [g] to a list of [g]
     def loss(inputs): ...             a `WeightInputs` to the loss of each token [n], with gradient
 
 The learner multiplies each token's loss by the token's share (`loss_mean`) and sums them. Modules are found like those
 of tasks: installed, in run.toml's folder, or in one of run.modules.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import wraps
 from typing import Any
 
 import numpy as np
@@ -16,21 +19,26 @@ from torch import Tensor
 
 from echo2d.client import OperatorFault
 from echo2d.learner.config import HABITS, Recipe
-from echo2d.learner.objective.objectives import group_advantages
+from echo2d.learner.objective.objectives import batch_advantages, group_advantages
 from echo2d.learner.objective.token_weights import WeightInputs
 from echo2d.own_modules import load_own, place_of
 
-Advantages = Callable[[NDArray[np.float32]], NDArray[np.float32]]
+# From the rewards [g] of each group of a batch to the advantages [g].
+Advantages = Callable[[Sequence[NDArray[np.float32]]], Sequence[NDArray[np.float32]]]
 TokenLoss = Callable[[WeightInputs], Tensor]
 
 
 def advantages_of(recipe: Recipe) -> Advantages:
-    """The recipe's function from the rewards of a group [g] to advantages [g]. OperatorFault: it cannot be imported."""
+    """The recipe's function from the rewards of all groups to advantages. OperatorFault: it cannot be imported."""
     if recipe.advantages:
         own = _named("advantages", recipe.advantages)
-        return lambda rewards_g: _checked_advantages(recipe.advantages, own(rewards_g), rewards_g)
+        return lambda rewards: _own_advantages(recipe.advantages, own, rewards)
+    if recipe.advantage_std == "batch":
+        return batch_advantages
     baseline, sample_std = HABITS[recipe.objective].baseline, recipe.advantage_std == "sample"
-    return lambda rewards_g: group_advantages(rewards_g, baseline, sample_std=sample_std)
+    return lambda rewards: [
+        group_advantages(rewards_g, baseline, sample_std=sample_std) for rewards_g in rewards
+    ]
 
 
 def loss_of(recipe: Recipe) -> TokenLoss | None:
@@ -50,6 +58,7 @@ def _named(key: str, path: str) -> Callable[[Any], Any]:
         raise OperatorFault(f"learner.{key}: {path!r} is not a function")
     own: Callable[[Any], Any] = found
 
+    @wraps(own)
     def called(given: Any) -> Any:
         try:
             return own(given)
@@ -61,6 +70,20 @@ def _named(key: str, path: str) -> Callable[[Any], Any]:
             ) from error
 
     return called
+
+
+def _own_advantages(
+    path: str, own: Callable[[Any], Any], rewards: Sequence[NDArray[np.float32]]
+) -> list[NDArray[np.float32]]:
+    whole = getattr(own, "whole_batch", False)
+    found = own(rewards) if whole else [own(rewards_g) for rewards_g in rewards]
+    if not hasattr(found, "__len__") or len(found) != len(rewards):
+        expected = f"advantages for each of {len(rewards)} groups"
+        raise OperatorFault(f"learner.advantages: {path!r}: expected {expected}; found {found}")
+    return [
+        _checked_advantages(path, each, rewards_g)
+        for each, rewards_g in zip(found, rewards, strict=True)
+    ]
 
 
 def _checked_advantages(

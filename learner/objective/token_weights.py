@@ -8,8 +8,8 @@
 
 Under gspo each log ratio is the mean over its answer. With one optimizer step per train step
 `recomputed` has p = m, so nothing is clipped and the importance is rho. `correct` is the recipe's
-correction. With the correction "none" the weight under `rollout` is PPO's own ratio; under the other two
-x counts as 1, as if the data were fresh.
+correction; `sequence_tis` replaces x by its product over the answer. With the correction "none" the
+weight under `rollout` is PPO's own ratio; under the other two x counts as 1, as if the data were fresh.
 
 Suffixes of names: n = answer tokens of a micro-batch.
 """
@@ -28,7 +28,7 @@ from echo2d.learner.objective.corrections import (
     mask_answers,
     mask_tokens,
 )
-from echo2d.learner.objective.objectives import answer_means
+from echo2d.learner.objective.objectives import LOG_RATIO_MAX, answer_means
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +63,9 @@ def weigh(recipe: Recipe, inputs: WeightInputs) -> TokenWeights:
         importance_n, trust_n = (
             answer_means(each, inputs.answers_n) for each in (importance_n, trust_n)
         )
+    if recipe.correction == "sequence_tis":
+        product_n = answer_means(importance_n, inputs.answers_n, "sum")
+        importance_n = product_n.clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX)
     ratio_n, moved_n = importance_n.exp(), trust_n.exp()
     ratio_max = 0.0 if recipe.objective == "cispo" else recipe.clip_ratio_max
     clip = (moved_n, inputs.advantages_n, recipe.clip_low, recipe.clip_high, ratio_max)

@@ -65,6 +65,7 @@ def write_config(path: Path, config: LearnerConfig, **changes: object) -> Path:
     lines = [
         f"{name} = {json.dumps(str(value) if isinstance(value, Path) else value)}"
         for name, value in table.items()
+        if value is not None
     ]
     path.write_text("\n".join(["[learner]", *lines, "[policy]", "staleness_max = 2"]))
     return path

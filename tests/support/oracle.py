@@ -5,6 +5,7 @@ in float64. Logits are in memory as a whole. An objective is a loss that autogra
 
     p  the policy that is trained        q  the policy that drew the tokens (the rollout's logprobs)
     b  the base model                    m  the proximal policy
+    d  the teacher
 
 Suffixes of names: t = tokens of an answer that are in the loss.
 """
@@ -30,6 +31,7 @@ MEAN = {
     "gspo": "sequence",
     "cispo": "token",
     "rloo": "token",
+    "distill": "token",
 }
 MASK = {"icepop": (0.5, 5.0), "sequence_mask": (0.5, 2.0)}
 
@@ -40,6 +42,7 @@ class Models(NamedTuple):
     policy: Any  # p
     start: Any  # the policy when the train step began
     base: Any  # b
+    teacher: Any  # d
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +75,11 @@ def expected_gradient(
     """The gradient [by weight] of one optimizer step on these groups of the batch, before it is clipped."""
     answers = [
         answer
-        for group in batch.groups
+        for group, advantages in zip(
+            batch.groups, batch_advantages(recipe, rules, batch, models), strict=True
+        )
         if group.group_id in groups
-        for answer in answers_of(recipe, rules, group, batch.step)
+        for answer in answers_of(rules, group, batch.step, advantages)
     ]
     lengths = Counter[tuple[int, int]]()  # tokens in the loss, by episode
     for answer in answers:
@@ -92,12 +97,10 @@ def expected_gradient(
     return found
 
 
-def answers_of(recipe: Recipe, rules: BatchRules, group: Group, step: int) -> list[Answer]:
+def answers_of(
+    rules: BatchRules, group: Group, step: int, advantages: dict[int, float]
+) -> list[Answer]:
     """The group's answers that have tokens in the loss."""
-    rewards = {
-        name: each.reward for name, each in zip(group.episodes, group.trajectories, strict=True)
-    }
-    advantages = advantages_of(recipe, rewards)
     found = []
     for episode, each in zip(group.episodes, group.trajectories, strict=True):
         ages = {
@@ -121,10 +124,51 @@ def answers_of(recipe: Recipe, rules: BatchRules, group: Group, step: int) -> li
     return found
 
 
+def batch_advantages(
+    recipe: Recipe, rules: BatchRules, batch: Batch, models: Models
+) -> list[dict[int, float]]:
+    """A of each episode of each group."""
+    rewards = [rewards_of(recipe, rules, group, models) for group in batch.groups]
+    if recipe.advantage_std != "batch":
+        return [advantages_of(recipe, each) for each in rewards]
+    centred = [
+        {name: reward - sum(each.values()) / len(each) for name, reward in each.items()}
+        for each in rewards
+    ]
+    squares = [value**2 for each in centred for value in each.values()]
+    deviation = math.sqrt(sum(squares) / (len(squares) - 1))
+    return [{name: value / (deviation + 1e-4) for name, value in each.items()} for each in centred]
+
+
+def rewards_of(recipe: Recipe, rules: BatchRules, group: Group, models: Models) -> dict[int, float]:
+    """The reward of each episode, less its KL to the base if the recipe says so."""
+    found: dict[int, float] = {}
+    for episode, each in zip(group.episodes, group.trajectories, strict=True):
+        found.setdefault(episode, each.reward)
+        if recipe.kl_coef and recipe.kl_in == "reward":
+            places = torch.tensor([at for span in each.spans for at in range(span.start, span.end)])
+            whole = Answer(group, each, (0, 0), 0.0, places, places, places)
+            with torch.no_grad():
+                logp_t, _ = whole.log_probabilities(models.start)
+                logb_t, _ = whole.log_probabilities(models.base)
+            found[episode] -= recipe.kl_coef * float(kl_t(recipe, logp_t, logb_t).sum())
+    return found
+
+
+def kl_t(recipe: Recipe, logp_t: Tensor, logb_t: Tensor) -> Tensor:
+    """Schulman's estimators of KL(p || b), from a sample of p, for r = b / p."""
+    r_t = (logb_t - logp_t).exp()
+    return {"k1": -r_t.log(), "k2": 0.5 * r_t.log() ** 2, "k3": (r_t - 1) - r_t.log()}[
+        recipe.kl_estimator
+    ]
+
+
 def advantages_of(recipe: Recipe, rewards: dict[int, float]) -> dict[int, float]:
     """A of each episode of a group, from the rewards of its episodes."""
     count, mean = len(rewards), sum(rewards.values()) / len(rewards)
     centred = {name: reward - mean for name, reward in rewards.items()}
+    if recipe.objective == "distill":
+        return dict.fromkeys(rewards, 0.0)
     if count == 1 or recipe.objective == "dr_grpo":
         return centred
     if recipe.objective == "rloo":
@@ -140,22 +184,43 @@ def loss_t(recipe: Recipe, answer: Answer, models: Models) -> Tensor:
     """The loss of each token, of which the step's loss is a weighted sum."""
     logp_t, entropy_t = answer.log_probabilities(models.policy)
     found_t = -surrogate_t(recipe, answer, logp_t, models) - recipe.entropy_coef * entropy_t
-    if not recipe.kl_coef:
+    if not recipe.kl_coef or recipe.kl_in == "reward":
         return found_t
     with torch.no_grad():
         logb_t, _ = answer.log_probabilities(models.base)
-    distance_t = (logb_t - logp_t).exp() - (logb_t - logp_t) - 1
-    weight_t = (logp_t - answer.logq_t).exp() if recipe.kl_weighted else 1.0
+    distance_t = kl_t(recipe, logp_t, logb_t)
+    if not recipe.kl_weighted:
+        return found_t + recipe.kl_coef * distance_t
+    weight_t = (logp_t - answer.logq_t).exp()
+    if recipe.kl_estimator == "k2":
+        # The gradient of k2 itself has the gradient of the KL as its mean under p.
+        weight_t = weight_t.detach()
     return found_t + recipe.kl_coef * weight_t * distance_t
+
+
+def advantage_t(recipe: Recipe, answer: Answer, logp_t: Tensor, models: Models) -> Tensor:
+    """A of each token. The gradient of KL(p || d) is the mean of log(p / d) grad log p, so log(d / p) is a reward."""
+    found_t = torch.full_like(logp_t, answer.advantage)
+    if recipe.teacher is None:
+        return found_t
+    with torch.no_grad():
+        logd_t, _ = answer.log_probabilities(models.teacher)
+    return found_t + recipe.teacher_coef * (logd_t - logp_t)
 
 
 def surrogate_t(recipe: Recipe, answer: Answer, logp_t: Tensor, models: Models) -> Tensor:
     """What the objective maximizes: its ratio times the advantage, clipped, and times a constant weight."""
+    reward_t = advantage_t(recipe, answer, logp_t.detach(), models)
     logm_t = log_proximal_t(recipe, answer, logp_t.detach(), models)
     log_ratio_t = logp_t - logm_t
     log_importance_t = (logp_t.detach() if recipe.proximal == "rollout" else logm_t) - answer.logq_t
     if recipe.objective == "gspo":
-        log_ratio_t = log_ratio_t.mean().expand_as(logp_t)
+        mean_t = log_ratio_t.mean().expand_as(logp_t)
+        # Advantages of tokens need GSPO-token (arXiv 2507.18071, 4.3), where a token's ratio has the value of its
+        # answer's and the gradient of its own.
+        log_ratio_t = (
+            mean_t if recipe.teacher is None else mean_t.detach() + logp_t - logp_t.detach()
+        )
         log_importance_t = log_importance_t.mean().expand_as(logp_t)
     ratio_t = log_ratio_t.exp()
     weight_t = corrected_t(recipe, log_importance_t)
@@ -165,8 +230,8 @@ def surrogate_t(recipe: Recipe, answer: Answer, logp_t: Tensor, models: Models) 
     if recipe.correction == "none":
         weight_t = torch.ones_like(weight_t)
     if recipe.objective == "cispo":
-        return weight_t * ratio_t.detach() * answer.advantage * logp_t
-    return weight_t * clipped_t(recipe, ratio_t, answer.advantage)
+        return weight_t * ratio_t.detach() * reward_t * logp_t
+    return weight_t * clipped_t(recipe, ratio_t, reward_t)
 
 
 def log_proximal_t(recipe: Recipe, answer: Answer, logp_t: Tensor, models: Models) -> Tensor:
@@ -186,20 +251,23 @@ def corrected_t(recipe: Recipe, log_importance_t: Tensor) -> Tensor:
     low, high = recipe.mask_low or low, recipe.mask_high or high
     if recipe.correction == "icepop":
         return importance_t * ((importance_t >= low) & (importance_t <= high))
+    if recipe.correction == "sequence_tis":
+        return importance_t.prod().clamp(max=recipe.tis_cap).expand_as(importance_t)
     truncated_t = importance_t.clamp(max=recipe.tis_cap)
     if recipe.correction == "sequence_mask":
         return truncated_t * (low <= log_importance_t.mean().exp() <= high)
     return truncated_t
 
 
-def clipped_t(recipe: Recipe, ratio_t: Tensor, advantage: float) -> Tensor:
+def clipped_t(recipe: Recipe, ratio_t: Tensor, advantage_t: Tensor) -> Tensor:
     """PPO's clipped surrogate, and for a negative advantage the dual clip's."""
     low, high = (3e-4, 4e-4) if recipe.objective == "gspo" else (0.2, 0.2)
     low, high = recipe.clip_eps_low or low, recipe.clip_eps_high or high
-    clipped_t = torch.minimum(ratio_t * advantage, ratio_t.clamp(1 - low, 1 + high) * advantage)
-    if advantage < 0 and recipe.clip_ratio_max:
-        return clipped_t.clamp(min=recipe.clip_ratio_max * advantage)
-    return clipped_t
+    clipped_t = torch.minimum(ratio_t * advantage_t, ratio_t.clamp(1 - low, 1 + high) * advantage_t)
+    if not recipe.clip_ratio_max:
+        return clipped_t
+    dual_t = torch.maximum(clipped_t, recipe.clip_ratio_max * advantage_t)
+    return torch.where(advantage_t < 0, dual_t, clipped_t)
 
 
 def gradient_of(model: Any) -> Gradient:

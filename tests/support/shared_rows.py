@@ -41,6 +41,7 @@ class Found:
     report: StepReport
     begun: BegunStep  # of a train step that is left after its first optimizer step
     poisoned: list[int]
+    penalties: dict[tuple[int, int], float]
     # Over all micro-batches and ranks: tokens of the shortest row, slices without a token to score, and micro-batches
     # without answers.
     shortest: int
@@ -93,7 +94,9 @@ def measured(config: LearnerConfig, ranks: Ranks) -> Found:
         # `made` makes weights so large that rounding in another order changes gradients by more than the limit.
         for weight in policy.model.parameters():
             weight.mul_(0.5)
-    parts = policy.lay_out(answers())
+    dealt = answers()
+    parts = policy.lay_out(dealt)
+    penalties = policy.penalties([*chain(*dealt)]) if config.penalizes else {}
     proximal = policy._proximal(parts, lambda _: False)
     with torch.no_grad():
         for weight in policy.model.parameters():
@@ -124,6 +127,7 @@ def measured(config: LearnerConfig, ranks: Ranks) -> Found:
         report,
         begun,
         poisoned_of(policy),
+        penalties,
         min((each[0] for each in facts), default=0),
         sum(each[1] for each in facts),
         sum(each[2] for each in facts) // size,
@@ -187,6 +191,7 @@ def check_same(name: str, one: Found, many: Found, *, same_rows: bool = True) ->
         expected, rel=1e-4, abs=1e-5, nan_ok=True
     ), name
     assert len(found) == len(expected), name
+    assert many.penalties == pytest.approx(one.penalties, rel=1e-4, abs=1e-6), name
     assert many.poisoned == one.poisoned == [2], name
     done = many.report.effort.operations / one.report.effort.operations
     assert 0.9 < done < (1.1 if same_rows else 1.5), name

@@ -42,6 +42,8 @@ def main(path: Path) -> None:
         for sample in range(2)
     ]
     for step in (1, 2):
+        if config.penalizes:
+            policy.penalties(answers)
         policy.train_step(step, policy.lay_out([answers]), 2)
     print(memory("VmHWM") - before)  # noqa: T201
 

@@ -403,6 +403,7 @@ class LearnerCalls:
             "group_size": rules.group_size,
             "group_min": rules.samples_min,
             "over_stale": rules.over_stale,
+            "filter_zero_variance": rules.filter_zero_variance,
             "evaluations": [each.name for each in rules.evals],
             "samplings": {task.name: asdict(task.sampling) for task in rules.tasks},
             "answer_tokens": max((task.tokens_max for task in rules.tasks), default=0),

@@ -53,6 +53,17 @@ RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "experts": ("qwen3 moe", {"recompute": "selective", "micro_batch_tokens": 12}),
     "experts, an answer in each row": ("mixtral", {"recompute": "all", "micro_batch_tokens": 1}),
+    "a teacher alone": ("qwen3", {"objective": "distill", "teacher": "llama"}),
+    "an adapter, a teacher, KL in the reward": (
+        "qwen3",
+        {
+            "lora_rank": 4,
+            "teacher": "qwen3 moe",
+            "kl_coef": 0.1,
+            "kl_in": "reward",
+            "correction": "sequence_tis",
+        },
+    ),
     "an adapter": (
         "qwen3",
         {"lora_rank": 4, "kl_coef": 0.1, "gradient_sync": "last", "recompute": "selective"},
@@ -88,7 +99,8 @@ def test_ranks_that_share_rows_have_the_gradient_of_one_rank(
         name: config_in(
             tmp_path,
             models[family],
-            **{"lr": 1e-8, "micro_batch_tokens": 30, **changes, "context_parallel": sharing},
+            **{"lr": 1e-8, "micro_batch_tokens": 30, **changes, "context_parallel": sharing}
+            | ({"teacher": models[changes["teacher"]]} if "teacher" in changes else {}),
         )
         for name, (family, changes) in RECIPES.items()
     }

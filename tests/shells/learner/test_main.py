@@ -43,7 +43,7 @@ def test_a_config_file_is_read_back_as_written(config: LearnerConfig, tmp_path: 
         ({"betas": [0.9, 1.0]}, "learner.betas: expected [a number, a number]"),
         (
             {"objective": "ppo"},
-            'learner.objective: expected "grpo" or "dr_grpo" or "gspo" or "cispo" or "rloo"; found \'ppo\'',
+            'learner.objective: expected "grpo" or "dr_grpo" or "gspo" or "cispo" or "rloo" or "distill"; ',
         ),
         ({"speed": 1}, "learner.speed: unknown key; expected one of objective, "),
     ],

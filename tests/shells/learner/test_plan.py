@@ -45,6 +45,19 @@ SHAPES: dict[str, tuple[Any, dict[str, Any]]] = {
         ),
         {"micro_batch_tokens": 2048, "lora_rank": 8, "kl_coef": 0.1, "recompute": "all"},
     ),
+    "teacher, and base before the step": (
+        Qwen3Config(
+            **{**BIG, "vocab_size": 8192, "intermediate_size": 1536, "num_hidden_layers": 4}
+        ),
+        {
+            "micro_batch_tokens": 2048,
+            "teacher": LlamaConfig(
+                **{**BIG, "vocab_size": 8192, "intermediate_size": 4096, "num_hidden_layers": 8}
+            ),
+            "kl_coef": 0.1,
+            "kl_in": "reward",
+        },
+    ),
 }
 
 
@@ -76,6 +89,8 @@ def save(shape: Any, directory: Path) -> Path:
 @pytest.mark.parametrize("name", SHAPES)
 def test_the_measured_peak_equals_the_planned_one(name: str, tmp_path: Path) -> None:
     shape, changes = SHAPES[name]
+    if "teacher" in changes:
+        changes = {**changes, "teacher": save(changes["teacher"], tmp_path / "teacher")}
     config = config_in(tmp_path, save(shape, tmp_path / "model"), threads=2, **changes)
     path = write_config(tmp_path / "run.toml", config)
     found = planned(path)

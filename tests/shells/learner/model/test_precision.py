@@ -78,7 +78,8 @@ def test_the_weights_keep_updates_that_bfloat16_would_lose(config: LearnerConfig
 
 
 def test_lora_and_checkpointing_train_in_bfloat16(config: LearnerConfig) -> None:
-    for changes in ({"lora_rank": 2}, {"recompute": "all"}, {"kl_coef": 0.1}):
+    taught = {"teacher": config.model, "objective": "distill"}
+    for changes in ({"lora_rank": 2}, {"recompute": "all"}, {"kl_coef": 0.1}, taught):
         made = policy(config, "bfloat16", **changes)
         report = made.train_step(1, made.lay_out([answers()]), 2)
         assert 0 < report.grad_norm < 1e3

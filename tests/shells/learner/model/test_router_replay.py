@@ -63,9 +63,8 @@ def distance(policy: Policy, batch: Batch) -> float:
     found = []
     (part,) = parts_of(policy, batch)
     for micro in part.micro:
-        policy._routers.replaying(micro, policy._row_ranks)
         with torch.no_grad():
-            logprobs_n = policy._scorer(micro).logprobs_n
+            logprobs_n = policy._scores(micro).logprobs_n
         found.append(np.abs(logprobs_n.numpy() - micro.rollout_logprobs_n))
     return float(np.concatenate(found).mean())
 

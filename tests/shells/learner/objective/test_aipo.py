@@ -65,9 +65,8 @@ def ours(pi: Tensor, mu: Tensor) -> tuple[float, list[float]]:
     )
     lengths = torch.tensor([length for group in LENGTHS for length in group])
     answers = torch.arange(len(lengths)).repeat_interleave(lengths)
-    advantages_of_group = advantages_of(recipe)
     by_answer = np.concatenate(
-        [advantages_of_group(np.array(group, dtype=np.float32)) for group in REWARDS]
+        advantages_of(recipe)([np.array(group, dtype=np.float32) for group in REWARDS])
     )
     advantages = torch.from_numpy(by_answer)[answers]
     inputs = WeightInputs(pi, mu, advantages, torch.full((TOKENS,), 3), answers)

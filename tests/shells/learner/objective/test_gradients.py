@@ -1,9 +1,9 @@
 """The learner's gradient of random recipes and batches is that of the oracle, which is written from the papers.
 
 A seed draws the recipe, the layout of rows and the batch: given tokens, branches of episodes, spans of several
-versions, answers that were cut off, temperatures, prompts of one token, a head that is tied or not. Seeds 0 to 59 have
+versions, answers that were cut off, temperatures, prompts of one token, a head that is tied or not. Seeds 0 to 89 have
 every combination of objective, proximal policy and correction that the learner accepts. The first seeds run at every
-commit, all 200 in `make nightly-slow`.
+commit, with every form of the KL, a teacher alone and beside a reward; all 200 run in `make nightly-slow`.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 from echo2d.client import Batch, Group, Sampling, Span, Trajectory
 from echo2d.learner.batch.checks import BatchRules, Trained, faults
-from echo2d.learner.batch.packing import answers_of, parts
+from echo2d.learner.batch.packing import answers_of, parts, whole_answers
 from echo2d.learner.config import LearnerConfig
 from echo2d.learner.model.policy import Policy
 from echo2d.learner.objective.hooks import advantages_of
@@ -31,9 +31,20 @@ from tests.support.oracle import Gradient, Models, difference, expected_gradient
 
 DIFFERENCE_MAX = 1e-5  # the learner computes in float32, the oracle in float64
 STEP, STALENESS_MAX = 9, 3
-OBJECTIVES = ("grpo", "dr_grpo", "gspo", "cispo", "rloo")
-PROXIMALS = ("rollout", "recomputed", "loglinear")
-CORRECTIONS = ("none", "tis", "icepop", "sequence_mask")
+RECIPES = tuple(
+    itertools.product(
+        ("grpo", "dr_grpo", "gspo", "cispo", "rloo", "distill"),
+        ("rollout", "recomputed", "loglinear"),
+        ("none", "tis", "icepop", "sequence_mask", "sequence_tis"),
+    )
+)
+# kl_coef, kl_in and kl_estimator.
+KLS = (
+    (0.0, "loss", "k3"),
+    (0.1, "loss", "k2"),
+    (0.1, "loss", "k3"),
+    *((0.1, "reward", each) for each in ("k1", "k2", "k3")),
+)
 EVERY_COMMIT, EVERY_NIGHT = 12, 200
 # Errors of the rollout's logprobs: random ones, and a larger one of one token of each answer.
 NOISE, OUTLIER = 0.3, 1.5
@@ -42,11 +53,14 @@ NOISE, OUTLIER = 0.3, 1.5
 class Weights(NamedTuple):
     base: Path
     moved: dict[str, torch.Tensor]  # of the policy, which differs from the base
+    teacher: Path
 
-    def double(self, weights: dict[str, torch.Tensor] | None = None) -> Any:
-        """The base, or these weights, in float64."""
+    def double(
+        self, weights: dict[str, torch.Tensor] | None = None, directory: Path | None = None
+    ) -> Any:
+        """The base, or the model of another directory, or the base with these weights, in float64."""
         model = AutoModelForCausalLM.from_pretrained(
-            self.base, dtype=torch.float32, attn_implementation="eager"
+            directory or self.base, dtype=torch.float32, attn_implementation="eager"
         ).eval()
         model.load_state_dict(weights or model.state_dict())
         return model.double()
@@ -54,30 +68,35 @@ class Weights(NamedTuple):
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Weights]:
-    """Two models, whose heads are tied or not."""
-    found = {}
-    for tied in (False, True):
-        torch.manual_seed(0)
-        # The range is so wide that the output depends strongly on the prompt.
-        shape = Qwen3Config(**SMALL, initializer_range=0.2, tie_word_embeddings=tied)
+    """Two models, whose heads are tied or not, and a wider teacher of more layers."""
+    torch.manual_seed(0)
+
+    # The range is so wide that the output depends strongly on the prompt.
+    def made(name: str, **changes: Any) -> tuple[Path, Any]:
+        shape = Qwen3Config(**{**SMALL, "initializer_range": 0.2, **changes})
         model = AutoModelForCausalLM.from_config(shape)
-        directory = tmp_path_factory.mktemp("base")
+        directory = tmp_path_factory.mktemp(name)
         model.save_pretrained(directory)
         (directory / "tokenizer.json").write_text("{}")
+        return directory, model
+
+    teacher, _ = made("teacher", hidden_size=48, num_hidden_layers=3)
+    found = {}
+    for tied in (False, True):
+        directory, model = made("base", tie_word_embeddings=tied)
         with torch.no_grad():
             for weight in model.parameters():
                 weight += 0.1 * weight.std() * torch.randn_like(weight)
-        found[tied] = Weights(directory, model.state_dict())
+        found[tied] = Weights(directory, model.state_dict(), teacher)
     return found
 
 
-def drawn_settings(seed: int, rng: np.random.Generator) -> dict[str, Any]:
+def drawn_settings(seed: int, rng: np.random.Generator, teacher: Path) -> dict[str, Any]:
     """Settings of the learner that change the gradient, or must not."""
-    objective, proximal, correction = (
-        OBJECTIVES[seed % 5],
-        PROXIMALS[seed % 3],
-        CORRECTIONS[seed % 4],
-    )
+    # 37 and 90 have no common divisor.
+    objective, proximal, correction = RECIPES[seed * 37 % len(RECIPES)]
+    kl_coef, kl_in, kl_estimator = KLS[seed % len(KLS)]
+    scales = objective in ("grpo", "gspo", "cispo")
     # The learner refuses the other recipes of cispo, and the others without a two-sided clip.
     bounded = proximal == "recomputed" or (proximal == "rollout" and correction != "none")
     if objective == "cispo" and not bounded:
@@ -90,12 +109,16 @@ def drawn_settings(seed: int, rng: np.random.Generator) -> dict[str, Any]:
         "tis_cap": float(rng.choice([1.1, 2.0])),
         "mask_low": float(rng.choice([0.0, 0.8])),
         "mask_high": float(rng.choice([0.0, 1.3])),
-        "kl_coef": float(rng.choice([0.0, 0.1])),
+        "kl_coef": kl_coef,
+        "kl_in": kl_in,
+        "kl_estimator": kl_estimator,
+        "teacher": teacher if objective == "distill" or not seed % 4 else None,
+        "teacher_coef": float(rng.choice([0.3, 1.0])),
         "kl_weighted": bool(rng.integers(2)),
         "entropy_coef": float(rng.choice([0.0, 0.05])),
         "loss_mean": str(rng.choice(["auto", "token", "sequence", "constant"])),
         "loss_tokens": 20,
-        "advantage_std": str(rng.choice(["sample", "population"])),
+        "advantage_std": str(rng.choice(["sample", "population", *(["batch"] * 2 * scales)])),
         "cut_off": str(rng.choice(["train", "filter"])),
         "optimizer_steps": int(rng.integers(1, 4)),
         "packing": bool(rng.integers(4)),
@@ -178,7 +201,8 @@ def steps_of(
     assert faults(batch, STEP, rules, Trained()) == {}
     policy = Policy(config, Ranks())
     policy.model.load_state_dict(start)
-    groups = answers_of(batch, rules, advantages_of(config))
+    penalties = policy.penalties(whole_answers(batch, rules)) if config.penalizes else {}
+    groups = answers_of(batch, rules, advantages_of(config), penalties)
     laid_out = policy.lay_out(
         parts(groups, config.optimizer_steps, step=STEP, rng_seed=config.rng_seed)
     )
@@ -206,7 +230,7 @@ def test_the_gradient_is_that_of_the_oracle(
 ) -> None:
     rng = np.random.default_rng(seed)
     found = weights[bool(rng.integers(2))]
-    settings = drawn_settings(seed, rng)
+    settings = drawn_settings(seed, rng, found.teacher)
     # grad_clip is so large that nothing is clipped.
     config = config_in(
         tmp_path, found.base, steps=STEP, lr=3e-3, warmup_steps=0, grad_clip=1e9, **settings
@@ -222,10 +246,11 @@ def test_the_gradient_is_that_of_the_oracle(
         trains_cut=config.cut_off == "train",
     )
     start, base = found.double(found.moved), found.double()
+    teacher = found.double(directory=found.teacher)
     batch = drawn_batch(rules, rng, start)
     seen: set[int] = set()
     for groups, before, own in steps_of(config, rules, batch, found.moved):
-        models = Models(found.double(before), start, base)
+        models = Models(found.double(before), start, base, teacher)
         off = difference(own, expected_gradient(config, rules, batch, groups, models))
         print(f"seed={seed} off={off:.1e} {settings}")  # noqa: T201
         assert off <= DIFFERENCE_MAX

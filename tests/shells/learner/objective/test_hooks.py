@@ -13,6 +13,16 @@ from echo2d.learner.objective.token_weights import WeightInputs
 
 MODULE = """
 import torch
+from echo2d.client import whole_batch
+
+@whole_batch
+def over_batch(rewards):
+    highest = max(rewards_g.max() for rewards_g in rewards)
+    return [rewards_g - highest for rewards_g in rewards]
+
+@whole_batch
+def no_list(rewards):
+    return 1.0
 
 def signs(rewards_g):
     return [1.0 if reward > 0 else -1.0 for reward in rewards_g]
@@ -48,9 +58,19 @@ def inputs() -> WeightInputs:
 
 def test_a_users_function_gives_the_advantages() -> None:
     own = advantages_of(Recipe(advantages="own_losses:signs"))
-    found = own(np.array([0.5, 0.0], dtype=np.float32))
+    (found,) = own([np.array([0.5, 0.0], dtype=np.float32)])
     assert found.dtype == np.float32
     assert found.tolist() == [1.0, -1.0]
+
+
+def test_a_marked_function_gets_the_rewards_of_all_groups() -> None:
+    groups = [np.array([1.0, 0.0], dtype=np.float32), np.array([4.0], dtype=np.float32)]
+    found = advantages_of(Recipe(advantages="own_losses:over_batch"))(groups)
+    assert [each.tolist() for each in found] == [[-3.0, -4.0], [0.0]]
+    with pytest.raises(
+        OperatorFault, match=r"expected advantages for each of 2 groups; found 1\.0"
+    ):
+        advantages_of(Recipe(advantages="own_losses:no_list"))(groups)
 
 
 def test_a_users_function_gives_the_loss_of_each_token() -> None:
@@ -81,7 +101,7 @@ def test_a_missing_function_is_the_operators_fault(key: str, path: str, line: st
 def test_advantages_that_do_not_fit_are_the_operators_fault(name: str) -> None:
     own = advantages_of(Recipe(advantages=f"own_losses:{name}"))
     with pytest.raises(OperatorFault, match="expected 2 finite advantages for 2 rewards"):
-        own(np.zeros(2, dtype=np.float32))
+        own([np.zeros(2, dtype=np.float32)])
 
 
 def test_a_loss_that_is_no_tensor_of_tokens_is_the_operators_fault() -> None:

@@ -3,15 +3,18 @@
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from echo2d.learner.config import AdvantageBaseline
 from echo2d.learner.objective.objectives import (
     LossTotals,
     answer_means,
+    batch_advantages,
     distance_to_base,
     group_advantages,
     policy_loss,
     surrogate_loss,
+    teacher_lead,
     token_shares,
 )
 
@@ -137,6 +140,54 @@ def test_a_distance_weighed_by_importance_averages_to_the_divergence_under_other
         torch.autograd.grad(each, logits, retain_graph=True)[0] for each in (mean, divergence)
     ]
     torch.testing.assert_close(*slopes)
+
+
+def slopes_of(*values: Tensor, logits: Tensor) -> list[Tensor]:
+    return [torch.autograd.grad(each, logits, retain_graph=True)[0] for each in values]
+
+
+@pytest.mark.parametrize("stale", [False, True])
+def test_the_mean_gradient_of_each_estimator_is_the_one_that_is_documented(stale: bool) -> None:
+    """Over samples of p: that of KL(p || b) for k2, that of KL(b || p) for k3, and 0 for k1. Over weighed samples of q:
+    that of KL(p || b).
+    """
+    logits = torch.tensor([0.5, -0.2, 0.1], requires_grad=True)
+    rollout, base = torch.tensor([0.6, 0.3, 0.1]), torch.tensor([0.2, 0.3, 0.5])
+    logprobs = torch.log_softmax(logits, dim=0)
+    drawn = rollout if stale else logprobs.detach().exp()
+    means = [
+        (drawn * distance_to_base(logprobs, base.log(), drawn.log() if stale else None, name)).sum()
+        for name in ("k1", "k2", "k3")
+    ]
+    reverse = (logprobs.exp() * (logprobs - base.log())).sum()
+    forward = (base * (base.log() - logprobs)).sum()
+    k1, k2, k3 = slopes_of(*means, logits=logits)
+    first, second = slopes_of(reverse, forward, logits=logits)
+    torch.testing.assert_close(k2, first)
+    torch.testing.assert_close(k3, first if stale else second)
+    torch.testing.assert_close(k1, first if stale else torch.zeros(3))
+
+
+def test_a_teachers_advantages_give_the_gradient_of_the_reverse_divergence() -> None:
+    logits = torch.tensor([0.5, -0.2, 0.1], requires_grad=True)
+    teacher = torch.tensor([0.2, 0.3, 0.5])
+    logprobs = torch.log_softmax(logits, dim=0)
+    lead = teacher_lead(logprobs, teacher.log())
+    divergence = (logprobs.exp() * (logprobs - teacher.log())).sum()
+    assert not lead.requires_grad
+    assert float(-(logprobs.exp() * lead).sum()) == pytest.approx(float(divergence))
+    loss = policy_loss(logprobs, torch.ones(3), lead, logprobs.detach().exp())
+    torch.testing.assert_close(*slopes_of(loss, divergence, logits=logits))
+
+
+def test_advantages_over_a_batch_are_centred_in_groups_and_scaled_together() -> None:
+    rewards = [[1.0, 0.0, 0.0], [0.5, 0.4], [2.0]]
+    found = batch_advantages([np.array(each, dtype=np.float32) for each in rewards])
+    centred = [value - sum(each) / len(each) for each in rewards for value in each]
+    expected = np.array(centred) / (np.std(centred, ddof=1) + 1e-4)
+    assert np.concatenate(found) == pytest.approx(expected, rel=1e-5)
+    assert [len(each) for each in found] == [3, 2, 1]
+    assert batch_advantages([np.ones(3, dtype=np.float32)])[0].tolist() == [0.0] * 3
 
 
 def test_the_surrogate_is_a_mean_that_has_no_gradient() -> None:

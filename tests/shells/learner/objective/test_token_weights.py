@@ -111,9 +111,33 @@ def test_a_mask_reports_the_tokens_whose_ratio_it_changed(
     assert 0 < np.count_nonzero(expected) < COUNT
 
 
+def test_sequence_tis_truncates_the_product_of_an_answers_ratios(inputs: WeightInputs) -> None:
+    found = weigh(recipe(correction="sequence_tis", tis_cap=1.5), inputs)
+    log_rho = (inputs.logprobs_n - inputs.rollout_logprobs_n).reshape(-1, 10)
+    products = log_rho.sum(1).exp()
+    expected = products.clamp(max=1.5).repeat_interleave(10) * found.keeps_n
+    torch.testing.assert_close(found.weights_n, expected)
+    assert found.corrected_n.tolist() == (products > 1.5).repeat_interleave(10).tolist()
+    assert found.corrected_n.any()
+    assert (~found.corrected_n).any()
+
+
 @pytest.mark.parametrize(
     ("choices", "line"),
     [
+        ({"objective": "distill"}, "learner.teacher: expected a model directory"),
+        (
+            {"kl_coef": 0.1, "kl_estimator": "k1"},
+            "learner.kl_estimator: expected k2 or k3 in the loss",
+        ),
+        (
+            {"objective": "rloo", "advantage_std": "batch"},
+            "learner.advantage_std: .* found rloo",
+        ),
+        (
+            {"advantages": "own:advantages", "advantage_std": "batch"},
+            "learner.advantage_std: .* found own:advantages .*@whole_batch",
+        ),
         ({"objective": "dr_grpo"}, "learner.loss_tokens: expected at least 1"),
         ({"clip_ratio_max": 1.2}, "learner.clip_ratio_max: expected 0, or more than 1 "),
         (

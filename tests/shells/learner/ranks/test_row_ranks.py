@@ -1,5 +1,6 @@
 """Ranks that share rows: the same gradient and report as one rank, and what they refuse."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -28,8 +29,17 @@ def test_two_ranks_that_share_rows_have_the_gradient_and_the_report_of_one_rank(
         recompute="selective",
         proximal="recomputed",
     )
-    found = together(tmp_path, {"experts": config}, ranks=2)
-    check_same("experts", alone(config), found["experts"])
+    taught = dataclasses.replace(
+        config,
+        teacher=saved(tmp_path / "teacher", "llama", base),
+        kl_in="reward",
+        kl_estimator="k1",
+    )
+    configs = {"experts": config, "teacher and KL in the reward": taught}
+    found = together(tmp_path, configs, ranks=2)
+    for name, each in configs.items():
+        check_same(name, alone(each), found[name])
+    assert len(found["teacher and KL in the reward"].penalties) == 14
 
 
 def test_rows_are_shared_by_all_ranks_or_by_equal_groups_of_them() -> None:

@@ -70,8 +70,13 @@ async def test_the_judge_of_the_page_is_asked_over_http(monkeypatch: pytest.Monk
 
 
 def test_the_advantages_and_losses_of_the_page_are_right() -> None:
-    found = advantages_of(Recipe(advantages="losses:ranks"))(np.array([0.1, 0.7, 0.4], np.float32))
+    own = advantages_of(Recipe(advantages="losses:ranks"))
+    (found,) = own([np.array([0.1, 0.7, 0.4], np.float32)])
     assert found.tolist() == [-1.0, 1.0, 0.0]
+    over_batch = advantages_of(Recipe(advantages="batches:whitened"))
+    groups = [np.array(each, np.float32) for each in ([1.0, 0.0], [0.0, 0.0])]
+    found = np.concatenate(over_batch(groups))
+    assert found == pytest.approx([2**0.5, -(2**0.5), 0.0, 0.0], rel=1e-3)
     loss = loss_of(Recipe(loss="losses:clipped"))
     assert loss is not None
     logprobs = torch.tensor([-1.0, -1.0, -1.0], requires_grad=True)

@@ -62,7 +62,7 @@ def test_a_session_gives_the_learner_the_rules() -> None:
     world = World()
     assert world.open_session().body == {
         "epoch": 1, "run_id": "run-1", "staleness_max": 2, "publish_every": 1, "trajectories_per_step": 4,
-        "group_size": 2, "group_min": 2, "over_stale": "drop", "checkpoint": 0,
+        "group_size": 2, "group_min": 2, "over_stale": "drop", "filter_zero_variance": True, "checkpoint": 0,
         "evaluations": [], "answer_tokens": 8,
         "samplings": {"": {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}},
     }  # fmt: skip
