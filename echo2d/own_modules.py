@@ -61,9 +61,11 @@ def require_own(entry: str, folders: Iterable[Path]) -> None:
     if not (module and attribute):
         raise OperatorFault(f"expected package.module:name; found {entry!r}")
     places = [*sys.path, *map(str, folders)]
-    spec = None
-    for name in module.split("."):
-        spec = PathFinder.find_spec(name, places)
+    spec, parts = None, module.split(".")
+    for count, name in enumerate(parts, 1):
+        # A package that is imported already may have come from elsewhere, as that of a checkout does.
+        known = sys.modules.get(".".join(parts[:count]))
+        spec = known.__spec__ if known is not None else PathFinder.find_spec(name, places)
         if spec is None:
             raise OperatorFault(f"there is no module {module!r}; {_hint(module)}")
         places = list(spec.submodule_search_locations or ())

@@ -101,7 +101,7 @@ export function drawCurves(history, staleness_max) {
   CHARTS.parts.set(lines(history, "parts"));
   CHARTS.tags.set(lines(history, "reward_by_tag"));
   CHARTS.entropy.set([{name: "entropy", points: history.points("entropy")}]);
-  CHARTS.kl.set([{name: "rollout to learner", points: history.points("kl_rollout")}, {name: "learner to base", points: history.points("kl_base"), kind: "second"}]);
+  CHARTS.kl.set([{name: "rollout to learner", points: history.points("kl_rollout")}, {name: "learner to base", points: history.points("kl_base"), kind: "second"}, {name: "learner to teacher", points: history.points("kl_teacher"), kind: "third"}]);
   CHARTS.grad_norm.set([{name: "gradient norm", points: history.points("grad_norm")}]);
   CHARTS.loss.set([{name: "loss", points: history.points("loss")}]);
   CHARTS.mfu.set([{name: "MFU", points: history.steps.map(each => [each.step, each.mfu === null ? null : 100 * each.mfu])}]);

@@ -58,6 +58,7 @@ class StepReport:
                 entropy=means.entropy,
                 kl_rollout=means.kl,
                 kl_base=means.kl_base,
+                kl_teacher=means.kl_teacher,
                 grad_norm=self.grad_norm,
                 loss=self.loss,
                 mfu=self.effort.mfu(t_train_s),

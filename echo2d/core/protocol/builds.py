@@ -37,8 +37,8 @@ PROTOCOL_OLDEST = 16
 LINK_PROTOCOL_VERSION = 5
 LINK_PROTOCOL_OLDEST = 5
 # The HTTP API of learners, with the format of batches.
-LEARNER_API_VERSION = 6
-LEARNER_API_OLDEST = 6
+LEARNER_API_VERSION = 7
+LEARNER_API_OLDEST = 7
 # Our learners name their build in this header of every call. Other trainers need not.
 BUILD_HEADER = "X-Echo2d-Build"
 # The longest name of a build: a version, and a commit.

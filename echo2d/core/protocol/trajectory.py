@@ -209,7 +209,7 @@ class TrajectoryScore:
 class StepFigures:
     """What the learner measured in a train step; None: not measured.
 
-    entropy, kl_rollout and kl_base are means over the trained tokens.
+    entropy and kl_... are means over the trained tokens.
     """
 
     entropy: float | None = described(
@@ -222,6 +222,9 @@ class StepFigures:
     )
     kl_base: float | None = described(
         "KL(learner, base) of the last step, in nats", "echo2d_learner_kl_base", default=None
+    )
+    kl_teacher: float | None = described(
+        "KL(learner, teacher) of the last step, in nats", "echo2d_learner_kl_teacher", default=None
     )
     grad_norm: float | None = described(
         "Gradient norm of the last step, before the clip", "echo2d_learner_grad_norm", default=None
