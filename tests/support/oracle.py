@@ -14,13 +14,14 @@ import math
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from echo2d.client import Batch, Group, Trajectory
+from echo2d.client import EXPERTS, Batch, Group, Trajectory
 from echo2d.learner.batch.checks import BatchRules
 from echo2d.learner.config import Recipe
 
@@ -61,12 +62,48 @@ class Answer:
         """log p [t] and the entropy [t] of the distributions that the tokens were drawn from."""
         row = torch.from_numpy(np.concatenate([self.group.prompt, self.trajectory.tokens])).long()
         prompt = len(self.group.prompt)
+        if hasattr(model, "given_tlc"):
+            model.given_tlc = given_tlc(prompt, self.trajectory)
         logits = (
             model(input_ids=row[None]).logits[0, prompt - 1 : -1] / self.group.sampling.temperature
         )
         logs = logits.log_softmax(-1)[self.places]
         entropy_t = -(logs.exp() * logs).sum(-1)
         return logs.gather(1, row[prompt:][self.places, None])[:, 0], entropy_t
+
+
+def given_tlc(prompt: int, trajectory: Trajectory) -> Tensor | None:
+    """The experts that the engine told, each at the token that was read when it chose them; else -1."""
+    if EXPERTS not in trajectory.columns:
+        return None
+    told = torch.from_numpy(trajectory.columns[EXPERTS].astype(np.int64))
+    placed = torch.full_like(told[:1], -1).repeat(prompt + len(told), 1, 1)
+    for place, written in enumerate(trajectory.written):
+        if written:
+            placed[prompt - 1 + place] = told[place]
+    return placed
+
+
+def replaying(model: Any) -> Any:
+    """This mixture of Qwen3, whose routers take the experts that were told (R3, arXiv 2510.11370)."""
+    model.given_tlc = None
+    for place, layer in enumerate(model.model.layers):
+        layer.mlp.gate.forward = partial(route, model, place, layer.mlp.gate)
+    return model
+
+
+def route(model: Any, layer: int, gate: Any, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The logits of a layer's router, and the weights and numbers of the experts."""
+    logits = hidden.flatten(0, -2) @ gate.weight.T
+    shares = logits.softmax(-1)
+    chosen = shares.topk(gate.top_k).indices
+    if model.given_tlc is not None:
+        given = model.given_tlc[:, layer]
+        chosen = torch.where(given < 0, chosen, given)
+    weights = torch.stack([row[own] for row, own in zip(shares, chosen, strict=True)])
+    if gate.norm_topk_prob:
+        weights = weights / weights.sum(-1, keepdim=True)
+    return logits, weights, chosen
 
 
 def expected_gradient(

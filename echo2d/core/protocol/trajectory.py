@@ -223,9 +223,6 @@ class StepFigures:
     kl_base: float | None = described(
         "KL(learner, base) of the last step, in nats", "echo2d_learner_kl_base", default=None
     )
-    kl_teacher: float | None = described(
-        "KL(learner, teacher) of the last step, in nats", "echo2d_learner_kl_teacher", default=None
-    )
     grad_norm: float | None = described(
         "Gradient norm of the last step, before the clip", "echo2d_learner_grad_norm", default=None
     )
@@ -239,6 +236,9 @@ class StepFigures:
         "Share of the devices' peak operations that the last step used; no value: the peak is not known",
         "echo2d_learner_mfu",
         default=None,
+    )
+    kl_teacher: float | None = described(
+        "KL(learner, teacher) of the last step, in nats", "echo2d_learner_kl_teacher", default=None
     )
 
 

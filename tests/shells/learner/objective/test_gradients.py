@@ -3,7 +3,8 @@
 A seed draws the recipe, the layout of rows and the batch: given tokens, branches of episodes, spans of several
 versions, answers that were cut off, temperatures, prompts of one token, a head that is tied or not. Seeds 0 to 89 have
 every combination of objective, proximal policy and correction that the learner accepts. The first seeds run at every
-commit, with every form of the KL, a teacher alone and beside a reward; all 200 run in `make nightly-slow`.
+commit, with every form of the KL, a teacher alone and beside a reward; all 200 run in `make nightly-slow`. Each fifth
+seed trains a mixture of experts, of which engines told some.
 """
 
 import dataclasses
@@ -15,9 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Qwen3Config
+from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3MoeConfig
 
-from echo2d.client import Batch, Group, Sampling, Span, Trajectory
+from echo2d.client import EXPERTS, Batch, Group, Sampling, Span, Trajectory
 from echo2d.learner.batch.checks import BatchRules, Trained, faults
 from echo2d.learner.batch.packing import answers_of, parts, whole_answers
 from echo2d.learner.config import LearnerConfig
@@ -26,8 +27,16 @@ from echo2d.learner.objective.hooks import advantages_of
 from echo2d.learner.ranks.ranks import Ranks
 from tests.support.batches import with_given
 from tests.support.learner import config_in
-from tests.support.model_shapes import SMALL
-from tests.support.oracle import Gradient, Models, difference, expected_gradient, gradient_of
+from tests.support.model_shapes import MOE, SMALL
+from tests.support.oracle import (
+    Gradient,
+    Models,
+    difference,
+    expected_gradient,
+    given_tlc,
+    gradient_of,
+    replaying,
+)
 
 DIFFERENCE_MAX = 1e-5  # the learner computes in float32, the oracle in float64
 STEP, STALENESS_MAX = 9, 3
@@ -50,6 +59,13 @@ EVERY_COMMIT, EVERY_NIGHT = 12, 200
 NOISE, OUTLIER = 0.3, 1.5
 
 
+SHAPES: dict[str, dict[str, Any]] = {
+    "untied": {"tie_word_embeddings": False},
+    "tied": {"tie_word_embeddings": True},
+    "mixture": {"kind": Qwen3MoeConfig, "num_experts": 6, "norm_topk_prob": True, **MOE},
+}
+
+
 class Weights(NamedTuple):
     base: Path
     moved: dict[str, torch.Tensor]  # of the policy, which differs from the base
@@ -62,18 +78,19 @@ class Weights(NamedTuple):
         model = AutoModelForCausalLM.from_pretrained(
             directory or self.base, dtype=torch.float32, attn_implementation="eager"
         ).eval()
+        model.set_experts_implementation("eager")  # the grouped products do not take float64
         model.load_state_dict(weights or model.state_dict())
         return model.double()
 
 
 @pytest.fixture(scope="module")
-def weights(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Weights]:
-    """Two models, whose heads are tied or not, and a wider teacher of more layers."""
+def weights(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Weights]:
+    """Two models, whose heads are tied or not, a mixture of experts, and a wider teacher of more layers."""
     torch.manual_seed(0)
 
     # The range is so wide that the output depends strongly on the prompt.
-    def made(name: str, **changes: Any) -> tuple[Path, Any]:
-        shape = Qwen3Config(**{**SMALL, "initializer_range": 0.2, **changes})
+    def made(name: str, kind: Any = Qwen3Config, **changes: Any) -> tuple[Path, Any]:
+        shape = kind(**{**SMALL, "initializer_range": 0.2, **changes})
         model = AutoModelForCausalLM.from_config(shape)
         directory = tmp_path_factory.mktemp(name)
         model.save_pretrained(directory)
@@ -82,12 +99,12 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Weights]:
 
     teacher, _ = made("teacher", hidden_size=48, num_hidden_layers=3)
     found = {}
-    for tied in (False, True):
-        directory, model = made("base", tie_word_embeddings=tied)
+    for name, shape in SHAPES.items():
+        directory, model = made("base", **shape)
         with torch.no_grad():
             for weight in model.parameters():
                 weight += 0.1 * weight.std() * torch.randn_like(weight)
-        found[tied] = Weights(directory, model.state_dict(), teacher)
+        found[name] = Weights(directory, model.state_dict(), teacher)
     return found
 
 
@@ -144,6 +161,9 @@ def drawn_group(place: int, rules: BatchRules, rng: np.random.Generator, policy:
         reward = float(rng.integers(-8, 9)) / 8
         for branch in range(rng.choice([1, 1, 3])):
             drawn = drawn_trajectory(rules, rng)
+            if hasattr(policy, "given_tlc"):
+                drawn = with_experts(drawn, rng)
+                policy.given_tlc = given_tlc(len(prompt), drawn)
             members.append(
                 dataclasses.replace(
                     drawn,
@@ -181,6 +201,14 @@ def drawn_trajectory(rules: BatchRules, rng: np.random.Generator) -> Trajectory:
     return found
 
 
+def with_experts(drawn: Trajectory, rng: np.random.Generator) -> Trajectory:
+    """Two of three trajectories with experts, zeros for given tokens."""
+    shape = (len(drawn.tokens), SMALL["num_hidden_layers"], SHAPES["mixture"]["num_experts"])
+    experts = rng.random(shape).argsort(-1)[..., : MOE["num_experts_per_tok"]].astype(np.uint8)
+    experts[~drawn.written] = 0
+    return dataclasses.replace(drawn, columns={EXPERTS: experts}) if rng.integers(3) else drawn
+
+
 def drawn_logprobs(
     prompt: Any, drawn: Trajectory, temperature: float, rng: np.random.Generator, policy: Any
 ) -> Any:
@@ -198,8 +226,9 @@ def steps_of(
     config: LearnerConfig, rules: BatchRules, batch: Batch, start: dict[str, torch.Tensor]
 ) -> Iterator[tuple[set[int], dict[str, torch.Tensor], Gradient]]:
     """Yield the groups of each optimizer step of the learner, the weights before the step, and its gradient."""
-    assert faults(batch, STEP, rules, Trained()) == {}
     policy = Policy(config, Ranks())
+    rules = dataclasses.replace(rules, experts=policy.expert_shape)
+    assert faults(batch, STEP, rules, Trained()) == {}
     policy.model.load_state_dict(start)
     penalties = policy.penalties(whole_answers(batch, rules)) if config.penalizes else {}
     groups = answers_of(batch, rules, advantages_of(config), penalties)
@@ -226,10 +255,11 @@ def steps_of(
     ],
 )
 def test_the_gradient_is_that_of_the_oracle(
-    seed: int, weights: dict[bool, Weights], tmp_path: Path
+    seed: int, weights: dict[str, Weights], tmp_path: Path
 ) -> None:
     rng = np.random.default_rng(seed)
-    found = weights[bool(rng.integers(2))]
+    drawn, mixes = rng.integers(2), seed % 5 == 3
+    found = weights["mixture" if mixes else "tied" if drawn else "untied"]
     settings = drawn_settings(seed, rng, found.teacher)
     # grad_clip is so large that nothing is clipped.
     config = config_in(
@@ -247,10 +277,13 @@ def test_the_gradient_is_that_of_the_oracle(
     )
     start, base = found.double(found.moved), found.double()
     teacher = found.double(directory=found.teacher)
+    if mixes:
+        start = replaying(start)
     batch = drawn_batch(rules, rng, start)
     seen: set[int] = set()
     for groups, before, own in steps_of(config, rules, batch, found.moved):
-        models = Models(found.double(before), start, base, teacher)
+        own_model = found.double(before)
+        models = Models(replaying(own_model) if mixes else own_model, start, base, teacher)
         off = difference(own, expected_gradient(config, rules, batch, groups, models))
         print(f"seed={seed} off={off:.1e} {settings}")  # noqa: T201
         assert off <= DIFFERENCE_MAX
