@@ -127,7 +127,8 @@ class ExpertRecorder:
         first = next(iter(layers.values()))
         blank = torch.zeros_like(first)
         each = [layers.get(layer, blank) for layer in range(self.shape.layers)]
-        return torch.stack(each, dim=1).unflatten(0, (rows, -1))
+        together = torch.stack(each, dim=1)
+        return together.view(rows, -1, *together.shape[1:])
 
     def _hook(self, layer: int) -> Callable[..., None]:
         def hook(_: nn.Module, __: object, output: Any) -> None:

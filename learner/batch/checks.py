@@ -193,9 +193,7 @@ def _trajectory_fault(trajectory: Trajectory, step: int, rules: BatchRules) -> s
         return "it ends with given tokens; the last token must be written"
     if trajectory.logprobs[~trajectory.written].any():
         return "a given token has a logprob other than 0"
-    experts = trajectory.columns.get(EXPERTS)
-    told = rules.experts is not None and experts is not None
-    if told and (fault := rules.experts.fault(experts[trajectory.written])):
+    if fault := _experts_fault(trajectory, rules.experts):
         return fault
     for span in trajectory.spans:
         if span.version > step - 1 or not (rules.masks or rules.fresh(span, step)):
@@ -203,6 +201,13 @@ def _trajectory_fault(trajectory: Trajectory, step: int, rules: BatchRules) -> s
                 f"version {span.version} in step {step} with staleness bound {rules.staleness_max}"
             )
     return ""
+
+
+def _experts_fault(trajectory: Trajectory, shape: ExpertShape | None) -> str:
+    experts = trajectory.columns.get(EXPERTS)
+    if shape is None or experts is None:
+        return ""
+    return shape.fault(experts[trajectory.written])
 
 
 def _in_vocabulary(tokens: NDArray[np.int32], vocab_size: int) -> bool:

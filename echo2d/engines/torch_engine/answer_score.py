@@ -125,8 +125,8 @@ def _checked(
         raise EngineFault(
             f"{len(prompt) + len(tokens)} tokens; the context is {policy.context_max}"
         )
-    if fault := columns_fault(answer.columns, len(tokens)):
-        raise EngineFault(fault)
+    if malformed := columns_fault(answer.columns, len(tokens)):
+        raise EngineFault(malformed)
     seed = None if replay == "none" else answer.seed
     reported = {column.name: column.array for column in answer.columns}
     return CheckedAnswer(

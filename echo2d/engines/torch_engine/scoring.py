@@ -63,7 +63,10 @@ class ScoredAnswer:
     )
 
     def evidence(
-        self, claimed: NDArray[np.float64], experts: NDArray[Any] | None, shape: ExpertShape | None
+        self,
+        claimed: NDArray[np.float64],
+        experts: NDArray[Any] | None = None,
+        shape: ExpertShape | None = None,
     ) -> Evidence:
         """Sum up the tokens. claimed, experts: the logprobs [n] and the experts that the worker reported. shape: what
         the experts of a token may be.
@@ -145,7 +148,10 @@ def score_all(
         own = slice(start, start + len(each.answer))
         mine = None if far is None else far[own] / tolerance
         experts = None if chosen is None else chosen[own]
-        scored.append(ScoredAnswer(*facts[:, own], mine, experts))
+        logprobs, surprises, entropies, variances, colds, hots = facts[:, own]
+        scored.append(
+            ScoredAnswer(logprobs, surprises, entropies, variances, colds, hots, mine, experts)
+        )
         start = own.stop
     return scored
 

@@ -184,7 +184,7 @@ def test_a_prompt_that_comes_again_is_not_computed_again(
     policy, computed = loaded(tmp_path), list[int]()
     forward = policy.next_logits
 
-    def counted(ids: torch.Tensor, *rest: Any) -> torch.Tensor:
+    def counted(ids: torch.Tensor, *rest: Any) -> Any:
         computed.append(ids.numel())
         return forward(ids, *rest)
 
