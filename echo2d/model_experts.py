@@ -10,8 +10,7 @@ Suffixes of names: t = tokens of a pass, l = layers, c = experts that a token is
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +21,7 @@ from echo2d.core.protocol.experts import ExpertShape
 _TOPK = (torch.topk, Tensor.topk)
 
 
-@dataclass(frozen=True, slots=True)
-class Router:
+class Router(NamedTuple):
     """The router of one layer."""
 
     module: nn.Module
@@ -124,8 +122,7 @@ class ExpertRecorder:
         layers, self._layers = self._layers, {}
         if self.shape is None or len(layers) < len(self.shape.routed):
             return None
-        first = next(iter(layers.values()))
-        blank = torch.zeros_like(first)
+        blank = torch.zeros_like(next(iter(layers.values())))
         each = [layers.get(layer, blank) for layer in range(self.shape.layers)]
         together = torch.stack(each, dim=1)
         return together.view(rows, -1, *together.shape[1:])

@@ -52,13 +52,11 @@ def _experts_caution(tokens: int, numbers: ExpertNumbers | None) -> list[str]:
             'policy.columns: "experts" changes nothing, because the model is no mixture of experts'
         ]
     most = ANSWER_BYTES_MAX // (TOKEN_BYTES + numbers.token_bytes)
-    if tokens <= most:
-        return []
     size = f"{numbers.token_bytes} bytes a token, {ANSWER_BYTES_MAX >> 20} MiB an answer"
-    allowed = f"sampling.max_new_tokens allows {tokens}"
-    return [
-        f"policy.columns: answers of more than {most} tokens come without their experts ({size}); {allowed}"
-    ]
+    caution = (
+        f"policy.columns: answers of more than {most} tokens come without their experts ({size})"
+    )
+    return [f"{caution}; sampling.max_new_tokens allows {tokens}"] if tokens > most else []
 
 
 def answer_tokens(path: Path, settings: Iterable[str]) -> int:
