@@ -27,9 +27,10 @@ import transformers
 from blake3 import blake3
 from transformers import AutoConfig
 
-from echo2d.client import EXPERTS, OperatorFault
+from echo2d.client import OperatorFault
 from echo2d.core.base.model_config import expert_numbers
 from echo2d.core.protocol.columns import ANSWER_BYTES_MAX, TOKEN_BYTES
+from echo2d.core.protocol.experts import EXPERTS
 from echo2d.learner.config import LearnerConfig
 from echo2d.learner.model.footprint import Footprint, footprint
 from echo2d.this_build import THIS_BUILD

@@ -229,7 +229,10 @@ class Learner:
         self._tracking = Tracking(config.out_dir, makers(config.track, self._tracked_run))
 
     def _tracked_run(self) -> TrackedRun:
-        settings = settings_of(self._config)
+        # An address may have a password in it.
+        settings = {
+            key: value for key, value in settings_of(self._config).items() if "url" not in key
+        }
         return TrackedRun(self._run_id, self._config.out_dir, self._resumed_at, settings)
 
     def _fitted(self, config: LearnerConfig) -> LearnerConfig:

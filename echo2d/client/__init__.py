@@ -39,7 +39,6 @@ from echo2d.client.faults import (
     Unanswered,
     Unreachable,
 )
-from echo2d.core.protocol.experts import EXPERTS, ExpertShape
 from echo2d.core.protocol.sampling import Sampling
 from echo2d.core.protocol.trajectory import Attachment, StepFigures, TrajectoryScore
 from echo2d.core.weights.manifest import BASE_PIN
@@ -48,8 +47,8 @@ from echo2d.model_files import WeightFiles, loading_error, require_model, weight
 from echo2d.store.snapshots import build_manifest
 
 __all__ = [
-    "BASE_PIN", "EXPERTS", "AsyncCoordinator", "Attachment", "Batch", "Coordinator", "Evaluation",
-    "ExpertShape", "Fenced", "Group", "IntegrityFault", "NotResumable", "OperatorFault", "PeerFault",
+    "BASE_PIN", "AsyncCoordinator", "Attachment", "Batch", "Coordinator", "Evaluation",
+    "Fenced", "Group", "IntegrityFault", "NotResumable", "OperatorFault", "PeerFault",
     "PromptsOver", "Published", "Sampling", "Session", "Span", "StepFigures", "StoreFault", "TokenRefused",
     "Trajectory", "TrajectoryScore", "Unanswered", "Unreachable", "WeightFiles", "base_digest", "base_pin",
     "build_manifest", "loading_error", "pin_base", "read_batch", "require_model", "weight_files",

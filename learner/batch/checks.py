@@ -16,7 +16,8 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from echo2d.client import EXPERTS, Batch, ExpertShape, Group, PeerFault, Span, Trajectory
+from echo2d.client import Batch, Group, PeerFault, Span, Trajectory
+from echo2d.core.protocol.experts import EXPERTS, ExpertShape
 
 # A float32 softmax gives probability 0 to a token with a lower logprob, so no engine draws it.
 _LOGPROB_MIN = -104.0
@@ -193,7 +194,8 @@ def _trajectory_fault(trajectory: Trajectory, step: int, rules: BatchRules) -> s
         return "it ends with given tokens; the last token must be written"
     if trajectory.logprobs[~trajectory.written].any():
         return "a given token has a logprob other than 0"
-    if fault := _experts_fault(trajectory, rules.experts):
+    told, shape = trajectory.columns.get(EXPERTS), rules.experts
+    if shape and told is not None and (fault := shape.fault(told[trajectory.written])):
         return fault
     for span in trajectory.spans:
         if span.version > step - 1 or not (rules.masks or rules.fresh(span, step)):
@@ -201,13 +203,6 @@ def _trajectory_fault(trajectory: Trajectory, step: int, rules: BatchRules) -> s
                 f"version {span.version} in step {step} with staleness bound {rules.staleness_max}"
             )
     return ""
-
-
-def _experts_fault(trajectory: Trajectory, shape: ExpertShape | None) -> str:
-    experts = trajectory.columns.get(EXPERTS)
-    if shape is None or experts is None:
-        return ""
-    return shape.fault(experts[trajectory.written])
 
 
 def _in_vocabulary(tokens: NDArray[np.int32], vocab_size: int) -> bool:

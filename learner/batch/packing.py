@@ -31,7 +31,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from echo2d.client import EXPERTS, Batch, Group, Trajectory
+from echo2d.client import Batch, Group, Trajectory
+from echo2d.core.protocol.experts import EXPERTS
 from echo2d.learner.batch.checks import CUT_OFF, BatchRules
 from echo2d.learner.objective.hooks import Advantages
 

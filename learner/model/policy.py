@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.fsdp import FSDPModule
 
-from echo2d.client import ExpertShape
+from echo2d.core.protocol.experts import ExpertShape
 from echo2d.learner.batch.packing import MicroBatch, PackedAnswer, micro_batches
 from echo2d.learner.config import LearnerConfig
 from echo2d.learner.metrics.report import Effort, RouterLoad, StepReport

@@ -144,7 +144,7 @@ class AnswerScorer:
                 self._behind_a_shared_prompt(),
             )
         except (UnknownAttentionError, TypeError, ValueError, KeyError) as error:
-            log.info("the model keeps its own attention: %s", " ".join(str(error).split()))
+            log.warning("the model keeps its own attention: %s", " ".join(str(error).split()))
             model.set_attn_implementation(own)
             return False
         close = _rounding(alone.dtype, config.num_hidden_layers)

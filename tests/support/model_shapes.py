@@ -1,5 +1,6 @@
 """Small models with random weights, one of each family that the learner can train, and answers for them."""
 
+import copy
 import shutil
 from pathlib import Path
 from typing import Any
@@ -69,7 +70,8 @@ FOR_SGLANG: dict[str, Any] = {
 
 def made(config: Any) -> Any:
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config).eval()
+    # A model keeps its config, and a test may change it.
+    model = AutoModelForCausalLM.from_config(copy.deepcopy(config)).eval()
     with torch.no_grad():
         for weight in model.parameters():
             weight.mul_(4.0)  # so that the output depends strongly on the prompt

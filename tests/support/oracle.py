@@ -21,7 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from echo2d.client import EXPERTS, Batch, Group, Trajectory
+from echo2d.client import Batch, Group, Trajectory
+from echo2d.core.protocol.experts import EXPERTS
 from echo2d.learner.batch.checks import BatchRules
 from echo2d.learner.config import Recipe
 

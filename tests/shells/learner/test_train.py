@@ -70,6 +70,7 @@ def test_every_row_reaches_the_boards_that_were_asked_for(
             self._seen, found = shown[name], run()
             assert (found.name, found.resumed_at) == (coordinator.run_id, 0)
             assert found.settings["lr"] == config.lr
+            assert not {"url", "checkpoint_url"} & found.settings.keys()
 
         def show(self, step: int, numbers: Mapping[str, float], samples: SampleTable) -> None:
             self._seen.append((step, numbers["loss"]))

@@ -133,6 +133,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "config.tasks",
         "core.base.model_config",
         "core.protocol.columns",
+        "core.protocol.experts",
         "core.rules.table",
         "tasks",
         "texts",

@@ -10,7 +10,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from echo2d.client import EXPERTS, Batch, Group, OperatorFault, Span, Trajectory
+from echo2d.client import Batch, Group, OperatorFault, Span, Trajectory
+from echo2d.core.protocol.experts import EXPERTS
 from echo2d.learner.batch.checks import Trained, faults
 from echo2d.learner.batch.packing import answers_of
 from echo2d.learner.model.policy import Part, Policy

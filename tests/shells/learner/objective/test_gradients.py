@@ -18,7 +18,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3MoeConfig
 
-from echo2d.client import EXPERTS, Batch, Group, Sampling, Span, Trajectory
+from echo2d.client import Batch, Group, Sampling, Span, Trajectory
+from echo2d.core.protocol.experts import EXPERTS
 from echo2d.learner.batch.checks import BatchRules, Trained, faults
 from echo2d.learner.batch.packing import answers_of, parts, whole_answers
 from echo2d.learner.config import LearnerConfig

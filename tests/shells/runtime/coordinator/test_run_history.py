@@ -41,6 +41,7 @@ def test_the_history_gives_the_rows_after_a_step(tmp_path: Path) -> None:
             None,
             None,
             None,
+            None,
             4,
             0.5,
             1.0,
