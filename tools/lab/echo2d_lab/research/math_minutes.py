@@ -30,7 +30,7 @@ from examples.one_machine import CACHE, SLOTS, START_S, STOP_S, WORKERS
 from examples.smollm2 import model_directory
 
 ENDLESS = 10_000  # steps: the minutes end a run
-SFT = ("sft.lr=4e-5", f"sft.steps={ENDLESS}", "sft.heldout_every=10")
+SFT = ("sft.lr=4e-5", "sft.threads=2", f"sft.steps={ENDLESS}", "sft.heldout_every=10")
 DISTILLED = ('learner.objective="distill"', "policy.filter_zero_variance=false")
 KEPT_LAYERS = slice(0, None, 2)
 
