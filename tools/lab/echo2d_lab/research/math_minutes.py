@@ -31,7 +31,13 @@ from examples.smollm2 import model_directory
 
 ENDLESS = 10_000  # steps: the minutes end a run
 SFT = ("sft.lr=4e-5", "sft.threads=2", f"sft.steps={ENDLESS}", "sft.heldout_every=10")
-DISTILLED = ('learner.objective="distill"', "policy.filter_zero_variance=false")
+DISTILLED = (
+    'learner.objective="distill"',
+    "policy.filter_zero_variance=false",
+    # With the rate of RL the pupil falls into few answers: all its advantages are below 0 at first.
+    "learner.lr=1e-5",
+    "policy.staleness_max=1",
+)
 KEPT_LAYERS = slice(0, None, 2)
 
 
