@@ -46,7 +46,7 @@ def config_cautions(
 
 
 def _experts_caution(tokens: int, numbers: ExpertNumbers | None) -> list[str]:
-    """The warning about answers of so many tokens, each with its experts."""
+    """The warning if answers of this many tokens would come without their experts."""
     if numbers is None:
         return [
             'policy.columns: "experts" changes nothing, because the model is no mixture of experts'

@@ -1,6 +1,6 @@
 """The policy's report about a train step."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from echo2d.client import StepFigures, TrajectoryScore
 from echo2d.learner.metrics.staleness import Means
@@ -49,18 +49,10 @@ class StepReport:
 
     def figures(self, t_train_s: float, truncated: float) -> StepFigures:
         """The figures for the coordinator; without trained tokens there is only `truncated`."""
-        means, found = self.means, StepFigures(truncated=truncated)
-        return (
-            found
-            if not means.tokens
-            else replace(
-                found,
-                entropy=means.entropy,
-                kl_rollout=means.kl,
-                kl_base=means.kl_base,
-                kl_teacher=means.kl_teacher,
-                grad_norm=self.grad_norm,
-                loss=self.loss,
-                mfu=self.effort.mfu(t_train_s),
-            )
-        )
+        means = self.means
+        if not means.tokens:
+            return StepFigures(truncated=truncated)
+        return StepFigures(
+            means.entropy, means.kl, means.kl_base, self.grad_norm, truncated, self.loss,
+            self.effort.mfu(t_train_s), means.kl_teacher,
+        )  # fmt: skip

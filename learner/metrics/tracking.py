@@ -212,7 +212,7 @@ def _cell(value: Any) -> str:
 
 
 class TensorBoard:
-    """Event files in <out_dir>/tensorboard. Of a step that is trained again only the last values are shown."""
+    """Event files in <out_dir>/tensorboard. If a step is trained again, the board shows only its last values."""
 
     def __init__(self, run: TrackedRun) -> None:
         writer: Any = importlib.import_module("torch.utils.tensorboard.writer")

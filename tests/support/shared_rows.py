@@ -203,7 +203,7 @@ def check_same(name: str, one: Found, many: Found, *, same_rows: bool = True) ->
 
 
 def figures(found: Found) -> dict[str, float]:
-    """What is reported of both train steps, but for what depends on the rows."""
+    """The reports of both train steps, without the figures that depend on the rows."""
     report, begun = found.report, found.begun
     return {
         "loss": report.loss,

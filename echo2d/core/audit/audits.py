@@ -40,13 +40,14 @@ from echo2d.core.base.ids import GroupId, PeerId
 from echo2d.core.cluster.events import Note, Persist
 from echo2d.core.cluster.parts import RunParts
 from echo2d.core.cluster.peer import Peer
-from echo2d.core.protocol.columns import cut_columns
+from echo2d.core.protocol.columns import cut_columns, wanted_columns
 from echo2d.core.protocol.control_messages import (
     AnswersScored,
     AnswerToScore,
     ScoringFailed,
 )
 from echo2d.core.protocol.evidence import TOLERANCES, Evidence
+from echo2d.core.protocol.experts import EXPERTS
 from echo2d.core.protocol.sampling import WHOLE, Sampling
 from echo2d.core.protocol.seeds import sample_seeds
 from echo2d.core.protocol.trajectory import AuthoredSpan, TrajectoryRecord, TrajectoryScore
@@ -520,7 +521,7 @@ def _to_score(
         record.written_before(span.start),
         seed,
         sampling,
-        cut_columns(record.columns, span.start, span.end),
+        cut_columns(wanted_columns(record.columns, (EXPERTS,)), span.start, span.end),
     )
 
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 
 from echo2d.core.audit.waiting_samples import WaitingSample
 from echo2d.core.base.ids import GroupId, PeerId
+from echo2d.core.protocol.columns import columns_bytes
 from echo2d.core.protocol.control_messages import AnswerToScore, VersionKey
 from echo2d.core.protocol.evidence import Evidence
 from echo2d.core.rules.audit import AnswerClass
@@ -77,7 +78,8 @@ class AnswerPart:
 
     @property
     def bytes(self) -> int:
-        return len(self.answer.prompt) + 2 * len(self.answer.tokens)
+        answer = self.answer
+        return len(answer.prompt) + 2 * len(answer.tokens) + columns_bytes(answer.columns)
 
     @property
     def tokens(self) -> int:

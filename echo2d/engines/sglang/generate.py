@@ -105,9 +105,8 @@ def _columns(routed: str | None, numbers: ExpertNumbers | None) -> Columns:
     """The column of experts, of which SGLang tells those of every layer, in base64 of int32."""
     if not routed or numbers is None:
         return ()
-    layers, chosen, experts = numbers
-    found = np.frombuffer(base64.b64decode(routed), dtype="<i4").reshape(-1, layers, chosen)
-    return (column_of(found, experts),)
+    found = np.frombuffer(base64.b64decode(routed), dtype="<i4").reshape(-1, *numbers[:2])
+    return (column_of(found, numbers.experts),)
 
 
 def _finish(reason: Mapping[str, Any] | None) -> FinishReason | None:

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 from echo2d.client import Batch
 from echo2d.learner.__main__ import main
-from tests.support.learner import make_base, record, rows_of
+from tests.support.learner import record, rows_of
 from tests.support.model_shapes import SMALL, saved
 from tests.support.paths import REPO
 from tests.support.polling import poll
@@ -32,11 +32,6 @@ NORM_ERROR_MAX = 1e-3  # relative
 # rank with micro_batch_tokens = 90 in place of 60 differ by up to 1.7e-3 in these six steps.
 COARSER = {"float32": 1, "bfloat16": 100}
 WEIGHT_ERROR_MAX = 2e-3  # absolute, of bfloat16 weights that moved by 1e-3 a step
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_base(tmp_path_factory.mktemp("models"), layers=2)
 
 
 @pytest.fixture(scope="module")

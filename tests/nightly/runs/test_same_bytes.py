@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from echo2d.client import Batch
-from tests.support.learner import make_base, record
+from tests.support.learner import record
 from tests.support.ranks import config_of, together
 
 pytestmark = [pytest.mark.timeout(900)]
@@ -17,11 +17,6 @@ KINDS: dict[str, dict[str, Any]] = {
     "all weights": {},
     "adapter": {"lora_rank": 4, "threads": 2},
 }
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_base(tmp_path_factory.mktemp("models"), layers=2)
 
 
 @pytest.fixture(scope="module")

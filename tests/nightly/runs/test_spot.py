@@ -8,7 +8,7 @@ import pytest
 
 from echo2d.client import Batch
 from echo2d.learner.saving.checkpoint import Checkpoints
-from tests.support.learner import make_base, record, rows_of
+from tests.support.learner import record, rows_of
 from tests.support.ranks import LOSS_ERROR_MAX, STEPS, alone, config_of, together
 from tests.support.recorded_learner import Recording
 
@@ -16,11 +16,6 @@ pytestmark = [pytest.mark.timeout(900)]
 
 NORM_ERROR_MAX = 1e-3  # relative
 STRUCK = 3  # the step that is left
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_base(tmp_path_factory.mktemp("models"), layers=2)
 
 
 @pytest.fixture(scope="module")

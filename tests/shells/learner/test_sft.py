@@ -187,7 +187,7 @@ def gradient(config: LearnerConfig, batch: Batch, ranks: Ranks) -> Tensor:
 
 
 def test_the_gradient_is_that_of_torchs_cross_entropy(run: Path, tmp_path: Path) -> None:
-    """Of a conversation only the assistant's tokens count, on one rank and on two."""
+    """Only the assistant's tokens of a conversation count, on one rank and on two."""
     talk = [("user", "a?"), ("assistant", "b b b"), ("user", "c?"), ("assistant", "d")]
     messages = [{"role": role, "content": text} for role, text in talk]
     write_rows(tmp_path, [{"chat": messages[:end]} for end in (2, 4, 4, 2)])

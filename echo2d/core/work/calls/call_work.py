@@ -196,7 +196,6 @@ class CallWork:
             REPORT_S,
             seeds,
             first.told.length,
-            columns=self._rules.columns,
         )
 
     def _now_is(self) -> tuple[int, ...]:

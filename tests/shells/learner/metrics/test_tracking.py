@@ -246,7 +246,7 @@ Numbers = dict[tuple[str, int], list[float]]
 
 
 def shown_by_tensorboard(out_dir: Path) -> tuple[Numbers, str]:
-    """What is shown by name and step, oldest first, and the settings and the samples as text."""
+    """The values that a board shows, by name and step, the oldest first; the settings and the samples as text."""
     reader: Any = importlib.import_module("tensorboard.backend.event_processing.event_accumulator")
     folder, found = out_dir / "tensorboard", Numbers()
     if not any(folder.glob("events.*")):

@@ -1,5 +1,8 @@
 """The answers that wait for an auditor, and the order of their scoring."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from echo2d.core.audit import scoring_queue
@@ -14,8 +17,10 @@ from echo2d.core.audit.scoring_queue import (
     ScoringQueue,
 )
 from echo2d.core.audit.waiting_samples import WaitingSample
-from echo2d.core.base.ids import GroupId, PeerId
-from echo2d.core.protocol.control_messages import AnswerToScore
+from echo2d.core.base.codec import MESSAGE_BYTES_MAX
+from echo2d.core.base.ids import Digest, GroupId, PeerId, Version
+from echo2d.core.protocol.control_messages import TO_PEER, AnswerToScore, ScoreAnswers
+from echo2d.core.protocol.experts import column_of
 from tests.support.coordinator_world import version_key
 
 KEYS = {version_key(number) for number in range(20)}
@@ -144,3 +149,19 @@ def test_answers_of_a_failed_order_are_tried_one_by_one() -> None:
         each.tries = 1
     queue = queue_of(*tried, part(1))
     assert [take(queue) for _ in range(4)] == [[1], [1], [1], []]
+
+
+def test_an_order_of_answers_with_their_experts_fits_into_a_message() -> None:
+    """Each answer has 96 kB of experts, and 1 kB of all else."""
+    tokens = 256
+    column = column_of(np.zeros((tokens, 48, 8), dtype=np.uint8), experts=128)
+    answer = AnswerToScore(bytes(4), bytes(4 * tokens), bytes(4 * tokens), 0, 1, columns=(column,))
+    parts = [replace(part(1), answer=answer) for _ in range(ANSWERS_MAX)]
+    order = queue_of(*parts).take(
+        KEYS, loaded=None, newest=version_key(9), tokens_max=1 << 20, now=1e6
+    )
+    assert 1 < len(order) < ANSWERS_MAX
+    message = ScoreAnswers(
+        1, Version(1), Digest(bytes(32)), "", "torch", tuple(each.answer for each in order)
+    )
+    assert len(TO_PEER.encode(message)) < MESSAGE_BYTES_MAX
