@@ -23,6 +23,7 @@ from echo2d.engines.sglang.generate import read_chunk
 from echo2d.engines.sglang.launch import Launch, launches, require_arguments
 from echo2d.errors import EngineFault, OperatorFault
 from echo2d.runtime.worker.engine_refit import make_engines
+from tests.support.engine_harness import FakeHarness
 from tests.support.polling import HANG_S, poll
 
 # --- dialect ---
@@ -377,8 +378,6 @@ def test_impossible_options_are_the_operators_mistakes(options: dict[str, Any], 
 
 @pytest.mark.may_block
 async def test_a_server_that_does_not_answer_is_named_by_its_key(tmp_path: Path) -> None:
-    from tests.support.engine_harness import FakeHarness
-
     (engine,) = make_engines(WorkerConfig(**{**WHERE, "engine_url": "http://127.0.0.1:1"}))
     await engine.start()
     with pytest.raises(EngineFault, match=r"worker\.engine_url: no server answers: .*:1"):
