@@ -50,8 +50,10 @@ from echo2d.learner.objective.hooks import loss_of
 from echo2d.learner.objective.objectives import (
     LossTotals,
     distance_to_base,
+    means_of_answers,
     policy_loss,
     surrogate_loss,
+    teacher_baseline,
     teacher_lead,
     token_shares,
 )
@@ -305,7 +307,8 @@ class Policy:
         StepLeftError: `leaves_after`, called with the number of micro-batches done, returned True.
         """
         found: list[_Accumulated] = []
-        for each in part.micro:
+        teacher, baseline = self._taught(part, leaves_after)
+        for each, teacher_n in zip(part.micro, teacher, strict=True):
             # The GPU is at most one micro-batch behind, because the copy of the next one to the GPU waits for it.
             if leaves_after(len(found)):
                 raise StepLeftError(None)
@@ -313,8 +316,32 @@ class Policy:
                 last, when = each is part.micro[-1], self._config.gradient_sync
                 self.model.set_requires_gradient_sync(last or when != "last")
                 self.model.set_requires_all_reduce(last or when != "host")
-            found.append(self._accumulate(each, part.totals, staleness_max, proximal.get(id(each))))
+            proximal_n, totals = proximal.get(id(each)), part.totals
+            found.append(
+                self._accumulate(each, totals, staleness_max, proximal_n, teacher_n, baseline)
+            )
         return found
+
+    def _taught(
+        self, part: Part, leaves_after: Callable[[int], bool]
+    ) -> tuple[list[Tensor | None], float]:
+        """The teacher's logprobs [n] of each micro-batch, and the baseline of `teacher_lead`. All ranks call this."""
+        if self._teacher is None:
+            return [None] * len(part.micro), 0.0
+        found: list[Tensor | None] = []
+        means: list[float] = []
+        for each in part.micro:
+            if leaves_after(0):
+                raise StepLeftError(None)
+            logprobs_n = _logprobs(self._teacher, each)
+            assert logprobs_n is not None
+            found.append(logprobs_n)
+            if each.tokens:
+                lead_n = teacher_lead(self._here(each.rollout_logprobs_n), logprobs_n)
+                means += means_of_answers(lead_n, self._here(each.answers_n)).tolist()
+        # The ranks that share rows have the same answers.
+        gathered = self._ranks.gather([] if self._row_ranks.rank else means)
+        return found, self._ranks.share(lambda: teacher_baseline([*chain.from_iterable(gathered)]))
 
     def _optimize(self) -> float | None:
         """Apply the clipped gradient and return its norm before clipping; None: it is not finite and was dropped."""
@@ -464,7 +491,13 @@ class Policy:
         return self._scorer(micro)
 
     def _accumulate(
-        self, micro: MicroBatch, totals: LossTotals, staleness_max: int, proximal_n: Tensor | None
+        self,
+        micro: MicroBatch,
+        totals: LossTotals,
+        staleness_max: int,
+        proximal_n: Tensor | None,
+        teacher_n: Tensor | None,
+        baseline: float,
     ) -> _Accumulated:
         """Run one micro-batch forward and backward; its gradient is added to that of the optimizer
         step.
@@ -474,7 +507,6 @@ class Policy:
             scores = self._scores(micro)
         logprobs_n = scores.logprobs_n
         base_n = None if config.penalizes else _logprobs(self._base, micro)
-        teacher_n = _logprobs(self._teacher, micro)
         if not micro.tokens:
             # Other ranks have answers in this micro-batch, and with FSDP2 every rank must run forward and backward.
             torch.autograd.backward(logprobs_n.sum())
@@ -483,7 +515,7 @@ class Policy:
         advantages_n, lead_n = self._here(micro.advantages_n), None
         if teacher_n is not None:
             lead_n = teacher_lead(logprobs_n, teacher_n)
-            advantages_n = advantages_n + config.teacher_coef * lead_n
+            advantages_n = advantages_n + config.teacher_coef * (lead_n - baseline)
         inputs = WeightInputs(
             logprobs_n,
             self._here(micro.rollout_logprobs_n),

@@ -66,7 +66,7 @@ def batch_advantages(rewards: Sequence[NDArray[np.float32]]) -> list[NDArray[np.
 
 def teacher_lead(logprobs_n: Tensor, teacher_logprobs_n: Tensor) -> Tensor:
     """log t - log p [n] without gradient, for the teacher's probability t: what a teacher adds to the advantage of a
-    token, before its coefficient.
+    token, before its baseline and its coefficient.
 
     Its negative is k1 of KL(p || t), and the mean of -(log t - log p) grad log p under samples of p is the gradient of
     this KL of the token's distribution: on-policy distillation (Agarwal et al. 2023, arXiv 2306.13649; MiniLLM, arXiv
@@ -75,6 +75,18 @@ def teacher_lead(logprobs_n: Tensor, teacher_logprobs_n: Tensor) -> Tensor:
     an answer with wrong logprobs does not get large advantages.
     """
     return (teacher_logprobs_n - logprobs_n.detach()).clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX)
+
+
+def teacher_baseline(means: Sequence[float]) -> float:
+    """What is subtracted from the lead of each token of an optimizer step. means: of each answer, the mean of
+    log t - log q over its tokens, for the rollout's q.
+
+    All leads of a pupil that is far from its teacher are negative, so without a baseline whatever is drawn becomes
+    less likely. A baseline does not change the mean of the gradient. This one is the winsorized mean: means beyond a
+    quartile count as that quartile, so that an answer with wrong logprobs hardly moves it.
+    """
+    low, high = np.quantile(means, (0.25, 0.75))
+    return float(np.clip(means, low, high).mean())
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +120,12 @@ def answer_means(values_n: Tensor, answers_n: Tensor, reduce: str = "mean") -> T
     token's answer, ascending.
     """
     return torch.segment_reduce(values_n, reduce, lengths=torch.bincount(answers_n))[answers_n]
+
+
+def means_of_answers(values_n: Tensor, answers_n: Tensor) -> Tensor:
+    """The mean over each answer that has tokens [a]; `answers_n` as above."""
+    _, lengths = torch.unique_consecutive(answers_n, return_counts=True)
+    return torch.segment_reduce(values_n, "mean", lengths=lengths)
 
 
 def policy_loss(

@@ -11,9 +11,10 @@ Suffixes of names: t = tokens of an answer that are in the loss.
 """
 
 import math
+import statistics
 from collections import Counter
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -119,6 +120,10 @@ def expected_gradient(
         if group.group_id in groups
         for answer in answers_of(rules, group, batch.step, advantages)
     ]
+    if recipe.teacher is not None:
+        leads = [float((teacher_t(answer, models) - answer.logq_t).mean()) for answer in answers]
+        baseline = recipe.teacher_coef * winsorized_mean(leads)
+        answers = [replace(each, advantage=each.advantage - baseline) for each in answers]
     lengths = Counter[tuple[int, int]]()  # tokens in the loss, by episode
     for answer in answers:
         lengths[answer.episode] += len(answer.places)
@@ -133,6 +138,12 @@ def expected_gradient(
     found = gradient_of(models.policy)
     models.policy.zero_grad()
     return found
+
+
+def winsorized_mean(values: list[float]) -> float:
+    """The mean of the values, of which those beyond a quartile count as that quartile."""
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    return statistics.mean(min(max(each, low), high) for each in values)
 
 
 def answers_of(
@@ -241,9 +252,13 @@ def advantage_t(recipe: Recipe, answer: Answer, logp_t: Tensor, models: Models) 
     found_t = torch.full_like(logp_t, answer.advantage)
     if recipe.teacher is None:
         return found_t
-    with torch.no_grad():
-        logd_t, _ = answer.log_probabilities(models.teacher)
-    return found_t + recipe.teacher_coef * (logd_t - logp_t)
+    return found_t + recipe.teacher_coef * (teacher_t(answer, models) - logp_t)
+
+
+@torch.no_grad()
+def teacher_t(answer: Answer, models: Models) -> Tensor:
+    """log d of each token."""
+    return answer.log_probabilities(models.teacher)[0]
 
 
 def surrogate_t(recipe: Recipe, answer: Answer, logp_t: Tensor, models: Models) -> Tensor:

@@ -1,5 +1,7 @@
 """Advantages, means and loss, compared with numbers computed by hand or by numpy in another way."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -7,13 +9,16 @@ from torch import Tensor
 
 from echo2d.learner.config import AdvantageBaseline
 from echo2d.learner.objective.objectives import (
+    LOG_RATIO_MAX,
     LossTotals,
     answer_means,
     batch_advantages,
     distance_to_base,
     group_advantages,
+    means_of_answers,
     policy_loss,
     surrogate_loss,
+    teacher_baseline,
     teacher_lead,
     token_shares,
 )
@@ -180,6 +185,20 @@ def test_a_teachers_advantages_give_the_gradient_of_the_reverse_divergence() -> 
     )
     loss = policy_loss(logprobs, torch.ones(3), lead, logprobs.detach().exp())
     torch.testing.assert_close(*slopes_of(loss, divergence, logits=logits))
+
+
+def test_an_answer_with_wrong_logprobs_hardly_moves_a_teachers_baseline() -> None:
+    honest = [-0.5, -0.4, -0.3, -0.2, -0.1, 0.0, 0.1, 0.2]
+    assert teacher_baseline(honest) == pytest.approx(np.mean(honest))
+    for wrong in (LOG_RATIO_MAX, -LOG_RATIO_MAX):
+        assert abs(teacher_baseline([*honest, wrong]) - np.mean(honest)) < 0.1
+    assert teacher_baseline([-0.3]) == pytest.approx(-0.3)
+    assert math.isnan(teacher_baseline([*honest, math.nan]))  # nothing is applied
+
+
+def test_means_of_answers_leave_out_answers_without_tokens() -> None:
+    values, answers = torch.tensor([1.0, 3.0, 5.0]), torch.tensor([0, 0, 2])
+    assert means_of_answers(values, answers).tolist() == [2.0, 5.0]
 
 
 def test_advantages_over_a_batch_are_centred_in_groups_and_scaled_together() -> None:
