@@ -13,7 +13,7 @@ from tools.house_report import Module, offered, read_modules, surface
 # A commit that raises a limit does nothing else, and says why.
 BUDGET = {
     "code lines: echo2d": 58_740,
-    "code lines: learner": 6_872,
+    "code lines: learner": 6_910,
     "commands": 29,
     "commands: offered by click": 29,
     "options": 97,
