@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from echo2d.engines.layout import SnapshotLayout
+from echo2d.engines.layout import SnapshotLayout, TensorSpec
 from echo2d.errors import EngineFault
 
 # Usual values are 8 to 256. With a far larger value only the adapter's output would count.
@@ -48,6 +48,28 @@ class AdapterLayout:
     scale: float
     # A layer's name in the model -> the tensor names of A and B.
     layers: Mapping[str, tuple[str, str]]
+
+    def require_fits(self, tensors: Mapping[str, TensorSpec], base: SnapshotLayout) -> None:
+        """EngineFault: a layer is not in the base, or has other dimensions there. tensors: the adapter's own."""
+        for name, (a, b) in self.layers.items():
+            weight = base.tensors.get(f"{name}.weight")
+            if weight is None or len(weight.shape) != 2:
+                raise EngineFault(
+                    f"the adapter names {name}, which is not a linear layer of the base"
+                )
+            out, into = weight.shape
+            self.require_shapes(name, tensors[a].shape, tensors[b].shape, into, out)
+
+    def require_shapes(
+        self, name: str, a: tuple[int, ...], b: tuple[int, ...], into: int, out: int
+    ) -> None:
+        """EngineFault: A and B do not fit layer `name`, which takes vectors of `into` and gives vectors of `out`."""
+        fitting = (self.rank, into), (out, self.rank)
+        if (tuple(a), tuple(b)) != fitting:
+            raise EngineFault(
+                f"the adapter's tensors for {name} have shapes {tuple(a)} and {tuple(b)}, "
+                f"expected {fitting[0]} and {fitting[1]}"
+            )
 
 
 def adapter_layout(layout: SnapshotLayout) -> AdapterLayout:
@@ -89,6 +111,8 @@ def _layers(layout: SnapshotLayout) -> dict[str, tuple[str, str]]:
     layers = {
         name.removeprefix("base_model.model."): (name + _A, name + _B) for name in sorted(found)
     }
+    if not layers:
+        raise EngineFault("the adapter has no tensors")
     wanted = {name for pair in layers.values() for name in pair}
     for name in sorted(wanted ^ layout.tensors.keys()):
         raise EngineFault(

@@ -6,8 +6,9 @@ elsewhere). It changes version in place (*refit*) while requests are running: th
 tokens, their KV cache is computed again under the new weights, and the new version writes the next
 token.
 
-A version is a whole model, or a LoRA adapter together with its base model. The label names either;
-an engine that serves adapters by name uses it as the adapter's name.
+A version is a whole model, or a LoRA adapter together with its base model. The label names either.
+An engine that holds several adapters may let a request go on under the one with which it began, at most
+`AdapterBase.staleness_max` versions behind the newest.
 
 To add an engine, write a factory (`EngineOptions` -> list of engines) and add it to `registry.ENGINES`, or name it in
 an entry point of your own distribution. Then write a harness in `tests/support/engine_harness.py`, and run the contract
@@ -19,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
 
+from echo2d.core.base.ids import label_version
 from echo2d.core.protocol.columns import Column
 from echo2d.core.protocol.control_messages import AnswerToScore, Finish, SeedReplay
 from echo2d.core.protocol.evidence import Evidence
@@ -100,6 +102,15 @@ class AdapterBase:
     directory: Path
     digest: str  # the digest that the adapter names (`adapters.base_digest`)
     tensors: Mapping[str, bytes]  # blake3-256 of each tensor, by its name in the files
+    # How many versions behind the newest a token may be that the run still trains on (S).
+    staleness_max: int = 0
+
+    def outdated(self, label: str, newest: str) -> bool:
+        """Whether a request must not go on under this adapter, because no train step would take its next token."""
+        if label == newest:
+            return False
+        # After a revocation another adapter may have the same version, or the newest one an older version.
+        return not 0 < label_version(newest) - label_version(label) <= self.staleness_max
 
 
 @dataclass(frozen=True, slots=True)

@@ -168,18 +168,23 @@ def _rename(header: dict[str, dict[str, list[int]]]) -> None:
     header["other"] = header.pop(name)
 
 
+def _one(folder: Path, name: str) -> Path:
+    """The file of this name, which an adapter's begins with `adapter_`."""
+    return next(folder.glob(f"*{name}"))
+
+
 def _truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
 
 
 BREAKS: dict[str, Callable[[Path], object]] = {
     "no directory": shutil.rmtree,
-    "no config": lambda folder: (folder / "config.json").unlink(),
-    "no JSON": lambda folder: (folder / "config.json").write_text("{"),
-    "no weights": lambda folder: (folder / "model.safetensors").unlink(),
-    "truncated": lambda folder: _truncate(folder / "model.safetensors"),
-    "wrong shape": lambda folder: _edit_header(folder / "model.safetensors", _transpose),
-    "missing tensor": lambda folder: _edit_header(folder / "model.safetensors", _rename),
+    "no config": lambda folder: _one(folder, "config.json").unlink(),
+    "no JSON": lambda folder: _one(folder, "config.json").write_text("{"),
+    "no weights": lambda folder: _one(folder, "model.safetensors").unlink(),
+    "truncated": lambda folder: _truncate(_one(folder, "model.safetensors")),
+    "wrong shape": lambda folder: _edit_header(_one(folder, "model.safetensors"), _transpose),
+    "missing tensor": lambda folder: _edit_header(_one(folder, "model.safetensors"), _rename),
 }
 
 REFUSED = {

@@ -16,6 +16,7 @@ from aiohttp import web
 
 from echo2d.engines.fake import fake_token
 from echo2d.engines.layout import file_tensor_digests
+from echo2d.errors import EngineFault
 from tests.support.engine_harness import VOCAB_SIZE
 
 HOST = "127.0.0.1"
@@ -43,6 +44,7 @@ class _Request:
     output: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     events: list[tuple[str, int]] = field(default_factory=list)  # (old version, tokens by then)
+    adapter: str = ""
     kv: str | None = None  # the weights that made its KV; None: it has none yet
     aborted: bool = False
     cached: int = 0
@@ -79,6 +81,10 @@ class SglangDouble:
         self.model_path = "/nowhere"
         self.weights = "none"  # the label of the weights in memory
         self.digests: dict[str, bytes] = {}
+        # Adapters: the directory that each name got first, and the tensors of those that are loaded, the newest last.
+        self.adapter_paths: dict[str, str] = {}
+        self.adapters: dict[str, dict[str, bytes]] = {}
+        self.adapters_max = 3
         self.paused: str | None = None
         self.sick = False
         self.running_max = 4096
@@ -123,6 +129,8 @@ class SglangDouble:
             "/flush_cache": self._flush,
             "/update_weights_from_disk": self._update,
             "/update_weight_version": self._relabel,
+            "/load_lora_adapter": self._load_adapter,
+            "/unload_lora_adapter": self._unload_adapter,
         }.items():
             app.router.add_post(path, handler)
         self._runner = web.AppRunner(app, shutdown_timeout=0.0, access_log=None)
@@ -200,6 +208,9 @@ class SglangDouble:
         request = _Request(
             body["rid"], body["input_ids"], body["cache_salt"], params["max_new_tokens"], seed, stop
         )
+        request.adapter = body.get("lora_path", "")
+        if request.adapter and not await self._has_adapter(request.adapter):
+            return web.json_response({"error": "it has never been loaded"}, status=400)
         self.live[request.rid] = request
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(http)
@@ -246,14 +257,11 @@ class SglangDouble:
         if self.paused is not None:
             return None
         key = (request.salt, tuple(request.prompt))
+        weights = request.adapter or self.weights
         if request.kv is None:
             request.cached = len(request.prompt) - 1 if key in self.cache else 0
-            request.kv = self.cache.setdefault(key, self.weights)
-        label = (
-            self.weights
-            if request.kv == self.weights
-            else f"mixture of {request.kv} and {self.weights}"
-        )
+            request.kv = self.cache.setdefault(key, weights)
+        label = weights if request.kv == weights else f"mixture of {request.kv} and {weights}"
         context = [*request.prompt, *request.output]
         token, logprob = fake_token(
             label, context, sample=0, rng_seed=request.seed, vocab_size=VOCAB_SIZE
@@ -350,6 +358,37 @@ class SglangDouble:
             for request in self.live.values():
                 request.aborted = True
         self.label = self.shown = body["new_version"]
+        return web.json_response({"success": True})
+
+    async def _load_adapter(self, http: web.Request) -> web.Response:
+        body = await http.json()
+        name = body["lora_name"]
+        self.calls.append(f"load {name}")
+        if name in self.adapters:
+            return web.json_response({"error": {"message": "already loaded"}}, status=400)
+        self.adapter_paths[name] = body["lora_path"]
+        if not await self._has_adapter(name):
+            return web.json_response({"error": {"message": "header too large"}}, status=400)
+        return web.json_response({"success": True, "loaded_adapters": self.adapter_paths})
+
+    async def _has_adapter(self, name: str) -> bool:
+        """Load the adapter, again if it was evicted, from the directory that its name got first."""
+        if name not in self.adapters:
+            try:
+                path = Path(self.adapter_paths[name])
+                self.adapters[name] = await asyncio.to_thread(file_tensor_digests, path)
+            except (KeyError, OSError, EngineFault):
+                return False
+        self.adapters[name] = self.adapters.pop(name)
+        while len(self.adapters) > self.adapters_max:
+            self.adapters.pop(next(iter(self.adapters)))
+        return True
+
+    async def _unload_adapter(self, http: web.Request) -> web.Response:
+        name = (await http.json())["lora_name"]
+        self.calls.append(f"unload {name}")
+        assert all(request.adapter != name for request in self.live.values())
+        self.adapters.pop(name, None)
         return web.json_response({"success": True})
 
     async def _update(self, http: web.Request) -> web.StreamResponse:  # noqa: C901 - one trap after the other

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from hashlib import sha256
 from http import HTTPStatus
 from itertools import cycle
@@ -10,9 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 from safetensors.torch import load_file
 
-from echo2d.engines.base import Engine
+from echo2d.adapters import base_digest
+from echo2d.engines.base import AdapterBase, Engine
+from echo2d.engines.layout import file_tensor_digests
 from echo2d.engines.server.http_client import CALL_S_MAX, Lost
 from echo2d.engines.sglang.client import SglangClient
 from echo2d.engines.sglang.engine import SglangEngine
@@ -20,6 +24,7 @@ from echo2d.engines.sglang.server import Running
 from echo2d.engines.sglang.weight_update import RefitMode
 from echo2d.errors import EngineFault
 from tests.support.engine_harness import FakeHarness, TorchHarness, save_random_model, tiny_config
+from tests.support.lora import TARGETS, write_adapter
 from tests.support.sglang_double import SglangDouble
 
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
@@ -39,7 +44,10 @@ class DoubleHarness(FakeHarness):
     def engine(self, *, slots: int = 64, rng_seed: int = 0) -> SglangEngine:  # type: ignore[override]
         double = next(self._next)
         engine = SglangEngine(
-            Running(double.url), slots=slots, rng_seed=rng_seed, refit_mode=self._mode
+            Running(double.url, folder=self._folder / double.url.rpartition(":")[2]),
+            slots=slots,
+            rng_seed=rng_seed,
+            refit_mode=self._mode,
         )
         self._of[id(engine)] = double
         return engine
@@ -62,6 +70,46 @@ class DoubleHarness(FakeHarness):
     async def check(self, engine: Engine) -> None:
         assert isinstance(engine, SglangEngine)
         await engine.check()
+
+
+class AdapterDoubleHarness(DoubleHarness):
+    """Versions are the adapters that `fake_adapters` made."""
+
+    def __init__(self, folder: Path, doubles: Sequence[SglangDouble], base: AdapterBase) -> None:
+        super().__init__(folder, doubles)
+        self.base = base
+
+    def engine(self, *, slots: int = 64, rng_seed: int = 0) -> SglangEngine:
+        engine = super().engine(slots=slots, rng_seed=rng_seed)
+        engine.refit = partial(engine.refit, base=self.base)  # type: ignore[method-assign]
+        return engine
+
+    def snapshot(self, version: int) -> Path:
+        return self._folder / str(version)
+
+    @contextmanager
+    def doubtful_refits(self, engine: Engine) -> Iterator[None]:
+        pytest.skip("an adapter that is not loaded leaves the one before it served")
+        yield
+
+    async def in_memory(self, engine: Engine) -> Mapping[str, object]:
+        if engine.label is None:
+            raise EngineFault("nothing is served")
+        return self._of[id(engine)].adapters[engine.label]
+
+
+def fake_adapters(versions: Path) -> AdapterBase:
+    """Write six adapters on one base. Blocking."""
+    folder = versions / "base"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(CONFIG)
+    (folder / "tokenizer.json").write_text("{}")
+    weights = {f"model.layers.0.{name}.weight": np.ones((8, 4), np.float32) for name in TARGETS}
+    save_file(weights, folder / "model.safetensors")
+    base = AdapterBase(folder, base_digest(folder), file_tensor_digests(folder))
+    for version in range(6):
+        write_adapter(versions / str(version), base, rng_seed=version)
+    return base
 
 
 CONFIG = '{"model_type": "fake", "vocab_size": 64, "max_position_embeddings": 16384}'

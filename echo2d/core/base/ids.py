@@ -61,3 +61,8 @@ def lease_name(lease: LeaseId) -> str:
 def version_label(version: Version, digest: Digest) -> str:
     """An engine's name for a published version: `<version>-<first 12 hex of digest>`."""
     return f"{version}-{digest.hex()[:LABEL_DIGEST_CHARS]}"
+
+
+def label_version(label: str) -> int:
+    """The version in an engine's name for it."""
+    return int(label.partition("-")[0])

@@ -328,6 +328,7 @@ class CoordinatorState:
             kept,
             cancelled,
             self._rules.dissemination.mode == "exclusive",
+            self._rules.staleness_max,
         )
         # At most eight versions of a hello are checked; a worker has only two snapshot slots.
         claimed = [hello.serving, *hello.holding[:8]]

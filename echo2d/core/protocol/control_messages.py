@@ -454,6 +454,8 @@ class Welcome:
     cancel: tuple[HeldLease, ...]  # the leases of the Hello to stop
     # Whether the engines must generate nothing while a version that they do not serve yet is on its way.
     exclusive: bool = False
+    # How many versions behind the newest a token may be that the run still trains on.
+    staleness_max: int = 0
     build: Build = OURS  # of the coordinator's program
 
 

@@ -264,6 +264,7 @@ class RefitEngines:
     version: Version
     digest: Digest
     path: str
+    staleness_max: int = 0  # as in `Welcome`
 
 
 @dataclass(frozen=True, slots=True)

@@ -211,6 +211,7 @@ class WorkerState:
                 return self._leases.failed(HeldLease(lease, attempt), reason, now=now)
             case ControlUp(welcome):
                 self._up, self._exclusive = True, welcome.exclusive
+                self._versions.staleness_max = welcome.staleness_max
                 # Results may name versions that the hello did not name: report their refits first.
                 told = [SendControl(message) for message in self._since_hello]
                 leaving = [] if self._leaving is None else [SendControl(self._leaving)]

@@ -136,6 +136,7 @@ class WorkerVersions:
         self._retry_at = 0.0
         self._labels: dict[str, VersionKey] = {}
         self._served_seq = PublishSeq(-1)  # the newest publish that was served
+        self.staleness_max = 0  # as the last welcome said
         self.serving: VersionKey | None = None
 
     @property
@@ -451,7 +452,7 @@ class WorkerVersions:
             return []
         self._refitting, self._refit_path = target, path
         self._learn_label(target)
-        return [RefitEngines(target.version, target.digest, path)]
+        return [RefitEngines(target.version, target.digest, path, self.staleness_max)]
 
     def _learn_label(self, key: VersionKey) -> None:
         label = version_label(key.version, key.digest)

@@ -17,6 +17,7 @@ import logging
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Protocol
 
@@ -40,8 +41,10 @@ log = logging.getLogger("echo2d.engines")
 
 
 # Makes the body of the request for the next piece of a sample, from the request's id, the salt of its
-# cached prefixes, the call and the sample.
-RequestBody = Callable[[str, str, GenerationCall, SampleState], Mapping[str, Any]]
+# cached prefixes, the label under which it runs, the call and the sample.
+RequestBody = Callable[[str, str, str, GenerationCall, SampleState], Mapping[str, Any]]
+# Interprets a chunk of the stream of a request under this label.
+ChunkReader = Callable[[Mapping[str, Any], str], StreamChunk]
 
 
 class GeneratingServer(Protocol):
@@ -61,10 +64,6 @@ class ServerVersions(Protocol):
     def server(self) -> GeneratingServer | None: ...
 
     @property
-    def label(self) -> str | None:
-        """The label of the served version; None: nothing is served."""
-
-    @property
     def updates(self) -> int:
         """How many updates were asked for."""
 
@@ -76,6 +75,14 @@ class ServerVersions(Protocol):
     def cuts_requests(self) -> bool:
         """Whether a refit ends the running requests."""
 
+    def certain(self, label: str, updates: int) -> bool:
+        """Whether only the version of this label can have written the tokens of a request that began under it, when
+        so many updates had been asked for.
+        """
+
+    def outdated(self, label: str) -> bool:
+        """Whether a request must not go on under this label, although the server would."""
+
     async def served(self) -> tuple[GeneratingServer, str]:
         """The server and its label, once no refit is under way."""
 
@@ -84,6 +91,15 @@ class ServerVersions(Protocol):
 
     async def doubt(self, reason: str) -> None:
         """Stop serving, because the server's weights are unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Open:
+    """A request that the server works on."""
+
+    label: str
+    sample: SampleState
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class SamplingLoop:
@@ -96,7 +112,7 @@ class SamplingLoop:
         recompute: RecomputeMeter,
         *,
         body: RequestBody,
-        read: Callable[[Mapping[str, Any]], StreamChunk],
+        read: ChunkReader,
     ) -> None:
         self._serving = serving
         self._room = room
@@ -104,8 +120,29 @@ class SamplingLoop:
         self._body = body
         self._read = read
         self._looked_at = float("-inf")
+        # The requests that the server works on, by id.
+        self._open: dict[str, _Open] = {}
         self._numbers = count()
         self._nonce = secrets.token_hex(6)
+
+    @property
+    def labels(self) -> set[str]:
+        """The labels under which requests run."""
+        return {each.label for each in self._open.values()}
+
+    async def cut_outdated(self) -> None:
+        """Cut the requests that must not go on under their label. Returns once they have ended."""
+        outdated = {
+            rid: each for rid, each in self._open.items() if self._serving.outdated(each.label)
+        }
+        server = self._serving.server
+        for rid, each in outdated.items():
+            each.sample.cut = True
+            if server is not None:
+                with suppress(EngineFault):
+                    await server.abort(rid)
+        for each in outdated.values():
+            await each.ended.wait()
 
     async def write(self, call: GenerationCall, sample: SampleState) -> None:
         """Generate one sample to its end."""
@@ -179,11 +216,11 @@ class SamplingLoop:
         if resumes or sample.cut:
             self._recompute.sent(rid, sample.context_tokens, now=clock.time())
         sample.cut = False
+        this = self._open[rid] = _Open(piece.label, sample)
         try:
-            async for chunk in server.generate(self._body(rid, salt, call, sample)):
+            async for chunk in server.generate(self._body(rid, salt, piece.label, call, sample)):
                 tokens = piece.take(
-                    self._read(chunk),
-                    certain=(piece.label, updates) == (serving.label, serving.updates),
+                    self._read(chunk, piece.label), certain=serving.certain(piece.label, updates)
                 )
                 sample.extend(tokens)
                 if piece.finish is not None:
@@ -210,7 +247,8 @@ class SamplingLoop:
             await serving.examine(server)
             raise
         finally:
-            del call.rids[sample.index]
+            del call.rids[sample.index], self._open[rid]
+            this.ended.set()
             self._recompute.gone(rid, now=clock.time())
             if sample.cut and sample.goes_on:
                 self._recompute.dropped(sample.context_tokens)
@@ -225,7 +263,8 @@ class SamplingLoop:
         overdue: it has held tokens for its share of HELD_S_MAX.
         """
         serving = self._serving
-        return serving.quiet and (overdue or (serving.cuts_requests and not piece.certain))
+        uncertain = serving.cuts_requests and not piece.certain
+        return serving.quiet and (overdue or uncertain or serving.outdated(piece.label))
 
     @asynccontextmanager
     async def _inside(self) -> AsyncIterator[None]:

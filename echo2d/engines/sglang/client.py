@@ -1,6 +1,8 @@
 """Calls SGLang's paths over HTTP and reads their answers. It makes no decision."""
 
 from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, ClassVar
 
 from echo2d.engines.server.admission import ServerLoad
@@ -74,6 +76,20 @@ class SglangClient(ServerClient):
 
     async def flush(self) -> None:
         await self.order("/flush_cache?timeout=5", {})
+
+    async def load_adapter(self, label: str, directory: Path) -> None:
+        """Load an adapter under this name. The server reads the directory again whenever it has evicted the adapter."""
+        body = {"lora_name": label, "lora_path": str(directory)}
+        try:
+            await self.order("/load_lora_adapter", body)
+        except ServerRefused:
+            # It has the name already if the answer to an earlier call was lost.
+            await self.unload_adapter(label)
+            await self.order("/load_lora_adapter", body)
+
+    async def unload_adapter(self, label: str) -> None:
+        with suppress(ServerRefused):
+            await self.order("/unload_lora_adapter", {"lora_name": label})
 
     async def relabel(self, label: str) -> None:
         """Change the label of the weights, and nothing else."""

@@ -9,6 +9,7 @@ import secrets
 import shlex
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -25,7 +26,7 @@ from echo2d.engines.base import (
 )
 from echo2d.engines.server.admission import SampleAdmission
 from echo2d.engines.server.calls import GenerationCall, SampleState
-from echo2d.engines.server.continuation import StreamChunk
+from echo2d.engines.server.continuation import StreamChunk, under_adapter
 from echo2d.engines.server.process import ServerProcess
 from echo2d.engines.server.recompute import RecomputeMeter
 from echo2d.engines.server.sampling_loop import SamplingLoop
@@ -68,7 +69,10 @@ def _servers(options: EngineOptions) -> Sequence[Launch | Running]:
             raise OperatorFault(
                 f"worker.engine_url: expected {options.count} http:// URLs; found {options.url!r}"
             )
-        return [Running(url, *_keys(options.key_file)) for url in urls]
+        return [
+            Running(url, *_keys(options.key_file), folder=options.folder / f"engine-{index}")
+            for index, url in enumerate(urls)
+        ]
     if not options.python.exists():
         raise OperatorFault(f"worker.engine_python: {options.python} does not exist")
     try:
@@ -119,7 +123,7 @@ class SglangEngine:
             recompute=self._recompute,
         )
         self._writing = SamplingLoop(
-            self._serving, self._room, self._recompute, body=request_body, read=self._read
+            self._serving, self._room, self._recompute, body=self._body, read=self._read
         )
 
     @property
@@ -146,11 +150,13 @@ class SglangEngine:
     async def refit(
         self, snapshot: Path, label: str, base: AdapterBase | None = None
     ) -> RefitReport:
-        if base is not None:
-            raise EngineFault(
-                "adapters need worker.engine = 'torch'; SGLang serves whole models only"
-            )
-        return await self._serving.refit(snapshot, label)
+        report = await self._serving.refit(snapshot, label, base)
+        if base is None:
+            return report
+        await self._writing.cut_outdated()
+        await self._serving.drop_adapters(self._writing.labels)
+        tokens, recompute_s = self._recompute.take()
+        return replace(report, recomputed_tokens=tokens, recompute_s=recompute_s)
 
     async def hold(self) -> None:
         await self._serving.hold()
@@ -230,9 +236,17 @@ class SglangEngine:
         self._calls[request.request_id] = call
         return call
 
-    def _read(self, chunk: Mapping[str, Any]) -> StreamChunk:
-        layout = self._serving.layout
-        return read_chunk(chunk, None if layout is None else expert_numbers(layout.config))
+    def _body(
+        self, rid: str, salt: str, label: str, call: GenerationCall, sample: SampleState
+    ) -> dict[str, Any]:
+        adapter = {"lora_path": label} if self._serving.adapters.newest else {}
+        return request_body(rid, salt, call, sample) | adapter
+
+    def _read(self, chunk: Mapping[str, Any], label: str) -> StreamChunk:
+        layout, weights = self._serving.layout, self._serving.weights
+        found = read_chunk(chunk, None if layout is None else expert_numbers(layout.config))
+        adapted = weights is not None and self._serving.adapters.newest is not None
+        return under_adapter(found, weights, label) if adapted else found
 
     def _running(self) -> list[SampleState]:
         """The samples that the server works on."""

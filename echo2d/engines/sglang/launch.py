@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import ClassVar
 
+from echo2d.engines.adapter import AdapterLayout
 from echo2d.errors import OperatorFault, path_fault
 
 # Flags that only echo2d sets, without the leading dashes.
@@ -58,6 +59,18 @@ class Launch:
     def keys_text(self, api_key: str, admin_key: str) -> str:
         """Return the content of the `keys` file, which SGLang reads as its configuration."""
         return f"api-key: {api_key}\nadmin-api-key: {admin_key}\n"
+
+
+def adapter_flags(adapter: AdapterLayout, staleness_max: int) -> Sequence[str]:
+    """The flags of a server for adapters of this shape: the newest one, those of `staleness_max` versions before it,
+    and the one that is loaded next.
+    """
+    kinds = sorted({name.rpartition(".")[2] for name in adapter.layers})
+    count = str(staleness_max + 2)
+    return (
+        "--enable-lora", "--max-lora-rank", str(adapter.rank), "--lora-target-modules", *kinds,
+        "--max-loras-per-batch", count, "--max-loaded-loras", count,
+    )  # fmt: skip
 
 
 def launches(base: Launch, count: int) -> list[Launch]:

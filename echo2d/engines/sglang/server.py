@@ -1,4 +1,4 @@
-"""Keeps one SGLang server and knows which version it serves.
+"""Keeps one SGLang server and knows which version it serves: its weights, or an adapter beside them.
 
     nothing --start it or attach--> serving v --swap--> serving v+1
        ^                               |
@@ -8,18 +8,23 @@ After any doubt nothing is served until a refit succeeds (I3). A server that was
 ended, and the next refit starts a new one; a server at a URL gets the next version, whichever version it has.
 There is no heartbeat: the server is examined when a request gets no answer (`examine`).
 
+A base model gets the label `base-<digest>`, under which no request runs. Adapters come beside it without a pause
+(`engines/server/adapters`); a load that fails leaves the adapter before it served.
+
 Not here: requests (`engine`), and the calls that make up a refit (`weight_update`).
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from echo2d.engines.base import RefitReport
-from echo2d.engines.layout import SnapshotLayout
+from echo2d.engines.adapter import adapter_layout
+from echo2d.engines.base import AdapterBase, RefitReport
+from echo2d.engines.layout import SnapshotLayout, read_layout
+from echo2d.engines.server.adapters import ServedAdapters
 from echo2d.engines.server.admission import ServerLoad
 from echo2d.engines.server.calls import SampleState
 from echo2d.engines.server.http_client import Lost
@@ -29,7 +34,7 @@ from echo2d.engines.sglang import weight_update
 from echo2d.engines.sglang.client import SglangClient
 from echo2d.engines.sglang.compat import Dialect
 from echo2d.engines.sglang.files import list_files, read_model, require_unchanged
-from echo2d.engines.sglang.launch import Launch
+from echo2d.engines.sglang.launch import Launch, adapter_flags
 from echo2d.engines.sglang.weight_update import Doubtful, RefitMode, WeightUpdate
 from echo2d.errors import EngineFault
 
@@ -46,6 +51,7 @@ class Running:
     url: str
     api_key: str = ""
     admin_key: str = ""
+    folder: Path = Path()  # the copies of adapters, which the server reads
 
 
 class Serving:
@@ -75,7 +81,11 @@ class Serving:
         # Samples whose KV cache was dropped when generation last stopped.
         self._cut: Sequence[SampleState] = ()
         self.label: str | None = None
-        self.layout: SnapshotLayout | None = None  # layout of the version served last
+        # The label of the server's weights: `label`, or that of the base of the adapters.
+        self.weights: str | None = None
+        self.adapters = ServedAdapters(where.folder / "adapters")
+        self._flags: Sequence[str] = ()  # those for adapters, with which the server was started
+        self.layout: SnapshotLayout | None = None  # layout of the weights loaded last
         self.server: SglangClient | None = None
         self.process: ServerProcess | None = None
         # How many updates were asked for. If the number grew since a request began, the request's tokens may be
@@ -120,31 +130,38 @@ class Serving:
         if not self._running:
             raise EngineFault("the engine is not running")
 
-    async def refit(self, snapshot: Path, label: str) -> RefitReport:
+    def certain(self, label: str, updates: int) -> bool:
+        """Whether no other version can have written a token of a request that began under `label`, after so many
+        updates.
+        """
+        own = self.label if self.adapters.newest is None else label
+        return (own, self.updates) == (label, updates)
+
+    async def refit(self, snapshot: Path, label: str, base: AdapterBase | None) -> RefitReport:
         """Serve `snapshot` as `label`. EngineFault: the old version is served, or none."""
         async with self._refits:
             self.require_running()
             # The files are checked first, because a file that SGLang cannot read may end it.
             snapshot = await asyncio.to_thread(snapshot.absolute)
-            layout = await asyncio.to_thread(read_model, snapshot)
-            files = await asyncio.to_thread(list_files, snapshot)
-            same = self.layout is not None and layout.config == self.layout.config
-            if self.layout is not None and same:
-                layout.require_tensors_of(self.layout)
-            order = WeightUpdate(snapshot, label, files, self.mode)
-            if isinstance(self._where, Launch) and (
-                self.process is None or self.process.ended or not same
-            ):
-                report = await self._launch(self._where, order)
-            elif self.layout is not None and not same:
-                raise EngineFault(
-                    "config.json differs from that of the model that the server has; "
-                    "restart the server with the new model"
-                )
-            else:
-                report = await self._swap(await self._attached(), order)
-            self.layout = layout
-            return report
+            if base is None:
+                if self.adapters.newest is not None:
+                    self._serve_nothing()
+                report = await self._load(snapshot, label)
+                self.label = label
+                return report
+            return await self._add(snapshot, label, base)
+
+    def outdated(self, label: str) -> bool:
+        return self.adapters.outdated(label)
+
+    async def drop_adapters(self, used: Collection[str]) -> None:
+        """Unload the adapters that no request needs; `used` are those under which requests run."""
+        async with self._refits:
+            for label in self.adapters.unneeded(used):
+                if self.server is not None:
+                    with suppress(EngineFault):
+                        await self.server.unload_adapter(label)
+                await asyncio.to_thread(self.adapters.drop, label)
 
     async def hold(self) -> None:
         """Stop generation as a refit does; cut requests continue as new ones after `release`."""
@@ -203,8 +220,8 @@ class Serving:
             else:
                 reason = (
                     ""
-                    if model.get("weight_version") == self.label
-                    else f"it serves {model.get('weight_version')!r}, not {self.label!r}"
+                    if model.get("weight_version") == self.weights
+                    else f"it serves {model.get('weight_version')!r}, not {self.weights!r}"
                 )
             if reason and self.quiet:
                 await self.doubt(reason)
@@ -217,6 +234,51 @@ class Serving:
             await self._leave_server()
 
     # --- inside
+
+    async def _load(self, snapshot: Path, label: str, flags: Sequence[str] = ()) -> RefitReport:
+        """Load the weights of a whole model under a label, which is not served yet."""
+        layout = await asyncio.to_thread(read_model, snapshot)
+        files = await asyncio.to_thread(list_files, snapshot)
+        same = self.layout is not None and layout.config == self.layout.config
+        if self.layout is not None and same:
+            layout.require_tensors_of(self.layout)
+        order = WeightUpdate(snapshot, label, files, self.mode)
+        if isinstance(self._where, Launch) and (
+            self.process is None or self.process.ended or not same or flags != self._flags
+        ):
+            where = replace(self._where, arguments=[*self._where.arguments, *flags])
+            report = await self._launch(where, order)
+            self._flags = flags
+        elif self.layout is not None and not same:
+            raise EngineFault(
+                "config.json differs from that of the model that the server has; "
+                "restart the server with the new model"
+            )
+        else:
+            report = await self._swap(await self._attached(), order)
+        self.layout, self.weights = layout, label
+        return report
+
+    async def _add(self, snapshot: Path, label: str, base: AdapterBase) -> RefitReport:
+        """Serve an adapter beside its base, which is loaded first if the server has other weights."""
+        layout = await asyncio.to_thread(read_layout, snapshot, base)
+        adapter = adapter_layout(layout)
+        adapter.require_fits(layout.tensors, await asyncio.to_thread(read_model, base.directory))
+        weights, flags = f"base-{base.digest[:12]}", self._flags
+        if isinstance(self._where, Launch):
+            flags = adapter_flags(adapter, base.staleness_max)
+        ended = self.process is not None and self.process.ended
+        report = RefitReport(label, 0.0)
+        if ended or self.weights != weights or flags != self._flags:
+            self._serve_nothing()
+            report = replace(await self._load(base.directory, weights, flags), label=label)
+            await asyncio.to_thread(self.adapters.clear)
+        assert self.server is not None
+        kept = await asyncio.to_thread(self.adapters.keep, snapshot, label)
+        await self.server.load_adapter(label, kept)
+        self.adapters.serve(label, base)
+        self.label = label
+        return report
 
     async def _launch(self, where: Launch, order: WeightUpdate) -> RefitReport:
         """Start a new server with this version, and end the old one if there is one."""
@@ -242,7 +304,6 @@ class Serving:
             await asyncio.shield(self._leave_server())
             raise
         self._say_dialect(self._dialect)
-        self.label = order.label
         return RefitReport(order.label, _now() - began)
 
     async def _until_ready(
@@ -299,7 +360,6 @@ class Serving:
             self.updates += 1
             await weight_update.update(server, self._dialect, order)
             await require_unchanged(order)
-            self.label = order.label
             if not self._held:
                 await weight_update.go_on(server)
             done = True
@@ -333,7 +393,7 @@ class Serving:
         self._recompute.dropped(sum(sample.context_tokens for sample in cut if sample.goes_on))
 
     def _serve_nothing(self) -> None:
-        self.label = None
+        self.label = self.weights = self.adapters.newest = None
         self._nothing()
 
     async def _leave_server(self) -> None:

@@ -24,6 +24,7 @@ from echo2d.engines.torch_engine.policy import InferencePolicy
 PREFILL_TOKENS_MAX = 8192
 
 Context = Sequence[int]
+_Key = tuple[str, tuple[int, ...]]  # the label of an adapter, and a context
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +40,19 @@ class Prefill:
 class DecodeBatch:
     """See the module docstring. `add` appends rows; only `keep` changes the index of a row.
 
-    A batch belongs to one version of the weights.
+    A batch belongs to one version of the weights, and each of its rows to one adapter beside them.
     """
 
     def __init__(self, policy: InferencePolicy) -> None:
         self._policy = policy
         self._cache = DynamicCache()
         self._lengths: list[int] = []
+        self._adapters: list[str] = []  # the label of each row's adapter; "": it has none
         self._logits: Tensor | None = None
         self.experts: Tensor | None = None
-        # Prefills by context, the newest last. They are kept because most samples of a group arrive
+        # Prefills by adapter and context, the newest last. They are kept because most samples of a group arrive
         # one after the other.
-        self._kept: dict[tuple[int, ...], Prefill] = {}
+        self._kept: dict[_Key, Prefill] = {}
 
     def __len__(self) -> int:
         return len(self._lengths)
@@ -65,17 +67,18 @@ class DecodeBatch:
         contexts: Sequence[Context],
         repeats: Sequence[int],
         *,
+        adapter: str = "",
         kept_bytes: int = 256 << 20,
     ) -> None:
         """Append repeats[i] rows for contexts[i]. Its KV cache is computed once, or taken from a kept
         prefill.
 
-        kept_bytes: most bytes of prefills that are kept for later samples. The default holds 2,000
-        tokens of a model of 8 B parameters.
+        adapter: the label of the rows' adapter. kept_bytes: most bytes of prefills that are kept for later samples. The
+        default holds 2,000 tokens of a model of 8 B parameters.
         """
         start = 0
         for end in _chunk_ends([len(context) for context in contexts]):
-            chunk = [tuple(context) for context in contexts[start:end]]
+            chunk = [(adapter, tuple(context)) for context in contexts[start:end]]
             self._prefill([each for each in dict.fromkeys(chunk) if each not in self._kept])
             self._join(chunk, repeats[start:end])
             self._forget(kept_bytes)
@@ -87,7 +90,7 @@ class DecodeBatch:
             return
         if not rows:
             self._cache, self._lengths, self._logits = DynamicCache(), [], None
-            self.experts = None
+            self._adapters, self.experts = [], None
             return
         index = torch.tensor(rows, dtype=torch.int64, device=self._policy.device)
         self._cache.reorder_cache(index)
@@ -95,32 +98,36 @@ class DecodeBatch:
         self.experts = None if self.experts is None else self.experts[index]
         columns = max(self._lengths)
         self._lengths = [self._lengths[row] for row in rows]
+        self._adapters = [self._adapters[row] for row in rows]
         self._trim(columns - max(self._lengths))
 
     def step(self, tokens: Sequence[int]) -> None:
         """Append one token to each row."""
         self._lengths = [length + 1 for length in self._lengths]
         self._logits, self.experts = self._forward(
-            self._cache, [[token] for token in tokens], self._lengths
+            self._cache, [[token] for token in tokens], self._lengths, self._adapters
         )
 
     def check(self) -> None:
         rows, columns = len(self._lengths), max(self._lengths, default=0)
+        assert len(self._adapters) == rows
         assert (self._logits is None) == (rows == 0) == (len(self._cache.layers) == 0)
         assert rows == 0 or self.logits.shape[0] == rows
         for layer in self._cache.layers:
             assert layer.keys.shape[0] == layer.values.shape[0] == rows
             assert layer.keys.shape[2] == layer.values.shape[2] == columns
 
-    def _prefill(self, contexts: Sequence[tuple[int, ...]]) -> None:
-        if not contexts:
+    def _prefill(self, entries: Sequence[_Key]) -> None:
+        if not entries:
             return
+        contexts = [context for _, context in entries]
         lengths = [len(context) for context in contexts]
         columns = max(lengths)
         cache = DynamicCache()
         padded = [[0] * (columns - len(context)) + list(context) for context in contexts]
-        logits, experts = self._forward(cache, padded, lengths)
-        for row, context in enumerate(contexts):
+        adapters = [adapter for adapter, _ in entries]
+        logits, experts = self._forward(cache, padded, lengths, adapters)
+        for row, (entry, context) in enumerate(zip(entries, contexts, strict=True)):
             own = (slice(row, row + 1), slice(None), slice(columns - len(context), None))
             # Cloned, because a view would keep the whole pass in memory.
             layers = [
@@ -129,15 +136,15 @@ class DecodeBatch:
             next_logits = logits[row : row + 1].clone()
             size = next_logits.nbytes + sum(keys.nbytes + values.nbytes for keys, values in layers)
             chosen = None if experts is None else experts[row : row + 1].clone()
-            self._kept[context] = Prefill(layers, next_logits, chosen, size)
+            self._kept[entry] = Prefill(layers, next_logits, chosen, size)
 
-    def _join(self, contexts: Sequence[tuple[int, ...]], repeats: Sequence[int]) -> None:
+    def _join(self, entries: Sequence[_Key], repeats: Sequence[int]) -> None:
         """Append rows for contexts whose prefill is kept, and make these the newest."""
-        for context in contexts:
-            self._kept[context] = self._kept.pop(context)
+        for entry in entries:
+            self._kept[entry] = self._kept.pop(entry)
         entering = [
-            self._kept[context]
-            for context, count in zip(contexts, repeats, strict=True)
+            self._kept[entry]
+            for entry, count in zip(entries, repeats, strict=True)
             for _ in range(count)
         ]
         for number in range(len(entering[0].layers)):
@@ -153,8 +160,9 @@ class DecodeBatch:
         self._logits = torch.cat([*before, *(each.logits for each in entering)])
         if chosen := [each.experts for each in entering if each.experts is not None]:
             self.experts = torch.cat([*([] if self.experts is None else [self.experts]), *chosen])
-        for context, count in zip(contexts, repeats, strict=True):
+        for (adapter, context), count in zip(entries, repeats, strict=True):
             self._lengths += [len(context)] * count
+            self._adapters += [adapter] * count
 
     def _forget(self, bytes_max: int) -> None:
         size = sum(each.nbytes for each in self._kept.values())
@@ -167,12 +175,16 @@ class DecodeBatch:
                 layer.keys, layer.values = layer.keys[:, :, columns:], layer.values[:, :, columns:]
 
     def _forward(
-        self, cache: DynamicCache, tokens: list[list[int]], lengths: list[int]
+        self,
+        cache: DynamicCache,
+        tokens: list[list[int]],
+        lengths: list[int],
+        adapters: Sequence[str],
     ) -> tuple[Tensor, Tensor | None]:
         device = self._policy.device
         ids = torch.tensor(tokens, dtype=torch.int64, device=device)
         return self._policy.next_logits(
-            ids, torch.tensor(lengths, dtype=torch.int64, device=device), cache
+            ids, torch.tensor(lengths, dtype=torch.int64, device=device), cache, adapters
         )
 
 

@@ -53,9 +53,11 @@ class DecoderOptions:
 
 
 class DecodedSample:
-    """One sample: its request, its output so far, and a buffer of the output not yet emitted."""
+    """One sample: its request, its output so far, and a buffer of the output not yet emitted. label: of the version
+    that writes its next token, once it runs.
+    """
 
-    __slots__ = ("_limit", "_stop", "_uniforms", "buffer", "output", "request", "stream")
+    __slots__ = ("_limit", "_stop", "_uniforms", "buffer", "label", "output", "request", "stream")
 
     def __init__(
         self,
@@ -69,6 +71,7 @@ class DecodedSample:
         self.stream = stream
         self.buffer = SampleBuffer(index)
         self.output: list[int] = []
+        self.label = ""
         self._limit = limit
         self._stop = frozenset(request.stop_token_ids)
         self._uniforms = Uniforms(seed, request.written)
@@ -84,11 +87,9 @@ class DecodedSample:
         """
         return self._uniforms.draw()
 
-    def append(
-        self, token: int, logprob: float, label: str, columns: Columns
-    ) -> FinishReason | None:
+    def append(self, token: int, logprob: float, columns: Columns) -> FinishReason | None:
         self.output.append(token)
-        self.buffer.add(token, logprob, label, columns)
+        self.buffer.add(token, logprob, self.label, columns)
         if token in self._stop:
             return "stop"
         return self._limit.finish if len(self.output) == self._limit.tokens else None
@@ -188,13 +189,15 @@ class Decoder:
         # Consumers get the tokens of the old version before the pause, not after it.
         self._emit_held()
         started = time.monotonic()
+        staying: list[DecodedSample] = []
         if prepared.target is not None and prepared.target is self.policy:
-            self._overwrite(self.policy, prepared)
+            staying = self._overwrite(self.policy, prepared, label)
         else:
             options = self._options
-            self._replace(build(prepared, options.dtype, options.device, int8=options.int8))
+            built = build(prepared, options.dtype, options.device, label=label, int8=options.int8)
+            self._replace(built)
         loaded = time.monotonic()
-        tokens = self._recompute()
+        tokens = self._recompute(staying, label)
         self.label = label
         return RefitReport(label, loaded - started, tokens, time.monotonic() - loaded)
 
@@ -245,16 +248,16 @@ class Decoder:
         if self._batch is None or self.label is None:
             return
         try:
-            self._admit(self._batch)
+            self._admit(self._batch, self.label)
             if self.running:
-                self._step(self._batch, self.label)
+                self._step(self._batch)
         except RuntimeError:
             # torch raises it when memory runs out or the device is lost. The KV cache may be half
             # written, so nothing can be continued.
             log.exception("decoding failed, nothing is served until the next refit")
             self._lose_policy()
 
-    def _admit(self, batch: DecodeBatch) -> None:
+    def _admit(self, batch: DecodeBatch, label: str) -> None:
         """Fill free slots in order of arrival.
 
         Samples of a request that enter together share its prefill. PREFILL_TOKENS_MAX limits the
@@ -276,9 +279,9 @@ class Decoder:
             tokens += len(contexts[-1])
         if admitted:
             self.running = self.running + admitted
-            batch.add(contexts, repeats)
+            self._add(batch, admitted, contexts, repeats, label)
 
-    def _step(self, batch: DecodeBatch, label: str) -> None:
+    def _step(self, batch: DecodeBatch) -> None:
         self._pace(len(self.running))
         samplings = [sample.request.sampling for sample in self.running]
         uniforms = [sample.uniform() for sample in self.running]
@@ -286,7 +289,7 @@ class Decoder:
         columns = self._columns(batch)
         staying = []
         for row, sample in enumerate(self.running):
-            finish = sample.append(tokens[row], logprobs[row], label, columns[row])
+            finish = sample.append(tokens[row], logprobs[row], columns[row])
             if finish is None:
                 staying.append(row)
             if finish is not None or len(sample.buffer) >= BUNDLE_TOKENS_MAX:
@@ -356,26 +359,48 @@ class Decoder:
             self._abort_all()
         self.policy = policy
 
-    def _overwrite(self, policy: InferencePolicy, prepared: PreparedWeights) -> None:
+    def _overwrite(
+        self, policy: InferencePolicy, prepared: PreparedWeights, label: str
+    ) -> list[DecodedSample]:
+        """Give the model the version's tensors. Returns the samples that go on under the adapter that they have."""
+        base, staying = prepared.base, list[DecodedSample]()
         try:
-            policy.copy(prepared.tensors, prepared.layout)
+            if base is None or policy.adapters is None:
+                policy.copy(prepared.tensors, prepared.layout)
+            else:
+                # The tokens of a mixture of experts do not stay in rows, so all its rows have one adapter.
+                if policy.expert_shape is None:
+                    staying = [
+                        each for each in self.running if not base.outdated(each.label, label)
+                    ]
+                used = {sample.label for sample in staying}
+                policy.adapters.add(prepared.on(policy.device), label, used)
+                policy.layout = prepared.layout
         except RuntimeError as error:
             self._lose_policy()
             raise EngineFault(f"the refit failed halfway, nothing is served: {error}") from error
+        return staying
 
-    def _recompute(self) -> int:
-        """Compute the KV cache and next logits of every running sample under the current policy.
+    def _recompute(self, staying: list[DecodedSample], label: str) -> int:
+        """Compute the KV cache and next logits of every running sample under the current policy, but for those that
+        stay as they are.
 
         Returns how many tokens these are.
         """
         assert self.policy is not None
-        # The old batch is dropped first, because the new one needs its memory.
-        self._batch = None
-        batch = DecodeBatch(self.policy)
-        contexts = [sample.context for sample in self.running]
+        moved = [sample for sample in self.running if sample not in staying]
+        batch, self._batch = self._batch, None
+        if batch is None or not staying:
+            # The old batch is dropped first, because the new one needs its memory.
+            batch = None
+            batch = DecodeBatch(self.policy)
+        else:
+            batch.keep([row for row, sample in enumerate(self.running) if sample in staying])
+        self.running = [*staying, *moved]
+        contexts = [sample.context for sample in moved]
         try:
             if contexts:
-                batch.add(contexts, [1] * len(contexts), kept_bytes=0)
+                self._add(batch, moved, contexts, [1] * len(contexts), label, kept_bytes=0)
                 # Wait for the GPU, which has only queued the work.
                 batch.logits.sum().item()
         except RuntimeError as error:
@@ -383,6 +408,21 @@ class Decoder:
             raise EngineFault(f"the refit failed halfway, nothing is served: {error}") from error
         self._batch = batch
         return sum(map(len, contexts))
+
+    def _add(
+        self,
+        batch: DecodeBatch,
+        samples: Sequence[DecodedSample],
+        contexts: Sequence[Sequence[int]],
+        repeats: Sequence[int],
+        label: str,
+        **options: int,
+    ) -> None:
+        """Append rows for samples, which from now on have this label."""
+        for sample in samples:
+            sample.label = label
+        adapter = "" if self.policy is None or self.policy.adapters is None else label
+        batch.add(contexts, repeats, adapter=adapter, **options)
 
     def _lose_policy(self) -> None:
         """Serve nothing: the weights or the KV cache may be a mixture of two versions (I3)."""

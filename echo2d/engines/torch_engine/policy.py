@@ -1,10 +1,10 @@
 """Loads a policy version from a snapshot directory onto a device, and reads its tensors back.
 
-A version enters memory in one of two ways:
+A version enters memory in one of three ways:
 
 - The next version of the same model is *copied* into the live model. Its tensors are read and
-  compared with the served layout first, so a bad file cannot stop the copy halfway. If the version is an
-  adapter on the same base, only the adapter's own tensors are copied.
+  compared with the served layout first, so a bad file cannot stop the copy halfway.
+- An adapter on the same base is held beside the adapters before it (`adapters.py`).
 - Anything else is *built* by transformers beside the old model: the first version, another
   architecture, and families whose tensors have other names in the files than in the model.
 
@@ -15,7 +15,7 @@ version tensor by tensor. The files and the tensors read from them do not change
 import inspect
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,9 +31,10 @@ from transformers.utils import logging as transformers_logging
 
 from echo2d.core.base.model_config import context_max
 from echo2d.core.protocol.experts import ExpertShape
-from echo2d.engines.adapter import AdapterLayout, adapter_layout
+from echo2d.engines.adapter import adapter_layout
 from echo2d.engines.base import AdapterBase, UnsuitedEngine
 from echo2d.engines.layout import SnapshotLayout, read_layout, weight_files
+from echo2d.engines.torch_engine.adapters import AdapterTable
 from echo2d.engines.torch_engine.int8 import Int8Layers, quantize
 from echo2d.errors import EngineFault
 from echo2d.model_experts import ExpertRecorder
@@ -52,15 +53,15 @@ class InferencePolicy:
     """A causal LM on its device, ready for inference.
 
     layout: the layout of the snapshot whose numbers it holds. context: most tokens of prompt and answer together,
-    by config.json. adapter: if that snapshot is an adapter, its tensors on the device. int8: the layers that
-    hold weights in int8, by the names of these weights. experts: the recorder that the model has already, if any.
+    by config.json. adapters: if that snapshot is an adapter, all that are held. int8: the layers that hold weights in
+    int8, by the names of these weights. experts: the recorder that the model has already, if any.
     """
 
     def __init__(
         self,
         model: Any,
         layout: SnapshotLayout,
-        adapter: Mapping[str, Tensor] | None = None,
+        adapters: AdapterTable | None = None,
         *,
         context: int | None,
         int8: Int8Layers | None = None,
@@ -73,8 +74,14 @@ class InferencePolicy:
         self._model = model
         self._int8 = int8 or {}
         self._experts = experts or ExpertRecorder(model)
-        self._state: Mapping[str, Tensor] = model.state_dict() if adapter is None else adapter
+        self.adapters = adapters
+        self._weights: Mapping[str, Tensor] = {} if adapters else model.state_dict()
         self._accepts = frozenset(inspect.signature(model.forward).parameters)
+
+    @property
+    def _state(self) -> Mapping[str, Tensor]:
+        """The tensors that a version replaces."""
+        return self._weights if self.adapters is None else self.adapters.tensors
 
     @property
     def copyable(self) -> bool:
@@ -87,14 +94,20 @@ class InferencePolicy:
         return self._experts.shape
 
     def next_logits(
-        self, tokens: Tensor, lengths: Tensor, cache: DynamicCache
+        self,
+        tokens: Tensor,
+        lengths: Tensor,
+        cache: DynamicCache,
+        adapters: Sequence[str] = (),
     ) -> tuple[Tensor, Tensor | None]:
         """Append `tokens` [rows, new] to `cache`; return the next token's logits [rows, vocab], and the experts
         [rows, layers, chosen] that were chosen on the way to them (None: a dense model).
 
         lengths [rows]: each row's tokens, the new ones included. Rows are right-aligned, see
-        `batch.py`.
+        `batch.py`. adapters [rows]: the label of each row's adapter; empty: the newest.
         """
+        if self.adapters is not None:
+            self.adapters.rows = adapters or (self.adapters.newest,)
         columns = cache.get_seq_length() + tokens.shape[1]
         mask = torch.arange(columns, device=self.device) >= (columns - lengths)[:, None]
         # The logits of all positions of a prefill could take gigabytes. Not every model family can
@@ -120,6 +133,8 @@ class InferencePolicy:
         """Return the logits [rows, last, vocab] at the last tokens of whole sequences [rows, columns],
         without padding.
         """
+        if self.adapters is not None:
+            self.adapters.rows = (self.adapters.newest,)
         options = {"logits_to_keep": last} if "logits_to_keep" in self._accepts else {}
         output = self._model(input_ids=tokens, use_cache=False, **options)
         logits: Tensor = output.logits[:, -last:]
@@ -130,11 +145,13 @@ class InferencePolicy:
         experts = self._experts.take(rows)
         return None if experts is None else experts[:, -last:]
 
-    def adapted(self, layout: SnapshotLayout, tensors: Mapping[str, Tensor]) -> "InferencePolicy":
+    def adapted(
+        self, layout: SnapshotLayout, tensors: Mapping[str, Tensor], label: str
+    ) -> "InferencePolicy":
         """Return a policy of the same model with an adapter; this one must not be used again."""
-        _attach(self._model, adapter_layout(layout), tensors)
+        table = AdapterTable(self._model, adapter_layout(layout), tensors, label)
         return InferencePolicy(
-            self._model, layout, tensors, context=self.context_max, experts=self._experts
+            self._model, layout, table, context=self.context_max, experts=self._experts
         )
 
     def in_int8(self) -> "InferencePolicy":
@@ -203,6 +220,10 @@ class PreparedWeights:
     tensors: Mapping[str, Tensor]
     base: AdapterBase | None = None  # base of an adapter
 
+    def on(self, device: torch.device) -> Mapping[str, Tensor]:
+        """The tensors in the memory of this device."""
+        return {name: tensor.to(device) for name, tensor in self.tensors.items()}
+
 
 def prepare(
     snapshot: Path,
@@ -226,11 +247,16 @@ def prepare(
 
 
 def build(
-    prepared: PreparedWeights, dtype: torch.dtype, device: torch.device, *, int8: bool = False
+    prepared: PreparedWeights,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    label: str = "",
+    int8: bool = False,
 ) -> InferencePolicy:
     """Build a new model from the directory and prove that it decodes.
 
-    int8: linear layers compute in it. EngineFault: a weight is missing, unknown or of a wrong
+    label: of an adapter. int8: linear layers compute in it. EngineFault: a weight is missing, unknown or of a wrong
     shape, the model cannot decode, or an adapter's base is not the one that was verified.
     """
     if prepared.base is None:
@@ -247,8 +273,8 @@ def build(
         raise EngineFault(
             f"the base model {prepared.base.directory} in memory is not the one that was verified"
         )
-    tensors = {name: tensor.to(device) for name, tensor in prepared.tensors.items()}
-    return (base.in_int8() if int8 else base).adapted(prepared.layout, tensors)
+    tensors = prepared.on(device)
+    return (base.in_int8() if int8 else base).adapted(prepared.layout, tensors, label)
 
 
 def _built(
@@ -348,47 +374,3 @@ def _digest(tensor: Tensor, dtype: str) -> bytes:
     # NumPy has no bfloat16, so the hash takes the bytes of any dtype.
     flat = tensor.detach().to(_DTYPES[dtype]).reshape(-1).contiguous().cpu()
     return blake3(flat.view(torch.uint8).numpy().data).digest()
-
-
-# --- an adapter beside the weights of its base
-#
-# Each linear layer that the adapter names adds the adapter's output to its own; nothing is merged. So
-# the base's weights stay as they were verified, bit for bit, through all adapters; the adapter's own
-# tensors can be overwritten in place and read back; and the layers add in the same order as in
-# training.
-
-_Hook = Callable[[Any, tuple[Tensor, ...], Tensor], Tensor]
-
-
-def _attach(model: Any, adapter: AdapterLayout, tensors: Mapping[str, Tensor]) -> None:
-    """Add a forward hook to each layer that the adapter names.
-
-    Each call uses the tensors' current values. EngineFault: they do not fit the model's layers.
-    """
-    for name, (a, b) in adapter.layers.items():
-        layer = _linear_layer(model, name)
-        fitting = (adapter.rank, layer.in_features), (layer.out_features, adapter.rank)
-        if (tensors[a].shape, tensors[b].shape) != fitting:
-            raise EngineFault(
-                f"the adapter's tensors for {name} have shapes {tuple(tensors[a].shape)} and "
-                f"{tuple(tensors[b].shape)}, expected {fitting[0]} and {fitting[1]}"
-            )
-        layer.register_forward_hook(_beside(tensors[a], tensors[b], adapter.scale))
-
-
-def _linear_layer(model: Any, name: str) -> torch.nn.Linear:
-    try:
-        layer = model.get_submodule(name)
-    except AttributeError:
-        layer = None
-    if not isinstance(layer, torch.nn.Linear):
-        raise EngineFault(f"the adapter names {name}, which is not a linear layer of the base")
-    return layer
-
-
-def _beside(a: Tensor, b: Tensor, scale: float) -> _Hook:
-    def hook(_: Any, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        low = torch.nn.functional.linear(inputs[0], a)
-        return output + torch.nn.functional.linear(low, b) * scale
-
-    return hook

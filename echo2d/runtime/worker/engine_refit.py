@@ -12,6 +12,7 @@ An adapter is loaded together with the base model that it names, verified by `lo
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from echo2d.config.worker import WorkerConfig
@@ -96,6 +97,8 @@ class EngineRefits:
         snapshot, loop = Path(order.path), asyncio.get_running_loop()
         await asyncio.to_thread(self._slots.require_intact, snapshot, order.digest)
         base = await asyncio.to_thread(self._base.of, snapshot)
+        if base is not None:
+            base = replace(base, staleness_max=order.staleness_max)
         files = await asyncio.to_thread(
             read_text_files, snapshot if base is None else base.directory
         )

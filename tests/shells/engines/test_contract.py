@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from echo2d.engines.base import AdapterBase
 from tests.support.engine_contract import EngineContract
 from tests.support.engine_harness import FakeHarness, Harness, Int8Harness, TorchHarness
 from tests.support.lora import AdapterHarness
 from tests.support.sglang_double import SglangDouble
-from tests.support.sglang_harness import DoubleHarness
+from tests.support.sglang_harness import AdapterDoubleHarness, DoubleHarness, fake_adapters
 
 
 class TestFakeEngine(EngineContract):
@@ -43,6 +44,17 @@ class TestTorchEngineWithAdapters:
     @pytest.fixture
     def harness(self, tmp_path: Path) -> Harness:
         return AdapterHarness(tmp_path)
+
+
+class TestSglangEngineWithAdaptersOnADouble(EngineContract):
+    @pytest.fixture
+    def base(self, tmp_path: Path) -> AdapterBase:
+        return fake_adapters(tmp_path)
+
+    @pytest.fixture
+    async def harness(self, tmp_path: Path, base: AdapterBase) -> AsyncIterator[Harness]:
+        async with SglangDouble.serving() as one, SglangDouble.serving() as other:
+            yield AdapterDoubleHarness(tmp_path, [one, other], base)
 
 
 class TestSglangEngineOnADouble(EngineContract):

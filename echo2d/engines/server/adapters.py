@@ -1,0 +1,67 @@
+"""The LoRA adapters that a server holds beside its base, each under its version's label.
+
+A request names its adapter, so the version of each of its tokens is known, and a newer adapter cuts nothing. A request
+goes on under the adapter with which it began while its next token can still be trained on; then it is cut, and goes on
+under the newest one. A server reads an adapter's directory again whenever it has evicted it. So each label has a
+directory of its own, which stays as it is until the label is dropped; a worker's slots are overwritten.
+"""
+
+import shutil
+from collections.abc import Collection
+from pathlib import Path
+
+from echo2d.engines.base import AdapterBase
+from echo2d.errors import EngineFault
+
+
+class ServedAdapters:
+    """folder: holds a directory for each label."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._base: AdapterBase | None = None
+        # Those that the server was asked to load, oldest first.
+        self._paths: dict[str, Path] = {}
+        self.newest: str | None = None  # the one that new requests name
+
+    def keep(self, snapshot: Path, label: str) -> Path:
+        """Copy the files of an adapter to the label's directory, which is returned. Blocking.
+
+        EngineFault: the disk refuses.
+        """
+        kept = self._folder.absolute() / label
+        try:
+            shutil.rmtree(kept, ignore_errors=True)
+            shutil.copytree(snapshot, kept)
+        except (OSError, shutil.Error) as error:
+            shutil.rmtree(kept, ignore_errors=True)
+            raise EngineFault(f"an adapter cannot be copied to {kept}: {error}") from error
+        self._paths[label] = kept
+        return kept
+
+    def serve(self, label: str, base: AdapterBase) -> None:
+        """From now on new requests name this adapter."""
+        self._paths[label] = self._paths.pop(label)
+        self.newest, self._base = label, base
+
+    def outdated(self, label: str) -> bool:
+        """Whether a request must not go on under this label."""
+        return (
+            self.newest is not None
+            and self._base is not None
+            and self._base.outdated(label, self.newest)
+        )
+
+    def unneeded(self, used: Collection[str]) -> list[str]:
+        """The labels that neither new requests nor those under `used` name."""
+        return [label for label in self._paths if label != self.newest and label not in used]
+
+    def drop(self, label: str) -> None:
+        """Delete the label's directory. Blocking."""
+        shutil.rmtree(self._paths.pop(label), ignore_errors=True)
+
+    def clear(self) -> None:
+        """The server holds no adapter. Blocking."""
+        self.newest = None
+        self._paths.clear()
+        shutil.rmtree(self._folder, ignore_errors=True)
