@@ -18,10 +18,10 @@ from echo2d.adapters import base_digest
 from echo2d.engines.base import AdapterBase, Engine
 from echo2d.engines.layout import file_tensor_digests
 from echo2d.engines.server.http_client import CALL_S_MAX, Lost
+from echo2d.engines.server.launch import Running
+from echo2d.engines.server.weight_update import RefitMode
 from echo2d.engines.sglang.client import SglangClient
 from echo2d.engines.sglang.engine import SglangEngine
-from echo2d.engines.sglang.server import Running
-from echo2d.engines.sglang.weight_update import RefitMode
 from echo2d.errors import EngineFault
 from tests.support.engine_harness import FakeHarness, TorchHarness, save_random_model, tiny_config
 from tests.support.lora import TARGETS, write_adapter

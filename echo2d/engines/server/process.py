@@ -12,34 +12,11 @@ import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar, Protocol
 
+from echo2d.engines.server.launch import ServerLaunch
 from echo2d.errors import EngineFault
 
 _HOST = "127.0.0.1"
-
-
-class ServerLaunch(Protocol):
-    """How a server of some kind is started."""
-
-    name: ClassVar[str]
-
-    @property
-    def folder(self) -> Path:
-        """The folder for its log and keys."""
-
-    @property
-    def environment(self) -> Mapping[str, str]:
-        """Variables that it gets from this process."""
-
-    def settings(self) -> Mapping[str, str]:
-        """Environment variables that the server is started with, besides `environment`."""
-
-    def command(self, model: Path, label: str, *, host: str, port: int, keys: Path) -> list[str]:
-        """Its argument list. keys: the file with what `keys_text` returned."""
-
-    def keys_text(self, api_key: str, admin_key: str) -> str:
-        """The keys as this server reads them from a file."""
 
 
 class ServerProcess:
@@ -54,6 +31,11 @@ class ServerProcess:
         self._keys = launch.folder / f"keys-{secrets.token_hex(4)}.yaml"
         self._closed = False
         self._starting = asyncio.Lock()
+
+    @property
+    def kind(self) -> str:
+        """What kind of server it is."""
+        return self._launch.name
 
     @property
     def ended(self) -> bool:

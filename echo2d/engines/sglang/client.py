@@ -1,5 +1,6 @@
 """Calls SGLang's paths over HTTP and reads their answers. It makes no decision."""
 
+import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -10,9 +11,12 @@ from echo2d.engines.server.http_client import ServerClient, ServerRefused, error
 from echo2d.engines.sglang.compat import Dialect, dialect_of
 from echo2d.errors import EngineFault
 
+log = logging.getLogger("echo2d.engines")
+
 
 class SglangClient(ServerClient):
     NAME: ClassVar[str] = "SGLang"
+    dialect: Dialect  # once it was probed
 
     def generate(self, body: Mapping[str, Any]) -> AsyncIterator[Mapping[str, Any]]:
         """Stream the chunks of one request."""
@@ -29,7 +33,7 @@ class SglangClient(ServerClient):
             return False
         return True
 
-    async def probe(self) -> Dialect:
+    async def probe(self) -> None:
         """Find out the server's version and paths. EngineFault: echo2d cannot use this server."""
         # /server_info also holds the API keys, so only these two facts leave this method.
         info = await self.facts("/server_info")
@@ -39,7 +43,14 @@ class SglangClient(ServerClient):
             # This server does not list its paths, so its version decides alone.
             paths = None
         deterministic = info.get("enable_deterministic_inference") is True
-        return dialect_of(str(info.get("version", "")), paths, deterministic=deterministic)
+        version = str(info.get("version", ""))
+        self.dialect = dialect_of(version, paths, deterministic=deterministic)
+        if not self.dialect.tried:
+            log.warning("SGLang %s is newer than any that echo2d was tried with", version)
+
+    async def weights(self) -> str:
+        """The label of its weights."""
+        return str((await self.model()).get("weight_version"))
 
     async def model(self) -> Mapping[str, Any]:
         return await self.facts("/model_info")

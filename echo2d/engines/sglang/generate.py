@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from echo2d.core.base.model_config import ExpertNumbers
+from echo2d.core.base.model_config import ExpertNumbers, expert_numbers
 from echo2d.core.protocol.columns import Columns
 from echo2d.core.protocol.experts import EXPERTS, column_of
 from echo2d.core.protocol.seeds import SGLANG_SEED_MASK
@@ -25,7 +25,9 @@ from echo2d.errors import EngineFault
 _FINISHES: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
 
 
-def request_body(rid: str, salt: str, call: GenerationCall, sample: SampleState) -> dict[str, Any]:
+def request_body(
+    rid: str, salt: str, adapter: str | None, call: GenerationCall, sample: SampleState
+) -> dict[str, Any]:
     """Build the request for the next piece of a sample: it continues from the output so far.
 
     salt: only requests with the same salt share cached prefixes.
@@ -53,6 +55,7 @@ def request_body(rid: str, salt: str, call: GenerationCall, sample: SampleState)
         "cache_salt": salt,
         "stream": True,
         "no_logs": True,
+        **({"lora_path": adapter} if adapter else {}),
         # The experts of the token before each output token, which drew it.
         **(
             {"return_routed_experts": True, "routed_experts_start_len": len(before) - 1}
@@ -62,13 +65,13 @@ def request_body(rid: str, salt: str, call: GenerationCall, sample: SampleState)
     }
 
 
-def read_chunk(chunk: Mapping[str, Any], experts: ExpertNumbers | None = None) -> StreamChunk:
-    """Read one chunk. experts: of the model; None: it is dense.
+def read_chunk(chunk: Mapping[str, Any], config: Mapping[str, object]) -> StreamChunk:
+    """Read one chunk. config: of the model.
 
     EngineFault: it is malformed, or SGLang gave the request up.
     """
     try:
-        return _read_chunk(chunk, experts)
+        return _read_chunk(chunk, expert_numbers(config))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise EngineFault(
             f"SGLang streamed a malformed chunk: {type(error).__name__} {error}"

@@ -16,42 +16,12 @@ A refused update is doubtful too: SGLang claims to roll back, but loads the new 
 "Weights were updated, but the cache was not flushed", however, is an update that worked.
 """
 
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal
-
 from echo2d.engines.server.http_client import Lost, ServerRefused
+from echo2d.engines.server.weight_update import Doubtful, RefitMode, WeightUpdate
 from echo2d.engines.sglang.client import SglangClient
-from echo2d.engines.sglang.compat import Dialect
 from echo2d.errors import EngineFault
 
-RefitMode = Literal["retract", "abort", "in_place"]
-
-Files = list[tuple[str, int, int, int]]  # name, size, time and inode
-
-# An update may take three times as long as a disk of this rate needs to read the files, plus
-# LOAD_S_MIN, because moving weights into SGLang's layout takes time too.
-LOAD_BYTES_PER_S_MIN = 100e6
-LOAD_S_MIN = 30.0
 _UPDATED_ANYWAY = "Weights were updated, but"
-
-
-class Doubtful(EngineFault):
-    """The call may or may not have had its effect, so the server's weights are unknown."""
-
-
-@dataclass(frozen=True, slots=True)
-class WeightUpdate:
-    """An order to serve `snapshot` as `label`."""
-
-    snapshot: Path
-    label: str
-    files: Files  # the snapshot's, as they were checked
-    mode: RefitMode
-
-    @property
-    def timeout_s(self) -> float:
-        return 3 * sum(size for _, size, _, _ in self.files) / LOAD_BYTES_PER_S_MIN + LOAD_S_MIN
 
 
 async def stop(server: SglangClient, mode: RefitMode) -> None:
@@ -70,10 +40,10 @@ async def stop(server: SglangClient, mode: RefitMode) -> None:
         raise Doubtful(str(fault)) from fault
 
 
-async def update(server: SglangClient, dialect: Dialect, order: WeightUpdate) -> None:
+async def update(server: SglangClient, order: WeightUpdate) -> None:
     """Replace the weights of a paused server. Every fault is Doubtful."""
     try:
-        await _load(server, dialect, order)
+        await _load(server, order)
         await identify(server, order)
     except Doubtful:
         raise
@@ -81,20 +51,20 @@ async def update(server: SglangClient, dialect: Dialect, order: WeightUpdate) ->
         raise Doubtful(str(fault)) from fault
 
 
-async def _load(server: SglangClient, dialect: Dialect, order: WeightUpdate) -> None:
+async def _load(server: SglangClient, order: WeightUpdate) -> None:
     # The cache is flushed, so that no cached prefix of the old weights is used again. Requests that
     # continue in place still need their cache.
-    flush = order.mode != "in_place"
+    flush, together = order.mode != "in_place", server.dialect.flushes_safely
     body = {
         "model_path": str(order.snapshot),
         # Without this key SGLang uses the format that the server was started with.
         "load_format": "auto",
         "weight_version": order.label,
-        "flush_cache": flush and dialect.flushes_safely,
+        "flush_cache": flush and together,
         "abort_all_requests": False,
     }
     done, message = await server.update(body, timeout_s=order.timeout_s)
-    if done and not (flush and not dialect.flushes_safely):
+    if done and not (flush and not together):
         return
     if not done and not message.startswith(_UPDATED_ANYWAY):
         raise Doubtful(f"SGLang did not update: {message}")

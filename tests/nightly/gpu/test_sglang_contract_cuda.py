@@ -12,9 +12,9 @@ import pytest_asyncio
 import torch
 
 from echo2d.engines.base import Engine
+from echo2d.engines.server.launch import Running
 from echo2d.engines.server.process import ServerProcess
 from echo2d.engines.sglang.launch import Launch
-from echo2d.engines.sglang.server import Running
 from tests.support.engine_contract import EngineContract
 from tests.support.engine_harness import Harness, save_random_model, tiny_config
 from tests.support.sglang_harness import SglangHarness

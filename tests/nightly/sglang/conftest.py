@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from echo2d.engines.server.launch import Running
 from echo2d.engines.server.process import ServerProcess
-from echo2d.engines.sglang.server import Running
 from tests.support.engine_harness import save_random_model, tiny_config
 from tests.support.paths import REPO
 from tests.support.sglang_servers import launch, until_ready

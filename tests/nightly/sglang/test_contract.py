@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from echo2d.engines.sglang.server import Running
+from echo2d.engines.server.launch import Running
 from tests.support.engine_contract import EngineContract
 from tests.support.engine_harness import Harness
 from tests.support.sglang_harness import SglangHarness

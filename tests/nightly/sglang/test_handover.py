@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from echo2d.core.protocol.control_messages import LeaseProgress, RefitDone
-from echo2d.engines.sglang.server import Running
+from echo2d.engines.server.launch import Running
 from echo2d.store.snapshots import build_manifest
 from tests.support.engine_harness import CONTEXT_MAX
 from tests.support.fake_coordinator import CoordinatorDouble

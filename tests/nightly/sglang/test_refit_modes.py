@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from echo2d.engines.sglang.server import Running
+from echo2d.engines.server.launch import Running
 from echo2d_lab.bench.refit.modes import Mode, ModeFound, RefitWork, make_versions, measure
 from tests.support.engine_harness import tiny_config
 

@@ -17,9 +17,9 @@ import pytest
 import torch
 
 from echo2d.engines.base import GenerateRequest
+from echo2d.engines.server.launch import Running
 from echo2d.engines.sglang.client import SglangClient
 from echo2d.engines.sglang.engine import SglangEngine
-from echo2d.engines.sglang.server import Running
 from echo2d.errors import EngineFault
 from tests.support.engine_contract import (
     BREAKS,

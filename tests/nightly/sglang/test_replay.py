@@ -13,9 +13,9 @@ import torch
 
 from echo2d.core.protocol.sampling import WHOLE, Sampling
 from echo2d.engines.base import GenerateRequest
+from echo2d.engines.server.launch import Running
 from echo2d.engines.server.process import ServerProcess
 from echo2d.engines.sglang.engine import SglangEngine
-from echo2d.engines.sglang.server import Running
 from echo2d.engines.torch_engine.gumbel import murmur_hash
 from echo2d.engines.torch_engine.policy import InferencePolicy, build, prepare
 from echo2d.engines.torch_engine.scoring import ScoredAnswer, score

@@ -11,12 +11,11 @@ import pytest
 
 from echo2d.core.protocol.sampling import Sampling
 from echo2d.engines.base import GenerateRequest
-from echo2d.engines.server import sampling_loop
+from echo2d.engines.server import sampling_loop, weight_update
+from echo2d.engines.server.launch import Running
 from echo2d.engines.server.sampling_loop import PIECES_FRUITLESS_MAX
-from echo2d.engines.sglang import weight_update
+from echo2d.engines.server.weight_update import RefitMode
 from echo2d.engines.sglang.engine import SglangEngine
-from echo2d.engines.sglang.server import Running
-from echo2d.engines.sglang.weight_update import RefitMode
 from echo2d.errors import EngineFault
 from tests.support.engine_contract import ENDLESS, PROMPT, SHORT, check_logprobs, generated, running
 from tests.support.engine_harness import label

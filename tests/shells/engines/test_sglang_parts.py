@@ -15,12 +15,13 @@ import pytest
 from echo2d.config.worker import WorkerConfig
 from echo2d.engines.server.admission import SampleAdmission, ServerLoad, next_limit
 from echo2d.engines.server.continuation import Continuation, Foreign, ReportedToken, StreamChunk
+from echo2d.engines.server.launch import require_arguments
 from echo2d.engines.server.process import ServerProcess
 from echo2d.engines.server.process_guard import Log
 from echo2d.engines.sglang.compat import dialect_of
 from echo2d.engines.sglang.engine import SglangEngine
 from echo2d.engines.sglang.generate import read_chunk
-from echo2d.engines.sglang.launch import Launch, launches, require_arguments
+from echo2d.engines.sglang.launch import Launch
 from echo2d.errors import EngineFault, OperatorFault
 from echo2d.runtime.worker.engine_refit import make_engines
 from tests.support.engine_harness import FakeHarness
@@ -82,7 +83,7 @@ def chunk(
     spans: list[tuple[str, int, int]] | None = None,
     logprobs: Any = None,
 ) -> StreamChunk:
-    return read_chunk(body(*tokens, end=end, finish=finish, spans=spans, logprobs=logprobs))
+    return read_chunk(body(*tokens, end=end, finish=finish, spans=spans, logprobs=logprobs), {})
 
 
 def body(
@@ -195,7 +196,7 @@ BAD = {
 @pytest.mark.parametrize("body", BAD.values(), ids=BAD.keys())
 def test_an_answer_that_is_no_output_is_a_fault(body: Any) -> None:
     with pytest.raises(EngineFault):
-        Continuation("1-a").take(read_chunk(body), certain=True)
+        Continuation("1-a").take(read_chunk(body, {}), certain=True)
 
 
 def test_tokens_given_out_under_a_wrong_version_are_a_fault() -> None:
@@ -259,14 +260,14 @@ def test_waiting_requests_enter_in_order() -> None:
 
 def test_each_engine_has_its_gpus(tmp_path: Path) -> None:
     base = Launch(Path("python"), ["--tp", "2"], tmp_path, {})
-    one, two = launches(base, 2)
+    one, two = base.each(2)
     assert (one.arguments[-2:], two.arguments[-2:]) == (
         ["--base-gpu-id", "0"],
         ["--base-gpu-id", "2"],
     )
     assert one.folder != two.folder
-    assert launches(base, 1)[0].arguments == ["--tp", "2"]
-    assert launches(Launch(Path("python"), ["--device", "cpu"], tmp_path, {}), 2)[1].arguments == [
+    assert base.each(1)[0].arguments == ["--tp", "2"]
+    assert Launch(Path("python"), ["--device", "cpu"], tmp_path, {}).each(2)[1].arguments == [
         "--device",
         "cpu",
     ]
@@ -278,7 +279,7 @@ def test_each_engine_has_its_gpus(tmp_path: Path) -> None:
 )
 def test_flags_that_the_worker_sets_itself_are_refused(flag: str) -> None:
     with pytest.raises(OperatorFault, match=flag.partition("=")[0].replace("_", "-")):
-        require_arguments(["--tp", "2", flag])
+        require_arguments(["--tp", "2", flag], Launch)
 
 
 def test_a_log_has_no_secrets_and_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,9 +24,9 @@ from transformers.utils.logging import disable_progress_bar
 
 from echo2d.engines.base import GenerateRequest, RefitReport
 from echo2d.engines.server import sampling_loop
+from echo2d.engines.server.launch import Running
 from echo2d.engines.sglang.client import SglangClient
 from echo2d.engines.sglang.engine import SglangEngine
-from echo2d.engines.sglang.server import Running
 from echo2d.errors import EngineFault
 from echo2d_lab.bench.refit.replay import load_model, replay
 

@@ -1,23 +1,22 @@
-"""Checks a snapshot before and after the server loads it.
+"""Checks a snapshot before and after a server loads it.
 
-The check before is needed because SGLang may end at a file that it cannot read. The check after is needed
-because the files could have been replaced while SGLang read them.
+The check before is needed because a server may end at a file that it cannot read. The check after is needed
+because the files could have been replaced while the server read them.
 """
 
 import asyncio
 from pathlib import Path
 
-from echo2d.core.base.model_config import context_max, vocab_size
-from echo2d.core.protocol.answer_end import CONTEXT_SPARE
+from echo2d.core.base.model_config import vocab_size
 from echo2d.engines.layout import SnapshotLayout, read_layout, weight_files
-from echo2d.engines.sglang.weight_update import Doubtful, Files, WeightUpdate
+from echo2d.engines.server.weight_update import Doubtful, Files, WeightUpdate
 from echo2d.errors import EngineFault
 
 
 async def require_unchanged(order: WeightUpdate) -> None:
     """Doubtful: the files changed since `order` was made, so other weights may be loaded."""
     if order.files != await asyncio.to_thread(list_files, order.snapshot):
-        raise Doubtful(f"{order.snapshot.name} changed while SGLang loaded it")
+        raise Doubtful(f"{order.snapshot.name} changed while the server loaded it")
 
 
 def read_model(snapshot: Path) -> SnapshotLayout:
@@ -29,7 +28,7 @@ def read_model(snapshot: Path) -> SnapshotLayout:
 
 
 def list_files(snapshot: Path) -> Files:
-    """List name, size, time of change and inode of the files that SGLang loads.
+    """List name, size, time of change and inode of the files that a server loads.
 
     If one of these differs later, the snapshot must count as another one.
     """
@@ -42,12 +41,9 @@ def list_files(snapshot: Path) -> Files:
     return [(name, stat.st_size, stat.st_mtime_ns, stat.st_ino) for name, stat in found]
 
 
-def limits_of(layout: SnapshotLayout) -> tuple[int, int | None]:
-    """Return the vocabulary size, and the tokens of the context that SGLang can fill (None:
-    config.json does not say it).
-    """
+def vocabulary(layout: SnapshotLayout) -> int:
+    """EngineFault: config.json does not say it."""
     size = vocab_size(layout.config)
     if size is None:
         raise EngineFault("config.json: expected an integer vocab_size, found none")
-    context = context_max(layout.config)
-    return size, None if context is None else context - CONTEXT_SPARE
+    return size

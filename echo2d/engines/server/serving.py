@@ -1,4 +1,4 @@
-"""Keeps one SGLang server and knows which version it serves: its weights, or an adapter beside them.
+"""Keeps one server and knows which version it serves: its weights, or an adapter beside them.
 
     nothing --start it or attach--> serving v --swap--> serving v+1
        ^                               |
@@ -11,15 +11,16 @@ There is no heartbeat: the server is examined when a request gets no answer (`ex
 A base model gets the label `base-<digest>`, under which no request runs. Adapters come beside it without a pause
 (`engines/server/adapters`); a load that fails leaves the adapter before it served.
 
-Not here: requests (`engine`), and the calls that make up a refit (`weight_update`).
+Not here: requests (`engine`), and the calls that make up a refit (`Updates`).
 """
 
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
 from echo2d.engines.adapter import adapter_layout
 from echo2d.engines.base import AdapterBase, RefitReport
@@ -28,14 +29,12 @@ from echo2d.engines.server.adapters import ServedAdapters
 from echo2d.engines.server.admission import ServerLoad
 from echo2d.engines.server.calls import SampleState
 from echo2d.engines.server.http_client import Lost
+from echo2d.engines.server.launch import Running, ServerLaunch
 from echo2d.engines.server.process import ServerProcess
 from echo2d.engines.server.recompute import RecomputeMeter
-from echo2d.engines.sglang import weight_update
-from echo2d.engines.sglang.client import SglangClient
-from echo2d.engines.sglang.compat import Dialect
-from echo2d.engines.sglang.files import list_files, read_model, require_unchanged
-from echo2d.engines.sglang.launch import Launch, adapter_flags
-from echo2d.engines.sglang.weight_update import Doubtful, RefitMode, WeightUpdate
+from echo2d.engines.server.sampling_loop import GeneratingServer
+from echo2d.engines.server.weight_files import list_files, read_model, require_unchanged
+from echo2d.engines.server.weight_update import Doubtful, RefitMode, Updates, WeightUpdate
 from echo2d.errors import EngineFault
 
 # A large model may come from a slow disk, and kernels may have to be compiled.
@@ -44,29 +43,42 @@ START_S_MAX = 900.0
 log = logging.getLogger("echo2d.engines")
 
 
-@dataclass(frozen=True, slots=True)
-class Running:
-    """A server that runs already, for the use of this engine only."""
+class ServingClient(GeneratingServer, Protocol):
+    """What is asked of a server besides requests and refits. Methods raise EngineFault."""
 
-    url: str
-    api_key: str = ""
-    admin_key: str = ""
-    folder: Path = Path()  # the copies of adapters, which the server reads
+    async def close(self) -> None: ...
+
+    async def ready(self) -> bool:
+        """Whether a starting server takes requests."""
+
+    async def probe(self) -> None:
+        """Find out what the server can do. EngineFault: echo2d cannot use it."""
+
+    async def weights(self) -> str:
+        """The label of its weights."""
+
+    async def abort_all(self) -> None: ...
+
+    async def load_adapter(self, label: str, directory: Path) -> None: ...
+
+    async def unload_adapter(self, label: str) -> None: ...
 
 
 class Serving:
     """See the module docstring.
 
-    nothing: called when no version is served any more. measured: called with a server's load.
-    running: returns the samples that the server works on. recompute: measures what is computed
-    again.
+    connect: makes a client from a URL, an API key and an admin key. updates: how a server is refitted. nothing: called
+    when no version is served any more. measured: called with a server's load. running: returns the samples that the
+    server works on. recompute: measures what is computed again.
     """
 
     def __init__(
         self,
-        where: Launch | Running,
+        where: ServerLaunch | Running,
         mode: RefitMode,
         *,
+        connect: Callable[[str, str, str], ServingClient],
+        updates: Updates,
         nothing: Callable[[], None],
         measured: Callable[[ServerLoad], None],
         running: Callable[[], Sequence[SampleState]],
@@ -74,6 +86,7 @@ class Serving:
     ) -> None:
         self._where = where
         self.mode: RefitMode = mode
+        self._connect, self._steps = connect, updates
         self._nothing = nothing
         self._measured = measured
         self._samples_running = running
@@ -86,12 +99,11 @@ class Serving:
         self.adapters = ServedAdapters(where.folder / "adapters")
         self._flags: Sequence[str] = ()  # those for adapters, with which the server was started
         self.layout: SnapshotLayout | None = None  # layout of the weights loaded last
-        self.server: SglangClient | None = None
+        self.server: ServingClient | None = None
         self.process: ServerProcess | None = None
         # How many updates were asked for. If the number grew since a request began, the request's tokens may be
         # of another version than at its beginning.
         self.updates = 0
-        self._dialect: Dialect | None = None
         self._running = False
         self._held = False
         self._quiet = asyncio.Event()  # see `quiet`
@@ -121,11 +133,6 @@ class Serving:
                 await self.server.abort_all()
         await self._leave_server()
 
-    @property
-    def deterministic(self) -> bool:
-        """Whether the server runs with --enable-deterministic-inference."""
-        return self._dialect is not None and self._dialect.deterministic
-
     def require_running(self) -> None:
         if not self._running:
             raise EngineFault("the engine is not running")
@@ -141,7 +148,7 @@ class Serving:
         """Serve `snapshot` as `label`. EngineFault: the old version is served, or none."""
         async with self._refits:
             self.require_running()
-            # The files are checked first, because a file that SGLang cannot read may end it.
+            # The files are checked first, because a file that the server cannot read may end it.
             snapshot = await asyncio.to_thread(snapshot.absolute)
             if base is None:
                 if self.adapters.newest is not None:
@@ -187,7 +194,7 @@ class Serving:
             self._count_cut()
             try:
                 if self.server is not None:
-                    await weight_update.go_on(self.server)
+                    await self._steps.go_on(self.server)
             except Doubtful as fault:
                 await self.doubt(str(fault))
                 raise
@@ -196,14 +203,14 @@ class Serving:
 
     # --- for requests
 
-    async def served(self) -> tuple[SglangClient, str]:
+    async def served(self) -> tuple[ServingClient, str]:
         """Wait until generation is not stopped; return the client and the label served."""
         await self._quiet.wait()
         if self.server is None or self.label is None:
             raise EngineFault("no version is served")
         return self.server, self.label
 
-    async def examine(self, server: SglangClient) -> None:
+    async def examine(self, server: ServingClient) -> None:
         """After a lost request, check that the server lives and still serves this version.
 
         During a refit or a hold it does nothing, because their calls find a lost server too.
@@ -212,23 +219,21 @@ class Serving:
             if server is not self.server or self.label is None or not self.quiet:
                 return
             try:
-                model = await server.model()
-                # SGLang's scheduler answers this call. It may hang while HTTP does not.
+                found = await server.weights()
+                # The server's scheduler answers this call. It may hang while HTTP does not.
                 await server.load()
             except EngineFault as fault:
                 reason = str(fault)
             else:
                 reason = (
-                    ""
-                    if model.get("weight_version") == self.weights
-                    else f"it serves {model.get('weight_version')!r}, not {self.weights!r}"
+                    "" if found == self.weights else f"it serves {found!r}, not {self.weights!r}"
                 )
             if reason and self.quiet:
                 await self.doubt(reason)
 
     async def doubt(self, reason: str) -> None:
         """Serve nothing, because the server's weights are unknown (I3)."""
-        log.warning("SGLang's weights are unknown, nothing is served: %s", reason)
+        log.warning("the server's weights are unknown, nothing is served: %s", reason)
         self._serve_nothing()
         if self.process is not None:
             await self._leave_server()
@@ -243,7 +248,7 @@ class Serving:
         if self.layout is not None and same:
             layout.require_tensors_of(self.layout)
         order = WeightUpdate(snapshot, label, files, self.mode)
-        if isinstance(self._where, Launch) and (
+        if isinstance(self._where, ServerLaunch) and (
             self.process is None or self.process.ended or not same or flags != self._flags
         ):
             where = replace(self._where, arguments=[*self._where.arguments, *flags])
@@ -265,8 +270,8 @@ class Serving:
         adapter = adapter_layout(layout)
         adapter.require_fits(layout.tensors, await asyncio.to_thread(read_model, base.directory))
         weights, flags = f"base-{base.digest[:12]}", self._flags
-        if isinstance(self._where, Launch):
-            flags = adapter_flags(adapter, base.staleness_max)
+        if isinstance(self._where, ServerLaunch):
+            flags = self._where.adapter_flags(adapter, base.staleness_max)
         ended = self.process is not None and self.process.ended
         report = RefitReport(label, 0.0)
         if ended or self.weights != weights or flags != self._flags:
@@ -280,7 +285,7 @@ class Serving:
         self.label = label
         return report
 
-    async def _launch(self, where: Launch, order: WeightUpdate) -> RefitReport:
+    async def _launch(self, where: ServerLaunch, order: WeightUpdate) -> RefitReport:
         """Start a new server with this version, and end the old one if there is one."""
         began = _now()
         self._serve_nothing()
@@ -290,47 +295,43 @@ class Serving:
         process = self.process = ServerProcess(where)
         try:
             await process.start(order.snapshot, order.label)
-            server = self.server = SglangClient(
-                process.url, api_key=process.api_key, admin_key=process.admin_key
-            )
+            server = self.server = self._connect(process.url, process.api_key, process.admin_key)
             await self._until_ready(process, server, order)
             await process.started()
-            self._dialect = await server.probe()
-            await weight_update.identify(server, order)
+            await server.probe()
+            await self._steps.identify(server, order)
             await require_unchanged(order)
             await self._measure(server)
         except BaseException:
             # Also after a cancellation: an unused server would keep the GPU's memory.
             await asyncio.shield(self._leave_server())
             raise
-        self._say_dialect(self._dialect)
         return RefitReport(order.label, _now() - began)
 
     async def _until_ready(
-        self, process: ServerProcess, server: SglangClient, order: WeightUpdate
+        self, process: ServerProcess, server: ServingClient, order: WeightUpdate
     ) -> None:
         deadline = _now() + START_S_MAX + order.timeout_s
         while not await server.ready():
             if process.ended or not self._running:
                 words = await asyncio.to_thread(process.last_words)
                 raise EngineFault(
-                    f"the SGLang server ended while it started: {words} (see {process.log})"
+                    f"the {process.kind} server ended while it started: {words} (see {process.log})"
                 )
             if _now() > deadline:
                 raise EngineFault(
-                    f"the SGLang server is not ready after {START_S_MAX:g} s (see {process.log})"
+                    f"the {process.kind} server is not ready after {START_S_MAX:g} s (see {process.log})"
                 )
             await asyncio.sleep(0.25)
 
-    async def _attached(self) -> SglangClient:
+    async def _attached(self) -> ServingClient:
         """Return the client of the server; if there is none yet, connect to the server at the URL."""
         if self.server is None:
             assert isinstance(self._where, Running)
-            server = SglangClient(
-                self._where.url, api_key=self._where.api_key, admin_key=self._where.admin_key
-            )
+            where = self._where
+            server = self._connect(where.url, where.api_key, where.admin_key)
             try:
-                self._dialect = await server.probe()
+                await server.probe()
                 await self._measure(server)
             except BaseException as error:
                 await server.close()
@@ -338,12 +339,10 @@ class Serving:
                     raise Lost(f"worker.engine_url: no server answers: {error}") from error
                 raise
             self.server = server
-            self._say_dialect(self._dialect)
         return self.server
 
-    async def _swap(self, server: SglangClient, order: WeightUpdate) -> RefitReport:
-        """Refit the running server (see `weight_update`). If it ends halfway, nothing is served."""
-        assert self._dialect is not None
+    async def _swap(self, server: ServingClient, order: WeightUpdate) -> RefitReport:
+        """Refit the running server. If it ends halfway, nothing is served."""
         began, done = _now(), False
         self._quiet.clear()
         try:
@@ -358,10 +357,10 @@ class Serving:
                 raise
             # From here on new tokens may come from either version.
             self.updates += 1
-            await weight_update.update(server, self._dialect, order)
+            await self._steps.update(server, order)
             await require_unchanged(order)
             if not self._held:
-                await weight_update.go_on(server)
+                await self._steps.go_on(server)
             done = True
             pause_s = _now() - began
             self._count_cut()
@@ -376,11 +375,11 @@ class Serving:
             if not self._held:
                 self._quiet.set()
 
-    async def _stop(self, server: SglangClient) -> None:
+    async def _stop(self, server: ServingClient) -> None:
         """Stop generation, and remember the samples whose KV cache that drops."""
         self._recompute.interrupted()
         running = self._samples_running() if self.cuts_requests else ()
-        await weight_update.stop(server, self.mode)
+        await self._steps.stop(server, self.mode)
         self._cut = running
 
     def _count_cut(self) -> None:
@@ -404,12 +403,8 @@ class Serving:
         if server is not None:
             await server.close()
 
-    async def _measure(self, server: SglangClient) -> None:
+    async def _measure(self, server: ServingClient) -> None:
         self._measured(await server.load())
-
-    def _say_dialect(self, dialect: Dialect) -> None:
-        if not dialect.tried:
-            log.warning("SGLang %s is newer than any that echo2d was tried with", dialect.version)
 
 
 def _now() -> float:

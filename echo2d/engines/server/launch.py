@@ -1,0 +1,163 @@
+"""How a server is started, and what the operator's options say of it.
+
+Each kind of server has a subclass of `ServerLaunch`, which builds its command line and environment.
+"""
+
+import shlex
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar, Self
+
+from echo2d.engines.adapter import AdapterLayout
+from echo2d.engines.base import EngineOptions
+from echo2d.errors import OperatorFault, path_fault
+
+# Exit code of a Python that does not have the server's package; any other code says nothing about it.
+_ABSENT = 44
+_ASK_S_MAX = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A server that runs already, for the use of this engine only."""
+
+    url: str
+    api_key: str = ""
+    admin_key: str = ""
+    folder: Path = Path()  # the copies of adapters, which the server reads
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLaunch:
+    """How to start one server."""
+
+    python: Path  # the interpreter of the environment that has the server
+    arguments: Sequence[str]  # the operator's flags
+    folder: Path  # folder for the server's log and keys
+    environment: Mapping[str, str]  # the variables that the server inherits
+    name: ClassVar[str]
+    package: ClassVar[str]
+    # Flags that only echo2d sets, without the leading dashes.
+    ours: ClassVar[frozenset[str]]
+
+    def settings(self) -> Mapping[str, str]:
+        """Environment variables that the server is started with, besides `environment`."""
+        raise NotImplementedError
+
+    def command(self, model: Path, label: str, *, host: str, port: int, keys: Path) -> list[str]:
+        """Its argument list. keys: the file with what `keys_text` returned; other users can read arguments."""
+        raise NotImplementedError
+
+    def keys_text(self, api_key: str, admin_key: str) -> str:
+        """The keys as this server reads them from a file."""
+        raise NotImplementedError
+
+    def on_gpus_after(self, index: int) -> Sequence[str]:
+        """The flags that give the engine of this number the GPUs after those of the engines before it."""
+        raise NotImplementedError
+
+    def adapter_flags(self, adapter: AdapterLayout, staleness_max: int) -> Sequence[str]:
+        """The flags for adapters of this shape: the newest one, those of `staleness_max` versions before it, and the
+        one that is loaded next.
+        """
+        raise NotImplementedError
+
+    def each(self, count: int) -> list[Self]:
+        """A launch for each of `count` engines on one box, with a folder of its own and, unless the operator chose the
+        GPUs, those that follow the GPUs of the engine before it.
+        """
+        return [
+            replace(
+                self,
+                arguments=[*self.arguments, *(self.on_gpus_after(index) if count > 1 else ())],
+                folder=self.folder / f"engine-{index}",
+            )
+            for index in range(count)
+        ]
+
+
+def servers_of(
+    options: EngineOptions, kind: type[ServerLaunch]
+) -> Sequence[ServerLaunch | Running]:
+    """How each engine's server is started or reached. OperatorFault: an option is missing or unusable."""
+    if options.tokens_per_s_max:
+        raise OperatorFault(
+            f"worker.tokens_per_s_max: {kind.name} cannot limit its rate; limit the requests that it runs at once in "
+            "worker.engine_args"
+        )
+    if options.python is not None and options.url:
+        raise OperatorFault("worker.engine_python: set either this or worker.engine_url, not both")
+    if options.python is None:
+        return _running(options, kind)
+    if not options.python.exists():
+        raise OperatorFault(f"worker.engine_python: {options.python} does not exist")
+    try:
+        arguments = shlex.split(options.arguments)
+    except ValueError as error:
+        raise OperatorFault(f"worker.engine_args: {error}") from error
+    require_arguments(arguments, kind)
+    python = options.python.absolute()
+    launch = kind(python, arguments, options.folder, options.environment)
+    require_installed(launch)
+    return launch.each(options.count)
+
+
+def _running(options: EngineOptions, kind: type[ServerLaunch]) -> list[Running]:
+    if not options.url:
+        raise OperatorFault(
+            "worker.engine_python: expected --engine-python VENV/bin/python of the environment in "
+            f"which {kind.name} is installed, or --engine-url with the URL of a running server"
+        )
+    urls = [url.strip() for url in options.url.split(",")]
+    if len(urls) != options.count or not all(
+        url.startswith(("http://", "https://")) for url in urls
+    ):
+        raise OperatorFault(
+            f"worker.engine_url: expected {options.count} http:// URLs; found {options.url!r}"
+        )
+    return [
+        Running(url, *_keys(options.key_file), folder=options.folder / f"engine-{index}")
+        for index, url in enumerate(urls)
+    ]
+
+
+def _keys(file: Path | None) -> list[str]:
+    """The API key and the admin key; an empty one is missing."""
+    if file is None:
+        return ["", ""]
+    try:
+        return [*file.read_text().split(), "", ""][:2]
+    except (OSError, UnicodeDecodeError) as error:
+        raise OperatorFault(f"worker.engine_key_file: cannot read {file}: {error}") from error
+
+
+def require_arguments(arguments: Sequence[str], kind: type[ServerLaunch]) -> None:
+    """OperatorFault: the operator set a flag that echo2d sets."""
+    for argument in arguments:
+        name = argument.partition("=")[0].removeprefix("--").replace("_", "-")
+        if argument.startswith("--") and name in kind.ours:
+            raise OperatorFault(f"worker.engine_args: --{name} is set by echo2d")
+
+
+def require_installed(launch: ServerLaunch) -> None:
+    """OperatorFault: the Python does not start, or has no such server. Blocking."""
+    asked = f"import importlib.util as u; raise SystemExit({_ABSENT} * (u.find_spec({launch.package!r}) is None))"
+    try:
+        done = subprocess.run(
+            [str(launch.python), "-c", asked],
+            env=launch.environment,
+            capture_output=True,
+            timeout=_ASK_S_MAX,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return
+    except OSError as error:
+        raise path_fault(f"worker.engine_python: cannot start {launch.python}", error) from error
+    if done.returncode == _ABSENT:
+        raise OperatorFault(
+            f"worker.engine_python: {launch.python} has no {launch.package}: "
+            f"{launch.python} -m pip install {launch.package}"
+        )
