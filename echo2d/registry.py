@@ -52,6 +52,7 @@ ENGINES: Mapping[str, str] = {
     **installed("engines"),
     "torch": "echo2d.engines.torch_engine.engine:make_torch_engines",
     "sglang": "echo2d.engines.sglang.engine:make_sglang_engines",
+    "vllm": "echo2d.engines.vllm.engine:make_vllm_engines",
     "fake": "echo2d.engines.fake:make_fake_engines",
 }
 

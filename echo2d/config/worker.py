@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -16,10 +17,12 @@ from echo2d.errors import OperatorFault
 from echo2d.registry import ENGINES
 
 _WINDOW = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)")
-# Keys that only this engine reads.
+_OF_SERVERS = ("engine_python", "engine_args", "engine_url", "engine_key_file", "refit_mode")
+# Keys that only some engines read.
 KEYS_OF_ENGINES = {
     "torch": ("quantization", "dtype", "device"),
-    "sglang": ("engine_python", "engine_args", "engine_url", "engine_key_file", "refit_mode"),
+    "sglang": _OF_SERVERS,
+    "vllm": _OF_SERVERS,
 }
 
 
@@ -46,14 +49,14 @@ class WorkerConfig(Table):
     name: str = key("name shown by `echo2d status`; empty: the host's name", "")
     engine: str = key("the inference engine", "torch", choices=ENGINES)
     engine_python: Path | None = key(
-        "python of the environment in which SGLang is installed; it runs the servers",
+        "python of the environment in which SGLang or vLLM is installed; it runs the servers",
         None,
     )
     engine_args: str = key(
-        "flags for the SGLang servers that this worker starts, written as on a command line", ""
+        "flags for the servers that this worker starts, written as on a command line", ""
     )
     engine_url: str = key(
-        "URLs of running SGLang servers, one per engine, separated by commas;"
+        "URLs of running SGLang or vLLM servers, one per engine, separated by commas;"
         " empty: this worker starts servers",
         "",
     )
@@ -62,7 +65,7 @@ class WorkerConfig(Table):
         None,
     )
     refit_mode: Literal["retract", "abort", "in_place"] = key(
-        "how SGLang pauses for a new version (docs/guide/sglang.md)", "retract"
+        "how a server pauses for a new version (docs/guide/sglang.md)", "retract"
     )
     quantization: Literal["none", "int8"] = key(
         "int8: the torch engine multiplies in int8 on a CPU (docs/guide/deploy.md); the run must allow it"
@@ -130,21 +133,22 @@ class WorkerConfig(Table):
         _ = self.uplink_bytes_per_s_max, self.announced, self.windows
 
     def _require_keys_of_engine(self) -> None:
-        """OperatorFault: a key is set that only the other engine reads, so it would be ignored.
+        """OperatorFault: a key is set that only other engines read, so it would be ignored.
 
-        The fake engine takes the place of either one, and engines of other distributions read what they need.
+        The fake engine takes the place of any, and engines of other distributions read what they need.
         """
         if self.engine not in KEYS_OF_ENGINES:
             return
         defaults = {item.name: item.default for item in fields(self)}
-        for engine, keys in KEYS_OF_ENGINES.items():
-            for name in keys:
-                if engine != self.engine and getattr(self, name) != defaults[name]:
-                    other = "; for sglang, put --quantization in worker.engine_args"
-                    raise OperatorFault(
-                        f"worker.{name}: only the {engine} engine reads it, and worker.engine is "
-                        f"{self.engine}{other if name == 'quantization' else ''}"
-                    )
+        for name in dict.fromkeys(chain(*KEYS_OF_ENGINES.values())):
+            if name in KEYS_OF_ENGINES[self.engine] or getattr(self, name) == defaults[name]:
+                continue
+            readers = [engine for engine, keys in KEYS_OF_ENGINES.items() if name in keys]
+            other = f"; for {self.engine}, put --quantization in worker.engine_args"
+            raise OperatorFault(
+                f"worker.{name}: only {' and '.join(readers)} read{'s' * (len(readers) == 1)} it, and worker.engine is "
+                f"{self.engine}{other if name == 'quantization' else ''}"
+            )
 
     @property
     def uplink_bytes_per_s_max(self) -> int | None:

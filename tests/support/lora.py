@@ -1,7 +1,7 @@
 """LoRA adapters on the tiny models of the engine harness, and the truth about them: base and adapter merged."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -22,22 +22,31 @@ from tests.support.scripted_coordinator import ScriptedCoordinator
 
 RANK, ALPHA = 4, 8.0
 TARGETS = ("q_proj", "down_proj")
+# SGLang 0.5.23 serves no adapter that has q_proj and lacks v_proj.
+ALL_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 PREFIX = "base_model.model."
 BASE_SEED = 1000
 
 
-def make_base(folder: Path, *, rng_seed: int = BASE_SEED) -> AdapterBase:
-    save_random_model(folder, tiny_config(), rng_seed=rng_seed)
+def make_base(folder: Path, *, rng_seed: int = BASE_SEED, **changes: Any) -> AdapterBase:
+    save_random_model(folder, tiny_config(**changes), rng_seed=rng_seed)
     return AdapterBase(folder, base_digest(folder), file_tensor_digests(folder))
 
 
-def write_adapter(folder: Path, base: AdapterBase, *, rng_seed: int, **changes: Any) -> Path:
-    """Write a random adapter that changes the model strongly. changes: of its configuration."""
+def write_adapter(
+    folder: Path,
+    base: AdapterBase,
+    *,
+    rng_seed: int,
+    targets: Sequence[str] = TARGETS,
+    **changes: Any,
+) -> Path:
+    """Write a random adapter that changes the model strongly. targets: of its layers. changes: of its configuration."""
     folder.mkdir(parents=True)
     torch.manual_seed(rng_seed)
     tensors = {}
     for name, weight in load_file(base.directory / "model.safetensors").items():
-        if name.split(".")[-2] in TARGETS:
+        if name.split(".")[-2] in targets:
             layer = PREFIX + name.removesuffix(".weight")
             tensors[f"{layer}.lora_A.weight"] = torch.randn(RANK, weight.shape[1]).bfloat16() * 0.3
             tensors[f"{layer}.lora_B.weight"] = torch.randn(weight.shape[0], RANK).bfloat16() * 0.3
@@ -46,7 +55,7 @@ def write_adapter(folder: Path, base: AdapterBase, *, rng_seed: int, **changes: 
         "peft_type": "LORA",
         "r": RANK,
         "lora_alpha": ALPHA,
-        "target_modules": list(TARGETS),
+        "target_modules": list(targets),
         "bias": "none",
     }
     (folder / "adapter_config.json").write_text(json.dumps({**config, **changes}))
@@ -81,11 +90,12 @@ class OnBase(ScriptedCoordinator):
 class AdapterHarness(TorchHarness):
     """Versions 0 to 3 are adapters on one base, made in advance, because the code that pins the base may not block."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, targets: Sequence[str] = TARGETS, **changes: Any) -> None:
+        """changes: of the base's configuration."""
         super().__init__(folder)
-        self.base = make_base(folder / "base")
+        self.base = make_base(folder / "base", **changes)
         for version in range(4):
-            write_adapter(folder / str(version), self.base, rng_seed=version)
+            write_adapter(folder / str(version), self.base, rng_seed=version, targets=targets)
 
     def engine(self, *, slots: int = 64, rng_seed: int = 0) -> TorchEngine:
         engine = super().engine(slots=slots, rng_seed=rng_seed)

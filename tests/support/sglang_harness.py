@@ -24,7 +24,7 @@ from echo2d.engines.sglang.client import SglangClient
 from echo2d.engines.sglang.engine import SglangEngine
 from echo2d.errors import EngineFault
 from tests.support.engine_harness import FakeHarness, TorchHarness, save_random_model, tiny_config
-from tests.support.lora import TARGETS, write_adapter
+from tests.support.lora import ALL_TARGETS, TARGETS, AdapterHarness, write_adapter
 from tests.support.sglang_double import SglangDouble
 
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
@@ -184,6 +184,43 @@ class SglangHarness(TorchHarness):
     async def check(self, engine: Engine) -> None:
         assert isinstance(engine, SglangEngine)
         await engine.check()
+
+
+class SglangAdapterHarness(AdapterHarness):
+    """Adapters on real servers, which do not give their weights back."""
+
+    repeats = False
+
+    def __init__(self, folder: Path, servers: Sequence[Running], **changes: Any) -> None:
+        super().__init__(folder, ALL_TARGETS, **changes)
+        self._next = cycle(servers)
+
+    def engine(self, *, slots: int = 64, rng_seed: int = 0) -> SglangEngine:  # type: ignore[override]
+        engine = SglangEngine(next(self._next), slots=slots, rng_seed=rng_seed)
+        engine.refit = partial(engine.refit, base=self.base)  # type: ignore[method-assign]
+        return engine
+
+    @contextmanager
+    def doubtful_refits(self, engine: Engine) -> Iterator[None]:
+        pytest.skip("an adapter that is not loaded leaves the one before it served")
+        yield
+
+    async def in_memory(self, engine: Engine) -> Mapping[str, object]:
+        return {"of": await served_version(engine)}
+
+    def in_files(self, snapshot: Path) -> Mapping[str, object]:
+        return {"of": snapshot.name}
+
+    async def check(self, engine: Engine) -> None:
+        assert isinstance(engine, SglangEngine)
+        await engine.check()
+
+
+async def served_version(engine: Engine) -> str:
+    """The version of the label, for servers that do not give their weights back. EngineFault: nothing is served."""
+    assert await engine.tensor_digests() is None
+    assert engine.label is not None
+    return engine.label.partition("-")[0]
 
 
 def _place(name: str) -> tuple[str, int]:

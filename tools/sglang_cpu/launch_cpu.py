@@ -8,6 +8,7 @@ runs without them, so that its draws from seeds can be tested.
 import runpy
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -28,6 +29,15 @@ if "--enable-return-routed-experts" in sys.argv:
     from sglang.srt.mem_cache.pool_host import common  # type: ignore[import-not-found]
 
     common.ALLOC_MEMORY_FUNCS["cpu"] = lambda shape, dtype, **_: torch.zeros(shape, dtype=dtype)
+
+if "--enable-lora" in sys.argv:
+    # SGLang's adapters ask for pinned memory, without a look whether there is an accelerator.
+    def _unpinned(make: Any) -> Any:
+        return lambda *args, pin_memory=False, **kwargs: make(*args, **kwargs)  # noqa: ARG005
+
+    for _name in ("empty", "tensor", "zeros", "ones", "arange", "full"):
+        setattr(torch, _name, _unpinned(getattr(torch, _name)))
+    torch.Tensor.pin_memory = lambda tensor, *_: tensor  # type: ignore[method-assign, assignment]
 
 if __name__ == "__main__":
     runpy.run_module("sglang.launch_server", run_name="__main__")

@@ -33,23 +33,30 @@ class Lost(EngineFault):
 
 
 class ServerClient:
-    """One server at `url`. Keys are secret, so they go into headers and nowhere else."""
+    """One server at `url`: http://HOST:PORT, or unix:PATH of a socket. Keys are secret, so they go into headers and
+    nowhere else.
+    """
 
     NAME: ClassVar[str]  # name of the server's kind, for errors
+    KEEPS_ADMIN: ClassVar[bool] = True  # whether an administrator's connection serves several calls
 
-    def __init__(self, url: str, *, api_key: str = "", admin_key: str = "") -> None:
-        self.url = url.rstrip("/")
+    def __init__(self, url: str, api_key: str = "", admin_key: str = "") -> None:
+        socket = url.removeprefix("unix:")
+        self.url = url.rstrip("/") if socket == url else "http://localhost"
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S_MAX)
-        self._work = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0),
-            headers=_bearer(api_key),
-            timeout=timeout,
-            trust_env=False,
-        )
-        admin = admin_key or api_key
-        self._admin = aiohttp.ClientSession(
-            headers=_bearer(admin), timeout=timeout, trust_env=False
-        )
+
+        def session(key: str, *, closes: bool = False) -> aiohttp.ClientSession:
+            connector = (
+                aiohttp.TCPConnector(limit=0, force_close=closes)
+                if socket == url
+                else aiohttp.UnixConnector(socket, limit=0, force_close=closes)
+            )
+            return aiohttp.ClientSession(
+                connector=connector, headers=_bearer(key), timeout=timeout, trust_env=False
+            )
+
+        self._work = session(api_key)
+        self._admin = session(admin_key or api_key, closes=not self.KEEPS_ADMIN)
 
     async def close(self) -> None:
         await self._work.close()
@@ -154,6 +161,8 @@ async def _events(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
 
 def error_text(body: object) -> str:
     """The reason in an error's body, in any form that servers use."""
-    error = body.get("error", body) if isinstance(body, dict) else body
+    error = body
+    if isinstance(body, dict):
+        error = body.get("error") or body.get("error_message") or body
     text = error.get("message", error) if isinstance(error, dict) else error
     return " ".join(str(text).split())[:300]

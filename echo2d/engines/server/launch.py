@@ -4,9 +4,11 @@ Each kind of server has a subclass of `ServerLaunch`, which builds its command l
 """
 
 import shlex
+import socket
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import ClassVar, Self
 
@@ -17,6 +19,8 @@ from echo2d.errors import OperatorFault, path_fault
 # Exit code of a Python that does not have the server's package; any other code says nothing about it.
 _ABSENT = 44
 _ASK_S_MAX = 30.0
+_HOST = "127.0.0.1"
+_TP = ("--tp", "-tp", "--tp-size", "--tensor-parallel-size")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,21 +46,36 @@ class ServerLaunch:
     # Flags that only echo2d sets, without the leading dashes.
     ours: ClassVar[frozenset[str]]
 
-    def settings(self) -> Mapping[str, str]:
+    def url(self) -> str:
+        """Where it listens: a free port of loopback. A server that finds it taken ends and is started again."""
+        with socket.socket() as found:
+            found.bind((_HOST, 0))
+            return f"http://{_HOST}:{found.getsockname()[1]}"
+
+    def ended(self, url: str) -> None:
+        """The server that listened there has ended. Blocking."""
+
+    def settings(self, _api_key: str) -> Mapping[str, str]:
         """Environment variables that the server is started with, besides `environment`."""
         raise NotImplementedError
 
-    def command(self, model: Path, label: str, *, host: str, port: int, keys: Path) -> list[str]:
+    def command(self, model: Path, label: str, *, url: str, keys: Path) -> list[str]:
         """Its argument list. keys: the file with what `keys_text` returned; other users can read arguments."""
         raise NotImplementedError
 
-    def keys_text(self, api_key: str, admin_key: str) -> str:
+    def keys_text(self, _api_key: str, _admin_key: str) -> str:
         """The keys as this server reads them from a file."""
+        return ""
+
+    def placed(self, index: int) -> Self:
+        """The launch on the GPUs after those of the `index` launches before it, unless the operator chose them."""
         raise NotImplementedError
 
-    def on_gpus_after(self, index: int) -> Sequence[str]:
-        """The flags that give the engine of this number the GPUs after those of the engines before it."""
-        raise NotImplementedError
+    @property
+    def gpus(self) -> int:
+        """How many GPUs the server uses."""
+        given = pairwise(self.arguments)
+        return next((int(size) for flag, size in given if flag in _TP and size.isdigit()), 1)
 
     def adapter_flags(self, adapter: AdapterLayout, staleness_max: int) -> Sequence[str]:
         """The flags for adapters of this shape: the newest one, those of `staleness_max` versions before it, and the
@@ -65,14 +84,10 @@ class ServerLaunch:
         raise NotImplementedError
 
     def each(self, count: int) -> list[Self]:
-        """A launch for each of `count` engines on one box, with a folder of its own and, unless the operator chose the
-        GPUs, those that follow the GPUs of the engine before it.
-        """
+        """A launch for each of `count` engines on one box, with a folder and GPUs of its own."""
         return [
             replace(
-                self,
-                arguments=[*self.arguments, *(self.on_gpus_after(index) if count > 1 else ())],
-                folder=self.folder / f"engine-{index}",
+                self.placed(index) if count > 1 else self, folder=self.folder / f"engine-{index}"
             )
             for index in range(count)
         ]

@@ -8,15 +8,12 @@ import asyncio
 import contextlib
 import json
 import secrets
-import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from echo2d.engines.server.launch import ServerLaunch
 from echo2d.errors import EngineFault
-
-_HOST = "127.0.0.1"
 
 
 class ServerProcess:
@@ -54,9 +51,8 @@ class ServerProcess:
             await self._start(model, label)
 
     async def _start(self, model: Path, label: str) -> None:
-        port = _free_port()
-        self.url = f"http://{_HOST}:{port}"
         try:
+            self.url = await asyncio.to_thread(self._launch.url)
             await asyncio.to_thread(self._write_keys)
             self._guard = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -67,7 +63,7 @@ class ServerProcess:
                 start_new_session=True,
             )
             assert self._guard.stdin is not None
-            self._guard.stdin.write(json.dumps(self._order(model, label, port)).encode() + b"\n")
+            self._guard.stdin.write(json.dumps(self._order(model, label)).encode() + b"\n")
             await self._guard.stdin.drain()
         except OSError as error:
             raise EngineFault(
@@ -99,6 +95,7 @@ class ServerProcess:
                 self._guard.kill()
             await self._guard.wait()
         await self.started()
+        await asyncio.to_thread(self._launch.ended, self.url)
 
     def last_words(self) -> str:
         """The last line of its log. Blocking."""
@@ -115,8 +112,8 @@ class ServerProcess:
         self._keys.touch(mode=0o600)
         self._keys.write_text(self._launch.keys_text(self.api_key, self.admin_key))
 
-    def _order(self, model: Path, label: str, port: int) -> Mapping[str, object]:
-        argv = self._launch.command(model, label, host=_HOST, port=port, keys=self._keys)
+    def _order(self, model: Path, label: str) -> Mapping[str, object]:
+        argv = self._launch.command(model, label, url=self.url, keys=self._keys)
         given = {
             name: value
             for name, value in self._launch.environment.items()
@@ -124,16 +121,8 @@ class ServerProcess:
         }
         return {
             "argv": argv,
-            "environment": given | dict(self._launch.settings()),
+            "environment": given | dict(self._launch.settings(self.api_key)),
             "log": str(self.log),
             "keys": str(self._keys),
             "secrets": [self.api_key, self.admin_key],
         }
-
-
-def _free_port() -> int:
-    """A port that was free a moment ago. A server that finds it taken ends and is started again."""
-    with socket.socket() as found:
-        found.bind((_HOST, 0))
-        port: int = found.getsockname()[1]
-        return port

@@ -299,7 +299,7 @@ class Serving:
             await self._until_ready(process, server, order)
             await process.started()
             await server.probe()
-            await self._steps.identify(server, order)
+            await self._steps.started(server, order)
             await require_unchanged(order)
             await self._measure(server)
         except BaseException:

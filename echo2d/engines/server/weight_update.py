@@ -43,6 +43,9 @@ class WeightUpdate:
 class Updates(Protocol):
     """A module that refits a server of one kind."""
 
+    async def started(self, server: Any, order: WeightUpdate) -> None:
+        """Make sure that a server that has just started serves the version of `order`. Doubtful: it does not."""
+
     async def stop(self, server: Any, mode: RefitMode) -> None:
         """Stop generation for a refit or a hold.
 

@@ -19,10 +19,6 @@ def make_sglang_engines(options: EngineOptions) -> "list[SglangEngine]":
     ]
 
 
-def _connect(url: str, api_key: str, admin_key: str) -> SglangClient:
-    return SglangClient(url, api_key=api_key, admin_key=admin_key)
-
-
 def _refusal(server: SglangClient | None, request: GenerateRequest) -> str:
     if server is not None and server.dialect.deterministic and request.sampling.min_p:
         return "SGLang with --enable-deterministic-inference cannot draw with min_p: the request would end it"
@@ -41,7 +37,7 @@ class SglangEngine(ServerEngine):
         rng_seed: int | None = None,
     ) -> None:
         kind = ServerKind(
-            _connect,
+            SglangClient,
             weight_update,
             request_body,
             read_chunk,

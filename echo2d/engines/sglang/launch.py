@@ -1,14 +1,12 @@
 """The command line and environment that start an SGLang server."""
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from echo2d.engines.adapter import AdapterLayout
 from echo2d.engines.server.launch import ServerLaunch
-
-_TP = ("--tp", "--tp-size", "--tensor-parallel-size")
 
 
 class Launch(ServerLaunch):
@@ -22,7 +20,7 @@ class Launch(ServerLaunch):
         "trust-remote-code", "load-format", "skip-tokenizer-init", "incremental-streaming-output",
     })  # fmt: skip
 
-    def settings(self) -> Mapping[str, str]:
+    def settings(self, _api_key: str) -> Mapping[str, str]:
         """Variables that echo2d sets for the server."""
         return {
             "HF_HUB_OFFLINE": "1",
@@ -31,13 +29,14 @@ class Launch(ServerLaunch):
             "PYTHONUNBUFFERED": "1",
         }
 
-    def command(self, model: Path, label: str, *, host: str, port: int, keys: Path) -> list[str]:
+    def command(self, model: Path, label: str, *, url: str, keys: Path) -> list[str]:
         """Return the argument list. `keys` is a file, because other users can read arguments."""
+        host, _, port = url.rpartition("/")[2].partition(":")
         # A chunk has 8 tokens, because each chunk costs both ends a message.
         return [
             str(self.python), "-m", "sglang.launch_server", "--config", str(keys),
             "--model-path", str(model), "--weight-version", label, "--load-format", "auto",
-            "--host", host, "--port", str(port),
+            "--host", host, "--port", port,
             "--skip-tokenizer-init", "--skip-server-warmup",
             "--incremental-streaming-output", "--stream-interval", str(8),
             *self.arguments,
@@ -47,13 +46,11 @@ class Launch(ServerLaunch):
         """Return the content of the `keys` file, which SGLang reads as its configuration."""
         return f"api-key: {api_key}\nadmin-api-key: {admin_key}\n"
 
-    def on_gpus_after(self, index: int) -> Sequence[str]:
+    def placed(self, index: int) -> Self:
         if "cpu" in self.arguments or "--base-gpu-id" in self.arguments:
-            return ()
-        sizes = (
-            int(size) for flag, size in pairwise(self.arguments) if flag in _TP and size.isdigit()
-        )
-        return "--base-gpu-id", str(index * next(sizes, 1))
+            return self
+        first = str(index * self.gpus)
+        return replace(self, arguments=[*self.arguments, "--base-gpu-id", first])
 
     def adapter_flags(self, adapter: AdapterLayout, staleness_max: int) -> Sequence[str]:
         kinds = sorted({name.rpartition(".")[2] for name in adapter.layers})

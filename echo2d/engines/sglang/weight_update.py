@@ -24,6 +24,11 @@ from echo2d.errors import EngineFault
 _UPDATED_ANYWAY = "Weights were updated, but"
 
 
+async def started(server: SglangClient, order: WeightUpdate) -> None:
+    """Check that a server that has just started serves the version of `order`. Doubtful: it does not."""
+    await identify(server, order)
+
+
 async def stop(server: SglangClient, mode: RefitMode) -> None:
     """Stop generation for a refit or a hold.
 

@@ -1,0 +1,139 @@
+"""Calls vLLM's paths over HTTP and reads their answers. It makes no decision."""
+
+import logging
+import re
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from echo2d.engines.server.admission import ServerLoad
+from echo2d.engines.server.http_client import ServerClient, ServerRefused
+from echo2d.engines.vllm.launch import NEWEST, OLDEST, SERVED
+from echo2d.errors import EngineFault
+
+# vLLM puts this before the id of a request.
+_PREFIX = "generate-tokens-"
+_NEEDED = ("/pause", "/resume", "/collective_rpc", "/weight_info", "/update_weight_version")
+_GAUGES = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+
+log = logging.getLogger("echo2d.engines")
+
+
+class VllmClient(ServerClient):
+    NAME: ClassVar[str] = "vLLM"
+    # A call that is answered with 500 closes its connection.
+    KEEPS_ADMIN: ClassVar[bool] = False
+    extended = False  # whether its workers have our extension, once it was probed
+    model = SERVED
+    _running_max = 1
+
+    def __init__(self, url: str, api_key: str = "", _admin_key: str = "") -> None:
+        """vLLM has one key."""
+        super().__init__(url, api_key)
+
+    def generate(self, body: Mapping[str, Any]) -> AsyncIterator[Mapping[str, Any]]:
+        """Stream the chunks of one request."""
+        named = {**body, "model": body["model"] or self.model}
+        return self.stream("/inference/v1/generate", named)
+
+    async def ready(self) -> bool:
+        """Return whether a starting server takes requests."""
+        try:
+            await self.call("GET", "/health")
+        except EngineFault:
+            return False
+        return True
+
+    async def probe(self) -> None:
+        """Find out the server's version, paths and limits. EngineFault: echo2d cannot use this server."""
+        version = str((await self.facts("/version")).get("version", ""))
+        number = tuple(map(int, re.findall(r"\d+", version)[:3]))
+        if number < OLDEST:
+            oldest = ".".join(map(str, OLDEST))
+            raise EngineFault(
+                f"vLLM {version or '(unknown version)'} does not report per-token weight versions; "
+                f"use {oldest} or newer"
+            )
+        paths = (await self.facts("/openapi.json")).get("paths", {})
+        for path in _NEEDED:
+            if path not in paths:
+                raise EngineFault(
+                    f"vLLM does not serve {path}: start it with VLLM_SERVER_DEV_MODE=1 and --enable-scale-out"
+                )
+        if number > NEWEST:
+            log.warning("vLLM %s is newer than any that echo2d was tried with", version)
+        models = (await self.facts("/v1/models")).get("data") or [{}]
+        self.model = str(models[0].get("id", SERVED))
+        info = await self.facts("/server_info?config_format=json")
+        scheduler = info.get("vllm_config", {}).get("scheduler_config", {})
+        self._running_max = int(scheduler.get("max_num_seqs", 1))
+        self.extended = await self.directory() is not None
+
+    async def weights(self) -> str:
+        """The label of its weights."""
+        return str((await self.facts("/weight_info")).get("weight_version"))
+
+    async def directory(self) -> str | None:
+        """From where its workers loaded their weights; None: they have no extension of ours."""
+        try:
+            (found, *_) = await self._in_workers("echo2d_state", {}, 30.0)
+        except ServerRefused:
+            return None
+        return str(found["directory"])
+
+    async def load(self) -> ServerLoad:
+        """EngineFault: there is no answer, or it lacks these numbers."""
+        text = str(await self.call("GET", "/metrics"))
+        found = {
+            name: sum(
+                float(value)
+                for value in re.findall(rf"^vllm:{name}{{.*}} (\S+)$", text, re.MULTILINE)
+            )
+            for name in _GAUGES
+        }
+        running, waiting, usage = (found[name] for name in _GAUGES)
+        return ServerLoad(int(running), int(waiting), usage, self._running_max)
+
+    async def pause(self, mode: str, *, clears: bool) -> None:
+        await self.order(f"/pause?mode={mode}&clear_cache={str(clears).lower()}", {})
+
+    async def resume(self) -> None:
+        await self.order("/resume", {})
+
+    async def abort_all(self) -> None:
+        await self.order("/abort_requests", {"request_ids": []})
+
+    async def abort(self, rid: str) -> None:
+        await self.order("/inference/v1/abort_requests", {"request_ids": [_PREFIX + rid]})
+
+    async def relabel(self, label: str) -> None:
+        """Change the label of the weights, and nothing else."""
+        await self.order("/update_weight_version", {"new_version": label})
+
+    async def load_weights(
+        self, directory: Path, files: Sequence[str], *, timeout_s: float
+    ) -> None:
+        """Have all workers load these files."""
+        asked = {"directory": str(directory), "files": "\n".join(files)}
+        await self._in_workers("echo2d_load", asked, timeout_s)
+
+    async def load_adapter(self, label: str, directory: Path) -> None:
+        """Load an adapter under this name. The server reads the directory again whenever it has evicted the adapter."""
+        body = {"lora_name": label, "lora_path": str(directory)}
+        try:
+            await self.order("/v1/load_lora_adapter", body)
+        except ServerRefused:
+            # It has the name already if the answer to an earlier call was lost.
+            await self.unload_adapter(label)
+            await self.order("/v1/load_lora_adapter", body)
+
+    async def unload_adapter(self, label: str) -> None:
+        await self.order("/v1/unload_lora_adapter", {"lora_name": label})
+
+    async def _in_workers(self, method: str, kwargs: Mapping[str, str], timeout_s: float) -> Any:
+        """The answer of each worker to a call of our extension."""
+        body = {"method": method, "kwargs": kwargs, "timeout": timeout_s}
+        status, answer = await self.ask_admin("POST", "/collective_rpc", body, timeout_s + 5.0)
+        if status != 200:
+            raise ServerRefused(f"vLLM /collective_rpc {method}: {status}")
+        return answer["results"]

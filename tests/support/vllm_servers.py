@@ -1,0 +1,111 @@
+"""Real vLLM servers on the CPU, as tests start them, and the harness of the contract suite for them."""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from echo2d.engines.base import Engine
+from echo2d.engines.server.http_client import Lost
+from echo2d.engines.server.launch import Running
+from echo2d.engines.vllm.client import VllmClient
+from echo2d.engines.vllm.engine import VllmEngine
+from echo2d.engines.vllm.launch import Launch
+from tests.support.engine_harness import CONTEXT_MAX, TorchHarness, save_random_model, tiny_config
+from tests.support.lora import AdapterHarness
+from tests.support.paths import REPO
+
+PYTHON = REPO / "tools" / "vllm_cpu" / "python"
+HEAD_DIM = 32
+FLAGS = ("--dtype", "float32", "--max-model-len", str(CONTEXT_MAX), "--max-num-seqs", "64")
+
+
+def launch(folder: Path, *flags: str) -> Launch:
+    return Launch(PYTHON, (*FLAGS, *flags), folder, dict(os.environ))
+
+
+class VllmHarness(TorchHarness):
+    """Real servers in float32, which say from which directory they have loaded."""
+
+    repeats = False
+
+    def __init__(self, folder: Path, servers: Sequence[Running]) -> None:
+        super().__init__(folder)
+        self._next = cycle(servers)
+
+    def snapshot(self, version: int) -> Path:
+        """A snapshot with heads of a width that vLLM computes on a CPU."""
+        folder = self._folder / str(version)
+        if not folder.exists():
+            save_random_model(folder, tiny_config(head_dim=HEAD_DIM), rng_seed=version)
+        return folder
+
+    def engine(self, *, slots: int = 64, rng_seed: int = 0) -> VllmEngine:  # type: ignore[override]
+        return VllmEngine(next(self._next), slots=slots, rng_seed=rng_seed)
+
+    @contextmanager
+    def doubtful_refits(self, engine: Engine) -> Iterator[None]:
+        """The next load is done, but its answer is lost."""
+        load = VllmClient.load_weights
+
+        async def lost(server: VllmClient, *args: Any, **kwargs: Any) -> None:
+            await load(server, *args, **kwargs)
+            raise Lost("told to be")
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(VllmClient, "load_weights", lost)
+            yield
+
+    async def in_memory(self, engine: Engine) -> Mapping[str, object]:
+        assert isinstance(engine, VllmEngine)
+        return await _in_memory(engine)
+
+    def in_files(self, snapshot: Path) -> Mapping[str, object]:
+        return {"of": snapshot.name}
+
+    async def check(self, engine: Engine) -> None:
+        assert isinstance(engine, VllmEngine)
+        await engine.check()
+
+
+async def _in_memory(engine: VllmEngine) -> Mapping[str, object]:
+    """The version of which all logprobs are. Reading weights back is the extension's to come."""
+    await engine.tensor_digests()
+    assert engine.label is not None
+    return {"of": engine.label.partition("-")[0]}
+
+
+class VllmAdapterHarness(AdapterHarness):
+    """Adapters on a real server."""
+
+    repeats = False
+
+    def __init__(self, folder: Path, servers: Sequence[Running]) -> None:
+        super().__init__(folder, head_dim=HEAD_DIM)
+        self._next = cycle(servers)
+
+    def engine(self, *, slots: int = 64, rng_seed: int = 0) -> VllmEngine:  # type: ignore[override]
+        engine = VllmEngine(next(self._next), slots=slots, rng_seed=rng_seed)
+        engine.refit = partial(engine.refit, base=self.base)  # type: ignore[method-assign]
+        return engine
+
+    @contextmanager
+    def doubtful_refits(self, engine: Engine) -> Iterator[None]:
+        pytest.skip("an adapter that is not loaded leaves the one before it served")
+        yield
+
+    async def in_memory(self, engine: Engine) -> Mapping[str, object]:
+        assert isinstance(engine, VllmEngine)
+        return await _in_memory(engine)
+
+    def in_files(self, snapshot: Path) -> Mapping[str, object]:
+        return {"of": snapshot.name}
+
+    async def check(self, engine: Engine) -> None:
+        assert isinstance(engine, VllmEngine)
+        await engine.check()
