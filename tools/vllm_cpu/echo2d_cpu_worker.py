@@ -13,7 +13,7 @@ from vllm.model_executor.layers import utils
 from vllm.v1.worker import gpu_model_runner
 
 
-class CpuWorker(Echo2dWorker):
+class CpuWorker(Echo2dWorker):  # type: ignore[misc]
     """See the module docstring."""
 
 
@@ -21,8 +21,8 @@ class _Generator(torch.Generator):
     def get_offset(self) -> int:
         return 0
 
-    def set_offset(self, _: int) -> None:
-        pass
+    def set_offset(self, _: int) -> torch.Generator:
+        return self
 
 
 class _Torch:
@@ -35,7 +35,7 @@ class _Torch:
 
 
 def _plain(layer: torch.nn.Module, *_: object, **__: object) -> None:
-    layer.cpu_linear = torch.nn.functional.linear
+    layer.__dict__["cpu_linear"] = torch.nn.functional.linear
 
 
 utils.dispatch_cpu_unquantized_gemm = _plain

@@ -206,8 +206,9 @@ class ServerEngine:
     def _read(self, chunk: Mapping[str, Any], label: str) -> StreamChunk:
         layout, weights = self._serving.layout, self._serving.weights
         found = self._kind.read(chunk, {} if layout is None else layout.config)
-        adapted = weights is not None and self._serving.adapters.newest is not None
-        return under_adapter(found, weights, label) if adapted else found
+        if weights is None or self._serving.adapters.newest is None:
+            return found
+        return under_adapter(found, weights, label)
 
     def _running(self) -> list[SampleState]:
         """The samples that the server works on."""

@@ -132,8 +132,9 @@ def _running(options: EngineOptions, kind: type[ServerLaunch]) -> list[Running]:
         raise OperatorFault(
             f"worker.engine_url: expected {options.count} http:// URLs; found {options.url!r}"
         )
+    api_key, admin_key = _keys(options.key_file)
     return [
-        Running(url, *_keys(options.key_file), folder=options.folder / f"engine-{index}")
+        Running(url, api_key, admin_key, options.folder / f"engine-{index}")
         for index, url in enumerate(urls)
     ]
 

@@ -8,14 +8,14 @@ from echo2d.engines.server.weight_update import RefitMode
 from echo2d.engines.sglang import weight_update
 from echo2d.engines.sglang.client import SglangClient
 from echo2d.engines.sglang.generate import read_chunk, request_body
-from echo2d.engines.sglang.launch import Launch
+from echo2d.engines.sglang.launch import SglangLaunch
 
 
 def make_sglang_engines(options: EngineOptions) -> "list[SglangEngine]":
     """Make one engine for each server. OperatorFault: an option is missing or unusable."""
     return [
         SglangEngine(where, slots=options.slots, refit_mode=options.refit_mode)
-        for where in servers_of(options, Launch)
+        for where in servers_of(options, SglangLaunch)
     ]
 
 

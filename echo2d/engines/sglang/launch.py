@@ -9,7 +9,7 @@ from echo2d.engines.adapter import AdapterLayout
 from echo2d.engines.server.launch import ServerLaunch
 
 
-class Launch(ServerLaunch):
+class SglangLaunch(ServerLaunch):
     """How to start one SGLang server."""
 
     __slots__ = ()

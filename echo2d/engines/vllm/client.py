@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from echo2d.engines.server.admission import ServerLoad
 from echo2d.engines.server.http_client import ServerClient, ServerRefused
-from echo2d.engines.vllm.launch import NEWEST, OLDEST, SERVED
+from echo2d.engines.vllm.launch import SERVED, tried
 from echo2d.errors import EngineFault
 
 # vLLM puts this before the id of a request.
@@ -47,20 +47,14 @@ class VllmClient(ServerClient):
     async def probe(self) -> None:
         """Find out the server's version, paths and limits. EngineFault: echo2d cannot use this server."""
         version = str((await self.facts("/version")).get("version", ""))
-        number = tuple(map(int, re.findall(r"\d+", version)[:3]))
-        if number < OLDEST:
-            oldest = ".".join(map(str, OLDEST))
-            raise EngineFault(
-                f"vLLM {version or '(unknown version)'} does not report per-token weight versions; "
-                f"use {oldest} or newer"
-            )
+        known = tried(version)
         paths = (await self.facts("/openapi.json")).get("paths", {})
         for path in _NEEDED:
             if path not in paths:
                 raise EngineFault(
                     f"vLLM does not serve {path}: start it with VLLM_SERVER_DEV_MODE=1 and --enable-scale-out"
                 )
-        if number > NEWEST:
+        if not known:
             log.warning("vLLM %s is newer than any that echo2d was tried with", version)
         models = (await self.facts("/v1/models")).get("data") or [{}]
         self.model = str(models[0].get("id", SERVED))

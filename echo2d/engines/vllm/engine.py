@@ -9,14 +9,14 @@ from echo2d.engines.server.weight_update import RefitMode
 from echo2d.engines.vllm import weight_update
 from echo2d.engines.vllm.client import VllmClient
 from echo2d.engines.vllm.generate import read_chunk, request_body
-from echo2d.engines.vllm.launch import Launch
+from echo2d.engines.vllm.launch import VllmLaunch
 
 
 def make_vllm_engines(options: EngineOptions) -> "list[VllmEngine]":
     """Make one engine for each server. OperatorFault: an option is missing or unusable."""
     return [
         VllmEngine(where, slots=options.slots, refit_mode=options.refit_mode)
-        for where in servers_of(options, Launch)
+        for where in servers_of(options, VllmLaunch)
     ]
 
 

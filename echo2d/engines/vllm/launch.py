@@ -4,6 +4,7 @@ Its development routes (pause, load, label) ask for no key, so the server listen
 user can enter.
 """
 
+import re
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,7 @@ from typing import ClassVar, Self
 
 from echo2d.engines.adapter import AdapterLayout
 from echo2d.engines.server.launch import ServerLaunch
+from echo2d.errors import EngineFault
 
 OLDEST, NEWEST = (
     (0, 32, 0),
@@ -24,7 +26,20 @@ EXTENSION = Path(__file__).parent / "worker_extension"
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 
 
-class Launch(ServerLaunch):
+def tried(version: str) -> bool:
+    """Whether echo2d was tried with this release, or with a newer one. EngineFault: it is too old, or none."""
+    found = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
+    number = tuple(map(int, found.groups())) if found else (0, 0, 0)
+    if number < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        raise EngineFault(
+            f"vLLM {version or '(unknown version)'} does not report per-token weight versions; "
+            f"use {oldest} or newer"
+        )
+    return number <= NEWEST
+
+
+class VllmLaunch(ServerLaunch):
     """How to start one vLLM server."""
 
     __slots__ = ()
@@ -55,14 +70,11 @@ class Launch(ServerLaunch):
         }
 
     def command(self, model: Path, label: str, *, url: str, keys: Path) -> list[str]:  # noqa: ARG002
-        extension = ("--worker-extension-cls", "echo2d_worker.Echo2dWorker")
-        if "--worker-extension-cls" in self.arguments:
-            extension = ()
         return [
             str(self.python), "-m", "vllm.entrypoints.openai.api_server",
             "--model", str(model), "--served-model-name", SERVED, "--uds", url.removeprefix("unix:"),
             "--skip-tokenizer-init", "--enable-scale-out", "--logprobs-mode", "processed_logprobs",
-            "--stream-interval", str(8), *extension, *self.arguments,
+            "--stream-interval", str(8), "--worker-extension-cls", "echo2d_worker.Echo2dWorker", *self.arguments,
         ]  # fmt: skip
 
     def placed(self, index: int) -> Self:

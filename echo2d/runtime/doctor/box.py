@@ -55,7 +55,8 @@ async def examine_box(box: Box) -> list[HostFinding]:
     else:
         engines = [await asyncio.to_thread(host.gpu, needed=True)]
     if config.engine_python is not None:
-        engines.append(await asyncio.to_thread(host.sglang, config.engine_python))
+        server = "vllm" if config.engine == "vllm" else "sglang"
+        engines.append(await asyncio.to_thread(host.engine_server, server, config.engine_python))
     return [
         *found,
         *engines,

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from echo2d.engines.sglang.compat import dialect_of
+from echo2d.engines.vllm.launch import tried as vllm_tried
 from echo2d.errors import EngineFault
 from echo2d.extras import install_command
 from echo2d.net.peer.congestion import kernel_has_bbr
@@ -158,24 +159,24 @@ def torch_package() -> HostFinding:
         )
 
 
-def sglang(python: Path) -> HostFinding:
-    """The version of SGLang in the environment of this interpreter."""
-    question = "from importlib.metadata import version; print(version('sglang'))"
+def engine_server(engine: str, python: Path) -> HostFinding:
+    """The version of an engine's server in the environment of this interpreter."""
+    question = f"from importlib.metadata import version; print(version({engine!r}))"
     told = _output([str(python), "-c", question])
     if told is None:
         return error(
-            "sglang",
-            f"{python} has no SGLang",
-            f"{python} -m pip install sglang (docs/guide/sglang.md says which versions)",
+            engine,
+            f"{python} has no {engine}",
+            f"{python} -m pip install {engine} (docs/reference/engines.md says which versions)",
         )
     try:
-        dialect = dialect_of(told, None)
+        known = vllm_tried(told) if engine == "vllm" else dialect_of(told, None).tried
     except EngineFault as fault:
-        return error("sglang", str(fault), f"{python} -m pip install --upgrade sglang")
-    if not dialect.tried:
+        return error(engine, str(fault), f"{python} -m pip install --upgrade {engine}")
+    if not known:
         text = f"{told} is newer than any that echo2d was tried with"
-        return warning("sglang", text, "watch the first refits, or install an older one")
-    return ok("sglang", told)
+        return warning(engine, text, "watch the first refits, or install an older one")
+    return ok(engine, told)
 
 
 # --- the kernel and the service manager

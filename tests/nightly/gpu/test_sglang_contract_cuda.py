@@ -14,7 +14,7 @@ import torch
 from echo2d.engines.base import Engine
 from echo2d.engines.server.launch import Running
 from echo2d.engines.server.process import ServerProcess
-from echo2d.engines.sglang.launch import Launch
+from echo2d.engines.sglang.launch import SglangLaunch
 from tests.support.engine_contract import EngineContract
 from tests.support.engine_harness import Harness, save_random_model, tiny_config
 from tests.support.sglang_harness import SglangHarness
@@ -51,7 +51,7 @@ async def cuda_servers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterato
     shares = ("--mem-fraction-static", "0.2")  # two servers on one GPU
     processes = [
         ServerProcess(
-            Launch(
+            SglangLaunch(
                 Path(sys.executable), (*CUDA_FLAGS, *shares), folder / str(number), dict(os.environ)
             )
         )

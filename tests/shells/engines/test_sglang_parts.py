@@ -21,7 +21,7 @@ from echo2d.engines.server.process_guard import Log
 from echo2d.engines.sglang.compat import dialect_of
 from echo2d.engines.sglang.engine import SglangEngine
 from echo2d.engines.sglang.generate import read_chunk
-from echo2d.engines.sglang.launch import Launch
+from echo2d.engines.sglang.launch import SglangLaunch
 from echo2d.errors import EngineFault, OperatorFault
 from echo2d.runtime.worker.engine_refit import make_engines
 from tests.support.engine_harness import FakeHarness
@@ -259,7 +259,7 @@ def test_waiting_requests_enter_in_order() -> None:
 
 
 def test_each_engine_has_its_gpus(tmp_path: Path) -> None:
-    base = Launch(Path("python"), ["--tp", "2"], tmp_path, {})
+    base = SglangLaunch(Path("python"), ["--tp", "2"], tmp_path, {})
     one, two = base.each(2)
     assert (one.arguments[-2:], two.arguments[-2:]) == (
         ["--base-gpu-id", "0"],
@@ -267,7 +267,7 @@ def test_each_engine_has_its_gpus(tmp_path: Path) -> None:
     )
     assert one.folder != two.folder
     assert base.each(1)[0].arguments == ["--tp", "2"]
-    assert Launch(Path("python"), ["--device", "cpu"], tmp_path, {}).each(2)[1].arguments == [
+    assert SglangLaunch(Path("python"), ["--device", "cpu"], tmp_path, {}).each(2)[1].arguments == [
         "--device",
         "cpu",
     ]
@@ -279,7 +279,7 @@ def test_each_engine_has_its_gpus(tmp_path: Path) -> None:
 )
 def test_flags_that_the_worker_sets_itself_are_refused(flag: str) -> None:
     with pytest.raises(OperatorFault, match=flag.partition("=")[0].replace("_", "-")):
-        require_arguments(["--tp", "2", flag], Launch)
+        require_arguments(["--tp", "2", flag], SglangLaunch)
 
 
 def test_a_log_has_no_secrets_and_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -404,12 +404,12 @@ async def test_the_reason_why_a_server_cannot_start_is_reported(tmp_path: Path) 
     await engine.close()
 
 
-def sleeping_server(folder: Path) -> Launch:
+def sleeping_server(folder: Path) -> SglangLaunch:
     python = folder / "python"
     python.write_text("#!/bin/sh\nexec sleep 600\n")
     python.chmod(0o755)
     kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
-    return Launch(python, [], folder / "state", kept)
+    return SglangLaunch(python, [], folder / "state", kept)
 
 
 async def test_two_servers_of_one_folder_have_keys_of_their_own(tmp_path: Path) -> None:

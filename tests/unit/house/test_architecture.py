@@ -234,9 +234,11 @@ CORE_BANS |= {"socket", "sqlite3", "ssl", "subprocess", "tempfile", "threading",
 CORE_THIRD_PARTY = {"msgpack", "numpy", "zstandard", "blake3", "xxhash"}
 TORCH_FILES = (
     "echo2d/engines/torch_engine",
+    "echo2d/engines/vllm/worker_extension",
     "echo2d/texts/reference.py",
     "tools/gpu/",
     "tools/sglang_cpu/",
+    "tools/vllm_cpu/",
     "tools/tokenizer_classes.py",
 )
 TORCH_AREAS = {"demo", "lab", "learner", "model_experts"}

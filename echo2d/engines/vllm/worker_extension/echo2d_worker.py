@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from vllm.config import set_current_vllm_config  # type: ignore[import-not-found]
-from vllm.v1.sample.sampler import Sampler  # type: ignore[import-not-found]
+from vllm.config import set_current_vllm_config
+from vllm.v1.sample.sampler import Sampler
 
 
 class Echo2dWorker:
@@ -49,7 +49,7 @@ def _whole_logprobs() -> None:
     divide, draw = Sampler.apply_temperature, Sampler.sample
 
     def apply_temperature(logits: torch.Tensor, *args: Any) -> torch.Tensor:
-        found = divide(logits, *args)
+        found: torch.Tensor = divide(logits, *args)
         heated[:] = [found.log_softmax(dim=-1, dtype=torch.float32)]
         return found
 

@@ -205,17 +205,27 @@ def test_missing_programs_are_reported(tmp_path: Path, monkeypatch: pytest.Monke
     assert host.gpu(needed=True).level == "error"
     assert host.gpu(needed=False).level == "warning"
     assert host.systemd().level == "skipped"
-    assert host.sglang(tmp_path / "python").level == "error"
+    assert host.engine_server("sglang", tmp_path / "python").level == "error"
 
 
 @pytest.mark.parametrize(
-    ("version", "level"), [("0.5.19", "ok"), ("0.5.1", "error"), ("0.9.0", "warning")]
+    ("engine", "version", "level"),
+    [
+        ("sglang", "0.5.19", "ok"),
+        ("sglang", "0.5.1", "error"),
+        ("sglang", "0.9.0", "warning"),
+        ("vllm", "0.32.0+cpu", "ok"),
+        ("vllm", "0.31.0", "error"),
+        ("vllm", "0.33.0", "warning"),
+    ],
 )
-def test_the_version_of_sglang_is_checked(tmp_path: Path, version: str, level: str) -> None:
+def test_the_version_of_a_server_is_checked(
+    tmp_path: Path, engine: str, version: str, level: str
+) -> None:
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\necho {version}\n")
     python.chmod(0o755)
-    found = host.sglang(python)
+    found = host.engine_server(engine, python)
     assert (found.level, version in found.text) == (level, True)
 
 

@@ -29,7 +29,9 @@ def running() -> World:
 def test_a_session_begins_with_a_welcome() -> None:
     world = World()
     peer = world.connect("a")
-    welcome = Welcome(peer.peer, world.rules.run_id, Epoch(0), PublishSeq(0), 2.0, (), ())
+    welcome = Welcome(
+        peer.peer, world.rules.run_id, Epoch(0), PublishSeq(0), 2.0, (), (), staleness_max=2
+    )
     assert world.actions[0] == Send(peer.session, welcome)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from echo2d.engines.server.launch import Running
 from echo2d.engines.server.process import ServerProcess
 from echo2d.engines.sglang.client import SglangClient
-from echo2d.engines.sglang.launch import Launch
+from echo2d.engines.sglang.launch import SglangLaunch
 from echo2d.errors import EngineFault
 
 FLAGS = ("--dtype", "float32", "--max-total-tokens", "100000", "--max-running-requests", "64")
@@ -19,7 +19,7 @@ START_S_MAX = 900.0
 @asynccontextmanager
 async def cpu_server(python: Path, folder: Path, model: Path) -> AsyncIterator[Running]:
     """Start the server. python: the interpreter of `tools/sglang_cpu`. EngineFault: the server does not start."""
-    process = ServerProcess(Launch(python, FLAGS, folder, dict(os.environ)))
+    process = ServerProcess(SglangLaunch(python, FLAGS, folder, dict(os.environ)))
     await process.start(model, "start")
     try:
         client = SglangClient(process.url, api_key=process.api_key, admin_key=process.admin_key)

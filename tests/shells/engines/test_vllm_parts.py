@@ -1,0 +1,145 @@
+"""The pure parts of the vLLM engine: bodies, chunks, flags; and its client against a server that answers as told."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from echo2d.core.protocol.sampling import Sampling
+from echo2d.core.worker.events import LabelSpan
+from echo2d.engines.adapter import AdapterLayout
+from echo2d.engines.base import AdapterBase, GenerateRequest
+from echo2d.engines.server.calls import GenerationCall, SampleState
+from echo2d.engines.server.continuation import ReportedToken, StreamChunk
+from echo2d.engines.server.launch import require_arguments
+from echo2d.engines.stream import RequestStream, check_request
+from echo2d.engines.vllm.client import VllmClient
+from echo2d.engines.vllm.generate import piece_seed, read_chunk, request_body
+from echo2d.engines.vllm.launch import VllmLaunch
+from echo2d.errors import EngineFault, OperatorFault
+
+
+def a_sample(request: GenerateRequest) -> tuple[GenerationCall, SampleState]:
+    limit = check_request(request, vocab_size=64, context_max=None)
+    call = GenerationCall(request, RequestStream(1), [7], limit)
+    return call, SampleState(call, 0)
+
+
+def test_a_piece_goes_on_after_the_output_with_a_seed_of_its_own() -> None:
+    request = GenerateRequest("r", [1, 2], 1, 10, Sampling(0.7), stop_token_ids=(5, 3))
+    call, sample = a_sample(request)
+    first = request_body("a", "salt", None, call, sample)
+    sample.extend([ReportedToken(9, -0.5, "1-a")])
+    second = request_body("b", "salt", "1-a", call, sample)
+    assert (first["model"], second["model"]) == (None, "1-a")
+    assert second["token_ids"] == [1, 2, 9]
+    assert second["sampling_params"]["max_tokens"] == 9
+    assert second["sampling_params"]["stop_token_ids"] == [3, 5]
+    assert first["sampling_params"]["seed"] != second["sampling_params"]["seed"]
+    assert 0 <= piece_seed(2**64, 2**40) < 2**63
+
+
+def a_chunk(ids: list[int], *, end: int, **choice: Any) -> dict[str, Any]:
+    content = [{"token_id": each, "logprob": -each / 8} for each in ids]
+    made = {"token_ids": ids, "logprobs": {"content": content}, "finish_reason": None}
+    return {"choices": [made | choice], "usage": {"completion_tokens": end}}
+
+
+def test_a_chunk_has_its_tokens_and_the_last_one_the_versions() -> None:
+    assert read_chunk(a_chunk([8, 16], end=3), {}) == StreamChunk([(8, -1.0), (16, -2.0)], 3)
+    spans = [{"version": "1-a", "start": 0, "end": 3}]
+    last = a_chunk([], end=3, finish_reason="abort", weight_versions=spans, logprobs=None)
+    assert read_chunk(last, {}) == StreamChunk([], 3, "abort", None, [LabelSpan(0, 3, "1-a")])
+    assert read_chunk(a_chunk([1, 2], end=2, logprobs={"content": []}), {}).tokens is None
+
+
+@pytest.mark.parametrize(
+    "chunk",
+    [
+        {},
+        {"choices": []},
+        {"error": {"message": "dead"}},
+        a_chunk([1], end=1, finish_reason="?"),
+    ],
+)
+def test_a_chunk_that_says_something_else_is_a_fault(chunk: dict[str, Any]) -> None:
+    with pytest.raises(EngineFault):
+        read_chunk(chunk, {})
+
+
+def test_each_engine_gets_the_gpus_after_those_before_it(tmp_path: Path) -> None:
+    base = VllmLaunch(Path("python"), ["--tensor-parallel-size", "2"], tmp_path, {})
+    assert [each.environment for each in base.each(2)] == [
+        {"CUDA_VISIBLE_DEVICES": "0,1"},
+        {"CUDA_VISIBLE_DEVICES": "2,3"},
+    ]
+    chosen = VllmLaunch(Path("python"), [], tmp_path, {"CUDA_VISIBLE_DEVICES": "5"})
+    assert chosen.each(2)[1].environment == {"CUDA_VISIBLE_DEVICES": "5"}
+    assert base.each(1)[0].environment == {}
+
+
+def test_a_server_listens_where_only_this_user_can_enter(tmp_path: Path) -> None:
+    launch = VllmLaunch(Path("python"), [], tmp_path, {})
+    url = launch.url()
+    folder = Path(url.removeprefix("unix:")).parent
+    assert folder.stat().st_mode & 0o777 == 0o700
+    command = launch.command(tmp_path, "1-a", url=url, keys=tmp_path)
+    assert command[command.index("--uds") + 1] == f"{folder}/socket"
+    assert "secret" not in str(command)
+    assert launch.settings("secret")["VLLM_API_KEY"] == "secret"
+    launch.ended(url)
+    assert not folder.exists()
+    with pytest.raises(OperatorFault, match="--uds is set by echo2d"):
+        require_arguments(["--uds=x"], VllmLaunch)
+
+
+def test_the_flags_of_adapters_have_a_rank_that_vllm_knows(tmp_path: Path) -> None:
+    launch = VllmLaunch(Path("python"), [], tmp_path, {})
+    flags = launch.adapter_flags(AdapterLayout(24, 1.0, {}), staleness_max=3)
+    assert flags == (
+        *("--enable-lora", "--max-lora-rank", "32", "--max-loras", "5"),
+        *("--max-cpu-loras", "5"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("label", "newest", "outdated"),
+    [
+        ("3-a", "3-a", False),
+        ("2-a", "3-a", False),
+        ("1-a", "3-a", False),
+        ("0-a", "3-a", True),
+        ("3-b", "3-a", True),  # revoked
+        ("4-a", "3-a", True),  # the run went back
+    ],
+)
+def test_a_request_goes_on_while_a_train_step_takes_its_next_token(
+    label: str, newest: str, *, outdated: bool
+) -> None:
+    base = AdapterBase(Path(), "", {}, staleness_max=2)
+    assert base.outdated(label, newest) is outdated
+
+
+async def test_a_server_that_is_too_old_or_has_no_routes_is_refused() -> None:
+    answers: dict[str, Any] = {"/version": {"version": "0.31.0"}, "/openapi.json": {"paths": {}}}
+
+    async def answer(request: web.Request) -> web.Response:
+        return web.json_response(answers[request.path])
+
+    app = web.Application()
+    app.router.add_routes([web.get(path, answer) for path in answers])
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    host, port = runner.addresses[0][:2]
+    client = VllmClient(f"http://{host}:{port}")
+    try:
+        with pytest.raises(EngineFault, match=r"vLLM 0\.31\.0 does not report .* use 0\.32\.0"):
+            await client.probe()
+        answers["/version"] = {"version": "0.32.0+cpu"}
+        with pytest.raises(EngineFault, match="does not serve /pause: start it with VLLM_SERVER"):
+            await client.probe()
+    finally:
+        await client.close()
+        await runner.cleanup()
