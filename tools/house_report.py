@@ -51,7 +51,8 @@ SIMULATED = ("echo2d.plan.", "echo2d.sim.")
 FRAGMENT_LINES = 75
 FRAGMENT_IMPORTERS = 1
 REGISTRY = "echo2d.registry"
-STARTED = ("__init__.py", "__main__.py", "main.py")
+# Modules that nobody has to import: the last one is loaded by a server.
+STARTED = ("__init__.py", "__main__.py", "main.py", "echo2d_worker.py")
 LAYOUT_TOKENS = {
     tokenize.COMMENT,
     tokenize.NL,

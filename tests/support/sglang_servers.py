@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from echo2d.engines.server.process import ServerProcess
 from echo2d.engines.sglang.client import SglangClient
-from echo2d.engines.sglang.launch import SglangLaunch
+from echo2d.engines.sglang.engine import SglangLaunch
 from tests.support.paths import REPO
 
 PYTHON = REPO / "tools" / "sglang_cpu" / "python"

@@ -14,8 +14,7 @@ from echo2d.engines.base import Engine
 from echo2d.engines.server.http_client import Lost
 from echo2d.engines.server.launch import Running
 from echo2d.engines.vllm.client import VllmClient
-from echo2d.engines.vllm.engine import VllmEngine
-from echo2d.engines.vllm.launch import VllmLaunch
+from echo2d.engines.vllm.engine import VllmEngine, VllmLaunch
 from tests.support.engine_harness import CONTEXT_MAX, TorchHarness, save_random_model, tiny_config
 from tests.support.lora import AdapterHarness, never_doubtful
 from tests.support.paths import REPO

@@ -8,9 +8,11 @@ directory of its own, which stays as it is until the label is dropped; a worker'
 
 import shutil
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 
 from echo2d.engines.base import AdapterBase
+from echo2d.engines.server.continuation import StreamChunk
 from echo2d.errors import EngineFault
 
 
@@ -65,3 +67,11 @@ class ServedAdapters:
         self.newest = None
         self._paths.clear()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def under_adapter(chunk: StreamChunk, weights: str, label: str) -> StreamChunk:
+    """The chunk of a request under adapter `label`, where the server names only its weights."""
+    spans = chunk.spans
+    if spans is not None:
+        spans = [replace(span, label=label) if span.label == weights else span for span in spans]
+    return replace(chunk, spans=spans, label=label if chunk.label == weights else chunk.label)

@@ -13,7 +13,7 @@ An aborted request may repeat tokens inconsistently; these are left out.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from echo2d.core.protocol.columns import Columns, cut_columns
 from echo2d.core.worker.events import LabelSpan
@@ -39,14 +39,6 @@ class StreamChunk:
     spans: Sequence[LabelSpan] | None = None
     cached_tokens: int = 0  # tokens of the prompt that were not computed again
     columns: Columns = ()  # only in the last chunk, of all output tokens of the request
-
-
-def under_adapter(chunk: StreamChunk, weights: str, label: str) -> StreamChunk:
-    """The chunk of a request under adapter `label`, where the server names only its weights."""
-    spans = chunk.spans
-    if spans is not None:
-        spans = [replace(span, label=label) if span.label == weights else span for span in spans]
-    return replace(chunk, spans=spans, label=label if chunk.label == weights else chunk.label)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,9 +22,10 @@ from echo2d.engines.base import (
     RefitReport,
     SampleOutput,
 )
+from echo2d.engines.server.adapters import under_adapter
 from echo2d.engines.server.admission import SampleAdmission
 from echo2d.engines.server.calls import GenerationCall, SampleState
-from echo2d.engines.server.continuation import StreamChunk, under_adapter
+from echo2d.engines.server.continuation import StreamChunk
 from echo2d.engines.server.launch import Running, ServerLaunch
 from echo2d.engines.server.process import ServerProcess
 from echo2d.engines.server.recompute import RecomputeMeter

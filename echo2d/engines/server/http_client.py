@@ -38,7 +38,7 @@ class ServerClient:
     """
 
     NAME: ClassVar[str]  # name of the server's kind, for errors
-    KEEPS_ADMIN: ClassVar[bool] = True  # whether an administrator's connection serves several calls
+    keeps_admin: ClassVar[bool] = True  # whether an administrator's connection serves several calls
 
     def __init__(self, url: str, api_key: str = "", admin_key: str = "") -> None:
         socket = url.removeprefix("unix:")
@@ -56,7 +56,7 @@ class ServerClient:
             )
 
         self._work = session(api_key)
-        self._admin = session(admin_key or api_key, closes=not self.KEEPS_ADMIN)
+        self._admin = session(admin_key or api_key, closes=not self.keeps_admin)
 
     async def close(self) -> None:
         await self._work.close()

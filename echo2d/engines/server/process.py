@@ -103,9 +103,9 @@ class ServerProcess:
             lines = self.log.read_bytes()[-4096:].decode(errors="replace").split("\n")
         except OSError:
             return "it left no log"
-        return next(
-            (line.strip()[:300] for line in reversed(lines) if line.strip()), "its log is empty"
-        )
+        # pydantic's last line names a page.
+        said = (line.strip()[:300] for line in reversed(lines) if "further information" not in line)
+        return next((line for line in said if line), "its log is empty")
 
     def _write_keys(self) -> None:
         self._launch.folder.mkdir(parents=True, exist_ok=True, mode=0o700)

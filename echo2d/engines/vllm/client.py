@@ -8,23 +8,36 @@ from typing import Any, ClassVar
 
 from echo2d.engines.server.admission import ServerLoad
 from echo2d.engines.server.http_client import ServerClient, ServerRefused
-from echo2d.engines.vllm.launch import SERVED, tried
 from echo2d.errors import EngineFault
 
-# vLLM puts this before the id of a request.
-_PREFIX = "generate-tokens-"
+_OLDEST, _NEWEST = (
+    (0, 32, 0),
+    (0, 32, 0),
+)  # the first that reports spans, and the newest that was tried
 _NEEDED = ("/pause", "/resume", "/collective_rpc", "/weight_info", "/update_weight_version")
-_GAUGES = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
 
 log = logging.getLogger("echo2d.engines")
+
+
+def tried(version: str) -> bool:
+    """Whether echo2d was tried with this release, or with a newer one. EngineFault: it is too old, or none."""
+    found = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
+    number = tuple(map(int, found.groups())) if found else (0, 0, 0)
+    if number < _OLDEST:
+        oldest = ".".join(map(str, _OLDEST))
+        raise EngineFault(
+            f"vLLM {version or '(unknown version)'} does not report per-token weight versions; "
+            f"use {oldest} or newer"
+        )
+    return number <= _NEWEST
 
 
 class VllmClient(ServerClient):
     NAME: ClassVar[str] = "vLLM"
     # A call that is answered with 500 closes its connection.
-    KEEPS_ADMIN: ClassVar[bool] = False
+    keeps_admin: ClassVar[bool] = False
     extended = False  # whether its workers have our extension, once it was probed
-    model = SERVED
+    model = ""  # the name of its weights, once it was probed
     _running_max = 1
 
     def __init__(self, url: str, api_key: str = "", _admin_key: str = "") -> None:
@@ -57,7 +70,7 @@ class VllmClient(ServerClient):
         if not known:
             log.warning("vLLM %s is newer than any that echo2d was tried with", version)
         models = (await self.facts("/v1/models")).get("data") or [{}]
-        self.model = str(models[0].get("id", SERVED))
+        self.model = str(models[0].get("id", ""))
         info = await self.facts("/server_info?config_format=json")
         scheduler = info.get("vllm_config", {}).get("scheduler_config", {})
         self._running_max = int(scheduler.get("max_num_seqs", 1))
@@ -78,14 +91,13 @@ class VllmClient(ServerClient):
     async def load(self) -> ServerLoad:
         """EngineFault: there is no answer, or it lacks these numbers."""
         text = str(await self.call("GET", "/metrics"))
-        found = {
-            name: sum(
-                float(value)
-                for value in re.findall(rf"^vllm:{name}{{.*}} (\S+)$", text, re.MULTILINE)
-            )
-            for name in _GAUGES
-        }
-        running, waiting, usage = (found[name] for name in _GAUGES)
+
+        def gauge(name: str) -> float:
+            found = re.findall(rf"^vllm:{name}{{.*}} (\S+)$", text, re.MULTILINE)
+            return sum(map(float, found))
+
+        running, waiting = gauge("num_requests_running"), gauge("num_requests_waiting")
+        usage = gauge("kv_cache_usage_perc")
         return ServerLoad(int(running), int(waiting), usage, self._running_max)
 
     async def pause(self, mode: str, *, clears: bool) -> None:
@@ -98,7 +110,10 @@ class VllmClient(ServerClient):
         await self.order("/abort_requests", {"request_ids": []})
 
     async def abort(self, rid: str) -> None:
-        await self.order("/inference/v1/abort_requests", {"request_ids": [_PREFIX + rid]})
+        # vLLM puts these words before the id of a request.
+        await self.order(
+            "/inference/v1/abort_requests", {"request_ids": [f"generate-tokens-{rid}"]}
+        )
 
     async def relabel(self, label: str) -> None:
         """Change the label of the weights, and nothing else."""

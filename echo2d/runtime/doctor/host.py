@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from echo2d.engines.sglang.compat import dialect_of
-from echo2d.engines.vllm.launch import tried as vllm_tried
+from echo2d.engines.vllm.client import tried as vllm_tried
 from echo2d.errors import EngineFault
 from echo2d.extras import install_command
 from echo2d.net.peer.congestion import kernel_has_bbr

@@ -14,7 +14,7 @@ import torch
 from echo2d.engines.base import Engine
 from echo2d.engines.server.launch import Running
 from echo2d.engines.server.process import ServerProcess
-from echo2d.engines.sglang.launch import SglangLaunch
+from echo2d.engines.sglang.engine import SglangLaunch
 from tests.support.engine_contract import EngineContract
 from tests.support.engine_harness import Harness, save_random_model, tiny_config
 from tests.support.sglang_harness import SglangHarness

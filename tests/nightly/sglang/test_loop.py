@@ -1,7 +1,6 @@
 """The whole loop as processes: coordinator, two workers with a real SGLang server each, learner; steps of GRPO."""
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,10 @@ from echo2d.demo.tiny_model import make_tiny_model
 from echo2d.recipes.recipe_file import changed
 from tests.support.control_link import worker_token
 from tests.support.model_shapes import FOR_SGLANG, saved
+from tests.support.server_loops import until_done
 from tests.support.sglang_servers import FLAGS, PYTHON
 
 STEPS, WORKERS = 5, 2
-ROUND_S = 500.0  # servers start in half a minute on a machine that does nothing else
 
 
 @pytest.mark.parametrize("mixture", [False, True], ids=["dense", "experts replayed"])
@@ -75,14 +74,3 @@ def all_serve(facts: dict[str, Any]) -> bool:
     return len(served) == WORKERS and all(
         each is not None and each["version"] == STEPS for each in served
     )
-
-
-def until_done(programs: Programs, coordinator: Coordinator, done: Any) -> dict[str, Any]:
-    deadline = time.monotonic() + ROUND_S
-    while True:
-        facts = coordinator.status()
-        programs.check()
-        if done(facts):
-            return facts
-        assert time.monotonic() < deadline, json.dumps(facts)
-        time.sleep(0.5)

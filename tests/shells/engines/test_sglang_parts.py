@@ -19,9 +19,8 @@ from echo2d.engines.server.launch import require_arguments
 from echo2d.engines.server.process import ServerProcess
 from echo2d.engines.server.process_guard import Log
 from echo2d.engines.sglang.compat import dialect_of
-from echo2d.engines.sglang.engine import SglangEngine
+from echo2d.engines.sglang.engine import SglangEngine, SglangLaunch
 from echo2d.engines.sglang.generate import read_chunk
-from echo2d.engines.sglang.launch import SglangLaunch
 from echo2d.errors import EngineFault, OperatorFault
 from echo2d.runtime.worker.engine_refit import make_engines
 from tests.support.engine_harness import FakeHarness

@@ -15,8 +15,8 @@ from echo2d.engines.server.continuation import ReportedToken, StreamChunk
 from echo2d.engines.server.launch import require_arguments
 from echo2d.engines.stream import RequestStream, check_request
 from echo2d.engines.vllm.client import VllmClient
+from echo2d.engines.vllm.engine import VllmLaunch
 from echo2d.engines.vllm.generate import piece_seed, read_chunk, request_body
-from echo2d.engines.vllm.launch import VllmLaunch
 from echo2d.errors import EngineFault, OperatorFault
 
 

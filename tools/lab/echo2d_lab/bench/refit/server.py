@@ -9,7 +9,7 @@ from pathlib import Path
 from echo2d.engines.server.launch import Running
 from echo2d.engines.server.process import ServerProcess
 from echo2d.engines.sglang.client import SglangClient
-from echo2d.engines.sglang.launch import SglangLaunch
+from echo2d.engines.sglang.engine import SglangLaunch
 from echo2d.errors import EngineFault
 
 FLAGS = ("--dtype", "float32", "--max-total-tokens", "100000", "--max-running-requests", "64")
