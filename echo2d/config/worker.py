@@ -145,8 +145,9 @@ class WorkerConfig(Table):
                 continue
             readers = [engine for engine, keys in KEYS_OF_ENGINES.items() if name in keys]
             other = f"; for {self.engine}, put --quantization in worker.engine_args"
+            read = "engine reads" if len(readers) == 1 else "engines read"
             raise OperatorFault(
-                f"worker.{name}: only {' and '.join(readers)} read{'s' * (len(readers) == 1)} it, and worker.engine is "
+                f"worker.{name}: only the {' and '.join(readers)} {read} it, and worker.engine is "
                 f"{self.engine}{other if name == 'quantization' else ''}"
             )
 

@@ -210,7 +210,7 @@ def test_working_hours_become_minutes_of_the_day() -> None:
             "relay_only and receive_only cannot be combined",
         ),
         ({"engine": "sglang", "quantization": "int8"}, "put --quantization in"),
-        ({"engine_args": "--tp 2"}, "worker.engine_args: only the sglang engine reads it"),
+        ({"engine_args": "--tp 2"}, "worker.engine_args: only the sglang and vllm engines read it"),
         ({"engine": "sglang", "device": "cpu"}, "worker.device: only the torch engine reads it"),
         ({"quantization": "int4"}, "worker.quantization"),
         *(
