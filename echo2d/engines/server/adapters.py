@@ -22,11 +22,11 @@ class ServedAdapters:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._base: AdapterBase | None = None
-        # Those that the server was asked to load, oldest first.
+        # Those that the server has loaded, oldest first.
         self._paths: dict[str, Path] = {}
         self.newest: str | None = None  # the one that new requests name
 
-    def keep(self, snapshot: Path, label: str) -> Path:
+    def copy(self, snapshot: Path, label: str) -> Path:
         """Copy the files of an adapter to the label's directory, which is returned. Blocking.
 
         EngineFault: the disk refuses.
@@ -38,12 +38,16 @@ class ServedAdapters:
         except (OSError, shutil.Error) as error:
             shutil.rmtree(kept, ignore_errors=True)
             raise EngineFault(f"an adapter cannot be copied to {kept}: {error}") from error
-        self._paths[label] = kept
         return kept
 
-    def serve(self, label: str, base: AdapterBase) -> None:
-        """From now on new requests name this adapter."""
-        self._paths[label] = self._paths.pop(label)
+    def holds(self, label: str) -> Path | None:
+        """The directory of an adapter that the server has loaded. A label never has other bytes."""
+        return self._paths.get(label)
+
+    def serve(self, label: str, directory: Path, base: AdapterBase) -> None:
+        """From now on new requests name this adapter, which the server has loaded."""
+        self._paths.pop(label, None)
+        self._paths[label] = directory
         self.newest, self._base = label, base
 
     def outdated(self, label: str) -> bool:

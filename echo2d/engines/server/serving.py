@@ -97,7 +97,9 @@ class Serving:
         # The label of the server's weights: `label`, or that of the base of the adapters.
         self.weights: str | None = None
         self.adapters = ServedAdapters(where.folder / "adapters")
-        self._flags: Sequence[str] = ()  # those for adapters, with which the server was started
+        # Those for adapters, with which the server was started, and the largest S so far.
+        self._flags: Sequence[str] = ()
+        self._staleness_max = 0
         self.layout: SnapshotLayout | None = None  # layout of the weights loaded last
         self.server: ServingClient | None = None
         self.process: ServerProcess | None = None
@@ -271,7 +273,9 @@ class Serving:
         adapter.require_fits(layout.tensors, await asyncio.to_thread(read_model, base.directory))
         weights, flags = f"base-{base.digest[:12]}", self._flags
         if isinstance(self._where, ServerLaunch):
-            flags = self._where.adapter_flags(adapter, base.staleness_max)
+            # A server is not started anew to hold fewer adapters.
+            self._staleness_max = max(self._staleness_max, base.staleness_max)
+            flags = self._where.adapter_flags(adapter, self._staleness_max)
         ended = self.process is not None and self.process.ended
         report = RefitReport(label, 0.0)
         if ended or self.weights != weights or flags != self._flags:
@@ -279,9 +283,11 @@ class Serving:
             report = replace(await self._load(base.directory, weights, flags), label=label)
             await asyncio.to_thread(self.adapters.clear)
         assert self.server is not None
-        kept = await asyncio.to_thread(self.adapters.keep, snapshot, label)
-        await self.server.load_adapter(label, kept)
-        self.adapters.serve(label, base)
+        kept = self.adapters.holds(label)
+        if kept is None:
+            kept = await asyncio.to_thread(self.adapters.copy, snapshot, label)
+            await self.server.load_adapter(label, kept)
+        self.adapters.serve(label, kept, base)
         self.label = label
         return report
 
