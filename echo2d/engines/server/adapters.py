@@ -22,8 +22,9 @@ class ServedAdapters:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._base: AdapterBase | None = None
-        # Those that the server has loaded, oldest first.
+        # Those that the server was asked to load, oldest first, and those of them that it has loaded.
         self._paths: dict[str, Path] = {}
+        self._loaded: set[str] = set()
         self.newest: str | None = None  # the one that new requests name
 
     def copy(self, snapshot: Path, label: str) -> Path:
@@ -32,22 +33,29 @@ class ServedAdapters:
         EngineFault: the disk refuses.
         """
         kept = self._folder.absolute() / label
+        part = kept.with_name(f"{label}.part")
         try:
-            shutil.rmtree(kept, ignore_errors=True)
-            shutil.copytree(snapshot, kept)
+            for stale in (part, kept):
+                shutil.rmtree(stale, ignore_errors=True)
+            shutil.copytree(snapshot, part)
+            part.rename(kept)
         except (OSError, shutil.Error) as error:
-            shutil.rmtree(kept, ignore_errors=True)
+            shutil.rmtree(part, ignore_errors=True)
             raise EngineFault(f"an adapter cannot be copied to {kept}: {error}") from error
         return kept
 
+    def asked(self, label: str, directory: Path) -> None:
+        """The server is asked to load it, and may have it from now on."""
+        self._paths[label] = directory
+
     def holds(self, label: str) -> Path | None:
         """The directory of an adapter that the server has loaded. A label never has other bytes."""
-        return self._paths.get(label)
+        return self._paths[label] if label in self._loaded else None
 
-    def serve(self, label: str, directory: Path, base: AdapterBase) -> None:
+    def serve(self, label: str, base: AdapterBase) -> None:
         """From now on new requests name this adapter, which the server has loaded."""
-        self._paths.pop(label, None)
-        self._paths[label] = directory
+        self._paths[label] = self._paths.pop(label)
+        self._loaded.add(label)
         self.newest, self._base = label, base
 
     def outdated(self, label: str) -> bool:
@@ -62,15 +70,16 @@ class ServedAdapters:
         """The labels that neither new requests nor those under `used` name."""
         return [label for label in self._paths if label != self.newest and label not in used]
 
-    def drop(self, label: str) -> None:
-        """Delete the label's directory. Blocking."""
-        shutil.rmtree(self._paths.pop(label), ignore_errors=True)
+    def forget(self, label: str) -> Path:
+        """The server does not have it any more. Returns its directory, to be deleted."""
+        self._loaded.discard(label)
+        return self._paths.pop(label)
 
     def clear(self) -> None:
-        """The server holds no adapter. Blocking."""
+        """The server has none of them any more."""
         self.newest = None
         self._paths.clear()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._loaded.clear()
 
 
 def under_adapter(chunk: StreamChunk, weights: str, label: str) -> StreamChunk:

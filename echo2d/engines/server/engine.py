@@ -204,12 +204,10 @@ class ServerEngine:
         adapter = label if self._serving.adapters.newest else None
         return self._kind.body(rid, salt, adapter, call, sample)
 
-    def _read(self, chunk: Mapping[str, Any], label: str) -> StreamChunk:
-        layout, weights = self._serving.layout, self._serving.weights
+    def _read(self, chunk: Mapping[str, Any], label: str, base: str | None) -> StreamChunk:
+        layout = self._serving.layout
         found = self._kind.read(chunk, {} if layout is None else layout.config)
-        if weights is None or self._serving.adapters.newest is None:
-            return found
-        return under_adapter(found, weights, label)
+        return found if base is None else under_adapter(found, base, label)
 
     def _running(self) -> list[SampleState]:
         """The samples that the server works on."""

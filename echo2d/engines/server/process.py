@@ -81,21 +81,24 @@ class ServerProcess:
             await self._stop()
 
     async def _stop(self) -> None:
-        if self._guard is None:
-            return
-        assert self._guard.stdin is not None
-        self._guard.stdin.close()
+        if self._guard is not None:
+            await self._end(self._guard)
+        await self.started()
+        if self.url:
+            await asyncio.to_thread(self._launch.ended, self.url)
+
+    async def _end(self, guard: asyncio.subprocess.Process) -> None:
+        assert guard.stdin is not None
+        guard.stdin.close()
         try:
             # The guard gives the server 3 s before it kills it.
             async with asyncio.timeout(4.5):
-                await self._guard.wait()
+                await guard.wait()
         except TimeoutError:
             # The kernel kills the server with its guard, because the server asked for that.
             with contextlib.suppress(ProcessLookupError):
-                self._guard.kill()
-            await self._guard.wait()
-        await self.started()
-        await asyncio.to_thread(self._launch.ended, self.url)
+                guard.kill()
+            await guard.wait()
 
     def last_words(self) -> str:
         """The last line of its log. Blocking."""

@@ -26,7 +26,7 @@ from echo2d.engines.base import FinishReason
 from echo2d.engines.server.admission import SampleAdmission, ServerLoad
 from echo2d.engines.server.calls import GenerationCall, SampleState
 from echo2d.engines.server.continuation import Continuation, Foreign, StreamChunk
-from echo2d.engines.server.http_client import Lost
+from echo2d.engines.server.http_client import Lost, ServerRefused
 from echo2d.engines.server.recompute import RecomputeMeter
 from echo2d.errors import EngineFault
 
@@ -43,8 +43,9 @@ log = logging.getLogger("echo2d.engines")
 # Makes the body of the request for the next piece of a sample, from the request's id, the salt of its
 # cached prefixes, the label under which it runs, the call and the sample.
 RequestBody = Callable[[str, str, str, GenerationCall, SampleState], Mapping[str, Any]]
-# Interprets a chunk of the stream of a request under this label.
-ChunkReader = Callable[[Mapping[str, Any], str], StreamChunk]
+# Interprets a chunk of the stream of a request under this label. The chunks of a request under an adapter name the base
+# that the server had when it began; None: there was no adapter.
+ChunkReader = Callable[[Mapping[str, Any], str, str | None], StreamChunk]
 
 
 class GeneratingServer(Protocol):
@@ -62,6 +63,10 @@ class ServerVersions(Protocol):
 
     @property
     def server(self) -> GeneratingServer | None: ...
+
+    @property
+    def base(self) -> str | None:
+        """What chunks name in place of the adapter; None: no adapter is served."""
 
     @property
     def updates(self) -> int:
@@ -216,11 +221,13 @@ class SamplingLoop:
         if resumes or sample.cut:
             self._recompute.sent(rid, sample.context_tokens, now=clock.time())
         sample.cut = False
-        this = self._open[rid] = _Open(piece.label, sample)
+        this, base = _Open(piece.label, sample), serving.base
+        self._open[rid] = this
         try:
             async for chunk in server.generate(self._body(rid, salt, piece.label, call, sample)):
                 tokens = piece.take(
-                    self._read(chunk, piece.label), certain=serving.certain(piece.label, updates)
+                    self._read(chunk, piece.label, base),
+                    certain=serving.certain(piece.label, updates),
                 )
                 sample.extend(tokens)
                 if piece.finish is not None:
@@ -243,7 +250,7 @@ class SamplingLoop:
             if server is serving.server:
                 await serving.doubt(str(fault))
             raise
-        except Lost:
+        except (Lost, ServerRefused):
             await serving.examine(server)
             raise
         finally:

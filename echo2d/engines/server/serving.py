@@ -16,6 +16,7 @@ Not here: requests (`engine`), and the calls that make up a refit (`Updates`).
 
 import asyncio
 import logging
+import shutil
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -112,6 +113,7 @@ class Serving:
         self._quiet.set()
         self._refits = asyncio.Lock()
         self._examining = asyncio.Lock()
+        self._leaving = asyncio.Lock()  # a new server starts once the old one has ended
 
     @property
     def quiet(self) -> bool:
@@ -160,17 +162,26 @@ class Serving:
                 return report
             return await self._add(snapshot, label, base)
 
+    @property
+    def base(self) -> str | None:
+        """What chunks name in place of the adapter; None: no adapter is served."""
+        return None if self.adapters.newest is None else self.weights
+
     def outdated(self, label: str) -> bool:
         return self.adapters.outdated(label)
 
     async def drop_adapters(self, used: Collection[str]) -> None:
         """Unload the adapters that no request needs; `used` are those under which requests run."""
         async with self._refits:
-            for label in self.adapters.unneeded(used):
+            await self._unload(self.adapters.unneeded(used))
+
+    async def _unload(self, labels: Sequence[str]) -> None:
+        """Unload adapters. One whose call is not answered is kept, because the server may have it."""
+        for label in labels:
+            with suppress(EngineFault):
                 if self.server is not None:
-                    with suppress(EngineFault):
-                        await self.server.unload_adapter(label)
-                await asyncio.to_thread(self.adapters.drop, label)
+                    await self.server.unload_adapter(label)
+                await asyncio.to_thread(shutil.rmtree, self.adapters.forget(label), True)
 
     async def hold(self) -> None:
         """Stop generation as a refit does; cut requests continue as new ones after `release`."""
@@ -238,7 +249,8 @@ class Serving:
         log.warning("the server's weights are unknown, nothing is served: %s", reason)
         self._serve_nothing()
         if self.process is not None:
-            await self._leave_server()
+            # The task of a sample may be cancelled here, because all samples have ended.
+            await asyncio.shield(self._leave_server())
 
     # --- inside
 
@@ -276,20 +288,28 @@ class Serving:
             # A server is not started anew to hold fewer adapters.
             self._staleness_max = max(self._staleness_max, base.staleness_max)
             flags = self._where.adapter_flags(adapter, self._staleness_max)
-        ended = self.process is not None and self.process.ended
         report = RefitReport(label, 0.0)
-        if ended or self.weights != weights or flags != self._flags:
+        if flags != self._flags or not await self._has(weights):
             self._serve_nothing()
+            await self._unload(self.adapters.unneeded(()))
+            self.adapters.clear()
             report = replace(await self._load(base.directory, weights, flags), label=label)
-            await asyncio.to_thread(self.adapters.clear)
         assert self.server is not None
         kept = self.adapters.holds(label)
         if kept is None:
             kept = await asyncio.to_thread(self.adapters.copy, snapshot, label)
+            self.adapters.asked(label, kept)
             await self.server.load_adapter(label, kept)
-        self.adapters.serve(label, kept, base)
+        self.adapters.serve(label, base)
         self.label = label
         return report
+
+    async def _has(self, weights: str) -> bool:
+        """Whether the server lives and has these weights. One of the operator's may have been started anew."""
+        ended = self.process is not None and self.process.ended
+        if ended or self.server is None or self.weights != weights:
+            return False
+        return await self.server.weights() == weights
 
     async def _launch(self, where: ServerLaunch, order: WeightUpdate) -> RefitReport:
         """Start a new server with this version, and end the old one if there is one."""
@@ -402,12 +422,13 @@ class Serving:
         self._nothing()
 
     async def _leave_server(self) -> None:
-        server, self.server = self.server, None
-        process, self.process = self.process, None
-        if process is not None:
-            await process.stop()
-        if server is not None:
-            await server.close()
+        async with self._leaving:
+            server, self.server = self.server, None
+            process, self.process = self.process, None
+            if process is not None:
+                await process.stop()
+            if server is not None:
+                await server.close()
 
     async def _measure(self, server: ServingClient) -> None:
         self._measured(await server.load())

@@ -389,16 +389,18 @@ class Decoder:
         """
         assert self.policy is not None
         moved = [sample for sample in self.running if sample not in staying]
-        batch, self._batch = self._batch, None
-        if batch is None or not staying:
-            # The old batch is dropped first, because the new one needs its memory.
-            batch = None
-            batch = DecodeBatch(self.policy)
-        else:
-            batch.keep([row for row, sample in enumerate(self.running) if sample in staying])
-        self.running = [*staying, *moved]
         contexts = [sample.context for sample in moved]
+        rows = [row for row, sample in enumerate(self.running) if sample in staying]
+        before, self._batch = self._batch, None
+        self.running = [*staying, *moved]
         try:
+            if before is None or not staying:
+                # The old batch is dropped first, because the new one needs its memory.
+                before = None
+                batch = DecodeBatch(self.policy)
+            else:
+                batch = before
+                batch.keep(rows)
             if contexts:
                 self._add(batch, moved, contexts, [1] * len(contexts), label, kept_bytes=0)
                 # Wait for the GPU, which has only queued the work.

@@ -1,8 +1,10 @@
 """Calls vLLM's paths over HTTP and reads their answers. It makes no decision."""
 
 import logging
+import math
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -69,11 +71,13 @@ class VllmClient(ServerClient):
                 )
         if not known:
             log.warning("vLLM %s is newer than any that echo2d was tried with", version)
-        models = (await self.facts("/v1/models")).get("data") or [{}]
-        self.model = str(models[0].get("id", ""))
+        models = await self.facts("/v1/models")
         info = await self.facts("/server_info?config_format=json")
-        scheduler = info.get("vllm_config", {}).get("scheduler_config", {})
-        self._running_max = int(scheduler.get("max_num_seqs", 1))
+        try:
+            self.model = str(models["data"][0]["id"])
+            self._running_max = int(info["vllm_config"]["scheduler_config"]["max_num_seqs"])
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise EngineFault(f"vLLM says of itself what is not understood: {error!r}") from error
         self.extended = await self.directory() is not None
 
     async def weights(self) -> str:
@@ -83,18 +87,20 @@ class VllmClient(ServerClient):
     async def directory(self) -> str | None:
         """From where its workers loaded their weights; None: they have no extension of ours."""
         try:
-            (found, *_) = await self._in_workers("echo2d_state", {}, 30.0)
-        except ServerRefused:
+            return str((await self._in_workers("echo2d_state", {}, 30.0))[0]["directory"])
+        except (ServerRefused, LookupError, TypeError):
             return None
-        return str(found["directory"])
 
     async def load(self) -> ServerLoad:
         """EngineFault: there is no answer, or it lacks these numbers."""
         text = str(await self.call("GET", "/metrics"))
 
         def gauge(name: str) -> float:
-            found = re.findall(rf"^vllm:{name}{{.*}} (\S+)$", text, re.MULTILINE)
-            return sum(map(float, found))
+            found = re.findall(rf"^vllm:{name}{{.*}} ([\d.e+-]+|nan|inf)$", text, re.MULTILINE)
+            total = sum(map(float, found))
+            if not math.isfinite(total):
+                raise ServerRefused(f"vLLM /metrics: {name} is {total}")
+            return total
 
         running, waiting = gauge("num_requests_running"), gauge("num_requests_waiting")
         usage = gauge("kv_cache_usage_perc")
@@ -137,7 +143,8 @@ class VllmClient(ServerClient):
             await self.order("/v1/load_lora_adapter", body)
 
     async def unload_adapter(self, label: str) -> None:
-        await self.order("/v1/unload_lora_adapter", {"lora_name": label})
+        with suppress(ServerRefused):
+            await self.order("/v1/unload_lora_adapter", {"lora_name": label})
 
     async def _in_workers(self, method: str, kwargs: Mapping[str, str], timeout_s: float) -> Any:
         """The answer of each worker to a call of our extension."""
@@ -145,4 +152,4 @@ class VllmClient(ServerClient):
         status, answer = await self.ask_admin("POST", "/collective_rpc", body, timeout_s + 5.0)
         if status != 200:
             raise ServerRefused(f"vLLM /collective_rpc {method}: {status}")
-        return answer["results"]
+        return answer.get("results") if isinstance(answer, dict) else None
