@@ -51,7 +51,7 @@ SIMULATED = ("echo2d.plan.", "echo2d.sim.")
 FRAGMENT_LINES = 75
 FRAGMENT_IMPORTERS = 1
 REGISTRY = "echo2d.registry"
-# Modules that nobody has to import: the last one is loaded by a server.
+# Modules that no other module imports. A vLLM server loads the last one.
 STARTED = ("__init__.py", "__main__.py", "main.py", "echo2d_worker.py")
 LAYOUT_TOKENS = {
     tokenize.COMMENT,

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, ClassVar
 
 from echo2d.core.base.model_config import context_max
 from echo2d.core.protocol.seeds import SEED_BITS
@@ -61,16 +61,17 @@ class ServerEngine:
     run while the server is full. rng_seed: makes the seeds of requests that have none.
     """
 
+    kind: ClassVar[ServerKind]
+
     def __init__(
         self,
         where: ServerLaunch | Running,
-        kind: ServerKind,
         *,
         slots: int = 64,
         refit_mode: RefitMode = "retract",
         rng_seed: int | None = None,
     ) -> None:
-        self._kind = kind
+        kind = self.kind
         self._seeds = Random(secrets.randbits(64) if rng_seed is None else rng_seed)
         self._room = SampleAdmission(slots)
         self._calls: dict[str, GenerationCall] = {}
@@ -176,7 +177,7 @@ class ServerEngine:
         self._serving.require_running()
         if self.label is None or (layout := self._serving.layout) is None:
             raise EngineFault("no version is served")
-        if refusal := self._kind.refusal(self.server, request):
+        if refusal := self.kind.refusal(self.server, request):
             raise EngineFault(refusal)
         if request.request_id in self._calls:
             raise EngineFault(f"request {request.request_id} is running already")
@@ -189,7 +190,7 @@ class ServerEngine:
         limit = check_request(
             request,
             vocab_size=vocabulary(layout),
-            context_max=None if tokens is None else self._kind.context(tokens),
+            context_max=None if tokens is None else self.kind.context(tokens),
         )
         seeds = request.rng_seeds
         if seeds is None:
@@ -202,11 +203,11 @@ class ServerEngine:
         self, rid: str, salt: str, label: str, call: GenerationCall, sample: SampleState
     ) -> Mapping[str, Any]:
         adapter = label if self._serving.adapters.newest else None
-        return self._kind.body(rid, salt, adapter, call, sample)
+        return self.kind.body(rid, salt, adapter, call, sample)
 
     def _read(self, chunk: Mapping[str, Any], label: str, base: str | None) -> StreamChunk:
         layout = self._serving.layout
-        found = self._kind.read(chunk, {} if layout is None else layout.config)
+        found = self.kind.read(chunk, {} if layout is None else layout.config)
         return found if base is None else under_adapter(found, base, label)
 
     def _running(self) -> list[SampleState]:

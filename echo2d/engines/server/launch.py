@@ -6,6 +6,7 @@ Each kind of server has a subclass of `ServerLaunch`, which builds its command l
 import shlex
 import socket
 import subprocess
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -34,7 +35,7 @@ class Running:
 
 
 @dataclass(frozen=True, slots=True)
-class ServerLaunch:
+class ServerLaunch(ABC):
     """How to start one server."""
 
     python: Path  # the interpreter of the environment that has the server
@@ -52,24 +53,24 @@ class ServerLaunch:
             found.bind((_HOST, 0))
             return f"http://{_HOST}:{found.getsockname()[1]}"
 
-    def ended(self, url: str) -> None:
+    def ended(self, url: str) -> None:  # noqa: B027 - most leave nothing
         """The server that listened there has ended. Blocking."""
 
+    @abstractmethod
     def settings(self, _api_key: str) -> Mapping[str, str]:
         """Environment variables that the server is started with, besides `environment`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def command(self, model: Path, label: str, *, url: str, keys: Path) -> list[str]:
         """Its argument list. keys: the file with what `keys_text` returned; other users can read arguments."""
-        raise NotImplementedError
 
     def keys_text(self, _api_key: str, _admin_key: str) -> str:
         """The keys as this server reads them from a file."""
         return ""
 
+    @abstractmethod
     def placed(self, index: int) -> Self:
         """The launch on the GPUs after those of the `index` launches before it, unless the operator chose them."""
-        raise NotImplementedError
 
     @property
     def gpus(self) -> int:
@@ -77,11 +78,11 @@ class ServerLaunch:
         given = pairwise(self.arguments)
         return next((int(size) for flag, size in given if flag in _TP and size.isdigit()), 1)
 
+    @abstractmethod
     def adapter_flags(self, adapter: AdapterLayout, staleness_max: int) -> Sequence[str]:
         """The flags for adapters of this shape: the newest one, those of `staleness_max` versions before it, and the
         one that is loaded next.
         """
-        raise NotImplementedError
 
     def each(self, count: int) -> list[Self]:
         """A launch for each of `count` engines on one box, with a folder and GPUs of its own."""

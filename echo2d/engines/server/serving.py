@@ -45,7 +45,7 @@ log = logging.getLogger("echo2d.engines")
 
 
 class ServingClient(GeneratingServer, Protocol):
-    """What is asked of a server besides requests and refits. Methods raise EngineFault."""
+    """A client of a server: the calls besides requests and refits. Methods raise EngineFault."""
 
     async def close(self) -> None: ...
 
@@ -285,7 +285,7 @@ class Serving:
         adapter.require_fits(layout.tensors, await asyncio.to_thread(read_model, base.directory))
         weights, flags = f"base-{base.digest[:12]}", self._flags
         if isinstance(self._where, ServerLaunch):
-            # A server is not started anew to hold fewer adapters.
+            # A smaller S does not restart the server.
             self._staleness_max = max(self._staleness_max, base.staleness_max)
             flags = self._where.adapter_flags(adapter, self._staleness_max)
         report = RefitReport(label, 0.0)
@@ -305,7 +305,7 @@ class Serving:
         return report
 
     async def _has(self, weights: str) -> bool:
-        """Whether the server lives and has these weights. One of the operator's may have been started anew."""
+        """Whether the server lives and has these weights. The operator may have restarted it."""
         ended = self.process is not None and self.process.ended
         if ended or self.server is None or self.weights != weights:
             return False

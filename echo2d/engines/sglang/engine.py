@@ -9,8 +9,7 @@ from echo2d.core.protocol.answer_end import CONTEXT_SPARE
 from echo2d.engines.adapter import AdapterLayout
 from echo2d.engines.base import EngineOptions, GenerateRequest
 from echo2d.engines.server.engine import ServerEngine, ServerKind
-from echo2d.engines.server.launch import Running, ServerLaunch, servers_of
-from echo2d.engines.server.weight_update import RefitMode
+from echo2d.engines.server.launch import ServerLaunch, servers_of
 from echo2d.engines.sglang import weight_update
 from echo2d.engines.sglang.client import SglangClient
 from echo2d.engines.sglang.generate import read_chunk, request_body
@@ -85,20 +84,11 @@ def _refusal(server: SglangClient | None, request: GenerateRequest) -> str:
 class SglangEngine(ServerEngine):
     """See `ServerEngine`."""
 
-    def __init__(
-        self,
-        where: ServerLaunch | Running,
-        *,
-        slots: int = 64,
-        refit_mode: RefitMode = "retract",
-        rng_seed: int | None = None,
-    ) -> None:
-        kind = ServerKind(
-            SglangClient,
-            weight_update,
-            request_body,
-            read_chunk,
-            lambda tokens: tokens - CONTEXT_SPARE,
-            _refusal,
-        )
-        super().__init__(where, kind, slots=slots, refit_mode=refit_mode, rng_seed=rng_seed)
+    kind = ServerKind(
+        SglangClient,
+        weight_update,
+        request_body,
+        read_chunk,
+        lambda tokens: tokens - CONTEXT_SPARE,
+        _refusal,
+    )

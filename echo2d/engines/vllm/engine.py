@@ -14,8 +14,7 @@ from typing import Any, ClassVar, Self
 from echo2d.engines.adapter import AdapterLayout
 from echo2d.engines.base import EngineOptions, GenerateRequest
 from echo2d.engines.server.engine import ServerEngine, ServerKind
-from echo2d.engines.server.launch import Running, ServerLaunch, servers_of
-from echo2d.engines.server.weight_update import RefitMode
+from echo2d.engines.server.launch import ServerLaunch, servers_of
 from echo2d.engines.vllm import weight_update
 from echo2d.engines.vllm.client import VllmClient
 from echo2d.engines.vllm.generate import read_chunk, request_body
@@ -84,23 +83,6 @@ class VllmLaunch(ServerLaunch):
         )  # fmt: skip
 
 
-class VllmEngine(ServerEngine):
-    """See `ServerEngine`."""
-
-    def __init__(
-        self,
-        where: ServerLaunch | Running,
-        *,
-        slots: int = 64,
-        refit_mode: RefitMode = "retract",
-        rng_seed: int | None = None,
-    ) -> None:
-        kind = ServerKind(
-            VllmClient, weight_update, request_body, read_chunk, lambda tokens: tokens, _refusal
-        )
-        super().__init__(where, kind, slots=slots, refit_mode=refit_mode, rng_seed=rng_seed)
-
-
 def _refusal(server: Any, request: GenerateRequest) -> str:
     assert isinstance(server, VllmClient)
     if server.extended or not request.sampling.cuts:
@@ -108,4 +90,12 @@ def _refusal(server: Any, request: GenerateRequest) -> str:
     return (
         "vLLM gives logprobs after top_p, top_k and min_p only; start its server with "
         "--worker-extension-cls of echo2d, or let the worker start it"
+    )
+
+
+class VllmEngine(ServerEngine):
+    """See `ServerEngine`."""
+
+    kind = ServerKind(
+        VllmClient, weight_update, request_body, read_chunk, lambda tokens: tokens, _refusal
     )

@@ -1,7 +1,7 @@
 """Builds the body of a vLLM request for one sample and reads its chunks. Pure.
 
 Only the last chunk names the versions that wrote a request's tokens. vLLM knows nothing of a sample's earlier pieces,
-and a seed starts its stream of random numbers anew: so each piece gets a seed of its own.
+and draws from the beginning of a seed's random numbers in each request. So each piece gets a seed of its own.
 """
 
 from collections.abc import Mapping
