@@ -20,6 +20,7 @@ from echo2d.demo.processes import Programs
 from echo2d.demo.run import CONFIG
 from echo2d.tasks.sort_digits import write_tokenizer
 from tests.support.engine_harness import load_model, save_random_model, score, tiny_config
+from tests.support.free_port import free_port
 from tests.support.polling import START_S, poll
 from tests.support.programs import Site, run
 
@@ -122,6 +123,7 @@ def test_another_worker_continues_a_sample_where_a_killed_worker_stopped(site: S
 @pytest.mark.nightly
 def test_a_long_sample_survives_a_killed_coordinator(site: Site) -> None:
     """Its worker goes on meanwhile, and finishes it under the attempt that began it."""
+    site.fix_port(free_port())
     coordinator = site.coordinate()
     url = site.url()
     (folder,) = snapshots_of(site, 1)
@@ -132,7 +134,6 @@ def test_a_long_sample_survives_a_killed_coordinator(site: Site) -> None:
         poll(lambda: learner.status()["groups"]["tokens_under_way"] > 0)
         os.kill(coordinator.pid, signal.SIGKILL)
         coordinator.wait(START_S)
-        site.fix_port(url.rpartition(":")[2])
         again = site.coordinate("again")
         batch = learner.take_batch(1)
     ((trajectory,),) = [group.trajectories for group in batch.groups]

@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -19,6 +18,7 @@ from echo2d.client import Coordinator
 from echo2d.demo.results import read_rows
 from echo2d.demo.tiny_model import make_tiny_model
 from echo2d.runtime.run_dir.run_directory import find_coordinator
+from tests.support.free_port import free_port
 from tests.support.local_hub import LocalHub, commit_of, local_hub
 from tests.support.polling import START_S, poll
 from tests.support.rows_site import write_own_questions
@@ -35,11 +35,6 @@ def folder(tmp_path: Path) -> Path:
     """What the operator has: a model, rows, and a scorer in two files."""
     write_own_questions(tmp_path, make_tiny_model(Path.home() / ".cache" / "echo2d"))
     return tmp_path
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
 
 
 def init(folder: Path, *more: str, env: Mapping[str, str] | None = None) -> Path:

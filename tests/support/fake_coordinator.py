@@ -54,6 +54,7 @@ from echo2d.net.control.server import Sessions
 from echo2d.net.security.auth import Denied, peer_id_of, sign_root, write_token_file
 from echo2d.runtime.run_dir.access_table import AccessTable
 from echo2d.runtime.run_dir.run_directory import RunDirectory
+from tests.support.free_port import free_port
 from tests.support.polling import HANG_S
 from tests.support.worker import a_lease
 
@@ -83,7 +84,7 @@ class CoordinatorDouble:
         self._peers: dict[SessionId, PeerId] = {}
         self._writers: dict[FormId, RootWriter] = {}
         self._changed = asyncio.Event()
-        self._port = 0
+        self._port = free_port()
         self._runner: web.AppRunner | None = None
 
     @property
@@ -108,7 +109,6 @@ class CoordinatorDouble:
         await self._runner.setup()
         ssl_context = None if self._tls is None else self._tls.listener
         await web.TCPSite(self._runner, "127.0.0.1", self._port, ssl_context=ssl_context).start()
-        self._port = self._runner.addresses[0][1]
 
     async def close(self) -> None:
         assert self._runner is not None

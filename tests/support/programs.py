@@ -50,8 +50,8 @@ class Site:
         announced = wait_for(self.run_dir / "coordinator.json", self.programs, START_S)
         return str(json.loads(announced)["url"])
 
-    def fix_port(self, port: int | str) -> None:
-        """The coordinator listens here from its next start on; the seed still at any free port."""
+    def fix_port(self, port: int) -> None:
+        """The coordinator listens here from its first start on, and the seed at any free port."""
         ports = f"port = {port}\n\n[link]\nport = 0"
         self.config.write_text(self.config.read_text().replace("port = 0", ports, 1))
 

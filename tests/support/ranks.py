@@ -2,7 +2,6 @@
 
 import os
 import pickle
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from echo2d.client import Batch
 from echo2d.learner.config import LearnerConfig
+from tests.support.free_port import free_port
 from tests.support.learner import config_in, learn, write_config
 from tests.support.paths import REPO
 from tests.support.recorded_learner import Recording
@@ -62,8 +62,7 @@ def together(
     ]
     learner = [*PROGRAM, str(directory), "--config", str(path), "--resume"]
     environment = {**os.environ, "PYTHONPATH": str(REPO)}  # the ranks import tests.support
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        meeting = f"127.0.0.1:{probe.getsockname()[1]}"
+    meeting = f"127.0.0.1:{free_port()}"
     meet = ["--nnodes", str(hosts), "--rdzv-backend", "c10d", "--rdzv-endpoint", meeting]
     others = [
         subprocess.Popen(

@@ -1,7 +1,6 @@
 """A run of real programs, as `echo2d init --task tiny` sets it up, on ports of its own."""
 
 import json
-import socket
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from pathlib import Path
 
 from echo2d.client import Coordinator
 from echo2d.demo.processes import Programs
+from tests.support.free_port import free_port
 from tests.support.polling import START_S, poll
 
 
@@ -30,9 +30,14 @@ class TinyRun:
 
 def start_tiny_run(folder: Path, programs: Programs) -> TinyRun:
     """Set up the run in a new folder, and start its coordinator and its learner."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    asked = ["init", "--task=tiny", "--host=127.0.0.1", f"--port={port}", "--boxes=1", "--yes"]
+    asked = [
+        "init",
+        "--task=tiny",
+        "--host=127.0.0.1",
+        f"--port={free_port()}",
+        "--boxes=1",
+        "--yes",
+    ]
     options = [f"--out={folder}", "--set=link.port=0"]
     subprocess.run([sys.executable, "-m", "echo2d", *asked, *options], check=True, timeout=START_S)
     config = f"--config={folder / 'run.toml'}"

@@ -1,7 +1,6 @@
 """A real Prometheus scrapes a real coordinator and worker, and answers all queries of Grafana."""
 
 import asyncio
-import socket
 import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,6 +14,7 @@ import pytest
 from echo2d.net.security.auth import read_token_file, write_token_file
 from echo2d.runtime.coordinator.main import Opened, core_machine
 from tests.support.dashboard import RULE_TESTS, RULES, expressions, rules
+from tests.support.free_port import free_port
 from tests.support.peer import a_worker
 from tests.support.polling import HANG_S
 from tests.support.scripted_core import learner, make_config, make_snapshot, serving
@@ -58,13 +58,6 @@ class Home:
     def token(self, path: Path, name: str) -> Path:
         write_token_file(path, self.opened.access.create(name, "worker"))
         return path
-
-
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port: int = taken.getsockname()[1]
-        return port
 
 
 def checked(*command: str | Path, given: bytes = b"") -> str:

@@ -8,7 +8,6 @@ import json
 import logging
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -24,6 +23,7 @@ from transformers import AutoModelForCausalLM
 
 from echo2d.client import Coordinator, Trajectory
 from examples.own_loop import publish
+from tests.support.free_port import free_port
 from tests.support.paths import REPO
 from tests.support.polling import START_S, poll
 from tests.support.programs import Site
@@ -191,12 +191,6 @@ class EnvsRun:
 
     def _log(self, name: str) -> Path:
         return self._site.directory / f"{name}.log"
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 class CheckingLearner:

@@ -7,7 +7,6 @@ not even one of this machine's pip. So torch comes with its CUDA libraries: 3 GB
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ import pytest
 
 from echo2d.demo.results import read_rows
 from tests.support.distribution import build_distribution, lowest_requirements
+from tests.support.free_port import free_port
 from tests.support.rows_site import write_own_questions
 
 pytestmark = [pytest.mark.timeout(1200)]
@@ -63,11 +63,6 @@ def call(environment: Path, cwd: Path, *words: str) -> str:
     )
     assert done.returncode == 0, f"{' '.join(words)}: {done.stdout[-4000:]}{done.stderr[-4000:]}"
     return done.stdout
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
 
 
 @pytest.mark.parametrize("choice", ["newest", "lowest"])

@@ -1,11 +1,11 @@
 """The key of a run is changed, on purpose and after a loss, while real boxes and a learner work for it."""
 
 import shutil
-import socket
 
 import pytest
 
 from echo2d.demo.processes import Program
+from tests.support.free_port import free_port
 from tests.support.polling import START_S, poll
 from tests.support.programs import Site, run
 
@@ -27,9 +27,9 @@ def stop(program: Program) -> None:
 
 
 def test_boxes_follow_a_new_key_signed_by_the_old_one_and_no_key_after_a_loss(site: Site) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    site.fix_port(f'{port}\ntls = "on"')
+    port = free_port()
+    site.config.write_text(site.config.read_text().replace("port = 0", 'port = 0\ntls = "on"', 1))
+    site.fix_port(port)
     coordinator = site.coordinate("first")
     boxes = {name: site.join(name) for name in ("one", "two")}
     train(site, 2)

@@ -10,6 +10,7 @@ import urllib.request
 
 import pytest
 
+from tests.support.free_port import free_port
 from tests.support.polling import START_S, poll
 from tests.support.programs import Site, run
 
@@ -198,6 +199,7 @@ def own_address() -> str:
 
 def test_a_worker_waits_for_an_unreachable_coordinator(site: Site) -> None:
     """The owner of a box forgets it: the daemon says that it waits, and joins when the coordinator is there."""
+    site.fix_port(free_port())
     first = site.coordinate()
     url = site.url()
     token = site.directory / "box.token"
@@ -217,7 +219,6 @@ def test_a_worker_waits_for_an_unreachable_coordinator(site: Site) -> None:
         "box", "-m", "echo2d", "join", url, f"--token-file={token}", state, "--engine=fake"
     )
     poll(lambda: "unreachable" in box.tail())
-    site.fix_port(url.rpartition(":")[2])
     site.coordinate("again")
     site.url()
     poll(lambda: bool(site.status()["workers"]))

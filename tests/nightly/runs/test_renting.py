@@ -13,6 +13,7 @@ import pytest
 
 from echo2d.demo.processes import Program, Programs, wait_for
 from echo2d_lab.standins.fake_learner import FakeLearner
+from tests.support.free_port import free_port
 from tests.support.paths import REPO
 from tests.support.polling import START_S, poll
 
@@ -66,12 +67,12 @@ class Site:
         self.planted: list[subprocess.Popen[bytes]] = []
         self.config = root / "run.toml"
         (root / "snapshots").mkdir()
-        self.configure(port=0)
+        self.configure()
 
-    def configure(self, port: int, *, life_h: float = 24.0) -> None:
+    def configure(self, *, life_h: float = 24.0) -> None:
         facts = {
             "root": self.root,
-            "port": port,
+            "port": free_port(),
             "python": sys.executable,
             "script": SCRIPT,
             "life_h": life_h,
@@ -152,7 +153,6 @@ def test_a_box_is_rented_used_found_again_and_given_back(site: Site) -> None:
     learner.stop()
     nobodys = label.rpartition("-")[0] + "-99"
     site.plant(nobodys)
-    site.configure(port=int(url.rpartition(":")[2]))
     (site.root / "run" / "coordinator.json").unlink()
     first.start()
     assert site.url() == url
@@ -176,7 +176,7 @@ def test_a_box_whose_time_ends_finishes_what_it_holds(
 ) -> None:
     """A lease takes half a second, and there always is one; the next box takes over."""
     monkeypatch.setenv("BOXES_FLAGS", "--engine=fake --slots=8 --set=tokens_per_s_max=64")
-    site.configure(port=0, life_h=0.006)
+    site.configure(life_h=0.006)
     coordinator = site.coordinate("coordinator", "--rent")
     site.url()
     learner = site.learner()

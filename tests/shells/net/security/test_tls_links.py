@@ -34,6 +34,7 @@ from echo2d.runtime.run_dir.tokens import revoke_token
 from echo2d_lab.standins.snapshots import write_model
 from tests.support.control_link import Owner, worker_token
 from tests.support.fake_coordinator import CoordinatorDouble
+from tests.support.free_port import free_port
 from tests.support.peer import a_seed, a_worker, spread
 from tests.support.peer_link import RUN as RUN_ID
 from tests.support.peer_link import SECRET
@@ -175,8 +176,7 @@ async def test_a_coordinator_that_has_moved_is_found_at_another_url_of_the_token
     opened: Opened, token: TokenFile, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        dead = f"https://127.0.0.1:{closed.getsockname()[1]}"
+    dead = f"https://127.0.0.1:{free_port()}"
     urls = f"{dead},{opened.url}"
     identity = Identity.of(urls, token, CAROL_KEY)
     await enrol(urls, token, identity, rng=random.Random(1), patience_s=HANG_S)

@@ -5,7 +5,6 @@ learner has fetched anything.
 """
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
@@ -27,6 +26,7 @@ from echo2d.runtime.seed.main import Seed
 from tests.support.attached_task import SHARED
 from tests.support.column_engine import ColumnEngine, experts_of
 from tests.support.control_link import worker_token
+from tests.support.free_port import free_port
 from tests.support.live_run import HEARTBEAT_S, LOOK_S, Facts, config_of_run
 from tests.support.peer import a_worker
 from tests.support.polling import HANG_S
@@ -85,10 +85,8 @@ def _impatient(rules: RunRules, recovered: Recovered) -> Machine:
 
 
 def a_site(folder: Path) -> Site:
-    with socket.create_server(("127.0.0.1", 0)) as unused:
-        port = unused.getsockname()[1]
     changes = {
-        "coordinator.port": port,
+        "coordinator.port": free_port(),
         "policy.trajectories_per_step": 2,
         "policy.staleness_max": 0,  # only the two groups of the first step begin
         "policy.columns": ("experts", "half"),

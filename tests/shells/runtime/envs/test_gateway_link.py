@@ -1,6 +1,5 @@
 import asyncio
 import logging
-import socket
 from dataclasses import replace
 
 import pytest
@@ -9,15 +8,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from echo2d.errors import OperatorFault, PeerFault
 from echo2d.net.security.tls import Authority
 from echo2d.runtime.envs.gateway_link import GatewayAnswer, GatewayAway, GatewayLink
+from tests.support.free_port import free_port
 from tests.support.ticket_gateway import TicketGateway, token_file
 
 HANG_S = 30.0
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 async def test_the_link_retries_after_the_time_that_the_gateway_asks_for() -> None:

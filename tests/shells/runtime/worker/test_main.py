@@ -5,7 +5,6 @@ import dataclasses
 import logging
 import os
 import signal
-import socket
 import stat
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from echo2d.net.security.auth import read_token_file, write_token_file
 from echo2d.runtime.peer.state_dir import StateDir
 from echo2d.runtime.worker.main import run_worker
 from tests.support.fake_coordinator import CoordinatorDouble
+from tests.support.free_port import free_port
 from tests.support.peer import a_seed, config_of, spread
 
 
@@ -35,9 +35,7 @@ async def test_the_daemon_serves_until_sigterm(
     double: CoordinatorDouble, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port = taken.getsockname()[1]
+    port = free_port()
     config = dataclasses.replace(await config_of(double, tmp_path / "one"), metrics_port=port)
     async with a_seed(double), asyncio.TaskGroup() as tasks:
         daemon = tasks.create_task(run_worker(config))
