@@ -6,7 +6,7 @@ ARGS ?=
 SEARCHES ?= 5  # times that `make nightly-fuzz` runs the property tests, by chance
 TWO := --numprocesses 2 --dist worksteal
 
-NIGHTLY := sglang sglang-loop vllm trl envs boards clusters browser lab image native package runs kills pools rates slow numbers faults fuzz mutants
+NIGHTLY := sglang sglang-loop vllm canary trl envs boards clusters browser lab image native package runs kills pools rates slow numbers faults fuzz mutants
 
 .PHONY: setup demo math calculator poker unit test nightly bench bench-delta soak soak-run image figures staleness-sweep check coverage clean \
 	$(NIGHTLY:%=nightly-%)
@@ -56,6 +56,9 @@ nightly-sglang-loop: $(READY)
 nightly-vllm: $(READY)
 	bash tools/vllm_cpu/setup.sh
 	$(BIN)/pytest tests/nightly/vllm -rs --log-level=INFO $(ARGS)
+
+nightly-canary: $(READY)
+	$(BIN)/python -m tools.canary $(ARGS)
 
 nightly-trl: $(READY)
 	bash tools/trl/setup.sh
