@@ -32,6 +32,7 @@ _VERSIONS_ON_DISK = 2
 EXPIRY_S_MIN = 7 * 86400.0
 # The learner calls every few seconds; a long train step may take minutes.
 LEARNER_SILENT_S_MAX = 600.0
+_REFIT_SHARE_MAX = 0.05  # of a box's time; below it, refits are cheap
 _NAMES_MAX = 8
 
 
@@ -111,9 +112,44 @@ def _of_the_run(status: Status) -> Iterator[HostFinding]:
         )
     else:
         yield ok("workers", f"{len(here)} are here, and none is known to be out of reach")
+    costs = [
+        (worker.refit_pause_s, worker.recompute_s or 0.0, worker.name)
+        for worker in here
+        if worker.refit_pause_s is not None
+    ]
+    train_s = status.provision.estimates.t_train_s
+    if costs and train_s is not None:
+        yield refit_finding(
+            *max(costs, key=lambda each: each[0] + each[1]),
+            between_s=status.publish_every * train_s.value,
+            mixes=status.audit is None or status.audit.learnt_mixed is not None,
+        )
     if status.attention:
         text = f"{len(status.attention)}; the first: {status.attention[0]}"
         yield warning("alerts", text, "echo2d status shows them all")
+
+
+def refit_finding(
+    pause_s: float, recompute_s: float, name: str, *, between_s: float, mixes: bool
+) -> HostFinding:
+    """What refits cost the box that they cost most, and what would cost less.
+
+    between_s: train time from one version to the next. mixes: whether the run takes answers whose KV caches are of
+    several versions.
+    """
+    share = (pause_s + recompute_s) / between_s
+    text = (
+        f"{name} loses {pause_s:.2g} s of pause and {recompute_s:.2g} s of KV caches computed again at each version: "
+        f"{share:.0%} of the {between_s:.3g} s until the next one"
+    )
+    if share <= _REFIT_SHARE_MAX:
+        return ok("refits", text)
+    if pause_s >= recompute_s:
+        todo = "if it uses a server at an engine_url, let the worker start it: then only changed words are written"
+    else:
+        first = "" if mixes else "set audit.in_place = true in run.toml, then "
+        todo = f'{first}set worker.refit_mode = "in_place" on the box, which loses only the pause'
+    return warning("refits", text, todo)
 
 
 def _names(names: list[str]) -> str:

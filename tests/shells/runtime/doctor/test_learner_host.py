@@ -16,7 +16,7 @@ from echo2d.core.coordinator.events import SessionAsked
 from echo2d.runtime.coordinator.main import core_machine
 from echo2d.runtime.doctor import host, learner_host
 from echo2d.runtime.doctor.finding import HostFinding
-from echo2d.runtime.doctor.learner_host import examine_learner_host
+from echo2d.runtime.doctor.learner_host import examine_learner_host, refit_finding
 from echo2d.runtime.run_dir.access_table import AccessTable
 from echo2d.runtime.run_dir.run_directory import RunDirectory
 from tests.support.polling import HANG_S
@@ -75,6 +75,23 @@ async def test_a_silent_learner_is_distinguished_from_one_that_answers(
         assert (await examined(config))["learner"].level == "ok"
         monkeypatch.setattr(learner_host, "LEARNER_SILENT_S_MAX", -1.0)
         assert (await examined(config))["learner"].level == "error"
+
+
+@pytest.mark.parametrize(
+    ("pause_s", "recompute_s", "mixes", "level", "todo"),
+    [
+        (0.3, 0.9, False, "ok", ""),
+        (0.3, 9.0, True, "warning", 'set worker.refit_mode = "in_place"'),
+        (0.3, 9.0, False, "warning", "set audit.in_place = true in run.toml, then"),
+        (9.0, 0.3, True, "warning", "let the worker start it"),
+    ],
+)
+def test_dear_refits_are_named_with_what_would_cost_less(
+    pause_s: float, recompute_s: float, mixes: bool, level: str, todo: str
+) -> None:
+    found = refit_finding(pause_s, recompute_s, "box-3", between_s=62.0, mixes=mixes)
+    assert (found.level, todo in found.todo) == (level, True)
+    assert found.text.startswith(f"box-3 loses {pause_s:.2g} s of pause and {recompute_s:.2g} s of")
 
 
 async def test_tokens_that_expire_soon_are_reported(config: CoordinatorConfig) -> None:
