@@ -12,7 +12,7 @@ from tools.house_report import Module, offered, read_modules, surface
 
 # A commit that raises a limit does nothing else, and says why.
 BUDGET = {
-    "code lines: echo2d": 59_500,
+    "code lines: echo2d": 60_250,
     "code lines: learner": 6_910,
     "commands": 29,
     "commands: offered by click": 29,
@@ -20,7 +20,7 @@ BUDGET = {
     "options: offered by click": 178,
     "keys": 267,
     "keys: of simulations": 42,
-    "constants": 1_161,
+    "constants": 1_174,
     "modules of at most 75 lines with one importer or none": 16,
 }
 TO_DO = "Remove something, or raise the limit in a commit of its own that says why"
