@@ -145,7 +145,9 @@ class EngineOptions:
     key_file: Path | None = None
     # How the server pauses for a new version.
     refit_mode: Literal["retract", "abort", "in_place"] = "retract"
-    quantization: Quantization = "none"  # quantization of the torch engine's linear layers
+    quantized_as: str = (
+        ""  # what the worker says that its engines quantize weights to; empty: they do not
+    )
 
     @property
     def tokens_per_s_each(self) -> float | None:

@@ -6,7 +6,7 @@ is real in one respect: a request that reuses KV of other weights gets logprobs 
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -69,9 +69,11 @@ class SglangDouble:
         incremental: bool = True,
         dummy: bool = False,
         deterministic: bool = False,
+        info: Mapping[str, Any] | None = None,
     ) -> None:
         self.version, self.incremental = version, incremental
         self.deterministic = deterministic
+        self.info = info or {}  # facts that it reports
         self.load_format = "dummy" if dummy else "auto"
         self.traps: list[Trap] = []
         self.calls: list[str] = []
@@ -161,7 +163,7 @@ class SglangDouble:
         return web.Response(status=503 if self.sick else 200)
 
     async def _server_info(self, _: web.Request) -> web.Response:
-        facts: dict[str, Any] = {"version": self.version, "api_key": "secret"}
+        facts: dict[str, Any] = {"version": self.version, "api_key": "secret", **self.info}
         if self.deterministic:
             facts["enable_deterministic_inference"] = True
         return web.json_response(facts)

@@ -139,7 +139,7 @@ class SglangHarness(TorchHarness):
     @contextmanager
     def doubtful_refits(self, engine: Engine) -> Iterator[None]:
         """The next update is done, but its answer is lost."""
-        update = SglangClient.update
+        update, inside = SglangClient.update, SglangClient.call_inside
 
         async def lost(
             server: SglangClient, body: Mapping[str, Any], *, timeout_s: float
@@ -147,8 +147,15 @@ class SglangHarness(TorchHarness):
             await update(server, body, timeout_s=timeout_s)
             raise Lost("told to be")
 
+        async def lost_inside(
+            server: SglangClient, body: Mapping[str, Any], *, timeout_s: float
+        ) -> int:
+            await inside(server, body, timeout_s=timeout_s)
+            raise Lost("told to be")
+
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(SglangClient, "update", lost)
+            patch.setattr(SglangClient, "call_inside", lost_inside)
             yield
 
     async def in_memory(self, engine: Engine) -> Mapping[str, object]:

@@ -51,14 +51,19 @@ class VllmHarness(TorchHarness):
     @contextmanager
     def doubtful_refits(self, engine: Engine) -> Iterator[None]:
         """The next load is done, but its answer is lost."""
-        load = VllmClient.load_weights
+        load, inside = VllmClient.load_weights, VllmClient.call_inside
 
         async def lost(server: VllmClient, *args: Any, **kwargs: Any) -> None:
             await load(server, *args, **kwargs)
             raise Lost("told to be")
 
+        async def lost_inside(server: VllmClient, *, timeout_s: float) -> int:
+            await inside(server, timeout_s=timeout_s)
+            raise Lost("told to be")
+
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(VllmClient, "load_weights", lost)
+            patch.setattr(VllmClient, "call_inside", lost_inside)
             yield
 
     async def in_memory(self, engine: Engine) -> Mapping[str, object]:

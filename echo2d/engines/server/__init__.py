@@ -4,6 +4,8 @@
     serving.py        the server in use, and the version that it serves
     launch.py         how a server is started or reached, by the operator's options
     weight_update.py  what a refit is asked to do; each kind of server has its own steps
+    memory.py         has the server write a version's changed words into its memory
+    inside/           our module in the server, which does that and imports nothing of echo2d
     weight_files.py   checks a snapshot before and after the server loads it
     adapters.py       the adapters that the server holds beside its base
     sampling_loop.py  generates each sample to its end, with a new request after each cut by a refit

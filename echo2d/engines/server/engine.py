@@ -6,18 +6,19 @@ It admits requests, streams their output and ends them. Not here: which version 
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from echo2d.core.base.model_config import context_max
 from echo2d.core.protocol.seeds import SEED_BITS
 from echo2d.engines.base import (
     AdapterBase,
     EngineLoad,
+    EngineOptions,
     GenerateRequest,
     RefitReport,
     SampleOutput,
@@ -26,7 +27,7 @@ from echo2d.engines.server.adapters import under_adapter
 from echo2d.engines.server.admission import SampleAdmission
 from echo2d.engines.server.calls import GenerationCall, SampleState
 from echo2d.engines.server.continuation import StreamChunk
-from echo2d.engines.server.launch import Running, ServerLaunch
+from echo2d.engines.server.launch import Running, ServerLaunch, servers_of
 from echo2d.engines.server.process import ServerProcess
 from echo2d.engines.server.recompute import RecomputeMeter
 from echo2d.engines.server.sampling_loop import SamplingLoop
@@ -41,6 +42,7 @@ from echo2d.errors import EngineFault
 class ServerKind:
     """What is different from one kind of server to another."""
 
+    launch: type[ServerLaunch]
     connect: Callable[[str, str, str], ServingClient]
     updates: Updates
     # The body of a request for the next piece of a sample, from the request's id, the salt of its cached prefixes, the
@@ -58,7 +60,8 @@ class ServerEngine:
     """An engine whose model runs in a server of its own.
 
     where: how to start a server, or where one runs. slots: how many samples may run at once; fewer
-    run while the server is full. rng_seed: makes the seeds of requests that have none.
+    run while the server is full. quantized_as: what the worker says of its weights. rng_seed: makes
+    the seeds of requests that have none.
     """
 
     kind: ClassVar[ServerKind]
@@ -69,6 +72,7 @@ class ServerEngine:
         *,
         slots: int = 64,
         refit_mode: RefitMode = "retract",
+        quantized_as: str = "",
         rng_seed: int | None = None,
     ) -> None:
         kind = self.kind
@@ -79,6 +83,7 @@ class ServerEngine:
         self._serving = Serving(
             where,
             refit_mode,
+            quantized_as,
             connect=kind.connect,
             updates=kind.updates,
             nothing=self._abort_all,
@@ -89,6 +94,19 @@ class ServerEngine:
         self._writing = SamplingLoop(
             self._serving, self._room, self._recompute, body=self._body, read=self._read
         )
+
+    @classmethod
+    def make(cls, options: EngineOptions) -> Sequence[Self]:
+        """One engine for each server. OperatorFault: an option is missing or unusable."""
+        return [
+            cls(
+                where,
+                slots=options.slots,
+                refit_mode=options.refit_mode,
+                quantized_as=options.quantized_as,
+            )
+            for where in servers_of(options, cls.kind.launch)
+        ]
 
     @property
     def label(self) -> str | None:

@@ -38,6 +38,7 @@ class ServerClient:
     """
 
     NAME: ClassVar[str]  # name of the server's kind, for errors
+    quantization = ""  # of the weights in memory, such as "fp8", once it was probed; empty: none
     keeps_admin: ClassVar[bool] = True  # whether an administrator's connection serves several calls
 
     def __init__(self, url: str, api_key: str = "", admin_key: str = "") -> None:
@@ -57,6 +58,11 @@ class ServerClient:
 
         self._work = session(api_key)
         self._admin = session(admin_key or api_key, closes=not self.keeps_admin)
+
+    @property
+    def no_refit(self) -> str:
+        """Why it cannot load a second version; empty: it can."""
+        return ""
 
     async def close(self) -> None:
         await self._work.close()
@@ -102,8 +108,10 @@ class ServerClient:
             )
         return answer
 
-    async def order(self, path: str, body: Mapping[str, Any]) -> None:
-        status, answer = await self._ask(self._admin, "POST", path, body, CALL_S_MAX)
+    async def order(
+        self, path: str, body: Mapping[str, Any], *, timeout_s: float = CALL_S_MAX
+    ) -> None:
+        status, answer = await self._ask(self._admin, "POST", path, body, timeout_s)
         if status != 200:
             raise ServerRefused(f"{self.NAME} {path}: {status} {error_text(answer)}")
 

@@ -21,6 +21,7 @@ from echo2d.errors import OperatorFault, path_fault
 _ABSENT = 44
 _ASK_S_MAX = 30.0
 _HOST = "127.0.0.1"
+INSIDE = Path(__file__).parent / "inside"  # our module in a server, for its PYTHONPATH
 _TP = ("--tp", "-tp", "--tp-size", "--tensor-parallel-size")
 
 
@@ -32,6 +33,7 @@ class Running:
     api_key: str = ""
     admin_key: str = ""
     folder: Path = Path()  # the copies of adapters, which the server reads
+    private: Path | None = None  # its ECHO2D_MEMORY
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +49,14 @@ class ServerLaunch(ABC):
     # Flags that only echo2d sets, without the leading dashes.
     ours: ClassVar[frozenset[str]]
 
-    def url(self) -> str:
-        """Where it listens: a free port of loopback. A server that finds it taken ends and is started again."""
+    def url(self, _private: Path) -> str:
+        """Where it listens: a free port of loopback. A server that finds it taken ends and is started again.
+
+        _private: a folder that only this user can enter, for sockets.
+        """
         with socket.socket() as found:
             found.bind((_HOST, 0))
             return f"http://{_HOST}:{found.getsockname()[1]}"
-
-    def ended(self, url: str) -> None:  # noqa: B027 - most leave nothing
-        """The server that listened there has ended. Blocking."""
 
     @abstractmethod
     def settings(self, _api_key: str) -> Mapping[str, str]:
@@ -71,6 +73,13 @@ class ServerLaunch(ABC):
     @abstractmethod
     def placed(self, index: int) -> Self:
         """The launch on the GPUs after those of the `index` launches before it, unless the operator chose them."""
+
+    @classmethod
+    def refusal(cls, arguments: Sequence[str]) -> str:
+        """Why the operator cannot give these flags; empty: they can be given."""
+        given = (each.partition("=")[0] for each in arguments if each.startswith("--"))
+        names = (each.removeprefix("--").replace("_", "-") for each in given)
+        return next((f"--{name} is set by echo2d" for name in names if name in cls.ours), "")
 
     @property
     def gpus(self) -> int:
@@ -113,7 +122,8 @@ def servers_of(
         arguments = shlex.split(options.arguments)
     except ValueError as error:
         raise OperatorFault(f"worker.engine_args: {error}") from error
-    require_arguments(arguments, kind)
+    if refusal := kind.refusal(arguments):
+        raise OperatorFault(f"worker.engine_args: {refusal}")
     python = options.python.absolute()
     launch = kind(python, arguments, options.folder, options.environment)
     require_installed(launch)
@@ -148,14 +158,6 @@ def _keys(file: Path | None) -> list[str]:
         return [*file.read_text().split(), "", ""][:2]
     except (OSError, UnicodeDecodeError) as error:
         raise OperatorFault(f"worker.engine_key_file: cannot read {file}: {error}") from error
-
-
-def require_arguments(arguments: Sequence[str], kind: type[ServerLaunch]) -> None:
-    """OperatorFault: the operator set a flag that echo2d sets."""
-    for argument in arguments:
-        name = argument.partition("=")[0].removeprefix("--").replace("_", "-")
-        if argument.startswith("--") and name in kind.ours:
-            raise OperatorFault(f"worker.engine_args: --{name} is set by echo2d")
 
 
 def require_installed(launch: ServerLaunch) -> None:

@@ -8,7 +8,9 @@ import asyncio
 import contextlib
 import json
 import secrets
+import shutil
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -23,6 +25,8 @@ class ServerProcess:
         self._launch = launch
         self.api_key, self.admin_key = secrets.token_hex(16), secrets.token_hex(16)
         self.url = ""
+        # Sockets of the server, in a folder with a short path.
+        self.private = Path()
         self._guard: asyncio.subprocess.Process | None = None
         # Each run has its own file, because the previous server may still be ending, and its guard deletes its file.
         self._keys = launch.folder / f"keys-{secrets.token_hex(4)}.yaml"
@@ -52,7 +56,8 @@ class ServerProcess:
 
     async def _start(self, model: Path, label: str) -> None:
         try:
-            self.url = await asyncio.to_thread(self._launch.url)
+            self.private = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="echo2d-server-"))
+            self.url = await asyncio.to_thread(self._launch.url, self.private)
             await asyncio.to_thread(self._write_keys)
             self._guard = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -84,8 +89,8 @@ class ServerProcess:
         if self._guard is not None:
             await self._end(self._guard)
         await self.started()
-        if self.url:
-            await asyncio.to_thread(self._launch.ended, self.url)
+        if self.private != Path():
+            await asyncio.to_thread(shutil.rmtree, self.private, ignore_errors=True)
 
     async def _end(self, guard: asyncio.subprocess.Process) -> None:
         assert guard.stdin is not None
@@ -124,7 +129,9 @@ class ServerProcess:
         }
         return {
             "argv": argv,
-            "environment": given | dict(self._launch.settings(self.api_key)),
+            "environment": given
+            | dict(self._launch.settings(self.api_key))
+            | {"ECHO2D_MEMORY": str(self.private)},
             "log": str(self.log),
             "keys": str(self._keys),
             "secrets": [self.api_key, self.admin_key],

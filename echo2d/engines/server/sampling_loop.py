@@ -91,6 +91,9 @@ class ServerVersions(Protocol):
     async def served(self) -> tuple[GeneratingServer, str]:
         """The server and its label, once no refit is under way."""
 
+    async def verified(self) -> None:
+        """Wait until the weights were read back, if they were written into memory. EngineFault: they are others."""
+
     async def examine(self, server: Any) -> None:
         """After a lost request, find out whether the server still serves the same version."""
 
@@ -225,6 +228,7 @@ class SamplingLoop:
         self._open[rid] = this
         try:
             async for chunk in server.generate(self._body(rid, salt, piece.label, call, sample)):
+                await serving.verified()
                 tokens = piece.take(
                     self._read(chunk, piece.label, base),
                     certain=serving.certain(piece.label, updates),

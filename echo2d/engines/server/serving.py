@@ -20,6 +20,7 @@ import shutil
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -31,6 +32,7 @@ from echo2d.engines.server.admission import ServerLoad
 from echo2d.engines.server.calls import SampleState
 from echo2d.engines.server.http_client import Lost
 from echo2d.engines.server.launch import Running, ServerLaunch
+from echo2d.engines.server.memory import ServerMemory
 from echo2d.engines.server.process import ServerProcess
 from echo2d.engines.server.recompute import RecomputeMeter
 from echo2d.engines.server.sampling_loop import GeneratingServer
@@ -46,6 +48,12 @@ log = logging.getLogger("echo2d.engines")
 
 class ServingClient(GeneratingServer, Protocol):
     """A client of a server: the calls besides requests and refits. Methods raise EngineFault."""
+
+    quantization: str  # of the weights in memory; empty: none
+
+    @property
+    def no_refit(self) -> str:
+        """Why it cannot load a second version; empty: it can."""
 
     async def close(self) -> None: ...
 
@@ -68,15 +76,16 @@ class ServingClient(GeneratingServer, Protocol):
 class Serving:
     """See the module docstring.
 
-    connect: makes a client from a URL, an API key and an admin key. updates: how a server is refitted. nothing: called
-    when no version is served any more. measured: called with a server's load. running: returns the samples that the
-    server works on. recompute: measures what is computed again.
+    quantized_as: what the worker says of the weights. connect: makes a client from a URL, an API key and an admin key.
+    updates: how a server is refitted. nothing: called when no version is served any more. measured: called with a
+    server's load. running: returns the samples that the server works on. recompute: measures what is computed again.
     """
 
     def __init__(
         self,
         where: ServerLaunch | Running,
         mode: RefitMode,
+        quantized_as: str,
         *,
         connect: Callable[[str, str, str], ServingClient],
         updates: Updates,
@@ -87,6 +96,7 @@ class Serving:
     ) -> None:
         self._where = where
         self.mode: RefitMode = mode
+        self._quantized_as = quantized_as
         self._connect, self._steps = connect, updates
         self._nothing = nothing
         self._measured = measured
@@ -104,6 +114,10 @@ class Serving:
         self.layout: SnapshotLayout | None = None  # layout of the weights loaded last
         self.server: ServingClient | None = None
         self.process: ServerProcess | None = None
+        self._memory = ServerMemory()
+        # Whether the words of the version that was written last were read back. Until then nothing is given out.
+        self._verified = asyncio.Event()
+        self._verified.set()
         # How many updates were asked for. If the number grew since a request began, the request's tokens may be
         # of another version than at its beginning.
         self.updates = 0
@@ -157,9 +171,7 @@ class Serving:
             if base is None:
                 if self.adapters.newest is not None:
                     self._serve_nothing()
-                report = await self._load(snapshot, label)
-                self.label = label
-                return report
+                return await self._load(snapshot, label, serve=True)
             return await self._add(snapshot, label, base)
 
     @property
@@ -223,6 +235,12 @@ class Serving:
             raise EngineFault("no version is served")
         return self.server, self.label
 
+    async def verified(self) -> None:
+        """Wait until the version that was written into memory last was read back. EngineFault: it is another one."""
+        await self._verified.wait()
+        if self.label is None:
+            raise EngineFault("no version is served")
+
     async def examine(self, server: ServingClient) -> None:
         """After a lost request, check that the server lives and still serves this version.
 
@@ -254,8 +272,10 @@ class Serving:
 
     # --- inside
 
-    async def _load(self, snapshot: Path, label: str, flags: Sequence[str] = ()) -> RefitReport:
-        """Load the weights of a whole model under a label, which is not served yet."""
+    async def _load(
+        self, snapshot: Path, label: str, flags: Sequence[str] = (), *, serve: bool
+    ) -> RefitReport:
+        """Load the weights of a whole model under a label, and serve them or, as the base of an adapter, not."""
         layout = await asyncio.to_thread(read_model, snapshot)
         files = await asyncio.to_thread(list_files, snapshot)
         same = self.layout is not None and layout.config == self.layout.config
@@ -266,7 +286,7 @@ class Serving:
             self.process is None or self.process.ended or not same or flags != self._flags
         ):
             where = replace(self._where, arguments=[*self._where.arguments, *flags])
-            report = await self._launch(where, order)
+            report = await self._launch(where, order, serve=serve)
             self._flags = flags
         elif self.layout is not None and not same:
             raise EngineFault(
@@ -274,8 +294,13 @@ class Serving:
                 "restart the server with the new model"
             )
         else:
-            report = await self._swap(await self._attached(), order)
+            server = await self._attached()
+            if server.no_refit:
+                raise EngineFault(server.no_refit)
+            report = await self._swap(server, order, serve=serve)
         self.layout, self.weights = layout, label
+        if serve:
+            self.label = label
         return report
 
     async def _add(self, snapshot: Path, label: str, base: AdapterBase) -> RefitReport:
@@ -293,7 +318,8 @@ class Serving:
             self._serve_nothing()
             await self._unload(self.adapters.unneeded(()))
             self.adapters.clear()
-            report = replace(await self._load(base.directory, weights, flags), label=label)
+            loaded = await self._load(base.directory, weights, flags, serve=False)
+            report = replace(loaded, label=label)
         assert self.server is not None
         kept = self.adapters.holds(label)
         if kept is None:
@@ -311,7 +337,9 @@ class Serving:
             return False
         return await self.server.weights() == weights
 
-    async def _launch(self, where: ServerLaunch, order: WeightUpdate) -> RefitReport:
+    async def _launch(
+        self, where: ServerLaunch, order: WeightUpdate, *, serve: bool
+    ) -> RefitReport:
         """Start a new server with this version, and end the old one if there is one."""
         began = _now()
         self._serve_nothing()
@@ -324,8 +352,12 @@ class Serving:
             server = self.server = self._connect(process.url, process.api_key, process.admin_key)
             await self._until_ready(process, server, order)
             await process.started()
-            await server.probe()
+            await self._probe(server)
             await self._steps.started(server, order)
+            if serve and not await self._open_memory(server, order):
+                await self._steps.stop(server, self.mode)
+                await self._steps.update(server, order)
+                await self._steps.go_on(server)
             await require_unchanged(order)
             await self._measure(server)
         except BaseException:
@@ -350,6 +382,17 @@ class Serving:
                 )
             await asyncio.sleep(0.25)
 
+    async def _probe(self, server: ServingClient) -> None:
+        """EngineFault: echo2d cannot use it, or its weights are quantized and the worker does not say so."""
+        await server.probe()
+        # Names may differ from those of flags.
+        if bool(server.quantization) != bool(self._quantized_as):
+            found, said = server.quantization or "nothing", self._quantized_as or "nothing"
+            raise EngineFault(
+                f"the server quantizes its weights to {found} and worker.engine_args says {said}; write --quantization "
+                "KIND there as the server has it, or leave it out"
+            )
+
     async def _attached(self) -> ServingClient:
         """Return the client of the server; if there is none yet, connect to the server at the URL."""
         if self.server is None:
@@ -357,7 +400,7 @@ class Serving:
             where = self._where
             server = self._connect(where.url, where.api_key, where.admin_key)
             try:
-                await server.probe()
+                await self._probe(server)
                 await self._measure(server)
             except BaseException as error:
                 await server.close()
@@ -367,8 +410,11 @@ class Serving:
             self.server = server
         return self.server
 
-    async def _swap(self, server: ServingClient, order: WeightUpdate) -> RefitReport:
+    async def _swap(
+        self, server: ServingClient, order: WeightUpdate, *, serve: bool
+    ) -> RefitReport:
         """Refit the running server. If it ends halfway, nothing is served."""
+        staged = serve and await self._memory.prepare(order)
         began, done = _now(), False
         self._quiet.clear()
         try:
@@ -383,12 +429,16 @@ class Serving:
                 raise
             # From here on new tokens may come from either version.
             self.updates += 1
-            await self._steps.update(server, order)
+            written = await self._replace(server, order, staged=staged, serve=serve)
             await require_unchanged(order)
+            if written:
+                self._verified.clear()
             if not self._held:
                 await self._steps.go_on(server)
-            done = True
             pause_s = _now() - began
+            if written:
+                await self._read_back(server, order)
+            done = True
             self._count_cut()
             tokens, recompute_s = self._recompute.take()
             return RefitReport(order.label, pause_s, tokens, recompute_s)
@@ -398,8 +448,43 @@ class Serving:
         finally:
             if not done:
                 self._serve_nothing()
+            self._verified.set()
             if not self._held:
                 self._quiet.set()
+
+    async def _replace(
+        self, server: ServingClient, order: WeightUpdate, *, staged: bool, serve: bool
+    ) -> bool:
+        """Give a paused server the version. Whether it was written into memory, and is still to be read back."""
+        call = partial(self._steps.call_inside, server, order)
+        if staged and await self._memory.apply(order, call):
+            return True
+        await self._steps.update(server, order)
+        if serve and not await self._open_memory(server, order):
+            await self._steps.update(server, order)
+        return False
+
+    async def _read_back(self, server: ServingClient, order: WeightUpdate) -> None:
+        """Compare the server's memory with the version, while requests run. Doubtful: it differs, or nobody knows."""
+        self.label = self.weights = order.label
+        if not self._held:
+            self._quiet.set()
+        await self._memory.check(order)
+        if self.server is not server or self.label != order.label:
+            raise Doubtful("the server was lost while its memory was read back")
+
+    async def _open_memory(self, server: ServingClient, order: WeightUpdate) -> bool:
+        """Have later versions written into the memory of a server that has just loaded `order`, and generates nothing.
+
+        False: it cannot be done, and `order` must be loaded again.
+        """
+        private = self._where.private if isinstance(self._where, Running) else None
+        private = private if self.process is None else self.process.private
+        # Quantized weights are not those of the files.
+        if private is None or server.quantization:
+            return True
+        call = partial(self._steps.call_inside, server)
+        return await self._memory.open(private, order, call)
 
     async def _stop(self, server: ServingClient) -> None:
         """Stop generation, and remember the samples whose KV cache that drops."""
@@ -424,6 +509,7 @@ class Serving:
     async def _leave_server(self) -> None:
         async with self._leaving:
             server, self.server = self.server, None
+            self._memory.gone()
             process, self.process = self.process, None
             if process is not None:
                 await process.stop()

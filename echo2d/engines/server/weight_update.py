@@ -55,6 +55,13 @@ class Updates(Protocol):
     async def update(self, server: Any, order: WeightUpdate) -> None:
         """Replace the weights of a stopped server. Every fault is Doubtful."""
 
+    async def call_inside(self, server: Any, order: WeightUpdate | None = None) -> int:
+        """Have the server call our module in it (`inside/echo2d_memory.py`), where nothing is generated; with an order,
+        drop cached prefixes and name the weights as it says. Returns the number of processes that were called.
+
+        Doubtful: they may have been. Other EngineFault: they were not.
+        """
+
     async def identify(self, server: Any, order: WeightUpdate) -> None:
         """Check that the server reports the version of `order`. Doubtful: it reports another one."""
 

@@ -1,6 +1,8 @@
 """Calls SGLang's paths over HTTP and reads their answers. It makes no decision."""
 
+import base64
 import logging
+import pickle
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -11,12 +13,31 @@ from echo2d.engines.server.http_client import ServerClient, ServerRefused, error
 from echo2d.engines.sglang.compat import Dialect, dialect_of
 from echo2d.errors import EngineFault
 
+# The function of our module that SGLang calls in the scheduler of each rank, as a loader of weights.
+IN_SCHEDULER = "echo2d_memory.in_scheduler"
+# Loads a version in bfloat16 into quantized weights.
+FLASH_RL = "flash_rl"
+# The pickle of no tensors, in base64: all that is sent.
+_NO_TENSORS = base64.b64encode(pickle.dumps([])).decode()
+
 log = logging.getLogger("echo2d.engines")
 
 
 class SglangClient(ServerClient):
     NAME: ClassVar[str] = "SGLang"
     dialect: Dialect  # once it was probed
+    load_format = "auto"  # of an update
+    _ranks = _stages = 1
+
+    @property
+    def no_refit(self) -> str:
+        """Quantized weights in memory do not have the shapes of the files."""
+        if not self.quantization or self.load_format == FLASH_RL:
+            return ""
+        return (
+            f"SGLang with --quantization {self.quantization} loads a second version only with --load-format {FLASH_RL} "
+            "(worker.engine_args); otherwise the load would end it"
+        )
 
     def generate(self, body: Mapping[str, Any]) -> AsyncIterator[Mapping[str, Any]]:
         """Stream the chunks of one request."""
@@ -45,6 +66,9 @@ class SglangClient(ServerClient):
         deterministic = info.get("enable_deterministic_inference") is True
         version = str(info.get("version", ""))
         self.dialect = dialect_of(version, paths, deterministic=deterministic)
+        self.quantization = str(info.get("quantization") or "")
+        self.load_format = FLASH_RL if info.get("load_format") == FLASH_RL else "auto"
+        self._ranks, self._stages = (int(info.get(each) or 1) for each in ("tp_size", "pp_size"))
         if not self.dialect.tried:
             log.warning("SGLang %s is newer than any that echo2d was tried with", version)
 
@@ -108,6 +132,21 @@ class SglangClient(ServerClient):
         await self.order(
             "/update_weight_version", {"new_version": label, "abort_all_requests": False}
         )
+
+    async def call_inside(self, body: Mapping[str, Any], *, timeout_s: float) -> int:
+        """Have each rank call our module; returns their number. ServerRefused: SGLang refused."""
+        asked = {
+            "serialized_named_tensors": [_NO_TENSORS] * self._ranks,
+            "load_format": IN_SCHEDULER,
+            "selector": "target",
+            **body,
+        }
+        await self.order("/begin_weight_update", {"selector": "target"})
+        try:
+            await self.order("/update_weights_from_tensor", asked, timeout_s=timeout_s)
+        finally:
+            await self.order("/end_weight_update", {})
+        return self._ranks * self._stages
 
     async def update(self, body: Mapping[str, Any], *, timeout_s: float) -> tuple[bool, str]:
         """Ask for an update from disk; return whether it succeeded, and SGLang's message.

@@ -3,6 +3,7 @@
 | since | change |
 | --- | --- |
 | 0.5.19 | the last chunk of a request reports which version wrote which token (required) |
+| 0.5.23 | updates are framed by begin and end, which our module in the server needs |
 | 0.5.22 | an update that cannot flush the cache says so; before, an assertion ended the server |
 
 A server is probed for the version that it reports and for the paths that it serves. If it does not
@@ -35,6 +36,7 @@ class Dialect:
     # It runs with --enable-deterministic-inference: an assertion then ends it if a request has min_p
     # (seen in 0.5.23).
     deterministic: bool = False
+    calls_inside: bool = False  # it calls our module where nothing is generated
 
 
 def dialect_of(
@@ -58,4 +60,10 @@ def dialect_of(
             raise EngineFault(f"SGLang {version} does not serve {path}, which echo2d needs")
     flushes = number >= (0, 5, 22)
     # 0.5.23 is the newest release that was tried.
-    return Dialect(version, flushes, tried=number <= (0, 5, 23), deterministic=deterministic)
+    return Dialect(
+        version,
+        flushes,
+        tried=number <= (0, 5, 23),
+        deterministic=deterministic,
+        calls_inside=number >= (0, 5, 23),
+    )

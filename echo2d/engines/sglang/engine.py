@@ -2,25 +2,18 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import ClassVar, Self
 
 from echo2d.core.protocol.answer_end import CONTEXT_SPARE
 from echo2d.engines.adapter import AdapterLayout
-from echo2d.engines.base import EngineOptions, GenerateRequest
+from echo2d.engines.base import GenerateRequest
 from echo2d.engines.server.engine import ServerEngine, ServerKind
-from echo2d.engines.server.launch import ServerLaunch, servers_of
+from echo2d.engines.server.launch import INSIDE, ServerLaunch
 from echo2d.engines.sglang import weight_update
-from echo2d.engines.sglang.client import SglangClient
+from echo2d.engines.sglang.client import FLASH_RL, IN_SCHEDULER, SglangClient
 from echo2d.engines.sglang.generate import read_chunk, request_body
-
-
-def make_sglang_engines(options: EngineOptions) -> "list[SglangEngine]":
-    """Make one engine for each server. OperatorFault: an option is missing or unusable."""
-    return [
-        SglangEngine(where, slots=options.slots, refit_mode=options.refit_mode)
-        for where in servers_of(options, SglangLaunch)
-    ]
 
 
 class SglangLaunch(ServerLaunch):
@@ -31,8 +24,17 @@ class SglangLaunch(ServerLaunch):
     package: ClassVar[str] = "sglang"
     ours: ClassVar[frozenset[str]] = frozenset({
         "host", "port", "api-key", "admin-api-key", "model-path", "model", "config", "weight-version",
-        "trust-remote-code", "load-format", "skip-tokenizer-init", "incremental-streaming-output",
+        "trust-remote-code", "skip-tokenizer-init", "incremental-streaming-output", "custom-weight-loader",
     })  # fmt: skip
+
+    @classmethod
+    def refusal(cls, arguments: Sequence[str]) -> str:
+        """Only with flash_rl are quantized weights loaded again at a refit."""
+        words = [word for each in arguments for word in each.split("=", 1)]
+        for flag, value in pairwise(words):
+            if flag.replace("_", "-") == "--load-format" and value != FLASH_RL:
+                return f"--load-format: expected {FLASH_RL}, or the flag left out; found {value}"
+        return super().refusal(arguments)
 
     def settings(self, _api_key: str) -> Mapping[str, str]:
         """Variables that echo2d sets for the server."""
@@ -40,6 +42,7 @@ class SglangLaunch(ServerLaunch):
             "HF_HUB_OFFLINE": "1",
             "TRANSFORMERS_OFFLINE": "1",
             "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
+            "PYTHONPATH": str(INSIDE),
             "PYTHONUNBUFFERED": "1",
         }
 
@@ -52,7 +55,7 @@ class SglangLaunch(ServerLaunch):
             "--model-path", str(model), "--weight-version", label, "--load-format", "auto",
             "--host", host, "--port", port,
             "--skip-tokenizer-init", "--skip-server-warmup",
-            "--incremental-streaming-output", "--stream-interval", str(8),
+            "--custom-weight-loader", IN_SCHEDULER, "--incremental-streaming-output", "--stream-interval", str(8),
             *self.arguments,
         ]  # fmt: skip
 
@@ -85,6 +88,7 @@ class SglangEngine(ServerEngine):
     """See `ServerEngine`."""
 
     kind = ServerKind(
+        SglangLaunch,
         SglangClient,
         weight_update,
         request_body,
@@ -92,3 +96,6 @@ class SglangEngine(ServerEngine):
         lambda tokens: tokens - CONTEXT_SPARE,
         _refusal,
     )
+
+
+make_sglang_engines = SglangEngine.make

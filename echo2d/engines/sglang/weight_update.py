@@ -16,7 +16,10 @@ A refused update is doubtful too: SGLang claims to roll back, but loads the new 
 "Weights were updated, but the cache was not flushed", however, is an update that worked.
 """
 
-from echo2d.engines.server.http_client import Lost, ServerRefused
+from collections.abc import Mapping
+from typing import Any
+
+from echo2d.engines.server.http_client import CALL_S_MAX, Lost, ServerRefused
 from echo2d.engines.server.weight_update import Doubtful, RefitMode, WeightUpdate
 from echo2d.engines.sglang.client import SglangClient
 from echo2d.errors import EngineFault
@@ -63,7 +66,7 @@ async def _load(server: SglangClient, order: WeightUpdate) -> None:
     body = {
         "model_path": str(order.snapshot),
         # Without this key SGLang uses the format that the server was started with.
-        "load_format": "auto",
+        "load_format": server.load_format,
         "weight_version": order.label,
         "flush_cache": flush and together,
         "abort_all_requests": False,
@@ -79,6 +82,23 @@ async def _load(server: SglangClient, order: WeightUpdate) -> None:
     # `/model_info`.
     if not done:
         await server.relabel(order.label)
+
+
+async def call_inside(server: SglangClient, order: WeightUpdate | None = None) -> int:
+    """See `Updates`. Its directory stays that of the last load from disk, so only the label is compared."""
+    if not server.dialect.calls_inside:
+        raise EngineFault(f"SGLang {server.dialect.version} does not write versions into memory")
+    body: Mapping[str, Any] = {"flush_cache": False}
+    if order is not None:
+        body = {"flush_cache": order.mode != "in_place", "weight_version": order.label}
+    try:
+        return await server.call_inside(
+            body, timeout_s=CALL_S_MAX if order is None else order.timeout_s
+        )
+    except EngineFault as fault:
+        if order is None and not isinstance(fault, Lost):
+            raise
+        raise Doubtful(str(fault)) from fault
 
 
 async def identify(server: SglangClient, order: WeightUpdate) -> None:

@@ -73,7 +73,7 @@ def make_torch_engines(options: EngineOptions) -> "list[TorchEngine]":
             rng_seed=secrets.randbits(32),
             tokens_per_s_max=options.tokens_per_s_each,
             threads=threads_each(options),
-            quantization=options.quantization,
+            quantization="int8" if options.quantized_as else "none",
         )
         for device in devices_of(options.device, options.count)
     ]

@@ -75,6 +75,7 @@ class VllmClient(ServerClient):
         info = await self.facts("/server_info?config_format=json")
         try:
             self.model = str(models["data"][0]["id"])
+            self.quantization = str(info["vllm_config"]["model_config"].get("quantization") or "")
             self._running_max = int(info["vllm_config"]["scheduler_config"]["max_num_seqs"])
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise EngineFault(f"vLLM says of itself what is not understood: {error!r}") from error
@@ -131,6 +132,10 @@ class VllmClient(ServerClient):
         """Have all workers load these files."""
         asked = {"directory": str(directory), "files": "\n".join(files)}
         await self._in_workers("echo2d_load", asked, timeout_s)
+
+    async def call_inside(self, *, timeout_s: float) -> int:
+        """Have each worker call our module; returns their number."""
+        return len(await self._in_workers("echo2d_memory", {}, timeout_s) or ())
 
     async def load_adapter(self, label: str, directory: Path) -> None:
         """Load an adapter under this name. The server reads the directory again whenever it has evicted the adapter."""

@@ -4,28 +4,18 @@ Its development routes (pause, load, label) ask for no key, so the server listen
 user can enter.
 """
 
-import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from echo2d.engines.adapter import AdapterLayout
-from echo2d.engines.base import EngineOptions, GenerateRequest
+from echo2d.engines.base import GenerateRequest
 from echo2d.engines.server.engine import ServerEngine, ServerKind
-from echo2d.engines.server.launch import ServerLaunch, servers_of
+from echo2d.engines.server.launch import INSIDE, ServerLaunch
 from echo2d.engines.vllm import weight_update
 from echo2d.engines.vllm.client import VllmClient
 from echo2d.engines.vllm.generate import read_chunk, request_body
-
-
-def make_vllm_engines(options: EngineOptions) -> "list[VllmEngine]":
-    """Make one engine for each server. OperatorFault: an option is missing or unusable."""
-    return [
-        VllmEngine(where, slots=options.slots, refit_mode=options.refit_mode)
-        for where in servers_of(options, VllmLaunch)
-    ]
 
 
 class VllmLaunch(ServerLaunch):
@@ -39,11 +29,8 @@ class VllmLaunch(ServerLaunch):
         "skip-tokenizer-init", "logprobs-mode", "stream-interval", "enable-scale-out",
     })  # fmt: skip
 
-    def url(self) -> str:
-        return f"unix:{tempfile.mkdtemp(prefix='echo2d-vllm-')}/socket"
-
-    def ended(self, url: str) -> None:
-        shutil.rmtree(Path(url.removeprefix("unix:")).parent, ignore_errors=True)
+    def url(self, _private: Path) -> str:
+        return f"unix:{_private}/socket"
 
     def settings(self, _api_key: str) -> Mapping[str, str]:
         return {
@@ -54,7 +41,7 @@ class VllmLaunch(ServerLaunch):
             "VLLM_DO_NOT_TRACK": "1",
             "HF_HUB_OFFLINE": "1",
             "TRANSFORMERS_OFFLINE": "1",
-            "PYTHONPATH": str(Path(__file__).parent / "worker_extension"),
+            "PYTHONPATH": f"{Path(__file__).parent / 'worker_extension'}:{INSIDE}",
             "PYTHONUNBUFFERED": "1",
         }
 
@@ -97,5 +84,14 @@ class VllmEngine(ServerEngine):
     """See `ServerEngine`."""
 
     kind = ServerKind(
-        VllmClient, weight_update, request_body, read_chunk, lambda tokens: tokens, _refusal
+        VllmLaunch,
+        VllmClient,
+        weight_update,
+        request_body,
+        read_chunk,
+        lambda tokens: tokens,
+        _refusal,
     )
+
+
+make_vllm_engines = VllmEngine.make

@@ -13,7 +13,7 @@ A load that fails halfway ends vLLM's engine, so every fault after the pause is 
 own, with no check of the weights behind it; our extension says which directory its worker has loaded.
 """
 
-from echo2d.engines.server.http_client import Lost, ServerRefused
+from echo2d.engines.server.http_client import CALL_S_MAX, Lost, ServerRefused
 from echo2d.engines.server.weight_update import Doubtful, RefitMode, WeightUpdate
 from echo2d.engines.vllm.client import VllmClient
 from echo2d.errors import EngineFault
@@ -54,6 +54,21 @@ async def update(server: VllmClient, order: WeightUpdate) -> None:
         raise
     except EngineFault as fault:
         raise Doubtful(str(fault)) from fault
+
+
+async def call_inside(server: VllmClient, order: WeightUpdate | None = None) -> int:
+    """See `Updates`. The pause has dropped the cached prefixes."""
+    try:
+        processes = await server.call_inside(
+            timeout_s=CALL_S_MAX if order is None else order.timeout_s
+        )
+        if order is not None:
+            await server.relabel(order.label)
+    except ServerRefused as fault:
+        raise EngineFault(str(fault)) from fault
+    except Lost as fault:
+        raise Doubtful(str(fault)) from fault
+    return processes
 
 
 async def identify(server: VllmClient, order: WeightUpdate) -> None:

@@ -63,7 +63,7 @@ def engine_options(config: WorkerConfig) -> EngineOptions:
         url=config.engine_url,
         key_file=config.engine_key_file,
         refit_mode=config.refit_mode,
-        quantization=config.quantization,
+        quantized_as=config.quantized_as,
     )
 
 

@@ -4,6 +4,7 @@ CI runs the rows of the engine contract in PROBE, each with one engine, on one s
 """
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -26,7 +27,7 @@ PROBE = (
     "test_abort_takes_an_exact_id",
     "test_a_failed_refit_keeps_the_old_version[missing tensor]",
 )
-READY = REPO / ".cache" / "sglang" / "ready"
+READY = Path(os.environ.get("ECHO2D_SERVERS", REPO / ".cache")) / "sglang" / "ready"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -56,7 +57,11 @@ async def servers(
     try:
         for process in processes:
             await until_ready(process)
-        yield [Running(each.url, each.api_key, each.admin_key) for each in processes]
+        # Versions of the first are written into memory, those of the second are loaded from disk.
+        yield [
+            Running(each.url, each.api_key, each.admin_key, private=private)
+            for each, private in zip(processes, (processes[0].private, None), strict=False)
+        ]
     finally:
         for process in processes:
             await process.stop()

@@ -18,6 +18,8 @@ import torch
 
 from echo2d.engines.base import GenerateRequest
 from echo2d.engines.server.launch import Running
+from echo2d.engines.server.memory import ServerMemory
+from echo2d.engines.server.weight_update import WeightUpdate
 from echo2d.engines.sglang.client import SglangClient
 from echo2d.engines.sglang.engine import SglangEngine
 from echo2d.errors import EngineFault
@@ -120,13 +122,18 @@ async def all_gone(pids: set[int]) -> None:
             await asyncio.sleep(0.05)
 
 
+async def never(_: ServerMemory, __: WeightUpdate) -> bool:
+    return False
+
+
 async def test_a_server_killed_in_a_refit_and_a_corrupt_file_serve_no_wrong_token(
     harness: SglangHarness, managed: SglangEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing is served until a whole version is loaded, whatever the server makes of it.
+    """Nothing is served until a whole version is loaded from disk, whatever the server makes of it.
 
     Also: it is started with keys of its own, keeps a log without them, and leaves no process behind.
     """
+    monkeypatch.setattr(ServerMemory, "prepare", never)
     await managed.refit(harness.snapshot(0), label(0))
     process = managed.process
     assert process is not None

@@ -1,6 +1,7 @@
 """One real vLLM server on the CPU for these tests, because it takes a minute to start; each engine uses it in turn."""
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from tests.support.lora import RANK
 from tests.support.paths import REPO
 from tests.support.vllm_servers import HEAD_DIM, launch
 
-READY = REPO / ".cache" / "vllm" / "ready"
+READY = Path(os.environ.get("ECHO2D_SERVERS", REPO / ".cache")) / "vllm" / "ready"
 START_S_MAX = 900.0
 
 
@@ -44,7 +45,8 @@ async def servers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[lis
             while not await server.ready():
                 assert not process.ended, process.log.read_text()
                 await asyncio.sleep(0.5)
-        yield [Running(process.url, process.api_key, process.admin_key, folder / "adapters")]
+        keys = (process.api_key, process.admin_key)
+        yield [Running(process.url, *keys, folder / "adapters", process.private)]
     finally:
         await server.close()
         await process.stop()

@@ -86,6 +86,30 @@ async def test_a_server_that_started_with_dummy_weights_loads_the_real_ones(tmp_
         check_logprobs(pair.harness, await generated(pair.engine, SHORT))
 
 
+async def test_quantized_weights_are_loaded_again_in_their_format_or_not_at_all(
+    tmp_path: Path,
+) -> None:
+    quantized = {"quantization": "fp8", "load_format": "flash_rl"}
+    for info, said, why in (
+        (quantized, "fp8", ""),
+        (quantized, "", "quantizes its weights to fp8 and worker.engine_args says nothing"),
+        ({}, "fp8", "quantizes its weights to nothing and worker.engine_args says fp8"),
+        ({"quantization": "fp8"}, "fp8", "only with --load-format flash_rl"),
+    ):
+        async with SglangDouble.serving(info=info) as double:
+            harness = DoubleHarness(tmp_path, [double])
+            engine = SglangEngine(Running(double.url), quantized_as=said)
+            await engine.start()
+            if why:
+                with pytest.raises(EngineFault, match=why):
+                    await engine.refit(harness.snapshot(0), label(0))
+                assert not double.updates
+            else:
+                await engine.refit(harness.snapshot(0), label(0))
+                assert double.updates[-1]["load_format"] == "flash_rl"
+            await engine.close()
+
+
 async def test_an_update_that_was_answered_with_400_but_made_counts(tmp_path: Path) -> None:
     async with a_pair(tmp_path) as pair, running(pair.engine, ENDLESS) as (output,):
         await output.enough_of(0)

@@ -15,7 +15,6 @@ import pytest
 from echo2d.config.worker import WorkerConfig
 from echo2d.engines.server.admission import SampleAdmission, ServerLoad, next_limit
 from echo2d.engines.server.continuation import Continuation, Foreign, ReportedToken, StreamChunk
-from echo2d.engines.server.launch import require_arguments
 from echo2d.engines.server.process import ServerProcess
 from echo2d.engines.server.process_guard import Log
 from echo2d.engines.sglang.compat import dialect_of
@@ -277,8 +276,15 @@ def test_each_engine_has_its_gpus(tmp_path: Path) -> None:
     ["--port", "--api-key=x", "--trust-remote-code", "--model-path", "--weight_version", "--host"],
 )
 def test_flags_that_the_worker_sets_itself_are_refused(flag: str) -> None:
-    with pytest.raises(OperatorFault, match=flag.partition("=")[0].replace("_", "-")):
-        require_arguments(["--tp", "2", flag], SglangLaunch)
+    refusal = SglangLaunch.refusal(["--tp", "2", flag])
+    assert flag.partition("=")[0].replace("_", "-") in refusal
+
+
+def test_of_load_formats_only_the_one_for_quantized_weights_can_be_chosen() -> None:
+    assert SglangLaunch.refusal(["--quantization", "fp8", "--load-format", "flash_rl"]) == ""
+    assert SglangLaunch.refusal(["--load-format=flash_rl", "--tp", "2"]) == ""
+    for other in (["--load-format", "dummy"], ["--load_format=auto"]):
+        assert "expected flash_rl" in SglangLaunch.refusal(other)
 
 
 def test_a_log_has_no_secrets_and_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

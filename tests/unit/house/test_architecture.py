@@ -234,6 +234,7 @@ CORE_BANS |= {"socket", "sqlite3", "ssl", "subprocess", "tempfile", "threading",
 CORE_THIRD_PARTY = {"msgpack", "numpy", "zstandard", "blake3", "xxhash"}
 TORCH_FILES = (
     "echo2d/engines/torch_engine",
+    "echo2d/engines/server/inside",
     "echo2d/engines/vllm/worker_extension",
     "echo2d/texts/reference.py",
     "tools/gpu/",
@@ -246,6 +247,7 @@ LAB = REPO / "tools" / "lab" / "echo2d_lab"
 # A key of a scorer is in the environment of its task process.
 ENVIRONMENT_READERS = {
     "echo2d/process_environment.py",
+    "echo2d/engines/server/inside/echo2d_memory.py",  # in the server's process
     "learner/config.py",
     "echo2d/tasks/scorers/remote.py",
 }

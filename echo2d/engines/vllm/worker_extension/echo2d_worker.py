@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import echo2d_memory
 import torch
 from safetensors import safe_open
 from vllm.config import set_current_vllm_config
@@ -32,6 +33,12 @@ class Echo2dWorker:
             self.model_runner.reload_weights(weights_iterator=_tensors(paths))
         self._echo2d_directory = directory
         return self.echo2d_state()
+
+    def echo2d_memory(self) -> None:
+        """Do what was ordered by the socket (`echo2d_memory`)."""
+        with set_current_vllm_config(self.vllm_config):
+            done = echo2d_memory.in_scheduler(self.model_runner.model)
+        self._echo2d_directory = done.get("done", self._echo2d_directory)
 
 
 def _tensors(paths: list[Path]) -> Iterator[tuple[str, torch.Tensor]]:

@@ -1,0 +1,181 @@
+"""Has a running server write a version into its memory, by our module inside it (`inside/echo2d_memory.py`).
+
+Only the staged words are written in the pause; files are read before it, and compared with the memory after it.
+A server or a model with which this cannot be done loads from disk, as does a version for which it failed.
+"""
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from echo2d.engines.server.weight_update import Doubtful, WeightUpdate
+from echo2d.errors import EngineFault
+
+# In a row; then all versions are loaded from disk until the worker is started again.
+_FAILURES_MAX = 2
+# Of the memory that is free on this machine, for the staged words.
+_SHARE = 0.5
+# For the comparison after a pause. Nothing is given out meanwhile, and a lease without a token is given back after
+# 120 s.
+_CHECK_S_MAX = 100.0
+
+log = logging.getLogger("echo2d.engines")
+
+# Has the server call our module where nothing is generated; returns the number of its processes. Doubtful: it may
+# have. Other EngineFault: it has not.
+Call = Callable[[], Awaitable[int]]
+
+
+class _Unanswered(EngineFault):
+    """A process did not answer."""
+
+
+class ServerMemory:
+    """The memory of the server in use, and of those before it."""
+
+    def __init__(self) -> None:
+        self._sockets: Sequence[Path] = ()
+        self._recorded = False
+        self._failures = 0
+        self._numbers = count()
+        # Why versions are loaded from disk; empty: they are not.
+        self.off = ""
+
+    def gone(self) -> None:
+        """The server has ended."""
+        self._sockets, self._recorded = (), False
+
+    async def open(self, folder: Path, order: WeightUpdate, call: Call) -> bool:
+        """Find out where the words of the files lie, if this is not known. `folder` has the sockets of the server,
+        which has just loaded `order`.
+
+        False: it cannot be done, and the calls may have changed the memory. Doubtful: a call was not answered.
+        """
+        if self._recorded or self.off:
+            return True
+        try:
+            if not self._sockets:
+                processes = await call()
+                self._sockets = await asyncio.to_thread(lambda: [*folder.glob("*.memory")])
+                if len(self._sockets) != processes:
+                    raise EngineFault(  # noqa: TRY301
+                        f"{len(self._sockets)} of {processes} processes have a socket"
+                    )
+            await self._in_call("record", order, call)
+            self._require_all(await self._ask(order, order.timeout_s, do="check"))
+        except Doubtful:
+            self.off = "the server did not answer"
+            raise
+        except EngineFault as fault:
+            self.off = str(fault)
+            log.info("versions are loaded from disk: %s", fault)
+            await self._forget(order)
+            return False
+        self._recorded = True
+        return True
+
+    async def prepare(self, order: WeightUpdate) -> bool:
+        """Stage what changes to this version, beside generation. False: load it from disk."""
+        if self.off or not self._recorded:
+            return False
+        share = _SHARE / len(self._sockets)
+        try:
+            found = await self._ask(order, order.timeout_s, do="prepare", share=share)
+            self._require_all(found)
+        except _Unanswered as fault:
+            self._failed(str(fault))
+            return False
+        except EngineFault as fault:
+            log.warning("this version is loaded from disk: %s", fault)
+            # Where parts of the model have moved, they are looked up again; all else is compared with memory.
+            self._recorded = "has moved" not in str(fault)
+            return False
+        return True
+
+    async def apply(self, order: WeightUpdate, call: Call) -> bool:
+        """Write what is staged. False: nothing was written. Doubtful: nobody knows what was."""
+        try:
+            answers = await self._in_call("apply", order, call)
+        except Doubtful as fault:
+            self._failed(str(fault))
+            raise
+        except EngineFault as fault:
+            self._failed(str(fault))
+            return False
+        if any(each.get("done") != str(order.snapshot) for each in answers):
+            self._failed(str(answers))
+            raise Doubtful(f"a version was written in part: {answers}")
+        return True
+
+    async def check(self, order: WeightUpdate) -> None:
+        """Doubtful: the memory does not have the words of the version."""
+        try:
+            self._require_all(await self._ask(order, _CHECK_S_MAX, do="check"))
+        except EngineFault as fault:
+            self._failed(str(fault))
+            raise Doubtful(str(fault)) from fault
+        self._failures = 0
+
+    def _failed(self, why: str) -> None:
+        self._failures += 1
+        log.warning("a version could not be written into the server's memory: %s", why)
+        if self._failures >= _FAILURES_MAX:
+            self.off = why
+
+    async def _forget(self, order: WeightUpdate) -> None:
+        """Have the processes free what they keep for refits."""
+        try:
+            await self._ask(order, order.timeout_s, do="forget")
+        except EngineFault:
+            log.info("the server did not free what it keeps for refits in memory")
+
+    async def _in_call(
+        self, what: str, order: WeightUpdate, call: Call
+    ) -> Sequence[Mapping[str, Any]]:
+        """Doubtful: it may have been done, or by some of the processes. Other EngineFault: by none of them."""
+        number = next(self._numbers)
+        await self._ask(order, order.timeout_s, do="order", ordered=what, number=number)
+        await call()
+        try:
+            found = await self._ask(order, order.timeout_s, do="told")
+        except _Unanswered as fault:
+            raise Doubtful(str(fault)) from fault
+        doubts = [each for each in found if "doubt" in each or each.get("order") != number]
+        errors = [each for each in found if "error" in each]
+        if doubts or (what == "apply" and 0 < len(errors) < len(found)):
+            raise Doubtful(f"only some processes did it: {doubts or errors}")
+        self._require_all(found)
+        return found
+
+    def _require_all(self, found: Sequence[Mapping[str, Any]]) -> None:
+        """EngineFault: a process refused."""
+        for each in found:
+            if "error" in each:
+                raise EngineFault(str(each["error"]))
+
+    async def _ask(
+        self, order: WeightUpdate, timeout_s: float, **asked: object
+    ) -> Sequence[Mapping[str, Any]]:
+        """The answers of all processes. _Unanswered: one has not answered in time."""
+        files = [name for name, *_ in order.files if name.endswith(".safetensors")]
+        line = json.dumps({**asked, "directory": str(order.snapshot), "files": files})
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await asyncio.gather(*(_answer(each, line) for each in self._sockets))
+        except (OSError, ValueError, TimeoutError) as error:
+            raise _Unanswered(f"the server's memory: {error!r}") from error
+
+
+async def _answer(path: Path, line: str) -> Mapping[str, Any]:
+    reader, writer = await asyncio.open_unix_connection(path)
+    try:
+        writer.write(line.encode() + b"\n")
+        await writer.drain()
+        found: Mapping[str, Any] = json.loads(await reader.readline())
+        return found
+    finally:
+        writer.close()
