@@ -76,6 +76,26 @@ async def test_reported_logprobs_come_from_the_rounded_model(tmp_path: Path) -> 
     await engine.close()
 
 
+async def test_ten_refits_later_an_engine_computes_what_a_fresh_one_does(tmp_path: Path) -> None:
+    harness = Int8Harness(tmp_path)
+    used, fresh = harness.engine(), harness.engine()
+    answers = []
+    for engine, versions in ((used, range(11)), (fresh, (10,))):
+        await engine.start()
+        for version in versions:
+            await engine.refit(harness.snapshot(version), label(version))
+        request = GenerateRequest("same", [5, 9, 2, 33, 7], 8, 40, rng_seeds=range(8))
+        answers.append(
+            [
+                (each.tokens, each.logprobs, {*each.labels})
+                for each in (await generated(engine, request)).samples
+            ]
+        )
+        await engine.close()
+    assert answers[0] == answers[1]
+    assert all(labels == {label(10)} for _, _, labels in answers[0])
+
+
 def test_a_tied_output_layer_follows_the_embedding(tmp_path: Path) -> None:
     """The snapshot has one tensor for both; the embedding keeps it exactly."""
     for seed in range(2):
