@@ -32,7 +32,15 @@ def sums() -> list[dict[str, str]]:
     for each in drawn:
         sum_of = each["metadata"]["expression"]
         if all(int(term) < BELOW for term in sum_of.split(" + ")):
-            found.setdefault(sum_of, {"question": f"What is {sum_of}?", "answer": each["answer"]})
+            answer = each["answer"]
+            found.setdefault(
+                sum_of,
+                {
+                    "question": f"What is {sum_of}?",
+                    "answer": answer,
+                    "worked": f"{sum_of} = {answer}",
+                },
+            )
         if len(found) == BELOW**2:
             break
     return list(found.values())

@@ -7,8 +7,8 @@ A server or a model with which this cannot be done loads from disk, as does a ve
 import asyncio
 import json
 import logging
+import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,6 @@ class ServerMemory:
         self._sockets: Sequence[Path] = ()
         self._recorded = False
         self._failures = 0
-        self._numbers = count()
         # Why versions are loaded from disk; empty: they are not.
         self.off = ""
 
@@ -137,13 +136,15 @@ class ServerMemory:
         self, what: str, order: WeightUpdate, call: Call
     ) -> Sequence[Mapping[str, Any]]:
         """Doubtful: it may have been done, or by some of the processes. Other EngineFault: by none of them."""
-        number = next(self._numbers)
-        await self._ask(order, order.timeout_s, do="order", ordered=what, number=number)
+        number = secrets.token_hex(8)
+        await asyncio.to_thread(
+            _order, self._sockets[0].parent, self._line(order, ordered=what, number=number)
+        )
         await call()
         try:
-            found = await self._ask(order, order.timeout_s, do="told")
-        except _Unanswered as fault:
-            raise Doubtful(str(fault)) from fault
+            found = await asyncio.to_thread(lambda: [_told(each) for each in self._sockets])
+        except (OSError, ValueError) as error:
+            raise Doubtful(f"a process of the server said nothing: {error!r}") from error
         doubts = [each for each in found if "doubt" in each or each.get("order") != number]
         errors = [each for each in found if "error" in each]
         if doubts or (what == "apply" and 0 < len(errors) < len(found)):
@@ -161,13 +162,29 @@ class ServerMemory:
         self, order: WeightUpdate, timeout_s: float, **asked: object
     ) -> Sequence[Mapping[str, Any]]:
         """The answers of all processes. _Unanswered: one has not answered in time."""
-        files = [name for name, *_ in order.files if name.endswith(".safetensors")]
-        line = json.dumps({**asked, "directory": str(order.snapshot), "files": files})
+        line = self._line(order, **asked)
         try:
             async with asyncio.timeout(timeout_s):
                 return await asyncio.gather(*(_answer(each, line) for each in self._sockets))
         except (OSError, ValueError, TimeoutError) as error:
             raise _Unanswered(f"the server's memory: {error!r}") from error
+
+    def _line(self, order: WeightUpdate, **asked: object) -> str:
+        files = [name for name, *_ in order.files if name.endswith(".safetensors")]
+        return json.dumps({**asked, "directory": str(order.snapshot), "files": files})
+
+
+def _order(folder: Path, line: str) -> None:
+    """Write what the processes do in the next call."""
+    new = folder / "order.new"
+    new.write_text(line)
+    new.replace(folder / "order.json")
+
+
+def _told(path: Path) -> Mapping[str, Any]:
+    """What the process with this socket did in the last call."""
+    found: Mapping[str, Any] = json.loads(path.with_suffix(".told").read_text())
+    return found
 
 
 async def _answer(path: Path, line: str) -> Mapping[str, Any]:

@@ -4,8 +4,10 @@ The model here fuses, splits, pads and has experts, as rank 1 of 2; nightly/sgla
 """
 
 import asyncio
+import json
 import os
 import re
+import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -127,17 +129,23 @@ class Site:
         (folder / "config.json").write_text("{}")
         return WeightUpdate(folder, version, list_files(folder), "retract")
 
-    def ask(self, version: str, **asked: object) -> dict[str, object]:
+    def asked(self, version: str, **asked: object) -> dict[str, object]:
         folder = self.folder / version
         files = sorted(each.name for each in folder.glob("*.safetensors"))
-        asked |= {"directory": str(folder), "files": files, "share": 0.5, "number": 7}
+        return {**asked, "directory": str(folder), "files": files, "share": 0.5}
+
+    def ask(self, version: str, **asked: object) -> dict[str, object]:
         with torch.inference_mode():
-            return dict(self.inside.answer(asked))
+            return dict(self.inside.answer(self.asked(version, **asked)))
 
     def call(self, version: str, what: str) -> dict[str, object]:
-        self.ask(version, do="order", ordered=what)
-        self.inside.run_order()
-        return self.ask(version, do="told")
+        asked = self.asked(version, ordered=what, number=secrets.token_hex(4))
+        (self.folder / "order.json").write_text(json.dumps(asked))
+        done = self.inside.run_order(self.folder)
+        assert self.inside.run_order(self.folder) == {}, "an order is done once"
+        told = json.loads((self.folder / f"{os.getpid()}.told").read_text())
+        assert told == {**done, "order": asked["number"]}
+        return dict(done)
 
     def require(self, words: dict[str, Tensor]) -> None:
         """The memory is as after a full load, bit for bit."""
@@ -251,7 +259,7 @@ def test_a_version_in_memory_equals_a_full_load(
     tmp_path: Path, share: float, rank: type[Rank]
 ) -> None:
     site = Site(tmp_path, rank)
-    assert site.call("0", "record") == {"parts": 6 + 1 + 3 * EXPERTS, "order": 7}
+    assert site.call("0", "record") == {"parts": 6 + 1 + 3 * EXPERTS}
     site.require(site.words)
     assert site.ask("0", do="check") == {}
     words = site.words
@@ -259,8 +267,7 @@ def test_a_version_in_memory_equals_a_full_load(
         words = changed(words, share, seed=number)
         site.write(str(number), words)
         assert site.ask(str(number), do="prepare")["words"]
-        done = {"done": str(tmp_path / str(number)), "order": 7}
-        assert site.call(str(number), "apply") == done
+        assert site.call(str(number), "apply") == {"done": str(tmp_path / str(number))}
         site.require(words)
         assert site.ask(str(number), do="check") == {}
 
@@ -422,7 +429,8 @@ async def test_a_server_whose_module_is_gone_loads_from_disk_before_and_is_doubt
         assert await memory.prepare(order)
 
         async def killed() -> int:
-            await asyncio.to_thread((tmp_path / f"{os.getpid()}.memory").unlink)
+            for kind in ("memory", "told"):
+                await asyncio.to_thread((tmp_path / f"{os.getpid()}.{kind}").unlink)
             return 1
 
         with pytest.raises(Doubtful):

@@ -1,15 +1,15 @@
 """Writes a version into the memory of a running inference server. It runs inside the server.
 
 This file stands alone: the environment of the server has no echo2d. It takes paths and names of files, never serialized
-objects. Each process of the server that holds weights answers on a Unix socket in the folder ECHO2D_MEMORY:
+objects. In the folder ECHO2D_MEMORY each process of the server that holds weights has a Unix socket, and reads orders:
 
     at the start   record    which bytes of the files lie where in memory; `check`: memory has the words of the files
     before a pause prepare   compares a version's files with memory, and stages the words that differ
     in the pause   apply     the words of before are there -> write the staged ones -> they are there
     after it       check     memory has the words of the files
 
-`record` and `apply` run where the server calls `in_scheduler`: nothing is generated meanwhile. The others run in a
-thread, beside generation.
+`record` and `apply` are orders: they are done where the server calls `in_scheduler`, while nothing is generated. The
+others are asked by the socket, and run in a thread beside generation.
 
 Recorded are the copies of the model's own `load_weights`. It is called once, with files of the right names and shapes
 and without content, while every write into the model's memory is left out. So fused and split tensors, padded
@@ -26,7 +26,7 @@ import sys
 import threading
 import time
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -39,6 +39,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 SLICE_BYTES = 4 << 20  # of one comparison
+_THREADS_MAX = 8
+_PLACES_MAX = 40_000  # of changes that are written together
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
@@ -275,7 +277,7 @@ def _one_thread() -> Iterator[None]:
         ThreadPoolExecutor.submit = submit  # type: ignore[method-assign]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Staged:
     """What changes in one slice of a part.
 
@@ -318,6 +320,46 @@ class Staged:
         return places + self.before.nbytes + self.after.nbytes
 
 
+def _add(found: list[Staged], change: Staged) -> None:
+    """Add a change, to the last one if both are small and in the same storage: each costs the pause some calls."""
+    last = found[-1] if found else change
+    places = 0 if last.places is None else len(last.places)
+    small = change.places is not None and places and places + len(change.places) <= _PLACES_MAX
+    at = [each.memory.untyped_storage().data_ptr() for each in (last, change)]
+    if not small or at[0] != at[1] or last is change:
+        found.append(change)
+        return
+    assert last.places is not None
+    assert change.places is not None
+    both = ((last.places, change.places), (last.before, change.before), (last.after, change.after))
+    joined = [torch.cat(each) for each in both]
+    if last.memory.is_cuda:
+        joined = [each.pin_memory() for each in joined]
+    found[-1] = Staged(last.name, last.memory, *joined)
+
+
+def _written(each: Staged) -> object:
+    """True: it is there; NotDone: the words before were others; anything else: nobody knows."""
+    try:
+        return each.write()
+    except Exception as error:  # noqa: BLE001 - told to the worker
+        return error
+
+
+def _each(staged: Sequence[Staged], do: Callable[[Staged], object]) -> dict[Staged, object]:
+    """What came of each. On a CPU by several threads: nothing else runs meanwhile."""
+    threads = (
+        1 if not staged or staged[0].memory.is_cuda else min(os.cpu_count() or 1, _THREADS_MAX)
+    )
+
+    @torch.inference_mode()
+    def done(each: Staged) -> object:
+        return do(each)
+
+    with ThreadPoolExecutor(threads) as pool:
+        return dict(zip(staged, pool.map(done, staged), strict=True))
+
+
 def stage(name: str, memory: Tensor, new: Tensor) -> Staged | None:
     """What changes from memory to the new words; None: nothing."""
     found = (new != memory).flatten().nonzero()[:, 0]
@@ -346,18 +388,12 @@ class Inside:
     parts: list[FilePart] = field(default_factory=list)
     staged: list[Staged] = field(default_factory=list)
     directory: str = ""  # whose words are staged
-    order: Mapping[str, Any] = field(default_factory=dict)  # for the next call of the scheduler
-    told: Mapping[str, Any] = field(default_factory=dict)  # what came of it
+    number: str = ""  # of the last order
     stream: Any = None  # of a GPU
 
     def answer(self, asked: Mapping[str, Any]) -> Mapping[str, Any]:
         """Answer a question that came by the socket."""
         match asked["do"]:
-            case "order":
-                self.order, self.told = asked, {}
-                return {}
-            case "told":
-                return self.told
             case "prepare":
                 return self._prepare(asked)
             case "check":
@@ -367,11 +403,18 @@ class Inside:
                 return {}
         raise NotDone(f"unknown: {asked['do']}")
 
-    def run_order(self) -> Mapping[str, Any]:
-        """Do what was ordered, where nothing is generated. Returns what was done, if there was an order."""
-        asked, self.order = self.order, {}
-        if not asked:
+    def run_order(self, folder: Path) -> Mapping[str, Any]:
+        """Do what the file order.json says, where nothing is generated, and write what came of it into another file.
+
+        A socket would not do: its thread gets the interpreter only some milliseconds later.
+        """
+        try:
+            asked = json.loads((folder / "order.json").read_text())
+        except OSError:
             return {}
+        if asked["number"] == self.number:
+            return {}
+        self.number = asked["number"]
         try:
             if asked["ordered"] == "record":
                 self.parts = record(self.model, tensors_of(asked["directory"], asked["files"]))
@@ -383,7 +426,10 @@ class Inside:
             done = {"doubt": str(error)}
         except Exception as error:  # noqa: BLE001 - an error in the scheduler ends the server
             done = _fault(error)
-        self.told = {**done, "order": asked["number"]}
+        told = folder / f"{os.getpid()}.told"
+        new = told.with_suffix(".new")
+        new.write_text(json.dumps({**done, "order": self.number}))
+        new.replace(told)
         return done
 
     def _prepare(self, asked: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -395,12 +441,10 @@ class Inside:
                 for memory, new in part.slices(whole):
                     change = stage(part.name, memory, new)
                     if change is not None:
-                        found.append(change)
+                        _add(found, change)
                 if sum(each.nbytes for each in found) > limit:
                     raise NotDone("too much changes for the free memory of this machine")
-        # Slices that change as a whole cannot be undone, so they come last.
-        self.staged = sorted(found, key=lambda each: each.places is None)
-        self.directory = asked["directory"]
+        self.staged, self.directory = found, asked["directory"]
         return {"words": sum(each.after.numel() for each in found)}
 
     def _apply(self, asked: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -410,18 +454,16 @@ class Inside:
         staged, self.staged, self.directory = self.staged, [], ""
         if any(each.memory.is_cuda for each in staged):
             torch.cuda.synchronize()  # a forward pass may be under way on another stream
-        written: list[Staged] = []
-        try:
-            for each in staged:
-                if not each.write():
-                    return {"doubt": f"{each.name} was not written"}
-                written.append(each)
-        except NotDone:
-            for each in written:
-                each.undo()
-            raise
-        except Exception as error:  # noqa: BLE001 - told to the worker
-            return {"doubt": repr(error)}
+        # Slices that change as a whole cannot be undone, so they come last.
+        for whole in (False, True):
+            found = _each([each for each in staged if (each.places is None) == whole], _written)
+            refused = [each for each in found.values() if isinstance(each, NotDone)]
+            if refused:
+                _each([each for each, done in found.items() if done is True], Staged.undo)
+                raise refused[0]
+            wrong = [each.name for each, done in found.items() if done is not True]
+            if wrong:
+                return {"doubt": f"{wrong[0]} was not written: {[*found.values()][-1]!r}"}
         return {"done": asked["directory"]}
 
     def _check(self, asked: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -477,17 +519,18 @@ _inside: list[Inside] = []  # of this process, once the server called
 
 def in_scheduler(model: torch.nn.Module, _tensors: object = ()) -> Mapping[str, Any]:
     """Do what was ordered. The first call opens the socket. Raises nothing, because that would end the server."""
-    if not _inside:
-        _inside.append(Inside(model))
-        try:
+    try:
+        folder = Path(os.environ["ECHO2D_MEMORY"])
+        if not _inside:
             listener = socket.socket(socket.AF_UNIX)
-            listener.bind(str(Path(os.environ["ECHO2D_MEMORY"]) / f"{os.getpid()}.memory"))
+            listener.bind(str(folder / f"{os.getpid()}.memory"))
             listener.listen()
-        except (OSError, KeyError) as error:
-            sys.stderr.write(f"echo2d: no socket in ECHO2D_MEMORY: {error!r}\n")
-        else:
+            _inside.append(Inside(model))
             threading.Thread(target=_listen, args=(listener, _inside[0]), daemon=True).start()
-    return _inside[0].run_order()
+        return _inside[0].run_order(folder)
+    except Exception as error:  # noqa: BLE001 - the worker misses the socket or the file
+        sys.stderr.write(f"echo2d: {error!r}\n")
+        return {}
 
 
 def _listen(listener: socket.socket, inside: Inside) -> None:

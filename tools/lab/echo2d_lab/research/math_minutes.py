@@ -30,7 +30,11 @@ from examples.one_machine import CACHE, SLOTS, START_S, STOP_S, WORKERS
 from examples.smollm2 import model_directory
 
 ENDLESS = 10_000  # steps: the minutes end a run
-SFT = ("sft.lr=4e-5", "sft.threads=2", f"sft.steps={ENDLESS}", "sft.heldout_every=10")
+DRAWS = 8
+# The rows' answers are the sums written out: "4 + 1 = 5".
+SFT = ("sft.lr=2e-5", "sft.threads=2", f"sft.steps={ENDLESS}", "sft.heldout_every=10")
+# After that an answer has one or two undecided tokens, so that a step of Adam moves them farther.
+AFTER_SFT = ("learner.lr=1e-5",)
 DISTILLED = (
     'learner.objective="distill"',
     "policy.filter_zero_variance=false",
@@ -80,25 +84,37 @@ def exported(run: Path, *options: str) -> Path:
     return made
 
 
-def accuracy(model: Path, rows: Path) -> float:
-    """The share of the sums that the model answers greedily; the last number counts."""
-    tokenizer = AutoTokenizer.from_pretrained(model)
+def accuracy(model: Path, rows: Path) -> tuple[float, float]:
+    """The share of the sums that the model answers right: greedily, and of DRAWS answers drawn at temperature 1.
+
+    The last number of an answer counts.
+    """
+    tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left")
     loaded: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
-    right = 0
     sums = [json.loads(line) for line in rows.read_text().splitlines()]
-    for each in sums:
-        asked = [{"role": "user", "content": PROMPT.format(question=each["question"])}]
-        read = tokenizer.apply_chat_template(
-            asked, add_generation_prompt=True, return_tensors="pt", return_dict=True
-        )
+    asked = [
+        [{"role": "user", "content": PROMPT.format(question=each["question"])}] for each in sums
+    ]
+    read = tokenizer.apply_chat_template(
+        asked, add_generation_prompt=True, padding=True, return_tensors="pt", return_dict=True
+    )
+    torch.manual_seed(0)
+    shares = []
+    for draws, drawn in ((1, {}), (DRAWS, {"do_sample": True, "top_k": 0})):
         with torch.no_grad():
-            written = loaded.generate(**read, max_new_tokens=NEW_TOKENS, do_sample=False)
-        answer = tokenizer.decode(
-            written[0, read["input_ids"].shape[1] :], skip_special_tokens=True
+            written = loaded.generate(
+                **read, max_new_tokens=NEW_TOKENS, num_return_sequences=draws, **drawn
+            )
+        answers = tokenizer.batch_decode(
+            written[:, read["input_ids"].shape[1] :], skip_special_tokens=True
         )
-        numbers = re.findall(r"\d+", answer)
-        right += bool(numbers) and numbers[-1] == each["answer"]
-    return right / len(sums)
+        numbers = [re.findall(r"\d+", answer) for answer in answers]
+        right = [
+            bool(found) and found[-1] == sums[place // draws]["answer"]
+            for place, found in enumerate(numbers)
+        ]
+        shares.append(sum(right) / len(right))
+    return shares[0], shares[1]
 
 
 def last_rows(run: Path, name: str) -> list[float]:
@@ -114,13 +130,18 @@ def rl(run: Path, seed: int, minutes: float, _: float) -> dict[str, Any]:
 
 
 def supervised_first(run: Path, seed: int, minutes: float, first: float) -> dict[str, Any]:
-    config_of(run / "sft", seed, f"sft.rows={{ rng_seed = {seed} }}", *SFT)
+    config_of(run / "sft", seed, f'sft.rows={{ rng_seed = {seed}, answer = "worked" }}', *SFT)
     learn(run / "sft", first, "--sft")
     warm = exported(run / "sft", "--sft")
-    config_of(run / "rl", seed, f'run.base_model="{warm}"')
+    config_of(run / "rl", seed, f'run.base_model="{warm}"', *AFTER_SFT)
     learn(run / "rl", minutes - first)
-    made = {"steps": len(last_rows(run / "rl", "loss")), "model": str(exported(run / "rl"))}
-    return {**made, "supervised_accuracy": accuracy(warm, held_out(run / "rl"))}
+    greedy, drawn = accuracy(warm, held_out(run / "rl"))
+    return {
+        "steps": len(last_rows(run / "rl", "loss")),
+        "model": str(exported(run / "rl")),
+        "supervised_accuracy": greedy,
+        "supervised_drawn": drawn,
+    }
 
 
 def distilled(run: Path, seed: int, minutes: float, _: float) -> dict[str, Any]:
@@ -142,7 +163,7 @@ def distilled(run: Path, seed: int, minutes: float, _: float) -> dict[str, Any]:
         "kl_teacher_last": sum(distances[-4:]) / 4,
         "reward_first": sum(rewards[:4]) / 4,
         "reward_last": sum(rewards[-4:]) / 4,
-        "pupil_accuracy": accuracy(pupil, held_out(run)),
+        "pupil_accuracy": accuracy(pupil, held_out(run))[0],
     }
 
 
@@ -176,7 +197,7 @@ def main() -> None:
             run = options.out.absolute() / f"{name}-{seed}"
             found = RUNS[name](run, seed, options.minutes, options.supervised)
             rows = held_out(run / "rl" if name == "sft+rl" else run)
-            found["accuracy"] = accuracy(Path(found["model"]), rows)
+            found["accuracy"], found["drawn"] = accuracy(Path(found["model"]), rows)
             row = {"run": name, "seed": seed, "minutes": options.minutes, **found}
             with results.open("a") as file:
                 file.write(json.dumps(row) + "\n")

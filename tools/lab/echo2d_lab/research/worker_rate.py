@@ -14,7 +14,7 @@ import os
 import re
 import tempfile
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -85,15 +85,13 @@ async def directly(client: SglangClient, concurrent: int, seconds: float) -> flo
             async for _ in client.generate(body):
                 pass
 
-    tasks = [asyncio.create_task(ask(number)) for number in range(concurrent)]
-    try:
-        return await rate(client, seconds)
-    finally:
-        for task in tasks:
+    async with asyncio.TaskGroup() as tasks:
+        running = [tasks.create_task(ask(number)) for number in range(concurrent)]
+        found = await rate(client, seconds)
+        for task in running:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        with suppress(Exception):
-            await client.abort_all()
+    await client.abort_all()
+    return found
 
 
 async def main_loop(options: argparse.Namespace, folder: Path) -> list[tuple[float, float]]:
