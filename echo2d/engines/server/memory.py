@@ -137,9 +137,11 @@ class ServerMemory:
     ) -> Sequence[Mapping[str, Any]]:
         """Doubtful: it may have been done, or by some of the processes. Other EngineFault: by none of them."""
         number = secrets.token_hex(8)
-        await asyncio.to_thread(
-            _order, self._sockets[0].parent, self._line(order, ordered=what, number=number)
-        )
+        line = self._line(order, ordered=what, number=number)
+        try:
+            await asyncio.to_thread(_order, self._sockets[0].parent, line)
+        except OSError as error:
+            raise EngineFault(f"no order can be written for the server: {error}") from error
         await call()
         try:
             found = await asyncio.to_thread(lambda: [_told(each) for each in self._sockets])

@@ -438,6 +438,16 @@ async def test_a_server_whose_module_is_gone_loads_from_disk_before_and_is_doubt
         assert not await memory.prepare(order)
 
 
+async def test_a_full_disk_is_no_doubt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = await asyncio.to_thread(Site, tmp_path)
+    async with listening(site, monkeypatch) as (memory, call):
+        order = await asyncio.to_thread(site.write, "1", changed(site.words, 0.02, seed=1))
+        assert await memory.prepare(order)
+        await asyncio.to_thread((tmp_path / "order.new").mkdir)  # no file can be written there
+        assert not await memory.apply(order, call)
+        site.require(site.words)
+
+
 async def test_a_model_that_is_refused_and_a_server_without_the_module_load_from_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
