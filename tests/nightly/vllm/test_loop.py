@@ -115,7 +115,7 @@ def test_a_sglang_and_a_vllm_worker_serve_the_adapters_of_a_run(tmp_path: Path) 
 def test_one_worker_of_each_engine_is_audited_and_none_is_convicted(tmp_path: Path) -> None:
     """The servers get each version in memory."""
     with a_loop(tmp_path, 2 * STEPS, *AUDIT) as loop:
-        loop.join("torch", dtype="float32", threads=1)
+        loop.join("torch", set="dtype=float32", threads=1)
         loop.join_servers()
         facts = loop.train(lambda facts: all_serve(facts, 3, 2 * STEPS))
         logs = {
