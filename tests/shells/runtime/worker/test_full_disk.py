@@ -17,6 +17,7 @@ from echo2d.store.budget import DiskBudget
 from echo2d.store.frames import FrameStore
 from tests.support.fake_coordinator import CoordinatorDouble
 from tests.support.peer import a_seed, a_worker, spread, spread_striped
+from tests.support.polling import poll
 
 SHARE_BYTES = 4 << 20  # two slots and the frames of two versions of 1 MiB, but not of three
 DISK_BYTES = 12 << 20  # frames and two slots of a version of 1 MiB, with room to spare
@@ -50,6 +51,9 @@ async def test_a_version_without_room_is_skipped_and_the_next_one_is_served(
             assert "No space left on device" in failed.reason
             double.send(chain[1], double.lease(1, samples=1))
             assert (await double.until_said(SampleFinished)).spans[0].version == 0
+            # The double tells of a version once, and a peer without room for a form gives it up.
+            frames = small_disk / "state" / "frames" / facts.form
+            await asyncio.to_thread(poll, lambda: not frames.exists())
             await spread(double, 2, *chain)
             assert (await double.until_said(RefitDone, count=2)).version == 2
 
