@@ -1,4 +1,4 @@
-"""A port for a program that has to listen at the same place again, or that nobody answers on."""
+"""Draws a free port: for a program that is started again at the same address, or for an address without a listener."""
 
 import random
 import socket

@@ -17,7 +17,7 @@ from echo2d.errors import EngineFault
 
 # In a row; then all versions are loaded from disk until the worker is started again.
 _FAILURES_MAX = 2
-# Of the memory that is free on this machine, for the staged words.
+# The staged words may take this share of the machine's available memory, at all processes together.
 _SHARE = 0.5
 # For the comparison after a pause. Nothing is given out meanwhile, and a lease without a token is given back after
 # 120 s.

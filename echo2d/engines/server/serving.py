@@ -465,7 +465,10 @@ class Serving:
         return False
 
     async def _read_back(self, server: ServingClient, order: WeightUpdate) -> None:
-        """Compare the server's memory with the version, while requests run. Doubtful: it differs, or nobody knows."""
+        """Compare the server's memory with the version, while requests run.
+
+        Doubtful: the memory has other words, or the server was lost meanwhile.
+        """
         self.label = self.weights = order.label
         if not self._held:
             self._quiet.set()

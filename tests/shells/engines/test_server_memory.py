@@ -309,7 +309,7 @@ def test_memory_with_other_words_than_the_files_is_found_at_the_start(tmp_path: 
 
 
 def test_nothing_is_written_over_words_that_were_not_compared(tmp_path: Path) -> None:
-    """What was written before the mismatch was found is undone."""
+    """Other slices are written before the mismatch is found; they get their old words back."""
     site = Site(tmp_path)
     site.call("0", "record")
     site.write("1", changed(site.words, 0.01, seed=1))

@@ -13,8 +13,9 @@ from echo2d.core.protocol.sampling import Sampling
 from echo2d.engines.base import GenerateRequest
 from echo2d.engines.server import sampling_loop, weight_update
 from echo2d.engines.server.launch import Running
+from echo2d.engines.server.memory import ServerMemory
 from echo2d.engines.server.sampling_loop import PIECES_FRUITLESS_MAX
-from echo2d.engines.server.weight_update import RefitMode
+from echo2d.engines.server.weight_update import Doubtful, RefitMode
 from echo2d.engines.sglang.engine import SglangEngine
 from echo2d.errors import EngineFault
 from tests.support.engine_contract import ENDLESS, PROMPT, SHORT, check_logprobs, generated, running
@@ -84,6 +85,44 @@ async def test_a_server_that_started_with_dummy_weights_loads_the_real_ones(tmp_
     async with a_pair(tmp_path, dummy=True) as pair:
         await pair.refit(1)
         check_logprobs(pair.harness, await generated(pair.engine, SHORT))
+
+
+@pytest.mark.parametrize("equal", [True, False])
+async def test_tokens_of_a_version_in_memory_are_given_out_once_it_was_read_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, equal: bool
+) -> None:
+    """If the memory has other words, none of them leaves the engine."""
+    async with a_pair(tmp_path) as pair, running(pair.engine, ENDLESS) as (output,):
+        written, double = asyncio.Event(), pair.double
+
+        async def staged(*_: object) -> bool:
+            return True
+
+        async def apply(*_: object) -> bool:
+            double.weights = double.label = double.shown = label(1)
+            return True
+
+        async def check(*_: object) -> None:
+            # Requests go on meanwhile, and write tokens.
+            while not any(len(each.output) > 20 for each in double.live.values()):  # noqa: ASYNC110 - the double sends no event
+                await asyncio.sleep(0)
+            assert label(1) not in {name for each in output.samples for name in each.labels}
+            written.set()
+            if not equal:
+                raise Doubtful("the memory has other words")
+
+        for name, step in (("prepare", staged), ("apply", apply), ("check", check)):
+            monkeypatch.setattr(ServerMemory, name, step)
+        if equal:
+            await pair.refit(1)
+            await output.enough_of(1)
+        else:
+            with pytest.raises(EngineFault, match="other words"):
+                await pair.refit(1)
+            assert pair.engine.label is None
+            await output.until(lambda sample: sample.finish == "abort")
+            assert {name for each in output.samples for name in each.labels} == {label(0)}
+        assert written.is_set()
 
 
 async def test_quantized_weights_are_loaded_again_in_their_format_or_not_at_all(

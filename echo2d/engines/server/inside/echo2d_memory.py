@@ -52,7 +52,7 @@ _aten = torch.ops.aten
 
 
 class NotDone(Exception):  # noqa: N818 - not an error in itself
-    """What was asked cannot be done, and nothing was changed."""
+    """The worker's question or order was refused, and no weight was changed."""
 
 
 class Damaged(Exception):  # noqa: N818
@@ -193,10 +193,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if source.numel() != memory.numel():
             raise NotDone(f"{name} is repeated in memory")
         first = source.data_ptr() - self._room.data_ptr() - self._starts[name]
-        view, words = (
-            source.reshape(memory.shape),
-            memory.detach().view(_WORDS[memory.element_size()]),
-        )
+        view = source.reshape(memory.shape)
+        words = memory.detach().view(_WORDS[memory.element_size()])
         if view.data_ptr() != source.data_ptr():
             raise NotDone(f"{name} has another shape in memory")
         place = first // source.dtype.itemsize
@@ -217,7 +215,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _storages(model: torch.nn.Module) -> set[int]:
-    """Where its memory is."""
+    """The addresses of the storages of its parameters and buffers."""
     return {each.untyped_storage().data_ptr() for each in _memory_of(model)} - {0}
 
 
@@ -291,7 +289,9 @@ class Staged:
     after: Tensor
 
     def write(self) -> bool:
-        """Whether it is there then. NotDone: other words are there than when this was staged; nothing was written."""
+        """Write the new words. False: they are not in memory afterwards. NotDone: memory has other words than when this
+        was staged, and nothing was written.
+        """
         if self.places is None:
             self.memory.copy_(self.after)
             return torch.equal(self.memory, self.after.to(self.memory.device))
@@ -339,7 +339,9 @@ def _add(found: list[Staged], change: Staged) -> None:
 
 
 def _written(each: Staged) -> object:
-    """True: it is there; NotDone: the words before were others; anything else: nobody knows."""
+    """True: the new words are in memory. NotDone: other words than the compared ones were there, and none was written.
+    False or another error: the memory may have old and new words.
+    """
     try:
         return each.write()
     except Exception as error:  # noqa: BLE001 - told to the worker
@@ -505,7 +507,7 @@ class Inside:
 
 
 def _free_bytes() -> int:
-    """Of this machine's memory."""
+    """How many bytes of this machine's memory are available."""
     facts = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     return 1024 * int(facts["MemAvailable"].split()[0])
 
