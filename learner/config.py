@@ -106,9 +106,11 @@ class Recipe(Table):
     clip_ratio_max: float = key(
         "two-sided clip: drops negative-advantage tokens above this ratio; 0: off", 3.0, low=0.0
     )
-    correction: Literal["none", "tis", "sequence_tis", "icepop", "sequence_mask"] = key(
-        "truncate importance ratios (tis) or their product over an answer (sequence_tis), mask tokens (icepop), or "
-        "mask answers and truncate the rest (sequence_mask)",
+    correction: Literal[
+        "none", "tis", "adaptive_clip", "sequence_tis", "icepop", "sequence_mask"
+    ] = key(
+        "truncate importance ratios (tis; adaptive_clip also widens the clip of such tokens) or their product over an "
+        "answer (sequence_tis), mask tokens (icepop), or mask answers and truncate the rest (sequence_mask)",
         "tis",
     )
     tis_cap: float = key("importance ratios are truncated at this value", 2.0, low=1.0)
@@ -160,6 +162,11 @@ class Recipe(Table):
             raise OperatorFault(
                 "learner.kl_estimator: expected k2 or k3 in the loss, where k1 adds nothing but noise to the gradient; "
                 "found k1, which is for kl_in = reward"
+            )
+        if self.correction == "adaptive_clip" and self.proximal != "recomputed":
+            raise OperatorFault(
+                "learner.correction: adaptive_clip needs the learner's own probabilities at the step's start: expected "
+                f"proximal = recomputed; found {self.proximal}"
             )
         clips, highest = self.objective != "cispo" and self.clip_ratio_max > 0, 1 + self.clip_high
         if clips and self.clip_ratio_max <= highest:

@@ -13,6 +13,7 @@ these parts:
 | part | weight | source (numbers: arXiv) |
 | --- | --- | --- |
 | truncated importance sampling | min(x, cap) | rho-bar of IMPALA, 1802.01561 |
+| adaptive clip | min(x, cap), and the upper end of the clip times x / cap, 1 to cap | after QuRL, 2602.13953 |
 | the same for an answer | min(product of the answer's x, cap) | verl `rollout_is = "sequence"` |
 | IcePop, masked importance sampling | x where low <= x <= high, else 0 | 2510.18855 |
 | sequence mask | 0 if the geometric mean of the answer's x is outside low..high | verl `rollout_rs`, slime MIS |
@@ -49,25 +50,35 @@ def loglinear_share(staleness_n: Tensor) -> Tensor:
     return staleness_n / (staleness_n + 1.0)
 
 
-def clip_keeps(
-    ratio_n: Tensor, advantages_n: Tensor, eps_low: float, eps_high: float, ratio_max: float
-) -> Tensor:
-    """Return bool [n]: False where the clipped surrogate is flat. ratio_max: of the two-sided clip; 0
-    turns it off.
+def widened(highest: float, importance_n: Tensor, cap: float) -> Tensor:
+    """Return the upper end of the clip [n]: for a token whose importance x is truncated, x / cap times as high, so
+    that the truncated weight times this end is what it is without truncation.
+
+    At most `cap` times as high: x has the rollout's logprob in it, which may be wrong. QuRL (arXiv 2602.13953) adapts
+    the range to the ratio of the full-precision to the quantized policy. This form of it is ours.
     """
-    above = (advantages_n > 0) & (ratio_n > 1.0 + eps_high)
+    return highest * (importance_n / cap).clamp(1.0, cap)
+
+
+def clip_keeps(
+    ratio_n: Tensor, advantages_n: Tensor, eps_low: float, high: float | Tensor, ratio_max: float
+) -> Tensor:
+    """Return bool [n]: False where the clipped surrogate is flat. high: the upper end of the clip, 1 + epsilon.
+    ratio_max: of the two-sided clip; 0 turns it off.
+    """
+    above = (advantages_n > 0) & (ratio_n > high)
     below = (advantages_n < 0) & (ratio_n < 1.0 - eps_low)
     beyond = (advantages_n < 0) & (ratio_n > (ratio_max or float("inf")))
     return ~(above | below | beyond)
 
 
 def clip_value(
-    ratio_n: Tensor, advantages_n: Tensor, eps_low: float, eps_high: float, ratio_max: float
+    ratio_n: Tensor, advantages_n: Tensor, eps_low: float, high: float | Tensor, ratio_max: float
 ) -> Tensor:
     """Return the ratio [n] that counts in the clipped surrogate: where this is flat, the ratio at its corner."""
     highest = ratio_max or float("inf")
     return torch.where(
-        advantages_n > 0, ratio_n.clamp(max=1.0 + eps_high), ratio_n.clamp(1.0 - eps_low, highest)
+        advantages_n > 0, ratio_n.clamp(max=high), ratio_n.clamp(1.0 - eps_low, highest)
     )
 
 

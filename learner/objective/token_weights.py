@@ -8,7 +8,7 @@
 
 Under gspo each log ratio is the mean over its answer. With one optimizer step per train step
 `recomputed` has p = m, so nothing is clipped and the importance is rho. `correct` is the recipe's
-correction; `sequence_tis` replaces x by its product over the answer. With the correction "none" the
+correction; `sequence_tis` replaces x by its product over the answer, `adaptive_clip` widens the clip. With "none" the
 weight under `rollout` is PPO's own ratio; under the other two x counts as 1, as if the data were fresh.
 
 Suffixes of names: n = answer tokens of a micro-batch.
@@ -27,6 +27,7 @@ from echo2d.learner.objective.corrections import (
     loglinear_share,
     mask_answers,
     mask_tokens,
+    widened,
 )
 from echo2d.learner.objective.objectives import LOG_RATIO_MAX, answer_means
 
@@ -68,7 +69,10 @@ def weigh(recipe: Recipe, inputs: WeightInputs) -> TokenWeights:
         importance_n = product_n.clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX)
     ratio_n, moved_n = importance_n.exp(), trust_n.exp()
     ratio_max = 0.0 if recipe.objective == "cispo" else recipe.clip_ratio_max
-    clip = (moved_n, inputs.advantages_n, recipe.clip_low, recipe.clip_high, ratio_max)
+    high: float | Tensor = 1.0 + recipe.clip_high
+    if recipe.correction == "adaptive_clip":
+        high = widened(1.0 + recipe.clip_high, ratio_n, recipe.tis_cap)
+    clip = (moved_n, inputs.advantages_n, recipe.clip_low, high, ratio_max)
     keeps_n, clipped_n = clip_keeps(*clip), clip_value(*clip)
     if recipe.correction == "none":
         return TokenWeights(moved_n * keeps_n, clipped_n, own_n, keeps_n, torch.zeros_like(keeps_n))

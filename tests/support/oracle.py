@@ -284,7 +284,10 @@ def surrogate_t(recipe: Recipe, answer: Answer, logp_t: Tensor, models: Models) 
         weight_t = torch.ones_like(weight_t)
     if recipe.objective == "cispo":
         return weight_t * ratio_t.detach() * reward_t * logp_t
-    return weight_t * clipped_t(recipe, ratio_t, reward_t)
+    widening_t = torch.ones_like(weight_t)
+    if recipe.correction == "adaptive_clip":
+        widening_t = (log_importance_t.exp() / recipe.tis_cap).clamp(1.0, recipe.tis_cap)
+    return weight_t * clipped_t(recipe, ratio_t, reward_t, widening_t)
 
 
 def log_proximal_t(recipe: Recipe, answer: Answer, logp_t: Tensor, models: Models) -> Tensor:
@@ -312,11 +315,13 @@ def corrected_t(recipe: Recipe, log_importance_t: Tensor) -> Tensor:
     return truncated_t
 
 
-def clipped_t(recipe: Recipe, ratio_t: Tensor, advantage_t: Tensor) -> Tensor:
+def clipped_t(recipe: Recipe, ratio_t: Tensor, advantage_t: Tensor, widening_t: Tensor) -> Tensor:
     """PPO's clipped surrogate, and for a negative advantage the dual clip's."""
     low, high = (3e-4, 4e-4) if recipe.objective == "gspo" else (0.2, 0.2)
     low, high = recipe.clip_eps_low or low, recipe.clip_eps_high or high
-    clipped_t = torch.minimum(ratio_t * advantage_t, ratio_t.clamp(1 - low, 1 + high) * advantage_t)
+    highest_t = (1 + high) * widening_t
+    kept_t = torch.minimum(ratio_t.clamp(min=1 - low), highest_t)
+    clipped_t = torch.minimum(ratio_t * advantage_t, kept_t * advantage_t)
     if not recipe.clip_ratio_max:
         return clipped_t
     dual_t = torch.maximum(clipped_t, recipe.clip_ratio_max * advantage_t)

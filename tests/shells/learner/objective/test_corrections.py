@@ -14,7 +14,7 @@ from echo2d.learner.objective.corrections import (
 )
 from echo2d.learner.objective.objectives import LOG_RATIO_MAX
 
-EPS_LOW, EPS_HIGH = 0.2, 0.3
+EPS_LOW, HIGHEST = 0.2, 1.3
 
 
 def test_the_ratio_is_new_over_rollout_probability_without_gradient() -> None:
@@ -46,13 +46,13 @@ def test_the_ratio_is_finite_for_any_rollout_logprob() -> None:
 def test_the_clip_drops_tokens_that_have_moved_far_enough(
     ratio: float, advantage: float, *, keeps: bool
 ) -> None:
-    kept = clip_keeps(torch.tensor([ratio]), torch.tensor([advantage]), EPS_LOW, EPS_HIGH, 0.0)
+    kept = clip_keeps(torch.tensor([ratio]), torch.tensor([advantage]), EPS_LOW, HIGHEST, 0.0)
     assert kept.tolist() == [keeps]
 
 
 def test_the_two_sided_clip_also_drops_unlikely_answers_that_became_likely() -> None:
     ratio, advantages = torch.tensor([3.9, 4.1, 4.1]), torch.tensor([-1.0, -1.0, 0.0])
-    assert clip_keeps(ratio, advantages, EPS_LOW, EPS_HIGH, 4.0).tolist() == [True, False, True]
+    assert clip_keeps(ratio, advantages, EPS_LOW, HIGHEST, 4.0).tolist() == [True, False, True]
 
 
 def test_a_masked_token_does_not_count_and_the_others_count_by_their_ratio() -> None:

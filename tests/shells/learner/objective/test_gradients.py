@@ -45,7 +45,7 @@ RECIPES = tuple(
     itertools.product(
         ("grpo", "dr_grpo", "gspo", "cispo", "rloo", "distill"),
         ("rollout", "recomputed", "loglinear"),
-        ("none", "tis", "icepop", "sequence_mask", "sequence_tis"),
+        ("none", "tis", "adaptive_clip", "icepop", "sequence_mask", "sequence_tis"),
     )
 )
 # kl_coef, kl_in and kl_estimator.
@@ -111,13 +111,13 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Weights]:
 
 def drawn_settings(seed: int, rng: np.random.Generator, teacher: Path) -> dict[str, Any]:
     """Settings of the learner that change the gradient, or must not."""
-    # 37 and 90 have no common divisor.
+    # 37 and 108 have no common divisor.
     objective, proximal, correction = RECIPES[seed * 37 % len(RECIPES)]
     kl_coef, kl_in, kl_estimator = KLS[seed % len(KLS)]
     scales = objective in ("grpo", "gspo", "cispo")
-    # The learner refuses the other recipes of cispo, and the others without a two-sided clip.
+    # The learner refuses the other recipes of cispo and of adaptive_clip, and the others without a two-sided clip.
     bounded = proximal == "recomputed" or (proximal == "rollout" and correction != "none")
-    if objective == "cispo" and not bounded:
+    if (objective == "cispo" and not bounded) or correction == "adaptive_clip":
         proximal = "recomputed"
     found: dict[str, Any] = {
         "objective": objective,

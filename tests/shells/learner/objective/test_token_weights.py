@@ -111,6 +111,29 @@ def test_a_mask_reports_the_tokens_whose_ratio_it_changed(
     assert 0 < np.count_nonzero(expected) < COUNT
 
 
+def test_adaptive_clip_widens_the_clip_of_truncated_tokens(inputs: WeightInputs) -> None:
+    assert inputs.proximal_n is not None
+    importance = (inputs.proximal_n - inputs.rollout_logprobs_n).exp()
+    moved = (inputs.logprobs_n - inputs.proximal_n).exp()
+    rises = inputs.advantages_n > 0
+    highest = (1 + HIGH) * (importance / 1.1).clamp(1.0, 1.1)
+    keeps = torch.where(rises, moved <= highest, moved >= 1 - LOW)
+    found = weigh(recipe(proximal="recomputed", correction="adaptive_clip", tis_cap=1.1), inputs)
+    torch.testing.assert_close(found.weights_n, importance.clamp(max=1.1) * moved * keeps)
+    usual = weigh(recipe(proximal="recomputed", tis_cap=1.1), inputs)
+    kept_besides = found.keeps_n & ~usual.keeps_n
+    assert kept_besides.any()
+    assert (importance[kept_besides] > 1.1).all()
+    wrong = dataclasses.replace(inputs, rollout_logprobs_n=torch.full((COUNT,), -104.0))
+    found = weigh(recipe(proximal="recomputed", correction="adaptive_clip", tis_cap=1.1), wrong)
+    bound = 1.1 * 1.1 * (1 + HIGH)
+    assert found.weights_n[rises].max() <= bound, (
+        "a worker's wrong logprob does not remove the clip"
+    )
+    with pytest.raises(OperatorFault, match="expected proximal = recomputed; found rollout"):
+        Recipe(correction="adaptive_clip")
+
+
 def test_sequence_tis_truncates_the_product_of_an_answers_ratios(inputs: WeightInputs) -> None:
     found = weigh(recipe(correction="sequence_tis", tis_cap=1.5), inputs)
     log_rho = (inputs.logprobs_n - inputs.rollout_logprobs_n).reshape(-1, 10)
