@@ -270,6 +270,11 @@ def _run(options: argparse.Namespace, here: Place, failures: _FailureReport) -> 
             service=service,
             ranks=joined,
         )
+        made = config.out_dir / f"model-{config.steps}"
+        if source is not None and learner.step < config.steps and made.exists():
+            raise OperatorFault(
+                f"{made} is the model of another training; move it away, or use another sft.out_dir"
+            )
         learner.run()
         if rendezvous is not None:
             rendezvous.leave()

@@ -13,6 +13,7 @@ import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from datetime import UTC, date, datetime
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -28,7 +29,10 @@ from echo2d.config.tasks import EvalTable, TaskTable
 from echo2d.core.base.model_config import context_max
 from echo2d.core.rules.table import Table, key
 from echo2d.learner.config import LearnerConfig
-from echo2d.tasks.rows.task import ROWS_CHECKED_MAX, Demonstrations
+from echo2d.learner.saving.files import store_faults
+from echo2d.learner.saving.identity import DAY_FILE
+from echo2d.tasks.base import TextPrompt
+from echo2d.tasks.rows.task import Demonstrations
 from echo2d.tasks.served_task import ModelFiles, make_turn_texts
 from echo2d.texts.continuation import NoContinuation
 from echo2d.texts.files import text_digest
@@ -42,9 +46,11 @@ if TYPE_CHECKING:
 
 # The objective: the mean of -log p over the answer tokens of a step, at one optimizer step each.
 _OBJECTIVE: Mapping[str, Any] = {
+    "objective": "grpo",
     "loss": f"{__name__}:cross_entropy",
     "loss_mean": "token",
     "advantages": "",
+    "advantage_std": "sample",
     "kl_coef": 0.0,
     "entropy_coef": 0.0,
     "optimizer_steps": 1,
@@ -133,7 +139,8 @@ def _placed(options: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 def _learner(document: Mapping[str, Any], folder: Path, given: Mapping[str, Any]) -> LearnerConfig:
     """The [learner] table with the keys that [sft] gives instead."""
-    of_run = table_of(document, LearnerConfig.TABLE)
+    of_run = {**table_of(document, LearnerConfig.TABLE)}
+    of_run.pop("teacher", None)
     out_dir = Path(given.get("out_dir", Path(of_run.get("out_dir", "learner")) / "sft"))
     own = {"lr": 1e-5, "steps": 1, "token_file": "", "step_floor_s": 0.0, **given}
     own |= {"out_dir": str(out_dir), "snapshot_root": str(out_dir / "snapshots"), **_OBJECTIVE}
@@ -152,7 +159,9 @@ class SftSource:
         model, table = read.learner.model, read.table
         require_model(model, trains=True)
         facts = {"template": None, "system": read.system, "options": read.template}
-        files = ModelFiles.read({"directory": str(model), **facts})
+        self._day_file = read.learner.out_dir / DAY_FILE
+        self._day = _day(self._day_file)
+        files = ModelFiles.read({"directory": str(model), "day": self._day, **facts})
         if "tokenizer.json" not in files.files:
             raise OperatorFault(f"learner.model: {model} has no tokenizer.json")
         self._turns, self._system, self._table = make_turn_texts(files), read.system, table
@@ -170,11 +179,11 @@ class SftSource:
 
     def _measured(self) -> list[tuple[int, int, str]]:
         """Tokens of prompt and of output of each row, and where it is from."""
-        looked = min(len(self._rows), ROWS_CHECKED_MAX)
-        log.info("reading rows=%d", looked)
+        log.info("reading rows=%d", len(self._rows))
         found, partly = [], list[str]()
-        for index in range(looked):
-            where, tokens = self._demonstration(self._rows, index)
+        # In the order of the files, which are read in pieces.
+        for row in self._rows.conversations():
+            where, tokens = self._demonstration(row)
             found.append((len(tokens.prompt), len(tokens.output), where))
             partly += [] if tokens.whole else [where]
         if partly:
@@ -188,9 +197,8 @@ class SftSource:
         answers = ((len(group.prompt), group.trajectories[0]) for group in asked)
         return found + [(prompt, len(answer.tokens), answer.row) for prompt, answer in answers]
 
-    def _demonstration(self, rows: Demonstrations, index: int) -> tuple[str, Demonstration]:
+    def _demonstration(self, found: TextPrompt) -> tuple[str, Demonstration]:
         """Where the row is from, and its tokens. OperatorFault: it cannot be trained."""
-        found = rows.conversation(index)
         messages = [*found.messages]
         if self._system and messages[0]["role"] != "system":
             messages.insert(0, {"role": "system", "content": self._system})
@@ -226,6 +234,10 @@ class SftSource:
         return Session(epoch, self.run_id, 0, 1, rows, 1, 1, resume_step, answer_tokens=answer)
 
     def open_session(self, resume_step: int, **_: object) -> Session:
+        if not self._day_file.exists():
+            with store_faults("cannot write", self._day_file):
+                self._day_file.parent.mkdir(parents=True, exist_ok=True)
+                self._day_file.write_text(self._day)
         return self.rules(resume_step)
 
     def take_batch(self, step: int) -> Batch:
@@ -237,7 +249,7 @@ class SftSource:
         return self._batch(rows, range(min(read.held_out_rows or len(rows), len(rows))), 1)
 
     def _batch(self, rows: Demonstrations, indices: Sequence[int], step: int) -> Batch:
-        groups = (_group(n, *self._demonstration(rows, n), step) for n in indices)
+        groups = (_group(n, *self._demonstration(rows.conversation(n)), step) for n in indices)
         return Batch(step, 1, f"rows-{indices[0]}", tuple(groups))
 
     def refuse(self, batch: Batch, reasons: Mapping[int, str]) -> None:
@@ -255,6 +267,19 @@ class SftSource:
 
     def hurry(self) -> None:
         """Ignored: no call waits."""
+
+
+def _day(file: Path) -> str:
+    """The day that chat templates show: that of the first start, so that a learner that resumes has the same tokens.
+
+    OperatorFault: the file has no day.
+    """
+    if not file.exists():
+        return datetime.now(UTC).date().isoformat()
+    try:
+        return date.fromisoformat(file.read_text().strip()).isoformat()
+    except (OSError, ValueError) as error:
+        raise OperatorFault(f"{file}: expected a day such as 2026-11-28; found {error}") from error
 
 
 def _group(number: int, where: str, tokens: Demonstration, step: int) -> Group:

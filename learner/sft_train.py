@@ -34,6 +34,11 @@ class SftLearner(Learner):
         """Only rank 0 has it."""
         return cast("SftSource", self._coordinator)
 
+    @property
+    def _tracked_as(self) -> str:
+        """The rows decide the run's name, and not the learning rate or the model."""
+        return f"{self._run_id}-{self._identity.rpartition('-')[2]}"
+
     def _fitted(self, config: LearnerConfig) -> LearnerConfig:
         return self._source.fitting(super()._fitted(config))
 

@@ -138,6 +138,7 @@ class Learner:
         self._poisoned: list[int] = []
         self._evals: Sequence[str] = ()
         self._step = self._saved = self._published = self._restore() if resume else 0
+        self._resumed_at = self._step
 
     @property
     def step(self) -> int:
@@ -233,7 +234,12 @@ class Learner:
         settings = {
             key: value for key, value in settings_of(self._config).items() if "url" not in key
         }
-        return TrackedRun(self._run_id, self._config.out_dir, self._resumed_at, settings)
+        return TrackedRun(self._tracked_as, self._config.out_dir, self._resumed_at, settings)
+
+    @property
+    def _tracked_as(self) -> str:
+        """The run's name on boards: learners of one name continue each other's curves."""
+        return self._run_id
 
     def _fitted(self, config: LearnerConfig) -> LearnerConfig:
         """The config with which the longest answer fits on the GPUs. Runs on rank 0 only.

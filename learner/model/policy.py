@@ -414,7 +414,7 @@ class Policy:
     ) -> dict[tuple[int, int], float]:
         """kl_coef times the KL to the base, summed over the tokens of each answer, by group and number there; under the
         present weights, without dropout. All ranks call this together, and get all answers. StepLeftError: `leaves`
-        returned True.
+        returned True. PoisonedGroupsError: the KL of some groups is not finite. FloatingPointError: that of all.
         """
         config, micro = self._config, self._micro_batches(answers)
         found: dict[tuple[int, int], float] = {}
@@ -435,7 +435,14 @@ class Policy:
             self.model.train()
         # The ranks that share rows have the same answers.
         gathered = self._ranks.gather({} if self._row_ranks.rank else found)
-        return self._ranks.share(lambda: dict(chain.from_iterable(map(dict.items, gathered))))
+        every = self._ranks.share(lambda: dict(chain.from_iterable(map(dict.items, gathered))))
+        if bad := {group for (group, _), value in every.items() if not math.isfinite(value)}:
+            line = "the KL to the base is not finite"
+            if len(bad) == len({group for group, _ in every}):
+                raise FloatingPointError(line)
+            # Advantages over the whole batch would carry it to all groups.
+            raise PoisonedGroupsError(line, sorted(bad))
+        return every
 
     def weights(self) -> dict[str, Tensor]:
         """The weights that are trained and published, by name."""

@@ -2,6 +2,7 @@
 
     out_dir/learner.id      the name of the first host, and a random number
     out_dir/learner.lock    held by the one process that runs on this directory
+    out_dir/day             of --sft: the day that chat templates show
     out_dir/settings.json   the keys of [learner], as of the last start
 
 A learner that is started again on its directory goes on with its run. Any other learner needs
@@ -28,7 +29,7 @@ from echo2d.client import OperatorFault
 from echo2d.learner.config import LearnerConfig
 from echo2d.learner.saving.files import make_directory, store_faults, sync
 
-ID_FILE, LOCK_FILE = "learner.id", "learner.lock"
+ID_FILE, LOCK_FILE, DAY_FILE = "learner.id", "learner.lock", "day"
 
 log = logging.getLogger("echo2d.learner")
 

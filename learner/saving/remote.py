@@ -23,7 +23,7 @@ from blake3 import blake3
 from echo2d.client import OperatorFault, StoreFault
 from echo2d.extras import install_command
 from echo2d.learner.saving.files import store_faults, whole_directory
-from echo2d.learner.saving.identity import ID_FILE
+from echo2d.learner.saving.identity import DAY_FILE, ID_FILE
 
 DIGESTS = "digests.blake3"
 # Seconds before each further try: 16 s in all. Within this time a service that restarts or throttles answers
@@ -131,19 +131,22 @@ class RemoteCheckpoints:
 
     def keep_identity(self, out_dir: Path) -> None:
         """Copy the learner's identity to the URL, so that it outlives its host."""
-        path = out_dir / ID_FILE
-        if path.exists() and not self._has_identity:
-            self._make(self._root)
-            self._put(path, f"{self._root}/{ID_FILE}", f"{self.url}/{ID_FILE}")
-            self._has_identity = True
+        if self._has_identity or not (out_dir / ID_FILE).exists():
+            return
+        self._make(self._root)
+        for name in (DAY_FILE, ID_FILE):
+            if (out_dir / name).exists():
+                self._put(out_dir / name, f"{self._root}/{name}", f"{self.url}/{name}")
+        self._has_identity = True
 
     def bring_identity(self, out_dir: Path) -> None:
         """Copy the identity from the URL to an out_dir that has none."""
-        path = out_dir / ID_FILE
-        if not path.exists() and (found := self._read(f"{self._root}/{ID_FILE}")):
-            with store_faults("cannot write the learner's identity in", out_dir):
-                out_dir.mkdir(parents=True, exist_ok=True)
-                path.write_text(found)
+        for name in (DAY_FILE, ID_FILE):
+            path = out_dir / name
+            if not path.exists() and (found := self._read(f"{self._root}/{name}")):
+                with store_faults("cannot write the learner's identity in", out_dir):
+                    out_dir.mkdir(parents=True, exist_ok=True)
+                    path.write_text(found)
 
     def _files(self, directory: str) -> set[str]:
         def find() -> set[str]:

@@ -204,6 +204,7 @@ class ArrowRows:
             raise OperatorFault(f"rows: {path} cannot be read: {error}") from error
         self._ends = list(accumulate(sizes))
         self._kept: tuple[int, list[DataRow]] = (-1, [])
+        self._next = 0  # the row after the one that was read last
         self._batch: tuple[int, Any] = (-1, None)
 
     def __len__(self) -> int:
@@ -215,6 +216,11 @@ class ArrowRows:
         if self._batch[0] != batch:
             self._batch = batch, self._read(batch)
         block = first + (number - first) // ROWS_KEPT * ROWS_KEPT
+        follows, self._next = number == self._next, number + 1
+        if self._kept[0] != block and not follows:
+            # Of rows in a random order no other one of the block would be used.
+            (found,) = self._batch[1].slice(number - first, 1).to_pylist()
+            return dict(found)
         if self._kept[0] != block:
             self._kept = block, self._batch[1].slice(block - first, ROWS_KEPT).to_pylist()
         return self._kept[1][number - block]

@@ -23,6 +23,8 @@ from echo2d.tasks.scorers.base import Expected, load_scorer
 ROLES = ("system", "user", "assistant")
 # Most rows that are checked when the task starts. Each start of a process reads them, which takes about a second.
 ROWS_CHECKED_MAX = 100_000
+# Parts of an assistant's message besides its text, as data sets name them.
+_BESIDE_CONTENT = ("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking")
 
 
 # --- the order of rows in an epoch
@@ -145,7 +147,9 @@ class RowsTask(TextTask):
         if self._shuffle:
             count = len(self._numbers)
             place = permuted(place, count, rng_seed=self._rng_seed, epoch=epoch)
-        number = self._numbers[place]
+        return self._prompt_of(self._numbers[place])
+
+    def _prompt_of(self, number: int) -> TextPrompt:
         row = self._rows.row(number)
         return TextPrompt(
             self._ask(row, number),
@@ -312,7 +316,13 @@ class Demonstrations(RowsTask):
 
     def conversation(self, index: int) -> TextPrompt:
         """Conversation `index`, as `prompt` counts. OperatorFault: it does not end with an answer, or one is empty."""
-        prompt = self.prompt(index)
+        return self._answered(self.prompt(index))
+
+    def conversations(self) -> Iterator[TextPrompt]:
+        """All of them once, in the order of the files. OperatorFault: as `conversation`."""
+        return map(self._answered, map(self._prompt_of, sorted(self._numbers)))
+
+    def _answered(self, prompt: TextPrompt) -> TextPrompt:
         messages = [*prompt.messages]
         if self._answer:
             messages.append({"role": "assistant", "content": self.expected(prompt).text})
@@ -325,6 +335,17 @@ class Demonstrations(RowsTask):
         if not all(map(str.strip, answers)):
             raise OperatorFault(f"rows: {prompt.where}: an answer is empty; leave the row out")
         return replace(prompt, messages=messages)
+
+    def _ask(self, row: DataRow, number: int) -> list[dict[str, str]]:
+        found = super()._ask(row, number)
+        if self._messages:
+            for each in self._value(row, self._messages, number):
+                if lost := next((name for name in _BESIDE_CONTENT if each.get(name)), ""):
+                    raise OperatorFault(
+                        f"rows: {self._rows.place(number)}: a message has {lost}, which would not be trained; write it "
+                        "into the content as the model writes it, or leave the row out"
+                    )
+        return found
 
     def _require_secret(self) -> None:
         if self._answer:

@@ -1,6 +1,7 @@
 """Supervised fine-tuning: rows become batches, and the learner trains their answers."""
 
 import csv
+import dataclasses
 import json
 import math
 import os
@@ -174,6 +175,12 @@ def test_the_config_of_the_run_gives_all_that_sft_does_not(run: Path) -> None:
     assert source_of(run, "sft.epochs=3").config.steps == math.ceil(3 * count / 4)
     assert source_of(run, "sft.steps=7").config.steps == 7
     assert LearnerConfig.load(run).lr == 1e-6
+    taught = (
+        "learner.teacher=model",
+        "learner.objective=distill",
+        "policy.filter_zero_variance=false",
+    )
+    assert source_of(run, *taught).config.teacher is None, "nothing would use its logprobs"
 
 
 def gradient(config: LearnerConfig, batch: Batch, ranks: Ranks) -> Tensor:
@@ -263,6 +270,10 @@ def test_the_loss_falls_and_a_resume_changes_nothing(run: Path, tmp_path: Path) 
         ([{"chat": [{"role": "user", "content": "a"}]}],
          ['sft.rows={files = "rows.jsonl", messages = "chat"}'],
          "rows: row 0 of rows.jsonl: chat: the last message is the user's; expected the assistant's"),
+        ([{"chat": [{"role": "user", "content": "a"},
+                    {"role": "assistant", "content": "b", "reasoning_content": "so"}]}],
+         ['sft.rows={files = "rows.jsonl", messages = "chat"}'],
+         "rows: row 0 of rows.jsonl: a message has reasoning_content, which would not be trained; write it into"),
         ([{"question": "a", "solution": "b"}], ["task.kind=sort_digits", "task.options={}"],
          "--sft: expected one [task] of kind rows, or sft.rows.files; found sort_digits"),
         ([{"question": "a", "solution": "b"}], ["sft.row_per_step=3"],
@@ -284,6 +295,45 @@ def test_what_is_wrong_has_one_line(
         sets.pop()
     assert main(["--config", str(run), "--sft", *sets]) == 2
     assert capsys.readouterr().err.splitlines()[-1].startswith(f"learner: {line}")
+
+
+def test_the_day_that_a_template_shows_is_that_of_the_first_start(run: Path) -> None:
+    source = source_of(run, "sft.steps=1")
+    source.open_session(0)
+    file = source.config.out_dir / "day"
+    file.write_text("2024-02-29\n")
+    assert source_of(run, "sft.steps=1")._day == "2024-02-29"
+    file.write_text("yesterday")
+    with pytest.raises(OperatorFault, match="day: expected a day such as 2026-11-28; found"):
+        source_of(run, "sft.steps=1")
+
+
+def test_a_model_of_another_training_is_not_handed_over(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sets = ("--set=sft.steps=1", f"--set=sft.out_dir={run.parent / 'out'}")
+    (run.parent / "out" / "model-1").mkdir(parents=True)
+    assert main(["--config", str(run), "--sft", *sets]) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.endswith(
+        "/out/model-1 is the model of another training; move it away, or use another sft.out_dir"
+    )
+
+
+def test_two_trainings_on_the_same_rows_are_two_runs_on_a_board(run: Path) -> None:
+    source = source_of(run)
+    config = dataclasses.replace(source.config, track=("tensorboard",))
+    learners = [
+        SftLearner(
+            config, cast("Coordinator", source), BatchPrefetch(), resume=False, identity=name
+        )
+        for name in ("host-1-a", "host-2-b")
+    ]
+    # A board may be made as soon as the learner is.
+    names = {each._tracked_run().name for each in learners}
+    assert names == {f"{source.run_id}-a", f"{source.run_id}-b"}
+    for each in learners:
+        each._tracking.close()
 
 
 def test_a_long_answer_may_be_truncated_and_earlier_answers_be_left_out(

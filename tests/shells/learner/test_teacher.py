@@ -13,10 +13,12 @@ import torch
 from echo2d.client import Batch, OperatorFault, Session, Trajectory
 from echo2d.demo.tiny_model import TinyRecipe, make_tiny_model
 from echo2d.learner.__main__ import main
-from echo2d.learner.batch.packing import whole_answers
+from echo2d.learner.batch.packing import MicroBatch, whole_answers
 from echo2d.learner.config import LearnerConfig
 from echo2d.learner.model.begun_step import StepLeftError
-from echo2d.learner.model.policy import Policy
+from echo2d.learner.model.logprobs import TokenScores
+from echo2d.learner.model.policy import PoisonedGroupsError, Policy
+from echo2d.learner.model.scorer import AnswerScorer
 from echo2d.learner.ranks.ranks import Ranks
 from tests.support.batches import RULES
 from tests.support.learner import learn, record, write_config
@@ -160,7 +162,9 @@ def test_a_kl_in_the_reward_is_reported_and_moves_the_weights(
     assert all(row["reward_mean"] == 0.5 for rows in found.values() for row in rows)
 
 
-def test_the_kl_of_an_answer_counts_all_its_written_tokens(config: LearnerConfig) -> None:
+def test_the_kl_of_an_answer_counts_all_its_written_tokens(
+    config: LearnerConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also those of an answer that is not in the loss. A learner that must stop leaves the step before its end."""
     (batch,) = record(config.model, 1)
     first, *others = batch.groups
@@ -173,5 +177,20 @@ def test_the_kl_of_an_answer_counts_all_its_written_tokens(config: LearnerConfig
     assert {len(each.logprobs_n) for each in answers} == {len(cut.tokens)}
     names = {(each.group_id, t.sample) for each in batch.groups for t in each.trajectories}
     assert policy.penalties(answers) == dict.fromkeys(names, 0.0)
+    score = AnswerScorer.__call__
+
+    def poisonous(scorer: AnswerScorer, micro: MicroBatch) -> TokenScores:
+        """The base gives NaN for the answers of the first group."""
+        found = score(scorer, micro)
+        bad = [group == first.group_id for group, _ in micro.trajectories]
+        bad_n = torch.tensor(bad)[torch.from_numpy(micro.answers_n)]
+        bad_n &= scorer is policy._base
+        return found._replace(logprobs_n=found.logprobs_n.masked_fill(bad_n, float("nan")))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(AnswerScorer, "__call__", poisonous)
+        with pytest.raises(PoisonedGroupsError, match="the KL to the base is not finite") as poison:
+            policy.penalties(answers)
+    assert poison.value.groups == [first.group_id]
     with pytest.raises(StepLeftError):
         policy.penalties(answers, lambda *_: True)
