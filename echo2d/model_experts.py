@@ -101,7 +101,9 @@ class _GivenExperts(TorchFunctionMode):
         own_tc = found.indices if function in _TOPK else None
         sizes = (self._experts, self._given_tc.shape[-1])
         # A router may choose groups of experts first.
-        if own_tc is None or (args[0].shape[-1], own_tc.shape[-1]) != sizes:
+        if own_tc is None or own_tc.shape != self._given_tc.shape:
+            return found
+        if (args[0].shape[-1], own_tc.shape[-1]) != sizes:
             return found
         chosen_tc = torch.where(self._given_tc < 0, own_tc, self._given_tc)
         return torch.return_types.topk((args[0].gather(-1, chosen_tc), chosen_tc))

@@ -16,7 +16,7 @@ Not here: whose answers are audited (`audits`), and where a version's copy is (`
 
 from collections import Counter
 from collections.abc import Collection, Container
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from echo2d.core.audit.waiting_samples import WaitingSample
 from echo2d.core.base.ids import GroupId, PeerId
@@ -104,6 +104,9 @@ class ScoringQueue:
 
     def put(self, part: AnswerPart) -> list[AnswerPart]:
         """Let this part wait. Returns the parts for which there is no room any more."""
+        if self._bytes + part.bytes > BYTES_MAX:
+            # Tokens matter more than their experts.
+            part = replace(part, answer=replace(part.answer, columns=()))
         if self._bytes + part.bytes > BYTES_MAX or part.tries >= TRIES_MAX:
             return [part]
         self._parts.setdefault(part.key, []).append(part)

@@ -3,7 +3,7 @@
 They are those of the forward pass that drew the token, which is the pass of the token before it. The first output
 token has those of the prompt's last token. A layer without a router has zeros.
 
-Suffixes of names: n = output tokens, l = layers, c = experts that a token is sent to.
+Suffixes of names: n = output tokens, l = layers, c = experts that a token is sent to, m = n * l.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from echo2d.core.protocol.columns import Column
+from echo2d.core.base.model_config import ExpertNumbers
+from echo2d.core.protocol.columns import Column, Columns
 
 EXPERTS = "experts"
 
@@ -41,11 +42,37 @@ class ExpertShape:
         return ""
 
     def differing(self, reported_nlc: NDArray[Any], own_nlc: NDArray[Any]) -> float:
-        """The share of the reported experts of n tokens that are not among the own ones; 1.0 if they have a fault."""
+        """The share of the reported experts of n tokens that are not among the own ones, in the layer where it is
+        largest; 1.0 if they have a fault. Of many layers, a mean would not show one that is made up.
+        """
         if self.fault(reported_nlc):
             return 1.0
         reported, own = reported_nlc[:, self.routed], own_nlc[:, self.routed]
-        return float((reported[..., :, None] != own[..., None, :]).all(-1).mean())
+        missing_nlc = (reported[..., :, None] != own[..., None, :]).all(-1)
+        return float(missing_nlc.mean((0, 2)).max(initial=0.0))
+
+
+def expert_fault(columns: Columns, numbers: ExpertNumbers | None) -> str:
+    """Return what no router can have chosen among the experts in these columns, or "" if there is nothing.
+
+    The columns have the right number of bytes. numbers: what config.json says, which leaves open which layers have
+    routers; None: nothing.
+    """
+    found = next((each for each in columns if each.name == EXPERTS), None)
+    if found is None or numbers is None:
+        return ""
+    shape = (numbers.layers, numbers.chosen)
+    if found.element not in ("u8", "u16") or found.shape != shape:
+        return f"experts: expected u8 or u16 of {shape}; found {found.element} of {found.shape}"
+    rows = np.frombuffer(found.data, "<u1" if found.element == "u8" else "<u2")
+    rows_mc = rows.reshape(-1, numbers.chosen)
+    rows_mc = rows_mc[rows_mc.any(1)]  # without layers that have no router
+    if rows_mc.size and rows_mc.max() >= numbers.experts:
+        return f"experts: expected numbers below {numbers.experts}; found {rows_mc.max()}"
+    twice = any(
+        (rows_mc[:, step:] == rows_mc[:, :-step]).any() for step in range(1, numbers.chosen)
+    )
+    return f"experts: expected {numbers.chosen} different ones; found one twice" if twice else ""
 
 
 def column_of(experts_nlc: NDArray[Any], experts: int) -> Column:

@@ -5,7 +5,7 @@
     end       as an engine ends an answer (`answer_end`), and as the message says
     spans     cover [0, len) without gaps; their versions never decrease, and each is published, not
               revoked, and acknowledged by this worker
-    columns   within their limits, with the numbers of each token (`columns`)
+    columns   within their limits, with the numbers of each token (`columns`); experts that a router can choose
 
 A result that continues a partial is checked together with the partial, because both are one
 trajectory. Of a progress message only positions and versions are checked at once. The rest of it is
@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection
 import numpy as np
 
 from echo2d.core.base.ids import Version
+from echo2d.core.base.model_config import ExpertNumbers
 from echo2d.core.protocol.answer_end import OutputLimit, end_fault
 from echo2d.core.protocol.columns import columns_fault
 from echo2d.core.protocol.control_messages import (
@@ -26,6 +27,7 @@ from echo2d.core.protocol.control_messages import (
     VersionKey,
     VersionSpan,
 )
+from echo2d.core.protocol.experts import expert_fault
 from echo2d.core.protocol.trajectory import NOTHING, Partial, unpack_logprobs, unpack_tokens
 from echo2d.errors import PeerFault
 
@@ -47,10 +49,12 @@ def result_fault(
     believed: Believed,
     base: Partial = NOTHING,
     stop_strings: bool = False,
+    experts: ExpertNumbers | None = None,
 ) -> str:
     """Return what is wrong with a result, or "" if nothing is.
 
-    limit: the limit of the whole answer. base: the partial that the result continues.
+    limit: the limit of the whole answer. base: the partial that the result continues. experts: of a run that keeps
+    them.
     """
     fault = content_fault(result.tokens, result.logprobs, vocab_size, limit.tokens - base.length)
     if fault:
@@ -64,7 +68,9 @@ def result_fault(
         stop_token_ids=stop_token_ids,
         stop_strings=stop_strings,
     ) or span_fault(result.spans, 0, len(tokens), base.version_last, believed)
-    return columns_fault(result.columns, len(tokens)) if result.columns and not fault else fault
+    if fault or not result.columns:
+        return fault
+    return columns_fault(result.columns, len(tokens)) or expert_fault(result.columns, experts)
 
 
 def delta_fault(
@@ -85,7 +91,13 @@ def delta_fault(
     return columns_fault(delta.columns, count) if delta.columns and not fault else fault
 
 
-def partial_fault(partial: Partial, *, vocab_size: int, stop_token_ids: Collection[int]) -> str:
+def partial_fault(
+    partial: Partial,
+    *,
+    vocab_size: int,
+    stop_token_ids: Collection[int],
+    experts: ExpertNumbers | None = None,
+) -> str:
     """Return what is wrong with the tokens of a partial that another worker should continue, or ""
     if nothing is.
 
@@ -94,6 +106,7 @@ def partial_fault(partial: Partial, *, vocab_size: int, stop_token_ids: Collecti
     """
     fault = content_fault(partial.tokens, partial.logprobs, vocab_size, partial.length)
     ended = not fault and not set(stop_token_ids).isdisjoint(unpack_tokens(partial.tokens).tolist())
+    fault = fault or expert_fault(partial.columns, experts)
     return "a stop token in the middle" if ended else fault
 
 

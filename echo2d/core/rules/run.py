@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from echo2d.core.base.ids import RunId
+from echo2d.core.base.model_config import ExpertNumbers
 from echo2d.core.protocol.answer_end import OutputLimit, output_limit
 from echo2d.core.protocol.seeds import SEED_KEY_BYTES
 from echo2d.core.rules.audit import AuditRules
@@ -144,6 +145,8 @@ class RunRules(PolicyTable):
     evals: tuple[EvalRules, ...] = ()
     # Every token id is below this.
     vocab_size: int
+    # The experts of the model, if the run keeps those of each token and config.json names them.
+    experts: ExpertNumbers | None = None
     # Tokens of prompt and answer together that leases may use; None: the model does not say.
     context_max: int | None = None
     dissemination: DisseminationTable = DisseminationTable()

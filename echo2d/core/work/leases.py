@@ -12,7 +12,7 @@ Not here: which worker gets a lease and what happens when one ends (`scheduler`)
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from echo2d.core.base.deadline_queue import DeadlineQueue
 from echo2d.core.base.ids import TAG_SHIFT, GroupId, LeaseId, PeerId
@@ -234,11 +234,14 @@ class LeaseTable:
     def gather(self, lease: Lease, sample: int, output: Partial | None) -> None:
         """Remember the output of a sample so far; None: it is not known.
 
-        If there is no room for it, it counts as not known until the worker reports it again from its
-        first token.
+        If there is no room for it, its columns are left out; if there is still none, it counts as not known until the
+        worker reports it again from its first token.
         """
         size = _size(output)
         self._gathered_bytes -= _size(lease.outputs.get(sample))
+        if output is not None and self._gathered_bytes + size > GATHERED_BYTES_MAX:
+            output = replace(output, columns=())
+            size = _size(output)
         if self._gathered_bytes + size > GATHERED_BYTES_MAX:
             output, size = None, 0
         lease.outputs[sample] = output

@@ -43,6 +43,7 @@ def written_by(
         believed=believed,
         base=base,
         stop_strings=bool(task.stop_strings),
+        experts=rules.experts,
     )
     if fault:
         return fault

@@ -28,11 +28,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from echo2d.config.checks import config_cautions
 from echo2d.config.coordinator import CoordinatorConfig, LinkTable, ServeTable
 from echo2d.core.base.ids import RunId
-from echo2d.core.base.model_config import context_max, end_token_ids, vocab_size
+from echo2d.core.base.model_config import context_max, end_token_ids, expert_numbers, vocab_size
 from echo2d.core.cluster.events import VersionPublished
 from echo2d.core.coordinator.events import Recovered
 from echo2d.core.coordinator.state import CoordinatorState
 from echo2d.core.protocol.answer_end import CONTEXT_SPARE
+from echo2d.core.protocol.experts import EXPERTS
 from echo2d.core.protocol.seeds import seed_key
 from echo2d.core.rules.audit import AuditRules
 from echo2d.core.rules.run import RunRules
@@ -341,6 +342,7 @@ def make_rules(
         tasks=tuple(task_rules(config, task, ends) for task in tasks),
         evals=tuple(eval_rules(config, each, ends) for each in evals),
         vocab_size=sampling.vocab_size or _vocab_size(model, facts),
+        experts=expert_numbers(facts) if EXPERTS in policy.columns else None,
         context_max=None if (fits := context_max(facts)) is None else fits - CONTEXT_SPARE,
         dissemination=config.dissemination,
         activation=config.activation,
@@ -375,7 +377,8 @@ def _warn_of(rules: RunRules) -> None:
 def _audit_rules(config: CoordinatorConfig) -> AuditRules:
     audit = config.audit
     samplings = sorted({str(drawn(config.sampling_of(task))) for task in config.tasks})
-    scored_as = f"{', or '.join(samplings)}, {audit.dtype} on {audit.device}"
+    experts = ", experts by layer" if EXPERTS in config.policy.columns else ""
+    scored_as = f"{', or '.join(samplings)}, {audit.dtype} on {audit.device}{experts}"
     return AuditRules(**audit.values(), scored_as=scored_as)
 
 

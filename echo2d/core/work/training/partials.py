@@ -163,9 +163,11 @@ class Partials:
         return self._versions.live(version) is not None
 
     def _fault(self, output: Partial, task: TaskRules) -> str:
-        stops = task.stop_token_ids
+        rules, stops = self._rules, task.stop_token_ids
         return (
-            partial_fault(output, vocab_size=self._rules.vocab_size, stop_token_ids=stops)
+            partial_fault(
+                output, vocab_size=rules.vocab_size, stop_token_ids=stops, experts=rules.experts
+            )
             if output.length
             else ""
         )

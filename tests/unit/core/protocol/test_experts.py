@@ -7,7 +7,7 @@ import pytest
 
 from echo2d.core.base.model_config import ExpertNumbers, expert_numbers
 from echo2d.core.protocol.columns import columns_fault
-from echo2d.core.protocol.experts import ExpertShape, column_of
+from echo2d.core.protocol.experts import ExpertShape, column_of, expert_fault
 
 # The middle one of three layers has no router.
 SHAPE = ExpertShape(layers=3, chosen=2, experts=300, routed=(0, 2))
@@ -43,9 +43,24 @@ def test_experts_that_no_router_can_choose_have_a_fault(experts: Any, fault: str
 def test_the_difference_is_the_share_of_experts_that_the_other_lacks() -> None:
     assert SHAPE.differing(RIGHT, RIGHT) == 0.0
     assert SHAPE.differing(RIGHT[..., ::-1], RIGHT) == 0.0
-    assert SHAPE.differing(with_value((0, 0, 0), 9), RIGHT) == 1 / 8
+    assert SHAPE.differing(with_value((0, 0, 0), 9), RIGHT) == 1 / 4, "of the worst layer"
     assert SHAPE.differing(with_value((0, 1, 0), 9), RIGHT) == 0.0
     assert SHAPE.differing(with_value((0, 0, 0), 300), RIGHT) == 1.0
+
+
+def test_the_coordinator_refuses_what_no_router_can_choose() -> None:
+    """It does not know which layers have routers."""
+    numbers = ExpertNumbers(layers=3, chosen=2, experts=300)
+    right, twice = column_of(RIGHT, 300), column_of(with_value((0, 0, 0), 299), 300)
+    assert expert_fault((right,), numbers) == ""
+    assert expert_fault((right._replace(data=b""),), numbers) == "", "no tokens"
+    assert expert_fault((twice,), numbers).endswith("expected 2 different ones; found one twice")
+    beyond = column_of(with_value((0, 2, 0), 300), 300)
+    assert expert_fault((beyond,), numbers) == "experts: expected numbers below 300; found 300"
+    for wrong in (right._replace(element="f16"), right._replace(shape=(6,))):
+        assert expert_fault((wrong,), numbers).startswith("experts: expected u8 or u16 of (3, 2); ")
+    assert expert_fault((twice,), None) == "", "nothing is known"
+    assert expert_fault((twice._replace(name="other"),), numbers) == ""
 
 
 @pytest.mark.parametrize(("experts", "each"), [(256, 1), (257, 2)])
