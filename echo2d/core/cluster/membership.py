@@ -127,7 +127,7 @@ class Membership:
             kind = printable(hello.quantization, QUANTIZATION_CHARS_MAX)
             text = (
                 f"this run takes no workers with quantized weights, and this one computes in {kind}; "
-                'set worker.quantization = "none" (SGLang: no --quantization), or ask the run\'s '
+                'set worker.quantization = "none" (servers: no --quantization and --kv-cache-dtype), or ask the run\'s '
                 "operator for policy.quantized_workers = true"
             )
             return None, _refuse(session, "run", text, permanent=True)
@@ -341,7 +341,9 @@ def _take_hello(peer: Peer, hello: Hello, *, p2p: bool) -> None:
     peer.reach.uplink_limit = hello.uplink_limit or None
     peer.scores = hello.scores
     peer.build = replace(hello.build, name=hello.build.shown)
-    peer.quantization = printable(hello.quantization, QUANTIZATION_CHARS_MAX)
+    # Without commas and spaces it is no other class of answers (`AuditRules.name_of`).
+    quantization = printable(hello.quantization, QUANTIZATION_CHARS_MAX)
+    peer.quantization = "".join(each for each in quantization if each.isalnum() or each in "_.+-")
     # A price above 1e6 USD per hour is a mistake.
     peer.usd_per_h = (
         None if hello.usd_per_h is None or not 0 <= hello.usd_per_h <= 1e6 else hello.usd_per_h

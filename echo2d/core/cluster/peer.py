@@ -16,8 +16,8 @@ from echo2d.core.base.ids import FormId, PeerId, SessionId
 from echo2d.core.protocol.builds import OURS, Build
 from echo2d.core.protocol.control_messages import Address, PeerKind, RefitDone, VersionKey
 
-# Versions of which a worker may still be sending tokens; in practice two or three.
-ACKNOWLEDGED_MAX = 64
+# Versions of which a worker may still be sending tokens; with adapters, S + 1 of them.
+ACKNOWLEDGED_MAX = 80
 # This many changes of session of one peer id within FLIP_WINDOW_S show that two daemons use one key.
 FLIPS_MAX = 3
 FLIP_WINDOW_S = 60.0
@@ -52,6 +52,8 @@ class PeerEngine:
     recomputed_tokens: int | None = None
     recompute_s: float | None = None
     memory_ok: bool | None = None
+    # The newest version that the engines have loaded, as its publish_seq.
+    newest_seq: int = 0
     # When the engines were refitted last, in monotonic seconds.
     refitted_at: float | None = None
     # The bytes that new versions may take on the worker's disk, as its last heartbeat said.

@@ -105,6 +105,7 @@ class ActivationLoop:
             )
         measurements.stood_still(peer.peer, still_s, now=now)
         lost_s = _believed(recompute_s or 0.0, measurements.recompute.estimate)
+        lost_s = min(lost_s, most_s - still_s)
         measurements.forgive(peer.peer, lost_s, now=now)
         return still_s + lost_s
 

@@ -488,10 +488,15 @@ class CoordinatorState:
                 "refit", f"{peer.name}: version {message.version} is not published"
             )
             return [note, *revocations]
+        published = self._versions.live(peer.engine.serving)
+        assert published is not None
+        newer = published.publish_seq > peer.engine.newest_seq
+        peer.engine.newest_seq = max(peer.engine.newest_seq, published.publish_seq)
         # Loading the first version pauses nothing, so its time is no refit pause.
         if before is None:
             self._activation_loop.changed()
-        elif before != peer.engine.serving:
+        elif newer:
+            # A worker that goes back and forth would have all its time forgiven.
             still_s = self._activation_loop.refitted(peer, message, now=now)
             self._scheduler.deliveries.stood_still(peer.peer, still_s)
         peer.engine.refitted_at = now

@@ -79,6 +79,10 @@ def test_a_run_accepts_quantized_workers_only_if_its_operator_allows_them() -> N
     joined, _ = club.hello(hello=hello)
     assert joined is not None
     assert joined.peer.quantization == "int8"
+    named = replace(hello, quantization="mixed KV, logprobs off")
+    joined, _ = Club(quantized=True).hello(hello=named)
+    assert joined is not None
+    assert joined.peer.quantization == "mixedKVlogprobsoff", "it borrows no other class's limits"
 
 
 def test_the_name_of_a_worker_is_short_and_printable() -> None:

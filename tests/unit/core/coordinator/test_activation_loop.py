@@ -173,6 +173,24 @@ def test_computing_kv_caches_again_is_charged_and_does_not_make_a_worker_look_sl
     assert status.provision.estimates.recompute_s is not None
 
 
+def test_a_worker_that_goes_back_and_forth_between_versions_is_forgiven_once() -> None:
+    world = World()
+    world.connect("seed", kind="seed")
+    world.connect("a")
+    train(world, 3)
+    world.drain()
+    statistics, peer = world.state._statistics, world.peers["a"]
+    known = next(each for each in world.state._members if each.name == "a")
+    newest, before = peer.ready, list(known.engine.acknowledged)[-2]
+    assert newest is not None
+    paused = len(statistics.refit_pause_s)
+    for turn in range(6):
+        world.now += 5.0
+        served = before if turn % 2 else newest
+        world.say(peer, RefitDone(served.version, served.digest, 5.0, memory_ok=True))
+    assert len(statistics.refit_pause_s) - paused <= 1
+
+
 def test_all_workers_work_without_a_target() -> None:
     world = World()
     for name in "ab":
@@ -288,9 +306,10 @@ def test_a_worker_with_a_broken_link_takes_no_other_workers_place() -> None:
 def test_an_impossible_pause_does_not_count() -> None:
     """No longer than since it served the version before; said again of the same one, it is no pause at all."""
     world = settled()
+    train(world, 1)
     liar = world.peers["b"]
     assert liar.serving is not None
-    key, pauses = version_key(liar.serving.version - 1), world.state._statistics.measurements.pause
+    key, pauses = version_key(liar.serving.version + 1), world.state._statistics.measurements.pause
     refitted_at = next(peer.engine.refitted_at for peer in world.state._members if peer.name == "b")
     assert refitted_at is not None
     before = pauses.samples
