@@ -2,6 +2,7 @@
 
 import ipaddress
 import re
+import shlex
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields
@@ -11,6 +12,7 @@ from typing import Any, ClassVar, Literal
 
 from echo2d.config.limits import DISK_BYTES_MAX, PORT_MAX, uplink_bytes_per_s
 from echo2d.config.tables import folder_of, read_table, read_toml, table_of, with_settings
+from echo2d.core.base.flags import flag_values, quantization_of
 from echo2d.core.rules.prices import USD_MAX
 from echo2d.core.rules.table import Table, key
 from echo2d.errors import OperatorFault
@@ -176,14 +178,20 @@ class WorkerConfig(Table):
 
     @property
     def quantized_as(self) -> str:
-        """What the engines quantize weights to, such as "int8"; empty: they do not.
+        """What the engines quantize weights or KV caches to, such as "int8"; empty: they do not.
 
-        For SGLang servers that this worker starts, it is the value of --quantization in `engine_args`.
+        For servers it is what their flags in `engine_args` say.
         """
         if self.engine == "torch":
             return "" if self.quantization == "none" else self.quantization
-        _, _, rest = self.engine_args.replace("=", " ").partition("--quantization ")
-        return next(iter(rest.split()), "")
+        try:
+            given = flag_values(shlex.split(self.engine_args))
+        except ValueError:  # the engine refuses such flags
+            return ""
+        weights = given.get("quantization", given.get("q", ""))
+        # A config may say more, or something else, than the name.
+        weights += "+config" if "quantization-config" in given else ""
+        return quantization_of(weights, given.get("kv-cache-dtype", ""))
 
     @property
     def announced(self) -> tuple[str, int] | None:

@@ -3,16 +3,17 @@
 Each kind of server has a subclass of `ServerLaunch`, which builds its command line and environment.
 """
 
+import math
 import shlex
 import socket
 import subprocess
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import ClassVar, Self
 
+from echo2d.core.base.flags import flag_values
 from echo2d.engines.adapter import AdapterLayout
 from echo2d.engines.base import EngineOptions
 from echo2d.errors import OperatorFault, path_fault
@@ -22,7 +23,12 @@ _ABSENT = 44
 _ASK_S_MAX = 30.0
 _HOST = "127.0.0.1"
 INSIDE = Path(__file__).parent / "inside"  # our module in a server, for its PYTHONPATH
-_TP = ("--tp", "-tp", "--tp-size", "--tensor-parallel-size")
+# The names of the flags for tensor, pipeline and data parallelism.
+_PARALLEL = (
+    ("tp", "tp-size", "tensor-parallel-size"),
+    ("pp", "pp-size", "pipeline-parallel-size"),
+    ("dp", "dp-size", "data-parallel-size"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +36,9 @@ class Running:
     """A server that runs already, for the use of this engine only."""
 
     url: str
+    folder: Path  # the copies of adapters, which the server reads
     api_key: str = ""
     admin_key: str = ""
-    folder: Path = Path()  # the copies of adapters, which the server reads
     private: Path | None = None  # its ECHO2D_MEMORY
 
 
@@ -77,15 +83,17 @@ class ServerLaunch(ABC):
     @classmethod
     def refusal(cls, arguments: Sequence[str]) -> str:
         """Why the operator cannot give these flags; empty: they can be given."""
-        given = (each.partition("=")[0] for each in arguments if each.startswith("--"))
-        names = (each.removeprefix("--").replace("_", "-") for each in given)
-        return next((f"--{name} is set by echo2d" for name in names if name in cls.ours), "")
+        given = flag_values(arguments)
+        return next((f"--{name} is set by echo2d" for name in given if name in cls.ours), "")
 
     @property
     def gpus(self) -> int:
-        """How many GPUs the server uses."""
-        given = pairwise(self.arguments)
-        return next((int(size) for flag, size in given if flag in _TP and size.isdigit()), 1)
+        """How many GPUs the server uses: those of a replica, times the pipeline's stages and the replicas."""
+        given = flag_values(self.arguments)
+        # With this flag SGLang's replicas share the GPUs of one.
+        names = _PARALLEL[:2] if "enable-dp-attention" in given else _PARALLEL
+        sizes = (next((given[each] for each in kind if each in given), "") for kind in names)
+        return math.prod(int(size) for size in sizes if size.isdigit())
 
     @abstractmethod
     def adapter_flags(self, adapter: AdapterLayout, staleness_max: int) -> Sequence[str]:
@@ -145,7 +153,7 @@ def _running(options: EngineOptions, kind: type[ServerLaunch]) -> list[Running]:
         )
     api_key, admin_key = _keys(options.key_file)
     return [
-        Running(url, api_key, admin_key, options.folder / f"engine-{index}")
+        Running(url, options.folder / f"engine-{index}", api_key, admin_key)
         for index, url in enumerate(urls)
     ]
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import ClassVar, Self
 
+from echo2d.core.base.flags import flag_values
 from echo2d.core.protocol.answer_end import CONTEXT_SPARE
 from echo2d.engines.adapter import AdapterLayout
 from echo2d.engines.base import GenerateRequest
@@ -30,10 +30,9 @@ class SglangLaunch(ServerLaunch):
     @classmethod
     def refusal(cls, arguments: Sequence[str]) -> str:
         """Only with flash_rl are quantized weights loaded again at a refit."""
-        words = [word for each in arguments for word in each.split("=", 1)]
-        for flag, value in pairwise(words):
-            if flag.replace("_", "-") == "--load-format" and value != FLASH_RL:
-                return f"--load-format: expected {FLASH_RL}, or the flag left out; found {value}"
+        value = flag_values(arguments).get("load-format", FLASH_RL)
+        if value != FLASH_RL:
+            return f"--load-format: expected {FLASH_RL}, or the flag left out; found {value}"
         return super().refusal(arguments)
 
     def settings(self, _api_key: str) -> Mapping[str, str]:
@@ -64,7 +63,8 @@ class SglangLaunch(ServerLaunch):
         return f"api-key: {api_key}\nadmin-api-key: {admin_key}\n"
 
     def placed(self, index: int) -> Self:
-        if "cpu" in self.arguments or "--base-gpu-id" in self.arguments:
+        given = flag_values(self.arguments)
+        if given.get("device") == "cpu" or "base-gpu-id" in given:
             return self
         first = str(index * self.gpus)
         return replace(self, arguments=[*self.arguments, "--base-gpu-id", first])

@@ -7,7 +7,7 @@ user can enter.
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 from echo2d.engines.adapter import AdapterLayout
 from echo2d.engines.base import GenerateRequest
@@ -16,6 +16,7 @@ from echo2d.engines.server.launch import INSIDE, ServerLaunch
 from echo2d.engines.vllm import weight_update
 from echo2d.engines.vllm.client import VllmClient
 from echo2d.engines.vllm.generate import read_chunk, request_body
+from echo2d.errors import OperatorFault
 
 
 class VllmLaunch(ServerLaunch):
@@ -37,6 +38,8 @@ class VllmLaunch(ServerLaunch):
             "VLLM_API_KEY": _api_key,
             "VLLM_SERVER_DEV_MODE": "1",
             "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
+            # Our extension changes the sampler of this runner.
+            "VLLM_USE_V2_MODEL_RUNNER": "0",
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_DO_NOT_TRACK": "1",
             "HF_HUB_OFFLINE": "1",
@@ -54,10 +57,17 @@ class VllmLaunch(ServerLaunch):
         ]  # fmt: skip
 
     def placed(self, index: int) -> Self:
-        if "CUDA_VISIBLE_DEVICES" in self.environment:
+        name, mine = "CUDA_VISIBLE_DEVICES", range(index * self.gpus, (index + 1) * self.gpus)
+        visible = self.environment.get(name)
+        if visible == "":
             return self
-        gpus = ",".join(str(index * self.gpus + each) for each in range(self.gpus))
-        return replace(self, environment={**self.environment, "CUDA_VISIBLE_DEVICES": gpus})
+        every = list(map(str, range(mine.stop))) if visible is None else visible.split(",")
+        if len(every) < mine.stop:
+            raise OperatorFault(
+                f"{name}: expected {mine.stop} GPUs for {index + 1} engines of {self.gpus}; found {visible!r}"
+            )
+        gpus = ",".join(every[mine.start : mine.stop])
+        return replace(self, environment={**self.environment, name: gpus})
 
     def adapter_flags(self, adapter: AdapterLayout, staleness_max: int) -> Sequence[str]:
         # vLLM's kernels know these ranks only.
@@ -70,14 +80,11 @@ class VllmLaunch(ServerLaunch):
         )  # fmt: skip
 
 
-def _refusal(server: Any, request: GenerateRequest) -> str:
-    assert isinstance(server, VllmClient)
-    if server.extended or not request.sampling.cuts:
-        return ""
-    return (
-        "vLLM gives logprobs after top_p, top_k and min_p only; start its server with "
-        "--worker-extension-cls of echo2d, or let the worker start it"
-    )
+def _refusal(_: object, request: GenerateRequest) -> str:
+    # vLLM would draw colder requests at 0.01.
+    heat = request.sampling.temperature
+    fits = heat == 0 or 0.01 <= heat <= 2
+    return "" if fits else f"vLLM draws at temperatures of 0.01 to 2 only; asked was {heat:g}"
 
 
 class VllmEngine(ServerEngine):

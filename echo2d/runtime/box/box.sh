@@ -102,9 +102,9 @@ install_echo2d() {
     "$python" -m venv "$home"
   fi
   if [ -n "$from" ]; then
-    source="echo2d$extra @ $from" wanted="$source $sglang"
+    source="echo2d$extra @ $from" wanted="$source $server"
   elif wheel=$(fetch_wheel); then
-    source="${wheel% *}$extra" wanted="$wheel$extra $sglang"
+    source="${wheel% *}$extra" wanted="$wheel$extra $server"
   elif [ -n "$before" ]; then
     say "cannot fetch the wheel from $url: what is installed stays"
     return
@@ -117,9 +117,9 @@ install_echo2d() {
   # If the new build has the same version as the installed one, pip keeps the installed one.
   [ ! -e "$home/installed" ] ||
     pip_install "$home" --force-reinstall --no-deps "$source"
-  if [ -n "$sglang" ]; then
-    [ -e /opt/sglang/bin/python ] || "$(found_python)" -m venv /opt/sglang
-    pip_install /opt/sglang "$sglang"
+  if [ -n "$server" ]; then
+    [ -e "$servers_home/bin/python" ] || "$(found_python)" -m venv "$servers_home"
+    pip_install "$servers_home" "$server"
   fi
   printf '%s\n' "$wanted" >"$home/installed"
 }

@@ -22,8 +22,8 @@ from echo2d.net.security.urls import CoordinatorUrls
 
 BoxStart = Literal["systemd", "onstart", "cloud-init"]
 
-SGLANG = "sglang>=0.5.19"
-SGLANG_PYTHON = "/opt/sglang/bin/python"
+# What pip installs for an engine whose servers have an environment of their own, /opt/ENGINE.
+SERVERS = {"sglang": "sglang>=0.5.19", "vllm": "vllm>=0.32.0"}
 END_OF_FILE = "END_OF_FILE_OF_ECHO2D"
 # The token's name becomes the name of a unit's instance and of files on the box.
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
@@ -37,7 +37,7 @@ class BoxJob:
     token: TokenFile
     # Options of `echo2d join`, besides URL, token file and state directory.
     options: tuple[str, ...]
-    # The embedded engine or SGLang. None: the box is a relay.
+    # None: the box is a relay.
     engine: str | None
     # What pip installs. None: the coordinator's own wheel.
     source: str | None
@@ -76,8 +76,8 @@ def box_script(job: BoxJob, start: BoxStart) -> str:
 
 
 def _head(job: BoxJob) -> str:
-    extra = {"torch": "[torch]"}.get(job.engine or "", "")
-    sglang = SGLANG if job.engine == "sglang" and SGLANG_PYTHON in job.options else ""
+    engine = job.engine or ""
+    server = SERVERS.get(engine, "") if _python_of(engine) in job.options else ""
     return f"""#!/usr/bin/env bash
 # Makes this machine a worker of the echo2d run at {job.url}. Made by `echo2d join --print-script`.
 # It contains the secret of the token {job.token.name}: keep it like the token file.
@@ -85,8 +85,9 @@ set -euo pipefail
 url={shlex.quote(job.url)}
 name={shlex.quote(job.token.name)}
 from={shlex.quote(job.source or "")}
-extra={shlex.quote(extra)}
-sglang={shlex.quote(sglang)}
+extra={shlex.quote("[torch]" if engine == "torch" else "")}
+server={shlex.quote(server)}
+servers_home={f"/opt/{engine}" if server else ""}
 token={shlex.quote(json.dumps(asdict(job.token)))}
 """
 
@@ -159,8 +160,12 @@ def _file(name: str) -> str:
 
 def join_options(engine: str, options: Sequence[str]) -> tuple[str, ...]:
     """The options, and those that the engine needs on a fresh box."""
-    if engine != "sglang" or any(
+    if engine not in SERVERS or any(
         each.partition("=")[0] in ("--engine-python", "--engine-url") for each in options
     ):
         return tuple(options)
-    return (*options, "--engine-python", SGLANG_PYTHON)
+    return (*options, "--engine-python", _python_of(engine))
+
+
+def _python_of(engine: str) -> str:
+    return f"/opt/{engine}/bin/python"

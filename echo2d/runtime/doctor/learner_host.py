@@ -145,10 +145,13 @@ def refit_finding(
     if share <= _REFIT_SHARE_MAX:
         return ok("refits", text)
     if pause_s >= recompute_s:
-        todo = "if it uses a server at an engine_url, let the worker start it: then only changed words are written"
+        todo = (
+            "if it uses a server at an engine_url, without quantized weights, let the worker start it: then only "
+            "changed words are written"
+        )
     else:
         first = "" if mixes else "set audit.in_place = true in run.toml, then "
-        todo = f'{first}set worker.refit_mode = "in_place" on the box, which loses only the pause'
+        todo = f'{first}if it runs SGLang, set worker.refit_mode = "in_place" there, which loses only the pause'
     return warning("refits", text, todo)
 
 

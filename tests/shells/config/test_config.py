@@ -232,6 +232,11 @@ def test_impossible_settings_of_an_owner_are_refused(change: dict[str, Any], wor
         ({"engine": "sglang", "engine_args": "--tp 2"}, ""),
         ({"engine": "sglang", "engine_args": "--tp 2 --quantization fp8"}, "fp8"),
         ({"engine": "sglang", "engine_args": "--quantization=w8a8_int8 --tp 2"}, "w8a8_int8"),
+        ({"engine": "vllm", "engine_args": "-q 'FP8'"}, "fp8"),
+        ({"engine": "vllm", "engine_args": "--quantization fp8 --quantization mxfp8"}, "mxfp8"),
+        ({"engine": "vllm", "engine_args": "--kv_cache_dtype fp8_e5m2 -q fp8"}, "fp8+kv_fp8_e5m2"),
+        ({"engine": "vllm", "engine_args": "--kv-cache-dtype=bfloat16"}, ""),
+        ({"engine": "vllm", "engine_args": "-q fp8 --quantization-config {}"}, "fp8+config"),
     ],
 )
 def test_a_worker_says_how_its_weights_are_quantized(keys: dict[str, Any], said: str) -> None:

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from echo2d.cli import main
 from echo2d.errors import OperatorFault
 from echo2d.net.security.auth import TokenFile, write_token_file
-from echo2d.runtime.box.script import SGLANG_PYTHON, BoxJob, BoxStart, box_script, join_options
+from echo2d.runtime.box.script import SERVERS, BoxJob, BoxStart, box_script, join_options
 
 NASTY = "a 'b' \"c\" $HOME `id` \\ 100% #"
 TOKEN = TokenFile("box-1", "worker", "s3cret", "00" * 32, "https://h:1", "PEM\nof 'it'\n")
@@ -152,13 +152,20 @@ def test_the_script_says_why_no_python_fits(python: str, line: str) -> None:
     assert (done.returncode, done.stderr) == (1, f"echo2d box: {line}\n")
 
 
-def test_sglang_gets_an_environment_of_its_own() -> None:
-    options = join_options("sglang", ["--engine", "sglang"])
-    assert options[-2:] == ("--engine-python", SGLANG_PYTHON)
-    job = replace(JOB, engine="sglang", options=options)
-    assert "sglang='sglang>=0.5.19'" in box_script(job, "onstart")
-    own = join_options("sglang", ["--engine", "sglang", "--engine-url=http://127.0.0.1:3"])
-    assert "sglang=''" in box_script(replace(job, options=own), "onstart")
+@pytest.mark.parametrize("engine", SERVERS)
+def test_a_server_gets_an_environment_of_its_own(engine: str) -> None:
+    options = join_options(engine, ["--engine", engine])
+    assert options[-2:] == ("--engine-python", f"/opt/{engine}/bin/python")
+    job = replace(JOB, engine=engine, options=options)
+    assert _installed(job) == [SERVERS[engine], f"/opt/{engine}", ""]
+    own = join_options(engine, ["--engine", engine, "--engine-url=http://127.0.0.1:3"])
+    assert _installed(replace(job, options=own)) == ["", "", ""]
+
+
+def _installed(job: BoxJob) -> list[str]:
+    """The server, its environment and the extra of echo2d, as the shell reads them."""
+    head = box_script(job, "onstart").partition("# --- from here on")[0]
+    return shell(head + 'printf "%s|" "$server" "$servers_home" "$extra"').stdout.split("|")[:-1]
 
 
 def run(*arguments: str) -> tuple[int, str]:
