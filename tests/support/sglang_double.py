@@ -87,6 +87,8 @@ class SglangDouble:
         self.adapter_paths: dict[str, str] = {}
         self.adapters: dict[str, dict[str, bytes]] = {}
         self.adapters_max = 3
+        self.refuses_adapters = False
+        self.loses_aborts = 0  # how many of the next aborts do nothing
         self.paused: str | None = None
         self.sick = False
         self.running_max = 4096
@@ -123,6 +125,7 @@ class SglangDouble:
         app.router.add_get("/openapi.json", self._paths)
         app.router.add_get("/model_info", self._model_info)
         app.router.add_get("/v1/loads", self._loads)
+        app.router.add_get("/v1/models", self._models)
         for path, handler in {
             "/generate": self._generate,
             "/pause_generation": self._pause,
@@ -184,6 +187,9 @@ class SglangDouble:
             "max_running_requests": self.running_max,
         }
         return web.json_response({"loads": [rank]})
+
+    async def _models(self, _: web.Request) -> web.Response:
+        return web.json_response({"data": [{"id": name} for name in ("base", *self.adapters)]})
 
     # --- generation
 
@@ -308,6 +314,9 @@ class SglangDouble:
     async def _abort(self, http: web.Request) -> web.Response:
         body = await http.json()
         self.calls.append("abort_all" if body.get("abort_all") else "abort")
+        if self.loses_aborts:
+            self.loses_aborts -= 1
+            return web.Response()
         if body.get("abort_all") or body["rid"] in self.live:
             for rid, request in self.live.items():
                 request.aborted |= bool(body.get("abort_all")) or rid.startswith(body["rid"])
@@ -368,6 +377,8 @@ class SglangDouble:
         self.calls.append(f"load {name}")
         if name in self.adapters:
             return web.json_response({"error": {"message": "already loaded"}}, status=400)
+        if self.refuses_adapters:
+            return web.json_response({"error": {"message": "header too large"}}, status=400)
         self.adapter_paths[name] = body["lora_path"]
         if not await self._has_adapter(name):
             return web.json_response({"error": {"message": "header too large"}}, status=400)

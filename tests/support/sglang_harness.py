@@ -44,7 +44,7 @@ class DoubleHarness(FakeHarness):
     def engine(self, *, slots: int = 64, rng_seed: int = 0) -> SglangEngine:  # type: ignore[override]
         double = next(self._next)
         engine = SglangEngine(
-            Running(double.url, folder=self._folder / double.url.rpartition(":")[2]),
+            Running(double.url, self._folder / double.url.rpartition(":")[2]),
             slots=slots,
             rng_seed=rng_seed,
             refit_mode=self._mode,

@@ -59,7 +59,7 @@ WORKER_LEASES_MAX = 256
 # At most this many results are unanswered: several steps' worth of one worker's results while the
 # coordinator is away.
 RESULTS_MAX = 1024
-CONFIRMED_MAX = 64  # versions; results name the last two or three
+CONFIRMED_MAX = 80  # versions; with adapters, results may name S + 1 of them
 _SAMPLES_MAX = 1024  # samples of one lease; a group is rarely over 64
 # The most tokens of a prompt, or of the output of one sample: 8 bytes each, so every message stays
 # below 4 MiB.
@@ -130,6 +130,7 @@ class _Held:
     outputs: dict[int, _Output]  # unfinished samples by their index within the group
     report_at: float  # when its progress is due, in monotonic seconds
     token_at: float  # when it last got a token
+    since: VersionKey | None  # the version that was served when it came
     started: bool = False
 
     @property
@@ -181,14 +182,18 @@ class WorkerLeases:
         return tuple(dict.fromkeys([*self._held, *(key for key, _ in self._results)]))
 
     def served(self) -> tuple[VersionKey, ...]:
-        """The confirmed versions that wrote tokens of the held leases and results."""
+        """The confirmed versions that wrote tokens of the held leases and results, or may be writing them."""
         outputs = [output.spans for held in self._held.values() for output in held.outputs.values()]
         wrote = {
             span.key
             for spans in [*outputs, *(result.spans for result in self._results.values())]
             for span in spans
         }
-        return tuple(key for key in self._confirmed if key in wrote)
+        # A request under an adapter may go on when newer versions are served already.
+        order = list(self._confirmed)
+        came = [order.index(h.since) for h in self._held.values() if h.since in self._confirmed]
+        first = min(came, default=len(order))
+        return tuple(key for place, key in enumerate(order) if place >= first or key in wrote)
 
     # --- from the coordinator ---
 
@@ -205,7 +210,7 @@ class WorkerLeases:
         outputs = {sample: _Output() for sample in grant.samples}
         # Its first report goes out with the next report of another lease, because reports cost less together.
         report_at = min([now + _report_s(grant), *[each.report_at for each in self._held.values()]])
-        self._held[key] = _Held(grant, outputs, report_at=report_at, token_at=now)
+        self._held[key] = _Held(grant, outputs, report_at, now, serving)
         return self._start(now)
 
     def cancelled(self, key: HeldLease, *, now: float) -> list[LeaseAction]:

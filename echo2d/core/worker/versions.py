@@ -54,9 +54,9 @@ from echo2d.core.worker.slot_snapshots import SNAPSHOT_SLOTS, SlotSnapshots
 # A worker keeps at most this many forms: the one that spreads, the one that waits, and the two forms before them, for
 # peers that still fetch those.
 WORKER_FORMS_MAX = 4
-# At most this many versions keep their label, because tokens of them may still come from an engine; in
-# practice two or three do.
-LABELS_MAX = 64
+# At most this many versions keep their label, because tokens of them may still come from an engine; with adapters, of
+# S + 1 versions.
+LABELS_MAX = 80
 # At most this many refused forms are remembered. The coordinator sends one form at a time, so this is
 # more than enough.
 REFUSED_MAX = 64

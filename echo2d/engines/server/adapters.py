@@ -28,10 +28,12 @@ class ServedAdapters:
         self.newest: str | None = None  # the one that new requests name
 
     def copy(self, snapshot: Path, label: str) -> Path:
-        """Copy the files of an adapter to the label's directory, which is returned. Blocking.
+        """Copy the files of an adapter to the label's directory, which is returned, unless they are there. Blocking.
 
-        EngineFault: the disk refuses.
+        From now on the server may be asked to load it, and may have it. EngineFault: the disk refuses.
         """
+        if label in self._paths:
+            return self._paths[label]
         kept = self._folder.absolute() / label
         part = kept.with_name(f"{label}.part")
         try:
@@ -42,15 +44,16 @@ class ServedAdapters:
         except (OSError, shutil.Error) as error:
             shutil.rmtree(part, ignore_errors=True)
             raise EngineFault(f"an adapter cannot be copied to {kept}: {error}") from error
+        self._paths[label] = kept
         return kept
 
-    def asked(self, label: str, directory: Path) -> None:
-        """The server is asked to load it, and may have it from now on."""
-        self._paths[label] = directory
+    def holds(self, label: str) -> bool:
+        """Whether the server has loaded it. A label never has other bytes."""
+        return label in self._loaded
 
-    def holds(self, label: str) -> Path | None:
-        """The directory of an adapter that the server has loaded. A label never has other bytes."""
-        return self._paths[label] if label in self._loaded else None
+    def unloading(self, label: str) -> None:
+        """The server is asked to drop it, and may not have it from now on."""
+        self._loaded.discard(label)
 
     def serve(self, label: str, base: AdapterBase) -> None:
         """From now on new requests name this adapter, which the server has loaded."""
@@ -72,11 +75,11 @@ class ServedAdapters:
 
     def forget(self, label: str) -> Path:
         """The server does not have it any more. Returns its directory, to be deleted."""
-        self._loaded.discard(label)
         return self._paths.pop(label)
 
     def clear(self) -> None:
-        """The server has none of them any more."""
+        """The server has none of them any more: delete all files, also those of earlier lives. Blocking."""
+        shutil.rmtree(self._folder, ignore_errors=True)
         self.newest = None
         self._paths.clear()
         self._loaded.clear()

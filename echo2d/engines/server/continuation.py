@@ -54,7 +54,7 @@ class Continuation:
 
     def __init__(self, label: str, *, whole: bool = False) -> None:
         self.label = label  # label of the version served when the request was sent
-        self._whole = whole
+        self.whole = whole
         self.finish: FinishReason | None = None  # None until the last chunk
         self.certain = True  # once a token was uncertain, all after it are too
         self.cached_tokens = 0
@@ -80,7 +80,7 @@ class Continuation:
     @property
     def holds(self) -> bool:
         """Whether tokens are held until the last chunk."""
-        return self._whole or not self.certain
+        return self.whole or not self.certain
 
     @property
     def begun(self) -> bool:

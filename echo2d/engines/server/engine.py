@@ -27,11 +27,12 @@ from echo2d.engines.server.adapters import under_adapter
 from echo2d.engines.server.admission import SampleAdmission
 from echo2d.engines.server.calls import GenerationCall, SampleState
 from echo2d.engines.server.continuation import StreamChunk
+from echo2d.engines.server.http_client import ServerClient
 from echo2d.engines.server.launch import Running, ServerLaunch, servers_of
 from echo2d.engines.server.process import ServerProcess
 from echo2d.engines.server.recompute import RecomputeMeter
 from echo2d.engines.server.sampling_loop import SamplingLoop
-from echo2d.engines.server.serving import Serving, ServingClient
+from echo2d.engines.server.serving import Serving
 from echo2d.engines.server.weight_files import vocabulary
 from echo2d.engines.server.weight_update import RefitMode, Updates
 from echo2d.engines.stream import SAMPLES_OPEN_MAX, RequestStream, check_request
@@ -43,7 +44,7 @@ class ServerKind:
     """What is different from one kind of server to another."""
 
     launch: type[ServerLaunch]
-    connect: Callable[[str, str, str], ServingClient]
+    connect: Callable[[str, str, str], ServerClient]
     updates: Updates
     # The body of a request for the next piece of a sample, from the request's id, the salt of its cached prefixes, the
     # name of its adapter (None: it has none), the call and the sample.
@@ -113,7 +114,7 @@ class ServerEngine:
         return self._serving.label
 
     @property
-    def server(self) -> ServingClient | None:
+    def server(self) -> ServerClient | None:
         """The client of the server in use; None before the first refit and after a loss."""
         return self._serving.server
 
@@ -132,9 +133,11 @@ class ServerEngine:
     async def refit(
         self, snapshot: Path, label: str, base: AdapterBase | None = None
     ) -> RefitReport:
-        report = await self._serving.refit(snapshot, label, base)
         if base is None:
-            return report
+            return await self._serving.refit(snapshot, label, None)
+        # Also before it loads another one: a failed load, or a full disk, must not keep them all.
+        await self._serving.drop_adapters(self._writing.labels)
+        report = await self._serving.refit(snapshot, label, base)
         await self._writing.cut_outdated()
         await self._serving.drop_adapters(self._writing.labels)
         tokens, recompute_s = self._recompute.take()
@@ -205,6 +208,7 @@ class ServerEngine:
         ):
             raise EngineFault(f"more than {SAMPLES_OPEN_MAX} samples are running or waiting")
         tokens = context_max(layout.config)
+        self._require_fits(request, tokens)
         limit = check_request(
             request,
             vocab_size=vocabulary(layout),
@@ -216,6 +220,21 @@ class ServerEngine:
         call = GenerationCall(request, RequestStream(request.samples), seeds, limit)
         self._calls[request.request_id] = call
         return call
+
+    def _require_fits(self, request: GenerateRequest, tokens: int | None) -> None:
+        """EngineFault: the server has room for fewer tokens than the request may need. tokens: the model's context."""
+        assert self.server is not None
+        room = self.server.context_max
+        if room is None or (tokens is not None and room >= tokens):
+            return
+        needed = len(request.prompt) + request.max_new_tokens
+        if tokens is not None:
+            needed = min(needed, self.kind.context(tokens))
+        if needed > self.kind.context(room):
+            raise EngineFault(
+                f"a prompt of {len(request.prompt)} tokens and its answer may take {needed}; the server has room for "
+                f"{room}: give it more ({self.server.CONTEXT_FLAGS})"
+            )
 
     def _body(
         self, rid: str, salt: str, label: str, call: GenerationCall, sample: SampleState

@@ -7,11 +7,15 @@ streams. A server's subclass adds its paths. Nothing is decided here.
 
 import asyncio
 import json
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, ClassVar
 
 import aiohttp
 
+from echo2d.engines.server.admission import ServerLoad
 from echo2d.errors import EngineFault
 
 # For a call that waits only for a busy scheduler, which answers between two batches.
@@ -32,13 +36,20 @@ class Lost(EngineFault):
     """There was no answer; the call may or may not have had its effect."""
 
 
-class ServerClient:
+class ServerClient(ABC):
     """One server at `url`: http://HOST:PORT, or unix:PATH of a socket. Keys are secret, so they go into headers and
     nowhere else.
     """
 
     NAME: ClassVar[str]  # name of the server's kind, for errors
-    quantization = ""  # of the weights in memory, such as "fp8", once it was probed; empty: none
+    ADAPTERS: ClassVar[str] = "/"  # the path under which they are loaded
+    CONTEXT_FLAGS: ClassVar[str]  # those that decide how long a prompt with its answer may be
+    # These are known once the server was probed.
+    quantization = ""  # of the weights in memory, such as "fp8"; empty: none
+    tells_experts = False  # at the end of a request, if it is asked to
+    kv_dtype = ""  # of the KV cache
+    context_max: int | None = None  # tokens of prompt and output; None: those of the model
+    adapters_max: int | None = None  # adapters beside each other; None: no limit is known
     keeps_admin: ClassVar[bool] = True  # whether an administrator's connection serves several calls
 
     def __init__(self, url: str, api_key: str = "", admin_key: str = "") -> None:
@@ -63,6 +74,32 @@ class ServerClient:
     def no_refit(self) -> str:
         """Why it cannot load a second version; empty: it can."""
         return ""
+
+    @abstractmethod
+    async def ready(self) -> bool:
+        """Whether a starting server takes requests."""
+
+    @abstractmethod
+    async def probe(self) -> None:
+        """Find out what the server can do. EngineFault: echo2d cannot use it."""
+
+    @abstractmethod
+    async def weights(self) -> str:
+        """The label of its weights."""
+
+    @abstractmethod
+    async def load(self) -> ServerLoad:
+        """EngineFault: there is no answer, or it lacks these numbers."""
+
+    @abstractmethod
+    def generate(self, body: Mapping[str, Any]) -> AsyncIterator[Mapping[str, Any]]:
+        """Stream the chunks of one request."""
+
+    @abstractmethod
+    async def abort(self, rid: str) -> None: ...
+
+    @abstractmethod
+    async def abort_all(self) -> None: ...
 
     async def close(self) -> None:
         await self._work.close()
@@ -107,6 +144,28 @@ class ServerClient:
                 f"{self.NAME} {path}: the answer is no JSON object; is this a {self.NAME} server?"
             )
         return answer
+
+    async def load_adapter(self, label: str, directory: Path, *, timeout_s: float) -> None:
+        """Load an adapter under this name. The server reads the directory again whenever it has evicted the adapter."""
+        path, body = (
+            f"{self.ADAPTERS}load_lora_adapter",
+            {"lora_name": label, "lora_path": str(directory)},
+        )
+        try:
+            await self.order(path, body, timeout_s=timeout_s)
+        except ServerRefused:
+            # It has the name already if the answer to an earlier call was lost.
+            await self.unload_adapter(label)
+            await self.order(path, body, timeout_s=timeout_s)
+
+    async def unload_adapter(self, label: str) -> None:
+        with suppress(ServerRefused):
+            await self.order(f"{self.ADAPTERS}unload_lora_adapter", {"lora_name": label})
+
+    async def has_adapter(self, label: str) -> bool:
+        """Whether it lists the adapter."""
+        listed = (await self.facts("/v1/models")).get("data")
+        return any(isinstance(each, dict) and each.get("id") == label for each in listed or ())
 
     async def order(
         self, path: str, body: Mapping[str, Any], *, timeout_s: float = CALL_S_MAX

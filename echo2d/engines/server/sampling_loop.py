@@ -23,10 +23,10 @@ from typing import Any, Protocol
 
 from echo2d.core.protocol.experts import EXPERTS
 from echo2d.engines.base import FinishReason
-from echo2d.engines.server.admission import SampleAdmission, ServerLoad
+from echo2d.engines.server.admission import SampleAdmission
 from echo2d.engines.server.calls import GenerationCall, SampleState
 from echo2d.engines.server.continuation import Continuation, Foreign, StreamChunk
-from echo2d.engines.server.http_client import Lost, ServerRefused
+from echo2d.engines.server.http_client import Lost, ServerClient, ServerRefused
 from echo2d.engines.server.recompute import RecomputeMeter
 from echo2d.errors import EngineFault
 
@@ -36,6 +36,13 @@ PIECES_FRUITLESS_MAX = 64
 # A request that goes on through a refit is cut after at least half of this time and at most all of it. With a
 # longer time, more tokens are lost when a worker dies; with a shorter time, KV is computed again more often.
 HELD_S_MAX = 120.0
+
+# The same for a request whose tokens are held until it ends, because its server tells their experts only then. The
+# coordinator takes a worker that reports nothing for longer than TRIAL_S for idle, and a stop string is looked for in
+# reported tokens.
+WHOLE_S_MAX = 8.0
+# A server may lose an abort that comes before the request has reached its scheduler.
+CUT_S_MAX = 10.0
 
 log = logging.getLogger("echo2d.engines")
 
@@ -48,21 +55,11 @@ RequestBody = Callable[[str, str, str, GenerationCall, SampleState], Mapping[str
 ChunkReader = Callable[[Mapping[str, Any], str, str | None], StreamChunk]
 
 
-class GeneratingServer(Protocol):
-    """What the loop needs of a server. Methods raise EngineFault, and `Lost` if there is no answer."""
-
-    def generate(self, body: Mapping[str, Any]) -> AsyncIterator[Mapping[str, Any]]: ...
-
-    async def abort(self, rid: str) -> None: ...
-
-    async def load(self) -> ServerLoad: ...
-
-
 class ServerVersions(Protocol):
     """Which server is in use, and which version it serves."""
 
     @property
-    def server(self) -> GeneratingServer | None: ...
+    def server(self) -> ServerClient | None: ...
 
     @property
     def base(self) -> str | None:
@@ -88,7 +85,7 @@ class ServerVersions(Protocol):
     def outdated(self, label: str) -> bool:
         """Whether a request must not go on under this label, although the server would."""
 
-    async def served(self) -> tuple[GeneratingServer, str]:
+    async def served(self) -> tuple[ServerClient, str]:
         """The server and its label, once no refit is under way."""
 
     async def verified(self) -> None:
@@ -107,6 +104,7 @@ class _Open:
 
     label: str
     sample: SampleState
+    limit: asyncio.Timeout  # ends a request that does not end by itself
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -139,7 +137,9 @@ class SamplingLoop:
         return {each.label for each in self._open.values()}
 
     async def cut_outdated(self) -> None:
-        """Cut the requests that must not go on under their label. Returns once they have ended."""
+        """Cut the requests that must not go on under their label. Returns once they have ended; while generation is
+        stopped, a server may end none before it goes on.
+        """
         outdated = {
             rid: each for rid, each in self._open.items() if self._serving.outdated(each.label)
         }
@@ -149,6 +149,11 @@ class SamplingLoop:
             if server is not None:
                 with suppress(EngineFault):
                     await server.abort(rid)
+        if not self._serving.quiet:
+            return
+        for each in outdated.values():
+            if not each.ended.is_set():
+                each.limit.reschedule(asyncio.get_running_loop().time() + CUT_S_MAX)
         for each in outdated.values():
             await each.ended.wait()
 
@@ -176,12 +181,16 @@ class SamplingLoop:
             server, label = await self._serving.served()
             if call.aborted:
                 return "abort"
-            piece = Continuation(label, whole=EXPERTS in call.request.columns)
+            piece = Continuation(
+                label, whole=EXPERTS in call.request.columns and server.tells_experts
+            )
+            updates = self._serving.updates
             try:
-                await self._stream(
-                    server, call, sample, piece, self._serving.updates, resumes=resumes
-                )
-            except Lost as fault:
+                async with asyncio.timeout(None) as limit:
+                    await self._stream(
+                        server, call, sample, piece, updates, resumes=resumes, limit=limit
+                    )
+            except (Lost, TimeoutError) as fault:
                 # `_stream` had the server examined. If it still serves, the sample goes on from its
                 # output so far.
                 log.info("a request was lost: %s", fault)
@@ -190,6 +199,7 @@ class SamplingLoop:
         # does not name. The sample goes on until its own tokens say that it is finished.
         if (finish := sample.finish()) is not None:
             return finish
+        call.put(sample)
         sample.fruitless += 1
         if sample.fruitless > PIECES_FRUITLESS_MAX:
             raise EngineFault("the server aborts or loses every request at once")
@@ -197,15 +207,16 @@ class SamplingLoop:
 
     async def _stream(
         self,
-        server: GeneratingServer,
+        server: ServerClient,
         call: GenerationCall,
         sample: SampleState,
         piece: Continuation,
         updates: int,
         *,
         resumes: bool,
+        limit: asyncio.Timeout,
     ) -> None:
-        """Read one request's stream.
+        """Read one request's stream. TimeoutError: `limit` was set, and is over.
 
         updates: how many updates had been asked for before the request began. Its tokens are certain until
         another update is asked for. Only requests that began between the same two updates share cached
@@ -217,14 +228,14 @@ class SamplingLoop:
         number = next(self._numbers)
         rid = f"{self._nonce}{number:015d}"
         # The golden ratio's multiples, modulo 1, spread evenly.
-        patience = (1.0 + number * 0.618033988749895 % 1.0) / 2.0  # share of HELD_S_MAX
+        patience = (1.0 + number * 0.618033988749895 % 1.0) / 2.0  # share of the longest time
         call.rids[sample.index] = rid
         ending, uncertain_since = False, None
         salt = f"{updates} {piece.label}"
         if resumes or sample.cut:
             self._recompute.sent(rid, sample.context_tokens, now=clock.time())
         sample.cut = False
-        this, base = _Open(piece.label, sample), serving.base
+        this, base = _Open(piece.label, sample, limit), serving.base
         self._open[rid] = this
         try:
             async for chunk in server.generate(self._body(rid, salt, piece.label, call, sample)):
@@ -243,8 +254,9 @@ class SamplingLoop:
                     call.put(sample)
                 if piece.holds and uncertain_since is None:
                     uncertain_since = now
+                held_s_max = WHOLE_S_MAX if piece.whole else HELD_S_MAX
                 overdue = (
-                    uncertain_since is not None and now > uncertain_since + patience * HELD_S_MAX
+                    uncertain_since is not None and now > uncertain_since + patience * held_s_max
                 )
                 if not ending and (call.aborted or self._must_cut(piece, overdue=overdue)):
                     ending = sample.cut = True

@@ -22,55 +22,33 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
+from echo2d.core.base.flags import quantization_of
 from echo2d.engines.adapter import adapter_layout
 from echo2d.engines.base import AdapterBase, RefitReport
 from echo2d.engines.layout import SnapshotLayout, read_layout
 from echo2d.engines.server.adapters import ServedAdapters
 from echo2d.engines.server.admission import ServerLoad
 from echo2d.engines.server.calls import SampleState
-from echo2d.engines.server.http_client import Lost
+from echo2d.engines.server.http_client import Lost, ServerClient
 from echo2d.engines.server.launch import Running, ServerLaunch
 from echo2d.engines.server.memory import ServerMemory
 from echo2d.engines.server.process import ServerProcess
 from echo2d.engines.server.recompute import RecomputeMeter
-from echo2d.engines.server.sampling_loop import GeneratingServer
 from echo2d.engines.server.weight_files import list_files, read_model, require_unchanged
-from echo2d.engines.server.weight_update import Doubtful, RefitMode, Updates, WeightUpdate
+from echo2d.engines.server.weight_update import (
+    Doubtful,
+    RefitMode,
+    Updates,
+    WeightUpdate,
+    load_s_max,
+)
 from echo2d.errors import EngineFault
 
 # A large model may come from a slow disk, and kernels may have to be compiled.
 START_S_MAX = 900.0
 
 log = logging.getLogger("echo2d.engines")
-
-
-class ServingClient(GeneratingServer, Protocol):
-    """A client of a server: the calls besides requests and refits. Methods raise EngineFault."""
-
-    quantization: str  # of the weights in memory; empty: none
-
-    @property
-    def no_refit(self) -> str:
-        """Why it cannot load a second version; empty: it can."""
-
-    async def close(self) -> None: ...
-
-    async def ready(self) -> bool:
-        """Whether a starting server takes requests."""
-
-    async def probe(self) -> None:
-        """Find out what the server can do. EngineFault: echo2d cannot use it."""
-
-    async def weights(self) -> str:
-        """The label of its weights."""
-
-    async def abort_all(self) -> None: ...
-
-    async def load_adapter(self, label: str, directory: Path) -> None: ...
-
-    async def unload_adapter(self, label: str) -> None: ...
 
 
 class Serving:
@@ -87,7 +65,7 @@ class Serving:
         mode: RefitMode,
         quantized_as: str,
         *,
-        connect: Callable[[str, str, str], ServingClient],
+        connect: Callable[[str, str, str], ServerClient],
         updates: Updates,
         nothing: Callable[[], None],
         measured: Callable[[ServerLoad], None],
@@ -108,11 +86,12 @@ class Serving:
         # The label of the server's weights: `label`, or that of the base of the adapters.
         self.weights: str | None = None
         self.adapters = ServedAdapters(where.folder / "adapters")
-        # Those for adapters, with which the server was started, and the largest S so far.
+        # Those for adapters, with which the server was started, and the largest S so far; of a server at a URL the
+        # last S for which it has too little room.
         self._flags: Sequence[str] = ()
         self._staleness_max = 0
         self.layout: SnapshotLayout | None = None  # layout of the weights loaded last
-        self.server: ServingClient | None = None
+        self.server: ServerClient | None = None
         self.process: ServerProcess | None = None
         self._memory = ServerMemory()
         # Whether the words of the version that was written last were read back. Until then nothing is given out.
@@ -171,6 +150,7 @@ class Serving:
             if base is None:
                 if self.adapters.newest is not None:
                     self._serve_nothing()
+                await asyncio.to_thread(self.adapters.clear)
                 return await self._load(snapshot, label, serve=True)
             return await self._add(snapshot, label, base)
 
@@ -190,6 +170,7 @@ class Serving:
     async def _unload(self, labels: Sequence[str]) -> None:
         """Unload adapters. One whose call is not answered is kept, because the server may have it."""
         for label in labels:
+            self.adapters.unloading(label)
             with suppress(EngineFault):
                 if self.server is not None:
                     await self.server.unload_adapter(label)
@@ -228,7 +209,7 @@ class Serving:
 
     # --- for requests
 
-    async def served(self) -> tuple[ServingClient, str]:
+    async def served(self) -> tuple[ServerClient, str]:
         """Wait until generation is not stopped; return the client and the label served."""
         await self._quiet.wait()
         if self.server is None or self.label is None:
@@ -241,7 +222,7 @@ class Serving:
         if self.label is None:
             raise EngineFault("no version is served")
 
-    async def examine(self, server: ServingClient) -> None:
+    async def examine(self, server: ServerClient) -> None:
         """After a lost request, check that the server lives and still serves this version.
 
         During a refit or a hold it does nothing, because their calls find a lost server too.
@@ -253,12 +234,15 @@ class Serving:
                 found = await server.weights()
                 # The server's scheduler answers this call. It may hang while HTTP does not.
                 await server.load()
+                newest = self.adapters.newest
+                lacks = newest is not None and not await server.has_adapter(newest)
+                lacks = lacks and newest == self.adapters.newest
             except EngineFault as fault:
                 reason = str(fault)
             else:
-                reason = (
-                    "" if found == self.weights else f"it serves {found!r}, not {self.weights!r}"
-                )
+                expected = self.weights
+                reason = "" if found == expected else f"it serves {found!r}, not {expected!r}"
+                reason = reason or (f"it has lost the adapter {newest!r}" if lacks else "")
             if reason and self.quiet:
                 await self.doubt(reason)
 
@@ -317,18 +301,45 @@ class Serving:
         if flags != self._flags or not await self._has(weights):
             self._serve_nothing()
             await self._unload(self.adapters.unneeded(()))
-            self.adapters.clear()
+            await asyncio.to_thread(self.adapters.clear)
             loaded = await self._load(base.directory, weights, flags, serve=False)
             report = replace(loaded, label=label)
-        assert self.server is not None
-        kept = self.adapters.holds(label)
-        if kept is None:
+        server = self.server
+        assert server is not None
+        base = self._fitted(server, base)
+        if not self.adapters.holds(label):
             kept = await asyncio.to_thread(self.adapters.copy, snapshot, label)
-            self.adapters.asked(label, kept)
-            await self.server.load_adapter(label, kept)
+            size = await asyncio.to_thread(lambda: sum(f.stat().st_size for f in kept.iterdir()))
+            self._require(server)
+            await server.load_adapter(label, kept, timeout_s=load_s_max(size))
+        self._require(server)
         self.adapters.serve(label, base)
         self.label = label
         return report
+
+    def _require(self, server: ServerClient) -> None:
+        """EngineFault: a lost request has shown meanwhile that the server is gone."""
+        if self.server is not server:
+            raise EngineFault("the server was lost while it got an adapter")
+
+    def _fitted(self, server: ServerClient, base: AdapterBase) -> AdapterBase:
+        """The base, with so small a staleness that the server holds the adapters of all requests and the next one."""
+        room = server.adapters_max
+        if room is None or base.staleness_max + 2 <= room:
+            return base
+        if room < 2:
+            raise EngineFault(
+                f"the server holds {room} adapter at once, and a refit needs 2: give it {base.staleness_max + 2} "
+                "(--max-loras, --max-loras-per-batch)"
+            )
+        if base.staleness_max != self._staleness_max:
+            self._staleness_max = base.staleness_max
+            log.warning(
+                "the server holds %d adapters: requests are cut after %d versions, and not after %d (--max-loras, "
+                "--max-loras-per-batch)",
+                *(room, room - 2, base.staleness_max),
+            )
+        return replace(base, staleness_max=room - 2)
 
     async def _has(self, weights: str) -> bool:
         """Whether the server lives and has these weights. The operator may have restarted it."""
@@ -367,7 +378,7 @@ class Serving:
         return RefitReport(order.label, _now() - began)
 
     async def _until_ready(
-        self, process: ServerProcess, server: ServingClient, order: WeightUpdate
+        self, process: ServerProcess, server: ServerClient, order: WeightUpdate
     ) -> None:
         deadline = _now() + START_S_MAX + order.timeout_s
         while not await server.ready():
@@ -382,23 +393,25 @@ class Serving:
                 )
             await asyncio.sleep(0.25)
 
-    async def _probe(self, server: ServingClient) -> None:
+    async def _probe(self, server: ServerClient) -> None:
         """EngineFault: echo2d cannot use it, or its weights are quantized and the worker does not say so."""
         await server.probe()
         # Names may differ from those of flags.
-        if bool(server.quantization) != bool(self._quantized_as):
-            found, said = server.quantization or "nothing", self._quantized_as or "nothing"
+        found, said = quantization_of(server.quantization, server.kv_dtype), self._quantized_as
+        if bool(found) != bool(said):
             raise EngineFault(
-                f"the server quantizes its weights to {found} and worker.engine_args says {said}; write --quantization "
-                "KIND there as the server has it, or leave it out"
+                f"the server quantizes to {found or 'nothing'} and worker.engine_args says {said or 'nothing'}; write "
+                "--quantization KIND and --kv-cache-dtype KIND there as the server has them, or leave them out"
             )
 
-    async def _attached(self) -> ServingClient:
-        """Return the client of the server; if there is none yet, connect to the server at the URL."""
-        if self.server is None:
+    async def _attached(self) -> ServerClient:
+        """Return the client of the server. If it serves nothing, it is asked anew what it can do: its operator may have
+        started another one at the URL.
+        """
+        if self.server is None or (self.label is None and isinstance(self._where, Running)):
             assert isinstance(self._where, Running)
-            where = self._where
-            server = self._connect(where.url, where.api_key, where.admin_key)
+            where, (before, self.server) = self._where, (self.server, None)
+            server = before or self._connect(where.url, where.api_key, where.admin_key)
             try:
                 await self._probe(server)
                 await self._measure(server)
@@ -410,9 +423,7 @@ class Serving:
             self.server = server
         return self.server
 
-    async def _swap(
-        self, server: ServingClient, order: WeightUpdate, *, serve: bool
-    ) -> RefitReport:
+    async def _swap(self, server: ServerClient, order: WeightUpdate, *, serve: bool) -> RefitReport:
         """Refit the running server. If it ends halfway, nothing is served."""
         staged = serve and await self._memory.prepare(order)
         began, done = _now(), False
@@ -453,7 +464,7 @@ class Serving:
                 self._quiet.set()
 
     async def _replace(
-        self, server: ServingClient, order: WeightUpdate, *, staged: bool, serve: bool
+        self, server: ServerClient, order: WeightUpdate, *, staged: bool, serve: bool
     ) -> bool:
         """Give a paused server the version. Whether it was written into memory, and is still to be read back."""
         call = partial(self._steps.call_inside, server, order)
@@ -464,7 +475,7 @@ class Serving:
             await self._steps.update(server, order)
         return False
 
-    async def _read_back(self, server: ServingClient, order: WeightUpdate) -> None:
+    async def _read_back(self, server: ServerClient, order: WeightUpdate) -> None:
         """Compare the server's memory with the version, while requests run.
 
         Doubtful: the memory has other words, or the server was lost meanwhile.
@@ -476,7 +487,7 @@ class Serving:
         if self.server is not server or self.label != order.label:
             raise Doubtful("the server was lost while its memory was read back")
 
-    async def _open_memory(self, server: ServingClient, order: WeightUpdate) -> bool:
+    async def _open_memory(self, server: ServerClient, order: WeightUpdate) -> bool:
         """Have later versions written into the memory of a server that has just loaded `order`, and generates nothing.
 
         False: it cannot be done, and `order` must be loaded again.
@@ -489,7 +500,7 @@ class Serving:
         call = partial(self._steps.call_inside, server)
         return await self._memory.open(private, order, call)
 
-    async def _stop(self, server: ServingClient) -> None:
+    async def _stop(self, server: ServerClient) -> None:
         """Stop generation, and remember the samples whose KV cache that drops."""
         self._recompute.interrupted()
         running = self._samples_running() if self.cuts_requests else ()
@@ -519,7 +530,7 @@ class Serving:
             if server is not None:
                 await server.close()
 
-    async def _measure(self, server: ServingClient) -> None:
+    async def _measure(self, server: ServerClient) -> None:
         self._measured(await server.load())
 
 

@@ -37,7 +37,12 @@ class WeightUpdate:
 
     @property
     def timeout_s(self) -> float:
-        return 3 * sum(size for _, size, _, _ in self.files) / LOAD_BYTES_PER_S_MIN + LOAD_S_MIN
+        return load_s_max(sum(size for _, size, _, _ in self.files))
+
+
+def load_s_max(size: int) -> float:
+    """The most seconds that a server may take to load this many bytes."""
+    return 3 * size / LOAD_BYTES_PER_S_MIN + LOAD_S_MIN
 
 
 class Updates(Protocol):

@@ -4,8 +4,6 @@ import base64
 import logging
 import pickle
 from collections.abc import AsyncIterator, Mapping
-from contextlib import suppress
-from pathlib import Path
 from typing import Any, ClassVar
 
 from echo2d.engines.server.admission import ServerLoad
@@ -25,6 +23,7 @@ log = logging.getLogger("echo2d.engines")
 
 class SglangClient(ServerClient):
     NAME: ClassVar[str] = "SGLang"
+    CONTEXT_FLAGS: ClassVar[str] = "--context-length, --mem-fraction-static"
     dialect: Dialect  # once it was probed
     load_format = "auto"  # of an update
     _ranks = _stages = 1
@@ -67,6 +66,11 @@ class SglangClient(ServerClient):
         version = str(info.get("version", ""))
         self.dialect = dialect_of(version, paths, deterministic=deterministic)
         self.quantization = str(info.get("quantization") or "")
+        self.tells_experts = info.get("enable_return_routed_experts") is True
+        self.kv_dtype = str(info.get("kv_cache_dtype") or "")
+        longest, adapters = info.get("max_req_input_len"), info.get("max_loras_per_batch")
+        self.context_max = None if longest is None else int(longest) + 6  # SGLang's own spare
+        self.adapters_max = None if adapters is None else int(adapters)
         self.load_format = FLASH_RL if info.get("load_format") == FLASH_RL else "auto"
         self._ranks, self._stages = (int(info.get(each) or 1) for each in ("tp_size", "pp_size"))
         if not self.dialect.tried:
@@ -111,20 +115,6 @@ class SglangClient(ServerClient):
 
     async def flush(self) -> None:
         await self.order("/flush_cache?timeout=5", {})
-
-    async def load_adapter(self, label: str, directory: Path) -> None:
-        """Load an adapter under this name. The server reads the directory again whenever it has evicted the adapter."""
-        body = {"lora_name": label, "lora_path": str(directory)}
-        try:
-            await self.order("/load_lora_adapter", body)
-        except ServerRefused:
-            # It has the name already if the answer to an earlier call was lost.
-            await self.unload_adapter(label)
-            await self.order("/load_lora_adapter", body)
-
-    async def unload_adapter(self, label: str) -> None:
-        with suppress(ServerRefused):
-            await self.order("/unload_lora_adapter", {"lora_name": label})
 
     async def relabel(self, label: str) -> None:
         """Change the label of the weights, and nothing else."""

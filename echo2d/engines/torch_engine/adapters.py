@@ -41,6 +41,11 @@ class AdapterTable:
         """Those of the newest adapter."""
         return self._adapters[self.newest]
 
+    def keep(self, used: Collection[str]) -> None:
+        """Drop the adapters that are neither in use nor the newest one."""
+        kept = {self.newest, *used}
+        self._adapters = {each: self._adapters[each] for each in self._adapters if each in kept}
+
     def add(self, tensors: Mapping[str, Tensor], label: str, used: Collection[str]) -> None:
         """Add an adapter, and drop those that are not in use."""
         self._adapters = {each: self._adapters[each] for each in self._adapters if each in used}

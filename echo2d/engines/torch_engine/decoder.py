@@ -363,22 +363,29 @@ class Decoder:
         self, policy: InferencePolicy, prepared: PreparedWeights, label: str
     ) -> list[DecodedSample]:
         """Give the model the version's tensors. Returns the samples that go on under the adapter that they have."""
-        base, staying = prepared.base, list[DecodedSample]()
-        try:
-            if base is None or policy.adapters is None:
+        base = prepared.base
+        if base is None or policy.adapters is None:
+            try:
                 policy.copy(prepared.tensors, prepared.layout)
-            else:
-                # The tokens of a mixture of experts do not stay in rows, so all its rows have one adapter.
-                if policy.expert_shape is None:
-                    staying = [
-                        each for each in self.running if not base.outdated(each.label, label)
-                    ]
-                used = {sample.label for sample in staying}
-                policy.adapters.add(prepared.on(policy.device), label, used)
-                policy.layout = prepared.layout
+            except RuntimeError as error:
+                self._lose_policy()
+                raise EngineFault(
+                    f"the refit failed halfway, nothing is served: {error}"
+                ) from error
+            return []
+        # The tokens of a mixture of experts do not stay in rows, so all its rows have one adapter.
+        staying = (
+            [each for each in self.running if not base.outdated(each.label, label)]
+            if policy.expert_shape is None
+            else []
+        )
+        policy.adapters.keep({sample.label for sample in self.running})
+        try:
+            tensors = prepared.on(policy.device)
         except RuntimeError as error:
-            self._lose_policy()
-            raise EngineFault(f"the refit failed halfway, nothing is served: {error}") from error
+            raise EngineFault(f"there is no room for another adapter: {error}") from error
+        policy.adapters.add(tensors, label, {sample.label for sample in staying})
+        policy.layout = prepared.layout
         return staying
 
     def _recompute(self, staying: list[DecodedSample], label: str) -> int:

@@ -4,12 +4,11 @@ import logging
 import math
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
 from echo2d.engines.server.admission import ServerLoad
-from echo2d.engines.server.http_client import ServerClient, ServerRefused
+from echo2d.engines.server.http_client import CALL_S_MAX, ServerClient, ServerRefused
 from echo2d.errors import EngineFault
 
 _OLDEST, _NEWEST = (
@@ -36,9 +35,10 @@ def tried(version: str) -> bool:
 
 class VllmClient(ServerClient):
     NAME: ClassVar[str] = "vLLM"
+    ADAPTERS: ClassVar[str] = "/v1/"
+    CONTEXT_FLAGS: ClassVar[str] = "--max-model-len, --gpu-memory-utilization"
     # A call that is answered with 500 closes its connection.
     keeps_admin: ClassVar[bool] = False
-    extended = False  # whether its workers have our extension, once it was probed
     model = ""  # the name of its weights, once it was probed
     _running_max = 1
 
@@ -71,25 +71,35 @@ class VllmClient(ServerClient):
                 )
         if not known:
             log.warning("vLLM %s is newer than any that echo2d was tried with", version)
-        models = await self.facts("/v1/models")
-        info = await self.facts("/server_info?config_format=json")
+        models, state = await self.facts("/v1/models"), await self._state()
+        if state is None or state.get("new_runner"):
+            raise EngineFault(
+                "vLLM's workers lack our extension, or have a model runner that it does not know: start the server "
+                "with --worker-extension-cls echo2d_worker.Echo2dWorker and VLLM_USE_V2_MODEL_RUNNER=0"
+            )
         try:
             self.model = str(models["data"][0]["id"])
-            self.quantization = str(info["vllm_config"]["model_config"].get("quantization") or "")
-            self._running_max = int(info["vllm_config"]["scheduler_config"]["max_num_seqs"])
+            self.quantization = str(state["quantization"])
+            self.kv_dtype = str(state["kv_dtype"])
+            self.context_max, self._running_max = int(state["context"]), int(state["running_max"])
+            self.adapters_max = int(state["adapters_max"]) or None
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise EngineFault(f"vLLM says of itself what is not understood: {error!r}") from error
-        self.extended = await self.directory() is not None
 
     async def weights(self) -> str:
         """The label of its weights."""
         return str((await self.facts("/weight_info")).get("weight_version"))
 
     async def directory(self) -> str | None:
-        """From where its workers loaded their weights; None: they have no extension of ours."""
+        """From where its workers loaded their weights; empty: a load failed halfway. None: it is not known."""
+        state = await self._state()
+        return None if state is None else str(state.get("directory"))
+
+    async def _state(self) -> Mapping[str, Any] | None:
+        """What the first worker says of itself; None: it has no extension of ours."""
         try:
-            return str((await self._in_workers("echo2d_state", {}, 30.0))[0]["directory"])
-        except (ServerRefused, LookupError, TypeError):
+            return dict((await self._in_workers("echo2d_state", {}, CALL_S_MAX))[0])
+        except (ServerRefused, LookupError, TypeError, ValueError):
             return None
 
     async def load(self) -> ServerLoad:
@@ -136,20 +146,6 @@ class VllmClient(ServerClient):
     async def call_inside(self, *, timeout_s: float) -> int:
         """Have each worker call our module; returns their number."""
         return len(await self._in_workers("echo2d_memory", {}, timeout_s) or ())
-
-    async def load_adapter(self, label: str, directory: Path) -> None:
-        """Load an adapter under this name. The server reads the directory again whenever it has evicted the adapter."""
-        body = {"lora_name": label, "lora_path": str(directory)}
-        try:
-            await self.order("/v1/load_lora_adapter", body)
-        except ServerRefused:
-            # It has the name already if the answer to an earlier call was lost.
-            await self.unload_adapter(label)
-            await self.order("/v1/load_lora_adapter", body)
-
-    async def unload_adapter(self, label: str) -> None:
-        with suppress(ServerRefused):
-            await self.order("/v1/unload_lora_adapter", {"lora_name": label})
 
     async def _in_workers(self, method: str, kwargs: Mapping[str, str], timeout_s: float) -> Any:
         """The answer of each worker to a call of our extension."""

@@ -9,7 +9,8 @@
   a new request under the new version.
 - in_place: they continue on the KV cache of the old weights, and report versions when they end.
 
-A load that fails halfway ends vLLM's engine, so every fault after the pause is doubtful. vLLM's label is a call of its
+After a load that fails halfway, vLLM's layers wait for the rest of it and would take words of two versions. So every
+fault after the pause is doubtful, and our extension refuses all further loads. vLLM's label is a call of its
 own, with no check of the weights behind it; our extension says which directory its worker has loaded.
 """
 

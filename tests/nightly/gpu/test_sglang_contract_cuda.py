@@ -61,7 +61,10 @@ async def cuda_servers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterato
         for process in processes:
             await process.start(folder / "model", "start")
             await until_ready(process)
-        yield [Running(each.url, each.api_key, each.admin_key) for each in processes]
+        yield [
+            Running(each.url, folder / "adapters", each.api_key, each.admin_key)
+            for each in processes
+        ]
     finally:
         for process in processes:
             await process.stop()

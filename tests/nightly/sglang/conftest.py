@@ -59,7 +59,7 @@ async def servers(
             await until_ready(process)
         # Versions of the first are written into memory, those of the second are loaded from disk.
         yield [
-            Running(each.url, each.api_key, each.admin_key, private=private)
+            Running(each.url, folder, each.api_key, each.admin_key, private=private)
             for each, private in zip(processes, (processes[0].private, None), strict=False)
         ]
     finally:

@@ -34,7 +34,7 @@ async def servers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[lis
         for process in processes:
             await until_ready(process)
         yield [
-            Running(each.url, each.api_key, each.admin_key, folder / f"adapters-{number}")
+            Running(each.url, folder / f"adapters-{number}", each.api_key, each.admin_key)
             for number, each in enumerate(processes)
         ]
     finally:

@@ -53,7 +53,7 @@ async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Runn
     await process.start(folder / "model", "start")
     try:
         await until_ready(process)
-        yield Running(process.url, process.api_key, process.admin_key)
+        yield Running(process.url, folder, process.api_key, process.admin_key)
     finally:
         await process.stop()
 

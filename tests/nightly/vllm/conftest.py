@@ -46,7 +46,7 @@ async def servers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[lis
                 assert not process.ended, process.log.read_text()
                 await asyncio.sleep(0.5)
         keys = (process.api_key, process.admin_key)
-        yield [Running(process.url, *keys, folder / "adapters", process.private)]
+        yield [Running(process.url, folder / "adapters", *keys, private=process.private)]
     finally:
         await server.close()
         await process.stop()

@@ -6,7 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from echo2d.engines.server.http_client import Lost
+from echo2d.engines.server.launch import Running
+from echo2d.engines.server.process import ServerProcess
+from echo2d.engines.vllm.client import VllmClient
 from echo2d.engines.vllm.engine import VllmEngine
+from echo2d.errors import EngineFault
 from tests.support.memory_refits import require_as_from_disk, require_recovery, write_versions
 from tests.support.vllm_servers import launch
 
@@ -42,3 +47,44 @@ async def test_nothing_mixed_is_served_after_any_failure(
 ) -> None:
     versions = await asyncio.to_thread(write_versions, tmp_path / "versions", "qwen3")
     await require_recovery(VllmEngine(launch(tmp_path / "server")), versions, monkeypatch)
+
+
+async def test_a_server_of_ones_own_whose_load_failed_halfway_takes_no_other_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its layers still wait for the rest of that load, and would take words of two versions."""
+    versions = await asyncio.to_thread(write_versions, tmp_path / "versions", "qwen3")
+    process = ServerProcess(launch(tmp_path / "server"))
+    await process.start(versions[0], "start")
+    try:
+        engine = VllmEngine(Running(process.url, tmp_path / "adapters", process.api_key))
+        await engine.start()
+        await until_served(engine, versions[0], "0-a")
+        load = VllmClient.load_weights
+
+        async def halfway(
+            self: VllmClient, directory: Path, files: list[str], **limit: float
+        ) -> None:
+            await load(self, directory, [*files, "missing.safetensors"], **limit)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(VllmClient, "load_weights", halfway)
+            with pytest.raises(EngineFault, match="echo2d_load: 500"):
+                await engine.refit(versions[1], "1-a")
+        assert engine.label is None
+        with pytest.raises(EngineFault, match="echo2d_load: 500"):
+            await engine.refit(versions[1], "1-a")
+        assert engine.label is None
+        await engine.close()
+    finally:
+        await process.stop()
+
+
+async def until_served(engine: VllmEngine, snapshot: Path, name: str) -> None:
+    """Refit the engine once its server takes requests."""
+    async with asyncio.timeout(900.0):
+        while engine.label is None:
+            try:
+                await engine.refit(snapshot, name)
+            except Lost:
+                await asyncio.sleep(0.5)

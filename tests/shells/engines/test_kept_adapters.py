@@ -1,12 +1,16 @@
 """Requests that go on under the adapter with which they began, on the torch engine and on a double of SGLang."""
 
 import asyncio
+import threading
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from echo2d.engines.base import AdapterBase
+from echo2d.engines.server import sampling_loop
+from echo2d.engines.server.adapters import ServedAdapters
+from echo2d.errors import EngineFault
 from tests.support.engine_contract import ENDLESS, SHORT, check_logprobs, generated, running
 from tests.support.engine_harness import label
 from tests.support.kept_adapters import check_kept_adapters
@@ -60,6 +64,132 @@ async def test_an_adapter_that_is_loaded_is_served_again_without_a_load(
             f"load {label(1)}",
             f"load {label(0)}",  # no request needed it under version 1
         ]
+        await engine.close()
+
+
+def directories(harness: AdapterDoubleHarness) -> set[str]:
+    return {each.name for each in harness._folder.glob("*/adapters/*")}
+
+
+async def test_a_version_that_the_server_refuses_is_not_kept_for_ever(
+    base: AdapterBase, tmp_path: Path
+) -> None:
+    async with SglangDouble.serving() as double:
+        harness = AdapterDoubleHarness(tmp_path, [double], base)
+        engine = harness.engine()
+        await engine.start()
+        await engine.refit(harness.snapshot(0), label(0))
+        for version in (1, 2, 3):
+            double.refuses_adapters = True
+            with pytest.raises(EngineFault, match="header too large"):
+                await engine.refit(harness.snapshot(version), label(version))
+        assert engine.label == label(0)
+        kept = await asyncio.to_thread(directories, harness)
+        assert kept == {label(0), label(3)}
+        await engine.close()
+
+
+async def test_a_worker_deletes_what_its_life_before_has_left(
+    base: AdapterBase, tmp_path: Path
+) -> None:
+    async with SglangDouble.serving() as double:
+        harness = AdapterDoubleHarness(tmp_path, [double], base)
+        folder = tmp_path / double.url.rpartition(":")[2] / "adapters"
+        for name in (label(0), f"{label(1)}.part"):
+            (folder / name).mkdir(parents=True)
+        engine = harness.engine()
+        await engine.start()
+        await engine.refit(harness.snapshot(2), label(2))
+        assert await asyncio.to_thread(directories, harness) == {label(2)}
+        check_logprobs(harness, await generated(engine, SHORT))
+        await engine.close()
+
+
+async def test_a_server_that_is_lost_while_an_adapter_is_copied_is_a_fault(
+    base: AdapterBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with SglangDouble.serving() as double:
+        harness = AdapterDoubleHarness(tmp_path, [double], base)
+        engine = harness.engine()
+        await engine.start()
+        await engine.refit(harness.snapshot(0), label(0))
+        copying, lost = threading.Event(), threading.Event()
+        copy = ServedAdapters.copy
+
+        def slow(self: ServedAdapters, snapshot: Path, name: str) -> Path:
+            copying.set()
+            lost.wait(10.0)
+            return copy(self, snapshot, name)
+
+        monkeypatch.setattr(ServedAdapters, "copy", slow)
+        async with running(engine, ENDLESS) as (output,):
+            refit = asyncio.create_task(engine.refit(harness.snapshot(1), label(1)))
+            await asyncio.to_thread(copying.wait, 10.0)
+            await double.die()
+            await output.until(lambda sample: sample.finish == "abort")
+            lost.set()
+            with pytest.raises(EngineFault):
+                await refit
+        assert engine.label is None
+        await engine.check()
+        await engine.close()
+
+
+async def test_a_server_with_room_for_fewer_adapters_cuts_requests_earlier(
+    base: AdapterBase, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with SglangDouble.serving(info={"max_loras_per_batch": 3}) as double:
+        harness = AdapterDoubleHarness(tmp_path, [double], replace(base, staleness_max=6))
+        engine = harness.engine()
+        await engine.start()
+        await engine.refit(harness.snapshot(0), label(0))
+        async with running(engine, ENDLESS) as (output,):
+            for version in (1, 2):
+                await engine.refit(harness.snapshot(version), label(version))
+            await output.enough_of(2)
+        assert "requests are cut after 1 versions, and not after 6" in caplog.text
+        double.info = {"max_loras_per_batch": 1}
+        await engine.close()
+        engine = harness.engine()
+        await engine.start()
+        with pytest.raises(EngineFault, match="holds 1 adapter at once, and a refit needs 2"):
+            await engine.refit(harness.snapshot(3), label(3))
+        await engine.close()
+
+
+async def test_a_request_whose_abort_is_lost_does_not_hold_up_the_refit(
+    base: AdapterBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sampling_loop, "CUT_S_MAX", 0.1)
+    async with SglangDouble.serving() as double:
+        harness = AdapterDoubleHarness(tmp_path, [double], replace(base, staleness_max=0))
+        engine = harness.engine()
+        await engine.start()
+        await engine.refit(harness.snapshot(0), label(0))
+        async with running(engine, ENDLESS) as (output,):
+            await output.enough_of(0)
+            double.loses_aborts = 1
+            await engine.refit(harness.snapshot(1), label(1))
+            await output.enough_of(1)
+        check_logprobs(harness, output)
+        await engine.close()
+
+
+async def test_a_server_that_lost_its_newest_adapter_serves_nothing(
+    base: AdapterBase, tmp_path: Path
+) -> None:
+    async with SglangDouble.serving() as double:
+        harness = AdapterDoubleHarness(tmp_path, [double], base)
+        engine = harness.engine()
+        await engine.start()
+        await engine.refit(harness.snapshot(0), label(0))
+        double.adapters.clear()
+        double.adapter_paths.clear()  # another program has unloaded it
+        output = await generated(engine, SHORT)
+        assert {sample.finish for sample in output.samples} == {"abort"}
+        assert engine.label is None
+        await engine.refit(harness.snapshot(0), label(0))
+        check_logprobs(harness, await generated(engine, SHORT))
         await engine.close()
 
 

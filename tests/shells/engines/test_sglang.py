@@ -131,13 +131,15 @@ async def test_quantized_weights_are_loaded_again_in_their_format_or_not_at_all(
     quantized = {"quantization": "fp8", "load_format": "flash_rl"}
     for info, said, why in (
         (quantized, "fp8", ""),
-        (quantized, "", "quantizes its weights to fp8 and worker.engine_args says nothing"),
-        ({}, "fp8", "quantizes its weights to nothing and worker.engine_args says fp8"),
+        (quantized, "", "quantizes to fp8 and worker.engine_args says nothing"),
+        ({}, "fp8", "quantizes to nothing and worker.engine_args says fp8"),
         ({"quantization": "fp8"}, "fp8", "only with --load-format flash_rl"),
+        ({"kv_cache_dtype": "fp8_e5m2"}, "", "quantizes to kv_fp8_e5m2 and"),
+        ({"kv_cache_dtype": "bfloat16"}, "", ""),
     ):
         async with SglangDouble.serving(info=info) as double:
             harness = DoubleHarness(tmp_path, [double])
-            engine = SglangEngine(Running(double.url), quantized_as=said)
+            engine = SglangEngine(Running(double.url, tmp_path), quantized_as=said)
             await engine.start()
             if why:
                 with pytest.raises(EngineFault, match=why):
@@ -145,8 +147,36 @@ async def test_quantized_weights_are_loaded_again_in_their_format_or_not_at_all(
                 assert not double.updates
             else:
                 await engine.refit(harness.snapshot(0), label(0))
-                assert double.updates[-1]["load_format"] == "flash_rl"
+                assert double.updates[-1]["load_format"] == info.get("load_format", "auto")
             await engine.close()
+
+
+async def test_a_server_of_ones_own_that_was_started_again_is_asked_anew(tmp_path: Path) -> None:
+    async with a_pair(tmp_path) as pair:
+        pair.double.info = {"quantization": "fp8", "load_format": "flash_rl"}
+        async with running(pair.engine, ENDLESS) as (output,):
+            pair.double.cuts, pair.double.shown = 1, "another program's"
+            await output.until(lambda sample: sample.finish == "abort")
+        with pytest.raises(
+            EngineFault, match=r"quantizes to fp8 and worker.engine_args says nothing"
+        ):
+            await pair.refit(1)
+        assert not pair.double.updates[1:]
+        pair.double.info = {}
+        await pair.refit(1)
+        check_logprobs(pair.harness, await generated(pair.engine, SHORT))
+
+
+async def test_a_request_that_may_outgrow_the_servers_context_is_refused_at_once(
+    tmp_path: Path,
+) -> None:
+    async with a_pair(tmp_path, info={"max_req_input_len": 58}) as pair:  # a context of 64
+        pair.double.calls.clear()
+        with pytest.raises(EngineFault, match="has room for 64: give it more"):
+            await generated(pair.engine, replace(SHORT, max_new_tokens=64))
+        assert not pair.double.calls
+        fits = replace(SHORT, prompt=SHORT.prompt[:4], max_new_tokens=52)
+        check_logprobs(pair.harness, await generated(pair.engine, fits))
 
 
 async def test_an_update_that_was_answered_with_400_but_made_counts(tmp_path: Path) -> None:
@@ -409,7 +439,9 @@ async def test_keys_of_servers_are_not_in_the_log(
 ) -> None:
     with caplog.at_level(logging.DEBUG):
         async with SglangDouble.serving() as double:
-            engine = SglangEngine(Running(double.url, "key-of-the-api", "key-of-the-admin"))
+            engine = SglangEngine(
+                Running(double.url, tmp_path, "key-of-the-api", "key-of-the-admin")
+            )
             await engine.start()
             harness = DoubleHarness(tmp_path, [double])
             await engine.refit(harness.snapshot(0), label(0))

@@ -1,5 +1,6 @@
 """The pure parts of the vLLM engine: bodies, chunks, flags; and its client against a server that answers as told."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,9 @@ from echo2d.engines.server.calls import GenerationCall, SampleState
 from echo2d.engines.server.continuation import ReportedToken, StreamChunk
 from echo2d.engines.stream import RequestStream, check_request
 from echo2d.engines.vllm.client import VllmClient
-from echo2d.engines.vllm.engine import VllmLaunch
+from echo2d.engines.vllm.engine import VllmEngine, VllmLaunch
 from echo2d.engines.vllm.generate import piece_seed, read_chunk, request_body
-from echo2d.errors import EngineFault
+from echo2d.errors import EngineFault, OperatorFault
 
 
 def a_sample(request: GenerateRequest) -> tuple[GenerationCall, SampleState]:
@@ -73,9 +74,40 @@ def test_each_engine_gets_the_gpus_after_those_before_it(tmp_path: Path) -> None
         {"CUDA_VISIBLE_DEVICES": "0,1"},
         {"CUDA_VISIBLE_DEVICES": "2,3"},
     ]
-    chosen = VllmLaunch(Path("python"), [], tmp_path, {"CUDA_VISIBLE_DEVICES": "5"})
-    assert chosen.each(2)[1].environment == {"CUDA_VISIBLE_DEVICES": "5"}
     assert base.each(1)[0].environment == {}
+    # Of those that the operator, or SLURM, gave this box.
+    given = VllmLaunch(Path("python"), ["-tp=2"], tmp_path, {"CUDA_VISIBLE_DEVICES": "7,4,1,0"})
+    assert [each.environment for each in given.each(2)] == [
+        {"CUDA_VISIBLE_DEVICES": "7,4"},
+        {"CUDA_VISIBLE_DEVICES": "1,0"},
+    ]
+    with pytest.raises(OperatorFault, match="expected 6 GPUs for 3 engines of 2; found '7,4,1,0'"):
+        given.each(3)
+    none = VllmLaunch(Path("python"), [], tmp_path, {"CUDA_VISIBLE_DEVICES": ""})
+    assert none.each(2)[1].environment == {"CUDA_VISIBLE_DEVICES": ""}
+
+
+@pytest.mark.parametrize(
+    ("flags", "gpus"),
+    [
+        ("", 1),
+        ("--tensor-parallel-size=2", 2),
+        ("--tensor_parallel_size 2 -pp 3", 6),
+        ("--tp 4 --dp-size 2", 8),
+        ("--tp 4 --dp-size 2 --enable-dp-attention", 4),
+        ("--tp 2 --tp=8", 8),  # the last one counts
+    ],
+)
+def test_the_parallel_sizes_say_how_many_gpus_a_server_uses(flags: str, gpus: int) -> None:
+    assert VllmLaunch(Path("python"), flags.split(), Path(), {}).gpus == gpus
+
+
+@pytest.mark.parametrize("temperature", [0.005, 2.5])
+def test_a_temperature_at_which_vllm_does_not_draw_is_refused(temperature: float) -> None:
+    refusal = VllmEngine.kind.refusal
+    asked = GenerateRequest("r", [1], 1, 4, Sampling(temperature))
+    assert f"0.01 to 2 only; asked was {temperature:g}" in refusal(None, asked)
+    assert not refusal(None, replace(asked, sampling=Sampling(0.0)))
 
 
 def test_a_server_listens_where_only_this_user_can_enter(tmp_path: Path) -> None:
@@ -122,7 +154,7 @@ async def test_a_server_that_is_too_old_or_has_no_routes_is_refused() -> None:
         return web.json_response(answers[request.path])
 
     app = web.Application()
-    app.router.add_routes([web.get(path, answer) for path in answers])
+    app.router.add_route("*", "/{path:.*}", answer)
     runner = web.AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -134,6 +166,14 @@ async def test_a_server_that_is_too_old_or_has_no_routes_is_refused() -> None:
         answers["/version"] = {"version": "0.32.0+cpu"}
         with pytest.raises(EngineFault, match="does not serve /pause: start it with VLLM_SERVER"):
             await client.probe()
+        paths = ("/pause", "/resume", "/collective_rpc", "/weight_info", "/update_weight_version")
+        answers |= {"/openapi.json": {"paths": dict.fromkeys(paths)}, "/v1/models": {}}
+        for state in ({}, {"results": [{"new_runner": True}]}):
+            answers["/collective_rpc"] = state
+            with pytest.raises(
+                EngineFault, match="lack our extension, or have a model runner that"
+            ):
+                await client.probe()
     finally:
         await client.close()
         await runner.cleanup()

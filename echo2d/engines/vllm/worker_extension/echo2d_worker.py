@@ -20,14 +20,32 @@ class Echo2dWorker:
 
     vllm_config: Any
     model_runner: Any
-    _echo2d_directory = ""
+    # From where the weights are; None: from where vLLM took them at its start; empty: a load failed halfway.
+    _echo2d_directory: str | None = None
 
-    def echo2d_state(self) -> dict[str, str]:
-        """From where the weights are."""
-        return {"directory": self._echo2d_directory or str(self.vllm_config.model_config.model)}
+    def echo2d_state(self) -> dict[str, Any]:
+        """From where the weights are, and with which settings the server runs."""
+        config, directory = self.vllm_config, self._echo2d_directory
+        return {
+            "directory": str(config.model_config.model) if directory is None else directory,
+            "quantization": str(config.model_config.quantization or ""),
+            "kv_dtype": str(config.cache_config.cache_dtype),
+            "context": config.model_config.max_model_len,
+            "running_max": config.scheduler_config.max_num_seqs,
+            "adapters_max": config.lora_config.max_loras if config.lora_config else 0,
+            # It has a sampler of its own, which `_whole_logprobs` does not change.
+            "new_runner": bool(config.use_v2_model_runner),
+        }
 
-    def echo2d_load(self, directory: str, files: str) -> dict[str, str]:
-        """Load these files of the directory, a name on each line."""
+    def echo2d_load(self, directory: str, files: str) -> dict[str, Any]:
+        """Load these files of the directory, a name on each line.
+
+        RuntimeError: a load failed halfway before. vLLM's layers then wait for the rest of it, and would take words of
+        two versions.
+        """
+        if self._echo2d_directory == "":
+            raise RuntimeError("a load failed halfway: restart this server")
+        self._echo2d_directory = ""
         paths = [Path(directory) / name for name in files.split("\n")]
         with set_current_vllm_config(self.vllm_config):
             self.model_runner.reload_weights(weights_iterator=_tensors(paths))
@@ -38,7 +56,8 @@ class Echo2dWorker:
         """Do what was ordered by the socket (`echo2d_memory`)."""
         with set_current_vllm_config(self.vllm_config):
             done = echo2d_memory.in_scheduler(self.model_runner.model)
-        self._echo2d_directory = done.get("done", self._echo2d_directory)
+        if self._echo2d_directory != "":
+            self._echo2d_directory = done.get("done", self._echo2d_directory)
 
 
 def _tensors(paths: list[Path]) -> Iterator[tuple[str, torch.Tensor]]:

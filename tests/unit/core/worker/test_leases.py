@@ -282,6 +282,17 @@ def test_progress_names_confirmed_versions_only(leases: WorkerLeases) -> None:
     assert again.samples[0].spans == (VersionSpan(2, 5, *_parts(V2)),)
 
 
+def test_a_lease_may_be_written_under_a_version_that_is_served_no_more(
+    leases: WorkerLeases,
+) -> None:
+    """A request goes on under its adapter, and its first token may come when a newer version is served."""
+    leases.granted(a_lease(), V1, now=0.0)
+    leases.confirmed(V2, now=1.0)
+    assert leases.served() == (V1, V2)
+    leases.cancelled(key(), now=2.0)
+    assert leases.served() == ()
+
+
 @pytest.mark.parametrize("end", ["stop", "engine fault", "stall"])
 def test_results_of_a_lease_are_reported_before_it_is_given_back(
     leases: WorkerLeases, end: str

@@ -29,6 +29,6 @@ async def cpu_server(python: Path, folder: Path, model: Path) -> AsyncIterator[R
                     raise EngineFault(f"the server ended while it started: {process.last_words()}")
                 await asyncio.sleep(0.5)
         await client.close()
-        yield Running(process.url, process.api_key, process.admin_key)
+        yield Running(process.url, folder, process.api_key, process.admin_key)
     finally:
         await process.stop()
