@@ -12,15 +12,15 @@ from tools.house_report import Module, offered, read_modules, surface
 
 # A commit that raises a limit does nothing else, and says why.
 BUDGET = {
-    "code lines: echo2d": 60_250,
-    "code lines: learner": 6_910,
+    "code lines: echo2d": 60_500,
+    "code lines: learner": 6_980,
     "commands": 29,
     "commands: offered by click": 29,
     "options": 97,
     "options: offered by click": 178,
     "keys": 267,
     "keys: of simulations": 42,
-    "constants": 1_174,
+    "constants": 1_178,
     "modules of at most 75 lines with one importer or none": 16,
 }
 TO_DO = "Remove something, or raise the limit in a commit of its own that says why"
