@@ -15,7 +15,6 @@ from echo2d.adapters import base_digest, pin_base
 from echo2d.engines.base import AdapterBase, Engine
 from echo2d.engines.layout import file_tensor_digests
 from echo2d.engines.torch_engine import TorchEngine
-from echo2d.engines.torch_engine.adapters import AdapterTable
 from echo2d.learner.model.load import load_model as load_float32
 from tests.support.engine_harness import TorchHarness, load_model, save_random_model, tiny_config
 from tests.support.scripted_coordinator import ScriptedCoordinator
@@ -105,14 +104,8 @@ class AdapterHarness(TorchHarness):
     def snapshot(self, version: int) -> Path:
         return self._folder / str(version)
 
-    @contextmanager
-    def doubtful_refits(self, engine: Engine) -> Iterator[None]:
-        def lost(*_: object) -> None:
-            raise RuntimeError("device lost")
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(AdapterTable, "add", lost)
-            yield
+    def doubtful_refits(self, engine: Engine) -> NoReturn:
+        never_doubtful()
 
     def _truth(self, version: int) -> Any:
         return merge(load_model(self.base.directory), self.snapshot(version))

@@ -206,9 +206,6 @@ class SglangAdapterHarness(AdapterHarness):
         engine.refit = partial(engine.refit, base=self.base)  # type: ignore[method-assign]
         return engine
 
-    def doubtful_refits(self, engine: Engine) -> NoReturn:
-        never_doubtful()
-
     async def in_memory(self, engine: Engine) -> Mapping[str, object]:
         return {"of": await served_version(engine)}
 

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import cycle
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 
@@ -16,7 +16,7 @@ from echo2d.engines.server.launch import Running
 from echo2d.engines.vllm.client import VllmClient
 from echo2d.engines.vllm.engine import VllmEngine, VllmLaunch
 from tests.support.engine_harness import CONTEXT_MAX, TorchHarness, save_random_model, tiny_config
-from tests.support.lora import AdapterHarness, never_doubtful
+from tests.support.lora import AdapterHarness
 from tests.support.paths import REPO
 from tests.support.sglang_harness import served_version
 
@@ -90,9 +90,6 @@ class VllmAdapterHarness(AdapterHarness):
         engine = VllmEngine(next(self._next), slots=slots, rng_seed=rng_seed)
         engine.refit = partial(engine.refit, base=self.base)  # type: ignore[method-assign]
         return engine
-
-    def doubtful_refits(self, engine: Engine) -> NoReturn:
-        never_doubtful()
 
     async def in_memory(self, engine: Engine) -> Mapping[str, object]:
         return {"of": await served_version(engine)}

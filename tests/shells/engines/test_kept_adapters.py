@@ -10,6 +10,7 @@ import pytest
 from echo2d.engines.base import AdapterBase
 from echo2d.engines.server import sampling_loop
 from echo2d.engines.server.adapters import ServedAdapters
+from echo2d.engines.torch_engine.policy import PreparedWeights
 from echo2d.errors import EngineFault
 from tests.support.engine_contract import ENDLESS, SHORT, check_logprobs, generated, running
 from tests.support.engine_harness import label
@@ -31,6 +32,30 @@ def base(tmp_path: Path) -> AdapterBase:
 
 async def test_the_torch_engine_computes_rows_of_several_adapters(harness: AdapterHarness) -> None:
     await check_kept_adapters(harness)
+
+
+async def test_an_adapter_without_room_leaves_the_one_before_it(
+    harness: AdapterHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = harness.engine()
+    await engine.start()
+    await engine.refit(harness.snapshot(0), label(0))
+
+    def full(*_: object) -> None:
+        raise RuntimeError("CUDA out of memory")
+
+    async with running(engine, ENDLESS) as (output,):
+        with monkeypatch.context() as patch:
+            patch.setattr(PreparedWeights, "on", full)
+            with pytest.raises(EngineFault, match="no room for another adapter: CUDA out of"):
+                await engine.refit(harness.snapshot(1), label(1))
+        assert engine.label == label(0)
+        seen = len(output.samples[0].tokens)
+        await output.until(lambda sample: len(sample.tokens) > seen + 8)
+        await engine.refit(harness.snapshot(2), label(2))
+        await output.enough_of(2)
+    check_logprobs(harness, output)
+    await engine.close()
 
 
 async def test_sglang_is_asked_for_the_adapter_of_each_request(
