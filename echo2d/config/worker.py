@@ -70,7 +70,7 @@ class WorkerConfig(Table):
         "how a server pauses for a new version (docs/guide/sglang.md)", "retract"
     )
     quantization: Literal["none", "int8"] = key(
-        "int8: the torch engine multiplies in int8 on a CPU (docs/guide/deploy.md); the run must allow it"
+        "int8: the torch engine multiplies in int8 on a CPU (docs/guide/quantized.md); the run must allow it"
         " (policy.quantized_workers)",
         "none",
     )
