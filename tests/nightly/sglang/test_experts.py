@@ -68,7 +68,7 @@ async def test_a_server_tells_the_experts_that_drew_each_token(
 ) -> None:
     """The tokens come at the end of a request; a request that is cut tells the experts of its own tokens."""
     if cut:
-        monkeypatch.setattr(sampling_loop, "HELD_S_MAX", 0.0)
+        monkeypatch.setattr(sampling_loop, "WHOLE_S_MAX", 0.0)
     engine = SglangEngine(launch(tmp_path / "engine", "--enable-return-routed-experts"), slots=8)
     await engine.start()
     try:
