@@ -50,11 +50,16 @@ class ReportedToken:
 
 
 class Continuation:
-    """The output of one request. whole: give out nothing before the last chunk, which has the tokens' columns."""
+    """The output of one request.
 
-    def __init__(self, label: str, *, whole: bool = False) -> None:
+    whole: give out nothing before the last chunk, which has the tokens' columns. again: if that chunk lacks them, as
+    that of a request that was cut while it waited, its tokens count as lost and are written again.
+    """
+
+    def __init__(self, label: str, *, whole: bool = False, again: bool = False) -> None:
         self.label = label  # label of the version served when the request was sent
         self.whole = whole
+        self._again = again
         self.finish: FinishReason | None = None  # None until the last chunk
         self.certain = True  # once a token was uncertain, all after it are too
         self.cached_tokens = 0
@@ -103,8 +108,9 @@ class Continuation:
 
     def _settle(self, spans: Sequence[LabelSpan] | None, columns: Columns) -> list[ReportedToken]:
         """Take the last chunk's spans and columns. An aborted request without spans loses its held tokens."""
-        if spans is None:
-            if self.finish != "abort":
+        cut = self.finish == "abort"
+        if spans is None or (cut and self._again and not columns):
+            if not cut:
                 raise EngineFault("the server did not say which version wrote a request's tokens")
             self._held = []
             return []

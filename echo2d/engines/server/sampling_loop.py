@@ -181,9 +181,9 @@ class SamplingLoop:
             server, label = await self._serving.served()
             if call.aborted:
                 return "abort"
-            piece = Continuation(
-                label, whole=EXPERTS in call.request.columns and server.tells_experts
-            )
+            whole = EXPERTS in call.request.columns and server.tells_experts
+            # If this happens again and again, tokens without their experts are better than none.
+            piece = Continuation(label, whole=whole, again=whole and sample.fruitless < 3)
             updates = self._serving.updates
             try:
                 async with asyncio.timeout(None) as limit:

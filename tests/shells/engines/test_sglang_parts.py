@@ -154,6 +154,18 @@ def test_an_abort_in_the_queue_repeats_the_last_token() -> None:
     assert piece.finish == "abort"
 
 
+@pytest.mark.parametrize("again", [True, False])
+def test_tokens_that_are_cut_without_their_experts_are_written_again(again: bool) -> None:
+    piece = Continuation("1-a", whole=True, again=again)
+    assert piece.take(chunk(5, 6, end=2), certain=True) == [], "they wait for their experts"
+    last = chunk(7, end=3, finish=ABORT, spans=[("1-a", 0, 3)])
+    assert piece.take(last, certain=True) == ([] if again else tokens("1-a", 5, 6, 7))
+    piece.check()
+    ended = Continuation("1-a", whole=True, again=again)
+    whole = chunk(5, end=1, finish=LENGTH, spans=[("1-a", 0, 1)])
+    assert ended.take(whole, certain=True) == tokens("1-a", 5), "the answer is complete"
+
+
 def test_an_abort_may_come_together_with_earlier_tokens() -> None:
     """Two chunks in one, the second of which repeats a token: it does not add up, and is left out."""
     piece = Continuation("1-a")
