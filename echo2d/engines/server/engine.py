@@ -233,7 +233,7 @@ class ServerEngine:
         if needed > self.kind.context(room):
             raise EngineFault(
                 f"a prompt of {len(request.prompt)} tokens and its answer may take {needed}; the server has room for "
-                f"{room}: give it more ({self.server.CONTEXT_FLAGS})"
+                f"{room}: give it more ({self.server.CONTEXT_FLAG})"
             )
 
     def _body(

@@ -43,7 +43,7 @@ class ServerClient(ABC):
 
     NAME: ClassVar[str]  # name of the server's kind, for errors
     ADAPTERS: ClassVar[str] = "/"  # the path under which they are loaded
-    CONTEXT_FLAGS: ClassVar[str]  # those that decide how long a prompt with its answer may be
+    CONTEXT_FLAG: ClassVar[str]  # decides how long a prompt with its answer may be
     # These are known once the server was probed.
     quantization = ""  # of the weights in memory, such as "fp8"; empty: none
     tells_experts = False  # at the end of a request, if it is asked to

@@ -23,7 +23,7 @@ log = logging.getLogger("echo2d.engines")
 
 class SglangClient(ServerClient):
     NAME: ClassVar[str] = "SGLang"
-    CONTEXT_FLAGS: ClassVar[str] = "--context-length, --mem-fraction-static"
+    CONTEXT_FLAG: ClassVar[str] = "--context-length"
     dialect: Dialect  # once it was probed
     load_format = "auto"  # of an update
     _ranks = _stages = 1
@@ -68,9 +68,8 @@ class SglangClient(ServerClient):
         self.quantization = str(info.get("quantization") or "")
         self.tells_experts = info.get("enable_return_routed_experts") is True
         self.kv_dtype = str(info.get("kv_cache_dtype") or "")
-        longest, adapters = info.get("max_req_input_len"), info.get("max_loras_per_batch")
-        self.context_max = None if longest is None else int(longest) + 6  # SGLang's own spare
-        self.adapters_max = None if adapters is None else int(adapters)
+        limits = ("context_length", "max_loras_per_batch")
+        self.context_max, self.adapters_max = (int(info.get(each) or 0) or None for each in limits)
         self.load_format = FLASH_RL if info.get("load_format") == FLASH_RL else "auto"
         self._ranks, self._stages = (int(info.get(each) or 1) for each in ("tp_size", "pp_size"))
         if not self.dialect.tried:

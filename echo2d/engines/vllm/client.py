@@ -36,7 +36,7 @@ def tried(version: str) -> bool:
 class VllmClient(ServerClient):
     NAME: ClassVar[str] = "vLLM"
     ADAPTERS: ClassVar[str] = "/v1/"
-    CONTEXT_FLAGS: ClassVar[str] = "--max-model-len, --gpu-memory-utilization"
+    CONTEXT_FLAG: ClassVar[str] = "--max-model-len"
     # A call that is answered with 500 closes its connection.
     keeps_admin: ClassVar[bool] = False
     model = ""  # the name of its weights, once it was probed

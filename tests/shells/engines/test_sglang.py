@@ -170,7 +170,7 @@ async def test_a_server_of_ones_own_that_was_started_again_is_asked_anew(tmp_pat
 async def test_a_request_that_may_outgrow_the_servers_context_is_refused_at_once(
     tmp_path: Path,
 ) -> None:
-    async with a_pair(tmp_path, info={"max_req_input_len": 58}) as pair:  # a context of 64
+    async with a_pair(tmp_path, info={"context_length": 64}) as pair:
         pair.double.calls.clear()
         with pytest.raises(EngineFault, match="has room for 64: give it more"):
             await generated(pair.engine, replace(SHORT, max_new_tokens=64))
