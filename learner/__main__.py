@@ -222,6 +222,8 @@ def _hand_over(options: argparse.Namespace, out_dir: Path, step: int) -> None:
 
 def _run(options: argparse.Namespace, here: Place, failures: _FailureReport) -> None:
     config, prefetch = _load(options), BatchPrefetch()
+    if here.rank == 0 and options.resume and config.checkpoint_url:
+        RemoteCheckpoints(config.checkpoint_url).bring_identity(config.out_dir)
     source = _source(options) if options.sft and here.rank == 0 else None
     config = config if source is None else source.config
     service = notifier(here)
@@ -232,8 +234,6 @@ def _run(options: argparse.Namespace, here: Place, failures: _FailureReport) -> 
     with contextlib.ExitStack() as stack:
         coordinator, identity = None, ""
         if here.rank == 0:
-            if options.resume and config.checkpoint_url:
-                RemoteCheckpoints(config.checkpoint_url).bring_identity(config.out_dir)
             identity = own(config.out_dir, stack, take_over=options.take_over)
             if source is None:
                 opened = Coordinator(

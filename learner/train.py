@@ -380,8 +380,8 @@ class Learner:
         self._request(batch.step)
 
     def _refuse_poison(self, batch: Batch, poison: PoisonedGroupsError) -> None:
-        """Have the groups replaced whose gradients are not finite. FloatingPointError: this was necessary more
-        than poison_max times in a row.
+        """Have the groups replaced whose gradients or penalties are not finite. FloatingPointError: this was necessary
+        more than poison_max times in a row.
         """
         self._poisoned.append(len(poison.groups))
         if len(self._poisoned) > self._config.poison_max:
@@ -389,7 +389,7 @@ class Learner:
             raise FloatingPointError(
                 f"{poison}; groups of step {batch.step} were poisonous {times}"
             )
-        reason = "the gradient of this group alone is not finite"
+        reason = "the gradient of this group alone, or its KL to the base, is not finite"
         self._ranks.share(lambda: self._refuse(batch, dict.fromkeys(poison.groups, reason)))
 
     def _advance(self, batch: Batch, *, wait_s: float) -> None:

@@ -438,7 +438,7 @@ class Policy:
         every = self._ranks.share(lambda: dict(chain.from_iterable(map(dict.items, gathered))))
         if bad := {group for (group, _), value in every.items() if not math.isfinite(value)}:
             line = "the KL to the base is not finite"
-            if len(bad) == len({group for group, _ in every}):
+            if len(bad) >= max(2, len({group for group, _ in every})):
                 raise FloatingPointError(line)
             # Advantages over the whole batch would carry it to all groups.
             raise PoisonedGroupsError(line, sorted(bad))

@@ -142,7 +142,7 @@ def expected_gradient(
 
 def winsorized_mean(values: list[float]) -> float:
     """The mean of the values, of which those beyond a quartile count as that quartile."""
-    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    low, _, high = statistics.quantiles(values * (2 // len(values) or 1), n=4, method="inclusive")
     return statistics.mean(min(max(each, low), high) for each in values)
 
 

@@ -45,6 +45,9 @@ class SampleState:
         self.buffer = SampleBuffer(index)
         # Requests in a row that brought no token.
         self.fruitless = 0
+        self.rewritten = (
+            0  # requests whose tokens came without their experts, and are written again
+        )
         # Whether its last request was cut to learn which version wrote its tokens.
         self.cut = False
 

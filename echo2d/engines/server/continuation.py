@@ -60,6 +60,7 @@ class Continuation:
         self.label = label  # label of the version served when the request was sent
         self.whole = whole
         self._again = again
+        self.rewritten = False  # whether its tokens are to be written again
         self.finish: FinishReason | None = None  # None until the last chunk
         self.certain = True  # once a token was uncertain, all after it are too
         self.cached_tokens = 0
@@ -112,6 +113,7 @@ class Continuation:
         if spans is None or (cut and self._again and not columns):
             if not cut:
                 raise EngineFault("the server did not say which version wrote a request's tokens")
+            self.rewritten = spans is not None
             self._held = []
             return []
         end, runs = 0, []

@@ -40,7 +40,7 @@ HELD_S_MAX = 120.0
 # The same for a request whose tokens are held until it ends, because its server tells their experts only then. The
 # coordinator takes a worker that reports nothing for longer than TRIAL_S for idle, and a stop string is looked for in
 # reported tokens.
-WHOLE_S_MAX = 8.0
+WHOLE_S_MAX = 4.0
 # A server may lose an abort that comes before the request has reached its scheduler.
 CUT_S_MAX = 10.0
 
@@ -182,8 +182,8 @@ class SamplingLoop:
             if call.aborted:
                 return "abort"
             whole = EXPERTS in call.request.columns and server.tells_experts
-            # If this happens again and again, tokens without their experts are better than none.
-            piece = Continuation(label, whole=whole, again=whole and sample.fruitless < 3)
+            # In the end, tokens without their experts are better than none.
+            piece = Continuation(label, whole=whole, again=whole and sample.rewritten < 3)
             updates = self._serving.updates
             try:
                 async with asyncio.timeout(None) as limit:
@@ -200,6 +200,7 @@ class SamplingLoop:
         if (finish := sample.finish()) is not None:
             return finish
         call.put(sample)
+        sample.rewritten += piece.rewritten
         sample.fruitless += 1
         if sample.fruitless > PIECES_FRUITLESS_MAX:
             raise EngineFault("the server aborts or loses every request at once")
@@ -259,7 +260,9 @@ class SamplingLoop:
                     uncertain_since is not None and now > uncertain_since + patience * held_s_max
                 )
                 if not ending and (call.aborted or self._must_cut(piece, overdue=overdue)):
-                    ending = sample.cut = True
+                    ending = True
+                    # The server keeps the KV cache of a request that ends only for its experts.
+                    sample.cut = not piece.certain or serving.outdated(piece.label)
                     await server.abort(rid)
             raise Lost("the server ended a stream in the middle")  # noqa: TRY301
         except Foreign as fault:

@@ -310,16 +310,16 @@ class Serving:
         if not self.adapters.holds(label):
             kept = await asyncio.to_thread(self.adapters.copy, snapshot, label)
             size = await asyncio.to_thread(lambda: sum(f.stat().st_size for f in kept.iterdir()))
-            self._require(server)
+            self._require(server, weights)
             await server.load_adapter(label, kept, timeout_s=load_s_max(size))
-        self._require(server)
+        self._require(server, weights)
         self.adapters.serve(label, base)
         self.label = label
         return report
 
-    def _require(self, server: ServerClient) -> None:
-        """EngineFault: a lost request has shown meanwhile that the server is gone."""
-        if self.server is not server:
+    def _require(self, server: ServerClient, weights: str) -> None:
+        """EngineFault: a lost request has shown meanwhile that the server is gone, or has other weights."""
+        if self.server is not server or self.weights != weights:
             raise EngineFault("the server was lost while it got an adapter")
 
     def _fitted(self, server: ServerClient, base: AdapterBase) -> AdapterBase:
