@@ -28,7 +28,8 @@ def stop(program: Program) -> None:
 
 def test_boxes_follow_a_new_key_signed_by_the_old_one_and_no_key_after_a_loss(site: Site) -> None:
     port = free_port()
-    site.config.write_text(site.config.read_text().replace("port = 0", 'port = 0\ntls = "on"', 1))
+    # `fix_port` writes another table after the port.
+    site.config.write_text(site.config.read_text().replace("port = 0", 'tls = "on"\nport = 0', 1))
     site.fix_port(port)
     coordinator = site.coordinate("first")
     boxes = {name: site.join(name) for name in ("one", "two")}
