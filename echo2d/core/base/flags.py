@@ -1,4 +1,4 @@
-"""Reads flags as argparse does, which the servers use."""
+"""The flags of inference servers: reads them as argparse does, and names what they quantize."""
 
 from collections.abc import Sequence
 
