@@ -43,7 +43,7 @@ class ExpertShape:
 
     def differing(self, reported_nlc: NDArray[Any], own_nlc: NDArray[Any]) -> float:
         """The share of the reported experts of n tokens that are not among the own ones, in the layer where it is
-        largest; 1.0 if they have a fault. Of many layers, a mean would not show one that is made up.
+        largest; 1.0 if they have a fault. A mean over many layers would hide a layer whose experts are made up.
         """
         if self.fault(reported_nlc):
             return 1.0

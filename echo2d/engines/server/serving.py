@@ -405,8 +405,9 @@ class Serving:
             )
 
     async def _attached(self) -> ServerClient:
-        """Return the client of the server. If it serves nothing, it is asked anew what it can do: its operator may have
-        started another one at the URL.
+        """Return the client of the server at the URL.
+
+        A server that serves no version is probed again, because its operator may have started another one there.
         """
         if self.server is None or (self.label is None and isinstance(self._where, Running)):
             assert isinstance(self._where, Running)

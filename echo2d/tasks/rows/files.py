@@ -218,7 +218,7 @@ class ArrowRows:
         block = first + (number - first) // ROWS_KEPT * ROWS_KEPT
         follows, self._next = number == self._next, number + 1
         if self._kept[0] != block and not follows:
-            # Of rows in a random order no other one of the block would be used.
+            # Rows are read in a random order, so the other rows of the block would not be used.
             (found,) = self._batch[1].slice(number - first, 1).to_pylist()
             return dict(found)
         if self._kept[0] != block:

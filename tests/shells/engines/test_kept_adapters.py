@@ -2,14 +2,18 @@
 
 import asyncio
 import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from echo2d.engines.base import AdapterBase
 from echo2d.engines.server import sampling_loop
 from echo2d.engines.server.adapters import ServedAdapters
+from echo2d.engines.sglang.engine import SglangEngine
 from echo2d.engines.torch_engine.policy import PreparedWeights
 from echo2d.errors import EngineFault
 from tests.support.engine_contract import ENDLESS, SHORT, check_logprobs, generated, running
@@ -92,6 +96,20 @@ async def test_an_adapter_that_is_loaded_is_served_again_without_a_load(
         await engine.close()
 
 
+@asynccontextmanager
+async def serving_version_0(
+    folder: Path, base: AdapterBase, **options: Any
+) -> AsyncIterator[tuple[SglangDouble, AdapterDoubleHarness, SglangEngine]]:
+    """A double, its harness, and an engine that serves adapter 0."""
+    async with SglangDouble.serving(**options) as double:
+        harness = AdapterDoubleHarness(folder, [double], base)
+        engine = harness.engine()
+        await engine.start()
+        await engine.refit(harness.snapshot(0), label(0))
+        yield double, harness, engine
+        await engine.close()
+
+
 def directories(harness: AdapterDoubleHarness) -> set[str]:
     return {each.name for each in harness._folder.glob("*/adapters/*")}
 
@@ -99,11 +117,7 @@ def directories(harness: AdapterDoubleHarness) -> set[str]:
 async def test_a_version_that_the_server_refuses_is_not_kept_for_ever(
     base: AdapterBase, tmp_path: Path
 ) -> None:
-    async with SglangDouble.serving() as double:
-        harness = AdapterDoubleHarness(tmp_path, [double], base)
-        engine = harness.engine()
-        await engine.start()
-        await engine.refit(harness.snapshot(0), label(0))
+    async with serving_version_0(tmp_path, base) as (double, harness, engine):
         for version in (1, 2, 3):
             double.refuses_adapters = True
             with pytest.raises(EngineFault, match="header too large"):
@@ -111,7 +125,6 @@ async def test_a_version_that_the_server_refuses_is_not_kept_for_ever(
         assert engine.label == label(0)
         kept = await asyncio.to_thread(directories, harness)
         assert kept == {label(0), label(3)}
-        await engine.close()
 
 
 async def test_a_worker_deletes_what_its_life_before_has_left(
@@ -133,11 +146,7 @@ async def test_a_worker_deletes_what_its_life_before_has_left(
 async def test_a_server_that_is_lost_while_an_adapter_is_copied_is_a_fault(
     base: AdapterBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with SglangDouble.serving() as double:
-        harness = AdapterDoubleHarness(tmp_path, [double], base)
-        engine = harness.engine()
-        await engine.start()
-        await engine.refit(harness.snapshot(0), label(0))
+    async with serving_version_0(tmp_path, base) as (double, harness, engine):
         copying, lost = threading.Event(), threading.Event()
         copy = ServedAdapters.copy
 
@@ -157,17 +166,14 @@ async def test_a_server_that_is_lost_while_an_adapter_is_copied_is_a_fault(
                 await refit
         assert engine.label is None
         await engine.check()
-        await engine.close()
 
 
 async def test_a_server_with_room_for_fewer_adapters_cuts_requests_earlier(
     base: AdapterBase, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with SglangDouble.serving(info={"max_loras_per_batch": 3}) as double:
-        harness = AdapterDoubleHarness(tmp_path, [double], replace(base, staleness_max=6))
-        engine = harness.engine()
-        await engine.start()
-        await engine.refit(harness.snapshot(0), label(0))
+    async with serving_version_0(
+        tmp_path, replace(base, staleness_max=6), info={"max_loras_per_batch": 3}
+    ) as (double, harness, engine):
         async with running(engine, ENDLESS) as (output,):
             for version in (1, 2):
                 await engine.refit(harness.snapshot(version), label(version))
@@ -186,28 +192,23 @@ async def test_a_request_whose_abort_is_lost_does_not_hold_up_the_refit(
     base: AdapterBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sampling_loop, "CUT_S_MAX", 0.1)
-    async with SglangDouble.serving() as double:
-        harness = AdapterDoubleHarness(tmp_path, [double], replace(base, staleness_max=0))
-        engine = harness.engine()
-        await engine.start()
-        await engine.refit(harness.snapshot(0), label(0))
+    async with serving_version_0(tmp_path, replace(base, staleness_max=0)) as (
+        double,
+        harness,
+        engine,
+    ):
         async with running(engine, ENDLESS) as (output,):
             await output.enough_of(0)
             double.loses_aborts = 1
             await engine.refit(harness.snapshot(1), label(1))
             await output.enough_of(1)
         check_logprobs(harness, output)
-        await engine.close()
 
 
 async def test_a_server_that_lost_its_newest_adapter_serves_nothing(
     base: AdapterBase, tmp_path: Path
 ) -> None:
-    async with SglangDouble.serving() as double:
-        harness = AdapterDoubleHarness(tmp_path, [double], base)
-        engine = harness.engine()
-        await engine.start()
-        await engine.refit(harness.snapshot(0), label(0))
+    async with serving_version_0(tmp_path, base) as (double, harness, engine):
         double.adapters.clear()
         double.adapter_paths.clear()  # another program has unloaded it
         output = await generated(engine, SHORT)
@@ -215,17 +216,12 @@ async def test_a_server_that_lost_its_newest_adapter_serves_nothing(
         assert engine.label is None
         await engine.refit(harness.snapshot(0), label(0))
         check_logprobs(harness, await generated(engine, SHORT))
-        await engine.close()
 
 
 async def test_a_server_that_lost_its_adapters_gets_base_and_adapter_anew(
     base: AdapterBase, tmp_path: Path
 ) -> None:
-    async with SglangDouble.serving() as double:
-        harness = AdapterDoubleHarness(tmp_path, [double], base)
-        engine = harness.engine()
-        await engine.start()
-        await engine.refit(harness.snapshot(0), label(0))
+    async with serving_version_0(tmp_path, base) as (double, harness, engine):
         async with running(engine, ENDLESS) as (output,):
             double.cuts, double.shown = 1, "another program's"
             await output.until(lambda sample: sample.finish == "abort")
@@ -234,4 +230,3 @@ async def test_a_server_that_lost_its_adapters_gets_base_and_adapter_anew(
         await engine.refit(harness.snapshot(0), label(0))
         check_logprobs(harness, await generated(engine, SHORT))
         assert double.label.startswith("base-")
-        await engine.close()

@@ -75,7 +75,7 @@ def test_each_engine_gets_the_gpus_after_those_before_it(tmp_path: Path) -> None
         {"CUDA_VISIBLE_DEVICES": "2,3"},
     ]
     assert base.each(1)[0].environment == {}
-    # Of those that the operator, or SLURM, gave this box.
+    # The operator, or SLURM, has chosen the GPUs of this box.
     given = VllmLaunch(Path("python"), ["-tp=2"], tmp_path, {"CUDA_VISIBLE_DEVICES": "7,4,1,0"})
     assert [each.environment for each in given.each(2)] == [
         {"CUDA_VISIBLE_DEVICES": "7,4"},
