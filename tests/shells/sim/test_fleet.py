@@ -218,18 +218,32 @@ def merged(changes: dict[str, Any], price: float) -> dict[str, Any]:
 
 @pytest.mark.nightly
 def test_long_answers_are_finished_by_fast_workers() -> None:
-    """Six hours of workers of three speeds: with and without moving what a group waits for; then with patience."""
+    """Six hours of workers of three speeds, three times: with and without moving what a group waits for; then with
+    patience. In one draw of four the learner waits no longer without moving, so three are added up."""
     mixed = load_fleet(REPO / "scenarios" / "mix-lengths.toml")
-    patient = replace(mixed, simulate=replace(mixed.simulate, hours=6.0))
-    mixed = replace(patient, policy=replace(patient.policy, group_patience=0.0))
-    stays = replace(mixed, policy=replace(mixed.policy, move_stragglers=False))
-    moving, staying = FleetWorld(mixed).run(), FleetWorld(stays).run()
-    assert staying["samples_moved"] == 0 < moving["samples_moved"]
-    assert moving["group_s"]["p95"] < 0.85 * staying["group_s"]["p95"]
-    assert moving["trajectories"]["dropped"] < 0.8 * staying["trajectories"]["dropped"]
-    assert moving["bubble"] <= staying["bubble"]
-    ends = FleetWorld(patient).run()
-    assert ends["trajectories"]["dropped"] < 0.6 * moving["trajectories"]["dropped"]
+    found: dict[str, list[dict[str, Any]]] = {"moving": [], "staying": [], "patient": []}
+    for rng_seed in range(3):
+        simulate = replace(mixed.simulate, hours=6.0, rng_seed=rng_seed)
+        patient = replace(mixed, simulate=simulate)
+        moving = replace(patient, policy=replace(patient.policy, group_patience=0.0))
+        staying = replace(moving, policy=replace(moving.policy, move_stragglers=False))
+        for fleet_, runs in zip((moving, staying, patient), found.values(), strict=True):
+            runs.append(FleetWorld(fleet_).run())
+
+    moved, group_s, dropped, bubble = (
+        {name: sum(map(figure, runs)) for name, runs in found.items()}
+        for figure in (
+            lambda run: run["samples_moved"],
+            lambda run: run["group_s"]["p95"],
+            lambda run: run["trajectories"]["dropped"],
+            lambda run: run["bubble"],
+        )
+    )
+    assert moved["staying"] == 0 < moved["moving"]
+    assert group_s["moving"] < 0.85 * group_s["staying"]
+    assert dropped["moving"] < 0.8 * dropped["staying"]
+    assert bubble["moving"] <= bubble["staying"]
+    assert dropped["patient"] < 0.6 * dropped["moving"]
 
 
 def test_slots_stay_busy_while_tools_work_and_turns_go_back_to_their_worker() -> None:
