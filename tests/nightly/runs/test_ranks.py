@@ -31,6 +31,7 @@ NORM_ERROR_MAX = 1e-3  # relative
 # Ranks lay out their rows otherwise, and layers in bfloat16 round what they read in another order: the losses of one
 # rank with micro_batch_tokens = 90 in place of 60 differ by up to 1.7e-3 in these six steps.
 COARSER = {"float32": 1, "bfloat16": 100}
+WRITTEN = 72  # tokens of a step's answers
 WEIGHT_ERROR_MAX = 2e-3  # absolute, of bfloat16 weights that moved by 1e-3 a step
 
 
@@ -84,7 +85,9 @@ def test_a_run_moves_from_one_rank_to_two_and_back(
             assert other[name] == near
         for name in ("batch", "tokens", "reward_mean"):
             assert other[name] == one[name]
-        assert other["clip_share"] == pytest.approx(one["clip_share"], abs=(coarser - 1) * 1e-4)
+        # In bfloat16 one token of a step may lie so near to the edge of the clip that it falls on its other side.
+        edge = 1.01 / WRITTEN if dtype == "bfloat16" else 0.0
+        assert other["clip_share"] == pytest.approx(one["clip_share"], abs=edge)
     said, told = (scores_told(directory) for directory in (straight, handed))
     assert list(said) == list(told) == list(range(1, STEPS + 1))
     for step, scores in said.items():
