@@ -7,11 +7,14 @@ for each token: a group is accepted if at least one of its tokens is fresh enoug
 are context too. Not here: how a batch is laid out (`packing`).
 """
 
+import logging
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from heapq import merge
 from itertools import chain
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +27,8 @@ _LOGPROB_MIN = -104.0
 # Values of `finish` for answers that were cut off.
 CUT_OFF = ("length", "context")
 TRAINED_MAX = 1 << 14  # groups remembered: those of hundreds of steps
+
+log = logging.getLogger("echo2d.learner")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +58,24 @@ class BatchRules:
         return (
             min(tokens, self.row_tokens_max - len(group.prompt)) if self.row_tokens_max else tokens
         )
+
+    def experts_of(self, trajectory: Trajectory) -> NDArray[Any] | None:
+        """The experts [n, l, c] that were told for its tokens; None: none that this model's routers can be given.
+
+        The group is trained in any case: its tokens are right, and a worker must not stop a run by a column.
+        """
+        told = trajectory.columns.get(EXPERTS)
+        if told is None:
+            return None
+        shape = self.experts
+        fault = (
+            "this model cannot replay them"
+            if shape is None
+            else shape.fault(told[trajectory.written])
+        )
+        if fault:
+            _warn_of_experts(fault)
+        return None if fault else told
 
 
 class Trained:
@@ -169,6 +192,12 @@ def _branch_fault(group: Group) -> str:
     return ""
 
 
+@lru_cache(16)
+def _warn_of_experts(fault: str) -> None:
+    """Log each fault once."""
+    log.warning("trained without the experts that engines told: %s", fault)
+
+
 def _trajectory_fault(trajectory: Trajectory, step: int, rules: BatchRules) -> str:
     length = len(trajectory.tokens)
     if length == 0 or not _in_vocabulary(trajectory.tokens, rules.vocab_size):
@@ -194,9 +223,6 @@ def _trajectory_fault(trajectory: Trajectory, step: int, rules: BatchRules) -> s
         return "it ends with given tokens; the last token must be written"
     if trajectory.logprobs[~trajectory.written].any():
         return "a given token has a logprob other than 0"
-    told, shape = trajectory.columns.get(EXPERTS), rules.experts
-    if shape and told is not None and (fault := shape.fault(told[trajectory.written])):
-        return fault
     for span in trajectory.spans:
         if span.version > step - 1 or not (rules.masks or rules.fresh(span, step)):
             return (

@@ -32,7 +32,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from echo2d.client import Batch, Group, Trajectory
-from echo2d.core.protocol.experts import EXPERTS
 from echo2d.learner.batch.checks import CUT_OFF, BatchRules
 from echo2d.learner.objective.hooks import Advantages
 
@@ -57,8 +56,23 @@ class PackedAnswer:
     # How many tokens all branches of its episode have in the loss; 0: its episode has no other branch.
     episode_tokens: int = 0
     first: bool = True  # whether it is the first of these branches in the batch
-    # The experts with which the engine computed each token's output [t, l, c]; -1: not told. None: of no token.
-    experts: NDArray[np.int16] | None = None
+    # The experts of the output tokens [n, l, c] as the engine told them, and which of these tokens it wrote. None: it
+    # told none.
+    told: tuple[NDArray[Any], NDArray[np.bool_]] | None = None
+
+    @property
+    def experts(self) -> NDArray[np.int16] | None:
+        """The experts with which the engine computed each token's output [t, l, c]; -1: not told. None: of no token.
+
+        They are made when they are needed: those of a whole batch take twice the bytes of what was told.
+        """
+        if self.told is None:
+            return None
+        experts_nlc, written_n = self.told
+        placed = np.full((len(self.tokens), *experts_nlc.shape[1:]), -1, dtype=np.int16)
+        # Each token has those of the token after it.
+        placed[self.prompt - 1 : -1][written_n] = experts_nlc[written_n]
+        return placed
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,13 +263,13 @@ def micro_batches(
     by_length = sorted(answers, key=lambda answer: len(answer.tokens), reverse=True)
     if packed:
         rows = _best_rows(by_length, tokens_max, ranks, pair_cost)
-        dealt = [[_in_a_row(row, multiple) for row in rows[each::ranks]] for each in range(ranks)]
+        own = [_in_a_row(row, multiple) for row in rows[rank::ranks]]
+        most = -(-len(rows) // ranks)
     else:
-        dealt = [
-            [_in_rows(rows) for rows in _cut(by_length[each::ranks], tokens_max)]
-            for each in range(ranks)
-        ]
-    return dealt[rank] + [_NOTHING] * (max(map(len, dealt)) - len(dealt[rank]))
+        dealt = [[*_cut(by_length[each::ranks], tokens_max)] for each in range(ranks)]
+        own = [_in_rows(row) for row in dealt[rank]]
+        most = max(map(len, dealt))
+    return own + [_NOTHING] * (most - len(own))
 
 
 def _best_rows(
@@ -396,7 +410,7 @@ def _answer(
     # Tokens after the last token in the loss are left out: attention is causal, so no token in the loss sees them.
     end = int(counts.nonzero()[0][-1]) + 1
     counts, staleness = counts[:end], staleness[:end]
-    experts = trajectory.columns.get(EXPERTS) if rules.experts else None
+    experts = rules.experts_of(trajectory)
     return PackedAnswer(
         group.group_id,
         trajectory.sample,
@@ -407,19 +421,8 @@ def _answer(
         advantage,
         group.sampling.temperature,
         len(group.prompt),
-        experts=None
-        if experts is None
-        else _placed(experts[:end], trajectory.written[:end], len(group.prompt)),
+        told=None if experts is None else (experts[:end], trajectory.written[:end]),
     )
-
-
-def _placed(
-    experts_nlc: NDArray[Any], written_n: NDArray[np.bool_], prompt: int
-) -> NDArray[np.int16]:
-    """The experts of n output tokens at the places whose output they are: each at the token before it."""
-    placed = np.full((prompt + len(written_n), *experts_nlc.shape[1:]), -1, dtype=np.int16)
-    placed[prompt - 1 : -1][written_n] = experts_nlc[written_n]
-    return placed
 
 
 def _bundles(by_length: Sequence[PackedAnswer], room: int) -> list[_Bundle]:
@@ -467,7 +470,8 @@ def _in_a_row(bundles: Sequence[_Bundle], multiple: int) -> MicroBatch:
             counts.append(answer.counts[part])
             positions.append(position + np.arange(len(own)))
             pieces.append((start, len(own), *(context if position else (0, 0))))
-            told.append((start, None if answer.experts is None else answer.experts[part]))
+            experts = answer.experts
+            told.append((start, None if experts is None else experts[part]))
             start += len(own)
     if padding := -start % multiple:
         # A piece of its own, so that no answer reads it.

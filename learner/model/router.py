@@ -22,7 +22,7 @@ from echo2d.learner.batch.packing import MicroBatch
 from echo2d.learner.metrics.report import RouterLoad
 from echo2d.learner.ranks.ranks import Ranks
 from echo2d.learner.ranks.row_ranks import RowRanks
-from echo2d.model_experts import chosen_experts, replay, routers_of, shape_of
+from echo2d.model_experts import Router, chosen_experts, replay, routers_of, shape_of
 
 # The sums of one layer [e + 4]: tokens of each expert, answer tokens whose experts were replayed, answer tokens,
 # normalized entropies of all tokens, number of tokens. They are float64, in which counts are exact.
@@ -36,10 +36,8 @@ class Routers:
         self._found: list[LayerSums] = []
         # The indices of all tokens but padding. None: nothing is counted.
         self._places_t: Tensor | None = None
-        self._replayed = (
-            0,
-            0,
-        )  # answer tokens of the pass that have experts to replay, and all answer tokens
+        # Answer tokens of the pass that have experts to replay, and all answer tokens.
+        self._replayed = (0, 0)
         self._given_tlc: Tensor | None = None
         self._device, self._hooked = device, hooked
         routers = routers_of(model)
@@ -47,7 +45,7 @@ class Routers:
         if not hooked:
             return
         for router in routers:
-            router.module.register_forward_hook(partial(self._add_up, router.logits))
+            router.module.register_forward_hook(partial(self._add_up, router))
         if self.shape is not None:
             replay(routers, self._given)
 
@@ -84,19 +82,33 @@ class Routers:
         finally:
             self._places_t = None
 
+    def _taken(self, layer: int, chosen_tc: Tensor) -> float | Tensor:
+        """The share of the given tokens here that were sent to the given experts."""
+        given_tc = self._given(layer)
+        if given_tc is None or self._places_t is None:
+            return 1.0
+        given_tc = given_tc.index_select(0, self._places_t)
+        is_given_t = given_tc[:, 0] >= 0
+        same_t = (given_tc.sort(-1).values == chosen_tc.sort(-1).values).all(-1)
+        # Without given tokens here: of 0 tokens all.
+        return ((same_t & is_given_t).sum() / is_given_t.sum()).nan_to_num(1.0)
+
     @torch.no_grad()
-    def _add_up(self, index: int, _: nn.Module, __: object, output: Any) -> None:
-        """Sum up one layer. A forward hook of its router, whose output has the logits at `index`."""
+    def _add_up(self, router: Router, _: nn.Module, __: object, output: Any) -> None:
+        """Sum up one layer. A forward hook of its router."""
         if self._places_t is None or (chosen := chosen_experts(output)) is None:
             return
         logits_te, chosen_tc = (
-            each.flatten(0, -2).index_select(0, self._places_t) for each in (output[index], chosen)
+            each.flatten(0, -2).index_select(0, self._places_t)
+            for each in (output[router.logits], chosen)
         )
         tokens, experts = logits_te.shape
         entropy_t = torch.special.entr(logits_te.float().softmax(-1)).sum(-1)
         sums = torch.zeros(experts + 4, dtype=torch.float64, device=logits_te.device)
         sums.index_add_(0, chosen_tc.flatten(), sums.new_ones(chosen_tc.numel()))
-        sums[-4], sums[-3] = self._replayed
+        told, sums[-3] = self._replayed
+        # The routers of some families do not take what they are given.
+        sums[-4] = told * self._taken(router.layer, chosen_tc)
         sums[-2] = entropy_t.double().sum() / math.log(experts)
         sums[-1] = tokens
         self._found.append(sums)

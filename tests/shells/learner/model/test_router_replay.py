@@ -15,8 +15,10 @@ from echo2d.core.protocol.experts import EXPERTS
 from echo2d.learner.batch.checks import Trained, faults
 from echo2d.learner.batch.packing import answers_of
 from echo2d.learner.model.policy import Part, Policy
+from echo2d.learner.model.router import router_load
 from echo2d.learner.objective.hooks import advantages_of
 from echo2d.learner.ranks.ranks import Ranks
+from echo2d.model_experts import routers_of
 from tests.support.batches import RULES, STEP, with_given
 from tests.support.learner import config_in
 from tests.support.mixtures import FEW, MANY, mixture, written
@@ -169,3 +171,43 @@ def test_a_compiled_learner_says_that_it_cannot_replay(tmp_path: Path, base: Pat
     )
     with pytest.raises(OperatorFault, match=r"learner.compile: expected false"):
         policy._gradient(part, 2, {})
+
+
+@pytest.mark.parametrize("number", [0, 250])
+def test_experts_that_no_router_can_choose_are_not_replayed_and_refuse_no_group(
+    number: int, tmp_path: Path, base: Path
+) -> None:
+    """A worker must not be able to stop a run with a column."""
+    model = mixture(tmp_path / "model", "qwen3 moe", base, **FEW)
+    batch = batch_of(asyncio.run(written(model, "float32", PROMPT, SAMPLES, TOKENS)))
+    (group,) = batch.groups
+    bad = tuple(
+        dataclasses.replace(each, columns={EXPERTS: np.full_like(each.columns[EXPERTS], number)})
+        for each in group.trajectories
+    )
+    made_up = dataclasses.replace(batch, groups=(dataclasses.replace(group, trajectories=bad),))
+    policy = Policy(config_in(tmp_path, model), Ranks())
+    found = gradient(policy, made_up)
+    policy._optimizer.zero_grad()
+    assert torch.equal(found, gradient(policy, without_experts(batch)))
+
+
+def test_the_replayed_share_is_that_of_tokens_that_went_where_they_were_sent(
+    tmp_path: Path, base: Path
+) -> None:
+    model = mixture(tmp_path / "model", "qwen3 moe", base, **FEW)
+    written_ = asyncio.run(written(model, "float32", PROMPT, SAMPLES, TOKENS))
+    batch = told(batch_of(written_), seed=2)
+
+    def replayed(policy: Policy) -> float:
+        (part,) = parts_of(policy, batch)
+        load = router_load([layers for *_, layers in policy._gradient(part, 2, {})], Ranks())
+        assert load is not None
+        return load.replayed
+
+    policy = Policy(config_in(tmp_path, model), Ranks())
+    assert replayed(policy) == 1.0
+    for router in routers_of(policy.model):
+        # As the routers of some families, it takes no choice but its own.
+        del router.module.forward
+    assert replayed(policy) < 0.5
