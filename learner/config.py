@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 from echo2d.client import OperatorFault
 from echo2d.config.run import RunTable, module_folders_of
 from echo2d.config.tables import folder_of, read_table, read_toml, table_of, with_settings
+from echo2d.core.protocol.experts import EXPERTS
 from echo2d.core.rules.table import Table, key
 from echo2d.own_modules import require_own
 from echo2d.sd_notify import Notifier
@@ -396,6 +397,12 @@ class LearnerConfig(Recipe):
                     "" if ":" in entry else f"; learner.objective is one of {', '.join(HABITS)}"
                 )
                 raise OperatorFault(f"learner.{name}: {fault}{built_in}") from fault
+        columns = table_of(document, "policy").get("columns")
+        if config.compile and isinstance(columns, list) and EXPERTS in columns:
+            raise OperatorFault(
+                'learner.compile: expected false, because policy.columns has "experts", and routers in compiled layers '
+                "cannot replay them; found true"
+            )
         return config
 
     def explicit(self, *, cuda: bool) -> "LearnerConfig":

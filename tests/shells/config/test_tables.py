@@ -105,3 +105,11 @@ def test_a_printed_table_lists_the_choices_of_each_key() -> None:
     lines = print_tables(Example).splitlines()
     assert '# how ("star" or "chain")' in lines
     assert '# which ("fast" or "exact")' in lines
+
+
+def test_a_compiled_learner_is_refused_at_its_start_if_engines_tell_experts() -> None:
+    learner = {"compile": True, "steps": 1, **dict.fromkeys(("url", "token_file", "model"), "/x")}
+    learner |= {"snapshot_root": "/x", "out_dir": "/x"}
+    with pytest.raises(OperatorFault, match=r"learner\.compile: expected false"):
+        LearnerConfig.of({"learner": learner, "policy": {"columns": ["experts"]}})
+    LearnerConfig.of({"learner": learner, "policy": {"columns": []}})

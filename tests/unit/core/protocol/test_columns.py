@@ -8,7 +8,6 @@ from echo2d.core.base.ids import Digest, LeaseId, PeerId, Version
 from echo2d.core.protocol.columns import (
     ANSWER_BYTES_MAX,
     COLUMN_AXES_MAX,
-    COLUMN_BYTES_PER_TOKEN_MAX,
     COLUMNS_MAX,
     TOKEN_BYTES,
     Column,
@@ -104,8 +103,8 @@ def test_columns_that_would_make_an_answer_too_large_are_absent() -> None:
 
 def test_the_largest_answer_fits_into_a_message() -> None:
     """Also with a span for each few tokens, as after very many refits."""
-    tokens = ANSWER_BYTES_MAX // (TOKEN_BYTES + COLUMN_BYTES_PER_TOKEN_MAX)
-    wide = Column("wide", "f32", (2, 128), bytes(COLUMN_BYTES_PER_TOKEN_MAX * tokens))
+    tokens = ANSWER_BYTES_MAX // (TOKEN_BYTES + 1024)
+    wide = Column("wide", "f32", (2, 128), bytes(1024 * tokens))
     assert not columns_fault((wide,), tokens)
     digest, data = Digest(b"d" * 32), bytes(4 * tokens)
     spans = tuple(VersionSpan(at, at + 1, Version(at), digest) for at in range(tokens))
@@ -135,10 +134,10 @@ def test_an_answer_without_columns_is_one_byte_longer() -> None:
         ([Column("a", "u8", (1,) * (COLUMN_AXES_MAX + 1), b"12")], "expected at most 4 axes, found 5"),
         ([Column("a", "u8", (0,), b"")], "expected axes of 1 to"),
         ([Column("a", "u8", (1 << 62,) * 4, b"")], "expected axes of 1 to"),
-        ([Column("a", "u16", (513,), bytes(2052))], "found 1026 where 1024 are left"),
+        ([Column("a", "u16", (1025,), bytes(4100))], "found 2050 where 2048 are left"),
         (
-            [Column("a", "u8", (1000,), bytes(2000)), Column("b", "u8", (25,), bytes(50))],
-            "column b: expected at most 1024 bytes for a token in all columns, found 25 where 24 are left",
+            [Column("a", "u8", (2000,), bytes(4000)), Column("b", "u8", (49,), bytes(98))],
+            "column b: expected at most 2048 bytes for a token in all columns, found 49 where 48 are left",
         ),
         ([Column("a", "u8", (), b"1")], "expected 2 bytes for 2 tokens, found 1"),
         ([Column("a", "u32", (2,), bytes(17))], "expected 16 bytes for 2 tokens, found 17"),
