@@ -14,6 +14,7 @@ Not here: which version is served (the server's own package), and which version 
 
 import asyncio
 import logging
+import math
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -231,7 +232,7 @@ class SamplingLoop:
         # The golden ratio's multiples, modulo 1, spread evenly.
         patience = (1.0 + number * 0.618033988749895 % 1.0) / 2.0  # share of the longest time
         call.rids[sample.index] = rid
-        ending, uncertain_since = False, None
+        ending, held_since = False, math.inf
         salt = f"{updates} {piece.label}"
         if resumes or sample.cut:
             self._recompute.sent(rid, sample.context_tokens, now=clock.time())
@@ -240,25 +241,21 @@ class SamplingLoop:
         self._open[rid] = this
         try:
             async for chunk in server.generate(self._body(rid, salt, piece.label, call, sample)):
+                told = self._read(chunk, piece.label, base)
+                if told.tokens:
+                    self._recompute.wrote(rid, now=clock.time())
+                    call.begun.set()
+                # The weights may still be read back from the server's memory.
                 await serving.verified()
-                tokens = piece.take(
-                    self._read(chunk, piece.label, base),
-                    certain=serving.certain(piece.label, updates),
-                )
+                tokens = piece.take(told, certain=serving.certain(piece.label, updates))
                 sample.extend(tokens)
                 if piece.finish is not None:
                     return
                 now = clock.time()
                 if piece.begun:
-                    self._recompute.wrote(rid, now=now)
-                    call.begun.set()
                     call.put(sample)
-                if piece.holds and uncertain_since is None:
-                    uncertain_since = now
-                held_s_max = WHOLE_S_MAX if piece.whole else HELD_S_MAX
-                overdue = (
-                    uncertain_since is not None and now > uncertain_since + patience * held_s_max
-                )
+                held_since = min(held_since, now) if piece.holds else held_since
+                overdue = now > held_since + patience * (WHOLE_S_MAX if piece.whole else HELD_S_MAX)
                 if not ending and (call.aborted or self._must_cut(piece, overdue=overdue)):
                     ending = True
                     # The server keeps the KV cache of a request that ends only for its experts.

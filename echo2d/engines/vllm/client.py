@@ -77,6 +77,15 @@ class VllmClient(ServerClient):
                 "vLLM's workers lack our extension, or have a model runner that it does not know: start the server "
                 "with --worker-extension-cls echo2d_worker.Echo2dWorker and VLLM_USE_V2_MODEL_RUNNER=0"
             )
+        if state.get("logprobs") != "processed_logprobs":
+            raise EngineFault(
+                f"vLLM reports {state.get('logprobs')}, which do not know the temperature: start the server with "
+                "--logprobs-mode processed_logprobs"
+            )
+        if state.get("drafts"):
+            raise EngineFault(
+                "vLLM reports other logprobs for drafted tokens: start the server without --speculative-config"
+            )
         try:
             self.model = str(models["data"][0]["id"])
             self.quantization = str(state["quantization"])
@@ -106,16 +115,19 @@ class VllmClient(ServerClient):
         """EngineFault: there is no answer, or it lacks these numbers."""
         text = str(await self.call("GET", "/metrics"))
 
-        def gauge(name: str) -> float:
+        def gauges(name: str) -> list[float]:
+            """The values of all engines: one of each data-parallel rank."""
             found = re.findall(rf"^vllm:{name}{{.*}} ([\d.e+-]+|nan|inf)$", text, re.MULTILINE)
-            total = sum(map(float, found))
-            if not math.isfinite(total):
-                raise ServerRefused(f"vLLM /metrics: {name} is {total}")
-            return total
+            values = [float(each) for each in found] or [0.0]
+            if not math.isfinite(sum(values)):
+                raise ServerRefused(f"vLLM /metrics: {name} is {sum(values)}")
+            return values
 
-        running, waiting = gauge("num_requests_running"), gauge("num_requests_waiting")
-        usage = gauge("kv_cache_usage_perc")
-        return ServerLoad(int(running), int(waiting), usage, self._running_max)
+        running, waiting = gauges("num_requests_running"), gauges("num_requests_waiting")
+        usage = max(gauges("kv_cache_usage_perc"))
+        return ServerLoad(
+            int(sum(running)), int(sum(waiting)), usage, len(running) * self._running_max
+        )
 
     async def pause(self, mode: str, *, clears: bool) -> None:
         await self.order(f"/pause?mode={mode}&clear_cache={str(clears).lower()}", {})

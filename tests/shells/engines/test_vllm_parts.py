@@ -1,5 +1,7 @@
 """The pure parts of the vLLM engine: bodies, chunks, flags; and its client against a server that answers as told."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from echo2d.core.protocol.sampling import Sampling
 from echo2d.core.worker.events import LabelSpan
 from echo2d.engines.adapter import AdapterLayout
 from echo2d.engines.base import AdapterBase, GenerateRequest
+from echo2d.engines.server.admission import ServerLoad
 from echo2d.engines.server.calls import GenerationCall, SampleState
 from echo2d.engines.server.continuation import ReportedToken, StreamChunk
 from echo2d.engines.stream import RequestStream, check_request
@@ -147,11 +150,13 @@ def test_a_request_goes_on_while_a_train_step_takes_its_next_token(
     assert base.outdated(label, newest) is outdated
 
 
-async def test_a_server_that_is_too_old_or_has_no_routes_is_refused() -> None:
-    answers: dict[str, Any] = {"/version": {"version": "0.31.0"}, "/openapi.json": {"paths": {}}}
+@asynccontextmanager
+async def answered(answers: dict[str, Any]) -> AsyncIterator[VllmClient]:
+    """A client whose server gives these answers, by path."""
 
     async def answer(request: web.Request) -> web.Response:
-        return web.json_response(answers[request.path])
+        found = answers[request.path]
+        return web.Response(text=found) if isinstance(found, str) else web.json_response(found)
 
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", answer)
@@ -161,6 +166,28 @@ async def test_a_server_that_is_too_old_or_has_no_routes_is_refused() -> None:
     host, port = runner.addresses[0][:2]
     client = VllmClient(f"http://{host}:{port}")
     try:
+        yield client
+    finally:
+        await client.close()
+        await runner.cleanup()
+
+
+async def test_the_load_of_replicas_is_that_of_all_and_of_the_fullest_cache() -> None:
+    lines = {"num_requests_running": (40, 30), "num_requests_waiting": (1, 0)}
+    lines |= {"kv_cache_usage_perc": (0.47, 0.25)}
+    text = "".join(
+        f'vllm:{name}{{engine="{at}"}} {value}\n'
+        for name, values in lines.items()
+        for at, value in enumerate(values)
+    )
+    async with answered({"/metrics": text}) as client:
+        client._running_max = 64
+        assert await client.load() == ServerLoad(70, 1, 0.47, 128)
+
+
+async def test_a_server_that_is_too_old_or_has_no_routes_is_refused() -> None:
+    answers: dict[str, Any] = {"/version": {"version": "0.31.0"}, "/openapi.json": {"paths": {}}}
+    async with answered(answers) as client:
         with pytest.raises(EngineFault, match=r"vLLM 0\.31\.0 does not report .* use 0\.32\.0"):
             await client.probe()
         answers["/version"] = {"version": "0.32.0+cpu"}
@@ -174,6 +201,11 @@ async def test_a_server_that_is_too_old_or_has_no_routes_is_refused() -> None:
                 EngineFault, match="lack our extension, or have a model runner that"
             ):
                 await client.probe()
-    finally:
-        await client.close()
-        await runner.cleanup()
+        whole = {"logprobs": "processed_logprobs"}
+        for state, words in (
+            ({"logprobs": "raw_logprobs"}, "raw_logprobs, which do not know the temperature"),
+            ({**whole, "drafts": True}, "without --speculative-config"),
+        ):
+            answers["/collective_rpc"] = {"results": [state]}
+            with pytest.raises(EngineFault, match=words):
+                await client.probe()

@@ -35,6 +35,9 @@ class Echo2dWorker:
             "adapters_max": config.lora_config.max_loras if config.lora_config else 0,
             # It has a sampler of its own, which `_whole_logprobs` does not change.
             "new_runner": bool(config.use_v2_model_runner),
+            # So have drafts: their logprobs are those of the distribution that top_p and top_k have cut.
+            "drafts": config.speculative_config is not None,
+            "logprobs": str(config.model_config.logprobs_mode),
         }
 
     def echo2d_load(self, directory: str, files: str) -> dict[str, Any]:
