@@ -67,9 +67,12 @@ class PeerEngine:
             keep_newest(self.acknowledged, ACKNOWLEDGED_MAX)
 
     def refitted(self, done: RefitDone) -> None:
+        # The time of a start is no refit pause.
+        if self.serving is not None:
+            self.refit_pause_s = done.pause_s
+            self.recomputed_tokens, self.recompute_s = done.recomputed_tokens, done.recompute_s
         self.serves(VersionKey(done.version, done.digest))
-        self.refit_pause_s, self.memory_ok = done.pause_s, done.memory_ok
-        self.recomputed_tokens, self.recompute_s = done.recomputed_tokens, done.recompute_s
+        self.memory_ok = done.memory_ok
 
 
 @dataclass(slots=True)

@@ -144,7 +144,12 @@ def refit_finding(
     )
     if share <= _REFIT_SHARE_MAX:
         return ok("refits", text)
-    if pause_s >= recompute_s:
+    if not pause_s:
+        todo = (
+            "adapters pause nothing, and only requests that outlive policy.staleness_max versions are cut: raise it, "
+            "or publish less often"
+        )
+    elif pause_s >= recompute_s:
         todo = (
             "if it uses a server at an engine_url, without quantized weights, let the worker start it: then only "
             "changed words are written"

@@ -46,7 +46,7 @@ class WorkerMetrics(LoopMetrics[Mapping[str, Any]]):
 
     def __init__(self) -> None:
         super().__init__(_FAMILIES)
-        registry = self.registry
+        registry, self._started = self.registry, False
         self._tokens = Counter("echo2d_tokens_generated", "By the engines", registry=registry)
         self._failed = Counter(
             "echo2d_generations_failed", "Leases that an engine gave up", registry=registry
@@ -82,6 +82,9 @@ class WorkerMetrics(LoopMetrics[Mapping[str, Any]]):
                 self._tokens.inc(len(tokens))
             case GenerationFailed():
                 self._failed.inc()
+            case EngineRefitted() if not self._started:
+                # The time of a start is no refit pause.
+                self._started = True
             case EngineRefitted(pause_s=pause_s, recompute_s=recompute_s):
                 self._pause_s.observe(pause_s)
                 self._recomputed.inc(event.recomputed_tokens)

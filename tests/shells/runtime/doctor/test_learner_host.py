@@ -84,6 +84,7 @@ async def test_a_silent_learner_is_distinguished_from_one_that_answers(
         (0.3, 9.0, True, "warning", 'set worker.refit_mode = "in_place"'),
         (0.3, 9.0, False, "warning", "set audit.in_place = true in run.toml, then"),
         (9.0, 0.3, True, "warning", "let the worker start it"),
+        (0.0, 9.0, True, "warning", "adapters pause nothing"),
     ],
 )
 def test_dear_refits_are_named_with_what_would_cost_less(

@@ -263,7 +263,8 @@ def test_a_worker_counts_tokens_refits_and_failures() -> None:
     for event in (
         progress,
         GenerationFailed(LeaseId(1), 0, "x"),
-        EngineRefitted(Version(1), DIGEST, 0.02, memory_ok=True, recomputed_tokens=7),
+        EngineRefitted(Version(0), DIGEST, 130.0, memory_ok=True),
+        EngineRefitted(Version(1), DIGEST, 0.02, True, recomputed_tokens=7, recompute_s=None),
         EngineRefitted(Version(2), DIGEST, 0.0, True, recomputed_tokens=5, recompute_s=0.5),
         EngineRefitFailed(Version(1), DIGEST, "x", None),
     ):
@@ -272,7 +273,7 @@ def test_a_worker_counts_tokens_refits_and_failures() -> None:
     assert seen["echo2d_events_total{kind=SampleProgressed}"] == 1
     assert seen["echo2d_tokens_generated_total"] == 3
     assert seen["echo2d_generations_failed_total"] == seen["echo2d_refits_failed_total"] == 1
-    assert seen["echo2d_refit_pause_seconds_sum"] == 0.02
+    assert seen["echo2d_refit_pause_seconds_sum"] == 0.02, "the engine's start is not one"
     assert seen["echo2d_kv_tokens_dropped_total"] == 12
     assert seen["echo2d_recompute_seconds_count"] == 1, "of the first it is not known"
     assert seen["echo2d_recompute_seconds_sum"] == 0.5

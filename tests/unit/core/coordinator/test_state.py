@@ -106,7 +106,13 @@ def test_the_served_version_of_a_worker_follows_its_refits() -> None:
 
 
 def test_the_load_of_the_first_version_does_not_count_as_a_pause() -> None:
-    assert running().state.status().refit_pause_s == (0.1, 0.1), "versions 1 and 2, not 0"
+    world = running()
+    assert world.state.status().refit_pause_s == (0.1, 0.1), "versions 1 and 2, not 0"
+    peer, key = world.peers["a"], version_key(2)
+    world.say(peer, RefitFailed(key.version, key.digest, None, "its server ended"))
+    world.say(peer, RefitDone(key.version, key.digest, 130.0, memory_ok=None))
+    (status,) = world.state.status().workers
+    assert (status.serving is not None, status.refit_pause_s) == (True, 0.1)
 
 
 def test_equal_events_make_equal_actions() -> None:
