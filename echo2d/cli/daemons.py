@@ -182,7 +182,7 @@ def _rented(config: "CoordinatorConfig") -> Mapping[str, Any]:
     table=WorkerConfig,
     sections={
         "What it joins, and as what": "token_file state_dir config base_model name",
-        "Its engines": "engine engine_python engine_args engine_url engines slots threads",
+        "Its engines": "engine engine_python engine_args engine_url trust_network engines slots threads",
         "When it works": "hours only_when_idle",
         "What it gives to other workers": "relay_only uplink_limit listen_host listen_port advertise"
         " no_tls",

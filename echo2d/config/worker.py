@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Literal
+from urllib.parse import urlsplit
 
 from echo2d.config.limits import DISK_BYTES_MAX, PORT_MAX, uplink_bytes_per_s
 from echo2d.config.tables import folder_of, read_table, read_toml, table_of, with_settings
@@ -19,7 +20,10 @@ from echo2d.errors import OperatorFault
 from echo2d.registry import ENGINES
 
 _WINDOW = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)")
-_OF_SERVERS = ("engine_python", "engine_args", "engine_url", "engine_key_file", "refit_mode")
+_OF_SERVERS = (
+    *("engine_python", "engine_args", "engine_url", "engine_key_file", "trust_network"),
+    "refit_mode",
+)
 # Keys that only some engines read.
 KEYS_OF_ENGINES = {
     "torch": ("quantization", "dtype", "device"),
@@ -58,9 +62,13 @@ class WorkerConfig(Table):
         "flags for the servers that this worker starts, written as on a command line", ""
     )
     engine_url: str = key(
-        "URLs of running SGLang or vLLM servers, one per engine, separated by commas;"
-        " empty: this worker starts servers",
+        "URLs of running SGLang or vLLM servers, one per engine, separated by commas; unix:PATH is a vLLM server's"
+        " socket; empty: this worker starts servers",
         "",
+    )
+    trust_network: bool = key(
+        "allow http:// URLs of engine_url beyond loopback: prompts, answers and keys then travel unencrypted",
+        False,
     )
     engine_key_file: Path | None = key(
         "file with the API key of the servers at engine_url, and their admin key on a second line",
@@ -132,7 +140,7 @@ class WorkerConfig(Table):
             )
         self._require_keys_of_engine()
         # Reading these properties raises OperatorFault if a key is wrong.
-        _ = self.uplink_bytes_per_s_max, self.announced, self.windows
+        _ = self.uplink_bytes_per_s_max, self.announced, self.windows, self.engine_urls
 
     def _require_keys_of_engine(self) -> None:
         """OperatorFault: a key is set that only other engines read, so it would be ignored.
@@ -152,6 +160,32 @@ class WorkerConfig(Table):
                 f"worker.{name}: only the {' and '.join(readers)} {read} it, and worker.engine is "
                 f"{self.engine}{other if name == 'quantization' else ''}"
             )
+
+    @property
+    def engine_urls(self) -> tuple[str, ...]:
+        """`engine_url`, one for each engine; none where echo2d starts the servers, or needs none.
+
+        OperatorFault: one is not the address of a server.
+        """
+        if self.engine not in ("sglang", "vllm") or self.relay_only or not self.engine_url:
+            return ()
+        found = tuple(each.strip() for each in self.engine_url.split(","))
+        sockets = self.engine == "vllm"
+        # The message does not repeat a password.
+        if any("@" in each and not each.startswith("unix:") for each in found):
+            raise OperatorFault(
+                "worker.engine_url: a URL cannot have a user and a password; write the server's key into a file and "
+                "name it in worker.engine_key_file"
+            )
+        if len(found) != self.engines or not all(
+            _is_server(each, sockets=sockets) for each in found
+        ):
+            also = " or unix:PATH" if sockets else ""
+            raise OperatorFault(
+                f"worker.engine_url: expected {self.engines} URLs, http://HOST:PORT{also}, of hosts to which one can "
+                f"connect; found {self.engine_url!r}"
+            )
+        return found
 
     @property
     def uplink_bytes_per_s_max(self) -> int | None:
@@ -229,3 +263,18 @@ class WorkerConfig(Table):
         }
         folder = Path() if path is None else folder_of(path)
         return read_table(WorkerConfig, {**values, **given}, folder)
+
+
+def _is_server(address: str, *, sockets: bool) -> bool:
+    """Whether a worker can connect to this address."""
+    if address.startswith("unix:"):
+        return sockets and address.startswith("unix:/")
+    try:
+        url = urlsplit(address)
+        fits = url.port != 0 and bool(url.hostname) and not set(address) & set(" ?#\\")
+    except ValueError:  # of the port, or of a bracket
+        return False
+    with suppress(ValueError):
+        # One can listen on 0.0.0.0 and [::], but not connect to them.
+        fits = fits and not ipaddress.ip_address(url.hostname or "").is_unspecified
+    return fits and address.startswith(("http://", "https://"))

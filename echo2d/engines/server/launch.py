@@ -144,17 +144,10 @@ def _running(options: EngineOptions, kind: type[ServerLaunch]) -> list[Running]:
             "worker.engine_python: expected --engine-python VENV/bin/python of the environment in "
             f"which {kind.name} is installed, or --engine-url with the URL of a running server"
         )
-    urls = [url.strip() for url in options.url.split(",")]
-    if len(urls) != options.count or not all(
-        url.startswith(("http://", "https://")) for url in urls
-    ):
-        raise OperatorFault(
-            f"worker.engine_url: expected {options.count} http:// URLs; found {options.url!r}"
-        )
     api_key, admin_key = _keys(options.key_file)
     return [
         Running(url, options.folder / f"engine-{index}", api_key, admin_key)
-        for index, url in enumerate(urls)
+        for index, url in enumerate(map(str.strip, options.url.split(",")))
     ]
 
 

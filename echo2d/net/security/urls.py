@@ -57,6 +57,11 @@ class CoordinatorUrls:
 WILDCARDS = ("", "0.0.0.0", "::")  # noqa: S104 - compared, not bound
 
 
+def unencrypted(url: str) -> bool:
+    """Whether what is sent to this http:// or https:// URL can be read on a network."""
+    return url.startswith("http://") and not is_loopback(urlsplit(url).hostname or "")
+
+
 def is_loopback(host: str) -> bool:
     """Whether this address or name certainly means this machine; other names are not resolved."""
     try:

@@ -19,7 +19,7 @@ from echo2d.net.api.boxes import UPLINK_BYTES_MAX, UPLINK_PATH, UPLINK_S_MAX
 from echo2d.net.control.client import Identity
 from echo2d.net.security.auth import TokenFile, read_token_file
 from echo2d.net.security.tls import Tls, in_words, to_coordinator
-from echo2d.net.security.urls import CoordinatorUrls
+from echo2d.net.security.urls import CoordinatorUrls, unencrypted
 from echo2d.runtime.doctor import host
 from echo2d.runtime.doctor.coordinator_view import authority, coordinator, credential, open_session
 from echo2d.runtime.doctor.finding import HostFinding, error, ok, skipped, warning
@@ -52,6 +52,8 @@ async def examine_box(box: Box) -> list[HostFinding]:
             await asyncio.to_thread(host.torch_package),
             await asyncio.to_thread(host.gpu, needed=False),
         ]
+    elif config.engine_url:
+        engines = _attached(config)
     else:
         engines = [await asyncio.to_thread(host.gpu, needed=True)]
     if config.engine_python is not None:
@@ -63,6 +65,19 @@ async def examine_box(box: Box) -> list[HostFinding]:
         *await asyncio.to_thread(host.limits),
         await asyncio.to_thread(host.systemd),
     ]
+
+
+def _attached(config: WorkerConfig) -> list[HostFinding]:
+    """Of servers that somebody else starts, perhaps on other hosts, only the way to them is checked."""
+    found = [skipped("gpu", "the servers at worker.engine_url have their own")]
+    for url in filter(unencrypted, config.engine_urls):
+        text = f"{url} is not loopback, and http:// means no TLS: prompts, answers and keys travel unencrypted"
+        found.append(
+            ok("engine url", f"{text}; --trust-network accepts this")
+            if config.trust_network
+            else error("engine url", text, "an https:// URL, or --trust-network if you accept this")
+        )
+    return found
 
 
 async def _coordinator(box: Box) -> list[HostFinding]:

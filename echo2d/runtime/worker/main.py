@@ -74,7 +74,7 @@ from echo2d.logs import say
 from echo2d.net.control.client import Identity, enrol
 from echo2d.net.security.auth import Succession, TokenFile, read_token_file, verify_root
 from echo2d.net.security.tls import GIVEN_UP
-from echo2d.net.security.urls import CoordinatorUrls, is_loopback
+from echo2d.net.security.urls import CoordinatorUrls, is_loopback, unencrypted
 from echo2d.process_environment import notifier
 from echo2d.runtime.audit.scoring import score_order
 from echo2d.runtime.peer.base_model import BaseModel
@@ -569,7 +569,15 @@ async def _work(
 
 
 def _check_hosts(config: WorkerConfig) -> None:
-    """OperatorFault: an address is not loopback, has no TLS, and the operator did not pass --no-tls."""
+    """OperatorFault: an address is not loopback, has no TLS, and the operator did not allow it."""
+    if servers := ",".join(filter(unencrypted, config.engine_urls)):
+        lost = "prompts, answers and keys travel unencrypted"
+        if not config.trust_network:
+            raise OperatorFault(
+                f"worker.engine_url: {servers} is not loopback, and http:// means no TLS: {lost}; use an https:// "
+                "URL, or pass --trust-network to accept this"
+            )
+        log.warning("trust_network urls=%s: %s", servers, lost)
     urls = [urlsplit(each) for each in CoordinatorUrls(config.url).all]
     named = [each.hostname or "" for each in urls]
     hosts = [host for host in (*named, config.listen_host) if not is_loopback(host)]

@@ -214,6 +214,32 @@ def test_working_hours_become_minutes_of_the_day() -> None:
         ({"engine": "sglang", "device": "cpu"}, "worker.device: only the torch engine reads it"),
         ({"quantization": "int4"}, "worker.quantization"),
         *(
+            (
+                {"engine": "sglang", "engine_url": said},
+                "expected 1 URLs, http://HOST:PORT, of hosts",
+            )
+            for said in (
+                *(
+                    "127.0.0.1:2",
+                    "http://",
+                    "http://box:0",
+                    "http://box:x",
+                    "http://[::1",
+                    "ftp://box",
+                ),
+                *(
+                    "http://0.0.0.0:8000",
+                    "https://[::]:8000",
+                    "http://a:1,http://b:1",
+                    "unix:/run/s",
+                ),
+                *("http://127.0.0.1\\.box:1", "http://box:1?", "http://box:1#x"),
+            )
+        ),
+        ({"engine": "vllm", "engine_url": "unix:run/s"}, "http://HOST:PORT or unix:PATH, of hosts"),
+        ({"engine": "vllm", "engine_url": "http://me:secret@box:1"}, "cannot have a user and a"),
+        ({"trust_network": True}, "worker.trust_network: only the sglang and vllm engines read it"),
+        *(
             ({"advertise": said}, "expected HOST:PORT with an IP address in numbers")
             for said in ("203.0.113.9", "box:7701", ":", ":0", ":70000", "x", "fd00::5:7701x")
         ),
@@ -222,6 +248,28 @@ def test_working_hours_become_minutes_of_the_day() -> None:
 def test_impossible_settings_of_an_owner_are_refused(change: dict[str, Any], words: str) -> None:
     with pytest.raises(OperatorFault, match=re.escape(words)):
         read_table(WorkerConfig, {**WORKER, **change})
+
+
+@pytest.mark.parametrize(
+    ("keys", "urls"),
+    [
+        ({"engine": "sglang"}, ()),
+        (
+            {
+                "engine": "vllm",
+                "engines": 2,
+                "engine_url": "unix:/run/a@b, https://[2001:db8::1]:8000/v",
+            },
+            ("unix:/run/a@b", "https://[2001:db8::1]:8000/v"),
+        ),
+        ({"engine": "sglang", "relay_only": True, "engine_url": "unused"}, ()),
+        ({"engine": "fake", "engine_url": "as it likes"}, ()),
+    ],
+)
+def test_a_server_of_ones_own_has_a_url_or_a_socket(
+    keys: dict[str, Any], urls: tuple[str, ...]
+) -> None:
+    assert read_table(WorkerConfig, {**WORKER, **keys}).engine_urls == urls
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,28 @@ async def test_a_good_box_passes_every_check(config: CoordinatorConfig, tmp_path
     assert list(peers) == [peer_id_of(public_bytes(key))], "it enrolled as the worker will"
 
 
+@pytest.mark.parametrize(
+    ("url", "trusted", "levels"),
+    [
+        ("http://127.0.0.1:8000", False, ["skipped"]),
+        ("https://203.0.113.7:8000", False, ["skipped"]),
+        ("unix:/run/vllm/socket", False, ["skipped"]),
+        ("http://203.0.113.7:8000", False, ["skipped", "error"]),
+        ("http://203.0.113.7:8000", True, ["skipped", "ok"]),
+        ("http://[2001:db8::1]:8000", False, ["skipped", "error"]),
+        ("http://box:8000,https://box:1,http://[::1]:8001", False, ["skipped", "error"]),
+    ],
+)
+def test_servers_of_ones_own_need_no_gpu_here_and_a_way_that_nobody_reads(
+    tmp_path: Path, url: str, *, trusted: bool, levels: list[str]
+) -> None:
+    given = {"token_file": tmp_path / "t", "state_dir": tmp_path, "engine": "vllm"}
+    given |= {"engine_url": url, "engines": url.count(",") + 1, "trust_network": trusted}
+    found = box_module._attached(read_table(WorkerConfig, given))
+    assert [each.level for each in found] == levels
+    assert all(url.split(",")[0] in each.text for each in found[1:])
+
+
 def test_a_slow_uplink_gives_a_warning_and_a_fast_one_shows_its_rate() -> None:
     assert box_module._uplink_finding(8e6, 4.0) == ok(
         "uplink", "2 MB/s to the coordinator over one connection (8 MB in 4.0 s)"

@@ -16,7 +16,7 @@ from echo2d.core.protocol.control_messages import Goodbye, RefitDone, Refused
 from echo2d.errors import OperatorFault
 from echo2d.net.security.auth import read_token_file, write_token_file
 from echo2d.runtime.peer.state_dir import StateDir
-from echo2d.runtime.worker.main import run_worker
+from echo2d.runtime.worker.main import _check_hosts, run_worker
 from tests.support.fake_coordinator import CoordinatorDouble
 from tests.support.free_port import free_port
 from tests.support.peer import a_seed, config_of, spread
@@ -106,6 +106,21 @@ async def test_the_token_file_gives_the_url_unless_one_is_given(
         await asyncio.to_thread(write_token_file, config.token_file, changed)
         with pytest.raises(OperatorFault, match=complaint):
             await run_worker(config)
+
+
+async def test_a_server_beyond_loopback_has_tls_or_is_trusted_by_name(
+    double: CoordinatorDouble, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = "http://203.0.113.7:8000"
+    config = await config_of(double, tmp_path / "one")
+    config = dataclasses.replace(config, engine="sglang", engine_url=url)
+    with pytest.raises(OperatorFault, match=rf"{url} is not loopback.*no TLS.*--trust-network"):
+        await run_worker(config)
+    trusted = dataclasses.replace(config, trust_network=True)
+    _check_hosts(trusted)
+    assert caplog.text.count(f"trust_network urls={url}") == 1
+    for safe in ("https://203.0.113.7:8000", "http://127.0.0.1:8000", "http://localhost:8000"):
+        _check_hosts(dataclasses.replace(config, engine_url=safe))
 
 
 @pytest.mark.parametrize("change", [{"url": "http://203.0.113.9:1"}, {"listen_host": "0.0.0.0"}])
