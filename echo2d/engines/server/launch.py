@@ -54,6 +54,11 @@ class ServerLaunch(ABC):
     package: ClassVar[str]
     # Flags that only echo2d sets, without the leading dashes.
     ours: ClassVar[frozenset[str]]
+    # Flags of which echo2d reads what the operator gives, besides the parallel sizes.
+    read: ClassVar[frozenset[str]] = frozenset({
+        "q", "quantization", "quantization-config", "kv-cache-dtype", "load-format", "device", "base-gpu-id",
+        "enable-dp-attention",
+    })  # fmt: skip
 
     def url(self, _private: Path) -> str:
         """Where it listens: a free port of loopback. A server that finds it taken ends and is started again.
@@ -83,8 +88,15 @@ class ServerLaunch(ABC):
     @classmethod
     def refusal(cls, arguments: Sequence[str]) -> str:
         """Why the operator cannot give these flags; empty: they can be given."""
-        given = flag_values(arguments)
-        return next((f"--{name} is set by echo2d" for name in given if name in cls.ours), "")
+        known = sorted(cls.ours.union(cls.read, *_PARALLEL))
+        for name in flag_values(arguments):
+            if name in cls.ours:
+                return f"--{name} is set by echo2d"
+            # argparse takes a flag's beginning for the flag.
+            whole = next((each for each in known if each.startswith(name)), name)
+            if name and name not in known and whole != name:
+                return f"--{name}: a server may take it for --{whole}; write the whole name of the flag"
+        return ""
 
     @property
     def gpus(self) -> int:

@@ -26,7 +26,7 @@ class VllmLaunch(ServerLaunch):
     name: ClassVar[str] = "vLLM"
     package: ClassVar[str] = "vllm"
     ours: ClassVar[frozenset[str]] = frozenset({
-        "host", "port", "uds", "api-key", "model", "served-model-name", "trust-remote-code", "load-format",
+        "host", "port", "uds", "api-key", "config", "model", "served-model-name", "trust-remote-code", "load-format",
         "skip-tokenizer-init", "logprobs-mode", "stream-interval", "enable-scale-out",
     })  # fmt: skip
 

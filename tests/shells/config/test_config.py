@@ -285,6 +285,8 @@ def test_a_server_of_ones_own_has_a_url_or_a_socket(
         ({"engine": "vllm", "engine_args": "--kv_cache_dtype fp8_e5m2 -q fp8"}, "fp8+kv_fp8_e5m2"),
         ({"engine": "vllm", "engine_args": "--kv-cache-dtype=bfloat16"}, ""),
         ({"engine": "vllm", "engine_args": "-q fp8 --quantization-config {}"}, "fp8+config"),
+        ({"engine": "vllm", "engine_args": "-qfp8 --quantization-config.linear x"}, "fp8+config"),
+        ({"engine": "sglang", "engine_args": "--quantization none"}, ""),
     ],
 )
 def test_a_worker_says_how_its_weights_are_quantized(keys: dict[str, Any], said: str) -> None:

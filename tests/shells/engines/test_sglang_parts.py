@@ -15,11 +15,13 @@ import pytest
 from echo2d.config.worker import WorkerConfig
 from echo2d.engines.server.admission import SampleAdmission, ServerLoad, next_limit
 from echo2d.engines.server.continuation import Continuation, Foreign, ReportedToken, StreamChunk
+from echo2d.engines.server.launch import ServerLaunch
 from echo2d.engines.server.process import ServerProcess
 from echo2d.engines.server.process_guard import Log
 from echo2d.engines.sglang.compat import dialect_of
 from echo2d.engines.sglang.engine import SglangEngine, SglangLaunch
 from echo2d.engines.sglang.generate import read_chunk
+from echo2d.engines.vllm.engine import VllmLaunch
 from echo2d.errors import EngineFault, OperatorFault
 from echo2d.runtime.worker.engine_refit import make_engines
 from tests.support.engine_harness import FakeHarness
@@ -290,6 +292,30 @@ def test_each_engine_has_its_gpus(tmp_path: Path) -> None:
 def test_flags_that_the_worker_sets_itself_are_refused(flag: str) -> None:
     refusal = SglangLaunch.refusal(["--tp", "2", flag])
     assert flag.partition("=")[0].replace("_", "-") in refusal
+
+
+@pytest.mark.parametrize(
+    ("kind", "flags", "name", "whole"),
+    [
+        (SglangLaunch, "--hos 0.0.0.0", "hos", "host"),
+        (SglangLaunch, "--kv-cache-dt fp8_e4m3", "kv-cache-dt", "kv-cache-dtype"),
+        (SglangLaunch, "--tensor-parallel=2", "tensor-parallel", "tensor-parallel-size"),
+        (VllmLaunch, "--ud x", "ud", "uds"),
+        (VllmLaunch, "--quantization_conf.linear x", "quantization-conf", "quantization-config"),
+        (VllmLaunch, "--quant fp8", "quant", "quantization"),
+    ],
+)
+def test_the_beginning_of_a_flag_that_echo2d_sets_or_reads_is_refused(
+    kind: type[ServerLaunch], flags: str, name: str, whole: str
+) -> None:
+    assert f"--{name}: a server may take it for --{whole};" in kind.refusal(flags.split())
+
+
+@pytest.mark.parametrize("kind", [SglangLaunch, VllmLaunch])
+def test_whole_names_short_flags_and_other_flags_can_be_given(kind: type[ServerLaunch]) -> None:
+    flags = "-tp 2 --pp 1 -dp=1 -n 1 -r 0 --quantization none --quantization-config.a b"
+    assert kind.refusal([*flags.split(), "--max-num-seqs", "8", "--enforce-eager", "--"]) == ""
+    assert kind.refusal(["--config", "file"]) == "--config is set by echo2d"
 
 
 def test_of_load_formats_only_the_one_for_quantized_weights_can_be_chosen() -> None:
