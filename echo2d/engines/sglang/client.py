@@ -65,12 +65,14 @@ class SglangClient(ServerClient):
         deterministic = info.get("enable_deterministic_inference") is True
         version = str(info.get("version", ""))
         self.dialect = dialect_of(version, paths, deterministic=deterministic)
-        self.quantization = str(info.get("quantization") or "")
         self.tells_experts = info.get("enable_return_routed_experts") is True
         self.kv_dtype = str(info.get("kv_cache_dtype") or "")
         limits = ("context_length", "max_loras_per_batch")
         self.context_max, self.adapters_max = (int(info.get(each) or 0) or None for each in limits)
         self.load_format = FLASH_RL if info.get("load_format") == FLASH_RL else "auto"
+        # SGLang's loader of this format chooses fp8 where no kind was given, and the server does not say so.
+        unnamed = "fp8" if self.load_format == FLASH_RL else ""
+        self.quantization = str(info.get("quantization") or unnamed)
         self._ranks, self._stages = (int(info.get(each) or 1) for each in ("tp_size", "pp_size"))
         if not self.dialect.tried:
             log.warning("SGLang %s is newer than any that echo2d was tried with", version)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar, Self
 
-from echo2d.core.base.flags import flag_values
+from echo2d.core.base.flags import flag_values, quantization_of
 from echo2d.core.protocol.answer_end import CONTEXT_SPARE
 from echo2d.engines.adapter import AdapterLayout
 from echo2d.engines.base import GenerateRequest
@@ -30,9 +30,12 @@ class SglangLaunch(ServerLaunch):
     @classmethod
     def refusal(cls, arguments: Sequence[str]) -> str:
         """Only with flash_rl are quantized weights loaded again at a refit."""
-        value = flag_values(arguments).get("load-format", FLASH_RL)
+        given = flag_values(arguments)
+        value = given.get("load-format", FLASH_RL)
         if value != FLASH_RL:
             return f"--load-format: expected {FLASH_RL}, or the flag left out; found {value}"
+        if "load-format" in given and not quantization_of(given.get("quantization", ""), ""):
+            return f"--load-format {FLASH_RL} quantizes to fp8; write --quantization fp8 beside it"
         return super().refusal(arguments)
 
     def settings(self, _api_key: str) -> Mapping[str, str]:

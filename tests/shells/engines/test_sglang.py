@@ -132,6 +132,8 @@ async def test_quantized_weights_are_loaded_again_in_their_format_or_not_at_all(
     for info, said, why in (
         (quantized, "fp8", ""),
         (quantized, "", "quantizes to fp8 and worker.engine_args says nothing"),
+        ({"load_format": "flash_rl"}, "fp8", ""),
+        ({"load_format": "flash_rl"}, "", "quantizes to fp8 and worker.engine_args says nothing"),
         ({}, "fp8", "quantizes to nothing and worker.engine_args says fp8"),
         ({"quantization": "fp8"}, "fp8", "only with --load-format flash_rl"),
         ({"kv_cache_dtype": "fp8_e5m2"}, "", "quantizes to kv_fp8_e5m2 and"),

@@ -320,7 +320,11 @@ def test_whole_names_short_flags_and_other_flags_can_be_given(kind: type[ServerL
 
 def test_of_load_formats_only_the_one_for_quantized_weights_can_be_chosen() -> None:
     assert SglangLaunch.refusal(["--quantization", "fp8", "--load-format", "flash_rl"]) == ""
-    assert SglangLaunch.refusal(["--load-format=flash_rl", "--tp", "2"]) == ""
+    for kind in ([], ["--quantization", "none"]):
+        refusal = SglangLaunch.refusal(["--load-format=flash_rl", *kind, "--tp", "2"])
+        assert (
+            refusal == "--load-format flash_rl quantizes to fp8; write --quantization fp8 beside it"
+        )
     for other in (["--load-format", "dummy"], ["--load_format=auto"]):
         assert "expected flash_rl" in SglangLaunch.refusal(other)
 
