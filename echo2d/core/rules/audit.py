@@ -51,7 +51,7 @@ class AuditTable(Table):
         "torch",
     )
     logprobs: bool = key(
-        "a clean prefill gives the logprobs that engines report; false with quantized weights",
+        "a clean prefill gives the logprobs that engines report; false turns their comparison off for all workers",
         True,
     )
     in_place: bool = key(
