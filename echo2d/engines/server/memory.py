@@ -8,6 +8,7 @@ import asyncio
 import json
 import logging
 import secrets
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ _FAILURES_MAX = 2
 # The staged words may take this share of the machine's available memory, at all processes together.
 _SHARE = 0.5
 # For the comparison after a pause. Nothing is given out meanwhile, and a lease without a token is given back after
-# 120 s.
+# 120 s. The comparison before the pause may take half of this, because the server generates beside both.
 _CHECK_S_MAX = 100.0
 
 log = logging.getLogger("echo2d.engines")
@@ -31,7 +32,7 @@ Call = Callable[[], Awaitable[int]]
 
 
 class _Unanswered(EngineFault):
-    """A process did not answer."""
+    """A process did not answer, or answered so late that the check after the pause would not end in time."""
 
 
 class ServerMemory:
@@ -81,12 +82,19 @@ class ServerMemory:
         """Stage what changes to this version, beside generation. False: load it from disk."""
         if self.off or not self._recorded:
             return False
-        share = _SHARE / len(self._sockets)
+        share, began = _SHARE / len(self._sockets), time.monotonic()
         try:
             found = await self._ask(order, order.timeout_s, do="prepare", share=share)
             self._require_all(found)
+            took_s, took_s_max = time.monotonic() - began, _CHECK_S_MAX / 2
+            if took_s > took_s_max:
+                raise _Unanswered(  # noqa: TRY301
+                    f"its files were compared in {took_s:.0f} s, expected at most {took_s_max:.0f} s: give the host "
+                    "more memory, so that the files stay in the page cache, or a faster disk"
+                )
         except _Unanswered as fault:
-            self._failed(str(fault))
+            if self._failed(str(fault)):
+                await self._forget(order)
             return False
         except EngineFault as fault:
             log.warning("this version is loaded from disk: %s", fault)
@@ -119,11 +127,13 @@ class ServerMemory:
             raise Doubtful(str(fault)) from fault
         self._failures = 0
 
-    def _failed(self, why: str) -> None:
+    def _failed(self, why: str) -> bool:
+        """Count a failure. Whether all versions are loaded from disk from now on."""
         self._failures += 1
         log.warning("a version could not be written into the server's memory: %s", why)
         if self._failures >= _FAILURES_MAX:
             self.off = why
+        return bool(self.off)
 
     async def _forget(self, order: WeightUpdate) -> None:
         """Have the processes free what they keep for refits."""

@@ -406,6 +406,22 @@ async def test_two_failures_in_a_row_turn_it_off(
         assert not await memory.prepare(order)
 
 
+async def test_files_that_are_read_too_slowly_for_the_check_are_loaded_from_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The check reads them again, and a server whose check does not end in time is ended."""
+    site = await asyncio.to_thread(Site, tmp_path)
+    async with listening(site, monkeypatch) as (memory, _):
+        order = await asyncio.to_thread(site.write, "1", changed(site.words, 0.02, seed=1))
+        monkeypatch.setattr("echo2d.engines.server.memory._CHECK_S_MAX", 0.0)
+        assert not await memory.prepare(order)
+        assert not memory.off
+        assert not await memory.prepare(order)
+        assert "compared in 0 s, expected at most 0 s" in memory.off
+        assert not site.inside.staged
+        site.require(site.words)
+
+
 async def test_memory_that_does_not_have_the_words_afterwards_is_doubtful(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
