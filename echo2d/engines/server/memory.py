@@ -67,12 +67,11 @@ class ServerMemory:
                     )
             await self._in_call("record", order, call)
             self._require_all(await self._ask(order, order.timeout_s, do="check"))
-        except Doubtful:
-            self.off = "the server did not answer"
+        except Doubtful as fault:
+            self._failed(str(fault))
             raise
         except EngineFault as fault:
-            self.off = str(fault)
-            log.info("versions are loaded from disk: %s", fault)
+            self._turn_off(str(fault))
             await self._forget(order)
             return False
         self._recorded = True
@@ -132,8 +131,12 @@ class ServerMemory:
         self._failures += 1
         log.warning("a version could not be written into the server's memory: %s", why)
         if self._failures >= _FAILURES_MAX:
-            self.off = why
+            self._turn_off(why)
         return bool(self.off)
+
+    def _turn_off(self, why: str) -> None:
+        self.off = why
+        log.info("all versions are loaded from disk until the worker is started again: %s", why)
 
     async def _forget(self, order: WeightUpdate) -> None:
         """Have the processes free what they keep for refits."""

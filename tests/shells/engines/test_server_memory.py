@@ -5,6 +5,7 @@ The model here fuses, splits, pads and has experts, as rank 1 of 2; nightly/sgla
 
 import asyncio
 import json
+import logging
 import os
 import re
 import secrets
@@ -389,9 +390,13 @@ async def test_a_version_comes_by_the_socket(
         site.require(words)
 
 
+OFF = "all versions are loaded from disk until the worker is started again"
+
+
 async def test_two_failures_in_a_row_turn_it_off(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO)
     site = await asyncio.to_thread(Site, tmp_path)
     async with listening(site, monkeypatch) as (memory, call):
         words = changed(site.words, 0.02, seed=1)
@@ -404,6 +409,26 @@ async def test_two_failures_in_a_row_turn_it_off(
         site.require(site.words)
         assert "another version is staged" in memory.off
         assert not await memory.prepare(order)
+        assert caplog.text.count(OFF) == 1
+
+
+async def test_one_lost_call_at_the_start_does_not_turn_it_off(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each time the server is ended; the next one is asked again."""
+    caplog.set_level(logging.INFO)
+
+    async def lost() -> int:
+        raise Doubtful("no answer")
+
+    memory, order = ServerMemory(), WeightUpdate(tmp_path, "0", [], "retract")
+    for turned_off in (False, True):
+        with pytest.raises(Doubtful):
+            await memory.open(tmp_path, order, lost)
+        memory.gone()
+        assert bool(memory.off) is turned_off
+        assert caplog.text.count(OFF) == turned_off
+    assert await memory.open(tmp_path, order, lost)
 
 
 async def test_files_that_are_read_too_slowly_for_the_check_are_loaded_from_disk(
