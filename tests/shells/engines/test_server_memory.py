@@ -217,13 +217,47 @@ class _Zeroes(Rank):
 
 
 class _Fills(Rank):
-    """As SGLang loads a parameter of one number."""
+    """As SGLang and vLLM load a parameter of one number."""
 
     def load(self, own: dict[str, Tensor], name: str, whole: Tensor) -> None:
         if name == "scale":
             own["scale"].fill_(whole.item())
         else:
             super().load(own, name, whole)
+
+
+class _FillsBuffer(Rank):
+    """The same for a buffer, and the parameter is copied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("gain", torch.zeros(1, dtype=torch.bfloat16))
+
+    def load(self, own: dict[str, Tensor], name: str, whole: Tensor) -> None:
+        super().load(own, name, whole)
+        if name == "scale":
+            self.fill(self.get_buffer("gain"), whole)
+
+    def fill(self, gain: Tensor, whole: Tensor) -> None:
+        gain.fill_(whole.item())
+
+
+class _FillsByTensor(_FillsBuffer):
+    def fill(self, gain: Tensor, whole: Tensor) -> None:
+        gain.fill_(whole)
+
+
+class _Notes(_FillsBuffer):
+    """A number beside the model's memory."""
+
+    def fill(self, gain: Tensor, whole: Tensor) -> None:
+        self.factor = float(whole)
+
+
+class _CopiesBuffer(_FillsBuffer):
+    def fill(self, gain: Tensor, whole: Tensor) -> None:
+        gain.zero_()
+        gain.copy_(whole.view(1))
 
 
 class _Derives(Rank):
@@ -283,7 +317,10 @@ def test_a_version_in_memory_equals_a_full_load(
         (_Out, "mul"),
         (_Many, "_foreach_copy_"),
         (_Zeroes, "zero_ on a file's tensor"),
-        (_Fills, "scale is not copied"),
+        (_Fills, "the number of scale"),
+        (_FillsBuffer, "the number of scale"),
+        (_FillsByTensor, "fill_"),
+        (_Notes, "the number of scale"),
         (_Derives, "may have been computed|of its weights"),
         (_Keeps, "beside may have been computed"),
         (_Skips, "norm is not copied"),
@@ -299,6 +336,16 @@ def test_a_model_that_does_more_than_copy_is_refused_and_stays_as_it_was(
         record(site.model, tensors_of(str(tmp_path / "0"), ["0.safetensors", "1.safetensors"]))
     assert all(torch.equal(a, b) for a, b in zip(before, site.model.parameters(), strict=True))
     assert re.search(why, str(site.call("0", "record")["error"]))
+
+
+def test_a_buffer_of_one_number_that_is_copied_changes_with_its_version(tmp_path: Path) -> None:
+    site = Site(tmp_path, _CopiesBuffer)
+    site.call("0", "record")
+    site.write("1", changed(site.words, 0.01, seed=1))
+    site.ask("1", do="prepare")
+    site.call("1", "apply")
+    assert site.model.get_buffer("gain") == site.model.get_parameter("scale")
+    assert site.ask("1", do="check") == {}
 
 
 def test_memory_with_other_words_than_the_files_is_found_at_the_start(tmp_path: Path) -> None:

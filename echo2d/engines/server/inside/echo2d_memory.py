@@ -170,6 +170,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     return self._write(func, args)
                 elif self._whose(tensor):
                     raise NotDone(f"the model is loaded with {func.name()} on a file's tensor")
+        if func is _aten._local_scalar_dense.default and self._whose(args[0]):  # noqa: SLF001
+            # As in `fill_(loaded.item())`, which would pass for padding.
+            raise NotDone(f"the model computes with the number of {self._whose(args[0])}")
         if func.name() in {"aten::clone", "aten::_to_copy"} and self._whose(args[0]):
             return args[0]
         return func(*args, **kwargs)
@@ -182,7 +185,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _write(self, func: Any, args: Sequence[Any]) -> Tensor:
         memory: Tensor = args[0]
-        if func in {_aten.zero_.default, _aten.fill_.Scalar, _aten.fill_.Tensor}:
+        fills = func in {_aten.zero_.default, _aten.fill_.Scalar, _aten.fill_.Tensor}
+        if fills and not self._whose(args[-1]):
             return memory  # padding, which is there
         if func is not _aten.copy_.default:
             raise NotDone(f"the model is loaded with {func.name()}")
