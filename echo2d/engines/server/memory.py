@@ -18,7 +18,8 @@ from echo2d.errors import EngineFault
 
 # In a row; then all versions are loaded from disk until the worker is started again.
 _FAILURES_MAX = 2
-# The staged words may take this share of the machine's available memory, at all processes together.
+# The staged words may take this share of the available memory of the machine, or of the server's container, at all
+# processes together.
 _SHARE = 0.5
 # For the comparison after a pause. Nothing is given out meanwhile, and a lease without a token is given back after
 # 120 s. The comparison before the pause may take half of this, because the server generates beside both.

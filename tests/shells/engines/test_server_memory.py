@@ -393,6 +393,30 @@ def test_a_version_that_needs_too_much_memory_a_short_file_and_a_missing_tensor_
     site.require(site.words)
 
 
+@pytest.mark.parametrize(
+    ("folder", "names", "total"),
+    [
+        ("", ("memory.max", "memory.current"), ""),
+        ("memory", ("memory.limit_in_bytes", "memory.usage_in_bytes"), "total_"),
+    ],
+)
+def test_the_memory_of_a_container_limits_what_is_staged(
+    tmp_path: Path, folder: str, names: tuple[str, str], total: str
+) -> None:
+    """What its processes have read from files counts as available, as it does on the host."""
+    at = tmp_path / folder
+    at.mkdir(exist_ok=True)
+    most, used = (at / name for name in names)
+    used.write_text("8000\n")
+    stat = f"anon 7000\n{total}inactive_file 200\n{total}active_file 1000\n"
+    (at / "memory.stat").write_text(stat)
+    assert echo2d_memory._free_bytes(tmp_path) > 1_000_000, "no limit"
+    most.write_text("max\n")
+    assert echo2d_memory._free_bytes(tmp_path) > 1_000_000, "no limit"
+    most.write_text("9000\n")
+    assert echo2d_memory._free_bytes(tmp_path) == 2200
+
+
 def test_memory_that_has_moved_is_not_written_to(tmp_path: Path) -> None:
     site = Site(tmp_path)
     site.call("0", "record")

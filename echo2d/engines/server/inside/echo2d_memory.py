@@ -28,7 +28,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -510,10 +510,22 @@ class Inside:
                 yield part, whole
 
 
-def _free_bytes() -> int:
-    """How many bytes of this machine's memory are available."""
+def _free_bytes(root: Path = Path("/sys/fs/cgroup")) -> int:
+    """How many bytes are available on this machine, and in this container if its memory is limited."""
     facts = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    return 1024 * int(facts["MemAvailable"].split()[0])
+    free = [1024 * int(facts["MemAvailable"].split()[0])]
+    # Of both versions of cgroups.
+    for folder, most, used, total in (
+        (root, "memory.max", "memory.current", ""),
+        (root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
+    ):
+        with suppress(OSError, ValueError, KeyError):  # no limit
+            limit, now = (int((folder / name).read_text()) for name in (most, used))
+            stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+            # What is read from files counts as used, and is given back when memory is needed.
+            cached = sum(int(stat[f"{total}{kind}_file"]) for kind in ("active", "inactive"))
+            free.append(limit - now + cached)
+    return min(free)
 
 
 def _fault(error: Exception) -> Mapping[str, Any]:
