@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from echo2d.engines.server.http_client import ServerRefused
 from echo2d.engines.server.weight_update import Doubtful, WeightUpdate
 from echo2d.errors import EngineFault
 
@@ -58,9 +59,11 @@ class ServerMemory:
         """
         if self._recorded or self.off:
             return True
+        called = bool(self._sockets)
         try:
-            if not self._sockets:
+            if not called:
                 processes = await call()
+                called = True
                 self._sockets = await asyncio.to_thread(lambda: [*folder.glob("*.memory")])
                 if len(self._sockets) != processes:
                     raise EngineFault(  # noqa: TRY301
@@ -73,6 +76,9 @@ class ServerMemory:
             raise
         except EngineFault as fault:
             self._turn_off(str(fault))
+            # A server that refuses may have done something: SGLang unpacks and packs its weights around each call.
+            if not called and not isinstance(fault, ServerRefused):
+                return True
             await self._forget(order)
             return False
         self._recorded = True

@@ -19,11 +19,13 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from echo2d.engines.server.http_client import ServerRefused
 from echo2d.engines.server.inside import echo2d_memory
 from echo2d.engines.server.inside.echo2d_memory import Inside, NotDone, record, tensors_of
 from echo2d.engines.server.memory import ServerMemory
 from echo2d.engines.server.weight_files import list_files
 from echo2d.engines.server.weight_update import Doubtful, WeightUpdate
+from echo2d.errors import EngineFault
 
 HIDDEN, QUERIES, KEYS, MIDDLE, WORDS, EXPERTS = 32, 64, 32, 48, 101, 4
 RANK, RANKS = 1, 2
@@ -574,3 +576,18 @@ async def test_a_model_that_is_refused_and_a_server_without_the_module_load_from
     memory = ServerMemory()
     assert not await memory.open(tmp_path / "b", site.first, nothing)
     assert "0 of 2 processes have a socket" in memory.off
+
+
+@pytest.mark.parametrize("fault", [EngineFault, ServerRefused])
+async def test_only_a_server_that_got_a_call_loads_its_first_version_again(
+    tmp_path: Path, fault: type[EngineFault]
+) -> None:
+    """An older SGLang cannot be called. One that refuses a call may have packed its weights again."""
+
+    async def call() -> int:
+        raise fault("no such call")
+
+    memory, order = ServerMemory(), WeightUpdate(tmp_path, "0", [], "retract")
+    assert await memory.open(tmp_path, order, call) is (fault is EngineFault)
+    assert memory.off == "no such call"
+    assert not await memory.prepare(order)
