@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -97,12 +98,16 @@ def a_loop(tmp_path: Path, steps: int, *changes: str) -> Iterator[Loop]:
 
 
 def test_a_sglang_and_a_vllm_worker_serve_the_adapters_of_a_run(tmp_path: Path) -> None:
-    with a_loop(tmp_path, STEPS, *ADAPTERS) as loop:
+    steps = 3 * STEPS
+    with a_loop(tmp_path, steps, *ADAPTERS) as loop:
         loop.join_servers("--lora-backend", "torch_native")
-        facts = loop.train(lambda facts: all_serve(facts, 2))
+        facts = loop.train(lambda facts: all_serve(facts, 2, steps))
     rows = loop.rows()
-    assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
-    assert facts["trajectories"]["trained"] == STEPS * TRAJECTORIES
+    assert [row["step"] for row in rows] == list(range(1, steps + 1))
+    rewards = [row["reward_mean"] for row in rows]
+    print("rewards", rewards)  # noqa: T201
+    assert fmean(rewards[-STEPS:]) > fmean(rewards[:STEPS]) + 0.15, rewards
+    assert facts["trajectories"]["trained"] == steps * TRAJECTORIES
     assert all(worker["accepted"] > 0 for worker in facts["workers"]), "both made rollouts"
     assert [worker["refit_pause_s"] for worker in facts["workers"]] == [0.0, 0.0]
     # The engines compute what the learner computes: adapters are not mixed up.
