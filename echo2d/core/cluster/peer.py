@@ -52,6 +52,8 @@ class PeerEngine:
     recomputed_tokens: int | None = None
     recompute_s: float | None = None
     memory_ok: bool | None = None
+    # Seconds that a version costs it on average, of which most are forgiven; None: not known.
+    lost_s: float | None = None
     # The newest version that the engines have loaded, as its publish_seq.
     newest_seq: int = 0
     # When the engines were refitted last, in monotonic seconds.

@@ -107,7 +107,22 @@ class ActivationLoop:
         lost_s = _believed(recompute_s or 0.0, measurements.recompute.estimate)
         lost_s = min(lost_s, most_s - still_s)
         measurements.forgive(peer.peer, lost_s, now=now)
-        return still_s + lost_s
+        before_s, forgiven_s = peer.engine.lost_s, still_s + lost_s
+        peer.engine.lost_s = forgiven_s if before_s is None else 0.75 * before_s + 0.25 * forgiven_s
+        return forgiven_s
+
+    def _mu(self, peer: Peer, price: Price) -> float:
+        """Trajectories/s of a worker as if refits cost it what they cost the pool on average.
+
+        The demand has the average; of two workers that are equally fast, the one that loses less to refits makes more.
+        """
+        mu = self.parts.statistics.measurements.mu(peer.peer, peer.slots, price.trajectories_per_s)
+        demand = self._capacity_planner.demand(self.calls.publish_every)
+        if demand is None or peer.engine.lost_s is None or demand.lost_s >= demand.period_s:
+            return mu
+        versions = demand.period_s / demand.t_bcast_s if demand.skips else 1.0
+        left_s = max(0.0, demand.period_s - versions * peer.engine.lost_s)
+        return mu * left_s / (demand.period_s - demand.lost_s)
 
     def advance(self, *, now: float) -> list[CoordinatorAction]:
         """Review if one is due. Call it after every event, before leases are granted."""
@@ -189,7 +204,7 @@ class ActivationLoop:
     def of(self, peer: Peer) -> WorkerValue:
         measurements, price = self.parts.statistics.measurements, self.price(peer)
         known, used = measurements.rate(peer.peer), measurements.yields.of(peer.peer)
-        mu = measurements.mu(peer.peer, peer.slots, price.trajectories_per_s) * used or None
+        mu = self._mu(peer, price) * used or None
         guessed = known is None or measurements.guessed(peer.peer)
         return WorkerValue(
             price,
@@ -218,7 +233,7 @@ class ActivationLoop:
                 price, measurements = self.price(peer), self.parts.statistics.measurements
                 yield Candidate(
                     peer.peer,
-                    measurements.mu(peer.peer, peer.slots, price.trajectories_per_s),
+                    self._mu(peer, price),
                     price,
                     copies.get(peer.peer, 0.0),
                     peer.service.retiring,

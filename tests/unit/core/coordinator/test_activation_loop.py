@@ -403,3 +403,24 @@ def test_a_worker_with_a_notice_is_replaced_at_once() -> None:
     assert len(active(world)) == 1
     assert active(world) != ["a"]
     world.state.check()
+
+
+def test_of_two_equally_fast_workers_the_one_that_loses_more_to_refits_makes_less() -> None:
+    world = World()
+    world.connect("seed", kind="seed")
+    for name in "ab":
+        world.connect(name)
+    train(world, 3)
+    world.drain()
+    loop, price = world.state._activation_loop, Price(usd_per_h=1.0)
+    one, other = (each for each in world.state._members if each.name in "ab")
+    demand = loop._capacity_planner.demand(loop.calls.publish_every)
+    assert demand is not None
+    one.engine.lost_s, other.engine.lost_s = demand.lost_s, 0.5 * demand.period_s
+    for peer in (one, other):
+        peer.slots = 4
+    mus = [loop._mu(peer, price) for peer in (one, other)]
+    known = [loop.parts.statistics.measurements.mu(each.peer, 4, None) for each in (one, other)]
+    assert mus[0] == pytest.approx(known[0]), "it loses what the pool loses"
+    left = 0.5 * demand.period_s / (demand.period_s - demand.lost_s)
+    assert mus[1] == pytest.approx(left * known[1])
