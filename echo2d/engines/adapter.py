@@ -49,6 +49,20 @@ class AdapterLayout:
     # A layer's name in the model -> the tensor names of A and B.
     layers: Mapping[str, tuple[str, str]]
 
+    @property
+    def kinds(self) -> list[str]:
+        """The last parts of the layers' names, such as q_proj."""
+        return sorted({name.rpartition(".")[2] for name in self.layers})
+
+    @property
+    def plain_config(self) -> Mapping[str, object]:
+        """The keys of adapter_config.json that mean the same to every server.
+
+        SGLang reads neither use_rslora nor a pattern in target_modules.
+        """
+        alpha = self.scale * self.rank
+        return {"lora_alpha": alpha, "use_rslora": False, "target_modules": self.kinds}
+
     def require_fits(self, tensors: Mapping[str, TensorSpec], base: SnapshotLayout) -> None:
         """EngineFault: a layer is not in the base, or has other dimensions there. tensors: the adapter's own."""
         for name, (a, b) in self.layers.items():

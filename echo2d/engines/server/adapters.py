@@ -3,14 +3,18 @@
 A request names its adapter, so the version of each of its tokens is known, and a newer adapter cuts nothing. A request
 goes on under the adapter with which it began while its next token can still be trained on; then it is cut, and goes on
 under the newest one. A server reads an adapter's directory again whenever it has evicted it. So each label has a
-directory of its own, which stays as it is until the label is dropped; a worker's slots are overwritten.
+directory of its own, which stays as it is until the label is dropped; a worker's slots are overwritten. The copy has
+the tensors of the version, and an adapter_config.json that every server reads in the same way.
 """
 
+import json
 import shutil
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
+from echo2d.core.weights.manifest import ADAPTER_CONFIG
+from echo2d.engines.adapter import AdapterLayout
 from echo2d.engines.base import AdapterBase
 from echo2d.engines.server.continuation import StreamChunk
 from echo2d.errors import EngineFault
@@ -27,7 +31,7 @@ class ServedAdapters:
         self._loaded: set[str] = set()
         self.newest: str | None = None  # the one that new requests name
 
-    def copy(self, snapshot: Path, label: str) -> Path:
+    def copy(self, snapshot: Path, label: str, adapter: AdapterLayout) -> Path:
         """Copy the files of an adapter to the label's directory, which is returned, unless they are there. Blocking.
 
         From now on the server may be asked to load it, and may have it. EngineFault: the disk refuses.
@@ -40,6 +44,8 @@ class ServedAdapters:
             for stale in (part, kept):
                 shutil.rmtree(stale, ignore_errors=True)
             shutil.copytree(snapshot, part)
+            config = json.loads((part / ADAPTER_CONFIG).read_bytes()) | adapter.plain_config
+            (part / ADAPTER_CONFIG).write_text(json.dumps(config))
             part.rename(kept)
         except (OSError, shutil.Error) as error:
             shutil.rmtree(part, ignore_errors=True)

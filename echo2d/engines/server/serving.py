@@ -308,7 +308,7 @@ class Serving:
         assert server is not None
         base = self._fitted(server, base)
         if not self.adapters.holds(label):
-            kept = await asyncio.to_thread(self.adapters.copy, snapshot, label)
+            kept = await asyncio.to_thread(self.adapters.copy, snapshot, label, adapter)
             size = await asyncio.to_thread(lambda: sum(f.stat().st_size for f in kept.iterdir()))
             self._require(server, weights)
             await server.load_adapter(label, kept, timeout_s=load_s_max(size))

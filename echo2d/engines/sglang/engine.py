@@ -73,10 +73,9 @@ class SglangLaunch(ServerLaunch):
         return replace(self, arguments=[*self.arguments, "--base-gpu-id", first])
 
     def adapter_flags(self, adapter: AdapterLayout, staleness_max: int) -> Sequence[str]:
-        kinds = sorted({name.rpartition(".")[2] for name in adapter.layers})
         count = str(staleness_max + 2)
         return (
-            "--enable-lora", "--max-lora-rank", str(adapter.rank), "--lora-target-modules", *kinds,
+            "--enable-lora", "--max-lora-rank", str(adapter.rank), "--lora-target-modules", *adapter.kinds,
             "--max-loras-per-batch", count, "--max-loaded-loras", count,
         )  # fmt: skip
 

@@ -1,6 +1,8 @@
 """Requests that go on under the adapter with which they began, on the torch engine and on a double of SGLang."""
 
 import asyncio
+import json
+import math
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -19,7 +21,7 @@ from echo2d.errors import EngineFault
 from tests.support.engine_contract import ENDLESS, SHORT, check_logprobs, generated, running
 from tests.support.engine_harness import label
 from tests.support.kept_adapters import check_kept_adapters
-from tests.support.lora import AdapterHarness
+from tests.support.lora import ALPHA, RANK, TARGETS, AdapterHarness, edited
 from tests.support.sglang_double import SglangDouble
 from tests.support.sglang_harness import AdapterDoubleHarness, fake_adapters
 
@@ -114,6 +116,22 @@ def directories(harness: AdapterDoubleHarness) -> set[str]:
     return {each.name for each in harness._folder.glob("*/adapters/*")}
 
 
+async def test_a_server_gets_the_scale_and_the_layers_of_an_adapter_in_keys_that_it_reads(
+    base: AdapterBase, tmp_path: Path
+) -> None:
+    """SGLang computes lora_alpha / r whatever use_rslora says, and refuses a pattern in target_modules."""
+    async with serving_version_0(tmp_path, base) as (double, harness, engine):
+        with edited(harness.snapshot(1) / "adapter_config.json") as written:
+            written.update(use_rslora=True, target_modules=".*_proj", task_type="CAUSAL_LM")
+        await engine.refit(harness.snapshot(1), label(1))
+        kept = Path(double.adapter_paths[label(1)]) / "adapter_config.json"
+        found = json.loads(await asyncio.to_thread(kept.read_bytes))
+        assert found["lora_alpha"] / found["r"] == ALPHA / math.sqrt(RANK)
+        plain = {"use_rslora": False, "target_modules": sorted(TARGETS)}
+        assert found == {**written, "lora_alpha": found["lora_alpha"], **plain}
+        check_logprobs(harness, await generated(engine, SHORT))
+
+
 async def test_a_version_that_the_server_refuses_is_not_kept_for_ever(
     base: AdapterBase, tmp_path: Path
 ) -> None:
@@ -150,10 +168,10 @@ async def test_a_server_that_is_lost_while_an_adapter_is_copied_is_a_fault(
         copying, lost = threading.Event(), threading.Event()
         copy = ServedAdapters.copy
 
-        def slow(self: ServedAdapters, snapshot: Path, name: str) -> Path:
+        def slow(self: ServedAdapters, *given: Any) -> Path:
             copying.set()
             lost.wait(10.0)
-            return copy(self, snapshot, name)
+            return copy(self, *given)
 
         monkeypatch.setattr(ServedAdapters, "copy", slow)
         async with running(engine, ENDLESS) as (output,):
