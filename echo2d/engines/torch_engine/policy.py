@@ -235,15 +235,24 @@ def prepare(
     layout = read_layout(snapshot, base)
     if not layout.tensors:
         raise EngineFault("the snapshot holds no safetensors weights")
-    if base is not None:
-        # This only refuses an adapter that is not plain LoRA; `build` reads the layout again.
-        adapter_layout(layout)
-    target = served if served is not None and layout.config == served.layout.config else None
+    model = _model(layout, adapter=base is not None)
+    target = None
+    if served is not None and model == _model(served.layout, adapter=served.adapters is not None):
+        target = served
     if target is not None:
         layout.require_tensors_of(target.layout)
         target = target if target.copyable else None
     tensors = {} if target is None and base is None else _read_tensors(snapshot, dtype)
     return PreparedWeights(snapshot, layout, target, tensors, base)
+
+
+def _model(layout: SnapshotLayout, *, adapter: bool) -> object:
+    """Equal for versions of one model: its configuration or, of an adapter, the base, the scale and the layers.
+
+    Other keys of adapter_config.json do not count: PEFT writes a set there, whose order changes with each process.
+    EngineFault: the adapter is not plain LoRA.
+    """
+    return (layout.config["base"], adapter_layout(layout)) if adapter else layout.config
 
 
 def build(

@@ -169,6 +169,22 @@ async def test_an_adapter_of_another_scale_is_another_model(
     check_logprobs(harness, await generated(engine, SHORT))
 
 
+async def test_the_notes_of_another_process_of_the_trainer_do_not_build_another_model(
+    harness: AdapterHarness, engine: TorchEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await engine.refit(harness.snapshot(0), label(0))
+
+    def built(*_: object, **__: object) -> None:
+        raise AssertionError("a second model was built")
+
+    monkeypatch.setattr("echo2d.engines.torch_engine.decoder.build", built)
+    with edited(harness.snapshot(1) / "adapter_config.json") as config:
+        config["target_modules"].reverse()
+        config.update(use_rslora=False, base_model_name_or_path="/elsewhere", peft_version="0.18")
+    await engine.refit(harness.snapshot(1), label(1))
+    check_logprobs(harness, await generated(engine, SHORT))
+
+
 # through the swarm
 
 
