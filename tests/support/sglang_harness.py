@@ -24,7 +24,7 @@ from echo2d.engines.sglang.client import SglangClient
 from echo2d.engines.sglang.engine import SglangEngine
 from echo2d.errors import EngineFault
 from tests.support.engine_harness import FakeHarness, TorchHarness, save_random_model, tiny_config
-from tests.support.lora import ALL_TARGETS, TARGETS, AdapterHarness, never_doubtful, write_adapter
+from tests.support.lora import ALL_TARGETS, AdapterHarness, never_doubtful, write_adapter
 from tests.support.sglang_double import SglangDouble
 
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
@@ -96,17 +96,19 @@ class AdapterDoubleHarness(DoubleHarness):
         return self._of[id(engine)].adapters[engine.label]
 
 
-def fake_adapters(versions: Path) -> AdapterBase:
+def fake_adapters(
+    versions: Path, targets: Sequence[str] = ("q_proj", "v_proj", "down_proj")
+) -> AdapterBase:
     """Write six adapters on one base. Blocking."""
     folder = versions / "base"
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(CONFIG)
     (folder / "tokenizer.json").write_text("{}")
-    weights = {f"model.layers.0.{name}.weight": np.ones((8, 4), np.float32) for name in TARGETS}
+    weights = {f"model.layers.0.{name}.weight": np.ones((8, 4), np.float32) for name in targets}
     save_file(weights, folder / "model.safetensors")
     base = AdapterBase(folder, base_digest(folder), file_tensor_digests(folder))
     for version in range(6):
-        write_adapter(versions / str(version), base, rng_seed=version)
+        write_adapter(versions / str(version), base, rng_seed=version, targets=targets)
     return base
 
 

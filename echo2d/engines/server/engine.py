@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Self
 
 from echo2d.core.base.model_config import context_max
 from echo2d.core.protocol.seeds import SEED_BITS
+from echo2d.engines.adapter import AdapterLayout
 from echo2d.engines.base import (
     AdapterBase,
     EngineLoad,
@@ -55,6 +56,8 @@ class ServerKind:
     context: Callable[[int], int]
     # Why a server cannot run a request; empty: it can.
     refusal: Callable[[Any, GenerateRequest], str] = lambda *_: ""
+    # Why no server of this kind can serve an adapter; empty: one can.
+    adapter_refusal: Callable[[AdapterLayout], str] = lambda _: ""
 
 
 class ServerEngine:
@@ -87,6 +90,7 @@ class ServerEngine:
             quantized_as,
             connect=kind.connect,
             updates=kind.updates,
+            adapter_refusal=kind.adapter_refusal,
             nothing=self._abort_all,
             measured=self._room.look,
             running=self._running,

@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 
 from echo2d.core.base.flags import quantization_of
-from echo2d.engines.adapter import adapter_layout
+from echo2d.engines.adapter import AdapterLayout, adapter_layout
 from echo2d.engines.base import AdapterBase, RefitReport
 from echo2d.engines.layout import SnapshotLayout, read_layout
 from echo2d.engines.server.adapters import ServedAdapters
@@ -55,8 +55,9 @@ class Serving:
     """See the module docstring.
 
     quantized_as: what the worker says of the weights. connect: makes a client from a URL, an API key and an admin key.
-    updates: how a server is refitted. nothing: called when no version is served any more. measured: called with a
-    server's load. running: returns the samples that the server works on. recompute: measures what is computed again.
+    updates: how a server is refitted. adapter_refusal: why it cannot serve an adapter, or empty. nothing: called when
+    no version is served any more. measured: called with a server's load. running: returns the samples that the server
+    works on. recompute: measures what is computed again.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Serving:
         *,
         connect: Callable[[str, str, str], ServerClient],
         updates: Updates,
+        adapter_refusal: Callable[[AdapterLayout], str],
         nothing: Callable[[], None],
         measured: Callable[[ServerLoad], None],
         running: Callable[[], Sequence[SampleState]],
@@ -75,7 +77,7 @@ class Serving:
         self._where = where
         self.mode: RefitMode = mode
         self._quantized_as = quantized_as
-        self._connect, self._steps = connect, updates
+        self._connect, self._steps, self._adapter_refusal = connect, updates, adapter_refusal
         self._nothing = nothing
         self._measured = measured
         self._samples_running = running
@@ -291,6 +293,8 @@ class Serving:
         """Serve an adapter beside its base, which is loaded first if the server has other weights."""
         layout = await asyncio.to_thread(read_layout, snapshot, base)
         adapter = adapter_layout(layout)
+        if refusal := self._adapter_refusal(adapter):
+            raise EngineFault(refusal)
         adapter.require_fits(layout.tensors, await asyncio.to_thread(read_model, base.directory))
         weights, flags = f"base-{base.digest[:12]}", self._flags
         if isinstance(self._where, ServerLaunch):

@@ -86,6 +86,25 @@ def _refusal(server: SglangClient | None, request: GenerateRequest) -> str:
     return ""
 
 
+def _adapter_refusal(adapter: AdapterLayout) -> str:
+    """SGLang computes some layers of a block together, and joins their parts of an adapter where it finds q_proj and
+    gate_proj. A part that stays alone ends it at the first request.
+    """
+    needs = {
+        "q_proj": ["v_proj"], "k_proj": ["q_proj", "v_proj"], "v_proj": ["q_proj"], "up_proj": ["gate_proj"],
+    }  # fmt: skip
+    for name in adapter.layers:
+        block, _, kind = name.rpartition(".")
+        lacks = [each for each in needs.get(kind, ()) if f"{block}.{each}" not in adapter.layers]
+        if lacks:
+            missing = " and ".join(lacks)
+            return (
+                f"SGLang cannot serve this run's adapters, which have {name} without {missing} beside it: "
+                f"add {missing} to learner.lora_targets, or use another engine"
+            )
+    return ""
+
+
 class SglangEngine(ServerEngine):
     """See `ServerEngine`."""
 
@@ -97,6 +116,7 @@ class SglangEngine(ServerEngine):
         read_chunk,
         lambda tokens: tokens - CONTEXT_SPARE,
         _refusal,
+        _adapter_refusal,
     )
 
 

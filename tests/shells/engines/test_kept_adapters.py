@@ -4,8 +4,8 @@ import asyncio
 import json
 import math
 import threading
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from echo2d.errors import EngineFault
 from tests.support.engine_contract import ENDLESS, SHORT, check_logprobs, generated, running
 from tests.support.engine_harness import label
 from tests.support.kept_adapters import check_kept_adapters
-from tests.support.lora import ALPHA, RANK, TARGETS, AdapterHarness, edited
+from tests.support.lora import ALPHA, RANK, AdapterHarness, edited
 from tests.support.sglang_double import SglangDouble
 from tests.support.sglang_harness import AdapterDoubleHarness, fake_adapters
 
@@ -127,9 +127,34 @@ async def test_a_server_gets_the_scale_and_the_layers_of_an_adapter_in_keys_that
         kept = Path(double.adapter_paths[label(1)]) / "adapter_config.json"
         found = json.loads(await asyncio.to_thread(kept.read_bytes))
         assert found["lora_alpha"] / found["r"] == ALPHA / math.sqrt(RANK)
-        plain = {"use_rslora": False, "target_modules": sorted(TARGETS)}
+        plain = {"use_rslora": False, "target_modules": ["down_proj", "q_proj", "v_proj"]}
         assert found == {**written, "lora_alpha": found["lora_alpha"], **plain}
         check_logprobs(harness, await generated(engine, SHORT))
+
+
+@pytest.mark.parametrize(
+    ("targets", "missing"),
+    [
+        (("v_proj",), "q_proj"),
+        (("k_proj", "o_proj"), "q_proj and v_proj"),
+        (("q_proj", "k_proj"), "v_proj"),
+        (("up_proj", "down_proj"), "gate_proj"),
+        (("q_proj", "v_proj", "gate_proj"), ""),
+    ],
+)
+async def test_adapters_that_would_end_sglang_at_a_request_are_refused_by_name(
+    tmp_path: Path, targets: Sequence[str], missing: str
+) -> None:
+    base = await asyncio.to_thread(fake_adapters, tmp_path, targets)
+    async with SglangDouble.serving() as double:
+        harness = AdapterDoubleHarness(tmp_path, [double], base)
+        engine = harness.engine()
+        await engine.start()
+        refusal = f"without {missing} beside it: add {missing} to learner.lora_targets"
+        with pytest.raises(EngineFault, match=refusal) if missing else nullcontext():
+            await engine.refit(harness.snapshot(0), label(0))
+        assert ("update" in double.calls) == (not missing), "not even the base is loaded"
+        await engine.close()
 
 
 async def test_a_version_that_the_server_refuses_is_not_kept_for_ever(
