@@ -99,7 +99,7 @@ class AdapterDoubleHarness(DoubleHarness):
 def fake_adapters(
     versions: Path, targets: Sequence[str] = ("q_proj", "v_proj", "down_proj")
 ) -> AdapterBase:
-    """Write six adapters on one base. Blocking."""
+    """Write six adapters on one base, whose layers these are. Blocking."""
     folder = versions / "base"
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(CONFIG)
@@ -107,8 +107,9 @@ def fake_adapters(
     weights = {f"model.layers.0.{name}.weight": np.ones((8, 4), np.float32) for name in targets}
     save_file(weights, folder / "model.safetensors")
     base = AdapterBase(folder, base_digest(folder), file_tensor_digests(folder))
+    kinds = [name.rpartition(".")[2] for name in targets]
     for version in range(6):
-        write_adapter(versions / str(version), base, rng_seed=version, targets=targets)
+        write_adapter(versions / str(version), base, rng_seed=version, targets=kinds)
     return base
 
 

@@ -8,7 +8,7 @@ streams. A server's subclass adds its paths. Nothing is decided here.
 import asyncio
 import json
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
@@ -70,10 +70,12 @@ class ServerClient(ABC):
         self._work = session(api_key)
         self._admin = session(admin_key or api_key, closes=not self.keeps_admin)
 
-    @property
-    def no_refit(self) -> str:
-        """Why it cannot load a second version; empty: it can."""
-        return ""
+    async def require_refit(self, _tensors: Collection[str], _base: Path | None) -> None:
+        """EngineFault: it cannot load a model with these tensors after another one.
+
+        base: the model's directory, if it is the base of adapters.
+        """
+        return
 
     @abstractmethod
     async def ready(self) -> bool:

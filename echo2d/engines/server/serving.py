@@ -261,16 +261,19 @@ class Serving:
     async def _load(
         self, snapshot: Path, label: str, flags: Sequence[str] = (), *, serve: bool
     ) -> RefitReport:
-        """Load the weights of a whole model under a label, and serve them or, as the base of an adapter, not."""
+        """Load the weights of a whole model under a label, and serve them or, as the base of an adapter, not.
+
+        A server that was started here is started again for another base, because a server with adapters may keep
+        some weights of the base before.
+        """
         layout = await asyncio.to_thread(read_model, snapshot)
         files = await asyncio.to_thread(list_files, snapshot)
         same = self.layout is not None and layout.config == self.layout.config
         if self.layout is not None and same:
             layout.require_tensors_of(self.layout)
         order = WeightUpdate(snapshot, label, files, self.mode)
-        if isinstance(self._where, ServerLaunch) and (
-            self.process is None or self.process.ended or not same or flags != self._flags
-        ):
+        stale = self.process is None or self.process.ended or flags != self._flags
+        if isinstance(self._where, ServerLaunch) and (stale or not (same and serve)):
             where = replace(self._where, arguments=[*self._where.arguments, *flags])
             report = await self._launch(where, order, serve=serve)
             self._flags = flags
@@ -281,8 +284,7 @@ class Serving:
             )
         else:
             server = await self._attached()
-            if server.no_refit:
-                raise EngineFault(server.no_refit)
+            await server.require_refit(layout.tensors.keys(), None if serve else snapshot)
             report = await self._swap(server, order, serve=serve)
         self.layout, self.weights = layout, label
         if serve:

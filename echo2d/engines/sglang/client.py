@@ -3,7 +3,8 @@
 import base64
 import logging
 import pickle
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 
 from echo2d.engines.server.admission import ServerLoad
@@ -28,15 +29,22 @@ class SglangClient(ServerClient):
     load_format = "auto"  # of an update
     _ranks = _stages = 1
 
-    @property
-    def no_refit(self) -> str:
-        """Quantized weights in memory do not have the shapes of the files."""
-        if not self.quantization or self.load_format == FLASH_RL:
-            return ""
-        return (
-            f"SGLang with --quantization {self.quantization} loads a second version only with --load-format {FLASH_RL} "
-            "(worker.engine_args); otherwise the load would end it"
-        )
+    async def require_refit(self, tensors: Collection[str], base: Path | None) -> None:
+        """Quantized weights in memory do not have the shapes of the files. Experts that can have adapters do not have
+        the names that SGLang looks for: it keeps those with which it started, and reports the update as done.
+        """
+        if self.quantization and self.load_format != FLASH_RL:
+            raise EngineFault(
+                f"SGLang with --quantization {self.quantization} loads a second version only with --load-format "
+                f"{FLASH_RL} (worker.engine_args); otherwise the load would end it"
+            )
+        if self._keeps_experts and any(".experts." in name for name in tensors):
+            started = (await self.model()).get("model_path")
+            if started != str(base):
+                raise EngineFault(
+                    f"SGLang with LoRA on experts keeps the experts of {started}: start it with --model-path "
+                    f"{base or 'MODEL'} for adapters of this model, and without --enable-lora for whole models"
+                )
 
     def generate(self, body: Mapping[str, Any]) -> AsyncIterator[Mapping[str, Any]]:
         """Stream the chunks of one request."""
@@ -74,6 +82,9 @@ class SglangClient(ServerClient):
         unnamed = "fp8" if self.load_format == FLASH_RL else ""
         self.quantization = str(info.get("quantization") or unnamed)
         self._ranks, self._stages = (int(info.get(each) or 1) for each in ("tp_size", "pp_size"))
+        # SGLang makes room for adapters on experts if their last layer is a target.
+        targets = {each.rpartition(".")[2] for each in info.get("lora_target_modules") or ["all"]}
+        self._keeps_experts = bool(info.get("enable_lora") and targets & {"all", "down_proj"})
         if not self.dialect.tried:
             log.warning("SGLang %s is newer than any that echo2d was tried with", version)
 

@@ -95,9 +95,8 @@ def _adapter_refusal(adapter: AdapterLayout) -> str:
     }  # fmt: skip
     for name in adapter.layers:
         block, _, kind = name.rpartition(".")
-        lacks = [each for each in needs.get(kind, ()) if f"{block}.{each}" not in adapter.layers]
-        if lacks:
-            missing = " and ".join(lacks)
+        lacks = (each for each in needs.get(kind, ()) if f"{block}.{each}" not in adapter.layers)
+        if missing := " and ".join(lacks):
             return (
                 f"SGLang cannot serve this run's adapters, which have {name} without {missing} beside it: "
                 f"add {missing} to learner.lora_targets, or use another engine"

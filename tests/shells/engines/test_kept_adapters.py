@@ -15,6 +15,7 @@ import pytest
 from echo2d.engines.base import AdapterBase
 from echo2d.engines.server import sampling_loop
 from echo2d.engines.server.adapters import ServedAdapters
+from echo2d.engines.server.launch import Running
 from echo2d.engines.sglang.engine import SglangEngine
 from echo2d.engines.torch_engine.policy import PreparedWeights
 from echo2d.errors import EngineFault
@@ -155,6 +156,37 @@ async def test_adapters_that_would_end_sglang_at_a_request_are_refused_by_name(
             await engine.refit(harness.snapshot(0), label(0))
         assert ("update" in double.calls) == (not missing), "not even the base is loaded"
         await engine.close()
+
+
+@pytest.mark.parametrize("targets", [["all"], ["q_proj", "gate_proj", "down_proj"], ["q_proj"]])
+@pytest.mark.parametrize("place", ["base", "elsewhere"])
+async def test_a_server_with_lora_on_experts_must_have_started_with_the_base(
+    tmp_path: Path, targets: list[str], place: str
+) -> None:
+    """SGLang does not load the experts again, and reports the update as done."""
+    names = [f"mlp.experts.0.{kind}" for kind in ("gate_proj", "down_proj")]
+    base = await asyncio.to_thread(fake_adapters, tmp_path, names)
+    info = {"enable_lora": True, "lora_target_modules": targets}
+    async with SglangDouble.serving(info=info) as double:
+        double.model_path = str(tmp_path / place)
+        harness = AdapterDoubleHarness(tmp_path, [double], base)
+        engine = harness.engine()
+        await engine.start()
+        keeps = targets != ["q_proj"]
+        words = f"keeps the experts of .*/{place}: start it with --model-path"
+        if keeps and place == "elsewhere":
+            with pytest.raises(EngineFault, match=f"{words} {base.directory} "):
+                await engine.refit(harness.snapshot(0), label(0))
+            assert not double.updates
+        else:
+            await engine.refit(harness.snapshot(0), label(0))
+            check_logprobs(harness, await generated(engine, SHORT))
+        whole = SglangEngine(Running(double.url, tmp_path / "whole"))
+        await whole.start()
+        with pytest.raises(EngineFault, match=words) if keeps else nullcontext():
+            await whole.refit(base.directory, "1-whole")
+        for each in (engine, whole):
+            await each.close()
 
 
 async def test_a_version_that_the_server_refuses_is_not_kept_for_ever(
