@@ -92,6 +92,7 @@ class SftConfig:
     rows: Mapping[str, Any]  # options
     held_out: Mapping[str, Any] | None  # options of the held-out rows
     held_out_rows: int  # most of them that are measured; 0: all
+    evals: Sequence[tuple[Mapping[str, Any], int]]  # options and `rows` of each [[eval]] of rows
 
     @staticmethod
     def load(path: Path, settings: Iterable[str] = ()) -> "SftConfig":
@@ -113,12 +114,19 @@ class SftConfig:
         task = tasks[place] if tasks else TaskTable(kind="rows")
         # The model learns to write the whole text of the column. Messages of [sft] have their answers themselves.
         whole = {"answer_after": "", **({"answer": ""} if table.rows.get("messages") else {})}
-        options = {**(task.options if places else {}), **whole, **table.rows}
+        of_task = task.options if places else {}
+        options = {**of_task, **whole, **table.rows}
         names = [each.name or each.kind for each in tasks]
-        evals = [] if run is None or "files" in table.rows else run.evals
-        asked = [each for each in evals if run is not None and run.task_of(each, names) == place]
-        test = asked[0] if asked else EvalTable()
-        held_out = {**options, "split": "heldout", **test.options}
+        asks = () if run is None else [(run.task_of(each, names), each) for each in run.evals]
+        evals = [
+            (of, {**tasks[of].options, "split": "heldout", **each.options}, each.rows)
+            for of, each in asks
+            if tasks[of].kind == "rows"
+        ]
+        own = [each for each in evals if each[0] == place and "files" not in table.rows]
+        default = place, {**of_task, "split": "heldout"}, EvalTable().rows
+        _, test, most = own[0] if own else default
+        held_out = {**test, **whole, **table.rows, "split": test["split"]}
         return SftConfig(
             table,
             _learner(document, folder, given),
@@ -126,8 +134,9 @@ class SftConfig:
             task.system,
             task.template,
             _placed(options, folder),
-            _placed(held_out, folder) if asked or options.get("held_out") else None,
-            test.rows,
+            _placed(held_out, folder) if own or options.get("held_out") else None,
+            most,
+            [(_placed(each, folder), rows) for _, each, rows in evals],
         )
 
 
@@ -167,15 +176,25 @@ class SftSource:
         self._turns, self._system, self._table = make_turn_texts(files), read.system, table
         self._read_max = context_max(json.loads(files.files["config.json"])) or 0
         self._rows = Demonstrations(**read.rows)
+        left_out = self._without_asked(read)
         self.held_out = None if read.held_out is None else self._held_out(read)
         steps = read.steps or math.ceil(table.epochs * len(self._rows) / table.rows_per_step)
         self.config = replace(read.learner, steps=steps)
         told = [{**read.rows, "files": self._rows.digest.hex()}, facts, table.rows_per_step]
-        told.append(text_digest(model).hex())
+        told += [text_digest(model).hex(), *left_out]
         # A learner resumes only from checkpoints of the run of this name: the same rows in the same order.
         digest = blake3(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()
         self.run_id = f"sft-{digest[:12]}"
         self._lengths = self._measured()
+
+    def _without_asked(self, read: SftConfig) -> list[str]:
+        """Leave out the rows that are measured, or that an evaluation of the run asks; return their names."""
+        own = [] if read.held_out is None else [(read.held_out, read.held_out_rows)]
+        asked = set[str]().union(*(_asked(*each) for each in (*own, *read.evals)))
+        left_out = self._rows.leave_out(asked) if asked else []
+        if left_out:
+            log.info("left out rows=%d: the run evaluates the model on them", len(left_out))
+        return left_out
 
     def _measured(self) -> list[tuple[int, int, str]]:
         """Tokens of prompt and of output of each row, and where it is from."""
@@ -280,6 +299,14 @@ def _day(file: Path) -> str:
         return date.fromisoformat(file.read_text().strip()).isoformat()
     except (OSError, ValueError) as error:
         raise OperatorFault(f"{file}: expected a day such as 2026-11-28; found {error}") from error
+
+
+def _asked(options: Mapping[str, Any], most: int) -> set[str]:
+    """The names of the rows that an evaluation asks. Held-out rows count also if it asks only `most` of them."""
+    rows = Demonstrations(**{**options, "answer": "", "tags": ()})
+    if options["split"] == "heldout":
+        return {*rows.names()}
+    return {rows.prompt(n).row for n in range(min(most or len(rows), len(rows)))}
 
 
 def _group(number: int, where: str, tokens: Demonstration, step: int) -> Group:

@@ -7,7 +7,8 @@ index, so the order is the same after a restart.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from inspect import iscoroutinefunction, signature
@@ -314,6 +315,17 @@ class Demonstrations(RowsTask):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options | {"scorer": "exact", "scorer_options": None, "epochs": 0})
 
+    def leave_out(self, names: Container[str]) -> list[str]:
+        """Leave out the rows with these names; return the names of those that it had. OperatorFault: no row is left."""
+        named = [(number, self._key(number)) for number in self._numbers]
+        self._numbers = array("L", (number for number, name in named if name not in names))
+        if not self._numbers:
+            raise OperatorFault(
+                f"rows: each of the {len(named)} rows is asked by an [[eval]], so none is left to train on: take "
+                "other rows (sft.rows.files), or change eval.options"
+            )
+        return [name for _, name in named if name in names]
+
     def conversation(self, index: int) -> TextPrompt:
         """Conversation `index`, as `prompt` counts. OperatorFault: it does not end with an answer, or one is empty."""
         return self._answered(self.prompt(index))
@@ -323,7 +335,15 @@ class Demonstrations(RowsTask):
         return map(self._answered, map(self._prompt_of, sorted(self._numbers)))
 
     def _answered(self, prompt: TextPrompt) -> TextPrompt:
-        messages = [*prompt.messages]
+        messages, number = [*prompt.messages], prompt.secret
+        given = (
+            self._value(self._rows.row(number), self._messages, number) if self._messages else ()
+        )
+        if lost := next((name for each in given for name in _BESIDE_CONTENT if each.get(name)), ""):
+            raise OperatorFault(
+                f"rows: {prompt.where}: a message has {lost}, which would not be trained; write it into the "
+                "content as the model writes it, or leave the row out"
+            )
         if self._answer:
             messages.append({"role": "assistant", "content": self.expected(prompt).text})
         answers = [each["content"] for each in messages if each["role"] == "assistant"]
@@ -335,17 +355,6 @@ class Demonstrations(RowsTask):
         if not all(map(str.strip, answers)):
             raise OperatorFault(f"rows: {prompt.where}: an answer is empty; leave the row out")
         return replace(prompt, messages=messages)
-
-    def _ask(self, row: DataRow, number: int) -> list[dict[str, str]]:
-        found = super()._ask(row, number)
-        if self._messages:
-            for each in self._value(row, self._messages, number):
-                if lost := next((name for name in _BESIDE_CONTENT if each.get(name)), ""):
-                    raise OperatorFault(
-                        f"rows: {self._rows.place(number)}: a message has {lost}, which would not be trained; write it "
-                        "into the content as the model writes it, or leave the row out"
-                    )
-        return found
 
     def _require_secret(self) -> None:
         if self._answer:

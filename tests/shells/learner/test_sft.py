@@ -166,6 +166,82 @@ def test_rows_are_batches_of_whole_solutions_in_another_order_each_epoch(run: Pa
     assert output.endswith("<|im_end|>")
 
 
+def with_evals(run: Path, *evals: str) -> None:
+    test = [{"question": f"{n} + 1?", "solution": f"### {n + 1}"} for n in (2, 5, 7)]
+    (run.parent / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in test))
+    run.write_text(run.read_text() + "".join(f"[[eval]]\n{each}\n" for each in evals))
+
+
+def questions_of(run: Path, batch: Batch | None) -> set[str]:
+    assert batch is not None
+    return {prompt.rpartition("user\n")[2].split("?")[0] for prompt, _ in texts_of(run, batch)}
+
+
+def trained_in(run: Path, *settings: str) -> set[str]:
+    source = source_of(run, *settings)
+    return questions_of(run, source._batch(source._rows, range(len(source._rows)), 1))
+
+
+TEST_FILE = 'options = { files = "test.jsonl", split = "train" }'
+
+
+@pytest.mark.parametrize(
+    ("evals", "share", "same_as", "left_out"),
+    [
+        ([TEST_FILE], 0.0, 0.0, {"2 + 1", "5 + 1", "7 + 1"}),
+        # The first one is measured, but both ask.
+        (["every = 1", TEST_FILE], 0.2, 0.2, {"2 + 1", "5 + 1", "7 + 1"}),
+        # Held-out rows count also if only one of them is asked.
+        (["rows = 1\noptions = { held_out = 0.6 }"], 0.2, 0.6, set()),
+    ],
+    ids=["another file", "two evaluations", "a larger share"],
+)
+def test_rows_that_an_evaluation_of_the_run_asks_are_not_trained(
+    run: Path,
+    evals: list[str],
+    share: float,
+    same_as: float,
+    left_out: set[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    expected = trained_in(run, f"task.options.held_out={same_as}") - left_out
+    before = trained_in(run, f"task.options.held_out={share}")
+    with_evals(run, *evals)
+    with caplog.at_level("INFO", "echo2d.learner"):
+        trained = trained_in(run, f"task.options.held_out={share}")
+    assert trained == expected < before
+    left = len(before - trained)
+    assert f"left out rows={left}: the run evaluates the model on them" in caplog.text
+    # Also if sft trains on other rows.
+    own = 'sft.rows={files = "rows.jsonl", held_out = 0.0}'
+    assert trained_in(run, f"task.options.held_out={share}", own) <= {
+        f"{n} + 1" for n in range(ROWS)
+    } - (before - trained)
+
+
+def test_an_evaluation_on_the_training_side_takes_only_the_rows_that_it_asks(run: Path) -> None:
+    with_evals(run, 'rows = 4\noptions = { split = "train" }')
+    measured = questions_of(run, source_of(run, "task.options.held_out=0.0").held_out)
+    trained = trained_in(run, "task.options.held_out=0.0")
+    assert (len(trained), len(measured)) == (ROWS - 4, 4)
+    assert not trained & measured
+    with pytest.raises(
+        OperatorFault, match=r"^rows: each of the 10 rows is asked by an \[\[eval\]\]"
+    ):
+        source_of(run, "task.options.held_out=0.0", "eval.rows=0")
+
+
+def test_the_held_out_loss_is_of_the_texts_that_are_trained(run: Path) -> None:
+    """Options of an evaluation decide which rows are measured, and those of sft what is read from them."""
+    with_evals(run, 'options = { answer_after = "###", files = "test.jsonl", split = "train" }')
+    held_out = source_of(run, 'sft.rows.prompt="{question}"').held_out
+    assert held_out is not None
+    assert {prompt.rpartition("user\n")[2][:8] for prompt, _ in texts_of(run, held_out)} == {
+        f"{n} + 1?<|" for n in (2, 5, 7)
+    }
+    assert all(output.startswith("### ") for _, output in texts_of(run, held_out))
+
+
 def test_the_config_of_the_run_gives_all_that_sft_does_not(run: Path) -> None:
     config = source_of(run).config
     assert (config.lr, config.threads, config.out_dir) == (1e-2, 1, run.parent / "learner" / "sft")
