@@ -147,10 +147,16 @@ def _placed(options: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def _learner(document: Mapping[str, Any], folder: Path, given: Mapping[str, Any]) -> LearnerConfig:
-    """The [learner] table with the keys that [sft] gives instead."""
+    """The [learner] table with the keys that [sft] gives instead. OperatorFault: it gives one that has no effect."""
     of_run = {**table_of(document, LearnerConfig.TABLE)}
     of_run.pop("teacher", None)
     out_dir = Path(given.get("out_dir", Path(of_run.get("out_dir", "learner")) / "sft"))
+    if ignored := given.keys() & {*_OBJECTIVE, "snapshot_root", "teacher"}:
+        name = min(ignored)
+        raise OperatorFault(
+            f"{SftTable.TABLE}.{name}: expected in [learner] only, because --sft does not use it; found "
+            f"{given[name]!r}: leave it out"
+        )
     own = {"lr": 1e-5, "steps": 1, "token_file": "", "step_floor_s": 0.0, **given}
     own |= {"out_dir": str(out_dir), "snapshot_root": str(out_dir / "snapshots"), **_OBJECTIVE}
     if "checkpoint_url" not in given and (url := of_run.get("checkpoint_url")):

@@ -354,6 +354,12 @@ def test_the_loss_falls_and_a_resume_changes_nothing(run: Path, tmp_path: Path) 
          "--sft: expected one [task] of kind rows, or sft.rows.files; found sort_digits"),
         ([{"question": "a", "solution": "b"}], ["sft.row_per_step=3"],
          "sft.row_per_step: unknown key; did you mean rows_per_step?"),
+        *(
+            ([{"question": "a", "solution": "b"}], [f"sft.{name}={value}"],
+             f"sft.{name}: expected in [learner] only, because --sft does not use it; found {value}: leave it out")
+            for name, value in (("kl_coef", "0.0"), ("optimizer_steps", "4"), ("teacher", "'model'"), ("loss", "'a:b'"),
+                                ("snapshot_root", "'here'"), ("advantages", "'a:b'"), ("loss_mean", "'token'"))
+        ),
         ([{"question": "a", "solution": "b"}], ["sft.epochs=0"],
          "sft.epochs: expected an integer, at least 1; found 0"),
     ],
