@@ -24,7 +24,7 @@ from blake3 import blake3
 from echo2d.client import Batch, Group, OperatorFault, Session, Span, Trajectory, require_model
 from echo2d.config.coordinator import CoordinatorConfig
 from echo2d.config.run import RunTable
-from echo2d.config.tables import folder_of, read_table, read_toml, table_of, with_settings
+from echo2d.config.tables import folder_of, meant, read_table, read_toml, table_of, with_settings
 from echo2d.config.tasks import EvalTable, TaskTable
 from echo2d.core.base.model_config import context_max
 from echo2d.core.rules.table import Table, key
@@ -32,7 +32,7 @@ from echo2d.learner.config import LearnerConfig
 from echo2d.learner.saving.files import store_faults
 from echo2d.learner.saving.identity import DAY_FILE
 from echo2d.tasks.base import TextPrompt
-from echo2d.tasks.rows.task import Demonstrations
+from echo2d.tasks.rows.task import Demonstrations, RowsOptions
 from echo2d.tasks.served_task import ModelFiles, make_turn_texts
 from echo2d.texts.continuation import NoContinuation
 from echo2d.texts.files import text_digest
@@ -118,10 +118,13 @@ class SftConfig:
         options = {**of_task, **whole, **table.rows}
         names = [each.name or each.kind for each in tasks]
         asks = () if run is None else [(run.task_of(each, names), each) for each in run.evals]
+        asks = [(of, each) for of, each in asks if of in places]
+        _require_known("sft.rows", table.rows)
+        _require_known("task.options", *(tasks[each].options for each in places))
+        _require_known("eval.options", *(each.options for _, each in asks))
         evals = [
             (of, {**tasks[of].options, "split": "heldout", **each.options}, each.rows)
             for of, each in asks
-            if tasks[of].kind == "rows"
         ]
         own = [each for each in evals if each[0] == place and "files" not in table.rows]
         default = place, {**of_task, "split": "heldout"}, EvalTable().rows
@@ -140,10 +143,19 @@ class SftConfig:
         )
 
 
+def _require_known(table: str, *options: Mapping[str, Any]) -> None:
+    """OperatorFault: a name is not that of an option of rows."""
+    known = [each.name for each in fields(RowsOptions)]
+    for name in chain(*options):
+        if name not in known:
+            raise OperatorFault(f"{table}.{name}: unknown key; {meant(name, known)}")
+
+
 def _placed(options: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """The options with the files of this folder."""
-    files = [options["files"]] if isinstance(options["files"], str) else options["files"]
-    return {**options, "files": [str(folder / Path(each).expanduser()) for each in files]}
+    """The options with the files of this folder. OperatorFault: a value is wrong."""
+    files = RowsOptions(**{"files": (), **options}).files
+    listed = [files] if isinstance(files, str) else files
+    return {**options, "files": [str(folder / Path(each).expanduser()) for each in listed]}
 
 
 def _learner(document: Mapping[str, Any], folder: Path, given: Mapping[str, Any]) -> LearnerConfig:

@@ -9,7 +9,7 @@ index, so the order is the same after a restart.
 import json
 from array import array
 from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from hashlib import blake2b
 from inspect import iscoroutinefunction, signature
 from string import Formatter
@@ -57,7 +57,9 @@ def permuted(place: int, count: int, *, rng_seed: int, epoch: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class RowsOptions:
-    """The options of `RowsTask`, which says what they mean. OperatorFault: a value is out of its limits."""
+    """The options of `RowsTask`, which says what they mean. OperatorFault: a value has a wrong type, or is out
+    of its limits.
+    """
 
     files: Sequence[str] | str
     prompt: str = "prompt"
@@ -74,6 +76,15 @@ class RowsOptions:
     tags: Sequence[str] = ()
 
     def __post_init__(self) -> None:
+        examples = {"files": ["rows.jsonl"], "tags": ["level"], "scorer_options": {"key": 1}}
+        kinds: dict[type, Any] = {list: Sequence, dict: Mapping | None, float: int | float}
+        for each in fields(self):
+            found, example = getattr(self, each.name), examples.get(each.name, each.default)
+            texts = found if isinstance(example, list) and isinstance(found, Sequence) else ()
+            right = isinstance(found, kinds.get(type(example), type(example)))
+            if not right or not all(isinstance(text, str) for text in texts):
+                expected = f"a value such as {json.dumps(example)}"
+                raise OperatorFault(f"rows: {each.name}: expected {expected}; found {found!r}")
         if not 0 <= self.held_out < 1:
             raise OperatorFault(f"rows: held_out: expected 0 to less than 1; found {self.held_out}")
         if self.split not in ("train", "heldout"):

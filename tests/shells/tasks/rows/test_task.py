@@ -162,6 +162,25 @@ def test_an_expected_answer_may_be_nested_in_a_column(tmp_path: Path) -> None:
         RowsTask(str(path), **{**options, "answer": "reward_model.other"})
 
 
+@pytest.mark.parametrize(
+    ("option", "found", "expected"),
+    [
+        ("held_out", "0.1", "0.0"),
+        ("answer_after", 3, '""'),
+        ("shuffle", "no", "true"),
+        ("tags", ["level", 3], '["level"]'),
+        ("messages", ["chat"], '""'),
+        ("scorer_options", "strict", '{"key": 1}'),
+    ],
+)
+def test_an_option_of_a_wrong_type_is_the_operators_fault(
+    file: str, option: str, found: object, expected: str
+) -> None:
+    line = f"rows: {option}: expected a value such as {expected}; found {found!r}"
+    with pytest.raises(OperatorFault, match=f"^{re.escape(line)}$"):
+        task(file, **{option: found})
+
+
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 16, 17, 400, 1023])
 def test_an_epoch_contains_each_row_once(count: int) -> None:
     for epoch in range(3):
