@@ -10,6 +10,7 @@ from typing import cast
 
 from echo2d.learner.batch.packing import PackedAnswer, answers_of
 from echo2d.learner.config import LearnerConfig
+from echo2d.learner.model.begun_step import StepLeftError
 from echo2d.learner.sft import SftSource
 from echo2d.learner.train import Learner
 
@@ -43,7 +44,9 @@ class SftLearner(Learner):
         return self._source.fitting(super()._fitted(config))
 
     def _publish(self, version: int) -> None:
-        """Measure the held-out loss, on all ranks."""
+        """Measure the held-out loss, on all ranks. If one is told to stop, all leave the measurement: the checkpoint
+        comes after it, and a learner that resumes measures again.
+        """
         began_at, self._published = time.monotonic(), version
         if self._held_out is None:
             batch = self._ranks.share(lambda: self._source.held_out)
@@ -51,7 +54,10 @@ class SftLearner(Learner):
             self._held_out = [*chain.from_iterable(groups)]
         if not self._held_out or self._stop.told:
             return
-        loss = self._policy.mean_loss(self._held_out)
+        try:
+            loss = self._policy.mean_loss(self._held_out, self._stop.ask)
+        except StepLeftError:
+            return
         self._known = {"heldout_loss_nats": f"{loss:.4f}"}
         self._ranks.share(lambda: self._tracking.record({"step": version, "heldout_loss": loss}))
         if self._ranks.leads:

@@ -31,7 +31,7 @@ class StopClock:
         self._began_at = 0.0
         self._micro = 0
         self._each_s: float | None = None  # of a micro-batch of the last step
-        # Whether any rank was told to stop, as of the last call of `leaves` or `end_step`.
+        # Whether any rank was told to stop, as of the last call of `leaves`, `ask` or `end_step`.
         self.told = False
 
     def begin_step(self) -> None:
@@ -42,7 +42,12 @@ class StopClock:
         """Call this on every rank once a step is trained. Sets `told`."""
         if self._micro:
             self._each_s = (time.monotonic() - self._began_at) / self._micro
+        self.ask()
+
+    def ask(self, *_: int) -> bool:
+        """Whether any rank was told to stop. Every rank must make the same calls. Sets `told`."""
         self.told = bool(self._ranks.highest(int(self._stopped_at() is not None)))
+        return self.told
 
     def leaves(
         self, done: int, total: int, *, save_s: float | None, busy_s: float, may: bool = True

@@ -398,12 +398,17 @@ class Policy:
         return found
 
     @torch.no_grad()
-    def mean_loss(self, answers: Sequence[PackedAnswer]) -> float:
-        """The mean of -log p over the answers' tokens, in nats. All ranks call this together."""
+    def mean_loss(self, answers: Sequence[PackedAnswer], leaves: Leaves = finishes) -> float:
+        """The mean of -log p over the answers' tokens, in nats. All ranks call this together. StepLeftError: `leaves`
+        returned True.
+        """
+        micro, total = self._micro_batches(answers), 0.0
         self.model.eval()
         try:
-            micro = self._micro_batches(answers)
-            total = -sum(float(self._scores(each).logprobs_n.double().sum()) for each in micro)
+            for each in micro:
+                if leaves(0, len(micro), 0):
+                    raise StepLeftError(None)
+                total -= float(self._scores(each).logprobs_n.double().sum())
         finally:
             self.model.train()
         # The ranks that share a row have all its scores.

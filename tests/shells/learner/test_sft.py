@@ -24,9 +24,10 @@ from echo2d.client import Batch, Coordinator, OperatorFault
 from echo2d.demo.results import read_rows
 from echo2d.learner.__main__ import main
 from echo2d.learner.batch.checks import BatchRules
-from echo2d.learner.batch.packing import answers_of
+from echo2d.learner.batch.packing import MicroBatch, answers_of
 from echo2d.learner.batch.prefetch import BatchPrefetch
 from echo2d.learner.config import LearnerConfig
+from echo2d.learner.model.logprobs import TokenScores
 from echo2d.learner.model.policy import Policy
 from echo2d.learner.objective.hooks import advantages_of
 from echo2d.learner.ranks.ranks import Ranks, whole
@@ -328,6 +329,31 @@ def test_the_loss_falls_and_a_resume_changes_nothing(run: Path, tmp_path: Path) 
     assert all(torch.equal(found[name], weights[name]) for name in weights)
     with pytest.raises(OperatorFault, match=r"has checkpoints of run sft-\w+; this is run sft-"):
         train(run, *apart, "sft.rows_per_step=5", resume=True)
+
+
+def test_a_stop_during_the_held_out_loss_saves_the_step_at_once(run: Path) -> None:
+    small = ("sft.epochs=3", "learner.micro_batch_tokens=60", "task.options.held_out=0.4")
+    source, prefetch = source_of(run, *small), BatchPrefetch()
+    learner = SftLearner(source.config, cast("Coordinator", source), prefetch, resume=False)
+    policy, measured = learner._policy, list[int]()
+    scores = policy._scores
+
+    def scored(micro: MicroBatch) -> TokenScores:
+        if not policy.model.training:
+            measured.append(learner.step)
+            if learner.step == 3:
+                prefetch.stop()
+        return scores(micro)
+
+    policy._scores = scored  # type: ignore[method-assign]
+    learner.run()
+    assert 1 == measured.count(3) < measured.count(0)
+    out_dir = source.config.out_dir
+    rows = read_rows(out_dir / "metrics.jsonl")
+    assert [row["step"] for row in rows if "heldout_loss" in row] == [0]
+    assert [*(out_dir / "checkpoints").glob("step-*3-epoch-*[0-9]")]
+    resumed, _ = train(run, *small, resume=True)
+    assert [row["step"] for row in resumed if "heldout_loss" in row][:2] == [0, 3]
 
 
 @pytest.mark.parametrize(
