@@ -46,16 +46,10 @@ if TYPE_CHECKING:
 
 # The objective: the mean of -log p over the answer tokens of a step, at one optimizer step each.
 _OBJECTIVE: Mapping[str, Any] = {
-    "objective": "grpo",
-    "loss": f"{__name__}:cross_entropy",
-    "loss_mean": "token",
-    "advantages": "",
-    "advantage_std": "sample",
-    "kl_coef": 0.0,
-    "entropy_coef": 0.0,
-    "optimizer_steps": 1,
+    "objective": "grpo", "loss": f"{__name__}:cross_entropy", "loss_mean": "token", "advantages": "",
+    "advantage_std": "sample", "kl_coef": 0.0, "entropy_coef": 0.0, "optimizer_steps": 1, "teacher": None,
     "track_samples_every": 0,
-}
+}  # fmt: skip
 
 log = logging.getLogger("echo2d.learner")
 
@@ -90,9 +84,10 @@ class SftConfig:
     system: str
     template: Mapping[str, Any]
     rows: Mapping[str, Any]  # options
-    held_out: Mapping[str, Any] | None  # options of the held-out rows
-    held_out_rows: int  # most of them that are measured; 0: all
-    evals: Sequence[tuple[Mapping[str, Any], int]]  # options and `rows` of each [[eval]] of rows
+    # Options of rows, and the most that are asked (0: all): of the held-out rows, if there are any; and of all that are
+    # not trained, which are also those of each [[eval]] of rows.
+    measured: Sequence[tuple[Mapping[str, Any], int]]
+    asked: Sequence[tuple[Mapping[str, Any], int]]
 
     @staticmethod
     def load(path: Path, settings: Iterable[str] = ()) -> "SftConfig":
@@ -114,22 +109,15 @@ class SftConfig:
         task = tasks[place] if tasks else TaskTable(kind="rows")
         # The model learns to write the whole text of the column. Messages of [sft] have their answers themselves.
         whole = {"answer_after": "", **({"answer": ""} if table.rows.get("messages") else {})}
-        of_task = task.options if places else {}
-        options = {**of_task, **whole, **table.rows}
+        of_task, own = (task.options if places else {}), {**whole, **table.rows}
+        options = {**of_task, **own}
         names = [each.name or each.kind for each in tasks]
-        asks = () if run is None else [(run.task_of(each, names), each) for each in run.evals]
-        asks = [(of, each) for of, each in asks if of in places]
-        _require_known("sft.rows", table.rows)
-        _require_known("task.options", *(tasks[each].options for each in places))
-        _require_known("eval.options", *(each.options for _, each in asks))
-        evals = [
-            (of, {**tasks[of].options, "split": "heldout", **each.options}, each.rows)
-            for of, each in asks
-        ]
-        own = [each for each in evals if each[0] == place and "files" not in table.rows]
-        default = place, {**of_task, "split": "heldout"}, EvalTable().rows
-        _, test, most = own[0] if own else default
-        held_out = {**test, **whole, **table.rows, "split": test["split"]}
+        evals = [] if run is None else [(run.task_of(each, names), each) for each in run.evals]
+        tests = [each for of, each in evals if of == place and "files" not in table.rows]
+        if not tests and options.get("held_out"):
+            tests = [EvalTable()]
+        measured = [_test(folder, each, of_task, own) for each in tests[:1]]
+        asked = [_test(folder, each, tasks[of].options) for of, each in evals if of in places]
         return SftConfig(
             table,
             _learner(document, folder, given),
@@ -137,22 +125,24 @@ class SftConfig:
             task.system,
             task.template,
             _placed(options, folder),
-            _placed(held_out, folder) if own or options.get("held_out") else None,
-            most,
-            [(_placed(each, folder), rows) for _, each, rows in evals],
+            measured,
+            [*measured, *asked],
         )
 
 
-def _require_known(table: str, *options: Mapping[str, Any]) -> None:
-    """OperatorFault: a name is not that of an option of rows."""
-    known = [each.name for each in fields(RowsOptions)]
-    for name in chain(*options):
-        if name not in known:
-            raise OperatorFault(f"{table}.{name}: unknown key; {meant(name, known)}")
+def _test(
+    folder: Path, table: EvalTable, of_task: Mapping[str, Any], own: Mapping[str, Any] | None = None
+) -> tuple[dict[str, Any], int]:
+    """The options of the rows of an evaluation, and how many it asks. own: options that count instead of its own."""
+    test = {**of_task, "split": "heldout", **table.options}
+    return _placed({**test, **(own or {}), "split": test["split"]}, folder), table.rows
 
 
 def _placed(options: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """The options with the files of this folder. OperatorFault: a value is wrong."""
+    """The options with the files of this folder. OperatorFault: a name or a value is wrong."""
+    known = [each.name for each in fields(RowsOptions)]
+    if unknown := [name for name in options if name not in known]:
+        raise OperatorFault(f"rows: {unknown[0]}: unknown option; {meant(unknown[0], known)}")
     files = RowsOptions(**{"files": (), **options}).files
     listed = [files] if isinstance(files, str) else files
     return {**options, "files": [str(folder / Path(each).expanduser()) for each in listed]}
@@ -161,14 +151,10 @@ def _placed(options: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 def _learner(document: Mapping[str, Any], folder: Path, given: Mapping[str, Any]) -> LearnerConfig:
     """The [learner] table with the keys that [sft] gives instead. OperatorFault: it gives one that has no effect."""
     of_run = {**table_of(document, LearnerConfig.TABLE)}
-    of_run.pop("teacher", None)
     out_dir = Path(given.get("out_dir", Path(of_run.get("out_dir", "learner")) / "sft"))
-    if ignored := given.keys() & {*_OBJECTIVE, "snapshot_root", "teacher"}:
-        name = min(ignored)
-        raise OperatorFault(
-            f"{SftTable.TABLE}.{name}: expected in [learner] only, because --sft does not use it; found "
-            f"{given[name]!r}: leave it out"
-        )
+    if ignored := given.keys() & {*_OBJECTIVE, "snapshot_root"}:
+        found = f"found {given[name := min(ignored)]!r}: leave it out"
+        raise OperatorFault(f"sft.{name}: expected nothing, because --sft does not use it; {found}")
     own = {"lr": 1e-5, "steps": 1, "token_file": "", "step_floor_s": 0.0, **given}
     own |= {"out_dir": str(out_dir), "snapshot_root": str(out_dir / "snapshots"), **_OBJECTIVE}
     if "checkpoint_url" not in given and (url := of_run.get("checkpoint_url")):
@@ -194,8 +180,11 @@ class SftSource:
         self._turns, self._system, self._table = make_turn_texts(files), read.system, table
         self._read_max = context_max(json.loads(files.files["config.json"])) or 0
         self._rows = Demonstrations(**read.rows)
-        left_out = self._without_asked(read)
-        self.held_out = None if read.held_out is None else self._held_out(read)
+        asked = set[str]().union(*(Demonstrations.asked(*each) for each in read.asked))
+        left_out = self._rows.leave_out(asked) if asked else []
+        if left_out:
+            log.info("left out rows=%d: the run evaluates the model on them", len(left_out))
+        self.held_out = next((self._held_out(*each) for each in read.measured), None)
         steps = read.steps or math.ceil(table.epochs * len(self._rows) / table.rows_per_step)
         self.config = replace(read.learner, steps=steps)
         told = [{**read.rows, "files": self._rows.digest.hex()}, facts, table.rows_per_step]
@@ -204,15 +193,6 @@ class SftSource:
         digest = blake3(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()
         self.run_id = f"sft-{digest[:12]}"
         self._lengths = self._measured()
-
-    def _without_asked(self, read: SftConfig) -> list[str]:
-        """Leave out the rows that are measured, or that an evaluation of the run asks; return their names."""
-        own = [] if read.held_out is None else [(read.held_out, read.held_out_rows)]
-        asked = set[str]().union(*(_asked(*each) for each in (*own, *read.evals)))
-        left_out = self._rows.leave_out(asked) if asked else []
-        if left_out:
-            log.info("left out rows=%d: the run evaluates the model on them", len(left_out))
-        return left_out
 
     def _measured(self) -> list[tuple[int, int, str]]:
         """Tokens of prompt and of output of each row, and where it is from."""
@@ -281,9 +261,9 @@ class SftSource:
         count = self._table.rows_per_step
         return self._batch(self._rows, range((step - 1) * count, step * count), step)
 
-    def _held_out(self, read: SftConfig) -> Batch:
-        rows = Demonstrations(**(read.held_out or {}))
-        return self._batch(rows, range(min(read.held_out_rows or len(rows), len(rows))), 1)
+    def _held_out(self, options: Mapping[str, Any], most: int) -> Batch:
+        rows = Demonstrations(**options)
+        return self._batch(rows, range(min(most or len(rows), len(rows))), 1)
 
     def _batch(self, rows: Demonstrations, indices: Sequence[int], step: int) -> Batch:
         groups = (_group(n, *self._demonstration(rows.conversation(n)), step) for n in indices)
@@ -317,14 +297,6 @@ def _day(file: Path) -> str:
         return date.fromisoformat(file.read_text().strip()).isoformat()
     except (OSError, ValueError) as error:
         raise OperatorFault(f"{file}: expected a day such as 2026-11-28; found {error}") from error
-
-
-def _asked(options: Mapping[str, Any], most: int) -> set[str]:
-    """The names of the rows that an evaluation asks. Held-out rows count also if it asks only `most` of them."""
-    rows = Demonstrations(**{**options, "answer": "", "tags": ()})
-    if options["split"] == "heldout":
-        return {*rows.names()}
-    return {rows.prompt(n).row for n in range(min(most or len(rows), len(rows)))}
 
 
 def _group(number: int, where: str, tokens: Demonstration, step: int) -> Group:

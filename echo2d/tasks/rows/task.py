@@ -326,6 +326,16 @@ class Demonstrations(RowsTask):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options | {"scorer": "exact", "scorer_options": None, "epochs": 0})
 
+    @staticmethod
+    def asked(options: Mapping[str, Any], most: int) -> set[str]:
+        """The names of the rows that an evaluation with these options asks. Held-out rows count also if it asks only
+        `most` of them; 0: all.
+        """
+        rows = Demonstrations(**{**options, "answer": "", "tags": ()})
+        if options["split"] == "heldout":
+            return {*rows.names()}
+        return {rows.prompt(n).row for n in range(min(most or len(rows), len(rows)))}
+
     def leave_out(self, names: Container[str]) -> list[str]:
         """Leave out the rows with these names; return the names of those that it had. OperatorFault: no row is left."""
         named = [(number, self._key(number)) for number in self._numbers]

@@ -382,14 +382,14 @@ def test_a_stop_during_the_held_out_loss_saves_the_step_at_once(run: Path) -> No
          "sft.row_per_step: unknown key; did you mean rows_per_step?"),
         *(
             ([{"question": "a", "solution": "b"}], [f"sft.{name}={value}"],
-             f"sft.{name}: expected in [learner] only, because --sft does not use it; found {value}: leave it out")
+             f"sft.{name}: expected nothing, because --sft does not use it; found {value}: leave it out")
             for name, value in (("kl_coef", "0.0"), ("optimizer_steps", "4"), ("teacher", "'model'"), ("loss", "'a:b'"),
                                 ("snapshot_root", "'here'"), ("advantages", "'a:b'"), ("loss_mean", "'token'"))
         ),
         ([{"question": "a", "solution": "b"}], ["sft.rows={file = 'rows.jsonl'}"],
-         "sft.rows.file: unknown key; did you mean files?"),
+         "rows: file: unknown option; did you mean files?"),
         ([{"question": "a", "solution": "b"}], ["task.options.answers='solution'"],
-         "task.options.answers: unknown key; did you mean answer?"),
+         "rows: answers: unknown option; did you mean answer?"),
         ([{"question": "a", "solution": "b"}], ["sft.rows.held_out='0.1'"],
          "rows: held_out: expected a value such as 0.0; found '0.1'"),
         ([{"question": "a", "solution": "b"}], ["sft.rows.files=3"],
