@@ -153,6 +153,12 @@ class Recipe(Table):
             raise OperatorFault(
                 "learner.teacher: expected a model directory, because the objective is distill; found none"
             )
+        if self.objective == "distill" and (self.advantages or self.penalizes):
+            own = "advantages: expected none" if self.advantages else "kl_in: expected loss"
+            found = f"found {self.advantages or self.kl_in}"
+            raise OperatorFault(
+                f"learner.{own}, because rewards do not count if the objective is distill; {found}"
+            )
         scales = HABITS[self.objective].baseline == "scaled" and not self.advantages
         if self.advantage_std == "batch" and not scales:
             raise OperatorFault(

@@ -229,7 +229,8 @@ class CoordinatorConfig:
                     f"{name}: {value} compares the answers of a group; expected policy.group_size of "
                     "at least 2; found 1"
                 )
-        if self.learner and not self.learner.get("advantages"):
+        learns = self.learner.get("advantages") or self.learner.get("objective") == "distill"
+        if self.learner and not learns:
             raise OperatorFault(
                 f"policy.group_size: {self.learner.get('objective', 'grpo')} compares the answers of a "
                 "group, and one alone teaches nothing; expected at least 2, or learner.advantages of "

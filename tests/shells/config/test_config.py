@@ -126,6 +126,14 @@ def test_a_setting_that_compares_answers_needs_groups_of_two(
         CoordinatorConfig.read(document)
 
 
+def test_a_group_of_one_answer_learns_only_from_a_teacher_or_from_advantages_of_your_own() -> None:
+    policy = {"trajectories_per_step": 4, "group_size": 1}
+    for learner in ({"objective": "distill"}, {"advantages": "own:advantages"}):
+        CoordinatorConfig.read({**MINIMAL, "policy": policy, "learner": learner})
+    with pytest.raises(OperatorFault, match=r"policy\.group_size: grpo compares the answers of a"):
+        CoordinatorConfig.read({**MINIMAL, "policy": policy, "learner": {"objective": "grpo"}})
+
+
 def test_a_missing_key_is_named() -> None:
     with pytest.raises(OperatorFault, match=r"task\.kind: expected text; found nothing"):
         CoordinatorConfig.read({})

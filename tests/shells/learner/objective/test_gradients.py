@@ -114,6 +114,10 @@ def drawn_settings(seed: int, rng: np.random.Generator, teacher: Path) -> dict[s
     # 37 and 108 have no common divisor.
     objective, proximal, correction = RECIPES[seed * 37 % len(RECIPES)]
     kl_coef, kl_in, kl_estimator = KLS[seed % len(KLS)]
+    if (
+        objective == "distill" and kl_in == "reward"
+    ):  # the learner refuses it, because rewards do not count
+        kl_coef = 0.0
     scales = objective in ("grpo", "gspo", "cispo")
     # The learner refuses the other recipes of cispo and of adaptive_clip, and the others without a two-sided clip.
     bounded = proximal == "recomputed" or (proximal == "rollout" and correction != "none")

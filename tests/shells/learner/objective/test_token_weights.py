@@ -4,6 +4,7 @@ Gradients are compared in `test_gradients.py`.
 """
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -149,6 +150,14 @@ def test_sequence_tis_truncates_the_product_of_an_answers_ratios(inputs: WeightI
     ("choices", "line"),
     [
         ({"objective": "distill"}, "learner.teacher: expected a model directory"),
+        (
+            {"objective": "distill", "teacher": Path("t"), "kl_coef": 0.1, "kl_in": "reward"},
+            "learner.kl_in: expected loss, because rewards do not count .*; found reward",
+        ),
+        (
+            {"objective": "distill", "teacher": Path("t"), "advantages": "own:advantages"},
+            "learner.advantages: expected none, because rewards do not count .*; found own:adv",
+        ),
         (
             {"kl_coef": 0.1, "kl_estimator": "k1"},
             "learner.kl_estimator: expected k2 or k3 in the loss",
