@@ -242,14 +242,20 @@ class Learner:
         return self._run_id
 
     def _fitted(self, config: LearnerConfig) -> LearnerConfig:
-        """The config with which the longest answer fits on the GPUs. Runs on rank 0 only.
+        """The config with which the longest answer fits on the GPUs, and the teacher can read each row. Runs on rank 0
+        only.
 
         OperatorFault: the teacher has another tokenizer.
         """
+        on_gpu = self._ranks.device.type == "cuda"
         if config.teacher:
-            check_teacher(config.model, config.teacher)
+            most, given = check_teacher(config.model, config.teacher), config.row_tokens_max
+            # If row_tokens_max is 0, a plan for GPUs regards the teacher.
+            if most and (given > most or not (given or on_gpu)):
+                log.warning("row_tokens_max is %d, because learner.teacher reads no more", most)
+                config = dataclasses.replace(config, row_tokens_max=most)
         auto = "auto" in (config.recompute, config.moments) or not config.row_tokens_max
-        if self._ranks.device.type != "cuda" or not auto:
+        if not on_gpu or not auto:
             return config
         self._service.starting("planning the memory")
         # The import takes a second, and a learner on a CPU does not need it.

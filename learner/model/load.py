@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from echo2d.client import OperatorFault, loading_error, require_model
+from echo2d.core.base.model_config import context_max
 from echo2d.learner.ranks.ranks import own_shard
 from echo2d.learner.saving.layout import Layout, WeightPart, layout_of
 from echo2d.learner.saving.shards import VersionTensors, first_row, in_portions
@@ -58,8 +59,11 @@ def naming(key: str) -> Iterator[None]:
         raise OperatorFault(str(fault).replace("learner.model:", f"learner.{key}:")) from fault
 
 
-def check_teacher(model: Path, teacher: Path) -> None:
-    """OperatorFault: the teacher is no model, or its tokenizer gives another id to a token of the policy."""
+def check_teacher(model: Path, teacher: Path) -> int:
+    """The most tokens that the teacher can read, if the policy can read more; otherwise 0.
+
+    OperatorFault: the teacher is no model, or its tokenizer gives another id to a token of the policy.
+    """
     own, its = (_token_ids(key, each) for key, each in (("model", model), ("teacher", teacher)))
     if differs := own.items() ^ its.items():
         token, _ = min(differs, key=lambda each: (each[1], each[0]))
@@ -67,6 +71,9 @@ def check_teacher(model: Path, teacher: Path) -> None:
             f"learner.teacher: expected the tokenizer of {model}, in which {token!r} is token {own.get(token)}; "
             f"found {its.get(token)} in {teacher}"
         )
+    configs = (json.loads((each / "config.json").read_bytes()) for each in (model, teacher))
+    most, read = (context_max(each) or math.inf for each in configs)
+    return int(read) if read < most else 0
 
 
 def _token_ids(key: str, directory: Path) -> dict[str, int]:

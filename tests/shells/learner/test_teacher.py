@@ -4,22 +4,24 @@ import dataclasses
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 
-from echo2d.client import Batch, OperatorFault, Session, Trajectory
+from echo2d.client import Batch, Coordinator, OperatorFault, Session, Trajectory
 from echo2d.demo.tiny_model import TinyRecipe, make_tiny_model
 from echo2d.learner.__main__ import main
 from echo2d.learner.batch.packing import MicroBatch, whole_answers
+from echo2d.learner.batch.prefetch import BatchPrefetch
 from echo2d.learner.config import LearnerConfig
 from echo2d.learner.model.begun_step import StepLeftError
 from echo2d.learner.model.logprobs import TokenScores
 from echo2d.learner.model.policy import PoisonedGroupsError, Policy
 from echo2d.learner.model.scorer import AnswerScorer
 from echo2d.learner.ranks.ranks import Ranks
+from echo2d.learner.train import Learner
 from tests.support.batches import RULES
 from tests.support.learner import learn, record, write_config
 from tests.support.scripted_coordinator import ScriptedCoordinator, answer_logprobs
@@ -111,6 +113,32 @@ def test_a_teacher_that_does_not_fit_is_refused_in_one_line(
     path = write_config(tmp_path / "run.toml", config, teacher=str(other))
     assert main(["--config", str(path), "--plan"]) == 2
     assert "learner.teacher: expected the tokenizer" in capsys.readouterr().err
+
+
+def test_no_row_is_longer_than_the_teacher_can_read(
+    config: LearnerConfig,
+    coordinator: ScriptedCoordinator,
+    teacher: Path,
+    tmp_path: Path,
+    caplog: Any,
+) -> None:
+    short = shutil.copytree(teacher, tmp_path / "short")
+    facts = json.loads((short / "config.json").read_text())
+    (short / "config.json").write_text(json.dumps({**facts, "max_position_embeddings": 12}))
+    for given, teaches, limit in (
+        (0, short, 12),
+        (99, short, 12),
+        (11, short, 11),
+        (0, teacher, 0),
+    ):
+        caplog.clear()
+        taught = dataclasses.replace(
+            config, teacher=teaches, row_tokens_max=given, out_dir=tmp_path / f"{given}-{limit}"
+        )
+        learner = Learner(taught, cast("Coordinator", coordinator), BatchPrefetch(), resume=False)
+        assert learner._config.row_tokens_max == limit
+        said = "row_tokens_max is 12, because learner.teacher reads no more" in caplog.text
+        assert said == (limit == 12)
 
 
 def test_a_teacher_needs_the_groups_whose_rewards_are_all_equal(
