@@ -173,8 +173,11 @@ async def answered(answers: dict[str, Any]) -> AsyncIterator[VllmClient]:
 
 
 async def test_the_load_of_replicas_is_that_of_all_and_of_the_fullest_cache() -> None:
-    lines = {"num_requests_running": (40, 30), "num_requests_waiting": (1, 0)}
-    lines |= {"kv_cache_usage_perc": (0.47, 0.25)}
+    lines: dict[str, tuple[float, float]] = {
+        "num_requests_running": (40, 30),
+        "num_requests_waiting": (1, 0),
+        "kv_cache_usage_perc": (0.47, 0.25),
+    }
     text = "".join(
         f'vllm:{name}{{engine="{at}"}} {value}\n'
         for name, values in lines.items()
@@ -195,13 +198,13 @@ async def test_a_server_that_is_too_old_or_has_no_routes_is_refused() -> None:
             await client.probe()
         paths = ("/pause", "/resume", "/collective_rpc", "/weight_info", "/update_weight_version")
         answers |= {"/openapi.json": {"paths": dict.fromkeys(paths)}, "/v1/models": {}}
-        for state in ({}, {"results": [{"new_runner": True}]}):
-            answers["/collective_rpc"] = state
+        for found in ({}, {"results": [{"new_runner": True}]}):
+            answers["/collective_rpc"] = found
             with pytest.raises(
                 EngineFault, match="lack our extension, or have a model runner that"
             ):
                 await client.probe()
-        whole = {"logprobs": "processed_logprobs"}
+        whole: dict[str, Any] = {"logprobs": "processed_logprobs"}
         for state, words in (
             ({"logprobs": "raw_logprobs"}, "raw_logprobs, which do not know the temperature"),
             ({**whole, "drafts": True}, "without --speculative-config"),

@@ -12,13 +12,13 @@ from tools.house_report import Module, offered, read_modules, surface
 
 # A commit that raises a limit does nothing else, and says why.
 BUDGET = {
-    "code lines: echo2d": 60_500,
-    "code lines: learner": 6_980,
+    "code lines: echo2d": 60_700,
+    "code lines: learner": 7_030,
     "commands": 29,
     "commands: offered by click": 29,
     "options": 97,
-    "options: offered by click": 178,
-    "keys": 267,
+    "options: offered by click": 179,
+    "keys": 268,
     "keys: of simulations": 42,
     "constants": 1_178,
     "modules of at most 75 lines with one importer or none": 16,
