@@ -171,8 +171,8 @@ class Policy:
 
     @property
     def vocab_size(self) -> int:
-        """How many token ids all models can read. A head may have more rows than the tokenizer has tokens."""
-        return min(int(each.model.config.get_text_config().vocab_size) for each in self._scorers)
+        """How many token ids the policy can read. Its head may have more rows than the tokenizer has tokens."""
+        return _token_ids(self._scorer)
 
     @property
     def expert_shape(self) -> ExpertShape | None:
@@ -333,7 +333,10 @@ class Policy:
         for each in part.micro:
             if leaves_after(0):
                 raise StepLeftError(None)
-            logprobs_n = _logprobs(self._teacher, each)
+            # Heads of one tokenizer may have different numbers of rows for no token. Only a made-up answer has such a
+            # token, and it must not end the run.
+            known_bt = np.minimum(each.tokens_bt, _token_ids(self._teacher) - 1)
+            logprobs_n = _logprobs(self._teacher, replace(each, tokens_bt=known_bt))
             assert logprobs_n is not None
             found.append(logprobs_n)
             if each.tokens:
@@ -595,6 +598,10 @@ def _logprobs(
         return None
     with torch.no_grad():
         return scorer(micro).logprobs_n
+
+
+def _token_ids(scorer: AnswerScorer) -> int:
+    return int(scorer.model.config.get_text_config().vocab_size)
 
 
 def _memory_gib() -> float:

@@ -13,7 +13,7 @@ import torch
 from echo2d.client import Batch, Coordinator, OperatorFault, Session, Trajectory
 from echo2d.demo.tiny_model import TinyRecipe, make_tiny_model
 from echo2d.learner.__main__ import main
-from echo2d.learner.batch.packing import MicroBatch, whole_answers
+from echo2d.learner.batch.packing import MicroBatch, PackedAnswer, whole_answers
 from echo2d.learner.batch.prefetch import BatchPrefetch
 from echo2d.learner.config import LearnerConfig
 from echo2d.learner.model.begun_step import StepLeftError
@@ -155,14 +155,28 @@ def test_a_teacher_needs_the_groups_whose_rewards_are_all_equal(
     assert coordinator.said("publish") == []
 
 
-def test_tokens_beyond_the_teachers_vocabulary_are_refused(
+def test_a_token_that_the_teachers_head_lacks_ends_no_run(
     config: LearnerConfig, teacher: Path
 ) -> None:
+    """Heads of one tokenizer may have different numbers of rows for no token, and a worker may send such a token."""
     policy = Policy(dataclasses.replace(config, teacher=teacher), Ranks())
-    whole = policy.vocab_size
     assert policy._teacher is not None
+    last = policy.vocab_size - 1
     policy._teacher.model.config.vocab_size -= 2
-    assert policy.vocab_size == whole - 2
+    assert policy.vocab_size == last + 1
+
+    def taught(token: int) -> torch.Tensor:
+        tokens = np.array([3, 4, token], dtype=np.int32)
+        drawn = PackedAnswer(
+            1, 0, tokens, tokens == token, np.full(1, -1.0, np.float32), np.zeros(1, np.int64),
+            np.float32(1.0), prompt=2,
+        )  # fmt: skip
+        (part,) = policy.lay_out([[drawn]])
+        (logprobs_n,), _ = policy._taught(part, lambda _: False)
+        assert logprobs_n is not None
+        return logprobs_n
+
+    assert torch.equal(taught(last), taught(last - 2))
 
 
 def test_a_kl_in_the_reward_is_reported_and_moves_the_weights(
