@@ -98,23 +98,29 @@ def a_loop(tmp_path: Path, steps: int, *changes: str) -> Iterator[Loop]:
 
 
 def test_a_sglang_and_a_vllm_worker_serve_the_adapters_of_a_run(tmp_path: Path) -> None:
-    steps = 3 * STEPS
-    with a_loop(tmp_path, steps, *ADAPTERS) as loop:
+    steps = 6 * STEPS
+    with a_loop(tmp_path, steps, *ADAPTERS, "learner.step_floor_s=3.5") as loop:
         loop.join_servers("--lora-backend", "torch_native")
         facts = loop.train(lambda facts: all_serve(facts, 2, steps))
     rows = loop.rows()
     assert [row["step"] for row in rows] == list(range(1, steps + 1))
-    rewards = [row["reward_mean"] for row in rows]
-    print("rewards", rewards)  # noqa: T201
-    assert fmean(rewards[-STEPS:]) > fmean(rewards[:STEPS]) + 0.15, rewards
+    first, last = (
+        fmean([row["reward_mean"] for row in part])
+        for part in (rows[: steps // 4], rows[-steps // 4 :])
+    )
+    print(f"reward {first:.3f} in the first quarter of the steps, {last:.3f} in the last")  # noqa: T201
+    # 960 answers have a mean reward that is certain to 0.016.
+    assert last > first + 0.07
     assert facts["trajectories"]["trained"] == steps * TRAJECTORIES
     assert all(worker["accepted"] > 0 for worker in facts["workers"]), "both made rollouts"
     assert [worker["refit_pause_s"] for worker in facts["workers"]] == [0.0, 0.0]
     # The engines compute what the learner computes: adapters are not mixed up.
     assert max(row["kl"] for row in rows) < 0.1
-    whole = (loop.model / "model.safetensors").stat().st_size
-    received = [worker["received_bytes"] for worker in facts["workers"]]
-    assert max(received) < whole / 2, "no version of the run had the base's weights"
+    adapters = loop.run.glob("coordinator/versions/*/adapter_model.safetensors")
+    adapter = max(each.stat().st_size for each in adapters)
+    received = max(worker["received_bytes"] for worker in facts["workers"])
+    # With the base in a single version it would be more than half: the whole model has 14 times the bytes.
+    assert received / (steps + 1) < adapter / 2
 
 
 def test_one_worker_of_each_engine_is_audited_and_none_is_convicted(tmp_path: Path) -> None:
