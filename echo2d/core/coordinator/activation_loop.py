@@ -26,6 +26,7 @@ from echo2d.core.capacity.bottleneck import BUBBLE_STEPS, Situation, bottleneck
 from echo2d.core.capacity.demand import Candidate, CapacityPlanner
 from echo2d.core.capacity.estimators import Estimate
 from echo2d.core.capacity.measurements import Measurements
+from echo2d.core.capacity.model import Demand
 from echo2d.core.cluster.events import Note
 from echo2d.core.cluster.parts import RunParts
 from echo2d.core.cluster.peer import Peer
@@ -74,6 +75,8 @@ class ActivationLoop:
     _changes_at: float = -math.inf
     # When the next pool may be played.
     _play_at: float = -math.inf
+    # The demand, and for which moment it was computed.
+    _demand: tuple[float, Demand | None] | None = None
 
     def __post_init__(self) -> None:
         self._capacity_planner = CapacityPlanner(
@@ -117,8 +120,14 @@ class ActivationLoop:
         The demand has the average; of two workers that are equally fast, the one that loses less to refits makes more.
         """
         mu = self.parts.statistics.measurements.mu(peer.peer, peer.slots, price.trajectories_per_s)
-        demand = self._capacity_planner.demand(self.calls.publish_every)
-        if demand is None or peer.engine.lost_s is None or demand.lost_s >= demand.period_s:
+        if peer.engine.lost_s is None:
+            return mu
+        # It is the same for all workers of a status.
+        if self._demand is None or self._demand[0] != self.parts.statistics.now:
+            found = self._capacity_planner.demand(self.calls.publish_every)
+            self._demand = self.parts.statistics.now, found
+        _, demand = self._demand
+        if demand is None or demand.lost_s >= demand.period_s:
             return mu
         versions = demand.period_s / demand.t_bcast_s if demand.skips else 1.0
         left_s = max(0.0, demand.period_s - versions * peer.engine.lost_s)
