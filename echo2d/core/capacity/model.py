@@ -78,8 +78,12 @@ class Demand:
         if self.mode == "exclusive":
             still_s = self.t_bcast_s * (1.0 if self.skips else self.still_share)
             return still_s + self.recompute_s
-        served = self.period_s / self.t_bcast_s if self.skips else 1.0
-        return (self.pause_s + self.recompute_s) * served
+        return (self.pause_s + self.recompute_s) * self.loads
+
+    @property
+    def loads(self) -> float:
+        """How many versions a worker loads for each publish."""
+        return self.period_s / self.t_bcast_s if self.skips else 1.0
 
     @property
     def skips(self) -> bool:

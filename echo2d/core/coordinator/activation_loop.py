@@ -115,22 +115,21 @@ class ActivationLoop:
         return forgiven_s
 
     def _mu(self, peer: Peer, price: Price) -> float:
-        """Trajectories/s of a worker as if refits cost it what they cost the pool on average.
+        """Trajectories/s of a worker, as if refits cost it H, the pool's average, with which the demand is charged.
 
-        The demand has the average; of two workers that are equally fast, the one that loses less to refits makes more.
+        A worker that loses more than H to each version makes less than it was measured to make between refits.
         """
         mu = self.parts.statistics.measurements.mu(peer.peer, peer.slots, price.trajectories_per_s)
         if peer.engine.lost_s is None:
             return mu
-        # It is the same for all workers of a status.
+        # A status asks for each worker, so the demand of a moment is computed once.
         if self._demand is None or self._demand[0] != self.parts.statistics.now:
             found = self._capacity_planner.demand(self.calls.publish_every)
             self._demand = self.parts.statistics.now, found
         _, demand = self._demand
         if demand is None or demand.lost_s >= demand.period_s:
             return mu
-        versions = demand.period_s / demand.t_bcast_s if demand.skips else 1.0
-        left_s = max(0.0, demand.period_s - versions * peer.engine.lost_s)
+        left_s = max(0.0, demand.period_s - demand.loads * peer.engine.lost_s)
         return mu * left_s / (demand.period_s - demand.lost_s)
 
     def advance(self, *, now: float) -> list[CoordinatorAction]:

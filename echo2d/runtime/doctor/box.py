@@ -71,7 +71,7 @@ async def examine_box(box: Box) -> list[HostFinding]:
 
 
 def _attached(config: WorkerConfig) -> list[HostFinding]:
-    """Of servers that somebody else starts, perhaps on other hosts, only the way to them is checked."""
+    """The findings about servers at worker.engine_url. Only their URLs are checked: they may run on other hosts."""
     found = [skipped("gpu", "the servers at worker.engine_url have their own")]
     for url in filter(unencrypted, config.engine_urls):
         text = f"{url} is not loopback, and http:// means no TLS: prompts, answers and keys travel unencrypted"

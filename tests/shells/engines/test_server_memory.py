@@ -582,7 +582,7 @@ async def test_a_model_that_is_refused_and_a_server_without_the_module_load_from
 async def test_only_a_server_that_got_a_call_loads_its_first_version_again(
     tmp_path: Path, fault: type[EngineFault]
 ) -> None:
-    """An older SGLang cannot be called. One that refuses a call may have packed its weights again."""
+    """SGLang before 0.5.23 cannot be called. A newer one that refuses a call may have packed its weights again."""
 
     async def call() -> int:
         raise fault("no such call")

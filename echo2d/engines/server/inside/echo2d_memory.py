@@ -514,7 +514,7 @@ def _free_bytes(root: Path = Path("/sys/fs/cgroup")) -> int:
     """How many bytes are available on this machine, and in this container if its memory is limited."""
     facts = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     free = [1024 * int(facts["MemAvailable"].split()[0])]
-    # Of both versions of cgroups.
+    # The two versions of cgroups have different files.
     for folder, most, used, total in (
         (root, "memory.max", "memory.current", ""),
         (root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
@@ -522,7 +522,7 @@ def _free_bytes(root: Path = Path("/sys/fs/cgroup")) -> int:
         with suppress(OSError, ValueError, KeyError):  # no limit
             limit, now = (int((folder / name).read_text()) for name in (most, used))
             stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-            # What is read from files counts as used, and is given back when memory is needed.
+            # The page cache counts as used, but the kernel frees it when memory is needed.
             cached = sum(int(stat[f"{total}{kind}_file"]) for kind in ("active", "inactive"))
             free.append(limit - now + cached)
     return min(free)

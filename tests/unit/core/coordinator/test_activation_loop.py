@@ -81,6 +81,17 @@ def active(world: World) -> list[str]:
     return [worker.name for worker in workers if worker.active and worker.state == "joined"]
 
 
+def two_trained() -> World:
+    """Two workers that have refitted to each version of three train steps."""
+    world = World()
+    world.connect("seed", kind="seed")
+    for name in "ab":
+        world.connect(name)
+    train(world, 3)
+    world.drain()
+    return world
+
+
 def test_workers_report_how_long_they_stopped_for_a_version() -> None:
     world = World(rules(mode="exclusive"))
     world.connect("seed", kind="seed")
@@ -134,12 +145,7 @@ def test_computing_kv_caches_again_is_charged_and_does_not_make_a_worker_look_sl
     """The reported recompute is bounded as a pause is: by the time since the version before, and by
     three times what is usual.
     """
-    world = World()
-    world.connect("seed", kind="seed")
-    for name in "ab":
-        world.connect(name)
-    train(world, 3)
-    world.drain()
+    world = two_trained()
     statistics = world.state._statistics
     measurements = statistics.measurements
     for _ in range(8):
@@ -406,12 +412,7 @@ def test_a_worker_with_a_notice_is_replaced_at_once() -> None:
 
 
 def test_of_two_equally_fast_workers_the_one_that_loses_more_to_refits_makes_less() -> None:
-    world = World()
-    world.connect("seed", kind="seed")
-    for name in "ab":
-        world.connect(name)
-    train(world, 3)
-    world.drain()
+    world = two_trained()
     loop, price = world.state._activation_loop, Price(usd_per_h=1.0)
     one, other = (each for each in world.state._members if each.name in "ab")
     demand = loop._capacity_planner.demand(loop.calls.publish_every)
