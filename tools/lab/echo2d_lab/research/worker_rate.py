@@ -51,11 +51,13 @@ async def a_server(folder: Path, model: Path) -> AsyncIterator[tuple[ServerProce
 
 
 async def tokens_made(client: SglangClient) -> float:
-    """All that the server has made."""
+    """All that the server has made but the first token of each request. It counts them in each decode step."""
     text = str(await client.call("GET", "/metrics"))
     return sum(
         float(each)
-        for each in re.findall(r"^sglang:generation_tokens_total{.*} (\S+)$", text, re.MULTILINE)
+        for each in re.findall(
+            r'^sglang:realtime_tokens_total{.*mode="decode".*} (\S+)$', text, re.MULTILINE
+        )
     )
 
 
