@@ -122,7 +122,8 @@ def train(run: Path, slots: int, *, quantized: bool) -> float:
 
 
 def result(run: Path, seconds: float, right: float) -> dict[str, Any]:
-    rows = read_metrics(run / "learner" / "metrics.jsonl")
+    # Evaluations have rows of their own.
+    rows = [each for each in read_metrics(run / "learner" / "metrics.jsonl") if "loss" in each]
     late = rows[-len(rows) // 4 :]
 
     def mean(name: str, of: list[dict[str, Any]] = rows) -> float:
