@@ -12,15 +12,15 @@ from tools.house_report import Module, offered, read_modules, surface
 
 # A commit that raises a limit does nothing else, and says why.
 BUDGET = {
-    "code lines: echo2d": 60_700,
-    "code lines: learner": 7_030,
-    "commands": 29,
-    "commands: offered by click": 29,
-    "options": 97,
-    "options: offered by click": 179,
-    "keys": 268,
+    "code lines: echo2d": 63_200,
+    "code lines: learner": 7_820,
+    "commands": 30,
+    "commands: offered by click": 30,
+    "options": 98,
+    "options: offered by click": 184,
+    "keys": 269,
     "keys: of simulations": 42,
-    "constants": 1_178,
+    "constants": 1_245,
     "modules of at most 75 lines with one importer or none": 16,
 }
 TO_DO = "Remove something, or raise the limit in a commit of its own that says why"
