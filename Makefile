@@ -6,7 +6,7 @@ ARGS ?=
 SEARCHES ?= 5  # times that `make nightly-fuzz` runs the property tests, by chance
 TWO := --numprocesses 2 --dist worksteal
 
-NIGHTLY := sglang sglang-loop vllm canary trl envs boards clusters browser lab image native package runs kills pools rates slow numbers faults fuzz mutants
+NIGHTLY := sglang sglang-loop vllm canary trl tinker envs boards clusters browser lab image native package runs kills pools rates slow numbers faults fuzz mutants
 
 .PHONY: setup demo math calculator poker unit test nightly bench bench-delta soak soak-run image figures staleness-sweep check coverage clean \
 	$(NIGHTLY:%=nightly-%)
@@ -63,6 +63,10 @@ nightly-canary: $(READY)
 nightly-trl: $(READY)
 	bash tools/trl/setup.sh
 	$(BIN)/pytest tests/nightly/trl $(ARGS)
+
+nightly-tinker: $(READY)
+	bash tools/tinker/setup.sh
+	$(BIN)/pytest tests/nightly/tinker -rs $(ARGS)
 
 nightly-envs: $(READY)
 	bash tools/envs/setup.sh

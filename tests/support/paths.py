@@ -9,3 +9,6 @@ TEST_ROOTS = tuple(REPO / "tests" / name for name in ("", "unit", "shells", "nig
 
 # `make nightly-trl` installs Hugging Face TRL here.
 TRL_ENVIRONMENT = REPO / ".cache" / "trl"
+
+# `make nightly-tinker` installs the official client of the Tinker API here.
+TINKER_ENVIRONMENT = REPO / ".cache" / "tinker"

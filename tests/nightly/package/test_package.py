@@ -35,6 +35,7 @@ SMALL = (
     "wandb",
     "mlflow",
     "trackio",
+    "tinker",
 )
 EXTRAS = ("torch", *SMALL)
 

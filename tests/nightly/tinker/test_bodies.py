@@ -1,0 +1,84 @@
+"""The wire against the official client: it writes random bodies that are read here, and reads the results."""
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from echo2d.tinker.wire import (
+    SequenceSpan,
+    read_forward_backward,
+    read_head,
+    write_forward_backward_output,
+)
+from tests.support.paths import REPO, TINKER_ENVIRONMENT
+
+BODIES = 300
+RNG_SEED = 38
+
+
+def client(*words: str) -> None:
+    """Run `tests/support/tinker_bodies.py` in the client's environment."""
+    python = TINKER_ENVIRONMENT / "venv" / "bin" / "python"
+    ended = subprocess.run(
+        [str(python), "-m", "tests.support.tinker_bodies", *words],
+        cwd=REPO,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr[-2000:]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """N.body and N.json for each body."""
+    made = tmp_path_factory.mktemp("bodies")
+    client("write", str(made), str(RNG_SEED), str(BODIES))
+    return made
+
+
+def test_every_body_of_the_client_is_read_as_it_was(folder: Path) -> None:
+    sparse = 0
+    for index in range(BODIES):
+        body = (folder / f"{index}.body").read_bytes()
+        holds: dict[str, Any] = json.loads((folder / f"{index}.json").read_text())
+        found = read_forward_backward(body)
+        assert read_head(body) == found.head
+        assert (found.head.model, found.head.number) == (holds["model"], holds["number"])
+        assert (found.head.loss, found.head.forward_only) == (holds["loss"], holds["forward_only"])
+        assert found.config == holds["config"]
+        for one, expected in zip(found.data, holds["data"], strict=True):
+            assert one.tokens_t.tolist() == expected["tokens"]
+            assert one.spans == tuple(SequenceSpan(**span) for span in expected["spans"])
+            assert one.inputs.keys() == expected["inputs"].keys()
+            for name, (dtype, numbers) in expected["inputs"].items():
+                assert one.inputs[name].dtype == dtype
+                assert np.array_equal(one.inputs[name], np.array(numbers, dtype))
+            sparse += len(expected["sparse"])
+    assert sparse > BODIES // 2  # inputs that the client sent in the sparse form
+
+
+def test_the_client_reads_every_result_as_it_was_written(folder: Path) -> None:
+    rng = np.random.default_rng(RNG_SEED)
+    written: list[tuple[list[Any], dict[str, float]]] = []
+    for index in range(BODIES):
+        shapes = [
+            (int(rng.integers(1, 9)), *([int(rng.integers(1, 4))] * int(rng.integers(2))))
+            for _ in range(rng.integers(1, 6))
+        ]
+        arrays = [rng.normal(size=shape).astype(np.float32) for shape in shapes]
+        figures = {"loss:sum": float(rng.normal()), "tokens:sum": float(len(arrays))}
+        written.append((arrays, figures))
+        body = write_forward_backward_output(arrays, figures)
+        (folder / f"{index}.result").write_bytes(body)
+    client("read", str(folder))
+    for index, (arrays, figures) in enumerate(written):
+        found = json.loads((folder / f"{index}.found.json").read_text())
+        assert (found["kind"], found["metrics"]) == ("ArrayRecord", figures)
+        for array, (dtype, shape, numbers) in zip(arrays, found["logprobs"], strict=True):
+            assert (dtype, tuple(shape)) == ("float32", array.shape)
+            assert np.array_equal(np.array(numbers, np.float32).reshape(shape), array)
