@@ -21,12 +21,11 @@ from typing import Any
 
 from echo2d.config.coordinator import CoordinatorConfig
 from echo2d.core.base.ids import Digest, GroupId, RequestId, RunId, Version
-from echo2d.core.cluster.events import Persist
+from echo2d.core.cluster.events import Persist, Reply
 from echo2d.core.coordinator.events import (
     CoordinatorAction,
     DeadlinePassed,
     Recovered,
-    Reply,
     SessionAsked,
 )
 from echo2d.core.coordinator.state import PLAN_SECRET_BYTES, CoordinatorState

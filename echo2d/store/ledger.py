@@ -70,6 +70,8 @@ from echo2d.store.ledger_rows import (
     SCHEMA,
     SCHEMA_VERSION,
     TASK_CURSORS,
+    TINKER_CHECKPOINTS,
+    TINKER_MODELS,
     TRAJECTORIES,
     TURNS,
     Query,
@@ -100,6 +102,8 @@ KEYS = frozenset(
         "turn",
         "step",
         "peer",
+        "model",
+        "path",
         "task",
         "cursor",
         "source_row",
@@ -262,6 +266,8 @@ class Ledger:
                 given_back=self._all(GIVEN_BACK),
                 limits=self._all(LIMITS),
                 evaluated=self._all(EVALUATED),
+                models=self._all(TINKER_MODELS),
+                checkpoints=self._all(TINKER_CHECKPOINTS),
                 form=next(self._read(NEWEST_FORM), None),
             )
 

@@ -35,6 +35,7 @@ from echo2d.core.protocol.trajectory import (
     unpack_logprobs,
     unpack_tokens,
 )
+from echo2d.core.tinker.events import CheckpointDropped, CheckpointSaved, ModelMade
 from echo2d.core.topology.uplink_rates import UPLINK_MIN, PeerRate
 from echo2d.core.work.evaluation.events import Evaluated
 from echo2d.core.work.events import (
@@ -65,7 +66,7 @@ from echo2d.store.row_sums import SummedSchema
 # Counters that `mark_restored` sets: all epochs and publish numbers up to their values may be used already.
 EPOCH_FLOOR: Final = "epoch_floor"
 PUBLISH_FLOOR: Final = "publish_floor"
-SCHEMA_VERSION = 19
+SCHEMA_VERSION = 20
 SCHEMA = SummedSchema(
     """
 CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
@@ -135,6 +136,8 @@ CREATE TABLE earned (
     sent_bytes INTEGER NOT NULL);
 CREATE TABLE deliveries (
     worker TEXT PRIMARY KEY, allowed INTEGER NOT NULL, tokens_per_s REAL NOT NULL, speed REAL NOT NULL);
+CREATE TABLE tinker_models (model TEXT PRIMARY KEY, made BLOB NOT NULL);
+CREATE TABLE tinker_checkpoints (path TEXT PRIMARY KEY, saved BLOB NOT NULL);
 CREATE TABLE rates (peer TEXT PRIMARY KEY, bytes_per_s REAL NOT NULL, held_up INTEGER NOT NULL);
 """,
     # Set to 0 at each start.
@@ -174,6 +177,10 @@ MEANING: Final = {
     ),
     "versions": "it would not be known which versions are published",
     "facts": "what the run was begun with would be read differently",
+    **dict.fromkeys(
+        ("tinker_models", "tinker_checkpoints"),
+        "it would not be known whose checkpoint is where",
+    ),
     "evaluations": "the results of an evaluation would be read differently",
 }
 # Tables of measurements that a run makes again: a damaged row is forgotten.
@@ -212,6 +219,8 @@ _checked_limits = plain_reader(LimitsLearnt)
 _checked_rate = plain_reader(PeerRate)
 _checked_row = plain_reader(RowJudged)
 _unpack_evaluated = unpacker(Evaluated, bytes_max=64 << 10)
+_unpack_made = unpacker(ModelMade, bytes_max=1 << 20)
+_unpack_saved = unpacker(CheckpointSaved, bytes_max=2 << 20)
 
 
 def _group(row: _Row) -> StoredGroup:
@@ -338,6 +347,22 @@ def _evaluated(row: _Row) -> Evaluated:
     return found
 
 
+def _model_made(row: _Row) -> ModelMade:
+    name, packed = row
+    made: ModelMade = _unpack_made(packed)
+    if made.model != name:
+        raise PeerFault("it is another model's")
+    return made
+
+
+def _checkpoint_saved(row: _Row) -> CheckpointSaved:
+    path, packed = row
+    saved: CheckpointSaved = _unpack_saved(packed)
+    if saved.path != path:
+        raise PeerFault("it is another checkpoint's")
+    return saved
+
+
 def _limits(row: _Row) -> LimitsLearnt:
     limits: LimitsLearnt = _checked_limits(row)
     if not (
@@ -448,6 +473,14 @@ EVALUATED: Query[Evaluated] = Query(
     "evaluations",
     "SELECT number, name, version, digest, found FROM evaluations ORDER BY number",
     _evaluated,
+)
+TINKER_MODELS: Query[ModelMade] = Query(
+    "tinker_models", "SELECT model, made FROM tinker_models ORDER BY rowid", _model_made
+)
+TINKER_CHECKPOINTS: Query[CheckpointSaved] = Query(
+    "tinker_checkpoints",
+    "SELECT path, saved FROM tinker_checkpoints ORDER BY rowid",
+    _checkpoint_saved,
 )
 LIMITS: Query[LimitsLearnt] = Query(
     "limits",
@@ -670,6 +703,19 @@ def _version_evaluated(record: Evaluated) -> list[Statement]:
     return [(SCHEMA.insert("evaluations"), row)]
 
 
+def _tinker_model_made(record: ModelMade) -> list[Statement]:
+    return [(SCHEMA.insert("tinker_models"), (record.model, pack(record)))]
+
+
+def _tinker_checkpoint_saved(record: CheckpointSaved) -> list[Statement]:
+    change = SCHEMA.insert("tinker_checkpoints", "INSERT OR REPLACE")
+    return [(change, (record.path, pack(record)))]
+
+
+def _tinker_checkpoint_dropped(record: CheckpointDropped) -> list[Statement]:
+    return [("DELETE FROM tinker_checkpoints WHERE path = ?", (record.path,))]
+
+
 def _group_dropped(record: GroupDropped) -> list[Statement]:
     keep = (
         f"INSERT OR IGNORE INTO given_back SELECT task, cursor, {SCHEMA.sum_of('given_back')} "
@@ -732,6 +778,9 @@ _STATEMENTS: dict[type, Callable[[Any], list[Statement]]] = {
     BatchFrozen: _batch_frozen,
     BatchCommitted: _batch_committed,
     CheckpointKept: _checkpoint_kept,
+    ModelMade: _tinker_model_made,
+    CheckpointSaved: _tinker_checkpoint_saved,
+    CheckpointDropped: _tinker_checkpoint_dropped,
     RatesMeasured: _rates_measured,
     DeliveriesMeasured: _deliveries_measured,
     EarnedKept: _earned_kept,

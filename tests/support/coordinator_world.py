@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from echo2d.core.base.ids import Digest, FormId, GroupId, RunId, Version
-from echo2d.core.cluster.events import DeleteVersion, DialBack
+from echo2d.core.cluster.events import DeleteVersion, DialBack, Reply
 from echo2d.core.coordinator.events import (
     CheckpointAsked,
     CommitAsked,
@@ -19,7 +19,6 @@ from echo2d.core.coordinator.events import (
     CoordinatorRecord,
     DeadlinePassed,
     RefuseAsked,
-    Reply,
 )
 from echo2d.core.protocol.control_messages import (
     EncodeVersion,

@@ -13,13 +13,13 @@ from safetensors.numpy import save_file
 from echo2d.client import AsyncCoordinator
 from echo2d.config.coordinator import CoordinatorConfig
 from echo2d.core.base.ids import PeerId
+from echo2d.core.cluster.events import Reply
 from echo2d.core.cluster.step_history import StepSummary
 from echo2d.core.coordinator.events import (
     CoordinatorAction,
     CoordinatorEvent,
     EpochAsked,
     Recovered,
-    Reply,
 )
 from echo2d.core.coordinator.glance import Glance, TreeView
 from echo2d.core.rules.run import RunRules

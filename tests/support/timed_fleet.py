@@ -17,14 +17,13 @@ from itertools import count
 from typing import Any
 
 from echo2d.core.base.ids import Digest, SessionId, Version
-from echo2d.core.cluster.events import PeerSaid, Persist, Send
+from echo2d.core.cluster.events import PeerSaid, Persist, Reply, Send
 from echo2d.core.coordinator.events import (
     CheckpointAsked,
     CommitAsked,
     CoordinatorAction,
     CoordinatorEvent,
     DeadlinePassed,
-    Reply,
 )
 from echo2d.core.protocol.control_messages import (
     PROGRESS_S,

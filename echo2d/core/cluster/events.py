@@ -4,7 +4,7 @@ A *session* is one WebSocket connection of a peer; a *request* is one waiting HT
 """
 
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from echo2d.core.base.ids import (
     Digest,
@@ -134,6 +134,19 @@ class Persist(Generic[RecordT_co]):
     """Make this durable before any later action of the same turn is performed."""
 
     record: RecordT_co
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """Answer a waiting request."""
+
+    request: RequestId
+    status: int  # an HTTP status
+    # A JSON object, or the bytes of a batch, whose digest is `digest` and whose groups are at most
+    # `staleness_max` train steps old.
+    body: dict[str, Any] | bytes
+    digest: Digest | None = None
+    staleness_max: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,10 @@ Not here: which workers replace it (`activation_loop`), and what the worker does
 from collections.abc import Sequence
 
 from echo2d.core.base.ids import PeerId
-from echo2d.core.cluster.events import Note, Send
+from echo2d.core.cluster.events import Note, Reply, Send
 from echo2d.core.cluster.membership import Membership
 from echo2d.core.cluster.peer import Peer
-from echo2d.core.coordinator.events import CoordinatorAction, Reply, WorkerOrdered
+from echo2d.core.coordinator.events import CoordinatorAction, WorkerOrdered
 from echo2d.core.protocol.control_messages import Drain
 from echo2d.core.work.scheduler import LeaseScheduler
 

@@ -8,7 +8,7 @@ durable (I4).
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from echo2d.core.audit.events import AuditAction, AuditRecord, LimitsLearnt
 from echo2d.core.base.ids import Digest, Epoch, GroupId, PeerId, PublishSeq, RequestId, Version
@@ -26,10 +26,18 @@ from echo2d.core.cluster.events import (
     Persist,
     PublishAsked,
     RemovalPlanned,
+    Reply,
     VersionPublished,
     VersionRevoked,
 )
 from echo2d.core.protocol.trajectory import StepFigures, TrajectoryScore
+from echo2d.core.tinker.events import (
+    CheckpointSaved,
+    ModelMade,
+    TinkerAction,
+    TinkerEvent,
+    TinkerRecord,
+)
 from echo2d.core.topology.uplink_rates import PeerRate
 from echo2d.core.work.calls.events import CallEvent, GatewayAction
 from echo2d.core.work.evaluation.events import Evaluated, EvaluationAction, EvaluationRecord
@@ -201,6 +209,7 @@ CoordinatorEvent = (
     | EpisodeEnded
     | DeadlinePassed
     | CallEvent
+    | TinkerEvent
 )
 
 
@@ -252,6 +261,7 @@ CoordinatorRecord = (
     | RolloutRecord
     | EvaluationRecord
     | AuditRecord
+    | TinkerRecord
 )
 
 
@@ -278,6 +288,9 @@ class Recovered(RecoveredRollouts):
     # The worker that earned something last comes last.
     earned: tuple[WorkerEarned, ...] = ()
     facts: tuple[tuple[str, str], ...] = ()  # as in `RunFactsKept`
+    # The models and checkpoints of clients of the Tinker API; the newest comes last.
+    models: tuple[ModelMade, ...] = ()
+    checkpoints: tuple[CheckpointSaved, ...] = ()
 
     @staticmethod
     def nothing() -> "Recovered":
@@ -298,19 +311,6 @@ class Recovered(RecoveredRollouts):
 # --- actions
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """Answer a waiting request."""
-
-    request: RequestId
-    status: int  # an HTTP status
-    # A JSON object, or the bytes of a batch, whose digest is `digest` and whose groups are at most
-    # `staleness_max` train steps old.
-    body: dict[str, Any] | bytes
-    digest: Digest | None = None
-    staleness_max: int | None = None
-
-
 CoordinatorAction = (
     Persist[CoordinatorRecord]
     | ClusterAction
@@ -319,5 +319,6 @@ CoordinatorAction = (
     | EvaluationAction
     | GatewayAction
     | AuditAction
+    | TinkerAction
     | Reply
 )

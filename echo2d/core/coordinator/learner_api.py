@@ -21,6 +21,7 @@ from echo2d.core.cluster.events import (
     Note,
     Persist,
     PublishAsked,
+    Reply,
     Send,
     StopRun,
     VersionPublished,
@@ -41,7 +42,6 @@ from echo2d.core.coordinator.events import (
     EvaluationsAsked,
     Recovered,
     RefuseAsked,
-    Reply,
     RulesAsked,
     SessionAsked,
     TotalsKept,
@@ -171,7 +171,10 @@ class LearnerCalls:
             actions.append(Persist(BatchCommitted(batch.step, self.epoch, batch.digest, 0.0)))
         for stored in unfinished:
             actions += self._groups.discard(stored, "stale")
-        actions += self._revoke(self._versions.above(event.resume_step, before=self.epoch), now)
+        if not self._rules.tinker:
+            # With [tinker] versions are no steps, and samples need those that workers serve.
+            above = self._versions.above(event.resume_step, before=self.epoch)
+            actions += self._revoke(above, now)
         note = Note("session", f"epoch {self.epoch} begins after step {event.resume_step}")
         return [*actions, note, Reply(event.request, 200, self._session_body())]
 
@@ -181,26 +184,22 @@ class LearnerCalls:
 
     def alive(self, event: AliveTold) -> list[CoordinatorAction]:
         """The learner lives, whatever it is busy with."""
-        if not self._hears(event.epoch):
-            return [self._fenced(event.request)]
+        if fenced := self.fenced(event.request, event.epoch):
+            return fenced
         self._software = event.software
         return [Reply(event.request, 200, {})]
 
     def epoch_asked(self, event: EpochAsked) -> list[CoordinatorAction]:
         """Whether this epoch may upload a version."""
-        return [
-            Reply(event.request, 200, {})
-            if self._hears(event.epoch)
-            else self._fenced(event.request)
-        ]
+        return self.fenced(event.request, event.epoch) or [Reply(event.request, 200, {})]
 
     def publish_asked(self, event: PublishAsked, *, now: float) -> list[CoordinatorAction]:
         """Publish a snapshot that has been copied, unless its epoch may not publish it now."""
         if not self._hears(event.epoch):
             return [self._fenced(event.request)]
-        verdict = self._versions.judge(
-            event, resume_step=self._resume_step, committed=self._staleness.committed
-        )
+        of_steps = (self._resume_step, self._staleness.committed)
+        resume_step, committed = (event.version,) * 2 if self._rules.tinker else of_steps
+        verdict = self._versions.judge(event, resume_step=resume_step, committed=committed)
         if isinstance(verdict, PublishRefusal):
             return [_error(event.request, verdict.error, verdict.detail)]
         actions: list[CoordinatorAction] = []
@@ -356,6 +355,10 @@ class LearnerCalls:
             unfinished = self._evaluations.unfinished(event.version)
         told = [evaluated_json(each) for each in self._evaluations.after(event.after)]
         return [Reply(event.request, 200, {"evaluations": told, "unfinished": unfinished})]
+
+    def fenced(self, request: RequestId, epoch: Epoch) -> list[CoordinatorAction]:
+        """The refusal of a call of an older session; empty: it is of the one in force."""
+        return [] if self._hears(epoch) else [self._fenced(request)]
 
     def request_gone(self, request: RequestId) -> None:
         """The caller has gone: forget its request."""

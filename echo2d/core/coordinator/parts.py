@@ -17,6 +17,7 @@ from echo2d.core.coordinator.costs import Costs
 from echo2d.core.coordinator.events import Recovered
 from echo2d.core.coordinator.learner_api import LearnerCalls
 from echo2d.core.rules.run import RunRules
+from echo2d.core.tinker.service import TinkerService
 from echo2d.core.work.calls.calls import GatewayCalls
 from echo2d.core.work.deliveries import Deliveries
 from echo2d.core.work.evaluation.evaluations import Evaluations
@@ -27,7 +28,9 @@ from echo2d.core.work.training.staleness import Staleness
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorParts(RunParts):
-    """`CoordinatorState` hands events to them; status and glance read them. audits: None without `[audit]`."""
+    """`CoordinatorState` hands events to them; status and glance read them. audits: None without
+    `[audit]`. tinker: None without `[tinker]`.
+    """
 
     reachability: Reachability
     staleness: Staleness
@@ -41,6 +44,7 @@ class CoordinatorParts(RunParts):
     activation_loop: ActivationLoop
     cordons: Cordons
     costs: Costs
+    tinker: TinkerService | None
 
 
 def make_parts(
@@ -83,6 +87,9 @@ def make_parts(
         audits=audits,
         evaluations=evaluations,
     )
+    tinker = None
+    if rules.tinker:
+        tinker = TinkerService(rules.tinker, run.versions, recovered.models, recovered.checkpoints)
     return CoordinatorParts(
         rules=rules,
         members=run.members,
@@ -100,6 +107,7 @@ def make_parts(
         activation_loop=ActivationLoop(run, staleness, groups, publishing, calls),
         cordons=Cordons(run.members, scheduler),
         costs=Costs(staleness.committed),
+        tinker=tinker,
     )
 
 

@@ -92,6 +92,8 @@ from echo2d.core.protocol.control_messages import (
 from echo2d.core.rules.prices import FREE
 from echo2d.core.rules.run import RunRules
 from echo2d.core.status.schema import EarnedStatus, Status
+from echo2d.core.tinker.events import ClientAsked, OperationAsked, OperationEnded, SampleEnded
+from echo2d.core.tinker.service import TinkerService
 from echo2d.core.work.calls.events import CallAsked, CallGone, ChoiceGrew, ChoiceStopped
 from echo2d.core.work.events import (
     EnvironmentStepped,
@@ -137,14 +139,14 @@ class CoordinatorState:
         self._groups, self._gateway = parts.groups, parts.gateway
         self._publishing, self._calls = parts.publishing, parts.calls
         self._activation_loop = parts.activation_loop
-        self._cordons, self._costs = parts.cordons, parts.costs
+        self._cordons, self._costs, self._tinker = parts.cordons, parts.costs, parts.tinker
         self._timed_parts = (
             self._members,
             self._reachability,
             self._scheduler,
             self._publishing,
             self._activation_loop,
-            *(() if self._audits is None else (self._audits,)),
+            *(part for part in (self._audits, self._tinker) if part is not None),
         )
         self._wake_at: float | None = None
         self._knows_wake_at = False
@@ -247,7 +249,7 @@ class CoordinatorState:
             case CopyLost(path):
                 return self._versions.lose(path)
             case SessionAsked():
-                return [*self._calls.session_asked(event, now=now), *self._revoked(now)]
+                return self._session_asked(event, now)
             case RulesAsked():
                 return self._calls.rules_asked(event)
             case AliveTold():
@@ -270,6 +272,8 @@ class CoordinatorState:
                 return self._ordered(event, now)
             case RequestGone(request):
                 self._calls.request_gone(request)
+                if self._tinker is not None:
+                    self._tinker.request_gone(request)
                 return []
             case PromptDrawn(source=source):
                 return self._scheduler.of_task(source.task).prompt_drawn(event)
@@ -291,10 +295,26 @@ class CoordinatorState:
                 return self._gateway.stopped(event, now=now)
             case CallGone():
                 return self._gateway.gone(event, now=now)
+            case ClientAsked() | SampleEnded():
+                return self._of_tinker().handle(event, now=now)
+            case OperationAsked(request, epoch) | OperationEnded(request, epoch):
+                fenced = self._calls.fenced(request, epoch)
+                return fenced or self._of_tinker().handle(event, now=now)
             case DeadlinePassed():
                 return self._deadlines(now)
             case _:
                 assert_never(event)
+
+    def _session_asked(self, event: SessionAsked, now: float) -> Sequence[CoordinatorAction]:
+        before = self._calls.epoch
+        actions = [*self._calls.session_asked(event, now=now), *self._revoked(now)]
+        if self._tinker is not None and self._calls.epoch != before:
+            actions += self._tinker.learner_began(now=now)
+        return actions
+
+    def _of_tinker(self) -> TinkerService:
+        assert self._tinker is not None, "its routes are mounted only with [tinker]"
+        return self._tinker
 
     def _revoke(self, peer: Peer, now: float) -> Sequence[CoordinatorAction]:
         return [*self._members.revoked(peer), *self._gone(peer, now, revoked=True)]
@@ -549,6 +569,7 @@ class CoordinatorState:
             *self._reachability.deadlines(now=now),
             *self._publishing.tell_on(now=now),
             *self._scheduler.deadlines(now=now),
+            *([] if self._tinker is None else self._tinker.advance(now=now)),
         ]
 
     def _settle_audits(self, audits: Audits, now: float) -> Sequence[CoordinatorAction]:
@@ -620,6 +641,8 @@ class CoordinatorState:
             part.check()
         if self._audits is not None:
             self._audits.check()
+        if self._tinker is not None:
+            self._tinker.check()
         self._reachability.check()
         self._calls.check()
         self._activation_loop.check()

@@ -154,6 +154,8 @@ class RunRules(PolicyTable):
     # The next two are None if they are off: calls of the gateway, and the audit.
     gateway: GatewayRules | None = None
     audit: AuditRules | None = None
+    # The names of the base model for clients of the Tinker API; empty: the run has tasks instead.
+    tinker: tuple[str, ...] = ()
     prices: tuple[NamedPrice, ...] = ()
     # link.usd_per_gb_up. Above 0, the seed sends the fewest copies of a version that still arrive in time.
     seed_usd_per_gb_up: float = 0.0

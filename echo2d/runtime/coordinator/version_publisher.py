@@ -11,8 +11,8 @@ import time
 from collections.abc import Awaitable, Callable
 
 from echo2d.core.base.ids import Digest, Epoch, Version
-from echo2d.core.cluster.events import CopyLost, PublishAsked, VersionPublished
-from echo2d.core.coordinator.events import CoordinatorEvent, Reply
+from echo2d.core.cluster.events import CopyLost, PublishAsked, Reply, VersionPublished
+from echo2d.core.coordinator.events import CoordinatorEvent
 from echo2d.core.weights.manifest import Manifest
 from echo2d.errors import Fault
 from echo2d.logs import say

@@ -3,13 +3,13 @@ that wait for an answer to their event.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from http import HTTPStatus
-from itertools import count
 from typing import Generic, TypeVar
 
 from echo2d.core.base.ids import RequestId
-from echo2d.core.coordinator.events import CoordinatorEvent, Reply, RequestGone
+from echo2d.core.cluster.events import Reply
+from echo2d.core.coordinator.events import CoordinatorEvent, RequestGone
 
 # The records of one turn are one transaction, so more events in a turn would delay the first acknowledgement.
 EVENTS_PER_TURN_MAX = 256
@@ -79,12 +79,16 @@ PENDING_REQUESTS_MAX = 256
 
 
 class PendingRequests:
-    """All waiting calls of one coordinator process."""
+    """Waiting calls of one coordinator process. ids: the numbers of all its calls. most: this many may wait."""
 
-    def __init__(self, emit: Callable[[CoordinatorEvent], Awaitable[None]]) -> None:
-        self._emit = emit
+    def __init__(
+        self,
+        emit: Callable[[CoordinatorEvent], Awaitable[None]],
+        ids: Iterator[int],
+        most: int = PENDING_REQUESTS_MAX,
+    ) -> None:
+        self._emit, self._ids, self._most = emit, ids, most
         self._waiting: dict[RequestId, asyncio.Future[Reply]] = {}
-        self._ids = count()
         self._closed = False
 
     async def ask(
@@ -98,8 +102,8 @@ class PendingRequests:
         number = RequestId(next(self._ids))
         if self._closed:
             return _stopping(number)
-        if len(self._waiting) >= PENDING_REQUESTS_MAX:
-            return _unavailable(number, "busy", f"{PENDING_REQUESTS_MAX} calls are waiting already")
+        if len(self._waiting) >= self._most:
+            return _unavailable(number, "busy", f"{self._most} calls are waiting already")
         answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._waiting[number] = answer
         try:

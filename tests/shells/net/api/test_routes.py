@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from echo2d.client.http import BODY_BYTES_MAX, DIGEST_HEADER, SCORES_MAX
 from echo2d.core.base.ids import Digest, Epoch, GroupId, PeerId, RequestId, RunId, Version
+from echo2d.core.cluster.events import Reply
 from echo2d.core.coordinator.events import (
     AliveTold,
     BatchAsked,
@@ -25,7 +26,6 @@ from echo2d.core.coordinator.events import (
     CoordinatorEvent,
     EpochAsked,
     RefuseAsked,
-    Reply,
     SessionAsked,
     WorkerOrder,
     WorkerOrdered,
@@ -97,6 +97,8 @@ class Backend:
                 self.gone.set()
                 raise
         return self.reply
+
+    ask_for_client = ask
 
     async def order_worker(
         self, peer: PeerId, order: WorkerOrder, *, hand_over: bool, timeout_s: float

@@ -16,10 +16,11 @@ from echo2d.core.cluster.events import (
     DeleteVersion,
     Persist,
     PublishAsked,
+    Reply,
     SyncVersion,
     VersionPublished,
 )
-from echo2d.core.coordinator.events import CheckpointAsked, CoordinatorAction, Reply
+from echo2d.core.coordinator.events import CheckpointAsked, CoordinatorAction
 from echo2d.core.protocol.builds import OURS_AS_LEARNER_API, Build, to_install
 from echo2d.errors import OperatorFault
 from echo2d.net.security.auth import read_token_file

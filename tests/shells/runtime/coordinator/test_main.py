@@ -18,14 +18,13 @@ import uvloop
 from echo2d.client import PeerFault
 from echo2d.config.coordinator import CoordinatorConfig
 from echo2d.core.base.ids import Epoch, GroupId, PeerId
-from echo2d.core.cluster.events import Note, PeerRevoked, Persist, StopRun
+from echo2d.core.cluster.events import Note, PeerRevoked, Persist, Reply, StopRun
 from echo2d.core.coordinator.events import (
     CoordinatorAction,
     DeadlinePassed,
     EpochAsked,
     EpochOpened,
     Recovered,
-    Reply,
     RequestGone,
     SessionAsked,
 )

@@ -1,9 +1,11 @@
 import asyncio
+from itertools import count
 
 import pytest
 
 from echo2d.core.base.ids import RequestId
-from echo2d.core.coordinator.events import CoordinatorEvent, Reply, RequestGone, SessionAsked
+from echo2d.core.cluster.events import Reply
+from echo2d.core.coordinator.events import CoordinatorEvent, RequestGone, SessionAsked
 from echo2d.runtime.process import mailbox as mailbox_module
 from echo2d.runtime.process.mailbox import EVENTS_MAX, EVENTS_PER_TURN_MAX, Mailbox, PendingRequests
 
@@ -68,7 +70,7 @@ def events() -> asyncio.Queue[CoordinatorEvent]:
 
 @pytest.fixture
 def calls(events: asyncio.Queue[CoordinatorEvent]) -> PendingRequests:
-    return PendingRequests(events.put)
+    return PendingRequests(events.put, count())
 
 
 def ask(number: RequestId) -> CoordinatorEvent:

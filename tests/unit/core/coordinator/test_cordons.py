@@ -1,6 +1,6 @@
 from echo2d.core.base.ids import PeerId
-from echo2d.core.cluster.events import Note, PeerConnected, PeerDisconnected
-from echo2d.core.coordinator.events import Reply, WorkerOrder, WorkerOrdered
+from echo2d.core.cluster.events import Note, PeerConnected, PeerDisconnected, Reply
+from echo2d.core.coordinator.events import WorkerOrder, WorkerOrdered
 from echo2d.core.protocol.control_messages import Drain, Goodbye, LeaseCancelled
 from echo2d.core.status.schema import WorkerStatus
 from echo2d.core.work.training.group_table import LEASE_FAILURES_MAX

@@ -5,7 +5,14 @@ from typing import Any
 import pytest
 
 from echo2d.core.base.ids import Digest, Epoch, Version
-from echo2d.core.cluster.events import Note, PeerDisconnected, Persist, PublishAsked, VersionRevoked
+from echo2d.core.cluster.events import (
+    Note,
+    PeerDisconnected,
+    Persist,
+    PublishAsked,
+    Reply,
+    VersionRevoked,
+)
 from echo2d.core.coordinator.events import (
     AliveTold,
     BatchAsked,
@@ -13,7 +20,6 @@ from echo2d.core.coordinator.events import (
     CommitAsked,
     EpochAsked,
     RefuseAsked,
-    Reply,
     RequestGone,
     RulesAsked,
     SessionAsked,

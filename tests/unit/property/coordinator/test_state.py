@@ -11,14 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from echo2d.core.base.ids import RequestId
-from echo2d.core.cluster.events import PeerDisconnected, PeerRevoked, RemovalPlanned
-from echo2d.core.coordinator.events import (
-    DeadlinePassed,
-    Reply,
-    RequestGone,
-    WorkerOrder,
-    WorkerOrdered,
-)
+from echo2d.core.cluster.events import PeerDisconnected, PeerRevoked, RemovalPlanned, Reply
+from echo2d.core.coordinator.events import DeadlinePassed, RequestGone, WorkerOrder, WorkerOrdered
 from echo2d.core.protocol.control_messages import (
     Goodbye,
     Heartbeat,

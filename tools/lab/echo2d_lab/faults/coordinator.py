@@ -26,6 +26,7 @@ from echo2d.core.cluster.events import (
     Note,
     PeerRevoked,
     Persist,
+    Reply,
     Send,
     StopRun,
     SyncVersion,
@@ -35,7 +36,6 @@ from echo2d.core.coordinator.events import (
     CoordinatorAction,
     CoordinatorEvent,
     DeadlinePassed,
-    Reply,
     RequestGone,
 )
 from echo2d.core.coordinator.state import PLAN_SECRET_BYTES, CoordinatorState
@@ -48,6 +48,7 @@ from echo2d.core.protocol.control_messages import (
 )
 from echo2d.core.protocol.trajectory import Source, pack_tokens
 from echo2d.core.rules.run import RunRules
+from echo2d.core.tinker.events import DrawSample, StopSample
 from echo2d.core.work.calls.events import CallRefused, ChoiceGrew
 from echo2d.core.work.events import (
     DrawPrompt,
@@ -285,7 +286,7 @@ class SimCoordinator(Process):
                 pass
             case Convict(worker):
                 self.control.bar(worker)
-            case AuditTold():
+            case AuditTold() | DrawSample() | StopSample():
                 pass
             case _:
                 assert_never(action)

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from echo2d.core.audit.events import Convict
 from echo2d.core.base.ids import Digest, FormId, GroupId, PeerId, RequestId
 from echo2d.core.broadcast.events import SendRoot
-from echo2d.core.cluster.events import PublishAsked, Send, VersionPublished
+from echo2d.core.cluster.events import PublishAsked, Reply, Send, VersionPublished
 from echo2d.core.coordinator.events import (
     BatchAsked,
     CheckpointAsked,
@@ -29,7 +29,6 @@ from echo2d.core.coordinator.events import (
     CoordinatorRecord,
     EpochOpened,
     RefuseAsked,
-    Reply,
     SessionAsked,
 )
 from echo2d.core.coordinator.state import CoordinatorState

@@ -12,14 +12,13 @@ from dataclasses import dataclass
 
 from echo2d.core.base.canonical import digest_of
 from echo2d.core.base.ids import Digest, Epoch, GroupId, RequestId, Version
-from echo2d.core.cluster.events import PublishAsked
+from echo2d.core.cluster.events import PublishAsked, Reply
 from echo2d.core.coordinator.events import (
     BatchAsked,
     CheckpointAsked,
     CommitAsked,
     CoordinatorEvent,
     RefuseAsked,
-    Reply,
     SessionAsked,
 )
 from echo2d.core.protocol.trajectory import BatchBody, unpack_batch

@@ -26,14 +26,13 @@ from pathlib import Path
 from typing import Any
 
 from echo2d.core.base.ids import Digest, RunId, SessionId, Version
-from echo2d.core.cluster.events import PeerSaid, Persist, Send
+from echo2d.core.cluster.events import PeerSaid, Persist, Reply, Send
 from echo2d.core.coordinator.events import (
     CheckpointAsked,
     CommitAsked,
     CoordinatorAction,
     CoordinatorEvent,
     EpochOpened,
-    Reply,
 )
 from echo2d.core.protocol.control_messages import (
     TO_COORDINATOR,

@@ -20,6 +20,7 @@ from echo2d.core.cluster.events import (
     PeerSaid,
     Persist,
     PublishAsked,
+    Reply,
     Send,
     StopRun,
 )
@@ -28,7 +29,6 @@ from echo2d.core.coordinator.events import (
     CoordinatorAction,
     CoordinatorEvent,
     CoordinatorRecord,
-    Reply,
     SessionAsked,
 )
 from echo2d.core.coordinator.state import PLAN_SECRET_BYTES, CoordinatorState

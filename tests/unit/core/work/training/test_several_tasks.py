@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import pytest
 
-from echo2d.core.coordinator.events import Reply
+from echo2d.core.cluster.events import Reply
 from echo2d.core.protocol.sampling import Sampling
 from echo2d.core.protocol.trajectory import Source, pack_tokens
 from echo2d.core.rules.tasks import RowFilter, TaskRules

@@ -1,0 +1,281 @@
+"""The calls of the Tinker API that reach the core, and what is kept of them.
+
+A client's call names its caller, the token with which it came; a caller sees nothing of another one. The learner asks
+for the next operation, and reports how it ended. Exactly one Reply answers each call, at once or later.
+Not here: HTTP and the form of bodies (`net/tinker`), what an operation computes (the learner).
+"""
+
+from dataclasses import dataclass
+from typing import NewType
+
+from echo2d.core.base.ids import Digest, Epoch, RequestId, Version
+from echo2d.core.protocol.sampling import Sampling
+from echo2d.core.tinker.futures import FutureId, Outcome
+from echo2d.core.tinker.operations import ModelId, Operation
+
+SessionName = NewType("SessionName", str)
+SamplerName = NewType("SamplerName", str)
+
+# What the API calls the kinds of layers that an adapter may have.
+LAYERS = ("train_attn", "train_mlp", "train_unembed")
+
+
+# --- calls of clients
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSession:
+    """create_session. session: a name that was never used before."""
+
+    session: SessionName
+
+
+@dataclass(frozen=True, slots=True)
+class KeepSession:
+    """session_heartbeat."""
+
+    session: SessionName
+
+
+@dataclass(frozen=True, slots=True)
+class EndSession:
+    """sessions/SESSION/finish."""
+
+    session: SessionName
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """create_model, load_weights, forward_backward, optim_step, save_weights, save_weights_for_sampler."""
+
+    operation: Operation
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitResult:
+    """retrieve_future."""
+
+    future: FutureId
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSampler:
+    """create_sampling_session: a sampler of a checkpoint, or of the base model (None)."""
+
+    sampler: SamplerName
+    session: SessionName
+    base: str | None
+    path: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ShowSampler:
+    """samplers/SAMPLER."""
+
+    sampler: SamplerName
+
+
+@dataclass(frozen=True, slots=True)
+class SampleOrder:
+    """What a sampler draws: `count` sequences after one prompt."""
+
+    prompt: bytes  # token ids, int32
+    count: int
+    tokens_max: int  # of a sequence
+    sampling: Sampling
+    stop_token_ids: tuple[int, ...]
+    stops: tuple[str, ...]  # texts that end a sequence, at the token that completes one of them
+    rng_seed: int | None
+    # So many tokens at the end of the prompt get their logprobs; 0: none is wanted.
+    scored_last: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SampleAsked:
+    """asample. number: the client's, which it uses for one call of this sampler."""
+
+    sampler: SamplerName
+    number: int
+    digest: Digest  # of all that the client sent
+    count: int  # of sequences
+    order: SampleOrder | None
+    fault: str | None = None  # why nothing can be drawn
+
+
+@dataclass(frozen=True, slots=True)
+class CancelSample:
+    """cancel_future."""
+
+    future: FutureId
+
+
+@dataclass(frozen=True, slots=True)
+class ShowModel:
+    """get_info, training_runs/MODEL."""
+
+    model: ModelId
+
+
+@dataclass(frozen=True, slots=True)
+class ListModels:
+    """training_runs. offset, limit: which part of the list, which begins with the newest model."""
+
+    offset: int
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class ListCheckpoints:
+    """checkpoints, training_runs/MODEL/checkpoints. model: None lists those of all models."""
+
+    model: ModelId | None
+    offset: int
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShowCheckpoint:
+    """weights_info."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteCheckpoint:
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class ExpireCheckpoint:
+    """training_runs/MODEL/checkpoints/NAME/ttl. ttl_s: None keeps it for ever."""
+
+    path: str
+    ttl_s: float | None
+
+
+ClientCall = (
+    OpenSession
+    | KeepSession
+    | EndSession
+    | Submit
+    | AwaitResult
+    | OpenSampler
+    | ShowSampler
+    | SampleAsked
+    | CancelSample
+    | ShowModel
+    | ListModels
+    | ListCheckpoints
+    | ShowCheckpoint
+    | DeleteCheckpoint
+    | ExpireCheckpoint
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientAsked:
+    """A call of a client. wall_s: seconds since 1970, for what outlives this process."""
+
+    request: RequestId
+    caller: str
+    wall_s: float
+    call: ClientCall
+
+
+# --- calls of the learner
+
+
+@dataclass(frozen=True, slots=True)
+class OperationAsked:
+    """The learner is idle: answered with the next operation, when there is one."""
+
+    request: RequestId
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
+class OperationEnded:
+    """The learner has run an operation. A repeated report changes nothing."""
+
+    request: RequestId
+    epoch: Epoch
+    wall_s: float
+    model: ModelId
+    number: int
+    result: Outcome
+
+
+# --- samples
+
+
+@dataclass(frozen=True, slots=True)
+class SampleEnded:
+    """What `DrawSample` asked for has been drawn, or failed. again: another try may draw it."""
+
+    future: FutureId
+    result: Outcome
+    again: bool = False
+
+
+TinkerEvent = ClientAsked | OperationAsked | OperationEnded | SampleEnded
+
+
+# --- actions
+
+
+@dataclass(frozen=True, slots=True)
+class DrawSample:
+    """Have workers draw this by exactly this version; ended by SampleEnded."""
+
+    future: FutureId
+    caller: str
+    order: SampleOrder
+    version: Version
+
+
+@dataclass(frozen=True, slots=True)
+class StopSample:
+    """Nobody waits for this any more. It may have ended."""
+
+    future: FutureId
+
+
+TinkerAction = DrawSample | StopSample
+
+
+# --- records
+
+
+@dataclass(frozen=True, slots=True)
+class ModelMade:
+    """A client has made a model. base: the name by which it asked for the base model."""
+
+    model: ModelId
+    caller: str
+    made_at: float  # seconds since 1970
+    base: str
+    rank: int
+    layers: tuple[str, ...]  # which of LAYERS have an adapter
+    metadata: str  # the client's own, as JSON
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointSaved:
+    """A checkpoint is on the learner's disk, in its folder `folder`."""
+
+    path: str  # tinker://MODEL/KIND/NAME
+    caller: str
+    made_at: float  # seconds since 1970
+    expires_at: float | None
+    folder: str
+    bytes: int
+    model: ModelMade
+    metadata: str  # the client's own, as JSON
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointDropped:
+    path: str
+
+
+TinkerRecord = ModelMade | CheckpointSaved | CheckpointDropped

@@ -1,0 +1,101 @@
+r"""The results of operations, until the client has them.
+
+    promised --keep--> kept --told--> forgotten after RESULT_KEPT_S, because the answer may be lost on its way
+                         \--never asked for--> forgotten when its caller keeps more than CALLER_RESULTS_BYTES_MAX
+
+Of one caller the oldest results go first, so a client that never asks holds no memory.
+Not here: what an operation is (`operations`), HTTP.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal, NewType
+
+FutureId = NewType("FutureId", str)
+
+# Bytes of all kept results of one caller.
+CALLER_RESULTS_BYTES_MAX = 256 << 20
+# What a result counts beside its bytes.
+ENTRY_BYTES = 512
+RESULT_KEPT_S = 60.0
+
+# Whose mistake it was.
+Category = Literal["user", "server"]
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """An operation has failed, in words for the client."""
+
+    detail: str
+    category: Category = "user"
+
+
+# A JSON object, or an encoded protobuf message.
+Outcome = dict[str, Any] | bytes | Failed
+
+
+@dataclass(slots=True)
+class _Future:
+    result: Outcome | None = None
+
+    @property
+    def bytes(self) -> int:
+        if self.result is None:
+            return 0
+        return ENTRY_BYTES + (len(self.result) if isinstance(self.result, bytes) else 0)
+
+
+class Futures:
+    """The futures of one caller. `now` is monotonic seconds."""
+
+    def __init__(self) -> None:
+        # In the order in which they were promised.
+        self._futures: dict[FutureId, _Future] = {}
+        self._bytes = 0
+        # The told ones, in the order in which they were told.
+        self._told: dict[FutureId, float] = {}
+
+    def __contains__(self, future: FutureId) -> bool:
+        return future in self._futures
+
+    def promise(self, future: FutureId) -> None:
+        self._futures.setdefault(future, _Future())
+
+    def keep(self, future: FutureId, result: Outcome) -> None:
+        """The operation has ended. Forgets the oldest results of a caller that keeps too many bytes."""
+        kept = self._futures[future]
+        assert kept.result is None
+        kept.result = result
+        self._bytes += kept.bytes
+        if self._bytes > CALLER_RESULTS_BYTES_MAX:
+            self._make_room(kept)
+
+    def tell(self, future: FutureId, *, now: float) -> Outcome | None:
+        """The result; None: the operation has not ended. KeyError: there is no such future (any more)."""
+        kept = self._futures[future]
+        if kept.result is not None:
+            self._told.setdefault(future, now)
+        return kept.result
+
+    def forget_told(self, *, now: float) -> None:
+        """Forget the results that were told RESULT_KEPT_S ago."""
+        while self._told:
+            name = next(iter(self._told))
+            if self._told[name] + RESULT_KEPT_S > now:
+                return
+            self._forget(name)
+
+    def _make_room(self, newest: _Future) -> None:
+        for name in [name for name, each in self._futures.items() if each.bytes]:
+            if self._bytes <= CALLER_RESULTS_BYTES_MAX:
+                return
+            if self._futures[name] is not newest:
+                self._forget(name)
+
+    def _forget(self, future: FutureId) -> None:
+        self._bytes -= self._futures.pop(future).bytes
+        self._told.pop(future, None)
+
+    def check(self) -> None:
+        assert self._bytes == sum(each.bytes for each in self._futures.values())
+        assert all(self._futures[name].result is not None for name in self._told)

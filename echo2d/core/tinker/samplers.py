@@ -1,0 +1,214 @@
+"""The samplers of clients: each draws from the weights that it was opened with, for as long as it lives.
+
+    asked [--> prompt scored by the learner] --> waits --weights served--> drawn by workers --> ended
+                                                  ^                          |
+                                                  +--- a worker was lost ----+
+
+The workers serve one version at a time. So one *snapshot*, the weights of one folder or the base model, is served at a
+time: what waits for it is drawn, and when nothing of it is under way any more, the snapshot that waits longest is
+published again, as a new version with the same bytes. When the present one was served for SNAPSHOT_SWITCH_S while
+another one waited, nothing more of it is begun.
+Not here: who may use a sampler (`service`), workers (`core/work/calls`).
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from echo2d.core.base.ids import Digest, Version
+from echo2d.core.tinker.events import DrawSample, SampleOrder, SamplerName, SessionName
+from echo2d.core.tinker.futures import FutureId
+
+SNAPSHOT_SWITCH_S = 20.0
+# Sequences that workers draw at the same time, of one caller and of all: half of what the gateway's calls may have, so
+# that they are never refused.
+CALLER_DRAWN_MAX, DRAWN_MAX = 192, 384
+# A sample that workers failed this often fails.
+DRAW_TRIES_MAX = 5
+# The folder of the base model.
+BASE = ""
+
+
+@dataclass(slots=True)
+class WeightsSampler:
+    """name: its caller's. folder: of its weights on the learner's disk."""
+
+    name: SamplerName
+    caller: str
+    session: SessionName
+    folder: str
+    base: str  # the name of the base model
+    path: str | None  # the checkpoint
+    # The digests of its calls, by number: only the newest.
+    digests: dict[int, Digest] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class AskedSample:
+    future: FutureId
+    sampler: WeightsSampler
+    order: SampleOrder
+    since: float
+    tries: int = 0
+    # What the learner found of the prompt: a part of the result. None: it has not looked.
+    scores: bytes | None = None
+    # Nobody waits for it any more.
+    dropped: bool = False
+
+
+class Samplers:
+    """See the module docstring. `now` is monotonic seconds."""
+
+    def __init__(self) -> None:
+        self._samplers: dict[SamplerName, WeightsSampler] = {}
+        self._waiting: dict[FutureId, AskedSample] = {}
+        self._drawn: dict[FutureId, AskedSample] = {}
+        # Those whose prompt the learner must score first.
+        self._unscored: dict[FutureId, AskedSample] = {}
+        # Sequences under way, by caller.
+        self._sequences: Counter[str] = Counter()
+        # What the workers serve, or are about to, and since when.
+        self._served: tuple[str, Version] | None = None
+        self._served_at = 0.0
+
+    # --- samplers
+
+    def open(self, sampler: WeightsSampler, most: int) -> bool:
+        """most: of its caller; beyond it the oldest one ends. Returns whether one has."""
+        mine = [each for each in self._samplers.values() if each.caller == sampler.caller]
+        over = mine[: max(0, len(mine) + 1 - most)]
+        for oldest in over:
+            del self._samplers[oldest.name]
+        self._samplers[sampler.name] = sampler
+        return bool(over)
+
+    def get(self, caller: str, name: SamplerName) -> WeightsSampler | None:
+        found = self._samplers.get(name)
+        return found if found is not None and found.caller == caller else None
+
+    def end_session(self, session: SessionName) -> list[AskedSample]:
+        """The session has ended, and its samplers with it. Returns what it still waited for."""
+        over = [each.name for each in self._samplers.values() if each.session == session]
+        for name in over:
+            del self._samplers[name]
+        return [each for each in self._all() if each.sampler.session == session]
+
+    def folders(self) -> set[str]:
+        """The folders that samplers, and what is under way, still need."""
+        needed = [*self._samplers.values(), *(each.sampler for each in self._all())]
+        return {each.folder for each in needed} - {BASE}
+
+    # --- samples
+
+    def ask(self, sample: AskedSample) -> None:
+        if sample.order.scored_last and sample.scores is None:
+            self._unscored[sample.future] = sample
+        else:
+            self._waiting[sample.future] = sample
+
+    @property
+    def has_to_score(self) -> bool:
+        return bool(self._unscored)
+
+    def next_to_score(self) -> AskedSample | None:
+        """Take the sample whose prompt the learner must score next."""
+        first = next(iter(self._unscored), None)
+        return None if first is None else self._unscored.pop(first)
+
+    def waiting(self, caller: str) -> int:
+        """How many samples of this caller wait."""
+        waiting = [*self._waiting.values(), *self._unscored.values()]
+        return sum(each.sampler.caller == caller for each in waiting)
+
+    def sample(self, future: FutureId) -> AskedSample | None:
+        """What workers draw; None: nobody waits for it."""
+        return self._drawn.get(future)
+
+    def drop(self, future: FutureId) -> bool:
+        """Nobody waits for this sample any more. Returns whether workers draw it."""
+        self._waiting.pop(future, None)
+        self._unscored.pop(future, None)
+        return self._end(future) is not None
+
+    def ended(self, future: FutureId, *, again: bool, now: float) -> bool:
+        """Workers are done with a sample. again: they failed. Returns whether it waits again."""
+        sample = self._end(future)
+        if sample is None or not again or sample.tries >= DRAW_TRIES_MAX:
+            return False
+        sample.since = now
+        self._waiting = {future: sample, **self._waiting}
+        return True
+
+    def begin(self, *, now: float) -> Iterator[DrawSample]:
+        """What workers can draw now."""
+        if self._served is None or self._switches(now):
+            return
+        folder, version = self._served
+        for sample in list(self._waiting.values()):
+            caller, count = sample.sampler.caller, sample.order.count
+            if sample.sampler.folder != folder:
+                continue
+            if self._sequences.total() and self._sequences.total() + count > DRAWN_MAX:
+                return
+            if self._sequences[caller] and self._sequences[caller] + count > CALLER_DRAWN_MAX:
+                continue
+            del self._waiting[sample.future]
+            self._drawn[sample.future] = sample
+            self._sequences[caller] += count
+            sample.tries += 1
+            yield DrawSample(sample.future, caller, sample.order, version)
+
+    def wanted(self, *, now: float) -> str | None:
+        """The folder to publish next; None: there is none, or the present one is in use."""
+        others = self._others()
+        if (
+            self._drawn
+            or not others
+            or (len(others) < len(self._waiting) and not self._switches(now))
+        ):
+            return None
+        return min(others, key=lambda each: each.since).sampler.folder
+
+    def published(self, folder: str, version: Version, *, now: float) -> None:
+        self._served, self._served_at = (folder, version), now
+
+    def fail(self, folder: str) -> list[AskedSample]:
+        """These weights cannot be published. Returns what waited for them."""
+        lost = [each for each in self._waiting.values() if each.sampler.folder == folder]
+        for each in lost:
+            del self._waiting[each.future]
+        return lost
+
+    def wake_at(self) -> float | None:
+        """When the snapshot that is served must make room for another one."""
+        since = min((each.since for each in self._others()), default=None)
+        return None if since is None else max(since, self._served_at) + SNAPSHOT_SWITCH_S
+
+    # --- inside
+
+    def _all(self) -> list[AskedSample]:
+        return [*self._unscored.values(), *self._waiting.values(), *self._drawn.values()]
+
+    def _others(self) -> list[AskedSample]:
+        served = None if self._served is None else self._served[0]
+        return [each for each in self._waiting.values() if each.sampler.folder != served]
+
+    def _switches(self, now: float) -> bool:
+        at = self.wake_at()
+        return at is not None and at <= now
+
+    def _end(self, future: FutureId) -> AskedSample | None:
+        sample = self._drawn.pop(future, None)
+        if sample is not None:
+            caller = sample.sampler.caller
+            self._sequences[caller] -= sample.order.count
+            if not self._sequences[caller]:
+                del self._sequences[caller]
+        return sample
+
+    def check(self) -> None:
+        assert not self._waiting.keys() & self._drawn.keys()
+        counted: Counter[str] = Counter()
+        for each in self._drawn.values():
+            counted[each.sampler.caller] += each.order.count
+        assert counted == self._sequences

@@ -1,0 +1,48 @@
+"""The models and checkpoints of clients."""
+
+from dataclasses import replace
+
+import pytest
+
+from echo2d.core.tinker import checkpoints as module
+from echo2d.core.tinker.checkpoints import SavedModels, folder_of, path_of
+from echo2d.core.tinker.events import CheckpointSaved, ModelMade
+from echo2d.core.tinker.operations import ModelId
+
+MODEL = ModelId("s:train:0")
+MADE = ModelMade(MODEL, "ann", 1.0, "org/base", 8, ("train_attn",), "{}")
+ONE = CheckpointSaved(path_of(MODEL, "weights", "one"), "ann", 2.0, None, "f1", 10, MADE, "{}")
+
+
+def test_a_folder_is_opaque_and_that_of_one_save() -> None:
+    assert folder_of(ONE.path, 1) != folder_of(ONE.path, 2)
+    assert len(bytes.fromhex(folder_of(ONE.path, 1))) == 16
+
+
+def test_the_next_expiry_is_that_of_the_checkpoint_that_expires_first() -> None:
+    saved = SavedModels([MADE], [ONE])
+    for name, at in (("late", 9.0), ("soon", 5.0)):
+        saved.save(replace(ONE, path=path_of(MODEL, "weights", name), expires_at=at))
+    assert saved.expires_at == 5.0
+    assert saved.expired(4.9) == []
+    assert saved.expired(9.0) == [path_of(MODEL, "weights", each) for each in ("late", "soon")]
+    saved.drop(path_of(MODEL, "weights", "soon"))
+    assert saved.expires_at == 9.0
+    saved.expire(path_of(MODEL, "weights", "late"), None)
+    assert saved.expired(1e12) == []
+
+
+def test_the_checkpoints_and_models_of_a_caller_are_limited(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "CALLER_CHECKPOINTS_MAX", 1)
+    monkeypatch.setattr(module, "CALLER_MODELS_EVER_MAX", 1)
+    saved = SavedModels([MADE], [ONE])
+    two = path_of(MODEL, "weights", "two")
+    assert saved.refusal("ann", two, overwrite=False) == (
+        "a caller may keep 1 checkpoints: delete some"
+    )
+    assert saved.refusal("ann", ONE.path, overwrite=True) is None
+    assert saved.refusal("bob", two, overwrite=False) is None
+    assert saved.full("ann") == "a caller may make 1 models"
+    assert saved.full("bob") is None

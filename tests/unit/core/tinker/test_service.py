@@ -1,0 +1,716 @@
+"""The training service of the Tinker API: sessions, models, operations, results, checkpoints."""
+
+from dataclasses import replace
+from itertools import count
+from random import Random
+from typing import Any
+
+import msgpack
+import pytest
+
+from echo2d.core.base.canonical import digest_of
+from echo2d.core.base.ids import Epoch, PublishSeq, RequestId
+from echo2d.core.cluster.events import Persist, Reply
+from echo2d.core.cluster.versions import PublishedVersions
+from echo2d.core.protocol.sampling import WHOLE
+from echo2d.core.tinker import service as module
+from echo2d.core.tinker.events import (
+    AwaitResult,
+    CancelSample,
+    CheckpointDropped,
+    CheckpointSaved,
+    ClientAsked,
+    ClientCall,
+    DeleteCheckpoint,
+    DrawSample,
+    EndSession,
+    ExpireCheckpoint,
+    KeepSession,
+    ListCheckpoints,
+    ListModels,
+    ModelMade,
+    OpenSampler,
+    OpenSession,
+    OperationAsked,
+    OperationEnded,
+    SampleAsked,
+    SampleEnded,
+    SampleOrder,
+    SamplerName,
+    SessionName,
+    ShowCheckpoint,
+    ShowModel,
+    ShowSampler,
+    StopSample,
+    Submit,
+    TinkerEvent,
+)
+from echo2d.core.tinker.futures import Failed, FutureId, Outcome
+from echo2d.core.tinker.operations import GAP_S, ModelId, Operation, OperationKind
+from echo2d.core.tinker.service import SILENT_S, TinkerService
+
+BASE = "org/base"
+WALL = 1_700_000_000.0
+GONE = 0  # a request that was never answered
+
+
+class World:
+    """A service, its clients, and a learner that runs what it is given."""
+
+    def __init__(self, *kept: ModelMade | CheckpointSaved) -> None:
+        models = [each for each in kept if isinstance(each, ModelMade)]
+        saved = [each for each in kept if isinstance(each, CheckpointSaved)]
+        self.versions = PublishedVersions((), PublishSeq(0))
+        self.service = TinkerService([BASE], self.versions, models, saved)
+        self.now = 0.0
+        self.requests = count(1)
+        self.answers: dict[int, Reply] = {}
+        self.records: list[Any] = []
+        # What workers were asked to draw, or to draw no longer.
+        self.draws: list[DrawSample | StopSample] = []
+        # What the learner has run: (model, number, kind).
+        self.ran: list[tuple[str, int, str]] = []
+        self.fails: set[tuple[str, int]] = set()
+
+    def take(self, actions: list[Any]) -> None:
+        for action in actions:
+            if isinstance(action, Persist):
+                self.records.append(action.record)
+            elif isinstance(action, Reply):
+                assert action.request not in self.answers, "answered twice"
+                self.answers[action.request] = action
+            else:
+                self.draws.append(action)
+        self.service.check()
+
+    def handle(self, event: TinkerEvent) -> None:
+        self.take(self.service.handle(event, now=self.now))
+
+    def ask(self, caller: str, call: ClientCall) -> int:
+        request = next(self.requests)
+        self.handle(ClientAsked(RequestId(request), caller, WALL + self.now, call))
+        return request
+
+    def asked(self, caller: str, call: ClientCall) -> Reply:
+        return self.answers[self.ask(caller, call)]
+
+    def body(self, caller: str, call: ClientCall) -> dict[str, Any]:
+        found = self.asked(caller, call)
+        assert found.status == 200, found
+        assert isinstance(found.body, dict)
+        return found.body
+
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+        self.take(self.service.advance(now=self.now))
+
+    # --- a client
+
+    def session(self, caller: str = "ann", name: str = "s1") -> ModelId:
+        """Open a session with one model, and return the model."""
+        self.body(caller, OpenSession(SessionName(name)))
+        model = ModelId(f"{name}:train:0")
+        self.create(caller, model)
+        self.learn()
+        return model
+
+    def create(self, caller: str, model: ModelId, base: str = BASE) -> FutureId:
+        layers = ["train_attn", "train_mlp"]
+        said = {"base": base, "rank": 8, "seed": 1, "layers": layers, "metadata": '{"of": 1}'}
+        return self.submit(caller, model, 0, "create", said)
+
+    def submit(
+        self,
+        caller: str,
+        model: ModelId,
+        number: int,
+        kind: OperationKind = "forward_backward",
+        said: dict[str, Any] | None = None,
+        fault: str | None = None,
+        body: bytes = b"",
+    ) -> FutureId:
+        digest = digest_of(f"{kind}{said}".encode() + body)
+        adds = kind == "forward_backward"
+        operation = Operation(model, number, kind, digest, said or {}, body, fault, adds)
+        return FutureId(self.body(caller, Submit(operation))["request_id"])
+
+    def save(
+        self,
+        caller: str,
+        model: ModelId,
+        number: int,
+        name: str,
+        kind: str = "weights",
+        **more: Any,
+    ) -> str:
+        path = f"tinker://{model}/{kind}/{name}"
+        said = {
+            "type": "save_weights",
+            "path": path,
+            "overwrite": False,
+            "ttl_s": None,
+            "sampler": None,
+        }
+        future = self.submit(caller, model, number, "save", {**said, "metadata": "{}", **more})
+        self.learn()
+        assert self.result(caller, future) == {"type": "save_weights", "path": path}
+        return path
+
+    def result(self, caller: str, future: FutureId) -> Any:
+        return self.asked(caller, AwaitResult(future)).body
+
+    # --- the learner
+
+    def next_order(self) -> dict[str, Any] | None:
+        request = next(self.requests)
+        self.handle(OperationAsked(RequestId(request), Epoch(1)))
+        if request not in self.answers:
+            self.service.request_gone(RequestId(request))
+            return None
+        found = self.answers[request]
+        if found.status == 204:
+            return None
+        assert isinstance(found.body, bytes)
+        order: dict[str, Any] = msgpack.unpackb(found.body)
+        return order
+
+    def end(self, order: dict[str, Any], result: Outcome) -> None:
+        request = next(self.requests)
+        model, number = ModelId(order["model"]), order["number"]
+        asked = OperationEnded(RequestId(request), Epoch(1), WALL + self.now, model, number, result)
+        self.handle(asked)
+        assert self.answers[request].status == 200
+
+    def learn(self) -> None:
+        """Run all that waits."""
+        while (order := self.next_order()) is not None:
+            self.ran.append((order["model"], order["number"], order["kind"]))
+            failed = (order["model"], order["number"]) in self.fails
+            self.end(order, Failed("bad data") if failed else _result(order))
+
+
+def _result(order: dict[str, Any]) -> Outcome:
+    match order["kind"]:
+        case "forward_backward":
+            return b"result of " + bytes(order["body"])
+        case "optim_step":
+            return {"metrics": {"norm": 1.0}}
+        case "save":
+            return {"bytes": 100}
+        case "score":
+            return b"scores"
+    return {}
+
+
+def test_operations_run_in_order_and_their_results_are_told_to_who_waits() -> None:
+    world = World()
+    model = world.session()
+    second = world.submit("ann", model, 2, "optim_step", {"learning_rate": 1.0})
+    waiting = world.ask("ann", AwaitResult(second))
+    first = world.submit("ann", model, 1, body=b"data")
+    world.learn()
+    assert [each[1:] for each in world.ran[-2:]] == [(1, "forward_backward"), (2, "optim_step")]
+    assert world.answers[waiting].body == {"type": "optim_step", "metrics": {"norm": 1.0}}
+    assert world.result("ann", first) == b"result of data"
+
+
+def test_a_call_that_comes_again_gets_the_same_future_and_runs_once() -> None:
+    world = World()
+    model = world.session()
+    assert world.submit("ann", model, 1) == world.submit("ann", model, 1)
+    world.learn()
+    assert world.submit("ann", model, 1) == f"{model}/1"
+    world.learn()
+    assert [each[1] for each in world.ran if each[0] == model] == [0, 1]
+
+
+def test_another_call_under_the_same_number_fails_in_a_future_of_its_own() -> None:
+    world = World()
+    model = world.session()
+    first = world.submit("ann", model, 1, body=b"a")
+    other = world.submit("ann", model, 1, body=b"b")
+    assert other != first
+    assert world.result("ann", other)["error"] == "number 1 was used for another call"
+    world.learn()
+    assert world.result("ann", first) == b"result of a"
+
+
+def test_a_failed_chunk_voids_the_next_optimizer_step_alone() -> None:
+    world = World()
+    model = world.session()
+    world.fails = {(model, 1)}
+    kinds: list[OperationKind] = [
+        "forward_backward",
+        "forward_backward",
+        "optim_step",
+        "optim_step",
+    ]
+    futures = [world.submit("ann", model, number, kind) for number, kind in enumerate(kinds, 1)]
+    world.learn()
+    assert [each[2] for each in world.ran[-4:]] == [
+        "forward_backward", "forward_backward", "discard", "optim_step",
+    ]  # fmt: skip
+    told = [world.result("ann", future) for future in futures]
+    assert told[0] == {"error": "bad data", "category": "user"}
+    assert "a part of its gradient failed" in told[2]["error"]
+    assert told[3]["metrics"] == {"norm": 1.0}
+
+
+def test_a_number_that_never_comes_fails_in_its_future_and_drops_the_gradient() -> None:
+    world = World()
+    model = world.session()
+    step = world.submit("ann", model, 2, "optim_step")
+    assert world.service.wake_at() == GAP_S
+    world.pass_time(GAP_S)
+    world.learn()
+    assert "a part of its gradient failed" in world.result("ann", step)["error"]
+    assert world.ran[-1] == (model, 2, "discard")
+    assert "has not come" in world.result("ann", FutureId(f"{model}/1"))["error"]
+
+
+def test_a_faulty_call_never_reaches_the_learner() -> None:
+    world = World()
+    model = world.session()
+    future = world.submit("ann", model, 1, "optim_step", fault="adam_params: expected an object")
+    world.learn()
+    assert world.result("ann", future)["error"] == "adam_params: expected an object"
+    assert (model, 1, "optim_step") not in world.ran
+
+
+def test_a_model_of_an_unknown_base_is_refused_in_its_future() -> None:
+    world = World()
+    world.body("ann", OpenSession(SessionName("s1")))
+    future = world.create("ann", ModelId("s1:train:0"), base="org/other")
+    world.learn()
+    assert "expected one of org/base; found 'org/other'" in world.result("ann", future)["error"]
+    step = world.submit("ann", ModelId("s1:train:0"), 1, "optim_step")
+    world.learn()
+    assert world.result("ann", step)["error"] == "the model was not made"
+
+
+def test_the_learner_gets_the_same_operation_until_it_has_answered() -> None:
+    world = World()
+    model = world.session()
+    world.submit("ann", model, 1)
+    order = world.next_order()
+    assert order is not None
+    assert world.next_order() == order
+    world.end(order, b"one")
+    world.end(order, b"two")
+    assert world.result("ann", FutureId(f"{model}/1")) == b"one"
+
+
+def test_callers_take_turns_however_much_one_of_them_asks_for() -> None:
+    world = World()
+    ann, bob = world.session("ann", "s1"), world.session("bob", "s2")
+    for number in range(1, 20):
+        world.submit("ann", ann, number)
+    for number in range(1, 3):
+        world.submit("bob", bob, number)
+    world.ran.clear()
+    world.learn()
+    assert [each[0] for each in world.ran[:4]].count(bob) == 2
+
+
+def test_when_the_learner_begins_again_its_models_are_lost_and_checkpoints_stay() -> None:
+    world = World()
+    model = world.session()
+    path = world.save("ann", model, 1, "one")
+    running = world.submit("ann", model, 2)
+    assert world.next_order() is not None
+    world.take(world.service.learner_began(now=world.now))
+    assert "the learner began again" in world.result("ann", running)["error"]
+    later = world.submit("ann", model, 3)
+    loaded = ModelId("s1:train:1")
+    said = {"path": path, "optimizer": True, "metadata": "{}"}
+    future = world.submit("ann", loaded, 0, "load", said)
+    world.learn()
+    assert world.result("ann", later)["category"] == "server"
+    assert world.result("ann", future) == {
+        "type": "load_weights", "model_id": loaded, "path": path,
+    }  # fmt: skip
+    assert world.body("ann", ShowModel(loaded))["lora_rank"] == 8
+
+
+def test_a_model_that_is_made_while_the_learner_dies_is_made_by_the_next_one() -> None:
+    world = World()
+    world.body("ann", OpenSession(SessionName("s1")))
+    future = world.create("ann", ModelId("s1:train:0"))
+    keeps = world.next_order()
+    assert keeps is not None
+    world.end(keeps, {})
+    assert world.next_order() is not None
+    world.take(world.service.learner_began(now=world.now))
+    world.learn()
+    assert world.result("ann", future)["model_id"] == "s1:train:0"
+
+
+def test_the_learner_is_told_which_models_and_folders_to_keep() -> None:
+    world = World()
+    model = world.session()
+    path = world.save("ann", model, 1, "one")
+    folder = world.records[-1].folder
+    world.take(world.service.learner_began(now=world.now))
+    order = world.next_order()
+    assert order is not None
+    assert order["kind"] == "keep"
+    assert order["arguments"] == {"folders": [folder], "models": [model]}
+    world.end(order, {})
+    world.body("ann", DeleteCheckpoint(path))
+    world.body("ann", EndSession(SessionName("s1")))
+    order = world.next_order()
+    assert order is not None
+    assert order["arguments"] == {"folders": [], "models": []}
+
+
+def test_a_session_ends_after_a_silence_and_with_it_its_models() -> None:
+    world = World()
+    model = world.session()
+    world.pass_time(SILENT_S - 1)
+    world.body("ann", KeepSession(SessionName("s1")))
+    world.pass_time(SILENT_S - 1)
+    assert world.asked("ann", KeepSession(SessionName("s1"))).status == 200
+    world.pass_time(SILENT_S)
+    assert world.asked("ann", KeepSession(SessionName("s1"))).status == 410
+    digest = digest_of(b"")
+    late = world.asked("ann", Submit(Operation(model, 1, "optim_step", digest)))
+    assert late.status == 404
+
+
+def test_what_waits_when_a_session_ends_fails_in_its_future() -> None:
+    world = World()
+    model = world.session()
+    future = world.submit("ann", model, 1)
+    world.body("ann", EndSession(SessionName("s1")))
+    world.learn()
+    assert "the session has ended" in world.result("ann", future)["error"]
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["same process", "after a restart"])
+def test_a_caller_sees_and_touches_nothing_of_another_one(kept: bool) -> None:
+    world = World()
+    model = world.session("ann", "s1")
+    path = world.save("ann", model, 1, "one")
+    future = world.submit("ann", model, 2)
+    if kept:
+        world = World(*world.records)
+    world.session("bob", "s2")
+    digest = digest_of(b"")
+    foreign: list[ClientCall] = [
+        KeepSession(SessionName("s1")),
+        Submit(Operation(model, 3, "optim_step", digest)),
+        Submit(Operation(ModelId("s1:train:7"), 0, "create", digest)),
+        AwaitResult(future),
+        ShowModel(model),
+        ShowCheckpoint(path),
+        DeleteCheckpoint(path),
+        ExpireCheckpoint(path, 1.0),
+    ]
+    for call in foreign:
+        assert world.asked("bob", call).status in (404, 410), call
+    world.body("bob", EndSession(SessionName("s1")))
+    assert [
+        each["training_run_id"] for each in world.body("bob", ListModels(0, 9))["training_runs"]
+    ] == ["s2:train:0"]
+    assert world.body("bob", ListCheckpoints(None, 0, 9))["checkpoints"] == []
+    assert world.body("bob", ListCheckpoints(model, 0, 9))["checkpoints"] == []
+    said = {"path": path, "optimizer": False, "metadata": "{}"}
+    loaded = world.submit("bob", ModelId("s2:train:1"), 0, "load", said)
+    world.learn()
+    assert world.result("bob", loaded)["error"] == f"no checkpoint {path}"
+    # All of it is still there for its owner.
+    assert world.body("ann", ShowCheckpoint(path))["lora_rank"] == 8
+    if not kept:
+        assert world.asked("ann", KeepSession(SessionName("s1"))).status == 200
+
+
+def test_checkpoints_are_listed_expire_and_are_deleted_after_a_restart_too() -> None:
+    world = World()
+    model = world.session()
+    one = world.save("ann", model, 1, "one")
+    two = world.save("ann", model, 2, "two", ttl_s=50.0)
+    three = world.save("ann", model, 3, "one", kind="sampler_weights")
+    world = World(*world.records)
+    listed = world.body("ann", ListCheckpoints(model, 0, 2))
+    assert [each["tinker_path"] for each in listed["checkpoints"]] == [three, two]
+    assert listed["cursor"] == {"offset": 0, "limit": 2, "total_count": 3}
+    assert listed["checkpoints"][0]["checkpoint_type"] == "sampler"
+    world.body("ann", ExpireCheckpoint(one, 60.0))
+    assert world.service.wake_at() == 50.0
+    world.pass_time(50.0)
+    assert world.records == [
+        replace(world.records[0], expires_at=WALL + 60.0),
+        CheckpointDropped(two),
+    ]
+    world.body("ann", DeleteCheckpoint(three))
+    assert world.asked("ann", DeleteCheckpoint(three)).status == 404
+    world.pass_time(10.0)
+    assert world.body("ann", ListCheckpoints(None, 0, 9))["checkpoints"] == []
+
+
+@pytest.mark.parametrize("name", ["", "../up", "a b", ".hidden", "x" * 129, "é"])
+def test_a_name_that_could_be_a_path_is_refused(name: str) -> None:
+    world = World()
+    model = world.session()
+    said = {
+        "type": "save_weights",
+        "overwrite": False,
+        "ttl_s": None,
+        "metadata": "{}",
+        "sampler": None,
+    }
+    path = f"tinker://{model}/weights/{name}"
+    future = world.submit("ann", model, 1, "save", {**said, "path": path})
+    world.learn()
+    assert "letters, digits" in world.result("ann", future)["error"]
+
+
+def test_a_checkpoint_is_replaced_only_if_its_client_says_so() -> None:
+    world = World()
+    model = world.session()
+    path = world.save("ann", model, 1, "one")
+    before = world.records[-1].folder
+    said = {"type": "save_weights", "path": path, "ttl_s": None, "metadata": "{}", "sampler": None}
+    refused = world.submit("ann", model, 2, "save", {**said, "overwrite": False})
+    world.learn()
+    assert "expected another name, or overwrite" in world.result("ann", refused)["error"]
+    world.save("ann", model, 3, "one", overwrite=True)
+    assert world.records[-1].folder != before
+
+
+def test_a_checkpoint_for_samplers_has_no_optimizer_state_to_load() -> None:
+    world = World()
+    model = world.session()
+    path = world.save("ann", model, 1, "one", kind="sampler_weights")
+    said = {"path": path, "optimizer": True, "metadata": "{}"}
+    future = world.submit("ann", ModelId("s1:train:1"), 0, "load", said)
+    world.learn()
+    assert "has no optimizer state" in world.result("ann", future)["error"]
+
+
+@pytest.mark.parametrize(
+    ("limit", "value"),
+    [("CALLER_OPERATIONS_MAX", 3), ("CALLER_WAITING_BYTES_MAX", 250), ("CALLER_MODELS_MAX", 1)],
+)
+def test_a_greedy_caller_is_told_to_wait(
+    monkeypatch: pytest.MonkeyPatch, limit: str, value: int
+) -> None:
+    monkeypatch.setattr(module, limit, value)
+    world = World()
+    model = world.session()
+    for number in range(2, 5):
+        world.submit("ann", model, number, body=bytes(100))
+    digest = digest_of(b"new")
+    refused = {
+        "CALLER_MODELS_MAX": Operation(ModelId("s1:train:1"), 0, "create", digest),
+    }.get(limit, Operation(model, 9, "forward_backward", digest, body=bytes(100)))
+    assert world.asked("ann", Submit(refused)).status == 429
+    assert world.session("bob", "s2"), "another caller is served"
+
+
+def test_sessions_of_a_caller_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CALLER_SESSIONS_MAX", 2)
+    world = World()
+    for name in ("s1", "s2"):
+        world.body("ann", OpenSession(SessionName(name)))
+    assert world.asked("ann", OpenSession(SessionName("s3"))).status == 429
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_any_order_of_clients_learners_and_silences_answers_each_call_once(seed: int) -> None:
+    """Each operation that ran ran once, and each future has one result."""
+    random, world = Random(seed), World()
+    models = {caller: world.session(caller, f"s-{caller}") for caller in ("ann", "bob", "eve")}
+    pending = {caller: list(range(1, 25)) for caller in models}
+    futures: list[tuple[str, FutureId]] = []
+    world.fails = {(model, random.randrange(1, 25)) for model in models.values()}
+    for _ in range(400):
+        caller = random.choice(list(models))
+        match random.randrange(6):
+            case 0 | 1 | 2 if pending[caller]:
+                place = random.randrange(min(4, len(pending[caller])))
+                number = pending[caller].pop(place)
+                kind: OperationKind = "optim_step" if number % 4 == 0 else "forward_backward"
+                futures.append((caller, world.submit(caller, models[caller], number, kind)))
+            case 3 if futures:
+                world.ask(*(lambda each: (each[0], AwaitResult(each[1])))(random.choice(futures)))
+            case 4:
+                order = world.next_order()
+                if order is not None and random.random() < 0.8:
+                    world.ran.append((order["model"], order["number"], order["kind"]))
+                    failed = (order["model"], order["number"]) in world.fails
+                    world.end(order, Failed("bad data") if failed else _result(order))
+            case 5:
+                world.pass_time(random.choice([0.0, 1.0, 10.0]))
+    for caller, numbers in pending.items():
+        futures += [(caller, world.submit(caller, models[caller], number)) for number in numbers]
+    world.learn()
+    ran = [each for each in world.ran if each[0]]
+    assert len(ran) == len(set(ran)), f"seed {seed}"
+    for model in models.values():
+        numbers = [number for name, number, _ in ran if name == model]
+        assert numbers == sorted(numbers), f"seed {seed}"
+    told = [world.asked(caller, AwaitResult(future)) for caller, future in futures]
+    assert all(each.status in (200, 410) for each in told), f"seed {seed}"
+
+
+# --- samples
+
+ORDER = SampleOrder(b"\x01\0\0\0", 2, 8, WHOLE, (), (), None)
+
+
+def sampler_of(world: World, model: ModelId, number: int, name: str = "s1:sample:0") -> SamplerName:
+    """A sampler of the model's present weights."""
+    path = f"tinker://{model}/sampler_weights/{number}"
+    said = {"type": "save_weights_for_sampler", "path": path, "overwrite": False, "ttl_s": None}
+    future = world.submit("ann", model, number, "save", {**said, "metadata": "{}", "sampler": name})
+    world.learn()
+    told = world.result("ann", future)
+    assert told == {"type": "save_weights_for_sampler", "sampling_session_id": name}
+    return SamplerName(name)
+
+
+def sampled(
+    world: World, sampler: SamplerName, number: int, order: SampleOrder = ORDER, said: bytes = b""
+) -> FutureId:
+    call = SampleAsked(sampler, number, digest_of(said), order.count, order)
+    body = world.body("ann", call)
+    assert len(body["sample_sequence_ids"]) == order.count
+    return FutureId(body["request_id"])
+
+
+def drawn(world: World) -> list[tuple[str, int]]:
+    """What workers were asked to draw since the last look: the futures, and the versions."""
+    found = [(each.future, each.version) for each in world.draws if isinstance(each, DrawSample)]
+    world.draws.clear()
+    return [(str(future), int(version)) for future, version in found]
+
+
+def test_a_sample_is_drawn_by_the_weights_of_its_sampler_alone() -> None:
+    world = World()
+    model = world.session()
+    first = sampler_of(world, model, 1)
+    step = world.submit("ann", model, 2, "optim_step")
+    second = sampler_of(world, model, 3, "s1:sample:1")
+    assert world.result("ann", step)["metrics"] == {"norm": 1.0}
+    old, new = sampled(world, first, 1), sampled(world, second, 1)
+    assert drawn(world) == []
+    order = world.next_order()
+    assert order is not None
+    assert (order["kind"], order["arguments"]["version"]) == ("publish", 1)
+    world.end(order, {})
+    assert drawn(world) == [(old, 1)]
+    world.handle(SampleEnded(old, b"tokens"))
+    assert world.result("ann", old) == b"tokens"
+    order = world.next_order()
+    assert order is not None
+    assert (order["kind"], order["arguments"]["version"]) == ("publish", 2)
+    world.end(order, {})
+    assert drawn(world) == [(new, 2)]
+
+
+def test_the_folder_of_a_sampler_is_kept_as_long_as_its_session() -> None:
+    world = World()
+    model = world.session()
+    sampler_of(world, model, 1)
+    world.take(world.service.learner_began(now=world.now))
+    order = world.next_order()
+    assert order is not None
+    assert len(order["arguments"]["folders"]) == 1
+    world.end(order, {})
+    world.body("ann", EndSession(SessionName("s1")))
+    order = world.next_order()
+    assert order is not None
+    assert order["arguments"]["folders"] == []
+
+
+def test_a_sample_of_a_lost_worker_is_drawn_again_and_its_number_names_one_call() -> None:
+    world = World()
+    sampler = sampler_of(world, world.session(), 1)
+    future = sampled(world, sampler, 1)
+    assert sampled(world, sampler, 1) == future
+    world.learn()
+    drawn(world)
+    world.handle(SampleEnded(future, Failed("its worker has gone", "server"), again=True))
+    assert drawn(world) == [(future, 1)]
+    world.handle(SampleEnded(future, Failed("bad", "server")))
+    assert world.result("ann", future) == {"error": "bad", "category": "server"}
+    other = sampled(world, sampler, 1, said=b"another prompt")
+    assert world.result("ann", other)["error"] == "number 1 was used for another call"
+
+
+def test_a_prompt_is_scored_before_its_sample_is_drawn() -> None:
+    world = World()
+    sampler = sampler_of(world, world.session(), 1)
+    future = sampled(world, sampler, 1, replace(ORDER, scored_last=1))
+    order = world.next_order()
+    assert order is not None
+    assert (order["kind"], order["body"], order["arguments"]["last"]) == ("score", ORDER.prompt, 1)
+    # The learner dies, and the next one scores it.
+    world.take(world.service.learner_began(now=world.now))
+    while (order := world.next_order()) is not None:
+        world.end(order, b"scores" if order["kind"] == "score" else {})
+    assert drawn(world) == [(future, 1)]
+    world.handle(SampleEnded(future, b"tokens "))
+    assert world.result("ann", future) == b"tokens scores"
+
+
+def test_weights_that_cannot_be_published_fail_what_waits_for_them() -> None:
+    world = World()
+    sampler = sampler_of(world, world.session(), 1)
+    future = sampled(world, sampler, 1)
+    order = world.next_order()
+    assert order is not None
+    world.end(order, Failed("the disk is full", "server"))
+    assert "the disk is full" in world.result("ann", future)["error"]
+
+
+def test_samplers_of_the_base_and_of_checkpoints_are_opened_at_once() -> None:
+    world = World()
+    model = world.session()
+    path = world.save("ann", model, 1, "one")
+    session, name = SessionName("s1"), SamplerName("s1:sample:5")
+    told = world.body("ann", OpenSampler(name, session, None, path))
+    assert told == {"sampling_session_id": name}
+    assert world.body("ann", ShowSampler(name))["model_path"] == path
+    base = SamplerName("s1:sample:6")
+    world.body("ann", OpenSampler(base, session, BASE, None))
+    future = sampled(world, base, 1)
+    order = world.next_order()
+    assert order is not None
+    assert (order["kind"], order["arguments"]["folder"]) == ("publish", "")
+    world.end(order, {})
+    assert drawn(world) == [(future, 1)]
+    world.body("ann", CancelSample(future))
+    assert world.draws == [StopSample(future)]
+    assert world.result("ann", future)["error"] == "it was cancelled"
+    for wrong in (
+        OpenSampler(name, session, "org/x", None),
+        OpenSampler(name, session, None, None),
+    ):
+        assert world.asked("ann", wrong).status == 400
+    assert (
+        world.asked("ann", OpenSampler(name, session, None, "tinker://x/weights/y")).status == 404
+    )
+    foreign: list[ClientCall] = [
+        OpenSampler(SamplerName("s2:sample:0"), session, BASE, None),
+        ShowSampler(name),
+        SampleAsked(name, 9, digest_of(b""), 1, ORDER),
+    ]
+    world.session("bob", "s2")
+    for call in foreign:
+        assert world.asked("bob", call).status == 404, call
+    stolen = OpenSampler(SamplerName("s2:sample:0"), SessionName("s2"), None, path)
+    assert world.asked("bob", stolen).status == 404
+
+
+def test_a_session_takes_its_samples_with_it() -> None:
+    world = World()
+    sampler = sampler_of(world, world.session(), 1)
+    future = sampled(world, sampler, 1)
+    world.learn()
+    world.draws.clear()
+    world.body("ann", EndSession(SessionName("s1")))
+    assert world.draws == [StopSample(future)]
+    assert "the session has ended" in world.result("ann", future)["error"]
+    world.handle(SampleEnded(future, b"late"))
