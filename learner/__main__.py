@@ -24,6 +24,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, cast
 
@@ -50,6 +51,7 @@ from echo2d.stop_signals import SIGNALS, stop_told
 if TYPE_CHECKING:
     from echo2d.learner.ranks.ranks import Rendezvous
     from echo2d.learner.sft import SftSource
+    from echo2d.learner.tinker.serve import OperationSource
 
 # Each of these options needs one of the options to its right.
 _GO_WITH = {
@@ -58,6 +60,8 @@ _GO_WITH = {
     "merge": ("export",),
     "json": ("plan", "export"),
 }
+# --serve is refused with any of these.
+_NOT_WITH_SERVE = ("resume", "sft", "plan", "export")
 
 log = logging.getLogger("echo2d.learner")
 
@@ -151,12 +155,16 @@ class _FailureReport:
 
 def _load(options: argparse.Namespace) -> LearnerConfig:
     """Load the config, and make the operator's own functions that it names importable."""
+    if options.serve and place().size > 1:
+        raise OperatorFault("--serve needs one process; start it without echo2d.learner.torchrun")
     if options.sft:
         from echo2d.learner.sft import SftConfig
 
         config = SftConfig.load(options.config, options.settings).learner
     else:
-        config = LearnerConfig.load(options.config, options.settings)
+        # The clients of --serve say how much is trained, so its file need not have learner.steps.
+        given = ["learner.steps=1"] if options.serve else []
+        config = LearnerConfig.load(options.config, [*given, *options.settings])
     if config.advantages or config.loss or config.notice:
         # These folders come after all installed modules, because a file in them must not replace a library.
         sys.path += map(str, module_folders(options.config, options.settings))
@@ -248,13 +256,23 @@ def _run(options: argparse.Namespace, here: Place, failures: _FailureReport) -> 
             prefetch.stop()
 
         stop_on_signals(stop)
-        if config.notice and here.local_rank == 0:
-            watch = NoticeWatch(asker(config.notice), lambda reason: stop(f"notice: {reason}"))
-            stack.callback(watch.stop)
-            watch.start()
+        _watch_notice(config, here, stack, stop)
         service.starting("loading the model")
         log.info("loading model=%s", config.model)
         # The import of torch takes seconds, so mistakes in the configuration are reported before it.
+        if options.serve:
+            from echo2d.learner.tinker.serve import serve
+            from echo2d.learner.tinker.trainer import Trainer
+
+            serve(
+                Trainer(config, None if coordinator is None else coordinator.publish),
+                cast("OperationSource", coordinator),
+                stopped=lambda: prefetch.stopped,
+                identity=identity,
+                take_over=options.take_over,
+                service=service,
+            )
+            return
         from echo2d.learner.sft_train import SftLearner
         from echo2d.learner.train import Learner
 
@@ -282,6 +300,18 @@ def _run(options: argparse.Namespace, here: Place, failures: _FailureReport) -> 
             _hand_over(options, config.out_dir, learner.step)
         if options.profile and here.rank == 0:
             print(f"profile: {learner.watch}")  # noqa: T201 - it was asked for
+
+
+def _watch_notice(
+    config: LearnerConfig, here: Place, stack: contextlib.ExitStack, stop: Callable[[str], None]
+) -> None:
+    """Call `stop` once it is known that this machine will be taken away, until `stack` ends. One rank of each
+    host asks.
+    """
+    if config.notice and here.local_rank == 0:
+        watch = NoticeWatch(asker(config.notice), lambda reason: stop(f"notice: {reason}"))
+        stack.callback(watch.stop)
+        watch.start()
 
 
 def stop_on_signals(stop: Callable[[str], None]) -> None:
@@ -326,6 +356,11 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         "--sft",
         action="store_true",
         help="train on the answers of the task's rows, without a coordinator (supervised fine-tuning)",
+    )
+    parser.add_argument(
+        "--serve",
+        action="store_true",
+        help="serve the training calls of the Tinker API for a coordinator started by `echo2d tinker`",
     )
     parser.add_argument(
         "--take-over",
@@ -374,6 +409,8 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         if given and not any(getattr(options, other) for other in others):
             needs = " or ".join(f"--{other}" for other in others)
             parser.error(f"--{name.replace('_', '-')} needs {needs}")
+    if options.serve and (other := next(filter(partial(getattr, options), _NOT_WITH_SERVE), None)):
+        parser.error(f"--serve does not go with --{other}")
     return options
 
 

@@ -39,6 +39,7 @@ from echo2d.client.faults import (
     Unanswered,
     Unreachable,
 )
+from echo2d.client.tinker import OperationFailed, OperationResult, TinkerOperation
 from echo2d.core.protocol.sampling import Sampling
 from echo2d.core.protocol.trajectory import Attachment, StepFigures, TrajectoryScore
 from echo2d.core.weights.manifest import BASE_PIN
@@ -47,10 +48,10 @@ from echo2d.model_files import WeightFiles, loading_error, require_model, weight
 from echo2d.store.snapshots import build_manifest
 
 __all__ = [
-    "BASE_PIN", "AsyncCoordinator", "Attachment", "Batch", "Coordinator", "Evaluation",
-    "Fenced", "Group", "IntegrityFault", "NotResumable", "OperatorFault", "PeerFault",
-    "PromptsOver", "Published", "Sampling", "Session", "Span", "StepFigures", "StoreFault", "TokenRefused",
-    "Trajectory", "TrajectoryScore", "Unanswered", "Unreachable", "WeightFiles", "base_digest", "base_pin",
-    "build_manifest", "loading_error", "pin_base", "read_batch", "require_model", "weight_files",
-    "whole_batch",
+    "BASE_PIN", "AsyncCoordinator", "Attachment", "Batch", "Coordinator", "Evaluation", "Fenced",
+    "Group", "IntegrityFault", "NotResumable", "OperationFailed", "OperationResult", "OperatorFault",
+    "PeerFault", "PromptsOver", "Published", "Sampling", "Session", "Span", "StepFigures", "StoreFault",
+    "TinkerOperation", "TokenRefused", "Trajectory", "TrajectoryScore", "Unanswered", "Unreachable",
+    "WeightFiles", "base_digest", "base_pin", "build_manifest", "loading_error", "pin_base",
+    "read_batch", "require_model", "weight_files", "whole_batch",
 ]  # fmt: skip

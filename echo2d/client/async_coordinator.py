@@ -24,8 +24,10 @@ from echo2d.client.http import (
     DIGEST_HEADER,
     EVALUATIONS_PATH,
     FILES_PATH,
+    OPERATION_PATH,
     OWN_STATUS_PATH,
     REFUSE_PATH,
+    RESULT_PATH,
     SAMPLES_PATH,
     SCORE_MAX,
     SCORES_MAX,
@@ -35,6 +37,7 @@ from echo2d.client.http import (
     VERSIONS_PATH,
     WORKER_ORDER_PATH,
 )
+from echo2d.client.tinker import OperationFailed, OperationResult, TinkerOperation, read_operation
 from echo2d.core.base.canonical import digest_of
 from echo2d.core.protocol.sampling import Sampling
 from echo2d.core.protocol.trajectory import Attachment, StepFigures, TrajectoryScore
@@ -231,6 +234,25 @@ class AsyncCoordinator:
         asked = {"version": version, "epoch": self._epoch, "after": after}
         body = await self._api.call("POST", EVALUATIONS_PATH, asked)
         return [Evaluation(**each) for each in body["evaluations"]], list(body["unfinished"])
+
+    async def take_operation(self) -> TinkerOperation | None:
+        """The next call of a client of the Tinker API. None: there was none within LONG_POLL_S.
+
+        The same call comes again until `end_operation` has reported its result.
+        """
+        path = f"{OPERATION_PATH}?epoch={self._epoch}"
+        status, _, answer = await self._api.repeat("GET", path, None)
+        return None if status == HTTPStatus.NO_CONTENT else read_operation(answer)
+
+    async def end_operation(self, operation: TinkerOperation, result: OperationResult) -> None:
+        """Report the result of a call that `take_operation` returned. It may be reported again."""
+        model = quote(operation.model, safe="")
+        path = f"{RESULT_PATH}?epoch={self._epoch}&model={model}&number={operation.number}"
+        if isinstance(result, OperationFailed):
+            await self._api.repeat("POST", path, {"failed": asdict(result)})
+        else:
+            body = result if isinstance(result, bytes) else {"result": result}
+            await self._api.repeat("POST", path, body)
 
     async def samples(self, step: int | None = None) -> list[dict[str, Any]]:
         """The worst and the best groups that a step trained on, as lines of `echo2d samples --json`.

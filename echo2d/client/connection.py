@@ -78,7 +78,7 @@ class ApiConnection:
         return json_object_of(answer)
 
     async def repeat(
-        self, method: str, path: str, body: Mapping[str, Any] | Path | None
+        self, method: str, path: str, body: Mapping[str, Any] | Path | bytes | None
     ) -> tuple[int, Mapping[str, str], bytes]:
         """Retry until there is an answer. Every call of this API may be repeated."""
         loop, backoff = asyncio.get_running_loop(), Backoff(random.Random())
@@ -105,11 +105,11 @@ class ApiConnection:
                 await asyncio.sleep(delay_s)
 
     async def ask(
-        self, method: str, path: str, body: Mapping[str, Any] | Path | None
+        self, method: str, path: str, body: Mapping[str, Any] | Path | bytes | None
     ) -> tuple[int, Mapping[str, str], bytes]:
         """Try once; return the answer's status, headers and bytes. NoAnswer: another try may help.
 
-        body: an object to send as JSON, or a file.
+        body: an object to send as JSON, a file, or bytes.
         """
         if not self._headers:
             token = await self.token()
@@ -118,9 +118,9 @@ class ApiConnection:
             self._headers = {"Authorization": f"Bearer {token.secret}", BUILD_HEADER: build}
         if self._session is None:
             self._session = aiohttp.ClientSession(headers=self._headers)
-        content: dict[str, Any] = (
-            {"data": _parts(body)} if isinstance(body, Path) else {"json": body}
-        )
+        content: dict[str, Any] = {"json": body}
+        if isinstance(body, Path | bytes):
+            content = {"data": _parts(body) if isinstance(body, Path) else body}
         # A publish may be silent for longer: without a manifest the coordinator first hashes the version, which
         # takes minutes if the version is large and the disk slow.
         silence_s = 3600.0 if path.startswith(VERSIONS_PATH) else ANSWER_SILENCE_S_MAX

@@ -11,6 +11,7 @@ from typing import Any, Self, TypeVar
 from echo2d.client.async_coordinator import AsyncCoordinator, Evaluation, Published, Session
 from echo2d.client.batches import Batch
 from echo2d.client.faults import Unanswered
+from echo2d.client.tinker import OperationResult, TinkerOperation
 from echo2d.core.protocol.trajectory import Attachment, StepFigures, TrajectoryScore
 from echo2d.net.security.auth import read_token_file
 
@@ -84,6 +85,12 @@ class Coordinator:
 
     def evaluate(self, version: int, after: int = 0) -> tuple[list[Evaluation], list[str]]:
         return self._wait(self._inner.evaluate(version, after))
+
+    def take_operation(self) -> TinkerOperation | None:
+        return self._wait(self._inner.take_operation())
+
+    def end_operation(self, operation: TinkerOperation, result: OperationResult) -> None:
+        self._wait(self._inner.end_operation(operation, result))
 
     def samples(self, step: int | None = None) -> list[dict[str, Any]]:
         return self._wait(self._inner.samples(step))

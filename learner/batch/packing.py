@@ -437,11 +437,11 @@ def _bundles(by_length: Sequence[PackedAnswer], room: int) -> list[_Bundle]:
             bundles += [_Bundle([answer]) for answer in answers]
             continue
         own = [(len(answer.tokens) - shared, answer) for answer in answers]
-        bundles += [_bundle(fitting, shared) for fitting in _best_fit(own, room - shared)]
+        bundles += [_bundle(fitting, shared) for fitting in best_fit(own, room - shared)]
     return bundles
 
 
-def _best_fit(items: Sequence[tuple[int, Item]], room: int) -> list[list[Item]]:
+def best_fit(items: Sequence[tuple[int, Item]], room: int) -> list[list[Item]]:
     """Put items, given as (width, item), widest first, into rows of at most `room`, or of one wider item."""
     rows: list[list[Item]] = []
     free: list[tuple[int, int]] = []  # (free tokens, row), ascending

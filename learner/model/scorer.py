@@ -98,7 +98,26 @@ class AnswerScorer:
         rows, columns = np.nonzero(answer_bt[:, 1:])
         places_n = rows * tokens_bt.shape[1] + columns
         drawn_n = tokens_bt[rows, columns + 1]
-        heat_n = np.broadcast_to(np.asarray(temperature, dtype=np.float32), drawn_n.shape)
+        return self.score_targets(
+            tokens_bt, places_n, drawn_n, positions_bt, pieces, temperature=temperature
+        )
+
+    def score_targets(
+        self,
+        tokens_bt: NDArray[np.int64],
+        places_n: NDArray[np.int64],
+        targets_n: NDArray[np.int64],
+        positions_bt: NDArray[np.int64] | None = None,
+        pieces: Pieces | None = None,
+        *,
+        temperature: float | NDArray[np.float32] = 1.0,
+    ) -> TokenScores:
+        """The scores [n] of these targets, each from the model's output at its place, with gradient.
+
+        places_n: indices of tokens, counted over all rows, ascending. A place may come several times. The others are
+        as in `score`.
+        """
+        heat_n = np.broadcast_to(np.asarray(temperature, dtype=np.float32), targets_n.shape)
         # A micro-batch without answers has no pieces, and each rank runs all of it.
         row_ranks = RowRanks() if pieces is None else self._row_ranks
         own = row_ranks.own(tokens_bt.size)
@@ -106,7 +125,7 @@ class AnswerScorer:
         found: TokenScores = getattr(self.model, METHOD)(
             self._here(tokens_bt[:, own]),
             self._here(places_n[first:end] - own.start),
-            self._here(drawn_n[first:end]),
+            self._here(targets_n[first:end]),
             self._here(heat_n[first:end].copy()),
             self._tail,
             self._context(positions_bt, pieces, row_ranks),

@@ -5,7 +5,8 @@
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -15,6 +16,9 @@ from echo2d.learner.config import LearnerConfig
 from echo2d.learner.saving.layout import WeightPart
 from echo2d.learner.saving.publish import SnapshotWriter
 
+# PEFT puts this before the names that the model has for its layers.
+PEFT_PREFIX = "base_model.model."
+
 
 class AdapterWriter(SnapshotWriter):
     """Write versions that are adapters. base_digest: digest of the base model that they belong to."""
@@ -23,12 +27,12 @@ class AdapterWriter(SnapshotWriter):
         self, config: LearnerConfig, run_id: str, weights: Mapping[str, Tensor], base_digest: str
     ) -> None:
         layout = {
-            "adapter_model.safetensors": {
-                "base_model.model." + name: WeightPart(name) for name in weights
-            }
+            "adapter_model.safetensors": {PEFT_PREFIX + name: WeightPart(name) for name in weights}
         }
         super().__init__(config.model, config.snapshot_root, run_id, weights, layout)
-        self._config = _peft_config(config)
+        self._config = peft_config(
+            config.model, config.lora_rank, config.lora_alpha, config.lora_targets
+        )
         self.base_digest = base_digest
 
     def _companion_files(self) -> dict[str, bytes]:
@@ -48,15 +52,16 @@ def check_scale(config: LearnerConfig, progress: Mapping[str, Any]) -> None:
         )
 
 
-def _peft_config(config: LearnerConfig) -> dict[str, Any]:
+def peft_config(base: Path, rank: int, alpha: float, targets: Sequence[str]) -> dict[str, Any]:
+    """The content of adapter_config.json. targets: the last parts of the names of the layers that have an adapter."""
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": config.model.name,
-        "r": config.lora_rank,
-        "lora_alpha": config.lora_alpha,
+        "base_model_name_or_path": base.name,
+        "r": rank,
+        "lora_alpha": alpha,
         "lora_dropout": 0.0,
-        "target_modules": list(config.lora_targets),
+        "target_modules": list(targets),
         "bias": "none",
         "inference_mode": True,
     }

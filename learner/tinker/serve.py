@@ -1,0 +1,91 @@
+"""The loop of `echo2d learn --serve`: take a client's call from the coordinator, run it, answer, and so on.
+
+    open a session --> take a call (a long poll) --> run it --> answer --> take the next one ... --> told to stop
+
+The coordinator puts the calls in order and gives one at a time. A call that fails is answered with one line, and the
+loop goes on. When it is told to stop, it finishes the call that it runs. The models in memory end with the process;
+what clients saved stays.
+"""
+
+import contextlib
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+from echo2d.client import (
+    Fenced,
+    OperationFailed,
+    OperationResult,
+    Session,
+    TinkerOperation,
+    Unanswered,
+    Unreachable,
+)
+from echo2d.learner.tinker.sums import WrongCall
+from echo2d.learner.tinker.trainer import Trainer
+from echo2d.sd_notify import Notifier
+from echo2d.tinker.wire import Malformed
+
+log = logging.getLogger("echo2d.learner")
+
+
+class OperationSource(Protocol):
+    """What the loop needs of `Coordinator`."""
+
+    def open_session(
+        self, resume_step: int, *, learner: str = "", take_over: bool = False, steps: int = 0
+    ) -> Session: ...
+
+    def take_operation(self) -> TinkerOperation | None: ...
+
+    def end_operation(self, operation: TinkerOperation, result: OperationResult) -> None: ...
+
+
+def serve(
+    trainer: Trainer,
+    coordinator: OperationSource,
+    *,
+    stopped: Callable[[], bool],
+    identity: str = "",
+    take_over: bool = False,
+    service: Notifier | None = None,
+) -> None:
+    """Serve calls until `stopped` returns True."""
+    service = service or Notifier()
+    with contextlib.suppress(Unanswered):
+        # Unanswered: it was told to stop while it waited.
+        session = coordinator.open_session(0, learner=identity, take_over=take_over)
+        log.info("session epoch=%d serves calls of the Tinker API", session.epoch)
+        _serve(trainer, coordinator, stopped, service)
+    log.info("stopped; models in memory, which end now: %d", trainer.models)
+
+
+def _serve(
+    trainer: Trainer, coordinator: OperationSource, stopped: Callable[[], bool], service: Notifier
+) -> None:
+    last: tuple[object, OperationResult] | None = None
+    while not stopped():
+        service.turned(lambda: f"serves calls of the Tinker API; {trainer.models} models in memory")
+        operation = coordinator.take_operation()
+        if operation is None:
+            continue
+        # The coordinator gives a call again if it did not receive the answer, and a gradient must not be added twice.
+        named = (operation.model, operation.number, operation.kind, operation.body)
+        if last is None or last[0] != named or not operation.model:
+            last = named, result_of(trainer, operation)
+        coordinator.end_operation(operation, last[1])
+
+
+def result_of(trainer: Trainer, operation: TinkerOperation) -> OperationResult:
+    """The result of a call, or why it has none."""
+    try:
+        return trainer.run(operation)
+    except (WrongCall, Malformed) as wrong:
+        log.info("refused kind=%s model=%s: %s", operation.kind, operation.model, wrong)
+        return OperationFailed(str(wrong))
+    except (Fenced, Unanswered, Unreachable):
+        raise
+    except Exception as error:
+        log.exception("failed kind=%s model=%s", operation.kind, operation.model)
+        line = " ".join(str(error).split())
+        return OperationFailed(f"{type(error).__name__}: {line}", "server")

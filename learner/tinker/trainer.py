@@ -1,0 +1,415 @@
+"""Run the training calls of the Tinker API on one model, one after the other.
+
+    create, load            a new slot, under the client's name of the model
+    forward_backward        the logprobs of all targets, and the gradient added to that of the slot, unless forward_only
+    optim_step, discard     apply the gradient, or drop it
+    save                    a slot's directory in learner.out_dir/tinker
+    publish                 a saved slot, or the base model, as a version that workers serve
+    score                   the logprobs of a prompt under a saved slot, or the base model
+    keep                    free all other slots, and delete all other directories
+
+A call is checked before anything is computed, so a call that the client got wrong changes nothing.
+
+Datums are packed into rows as answers are (`batch.packing`): each is a piece of its own, whose positions begin at 0. A
+model that cannot keep them apart gets a row for each.
+
+Suffixes of names: b = rows of a micro-batch, t = positions, n = targets of a micro-batch, one datum after the other.
+"""
+
+import contextlib
+import json
+import logging
+import re
+import shutil
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from echo2d.client import (
+    OperationFailed,
+    OperationResult,
+    OperatorFault,
+    TinkerOperation,
+    base_digest,
+)
+from echo2d.core.base.model_config import context_max
+from echo2d.learner.batch.packing import Pieces, best_fit
+from echo2d.learner.config import LearnerConfig, Place
+from echo2d.learner.model.layers import prepare_layers
+from echo2d.learner.model.load import empty_model, fill
+from echo2d.learner.model.scorer import AnswerScorer
+from echo2d.learner.ranks.ranks import Ranks, device_of, layers_of
+from echo2d.learner.saving.files import (
+    ASIDE,
+    make_directory,
+    remove_directory,
+    store_faults,
+    whole_directory,
+)
+from echo2d.learner.saving.layout import layout_of
+from echo2d.learner.tinker.slots import PUBLISHED_FILES, Adam, Slot, Slots, SlotShape
+from echo2d.learner.tinker.sums import (
+    TARGETS,
+    Loss,
+    Targets,
+    WrongCall,
+    check_tokens,
+    given_of,
+    loss_with,
+    targets_of,
+)
+from echo2d.logs import say
+from echo2d.tinker.wire import (
+    Datum,
+    read_forward_backward,
+    write_forward_backward_output,
+    write_prompt_scores,
+)
+
+# Slots at a time. One of rank 32 on a model of 8 billion parameters takes 1.3 GB.
+MODELS_MAX = 64
+# Targets of one datum. The head holds a hidden state for each of them.
+TARGETS_MAX = 1 << 20
+# Slots of saved weights in memory.
+SCORED_SLOTS_MAX = 4
+# In a micro-batch, this many targets take as much room as one token: a token has activations of all layers.
+TARGETS_PER_TOKEN = 8
+FOLDER = re.compile("[0-9a-f]{1,64}")
+
+log = logging.getLogger("echo2d.learner")
+
+
+@dataclass(frozen=True, slots=True)
+class _Checked:
+    """A datum that can be computed."""
+
+    tokens_t: NDArray[np.int64]
+    targets: NDArray[np.int64]  # [t], or several for each token [t, k]
+    given: Mapping[str, NDArray[np.float32]]  # for each target
+
+    @property
+    def width(self) -> int:
+        """Its room in a row, in tokens."""
+        return max(len(self.tokens_t), self.targets.size // TARGETS_PER_TOKEN)
+
+
+@dataclass(frozen=True, slots=True)
+class _MicroBatch:
+    """One forward pass: a row of pieces, or padded rows of one datum each."""
+
+    tokens_bt: NDArray[np.int64]
+    places_n: NDArray[np.int64]  # the token that each target belongs to
+    positions_bt: NDArray[np.int64] | None
+    pieces: Pieces | None
+
+
+class Trainer:
+    """The model and its slots. OperatorFault: the configuration does not fit."""
+
+    def __init__(
+        self, config: LearnerConfig, publish: Callable[[int, Path], object] | None = None
+    ) -> None:
+        """publish: makes a directory a version that workers serve."""
+        self._publish = publish
+        if config.compile:
+            raise OperatorFault("learner.compile: expected false with --serve; found true")
+        if config.threads:
+            torch.set_num_threads(config.threads)
+        ranks = Ranks(device=device_of(config.device, Place()))
+        if ranks.device.type == "cuda":
+            # As `Policy` does: products of float32 factors use TF32.
+            torch.set_float32_matmul_precision("high")
+        self._config, self._device = config, ranks.device
+        model = empty_model(config.model).requires_grad_(requires_grad=False)
+        layout = layout_of(model, config.model)
+        prepare_layers(model, config, ranks.device)
+        # There is no dropout.
+        self.model = fill(ranks.shard(model, config), config.model, layout, ranks.device).eval()
+        self._scorer = AnswerScorer(self.model, packing=config.packing)
+        # Layers save memory (learner.recompute) only if they themselves, not their parts, are in training.
+        for layer in layers_of(self.model):
+            layer.training = True
+        self._factory = Slots(self.model, config.model, base_digest(config.model))
+        self._slots: dict[str, Slot] = {}
+        # Slots of saved weights by folder, that score prompts.
+        self._scored: dict[str, Slot] = {}
+        self._vocabulary = int(self.model.config.get_text_config().vocab_size)
+        read_max = context_max(json.loads((config.model / "config.json").read_bytes()))
+        self._tokens_max = min(read_max or TARGETS_MAX, config.row_tokens_max or TARGETS_MAX)
+        self._root = config.out_dir / "tinker"
+        make_directory("out_dir", self._root)
+        for left in self._root.glob(f"{ASIDE}*"):
+            shutil.rmtree(left, ignore_errors=True)
+        self._warned = False  # that some layers are not trained
+
+    @property
+    def models(self) -> int:
+        return len(self._slots)
+
+    def run(self, operation: TinkerOperation) -> OperationResult:
+        """The result of one call, in the form that `Coordinator.end_operation` takes.
+
+        WrongCall, Malformed: the client got it wrong. Any other exception: this learner did. A gradient may then lack a
+        part, and the coordinator drops it.
+        """
+        model, arguments = operation.model, operation.arguments
+        match operation.kind:
+            case "create":
+                return self._create(model, arguments)
+            case "load":
+                return self._load(model, arguments)
+            case "publish" if self._publish is not None:
+                with self._snapshot(arguments) as directory:
+                    self._publish(arguments["version"], directory)
+                return {}
+            case "score":
+                return self._score(arguments, operation.body)
+            case "keep":
+                return self._keep_only(arguments["models"], arguments["folders"])
+        slot = self._slots.get(model)
+        if slot is None:
+            detail = f"model {model} is not in the learner's memory: the learner was restarted; load a checkpoint"
+            return OperationFailed(detail, "server")
+        match operation.kind:
+            case "forward_backward":
+                return self._forward_backward(model, slot, operation.body)
+            case "optim_step":
+                return self._optim_step(model, slot, arguments)
+            case "discard":
+                slot.discard()
+                return {}
+            case "save":
+                return self._save(model, slot, arguments)
+        return OperationFailed(f"this learner does not know the call {operation.kind!r}", "server")
+
+    def _create(self, model: str, arguments: Mapping[str, Any]) -> OperationResult:
+        if not arguments["rank"]:
+            return OperationFailed("rank 0 (full weights) is not there yet")
+        names = "rank", "train_attn", "train_mlp", "train_unembed"
+        shape = SlotShape(**{name: arguments[name] for name in names})
+        self._keep(model, self._factory.create(shape, arguments["seed"]))
+        idle = self._factory.idle(shape)
+        if idle and not self._warned:
+            self._warned = True
+            log.warning(
+                "not trained: %s; such layers of this model get no adapter", ", ".join(idle)
+            )
+        say(log, logging.INFO, "created", model=model, rank=shape.rank)
+        return {}
+
+    def _load(self, model: str, arguments: Mapping[str, Any]) -> OperationResult:
+        began_at = time.monotonic()
+        slot = self._factory.load(self._directory(arguments), optimizer=arguments["optimizer"])
+        self._keep(model, slot)
+        told = {"folder": arguments["folder"], "seconds": _since(began_at)}
+        say(
+            log, logging.INFO, "loaded", model=model, rank=slot.shape.rank, steps=slot.steps, **told
+        )
+        return {"rank": slot.shape.rank}
+
+    def _keep(self, model: str, slot: Slot) -> None:
+        """WrongCall: there are too many slots."""
+        if model not in self._slots and len(self._slots) >= MODELS_MAX:
+            raise WrongCall(f"expected at most {MODELS_MAX} models at a time; one must end first")
+        self._slots[model] = slot
+
+    def _keep_only(self, models: Collection[str], folders: Collection[str]) -> OperationResult:
+        for model in self._slots.keys() - models:
+            del self._slots[model]
+        for directory in self._root.iterdir():
+            # Other names are not ours.
+            if FOLDER.fullmatch(directory.name) and directory.name not in folders:
+                remove_directory(directory)
+        return {}
+
+    def _optim_step(self, model: str, slot: Slot, arguments: Mapping[str, Any]) -> OperationResult:
+        began_at = time.monotonic()
+        norm = slot.step(Adam(**arguments))
+        said = {"step": slot.steps, "grad_norm": f"{norm:.4g}", "tokens": slot.tokens}
+        slot.seconds += time.monotonic() - began_at
+        say(log, logging.INFO, "stepped", model=model, **said, seconds=f"{slot.seconds:.1f}")
+        slot.tokens, slot.seconds = 0, 0.0
+        return {"metrics": {"grad_norm": norm}}
+
+    def _save(self, model: str, slot: Slot, arguments: Mapping[str, Any]) -> OperationResult:
+        began_at, directory = time.monotonic(), self._directory(arguments)
+        written = self._factory.save(slot, directory, optimizer=arguments["optimizer"])
+        told = {"folder": directory.name, "bytes": written, "seconds": _since(began_at)}
+        say(log, logging.INFO, "saved", model=model, steps=slot.steps, **told)
+        return {"bytes": written}
+
+    @contextlib.contextmanager
+    def _snapshot(self, arguments: Mapping[str, Any]) -> Iterator[Path]:
+        """A directory to publish, with the adapter of a saved slot, or with one that changes nothing (folder: "")."""
+        directory = self._config.snapshot_root / f"tinker-{arguments['version']}"
+        remove_directory(directory)
+        with store_faults("cannot write the snapshot", directory):
+            with whole_directory(directory, durable=False) as aside:
+                if arguments["folder"]:
+                    for name in PUBLISHED_FILES:
+                        shutil.copy(self._directory(arguments) / name, aside)
+                else:
+                    self._factory.write_nothing(aside)
+            try:
+                yield directory
+            finally:
+                remove_directory(directory)
+
+    def _directory(self, arguments: Mapping[str, Any]) -> Path:
+        """WrongCall: the folder's name is not hexadecimal."""
+        if not FOLDER.fullmatch(folder := str(arguments["folder"])):
+            raise WrongCall(f"folder: expected at most 64 hex digits; found {folder[:80]!r}")
+        return self._root / folder
+
+    def _forward_backward(self, model: str, slot: Slot, body: bytes) -> bytes:
+        began_at, call = time.monotonic(), read_forward_backward(body)
+        learns = not call.head.forward_only
+        loss = loss_with(call.head.loss, call.config)
+        data = [
+            self._check(place, each, loss, learns=learns) for place, each in enumerate(call.data)
+        ]
+        logprobs: dict[int, NDArray[np.float32]] = {}
+        total = 0.0
+        with self._factory.using(slot), torch.set_grad_enabled(learns):
+            for places in self._rows(data):
+                row = [data[place] for place in places]
+                losses, found_n = self._compute(row, loss, learns=learns)
+                total += losses
+                ends = np.cumsum([each.targets.size for each in row])[:-1]
+                for place, own in zip(places, np.split(found_n, ends), strict=True):
+                    logprobs[place] = own.reshape(data[place].targets.shape)
+        tokens = sum(len(each.tokens_t) for each in data)
+        if learns:
+            slot.tokens += tokens
+            slot.seconds += time.monotonic() - began_at
+        told = {"loss_fn": call.head.loss, "tokens": tokens, "seconds": _since(began_at)}
+        say(log, logging.DEBUG, "computed", model=model, forward_only=not learns, **told)
+        metrics = {"loss:sum": total, "tokens:sum": float(tokens)}
+        return write_forward_backward_output(
+            [logprobs[place] for place in range(len(data))], metrics
+        )
+
+    @torch.no_grad()
+    def _score(self, arguments: Mapping[str, Any], prompt: bytes) -> bytes:
+        """The logprobs of the last tokens of a prompt under saved weights (folder "": the base model)."""
+        tokens_t = np.frombuffer(prompt, dtype="<i4").astype(np.int64)
+        check_tokens("prompt", tokens_t, self._vocabulary)
+        found = np.full(len(tokens_t), np.nan, dtype=np.float32)
+        # The first token has no logprob.
+        last = min(arguments["last"], len(tokens_t) - 1)
+        if last > 0:
+            first = len(tokens_t) - last
+            row = _Checked(tokens_t[:-1], tokens_t[1:], {})
+            micro = _laid_out([row], packed=self._scorer.packed)
+            places_n = micro.places_n[first - 1 :]
+            with self._factory.using(self._snapshot_slot(arguments["folder"])):
+                found[first:] = (
+                    self._scorer.score_targets(
+                        micro.tokens_bt,
+                        places_n,
+                        tokens_t[first:],
+                        micro.positions_bt,
+                        micro.pieces,
+                    )
+                    .logprobs_n.cpu()
+                    .numpy()
+                )
+        return write_prompt_scores(found)
+
+    def _snapshot_slot(self, folder: str) -> Slot | None:
+        """The slot of saved weights, of which the last few stay in memory; None: the base model."""
+        if not folder:
+            return None
+        slot = self._scored.pop(folder, None)
+        if slot is None:
+            slot = self._factory.load(self._directory({"folder": folder}), optimizer=False)
+        self._scored[folder] = slot
+        while len(self._scored) > SCORED_SLOTS_MAX:
+            del self._scored[next(iter(self._scored))]
+        return slot
+
+    def _check(self, place: int, datum: Datum, loss: Loss, *, learns: bool) -> _Checked:
+        """WrongCall: the datum cannot be computed."""
+        try:
+            return self._checked(datum, loss, learns=learns)
+        except WrongCall as wrong:
+            raise WrongCall(f"datum {place}: {wrong}") from wrong
+
+    def _checked(self, datum: Datum, loss: Loss, *, learns: bool) -> _Checked:
+        tokens, inputs = len(datum.tokens_t), datum.inputs
+        if not 0 < tokens <= self._tokens_max:
+            raise WrongCall(f"model_input: expected 1 to {self._tokens_max} tokens; found {tokens}")
+        check_tokens("model_input", datum.tokens_t, self._vocabulary)
+        targets = targets_of(inputs, tokens, self._vocabulary)
+        if targets.size > TARGETS_MAX:
+            raise WrongCall(f"{TARGETS}: expected at most {TARGETS_MAX}; found {targets.size}")
+        if not learns:
+            # The client asks for logprobs, and computes a loss of its own from them.
+            ones = np.ones(targets.shape, dtype=np.float32)
+            inputs = {"weights": ones, **inputs}
+        return _Checked(datum.tokens_t, targets, given_of(loss, inputs, targets.shape))
+
+    def _rows(self, data: Sequence[_Checked]) -> Iterator[list[int]]:
+        """The data of each micro-batch, by their places."""
+        order = sorted(range(len(data)), key=lambda place: data[place].width, reverse=True)
+        most = self._config.micro_batch_tokens
+        if self._scorer.packed:
+            yield from best_fit([(data[place].width, place) for place in order], most)
+            return
+        while order:
+            count = max(1, most // data[order[0]].width)
+            yield order[:count]
+            order = order[count:]
+
+    def _compute(
+        self, row: Sequence[_Checked], loss: Loss, *, learns: bool
+    ) -> tuple[float, NDArray[np.float32]]:
+        """The sum of the losses of one micro-batch, and its logprobs [n]. learns: with the backward pass."""
+        micro = _laid_out(row, packed=self._scorer.packed)
+        targets_n = np.concatenate([each.targets.reshape(-1) for each in row])
+        logprobs_n = self._scorer.score_targets(
+            micro.tokens_bt, micro.places_n, targets_n, micro.positions_bt, micro.pieces
+        ).logprobs_n
+        given = {
+            name: torch.from_numpy(np.concatenate([each.given[name] for each in row]))
+            for name in row[0].given
+        }
+        datums_n = np.repeat(np.arange(len(row)), [each.targets.size for each in row])
+        targets = Targets(
+            logprobs_n,
+            {name: each.to(self._device) for name, each in given.items()},
+            torch.from_numpy(datums_n).to(self._device),
+        )
+        losses_n = loss.of_targets(targets)
+        if learns:
+            torch.autograd.backward(losses_n.sum())
+        return float(losses_n.detach().double().sum()), logprobs_n.detach().cpu().numpy()
+
+
+def _laid_out(row: Sequence[_Checked], *, packed: bool) -> _MicroBatch:
+    lengths = np.array([len(each.tokens_t) for each in row])
+    width = int(lengths.sum() if packed else lengths.max())
+    starts = lengths.cumsum() - lengths if packed else np.arange(len(row)) * width
+    positions = [np.arange(length) for length in lengths]
+    tokens = np.zeros((1 if packed else len(row)) * width, dtype=np.int64)
+    places = []
+    for start, each, position in zip(starts, row, positions, strict=True):
+        tokens[start + position] = each.tokens_t
+        places.append(np.repeat(start + position, each.targets.size // len(position)))
+    nothing = np.zeros_like(lengths)
+    return _MicroBatch(
+        tokens.reshape(-1, width),
+        np.concatenate(places),
+        np.concatenate(positions)[None] if packed else None,
+        Pieces(starts, lengths, nothing, nothing) if packed else None,
+    )
+
+
+def _since(began_at: float) -> str:
+    return f"{time.monotonic() - began_at:.1f}"

@@ -1,0 +1,140 @@
+"""The loop and the program of `echo2d learn --serve`."""
+
+import contextlib
+import dataclasses
+import logging
+import signal
+from pathlib import Path
+
+import pytest
+
+import echo2d.learner.__main__ as program
+from echo2d.client import Fenced, OperationFailed, TinkerOperation, Unanswered
+from echo2d.learner.__main__ import main
+from echo2d.learner.config import LearnerConfig, Place
+from echo2d.learner.tinker.serve import serve
+from echo2d.learner.tinker.slots import Slot
+from echo2d.learner.tinker.trainer import Trainer
+from tests.support.learner import write_config
+from tests.support.tinker_calls import ADAM, CREATE, MODEL, ScriptedOperations, call
+
+STEP = call("optim_step", number=2, **ADAM)
+
+
+@pytest.fixture
+def trainer(config: LearnerConfig) -> Trainer:
+    return Trainer(config)
+
+
+def served(trainer: Trainer, *calls: TinkerOperation | None) -> ScriptedOperations:
+    coordinator = ScriptedOperations([*calls])
+    serve(trainer, coordinator, stopped=lambda: coordinator.over, identity="me", take_over=True)
+    return coordinator
+
+
+def test_calls_are_run_one_after_the_other(trainer: Trainer) -> None:
+    coordinator = served(trainer, None, call("create", **CREATE), None, STEP)
+    assert coordinator.sessions == [(0, "me", True)]
+    assert coordinator.results == [{}, {"metrics": {"grad_norm": 0.0}}]
+
+
+def test_a_call_that_comes_again_is_answered_and_not_run_again(trainer: Trainer) -> None:
+    coordinator = served(trainer, call("create", **CREATE), STEP, STEP)
+    assert coordinator.results[1] == coordinator.results[2]
+    assert trainer._slots[MODEL].steps == 1
+    served(trainer, dataclasses.replace(STEP, number=3))
+    assert trainer._slots[MODEL].steps == 2
+
+
+def test_the_loop_goes_on_after_a_failure(
+    trainer: Trainer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: object) -> float:
+        raise RuntimeError("out of\nmemory")
+
+    monkeypatch.setattr(Slot, "step", full)
+    with caplog.at_level(logging.INFO):
+        coordinator = served(
+            trainer,
+            call("create", number=0, **{**CREATE, "rank": -1}),
+            call("create", **CREATE),
+            STEP,
+            call("keep", "", models=[], folders=[]),
+        )
+    assert coordinator.results == [
+        OperationFailed("rank: expected 1 to 512; found -1"),
+        {},
+        OperationFailed("RuntimeError: out of memory", "server"),
+        {},
+    ]
+    assert f"refused kind=create model={MODEL}: rank: expected" in caplog.text
+    assert f"failed kind=optim_step model={MODEL}" in caplog.text
+    assert "Traceback" in caplog.text
+
+
+@pytest.mark.parametrize("fault", [Unanswered, Fenced])
+def test_the_loop_ends_in_order_when_it_is_told_to_stop_and_not_when_it_is_fenced(
+    trainer: Trainer, monkeypatch: pytest.MonkeyPatch, fault: type[Exception]
+) -> None:
+    def refuse(_: object) -> None:
+        raise fault("over")
+
+    monkeypatch.setattr(ScriptedOperations, "take_operation", refuse)
+    expected = pytest.raises(Fenced) if fault is Fenced else contextlib.nullcontext()
+    with expected:
+        served(trainer, None)
+
+
+class Stopping(ScriptedOperations):
+    """After its last call the program gets SIGTERM, as by a service manager."""
+
+    def take_operation(self) -> TinkerOperation | None:
+        if not self.calls:
+            signal.raise_signal(signal.SIGTERM)
+            return None
+        return super().take_operation()
+
+    def hurry(self) -> None:
+        """Nothing waits."""
+
+
+def test_the_program_serves_until_a_signal_without_learner_steps(
+    config: LearnerConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    path = write_config(tmp_path / "run.toml", config)
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join(line for line in lines if "steps" not in line))
+    coordinator = Stopping([call("create", **CREATE), call("save", folder="0a", optimizer=True)])
+    monkeypatch.setattr(
+        program, "Coordinator", lambda *_, **__: contextlib.nullcontext(coordinator)
+    )
+    assert main(["--config", str(path), "--serve"]) == 0
+    ((_, identity, _),) = coordinator.sessions
+    assert (config.out_dir / "learner.id").read_text().strip() == identity
+    assert len(coordinator.results) == 2
+    assert (config.out_dir / "tinker" / "0a" / "adapter_model.safetensors").exists()
+
+
+@pytest.mark.parametrize("other", ["--sft", "--plan", "--resume", "--export=1"])
+def test_serving_is_a_task_of_its_own(other: str, capsys: pytest.CaptureFixture[str]) -> None:
+    more = ["out"] if other.startswith("--export") else []
+    arguments = ["--config=run.toml", "--serve", *other.split("="), *more]
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    name = other.partition("=")[0]
+    assert f"--serve does not go with {name}" in capsys.readouterr().err
+
+
+def test_several_ranks_are_refused(
+    config: LearnerConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(program, "place", lambda: Place(0, 2, 0, 2))
+    assert main(["--config", str(write_config(tmp_path / "run.toml", config)), "--serve"]) == 2
+    assert "--serve needs one process" in capsys.readouterr().err
