@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from echo2d import __version__
-from echo2d.cli.daemons import coordinate, join, learn, rented, run_all
+from echo2d.cli.daemons import coordinate, join, learn, rented, run_all, tinker
 from echo2d.cli.doctor import doctor
 from echo2d.cli.envs import envs
 from echo2d.cli.files import files
@@ -31,7 +31,7 @@ ELSEWHERE = {
 }
 
 SECTIONS = {
-    "Run": (init, try_run, run_all, coordinate, join, learn, envs, demo),
+    "Run": (init, try_run, run_all, coordinate, join, learn, tinker, envs, demo),
     "Look": (status, samples, doctor),
     "Operate": (token, worker, rented, keep, files),
     "Measure": (plan, simulate),

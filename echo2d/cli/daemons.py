@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -52,9 +52,8 @@ def coordinate(
     and spreads every version that the learner publishes. Stop it with Ctrl-C or SIGTERM; started
     again with the same config, it continues the run.
     """
-    from echo2d.config.coordinator import CoordinatorConfig
     from echo2d.config.coordinator import print_config as all_keys
-    from echo2d.recipes.learner_table import check_learner_of, learner_keys
+    from echo2d.recipes.learner_table import learner_keys
 
     if print_config:
         click.echo(f"{all_keys()}\n{learner_keys()}", nl=False)
@@ -63,8 +62,46 @@ def coordinate(
         raise OperatorFault(
             "coordinate needs --config FILE; echo2d coordinate --print-config prints a template"
         )
+    _coordinate(config, settings, rent, "coordinate", log_level, log_json, log_file)
+
+
+@click.command()
+@click.option("--config", type=FILE, required=True, help="TOML file of the run, with [tinker].")
+@set_option("Override a key of the config: TABLE.KEY=VALUE, such as coordinator.tls=off")
+@log_options
+def tinker(
+    config: Path,
+    *,
+    settings: tuple[str, ...],
+    log_level: str,
+    log_json: bool,
+    log_file: Path | None,
+) -> None:
+    """Serve the Tinker API: clients train adapters of their own on one base model.
+
+    It is the coordinator, with [tinker] instead of [[task]]. `echo2d learn --serve` computes for it.
+    A client needs a token: `echo2d token create NAME --role tinker`.
+    """
+    _coordinate(config, settings, False, "tinker", log_level, log_json, log_file)
+
+
+def _coordinate(
+    config: Path,
+    settings: tuple[str, ...],
+    rent: bool,  # noqa: FBT001 - an option
+    command: Literal["coordinate", "tinker"],
+    log_level: str,
+    log_json: bool,  # noqa: FBT001 - an option
+    log_file: Path | None,
+) -> None:
+    from echo2d.config.coordinator import CoordinatorConfig
+    from echo2d.recipes.learner_table import check_learner_of
+
     loaded = CoordinatorConfig.load(config, settings)
-    check_learner_of(loaded, config, settings)
+    loaded.require(command)
+    # `echo2d learn --serve` needs no learner.steps either.
+    given = ("learner.steps=1",) if command == "tinker" else ()
+    check_learner_of(loaded, config, (*given, *settings))
     if rent:
         from echo2d.runtime.renting.renter import print_rent_plan
 
@@ -108,7 +145,9 @@ def run_all(
     from echo2d.views.results import closing_lines
 
     of_run = [each for each in settings if not each.startswith("worker.")]
-    loaded, learner = CoordinatorConfig.load(config, of_run), LearnerConfig.load(config, of_run)
+    loaded = CoordinatorConfig.load(config, of_run)
+    loaded.require("coordinate")
+    learner = LearnerConfig.load(config, of_run)
     resume = any((learner.out_dir / "checkpoints").glob("*"))
     with ExitStack() as stack:
         sink = None if log_file is None else stack.enter_context(log_file.open("a"))

@@ -25,9 +25,9 @@ def token() -> None:
 @click.argument("name")
 @click.option(
     "--role",
-    type=click.Choice(["worker", "learner", "gateway", "agent", "viewer", "operator"]),
+    type=click.Choice(["worker", "learner", "gateway", "agent", "tinker", "viewer", "operator"]),
     required=True,
-    help="What the holder may do: join, train, generate, play, look, or cordon and drain workers.",
+    help="What the holder may do: join, train, generate, play, call the Tinker API, look, or cordon and drain workers.",
 )
 @run_dir_option
 @click.option(

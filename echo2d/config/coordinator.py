@@ -157,6 +157,18 @@ class GatewayTable(Table):
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TinkerTable(Table):
+    """Instead of [[task]]: clients of the Tinker API decide what is trained."""
+
+    TABLE: ClassVar[str] = "tinker"
+
+    models: dict[str, Any] = key(
+        "names by which clients ask for a model, each with its directory: that of run.base_model",
+        dict,
+    )
+
+
 COORDINATOR_TABLES: tuple[type[Table], ...] = (
     RunTable, ServeTable, PolicyTable, SamplingTable, SamplesTable, DisseminationTable,
     ActivationTable, LinkTable, GatewayTable, AuditTable, RentTable,
@@ -182,6 +194,7 @@ class CoordinatorConfig:
     rent: RentTable
     prices: tuple[PriceTable, ...] = ()
     providers: tuple[ProviderConfig, ...] = ()
+    tinker: TinkerTable | None = None
     folder: Path = Path()  # the folder of the config's file
     # The [learner] table as the file has it; empty if there is none.
     learner: Mapping[str, Any] = field(default_factory=dict, compare=False)
@@ -212,6 +225,8 @@ class CoordinatorConfig:
                 f"found {policy.group_min}"
             )
         self._check_tasks()
+        if self.tinker is not None:
+            self._check_tinker(self.tinker)
         if policy.group_size == 1:
             self._check_single()
         if self.sampling.vocab_size == 0 and self.run.base_model is None:
@@ -236,6 +251,38 @@ class CoordinatorConfig:
                 "group, and one alone teaches nothing; expected at least 2, or learner.advantages of "
                 "your own; found 1"
             )
+
+    def _check_tinker(self, table: TinkerTable) -> None:
+        if self.tasks or self.evals:
+            raise OperatorFault(
+                "tinker: clients decide what is trained; expected no [[task]] and no [[eval]]"
+            )
+        if self.run.base_model is None:
+            raise OperatorFault(
+                "run.base_model: expected the directory of the model that [tinker] serves"
+            )
+        if not table.models:
+            raise OperatorFault(
+                'tinker.models: expected a name, such as "Qwen/Qwen3-8B" = "models/qwen3-8b"; found none'
+            )
+        for name, directory in table.models.items():
+            if not isinstance(directory, str):
+                raise OperatorFault(
+                    f"tinker.models: {name}: expected a directory; found {directory!r}"
+                )
+            path = self.folder / Path(directory)
+            if path.resolve() != self.run.base_model.resolve():
+                raise OperatorFault(
+                    f"tinker.models: {name}: expected run.base_model, {self.run.base_model}, because a learner "
+                    f"holds one base model; found {path}"
+                )
+
+    def require(self, command: Literal["coordinate", "tinker"]) -> None:
+        """OperatorFault: another command starts a run of this config."""
+        if (self.tinker is None) != (command == "coordinate"):
+            other = "echo2d coordinate" if self.tinker is None else "echo2d tinker"
+            lacks = "no [tinker]" if self.tinker is None else "[tinker]"
+            raise OperatorFault(f"this config has {lacks}: start it with `{other}`")
 
     def sampling_of(self, task: TaskTable, *, greedy: bool = False) -> SamplingTable:
         """How this task's answers are drawn. OperatorFault: its own keys are wrong.
@@ -324,6 +371,8 @@ class CoordinatorConfig:
         tables = {cls.TABLE: dict(table_of(document, cls.TABLE)) for cls in COORDINATOR_TABLES}
         several = (TaskTable.TABLE, EvalTable.TABLE, PriceTable.TABLE)
         for name in document:
+            if name == TinkerTable.TABLE:
+                continue
             if name not in tables and name not in OTHER_TABLES and name not in several:
                 if not isinstance(document[name], dict | list):
                     raise OperatorFault(
@@ -332,7 +381,10 @@ class CoordinatorConfig:
                 raise OperatorFault(
                     f"[{name}]: unknown table; {meant(name, [*tables, *several, *sorted(OTHER_TABLES)])}"
                 )
-        tasks = _rows(document, TaskTable.TABLE, TASKS_MAX) or [{}]
+        tinker = None
+        if TinkerTable.TABLE in document:
+            tinker = read_table(TinkerTable, table_of(document, TinkerTable.TABLE))
+        tasks = _rows(document, TaskTable.TABLE, TASKS_MAX) or ([] if tinker else [{}])
         checked: dict[str, Any] = {
             cls.TABLE: read_table(cls, tables[cls.TABLE], folder) for cls in COORDINATOR_TABLES
         }
@@ -348,6 +400,7 @@ class CoordinatorConfig:
                 read_table(PriceTable, row) for row in _rows(document, PriceTable.TABLE, 256)
             ),
             providers=read_providers(document),
+            tinker=tinker,
             folder=folder,
             learner=table_of(document, "learner"),
         )
@@ -380,11 +433,13 @@ def print_config() -> str:
     """All keys of the coordinator and of a worker, as commented TOML with defaults, units and meanings."""
     tables = print_tables(*COORDINATOR_TABLES, TaskTable, WorkerConfig)
     tables = tables.replace("[task]", "[[task]]")
-    several = [_optional(each) for each in (EvalTable, PriceTable)]
+    several = [_optional(each) for each in (EvalTable, PriceTable, TinkerTable)]
     return "\n".join([tables, *several, print_providers()])
 
 
 def _optional(table: type[Table]) -> str:
     """All keys of an optional table, commented out."""
-    text = print_tables(table).replace(f"[{table.TABLE}]", f"[[{table.TABLE}]]")
+    text = print_tables(table)
+    if table is not TinkerTable:
+        text = text.replace(f"[{table.TABLE}]", f"[[{table.TABLE}]]")
     return "".join(f"# {line}\n" if line else "\n" for line in text.splitlines())

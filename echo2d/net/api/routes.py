@@ -45,6 +45,7 @@ The core takes every decision; this module only turns requests into events, and 
     GET  /v1/status, /metrics           facts as JSON, as Prometheus text
     GET  /, /page/{name}                the page and its files, for everybody, see page.py
     the gateway's, if it is enabled     see net/gateway/routes.py; its errors have OpenAI's shape
+    /api/v1/..., with [tinker]          see net/tinker/routes.py
 
 Every error is {"error": a short code, "detail": one line}, with status 400 (malformed or refused),
 401 / 403 (caller unknown / not allowed), 404 (no such attachment), 409 (the run's state forbids it, or
@@ -83,6 +84,7 @@ from echo2d.client.http import (
     WORKER_ORDER_PATH,
 )
 from echo2d.core.base.ids import DIGEST_BYTES, Digest, Epoch, PeerId, RequestId, RunId, Version
+from echo2d.core.cluster.events import Reply
 from echo2d.core.coordinator.events import (
     AliveTold,
     BatchAsked,
@@ -92,7 +94,6 @@ from echo2d.core.coordinator.events import (
     EpochAsked,
     EvaluationsAsked,
     RefuseAsked,
-    Reply,
     RulesAsked,
     SessionAsked,
     WorkerOrder,
@@ -142,6 +143,7 @@ from echo2d.net.security.auth import (
     Denied,
     Role,
 )
+from echo2d.net.tinker.models import ServedModels
 from echo2d.this_build import THIS_BUILD
 
 ENROL_BYTES_MAX = 1 << 10  # a key and a proof in hex, from a caller that has no key here yet
@@ -177,6 +179,11 @@ class ApiBackend(Health, Protocol):
         self, make: Callable[[RequestId], CoordinatorEvent], *, timeout_s: float
     ) -> Reply | None:
         """Put a request to the core; None if it was not answered in time."""
+
+    async def ask_for_client(
+        self, make: Callable[[RequestId], CoordinatorEvent], *, timeout_s: float
+    ) -> Reply | None:
+        """The same for a call of a client of the Tinker API, which may wait for a result."""
 
     async def publish(
         self, epoch: Epoch, version: Version, path: str | None, manifest: Manifest | None
@@ -533,12 +540,14 @@ def make_app(
     worker: Handler,
     page: Mapping[str, bytes],
     gateway: Gateway | None = None,
+    tinker: ServedModels | None = None,
     names: Collection[str] = (),
 ) -> web.Application:
     """The application, to be served with `make_runner`.
 
-    worker: handles the control links. page: the dashboard's files, by name. gateway: None if it is disabled.
-    names: the names under which browsers may ask, besides addresses and localhost.
+    worker: handles the control links. page: the dashboard's files, by name. gateway: None if it is disabled. tinker:
+    the models of the Tinker API; None: it is not served. names: the names under which browsers may ask, besides
+    addresses and localhost.
     """
     api, app = (
         Api(backend),
@@ -578,4 +587,9 @@ def make_app(
     app.router.add_get("/metrics", api.allow(READERS, api.metrics))
     if gateway is not None:
         mount(app, gateway, api.allow)
+    if tinker is not None:
+        # It needs protobuf, which only runs with [tinker] have.
+        from echo2d.net.tinker.routes import mount as mount_tinker
+
+        mount_tinker(app, backend, tinker, api.allow)
     return app

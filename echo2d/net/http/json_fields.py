@@ -92,8 +92,12 @@ async def fields(
 
 async def json_object(request: web.Request) -> dict[str, Any]:
     """The JSON object in the body."""
+    return json_object_of(await request.read())
+
+
+def json_object_of(data: bytes) -> dict[str, Any]:
     try:
-        body = json.loads(await request.read())
+        body = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise malformed("the body is not JSON") from error
     if not isinstance(body, dict):

@@ -35,10 +35,12 @@ from echo2d.core.base.codec import Codec
 from echo2d.core.base.ids import PEER_ID_CHARS, PeerId, RunId
 from echo2d.errors import IntegrityFault, OperatorFault, PeerFault, path_fault
 
-Role = Literal["worker", "learner", "gateway", "agent", "viewer", "operator", "seed", "auditor"]
+Role = Literal[
+    "worker", "learner", "gateway", "agent", "tinker", "viewer", "operator", "seed", "auditor"
+]
 # The roles of the coordinator's child processes, the seed and the auditor. It gives them their keys directly.
 OWN_ROLES = ("seed", "auditor")
-TokenRole = Literal["worker", "learner", "gateway", "agent", "viewer", "operator"]
+TokenRole = Literal["worker", "learner", "gateway", "agent", "tinker", "viewer", "operator"]
 
 PEER_KEY_BYTES = 32
 AUTH_NONCE_BYTES = 32

@@ -15,6 +15,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Any, Protocol, assert_never
 
 from echo2d.core.audit.events import AuditTold, Convict
@@ -28,6 +29,7 @@ from echo2d.core.cluster.events import (
     Note,
     Persist,
     RemovalPlanned,
+    Reply,
     Send,
     StopRun,
     SyncVersion,
@@ -39,7 +41,6 @@ from echo2d.core.coordinator.events import (
     CoordinatorEvent,
     CoordinatorRecord,
     DeadlinePassed,
-    Reply,
     WorkerOrder,
     WorkerOrdered,
 )
@@ -52,6 +53,7 @@ from echo2d.core.status.schema import (
     RunFacts,
     Status,
 )
+from echo2d.core.tinker.events import DrawSample, StopSample
 from echo2d.core.weights.manifest import Manifest
 from echo2d.core.work.calls.events import CallRefused, ChoiceGrew
 from echo2d.core.work.events import (
@@ -77,6 +79,7 @@ from echo2d.runtime.coordinator.journals import Journals
 from echo2d.runtime.coordinator.live_page import LivePage, PageMachine
 from echo2d.runtime.coordinator.metrics import CoordinatorMetrics
 from echo2d.runtime.coordinator.process_view import ProcessView
+from echo2d.runtime.coordinator.tinker_samples import SampleDrawer
 from echo2d.runtime.coordinator.version_publisher import VersionPublisher
 from echo2d.runtime.process.mailbox import EVENTS_MAX, EVENTS_PER_TURN_MAX, Mailbox, PendingRequests
 from echo2d.runtime.run_dir.access_table import AccessTable, Enrolment
@@ -91,6 +94,8 @@ from echo2d.sd_notify import Notifier
 LOOP_LATE_S = 1.0
 # A turn waits for the ledger's disk. A turn that takes longer than this is stuck, and so is the run.
 _STUCK_S = 30.0
+# Calls of clients of the Tinker API: each waits for one of thousands of results.
+CLIENT_REQUESTS_MAX = 8192
 
 log = logging.getLogger("echo2d.coordinator")
 
@@ -130,6 +135,8 @@ class ProcessSettings:
     service: Notifier = field(default_factory=Notifier)
     # None: the gateway is off.
     make_gateway: Callable[[Emit], Gateway] | None = None
+    # With [tinker]: the text of token ids, in which stop texts are found.
+    decode: Callable[[Sequence[int]], str] | None = None
     # Whether holders of a viewer's token see prompts and answers.
     viewers_see_samples: bool = False
     # The facts about the run that the status shows.
@@ -157,12 +164,17 @@ class CoordinatorProcess:
         self._files = files
         self._tls, self._service = settings.tls, settings.service
         self._mailbox: Mailbox[CoordinatorEvent] = Mailbox()
-        self._requests = PendingRequests(self._mailbox.put)
+        numbers = count()
+        self._requests = PendingRequests(self._mailbox.put, numbers)
+        self._client_requests = PendingRequests(self._mailbox.put, numbers, CLIENT_REQUESTS_MAX)
         self._versions = VersionPublisher(
             files, self._requests.ask, self._mailbox.put, journals.newest
         )
         make = settings.make_gateway
         self.gateway = None if make is None else make(self._mailbox.put)
+        self._drawer: SampleDrawer | None = None
+        if settings.decode is not None and self.gateway is not None:
+            self._drawer = SampleDrawer(self.gateway, settings.decode, self._mailbox.put)
         self._access = access
         self._enrolments = Enrolments(access)
         self._access_watch = AccessWatch(access, run.path, self._mailbox.put)
@@ -221,6 +233,7 @@ class CoordinatorProcess:
         finally:
             self._mailbox.close()
             self._requests.close()
+            self._client_requests.close()
             if self.gateway is not None:
                 self.gateway.close()
             self.sessions.close_all()
@@ -317,6 +330,7 @@ class CoordinatorProcess:
                 self._tasks.create_task(self._dial_back(action))
             case Reply():
                 self._requests.answer(action)
+                self._client_requests.answer(action)
             case DrawPrompt():
                 self._tasks.create_task(self._draw(action))
             case ProbeRewards():
@@ -335,6 +349,12 @@ class CoordinatorProcess:
             case ChoiceGrew() | CallRefused():
                 if self.gateway is not None:
                     self.gateway.take(action)
+            case DrawSample():
+                if self._drawer is not None:
+                    self._tasks.create_task(self._drawer.draw(action))
+            case StopSample(future):
+                if self._drawer is not None:
+                    self._drawer.stop(future)
             case AuditTold():
                 self._journals.audited(action)
             case Convict(worker, reason):
@@ -392,6 +412,11 @@ class CoordinatorProcess:
     ) -> Reply | None:
         with self.view.learner_calls():
             return await self._requests.ask(make, timeout_s=timeout_s)
+
+    async def ask_for_client(
+        self, make: Callable[[RequestId], CoordinatorEvent], *, timeout_s: float
+    ) -> Reply | None:
+        return await self._client_requests.ask(make, timeout_s=timeout_s)
 
     async def order_worker(
         self, peer: PeerId, order: WorkerOrder, *, hand_over: bool, timeout_s: float

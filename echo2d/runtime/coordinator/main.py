@@ -9,6 +9,7 @@ decision about the run (`core/coordinator/state.py`).
 
 import asyncio
 import errno
+import importlib.util
 import json
 import logging
 import os
@@ -39,12 +40,14 @@ from echo2d.core.rules.audit import AuditRules
 from echo2d.core.rules.run import RunRules
 from echo2d.core.rules.tasks import GatewayRules
 from echo2d.errors import OperatorFault
+from echo2d.extras import install_command
 from echo2d.net.api.page import read_page
 from echo2d.net.api.routes import make_app
 from echo2d.net.http.serving import make_runner, make_site
 from echo2d.net.security.auth import Role, public_bytes
 from echo2d.net.security.tls import GIVEN_UP, Tls
 from echo2d.net.security.urls import WILDCARDS, is_loopback
+from echo2d.net.tinker.models import ServedModels
 from echo2d.process_environment import notifier
 from echo2d.runtime.audit.audit_log import open_audit_log
 from echo2d.runtime.audit.supervisor import AuditHandover, supervise_auditor
@@ -84,10 +87,14 @@ from echo2d.runtime.run_dir.tokens import own_token
 from echo2d.runtime.run_dir.version_files import VersionFiles
 from echo2d.runtime.seed.supervisor import SeedHandover, supervise_seed
 from echo2d.store.json_log import JsonLog
+from echo2d.texts.files import TEXT_FILES
+from echo2d.texts.model_texts import ModelTexts
 
 # SQLite releases the interpreter at every statement, and the ledger's thread must get it back while
 # the loop is busy. With Python's default of 5 ms, a commit of ten statements could wait for 50 ms.
 SWITCH_S = 0.0005
+# A sample of the Tinker API may wait this long for a worker.
+SAMPLE_WAIT_S = 86400.0
 
 log = logging.getLogger("echo2d.coordinator")
 
@@ -203,12 +210,21 @@ async def open_coordinator(
                 tls=tls,
                 peer_networks=config.link.networks,
                 service=notifier(),
-                make_gateway=make_gateway if config.gateway.enabled else None,
+                make_gateway=make_gateway if config.gateway.enabled or work.rules.tinker else None,
+                decode=await asyncio.to_thread(_decoder, config) if work.rules.tinker else None,
                 viewers_see_samples=config.samples.viewers,
                 facts=run_facts(config, work.tasks, work.cautions),
             ),
         )
-        url = await _listen(stack, config.coordinator, coordinator, tls)
+        served = _served_models(config, work.rules)
+        url = await _listen(
+            stack,
+            config.coordinator,
+            coordinator,
+            tls,
+            served,
+            serves_gateway=config.gateway.enabled,
+        )
         await asyncio.to_thread(_tell_this_host, run, access, url)
         stack.push_async_callback(asyncio.to_thread, withdraw, run)
         log.info("listening url=%s run=%s run_dir=%s", url, run.run_id, run.path)
@@ -350,11 +366,31 @@ def make_rules(
         seed_usd_per_gb_up=config.link.usd_per_gb_up,
         disk_bytes_max=config.run.disk_bytes_max,
         keep_every=config.run.keep_every,
-        gateway=GatewayRules(config.gateway.share, config.gateway.wait_s)
-        if config.gateway.enabled
-        else None,
+        gateway=_gateway_rules(config),
         audit=_audit_rules(config) if config.audit.enabled else None,
+        tinker=() if config.tinker is None else tuple(config.tinker.models),
     )
+
+
+def _gateway_rules(config: CoordinatorConfig) -> GatewayRules | None:
+    """With [tinker] all slots are for calls, and a sample waits for a worker as long as it takes."""
+    if config.tinker is not None:
+        return GatewayRules(1.0, SAMPLE_WAIT_S)
+    if not config.gateway.enabled:
+        return None
+    return GatewayRules(config.gateway.share, config.gateway.wait_s)
+
+
+def _decoder(config: CoordinatorConfig) -> Callable[[Sequence[int]], str]:
+    """The text of token ids by the base model's tokenizer. Blocking."""
+    assert config.run.base_model is not None, "the config is checked"
+    files = {
+        name: (config.run.base_model / name).read_bytes()
+        for name in TEXT_FILES
+        if (config.run.base_model / name).is_file()
+    }
+    tokenizer = ModelTexts(files).tokenizer
+    return lambda tokens: tokenizer.decode(list(tokens), skip_special_tokens=False)
 
 
 def _warn_of(rules: RunRules) -> None:
@@ -464,7 +500,13 @@ def _family(host: str) -> socket.AddressFamily:
 
 
 async def _listen(
-    stack: AsyncExitStack, serve: ServeTable, coordinator: CoordinatorProcess, tls: Tls | None
+    stack: AsyncExitStack,
+    serve: ServeTable,
+    coordinator: CoordinatorProcess,
+    tls: Tls | None,
+    tinker: ServedModels | None,
+    *,
+    serves_gateway: bool,
 ) -> str:
     """Start serving. Returns the URL at which programs of this host reach the coordinator."""
     page = await asyncio.to_thread(read_page)
@@ -472,7 +514,8 @@ async def _listen(
         coordinator,
         worker=coordinator.sessions.handle,
         page=page,
-        gateway=coordinator.gateway,
+        gateway=coordinator.gateway if serves_gateway else None,
+        tinker=tinker,
         names=(*serve.names, serve.host, *await asyncio.to_thread(_own_names)),
     )
     # Calls under way and closing links get this long when the coordinator stops.
@@ -494,6 +537,20 @@ async def _listen(
     host = "127.0.0.1" if serve.host in WILDCARDS else serve.host
     scheme = "http" if tls is None else "https"
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def _served_models(config: CoordinatorConfig, rules: RunRules) -> ServedModels | None:
+    """What clients of the Tinker API are told. None: the run has tasks. OperatorFault: a package is missing."""
+    if not rules.tinker:
+        return None
+    if importlib.util.find_spec("google.protobuf") is None:
+        raise OperatorFault(f"[tinker] needs protobuf: {install_command('tinker')}")
+    model = config.run.base_model
+    assert model is not None, "the config is checked"
+    facts = model_facts(model)
+    generation = _json_of(model / "generation_config.json", needed=False)
+    ends = end_token_ids(facts, generation)
+    return ServedModels(rules.tinker, context_max(facts) or 0, rules.vocab_size, tuple(ends))
 
 
 def _tell_this_host(run: RunDirectory, access: AccessTable, url: str) -> None:

@@ -333,3 +333,44 @@ def test_the_printed_config_is_toml_with_every_default() -> None:
     assert CoordinatorConfig.read({**document, **MINIMAL}) == CoordinatorConfig.read(MINIMAL)
     assert "# base_model =" in print_config()
     assert document["worker"]["slots"] == 16
+
+
+TINKER: dict[str, Any] = {
+    "run": {"run_dir": "run", "base_model": "models/qwen"},
+    "tinker": {"models": {"Qwen/Qwen3": "models/qwen", "other/name": "./models/../models/qwen"}},
+}
+
+
+def test_a_run_for_clients_of_the_tinker_api_has_no_tasks(tmp_path: Path) -> None:
+    config = CoordinatorConfig.read(TINKER, tmp_path)
+    assert config.tasks == ()
+    assert config.tinker is not None
+    config.require("tinker")
+    with pytest.raises(
+        OperatorFault, match=r"this config has \[tinker\]: start it with `echo2d tinker`"
+    ):
+        config.require("coordinate")
+    with pytest.raises(
+        OperatorFault, match=r"has no \[tinker\]: start it with `echo2d coordinate`"
+    ):
+        CoordinatorConfig.read(MINIMAL).require("tinker")
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"task": {"kind": "sort_digits"}}, r"^tinker: .* expected no \[\[task\]\]"),
+        ({"eval": [{}]}, r"^tinker: .* no \[\[eval\]\]"),
+        ({"run": {"run_dir": "run"}}, r"^run.base_model: expected the directory of the model"),
+        ({"tinker": {}}, r"^tinker.models: expected a name, such as"),
+        ({"tinker": {"models": {"a/b": 3}}}, r"^tinker.models: a/b: expected a directory; found 3"),
+        ({"tinker": {"models": {"a/b": "x"}}}, r"^tinker.models: a/b: expected run.base_model"),
+        ({"tinker": {"model": {}}}, r"^tinker.model: unknown key; did you mean models"),
+        ({"tinker": 3}, r"^tinker: expected a table"),
+    ],
+)
+def test_a_wrong_table_tinker_gives_one_line(
+    changes: dict[str, Any], line: str, tmp_path: Path
+) -> None:
+    with pytest.raises(OperatorFault, match=line):
+        CoordinatorConfig.read({**TINKER, **changes}, tmp_path)

@@ -38,6 +38,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     **{shell: {"core", "errors", "threads"} for shell in SHELLS},
     "engines": {"model_experts", "model_files", "core", "errors", "threads"},
     "texts": {"core", "errors"},
+    "tinker": set(),
     "net": set(),
     "net.backoff": set(),
     "net.security": {"core", "errors"},
@@ -52,8 +53,18 @@ MAY_IMPORT: dict[str, set[str]] = {
         "errors",
     },
     "net.gateway": {"net.http", "net.security", "texts", "core", "errors"},
+    "net.tinker": {
+        "net.http",
+        "net.security",
+        "client.http",
+        "client.tinker",
+        "tinker",
+        "core",
+        "errors",
+    },
     "net.api": {
         "net.gateway",
+        "net.tinker",
         "net.http",
         "net.security",
         "client.http",
@@ -79,6 +90,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "registry",
         "texts",
         "threads",
+        "tinker",
         "errors",
     }
     | SHELLS,
@@ -144,6 +156,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "sd_notify",
         "stop_signals",
         "this_build",
+        "tinker",
     },
     "tools": {"config", "runtime", "client", "core", "store", "engines", "learner", "errors"},
 }
@@ -178,7 +191,9 @@ CORE_MAY_IMPORT: dict[str, set[str]] = {
     "work/evaluation": {"rules", "protocol", "cluster", "work"},
     "work/calls": {"rules", "protocol", "cluster", "status", "work"},
     "broadcast": {"rules", "weights", "protocol", "topology", "cluster"},
+    "tinker": {"protocol", "cluster"},
     "coordinator": {
+        "tinker",
         "rules",
         "audit",
         "weights",
@@ -203,6 +218,7 @@ LEARNER_MAY_IMPORT: dict[str, set[str]] = {
     "saving": {"ranks"},
     "metrics": {"batch", "ranks"},
     "model": {"batch", "metrics", "objective", "ranks", "saving"},
+    "tinker": {"batch", "model", "objective", "ranks", "saving"},
 }
 # Modules that only declare values; what uses them is tested.
 DECLARATIONS = {

@@ -89,7 +89,7 @@ def machine(rules: RunRules, recovered: Recovered) -> CoordinatorState:
 
 def secrets_of(run_dir: Path) -> dict[str, str | None]:
     table = AccessTable(RunDirectory(run_dir))
-    made = {role: table.create(f"a-{role}", role).secret for role in CREDENTIALS[2:]}
+    made = {role: table.create(f"a-{role}", role).secret for role in (*CREDENTIALS[2:], "tinker")}
     return {"none": None, "junk": "junk", **made}
 
 
@@ -107,12 +107,11 @@ PLACES: Mapping[str, Place] = {
 async def ask_all(
     url: str, secrets: Mapping[str, str | None], place: Place
 ) -> dict[tuple[str, str], tuple[int, ...]]:
-    """The statuses of every route, in the order of CREDENTIALS."""
+    """The statuses of every route, in the order of `secrets`."""
     found: dict[tuple[str, str], tuple[int, ...]] = {}
     for method, path in ROUTES:
         statuses = []
-        for credential in CREDENTIALS:
-            secret = secrets[credential]
+        for secret in secrets.values():
             more = {} if secret is None else place(secret)
             body = b"{}" if method in ("POST", "PUT") else None
             async with (
@@ -131,6 +130,11 @@ async def test_no_holder_gets_more_than_its_role_allows(tmp_path: Path, place: s
     config = make_config(tmp_path, **{"gateway.enabled": True})
     async with serving(config, machine) as opened:
         secrets = await asyncio.to_thread(secrets_of, config.run.run_dir)
+        tinker = {"tinker": secrets.pop("tinker")}
         found = await ask_all(opened.url, secrets, PLACES[place])
+        of_tinker = await ask_all(opened.url, tinker, PLACES[place])
+    # Its own routes are those of a run with [tinker]; elsewhere it may as little as an agent.
+    as_agent = {route: (statuses[CREDENTIALS.index("agent")],) for route, statuses in found.items()}
+    assert of_tinker == as_agent | ({("POST", "/v1/episodes"): (403,)} if place == "bearer" else {})
     nobody = {route: (statuses[0],) * 8 for route, statuses in ROUTES.items()}
     assert found == (dict(ROUTES) if place == "bearer" else nobody)

@@ -1,0 +1,180 @@
+"""Draws the samples of clients of the Tinker API by calls of the gateway.
+
+    DrawSample --> calls of at most CHOICES_MAX choices, by exactly one version --> tokens --> SampleEnded
+
+A stop text is part of a sequence, as the API has it: the sequence ends at the token that completes the text.
+Not here: which sample is next, and which version is served (`core/tinker/samplers`).
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from echo2d.core.protocol.trajectory import pack_tokens, unpack_tokens
+from echo2d.core.tinker.events import DrawSample, SampleEnded, SampleOrder
+from echo2d.core.tinker.futures import Failed, FutureId
+from echo2d.core.work.calls.events import CallAsked, CallId, CallRefused, ChoiceGrew
+from echo2d.core.work.calls.open_calls import CHOICES_MAX
+from echo2d.net.gateway.errors import Unread
+
+# A stop text lies within this many tokens.
+STOP_TOKENS_MAX = 64
+# What the gateway says of calls that another try may answer.
+_AGAIN = ("busy", "version", "late", "failed", "revoked")
+
+Decode = Callable[[Sequence[int]], str]
+
+log = logging.getLogger("echo2d.coordinator")
+
+
+class _RefusedError(Exception):
+    def __init__(self, refused: CallRefused) -> None:
+        super().__init__(refused.detail)
+        self.refused = refused
+
+
+@dataclass(slots=True)
+class _Sequence:
+    tokens: list[int] = field(default_factory=list)
+    logprobs: bytearray = field(default_factory=bytearray)
+    finish: str | None = None
+
+    def cut_at_stop(self, known: int, stops: Sequence[str], decode: Decode) -> None:
+        """End it at the first token that completes a stop text. known: so many tokens have none."""
+        for end in range(known + 1, len(self.tokens) + 1):
+            text = decode(self.tokens[max(0, end - STOP_TOKENS_MAX) : end])
+            if any(stop in text for stop in stops):
+                del self.tokens[end:]
+                del self.logprobs[4 * end :]
+                self.finish = "stop"
+                return
+
+
+class _OpenCall(Protocol):
+    async def next(self) -> ChoiceGrew | CallRefused: ...
+
+    async def stop(self, choice: int) -> None: ...
+
+
+class CallsOfGateway(Protocol):
+    def open(
+        self, make: Callable[[CallId], CallAsked]
+    ) -> AbstractAsyncContextManager[_OpenCall]: ...
+
+
+class SampleDrawer:
+    """decode: the text of token ids. tell: puts an event into the core's mailbox."""
+
+    def __init__(
+        self,
+        gateway: CallsOfGateway,
+        decode: Decode,
+        tell: Callable[[SampleEnded], Coroutine[Any, Any, None]],
+    ) -> None:
+        self._gateway, self._decode, self._tell = gateway, decode, tell
+        self._tasks: dict[FutureId, asyncio.Task[None]] = {}
+
+    def draw(self, action: DrawSample) -> Coroutine[Any, Any, None]:
+        """A coroutine that draws this, and tells the core."""
+
+        async def run() -> None:
+            task = asyncio.current_task()
+            assert task is not None
+            self._tasks[action.future] = task
+            try:
+                ended = await self._drawn(action)
+            except asyncio.CancelledError:
+                if action.future in self._tasks:
+                    raise
+                return  # the core has stopped it
+            finally:
+                self._tasks.pop(action.future, None)
+            await self._tell(ended)
+
+        return run()
+
+    def stop(self, future: FutureId) -> None:
+        """Nobody waits for this any more."""
+        if (task := self._tasks.pop(future, None)) is not None:
+            task.cancel()
+
+    async def _drawn(self, action: DrawSample) -> SampleEnded:
+        counts = _shares(action.order.count)
+        refused: CallRefused | None = None
+        unread = False
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                calls = [
+                    tasks.create_task(self._call(action, count, sum(counts[:place])))
+                    for place, count in enumerate(counts)
+                ]
+        except* _RefusedError as errors:
+            refused = next(
+                each.refused for each in errors.exceptions if isinstance(each, _RefusedError)
+            )
+        except* Unread:
+            # This process stood still for so long that its own queue was full.
+            unread = True
+        if unread:
+            failed = Failed("the coordinator was too busy to read the sample", "server")
+            return SampleEnded(action.future, failed, again=True)
+        if refused is not None:
+            failed = Failed(f"the sample was not drawn: {refused.detail}", "server")
+            return SampleEnded(action.future, failed, again=refused.code in _AGAIN)
+        # Only runs with [tinker] have protobuf.
+        from echo2d.tinker.wire import SampledTokens, write_sample_result
+
+        found = [
+            SampledTokens(pack_tokens(each.tokens), bytes(each.logprobs), each.finish == "length")
+            for call in calls
+            for each in call.result()
+        ]
+        return SampleEnded(action.future, write_sample_result(found))
+
+    async def _call(self, action: DrawSample, count: int, first: int) -> list[_Sequence]:
+        """Draw `count` sequences; `first` were drawn by other calls."""
+        order, found = action.order, [_Sequence() for _ in range(count)]
+        async with self._gateway.open(lambda number: _asked(action, number, count, first)) as call:
+            while any(each.finish is None for each in found):
+                grown = await call.next()
+                if isinstance(grown, CallRefused):
+                    raise _RefusedError(grown)
+                sequence = found[grown.choice]
+                if sequence.finish is not None:
+                    continue
+                known = len(sequence.tokens)
+                sequence.tokens += unpack_tokens(grown.tokens).tolist()
+                sequence.logprobs += grown.logprobs
+                sequence.finish = grown.finish
+                if order.stops:
+                    sequence.cut_at_stop(known, order.stops, self._decode)
+                    if sequence.finish == "stop" and grown.finish is None:
+                        await call.stop(grown.choice)
+        return found
+
+
+def _asked(action: DrawSample, number: CallId, count: int, first: int) -> CallAsked:
+    order: SampleOrder = action.order
+    seed = None if order.rng_seed is None else order.rng_seed + first
+    return CallAsked(
+        number,
+        action.caller,
+        order.prompt,
+        count,
+        order.tokens_max,
+        order.sampling,
+        order.stop_token_ids,
+        seed,
+        action.version,
+        action.future,
+        action.version,
+    )
+
+
+def _shares(count: int) -> list[int]:
+    """How many sequences each call draws."""
+    whole, rest = divmod(count, CHOICES_MAX)
+    return [CHOICES_MAX] * whole + [rest] * (rest > 0)

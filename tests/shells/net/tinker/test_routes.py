@@ -1,0 +1,348 @@
+"""The Tinker API over real HTTP, with the real service behind it."""
+
+import time
+from collections.abc import AsyncIterator, Callable
+from itertools import count
+from typing import Any
+
+import msgpack
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
+
+from echo2d.client.http import OPERATION_PATH, RESULT_PATH
+from echo2d.core.base.ids import PublishSeq, RequestId
+from echo2d.core.cluster.events import Persist, Reply
+from echo2d.core.cluster.versions import PublishedVersions
+from echo2d.core.coordinator.events import CoordinatorEvent, RequestGone
+from echo2d.core.protocol.answer_end import CONTEXT_SPARE
+from echo2d.core.protocol.sampling import Sampling
+from echo2d.core.protocol.trajectory import pack_tokens
+from echo2d.core.tinker.events import (
+    ClientAsked,
+    OperationAsked,
+    OperationEnded,
+    SampleEnded,
+    SampleOrder,
+    StopSample,
+    TinkerEvent,
+)
+from echo2d.core.tinker.futures import FutureId
+from echo2d.core.tinker.service import TinkerService
+from echo2d.net.api import routes as api_routes
+from echo2d.net.http.json_fields import Handler, secret_of
+from echo2d.net.security.auth import Caller, Denied, Role
+from echo2d.net.tinker import routes as module
+from echo2d.net.tinker.models import ServedModels
+from echo2d.net.tinker.routes import PREFIX, mount
+from echo2d.runtime.process.mailbox import PendingRequests
+from echo2d.tinker import messages_pb2 as pb
+
+ROLES: dict[str, Role] = {"ann": "tinker", "bob": "tinker", "box": "worker"}
+BASE = "org/base"
+Http = TestClient[web.Request, web.Application]
+
+
+class Backend:
+    """The service, as the coordinator's process runs it."""
+
+    def __init__(self) -> None:
+        self.service = TinkerService([BASE], PublishedVersions((), PublishSeq(0)))
+        self.requests = PendingRequests(self.take, count(), 100)
+        self.records: list[Any] = []
+        self.draws: list[Any] = []
+
+    async def take(self, event: CoordinatorEvent) -> None:
+        if isinstance(event, RequestGone):
+            self.service.request_gone(event.request)
+            return
+        assert isinstance(event, ClientAsked | OperationAsked | OperationEnded | SampleEnded)
+        for action in self.service.handle(event, now=time.monotonic()):
+            if isinstance(action, Persist):
+                self.records.append(action.record)
+            elif isinstance(action, Reply):
+                self.requests.answer(action)
+            else:
+                self.draws.append(action)
+
+    def caller(self, secret: str) -> Caller:
+        if secret not in ROLES:
+            raise Denied(401, "credential", "unknown credential")
+        return Caller(secret, ROLES[secret])
+
+    async def ask_for_client(
+        self, make: Callable[[RequestId], TinkerEvent], *, timeout_s: float
+    ) -> Reply | None:
+        return await self.requests.ask(make, timeout_s=timeout_s)
+
+
+def as_learner(_: frozenset[Role], handler: Handler) -> Handler:
+    async def checked(request: web.Request) -> web.StreamResponse:
+        assert secret_of(request) == "learner"
+        return await handler(request)
+
+    return checked
+
+
+@pytest.fixture
+def backend() -> Backend:
+    return Backend()
+
+
+@pytest.fixture
+async def http(backend: Backend) -> AsyncIterator[Http]:
+    app = web.Application(middlewares=[api_routes._faults_to_json])
+    mount(app, backend, ServedModels([BASE], 2048, 512, (7,)), as_learner)
+    async with TestClient(TestServer(app)) as client:
+        yield client
+
+
+async def call(
+    http: Http, path: str, body: Any = None, *, key: str = "ann", method: str = "POST"
+) -> tuple[int, Any]:
+    headers = {"X-API-Key": f"tml-{key}"} if key else {}
+    content = {"data": body} if isinstance(body, bytes) else {"json": body}
+    async with http.request(method, f"{PREFIX}/{path}", headers=headers, **content) as answer:
+        raw = await answer.read()
+        return answer.status, raw if "protobuf" in answer.content_type else await answer.json()
+
+
+async def said(http: Http, path: str, body: Any = None, **more: Any) -> Any:
+    status, found = await call(http, path, body, **more)
+    assert status == 200, found
+    return found
+
+
+async def learn(http: Http, result: Any = None) -> dict[str, Any]:
+    """Run the next operation that is a client's, as a learner that answers with `result`."""
+    headers = {"Authorization": "Bearer learner"}
+    while True:
+        async with http.get(f"{OPERATION_PATH}?epoch=1", headers=headers) as answer:
+            order: dict[str, Any] = msgpack.unpackb(await answer.read())
+        where = f"epoch=1&model={order['model']}&number={order['number']}"
+        body = {"result": {}} if result is None or not order["model"] else result
+        content: dict[str, Any] = {"data": body} if isinstance(body, bytes) else {"json": body}
+        async with http.post(f"{RESULT_PATH}?{where}", headers=headers, **content) as told:
+            assert told.status == 200
+        if order["model"]:
+            return order
+
+
+async def model_of(http: Http, key: str = "ann") -> str:
+    """A session with one model; returns the model."""
+    session = (await said(http, "create_session", {"sdk_version": "0.38.0"}, key=key))["session_id"]
+    body = {"session_id": session, "model_seq_id": 0, "base_model": BASE}
+    future = await said(http, "create_model", {**body, "lora_config": {"rank": 4}}, key=key)
+    order = await learn(http)
+    assert order["arguments"] == {
+        "rank": 4, "seed": None, "train_attn": True, "train_mlp": True, "train_unembed": True,
+    }  # fmt: skip
+    made = await result_of(http, future, key=key)
+    model: str = made["model_id"]
+    assert model == f"{session}:train:0"
+    return model
+
+
+async def result_of(http: Http, future: dict[str, Any], key: str = "ann") -> Any:
+    return await said(http, "retrieve_future", {"request_id": future["request_id"]}, key=key)
+
+
+def chunk(model: str, number: int, **more: Any) -> bytes:
+    message = pb.ForwardBackwardCall(model=model, number=number, loss="cross_entropy", **more)
+    return bytes(message.SerializeToString())
+
+
+async def test_a_client_trains_and_saves(http: Http) -> None:
+    model = await model_of(http)
+    info = await said(http, "get_info", {"model_id": model})
+    assert (info["model_data"], info["lora_rank"]) == ({"model_name": BASE}, 4)
+    data = await said(http, "forward_backward", chunk(model, 1))
+    order = await learn(http, b"logprobs")
+    assert (order["kind"], order["body"]) == ("forward_backward", chunk(model, 1))
+    assert await result_of(http, data) == b"logprobs"
+    body = {"model_id": model, "seq_id": 2, "adam_params": {"learning_rate": 1e-3}}
+    step = await said(http, "optim_step", body)
+    order = await learn(http, {"result": {"metrics": {"grad_norm": 2.0}}})
+    assert order["arguments"]["learning_rate"] == 1e-3
+    assert order["arguments"]["beta2"] == 0.95
+    assert (await result_of(http, step))["metrics"] == {"grad_norm": 2.0}
+    saved = await said(http, "save_weights", {"model_id": model, "seq_id": 3, "path": "one"})
+    await learn(http, {"result": {"bytes": 7}})
+    path = (await result_of(http, saved))["path"]
+    assert path == f"tinker://{model}/weights/one"
+    listed = await said(http, "checkpoints", method="GET")
+    assert listed["checkpoints"][0]["size_bytes"] == 7
+    assert listed["checkpoints"][0]["time"].endswith("+00:00")
+    assert (await said(http, "weights_info", {"tinker_path": path}))["lora_rank"] == 4
+    await said(http, f"training_runs/{model}/checkpoints/weights/one", method="DELETE")
+    assert (await call(http, "weights_info", {"tinker_path": path}))[0] == 404
+
+
+async def test_a_result_that_is_not_there_yet_is_asked_for_again(
+    http: Http, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "RESULT_POLL_S", 0.01)
+    model = await model_of(http)
+    future = await said(http, "forward_backward", chunk(model, 1))
+    status, told = await call(http, "retrieve_future", {"request_id": future["request_id"]})
+    assert (status, told["type"]) == (408, "try_again")
+    await learn(http, {"failed": {"detail": "no GPU", "category": "server"}})
+    assert await result_of(http, future) == {"error": "no GPU", "category": "server"}
+
+
+@pytest.mark.parametrize(
+    ("path", "more", "line"),
+    [
+        ("optim_step", {"adam_params": 7}, "adam_params: expected an object"),
+        ("optim_step", {"adam_params": {"beta1": "x"}}, "beta1: expected a number"),
+        ("optim_step", {"adam_params": {"learning_rate": -1}}, "learning_rate: expected a number"),
+        ("optim_step", {"optimizer_params": {"type": "dimuon"}}, "expected adamw; found 'dimuon'"),
+        ("save_weights", {"path": 7}, "path: expected a text"),
+        ("save_weights", {"path": "../up"}, "path: expected 1 to 128 letters"),
+        ("save_weights", {"path": "a", "ttl_seconds": "x"}, "ttl_seconds: expected a number"),
+        ("save_weights", {"path": "a", "user_metadata": [1]}, "user_metadata: expected an object"),
+        ("load_weights", {"path": "tinker://x/weights/y"}, "make another one from the checkpoint"),
+    ],
+)
+async def test_a_wrong_call_fails_in_its_future(
+    http: Http, path: str, more: dict[str, Any], line: str
+) -> None:
+    model = await model_of(http)
+    future = await said(http, path, {"model_id": model, "seq_id": 1, **more})
+    data = await said(http, "forward_backward", chunk(model, 2))
+    # The learner gets the next call, and not this one.
+    assert (await learn(http, b"logprobs"))["number"] == 2
+    assert line in (await result_of(http, future))["error"]
+    assert await result_of(http, data) == b"logprobs"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("forward_backward", b"\xff\xff\xff", 400),
+        ("forward_backward", chunk("", 1), 404),
+        ("forward_backward", chunk("s:train:0", 0), 400),
+        ("optim_step", {"model_id": "s:train:0"}, 400),
+        ("optim_step", {"model_id": "../x", "seq_id": 1}, 404),
+        ("optim_step", {"model_id": 5, "seq_id": 1}, 400),
+        ("optim_step", [1], 400),
+        ("create_model", {"session_id": "a/b", "model_seq_id": 0, "base_model": BASE}, 404),
+        ("create_model", {"session_id": "s", "model_seq_id": -1, "base_model": BASE}, 400),
+        ("retrieve_future", {"request_id": "none"}, 410),
+        ("asample", {}, 400),
+        ("asample", {"sampling_session_id": "s:sample:0", "seq_id": 1}, 404),
+        ("publish_everything", {}, 404),
+    ],
+)
+async def test_what_cannot_have_a_future_is_refused(
+    http: Http, path: str, body: Any, status: int
+) -> None:
+    found, told = await call(http, path, body)
+    assert found == status
+    assert told["detail"]
+
+
+@pytest.mark.parametrize(
+    ("key", "status"), [("", 401), ("nobody", 401), ("box", 403)], ids=["none", "unknown", "worker"]
+)
+async def test_every_route_needs_a_token_of_its_role(http: Http, key: str, status: int) -> None:
+    app = http.app
+    assert app is not None
+    routes = [
+        each for each in app.router.routes() if each.resource and PREFIX in each.resource.canonical
+    ]
+    assert len(routes) > 20
+    for route in routes:
+        assert route.resource is not None
+        path = route.resource.canonical.removeprefix(f"{PREFIX}/").replace("{", "").replace("}", "")
+        method = "GET" if route.method == "*" else route.method
+        assert (await call(http, path, {}, key=key, method=method))[0] == status, path
+
+
+async def test_a_body_that_is_too_large_is_refused_before_it_is_read(
+    http: Http, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = await model_of(http)
+    monkeypatch.setattr(module, "CALLER_BYTES_MAX", 100)
+    status, _ = await call(http, "forward_backward", chunk(model, 1) + bytes(100))
+    assert status == 429
+    monkeypatch.setattr(module, "FORWARD_BACKWARD_BYTES_MAX", 50)
+    status, _ = await call(http, "forward_backward", bytes(51))
+    assert status == 413
+
+
+async def test_a_client_of_another_release_is_warned(http: Http) -> None:
+    for version, warned in (("0.38.2", False), ("0.39.0", True), ("1.0", True), (None, True)):
+        told = await said(http, "create_session", {"sdk_version": version})
+        assert ("warning_message" in told) == warned, version
+
+
+async def sampler_of(http: Http) -> str:
+    session = (await said(http, "create_session", {"sdk_version": "0.38.0"}))["session_id"]
+    body = {"session_id": session, "sampling_session_seq_id": 0, "base_model": BASE}
+    name: str = (await said(http, "create_sampling_session", body))["sampling_session_id"]
+    return name
+
+
+def sampling(name: str, **more: Any) -> dict[str, Any]:
+    prompt = {"chunks": [{"type": "encoded_text", "tokens": [1, 2, 3]}]}
+    body = {"sampling_session_id": name, "seq_id": 1, "num_samples": 2, "prompt": prompt}
+    return body | {"sampling_params": {"max_tokens": 5}} | more
+
+
+async def test_a_client_samples(http: Http, backend: Backend) -> None:
+    name = await sampler_of(http)
+    assert (await said(http, f"samplers/{name}", method="GET"))["base_model"] == BASE
+    params = {"max_tokens": 5, "stop": ["\n"], "temperature": 0.5, "top_k": -1, "seed": 3}
+    future = await said(http, "asample", sampling(name, sampling_params=params))
+    assert len(future["sample_sequence_ids"]) == 2
+    await publish(http)
+    (draw,) = backend.draws
+    assert draw.order == SampleOrder(pack_tokens([1, 2, 3]), 2, 5, Sampling(0.5), (7,), ("\n",), 3)
+    await backend.take(SampleEnded(draw.future, b"tokens"))
+    assert await result_of(http, future) == b"tokens"
+    again = await said(http, "asample", sampling(name, sampling_params=params))
+    assert again == future
+    other = await said(http, "asample", sampling(name, seq_id=2, sampling_params={"stop": []}))
+    # Without max_tokens: what the context leaves.
+    draw = backend.draws[-1]
+    assert (draw.order.tokens_max, draw.order.stop_token_ids) == (2048 - CONTEXT_SPARE - 3, ())
+    await said(http, "cancel_future", {"request_id": other["request_id"]})
+    assert backend.draws[-1] == StopSample(FutureId(other["request_id"]))
+    assert (await result_of(http, other))["error"] == "it was cancelled"
+
+
+async def publish(http: Http) -> None:
+    """As a learner, publish what it is told to."""
+    headers = {"Authorization": "Bearer learner"}
+    kind = ""
+    while kind != "publish":
+        async with http.get(f"{OPERATION_PATH}?epoch=1", headers=headers) as answer:
+            order: dict[str, Any] = msgpack.unpackb(await answer.read())
+        kind = order["kind"]
+        path = f"{RESULT_PATH}?epoch=1&model=&number=0"
+        async with http.post(path, headers=headers, json={"result": {}}) as told:
+            assert told.status == 200
+
+
+@pytest.mark.parametrize(
+    ("more", "line"),
+    [
+        ({"num_samples": 0}, "num_samples: expected 1 to 128; found 0"),
+        ({"num_samples": 1 << 40}, "num_samples: expected 1 to 128"),
+        ({"prompt": {"chunks": [{"type": "image"}]}}, "expected encoded_text alone"),
+        ({"prompt": {"chunks": []}}, "prompt: expected token ids from 0 to 511"),
+        ({"prompt": {"chunks": [{"tokens": [512]}]}}, "prompt: expected token ids from 0 to 511"),
+        ({"prompt": {"chunks": [{"tokens": [1] * 2048}]}}, "after a prompt of 2048 tokens"),
+        ({"sampling_params": {"max_tokens": 0}}, "max_tokens: expected 1 to"),
+        ({"sampling_params": {"temperature": 1e-9}}, "temperature must be 0 or at least"),
+        ({"sampling_params": {"stop": [1.5]}}, "stop: expected texts of 1 to 128 characters"),
+        ({"sampling_params": {"stop": {}}}, "stop: expected at most 64 texts or token ids"),
+        ({"topk_prompt_logprobs": 3}, "topk_prompt_logprobs is not served yet"),
+    ],
+)
+async def test_a_wrong_sample_fails_in_its_future(
+    http: Http, more: dict[str, Any], line: str
+) -> None:
+    future = await said(http, "asample", sampling(await sampler_of(http), **more))
+    assert line in (await result_of(http, future))["error"]
