@@ -115,6 +115,7 @@ UNGUARDED = (
     "nightly/lab",
     "nightly/sglang",
     "nightly/trl",
+    "nightly/tinker",
 )
 
 
