@@ -264,8 +264,9 @@ def _run(options: argparse.Namespace, here: Place, failures: _FailureReport) -> 
             from echo2d.learner.tinker.serve import serve
             from echo2d.learner.tinker.trainer import Trainer
 
+            assert coordinator is not None, "--serve has no --sft"
             serve(
-                Trainer(config, None if coordinator is None else coordinator.publish),
+                Trainer(config, coordinator.publish, coordinator.run_id),
                 cast("OperationSource", coordinator),
                 stopped=lambda: prefetch.stopped,
                 identity=identity,

@@ -8,7 +8,7 @@ import msgpack
 from echo2d.errors import PeerFault
 
 # Most bytes of a result: the logprobs of one call.
-RESULT_BYTES_MAX = 64 << 20
+RESULT_BYTES_MAX = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)

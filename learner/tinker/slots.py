@@ -221,9 +221,14 @@ class Slots:
                     (aside / name).write_bytes(data)
         return sum(map(len, files.values()))
 
-    def write_nothing(self, directory: Path) -> None:
+    def shape_of(self, directory: Path) -> SlotShape:
+        """The shape of a saved slot."""
+        facts = json.loads((directory / "slot.json").read_bytes())
+        return SlotShape(**{name: value for name, value in facts.items() if name != "steps"})
+
+    def write_nothing(self, directory: Path, shape: SlotShape) -> None:
         """Write the files of an adapter that adds zeros, so that the model is the base model."""
-        slot = self._empty(SlotShape(rank=1, train_attn=True, train_mlp=True))
+        slot = self._empty(shape)
         for name, data in self._adapter_files(slot).items():
             (directory / name).write_bytes(data)
 
@@ -247,9 +252,8 @@ class Slots:
             raise WrongCall("the checkpoint belongs to another base model")
         if optimizer and not moments.exists():
             raise WrongCall("the checkpoint was saved without the optimizer's state")
-        facts = json.loads((directory / "slot.json").read_bytes())
-        steps = facts.pop("steps")
-        slot = self._empty(SlotShape(**facts))
+        steps = json.loads((directory / "slot.json").read_bytes())["steps"]
+        slot = self._empty(self.shape_of(directory))
         adapter = load_file(directory / "adapter_model.safetensors")
         slot.fill({name.removeprefix(PEFT_PREFIX): tensor for name, tensor in adapter.items()})
         if optimizer:

@@ -74,8 +74,9 @@ from echo2d.tinker.wire import (
 
 # Slots at a time. One of rank 32 on a model of 8 billion parameters takes 1.3 GB.
 MODELS_MAX = 64
-# Targets of one datum. The head holds a hidden state for each of them.
-TARGETS_MAX = 1 << 20
+# Targets of one datum and of one call. The head holds a hidden state for each of those of a datum, and the result has
+# four bytes for each of those of a call.
+TARGETS_MAX, CALL_TARGETS_MAX = 1 << 18, 1 << 22
 # Slots of saved weights in memory.
 SCORED_SLOTS_MAX = 4
 # In a micro-batch, this many targets take as much room as one token: a token has activations of all layers.
@@ -113,9 +114,12 @@ class Trainer:
     """The model and its slots. OperatorFault: the configuration does not fit."""
 
     def __init__(
-        self, config: LearnerConfig, publish: Callable[[int, Path], object] | None = None
+        self,
+        config: LearnerConfig,
+        publish: Callable[[int, Path], object] | None = None,
+        run_id: str = "",
     ) -> None:
-        """publish: makes a directory a version that workers serve."""
+        """publish: makes a directory a version that workers serve. run_id: whose checkpoints these are."""
         self._publish = publish
         if config.compile:
             raise OperatorFault("learner.compile: expected false with --serve; found true")
@@ -142,7 +146,9 @@ class Trainer:
         self._vocabulary = int(self.model.config.get_text_config().vocab_size)
         read_max = context_max(json.loads((config.model / "config.json").read_bytes()))
         self._tokens_max = min(read_max or TARGETS_MAX, config.row_tokens_max or TARGETS_MAX)
-        self._root = config.out_dir / "tinker"
+        self._root = config.out_dir / "tinker" / run_id
+        # Of the adapter that was published last. Engines build their model again for another one.
+        self._published = SlotShape(rank=32, train_attn=True, train_mlp=True)
         make_directory("out_dir", self._root)
         for left in self._root.glob(f"{ASIDE}*"):
             shutil.rmtree(left, ignore_errors=True)
@@ -230,7 +236,12 @@ class Trainer:
 
     def _optim_step(self, model: str, slot: Slot, arguments: Mapping[str, Any]) -> OperationResult:
         began_at = time.monotonic()
-        norm = slot.step(Adam(**arguments))
+        try:
+            norm = slot.step(Adam(**arguments))
+        except BaseException:
+            # The next step must not have the gradient of this one.
+            slot.discard()
+            raise
         said = {"step": slot.steps, "grad_norm": f"{norm:.4g}", "tokens": slot.tokens}
         slot.seconds += time.monotonic() - began_at
         say(log, logging.INFO, "stepped", model=model, **said, seconds=f"{slot.seconds:.1f}")
@@ -252,10 +263,12 @@ class Trainer:
         with store_faults("cannot write the snapshot", directory):
             with whole_directory(directory, durable=False) as aside:
                 if arguments["folder"]:
+                    source = self._directory(arguments)
                     for name in PUBLISHED_FILES:
-                        shutil.copy(self._directory(arguments) / name, aside)
+                        shutil.copy(source / name, aside)
+                    self._published = self._factory.shape_of(source)
                 else:
-                    self._factory.write_nothing(aside)
+                    self._factory.write_nothing(aside, self._published)
             try:
                 yield directory
             finally:
@@ -274,6 +287,11 @@ class Trainer:
         data = [
             self._check(place, each, loss, learns=learns) for place, each in enumerate(call.data)
         ]
+        targets = sum(each.targets.size for each in data)
+        if targets > CALL_TARGETS_MAX:
+            raise WrongCall(
+                f"{TARGETS}: expected at most {CALL_TARGETS_MAX} in a call; found {targets}"
+            )
         logprobs: dict[int, NDArray[np.float32]] = {}
         total = 0.0
         with self._factory.using(slot), torch.set_grad_enabled(learns):

@@ -90,6 +90,7 @@ def answer_of(result: OperationResult) -> Answer:
 class ScriptedOperations:
     """A coordinator that gives these calls, one after the other; then it says that there is none."""
 
+    run_id = "run"
     calls: list[TinkerOperation | None]
     results: list[OperationResult] = field(default_factory=list)
     sessions: list[tuple[int, str, bool]] = field(default_factory=list)

@@ -6,7 +6,6 @@ A name of a client never becomes a path. A caller sees, loads and deletes its ow
 it. Not here: the files (`learner/tinker`).
 """
 
-import json
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -122,7 +121,7 @@ class SavedModels:
         self.expires_at = min(times, default=None)
 
 
-# --- as the API's JSON, but with times in seconds since 1970
+# --- as the API's JSON, but with times in seconds since 1970, and with metadata as text
 
 
 def model_json(made: ModelMade) -> dict[str, Any]:
@@ -134,7 +133,7 @@ def model_json(made: ModelMade) -> dict[str, Any]:
         "is_lora": True,
         "lora_rank": made.rank,
         "last_request_time": made.made_at,
-        "user_metadata": json.loads(made.metadata),
+        "user_metadata": made.metadata,
     }
 
 
@@ -152,7 +151,7 @@ def checkpoint_json(saved: CheckpointSaved) -> dict[str, Any]:
         "tinker_path": saved.path,
         "public": False,
         "size_bytes": saved.bytes,
-        "user_metadata": json.loads(saved.metadata),
+        "user_metadata": saved.metadata,
         "expires_at": saved.expires_at,
     }
 

@@ -86,7 +86,8 @@ class SampleOrder:
     stop_token_ids: tuple[int, ...]
     stops: tuple[str, ...]  # texts that end a sequence, at the token that completes one of them
     rng_seed: int | None
-    # So many tokens at the end of the prompt get their logprobs; 0: none is wanted.
+    # The tokens (int32) of which the last `scored_last` get logprobs; empty: none do.
+    scored: bytes = b""
     scored_last: int = 0
 
 

@@ -62,9 +62,13 @@ class Futures:
         self._futures.setdefault(future, _Future())
 
     def keep(self, future: FutureId, result: Outcome) -> None:
-        """The operation has ended. Forgets the oldest results of a caller that keeps too many bytes."""
-        kept = self._futures[future]
-        assert kept.result is None
+        """The operation has ended. Forgets the oldest results of a caller that keeps too many bytes.
+
+        The first result counts.
+        """
+        kept = self._futures.setdefault(future, _Future())
+        if kept.result is not None:
+            return
         kept.result = result
         self._bytes += kept.bytes
         if self._bytes > CALLER_RESULTS_BYTES_MAX:
@@ -86,11 +90,15 @@ class Futures:
             self._forget(name)
 
     def _make_room(self, newest: _Future) -> None:
-        for name in [name for name, each in self._futures.items() if each.bytes]:
-            if self._bytes <= CALLER_RESULTS_BYTES_MAX:
-                return
-            if self._futures[name] is not newest:
-                self._forget(name)
+        over, oldest = self._bytes - CALLER_RESULTS_BYTES_MAX, []
+        for name, each in self._futures.items():
+            if over <= 0:
+                break
+            if each.bytes and each is not newest:
+                oldest.append(name)
+                over -= each.bytes
+        for name in oldest:
+            self._forget(name)
 
     def _forget(self, future: FutureId) -> None:
         self._bytes -= self._futures.pop(future).bytes

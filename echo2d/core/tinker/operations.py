@@ -109,6 +109,13 @@ class Operations:
         """Whether the running operation is an optimizer step that must drop its gradient."""
         return self._poisoned and self.running is not None and self.running.kind == "optim_step"
 
+    def end_all(self) -> list[int]:
+        """Forget what waits, and return the numbers."""
+        numbers = sorted(self._waiting)
+        self._waiting.clear()
+        self._gap_since = None
+        return numbers
+
     def give_back(self) -> None:
         """The learner is gone: its operation waits again."""
         if self.running is not None:

@@ -11,6 +11,7 @@ another one waited, nothing more of it is begun.
 Not here: who may use a sampler (`service`), workers (`core/work/calls`).
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ SNAPSHOT_SWITCH_S = 20.0
 CALLER_DRAWN_MAX, DRAWN_MAX = 192, 384
 # A sample that workers failed this often fails.
 DRAW_TRIES_MAX = 5
+DRAW_RETRY_S = 1.0
 # The folder of the base model.
 BASE = ""
 
@@ -52,6 +54,8 @@ class AskedSample:
     tries: int = 0
     # What the learner found of the prompt: a part of the result. None: it has not looked.
     scores: bytes | None = None
+    # It is not drawn again before this time.
+    retry_at: float = -math.inf
     # Nobody waits for it any more.
     dropped: bool = False
 
@@ -101,7 +105,7 @@ class Samplers:
     # --- samples
 
     def ask(self, sample: AskedSample) -> None:
-        if sample.order.scored_last and sample.scores is None:
+        if sample.order.scored and sample.scores is None:
             self._unscored[sample.future] = sample
         else:
             self._waiting[sample.future] = sample
@@ -115,14 +119,20 @@ class Samplers:
         first = next(iter(self._unscored), None)
         return None if first is None else self._unscored.pop(first)
 
-    def waiting(self, caller: str) -> int:
-        """How many samples of this caller wait."""
+    def waiting(self, caller: str) -> tuple[int, int]:
+        """How many samples of this caller wait, and the bytes of their prompts."""
         waiting = [*self._waiting.values(), *self._unscored.values()]
-        return sum(each.sampler.caller == caller for each in waiting)
+        mine = [each.order for each in waiting if each.sampler.caller == caller]
+        return len(mine), sum(len(each.prompt) + len(each.scored) for each in mine)
 
-    def sample(self, future: FutureId) -> AskedSample | None:
+    def drawn(self, future: FutureId) -> AskedSample | None:
         """What workers draw; None: nobody waits for it."""
         return self._drawn.get(future)
+
+    def sample(self, future: FutureId) -> AskedSample | None:
+        """The same, also if it is not drawn yet."""
+        found = self._drawn.get(future) or self._waiting.get(future)
+        return found or self._unscored.get(future)
 
     def drop(self, future: FutureId) -> bool:
         """Nobody waits for this sample any more. Returns whether workers draw it."""
@@ -135,7 +145,7 @@ class Samplers:
         sample = self._end(future)
         if sample is None or not again or sample.tries >= DRAW_TRIES_MAX:
             return False
-        sample.since = now
+        sample.since, sample.retry_at = now, now + DRAW_RETRY_S
         self._waiting = {future: sample, **self._waiting}
         return True
 
@@ -146,7 +156,7 @@ class Samplers:
         folder, version = self._served
         for sample in list(self._waiting.values()):
             caller, count = sample.sampler.caller, sample.order.count
-            if sample.sampler.folder != folder:
+            if sample.sampler.folder != folder or now < sample.retry_at:
                 continue
             if self._sequences.total() and self._sequences.total() + count > DRAWN_MAX:
                 return
@@ -172,6 +182,10 @@ class Samplers:
     def published(self, folder: str, version: Version, *, now: float) -> None:
         self._served, self._served_at = (folder, version), now
 
+    def unpublished(self) -> None:
+        """It is not known what the workers serve."""
+        self._served = None
+
     def fail(self, folder: str) -> list[AskedSample]:
         """These weights cannot be published. Returns what waited for them."""
         lost = [each for each in self._waiting.values() if each.sampler.folder == folder]
@@ -179,10 +193,13 @@ class Samplers:
             del self._waiting[each.future]
         return lost
 
-    def wake_at(self) -> float | None:
-        """When the snapshot that is served must make room for another one."""
-        since = min((each.since for each in self._others()), default=None)
-        return None if since is None else max(since, self._served_at) + SNAPSHOT_SWITCH_S
+    def wake_at(self, now: float) -> float | None:
+        """When the snapshot that is served must make room for another one, or a sample is drawn again."""
+        retries = [each.retry_at for each in self._waiting.values() if each.retry_at > now]
+        switch_at = self._switch_at()
+        later = [] if switch_at is None or switch_at <= now else [switch_at]
+        # What could not be done when its time came waits for another event.
+        return min([*retries, *later], default=None)
 
     # --- inside
 
@@ -194,8 +211,12 @@ class Samplers:
         return [each for each in self._waiting.values() if each.sampler.folder != served]
 
     def _switches(self, now: float) -> bool:
-        at = self.wake_at()
+        at = self._switch_at()
         return at is not None and at <= now
+
+    def _switch_at(self) -> float | None:
+        since = min((each.since for each in self._others()), default=None)
+        return None if since is None else max(since, self._served_at) + SNAPSHOT_SWITCH_S
 
     def _end(self, future: FutureId) -> AskedSample | None:
         sample = self._drawn.pop(future, None)

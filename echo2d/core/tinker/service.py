@@ -12,6 +12,7 @@ workers are to serve next.
 Not here: HTTP (`net/tinker`), what an operation computes (the learner).
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, assert_never
@@ -75,7 +76,7 @@ from echo2d.core.tinker.samplers import BASE, AskedSample, Samplers, WeightsSamp
 SILENT_S = 900.0
 # The next limits are for one caller.
 CALLER_SESSIONS_MAX = 64
-CALLER_MODELS_MAX = 64
+CALLER_MODELS_MAX = 16
 CALLER_OPERATIONS_MAX = 8192  # operations
 CALLER_WAITING_BYTES_MAX = 256 << 20
 CALLER_SAMPLES_MAX = 4096
@@ -101,6 +102,8 @@ class _Model:
     loads: ModelMade | None = None
     # Why none of its operations can run.
     lost: str | None = None
+    # How the running operation ends, although the learner drops the gradient for it.
+    failed: Failed | None = None
 
 
 @dataclass(slots=True)
@@ -143,6 +146,9 @@ class TinkerService:
         # The calls that wait for a result.
         self._waiting: dict[RequestId, FutureId] = {}
         self._waiting_for: dict[FutureId, list[RequestId]] = {}
+        # The number of the learner's orders that no client has numbered.
+        self._own_orders = 0
+        self._advanced_at = -math.inf
         # Seconds since 1970 at monotonic 0, by the newest call.
         self._wall_at_0: float | None = None
 
@@ -168,7 +174,7 @@ class TinkerService:
     def learner_began(self, *, now: float) -> list[Action]:
         """Another learner session has begun, without the models of the one before."""
         actions: list[Action] = []
-        for name, model in self._models.items():
+        for name, model in list(self._models.items()):
             running = model.operations.running
             if running is not None and running.kind in CREATES:
                 model.operations.give_back()
@@ -179,10 +185,14 @@ class TinkerService:
         if self._idle is not None:
             actions.append(Reply(self._idle, 204, {}))
         self._running, self._idle, self._order, self._untidy = None, None, None, True
-        self._publishing = None
+        if self._publishing is not None:
+            # The version may have been accepted.
+            self._publishing = None
+            self._samplers.unpublished()
         if (scoring := self._scoring) is not None:
             self._scoring = None
-            self._samplers.ask(scoring)
+            if not scoring.dropped:
+                self._samplers.ask(scoring)
         return [*actions, *self.advance(now=now)]
 
     def request_gone(self, request: RequestId) -> None:
@@ -209,12 +219,16 @@ class TinkerService:
         if self._wall_at_0 is not None:
             for path in self._checkpoints.expired(self._wall_at_0 + now):
                 actions += self._drop(path)
-        return [*actions, *self._give(now), *self._samplers.begin(now=now)]
+        self._advanced_at = now
+        actions += self._give(now)
+        # While another version is published, what is drawn by the present one may come to nothing.
+        return actions if self._publishing else [*actions, *self._samplers.begin(now=now)]
 
     def wake_at(self) -> float | None:
         times = [at for each in self._callers.values() for at in each.sessions.values()]
         gaps = [each.operations.gap_at for each in self._models.values()]
-        expires, switches = self._checkpoints.expires_at, self._samplers.wake_at()
+        expires = self._checkpoints.expires_at
+        switches = self._samplers.wake_at(self._advanced_at)
         found = [] if switches is None else [switches]
         found += [at + SILENT_S for at in times] + [at for at in gaps if at is not None]
         if expires is not None and self._wall_at_0 is not None:
@@ -257,7 +271,7 @@ class TinkerService:
             case SampleAsked():
                 return self._sample(event, event.call, now)
             case CancelSample(future):
-                known = future in own.futures and own.futures.tell(future, now=now) is None
+                known = self._sample_of(caller, future) is not None
                 stopped = (
                     self._stop_sample(caller, future, "it was cancelled", now) if known else []
                 )
@@ -372,8 +386,13 @@ class TinkerService:
         known = sampler.digests.get(asked.number)
         if known == asked.digest:
             return [Reply(request, 200, told)]
-        if self._samplers.waiting(event.caller) >= CALLER_SAMPLES_MAX:
-            return [_refusal(request, 429, f"{CALLER_SAMPLES_MAX} samples wait")]
+        waiting, prompts = self._samplers.waiting(event.caller)
+        if waiting >= CALLER_SAMPLES_MAX or prompts > CALLER_WAITING_BYTES_MAX:
+            return [_refusal(request, 429, f"{waiting} samples wait")]
+        oldest = next(iter(sampler.digests), asked.number)
+        forgets = len(sampler.digests) == SAMPLER_NUMBERS_MAX
+        if known is None and forgets and asked.number < oldest:
+            return [_refusal(request, 410, f"number {asked.number} is no longer known")]
         if known is not None:
             future = FutureId(f"{future}/{asked.digest.hex()[:16]}")
             fault: str | None = f"number {asked.number} was used for another call"
@@ -389,7 +408,7 @@ class TinkerService:
         return [Reply(request, 200, told | {"request_id": future})]
 
     def _sample_ended(self, event: SampleEnded, now: float) -> list[Action]:
-        sample = self._samplers.sample(event.future)
+        sample = self._samplers.drawn(event.future)
         if self._samplers.ended(event.future, again=event.again, now=now) or sample is None:
             return []
         result = event.result
@@ -412,14 +431,18 @@ class TinkerService:
             return actions
         why = f"the session has ended: {why}"
         samples = self._samplers.end_session(session)
-        if self._scoring is not None and self._scoring.sampler.session == session:
-            samples.append(self._scoring)
+        scoring = self._scoring
+        if scoring is not None and scoring.sampler.session == session and not scoring.dropped:
+            samples.append(scoring)
         for sample in samples:
             actions += self._stop_sample(caller, sample.future, why, now)
         self._untidy = True
         for name, model in list(self._models.items()):
             if model.session == session:
                 model.lost = why
+                for number in model.operations.end_all():
+                    future = future_of(name, number)
+                    actions += self._keep(caller, future, Failed(why, "server"), now)
                 if not self._busy(model):
                     self._forget(name)
         return actions
@@ -446,27 +469,40 @@ class TinkerService:
                 models = [name for name, each in self._models.items() if each.made is not None]
                 folders = sorted({*self._checkpoints.folders(), *self._samplers.folders()})
                 kept = {"folders": folders, "models": models}
-                self._order, self._untidy = _order("", 0, "keep", kept), False
+                self._order, self._untidy = self._own_order("keep", kept), False
             elif (folder := self._samplers.wanted(now=now)) is not None:
                 newest = self._versions.newest
                 published = 0 if newest is None else newest.version
                 self._last_version = Version(max(published, self._last_version) + 1)
                 self._publishing = (folder, self._last_version)
                 said = {"folder": folder, "version": self._last_version}
-                self._order = _order("", 0, "publish", said)
+                self._order = self._own_order("publish", said)
             elif (name := self._next()) is not None and not self._scores_first():
                 self._has_scored = False
                 actions += self._begin(name, now)
             elif (sample := self._samplers.next_to_score()) is not None:
                 self._scoring, self._has_scored = sample, True
                 said = {"folder": sample.sampler.folder, "last": sample.order.scored_last}
-                self._order = _order("", 0, "score", said, sample.order.prompt)
+                self._order = self._own_order("score", said, sample.order.scored)
             else:
                 break
         if self._idle is not None and self._order is not None:
             actions.append(Reply(self._idle, 200, self._order))
             self._idle = None
         return actions
+
+    def _own_order(self, kind: str, said: Mapping[str, Any], body: bytes = b"") -> bytes:
+        self._own_orders += 1
+        return _order("", self._own_orders, kind, said, body)
+
+    def _sample_of(self, caller: str, future: FutureId) -> AskedSample | None:
+        """What this caller waits for under this name, if it is a sample that has not ended."""
+        scoring = self._scoring
+        if scoring is not None and scoring.future == future and not scoring.dropped:
+            sample: AskedSample | None = scoring
+        else:
+            sample = self._samplers.sample(future)
+        return sample if sample is not None and sample.sampler.caller == caller else None
 
     def _scores_first(self) -> bool:
         """Prompts and operations take turns."""
@@ -490,11 +526,14 @@ class TinkerService:
         self._turn += 1
         self._callers[model.caller].turn = self._turn
         failed = self._fault(model, operation)
-        if failed is not None:
+        drops = model.operations.drops or (failed is not None and operation.kind == "optim_step")
+        if failed is not None and (not drops or model.lost is not None or model.made is None):
             return self._finish(name, failed, now)
+        # A step that cannot run leaves no gradient behind.
+        model.failed = failed if failed is not None else Failed(DROPPED) if drops else None
         self._running = name
         number, kind = operation.number, operation.kind
-        if model.operations.drops:
+        if drops:
             self._order = _order(name, number, "discard", {})
         else:
             arguments = self._arguments(model, operation)
@@ -547,6 +586,8 @@ class TinkerService:
         actions: list[Action] = [Reply(event.request, 200, {})]
         if self._order is None or event.model != (self._running or ""):
             return actions  # the report is repeated
+        if self._running is None and event.number != self._own_orders:
+            return actions
         if self._running is None:
             self._order = None
             return [*actions, *self._published(event.result, now)]
@@ -556,8 +597,11 @@ class TinkerService:
         if operation.number != event.number:
             return actions
         result = event.result
-        if model.operations.drops:
-            result = Failed(DROPPED)
+        if model.failed is not None:
+            result, model.failed = model.failed, None
+        elif model.lost is not None and operation.arguments.get("sampler") is not None:
+            # Its session has ended, so nobody could use the sampler.
+            result = Failed(model.lost, "server")
         elif isinstance(result, dict):
             result, kept = self._succeeded(model, operation, result, event.wall_s)
             actions += kept

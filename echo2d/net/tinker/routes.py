@@ -94,8 +94,10 @@ _BODY_S_MAX = 120.0
 # Bodies that arrive at the same time, of one caller and of all.
 CALLER_BYTES_MAX, ARRIVING_BYTES_MAX = 128 << 20, 512 << 20
 # Open requests of one caller.
-OPEN_MAX = 4096
-METADATA_BYTES_MAX = 64 << 10
+OPEN_MAX = 2048
+METADATA_BYTES_MAX = 4 << 10
+# A bound on the levels of nesting.
+METADATA_BRACKETS_MAX = 256
 SAMPLE_BYTES_MAX = 4 << 20
 SEQUENCES_MAX = 128  # of one call
 SEQUENCE_TOKENS_MAX = 1 << 17
@@ -107,7 +109,7 @@ _NOT_SAMPLED = (
     "target_prompt_logprobs",
     "prompt_alt_tokens_k",
 )
-LISTED_MAX = 1000
+LISTED_MAX = 100
 # The releases of the client with which the tests have run.
 TESTED = ((0, 38), (0, 38))
 NOTE = (
@@ -131,10 +133,15 @@ class TinkerBackend(Protocol):
     def caller(self, secret: str) -> Caller:
         """The caller with this secret. Denied: the secret is not valid."""
 
+    async def ask(
+        self, make: Callable[[RequestId], TinkerEvent], *, timeout_s: float
+    ) -> Reply | None:
+        """Put a call of the learner to the core; None if it was not answered in time."""
+
     async def ask_for_client(
         self, make: Callable[[RequestId], TinkerEvent], *, timeout_s: float
     ) -> Reply | None:
-        """Put a call to the core; None if it was not answered in time."""
+        """The same for a call of a client; there may be thousands of them."""
 
 
 class TinkerRoutes:
@@ -346,25 +353,30 @@ class TinkerRoutes:
         said, models = faults.table(body, "sampling_params"), self._models
         prompt = faults.prompt(body, models.vocab_size)
         context = models.context_max or SEQUENCE_TOKENS_MAX
+        fits = bool(body.get("prompt_logprobs")) and len(prompt) <= context
+        scored = pack_tokens(prompt) if fits else b""
+        if scored and said.get("max_tokens") == 1:
+            # The client wants no answer. So one may follow what leaves room for it.
+            prompt = prompt[: context - CONTEXT_SPARE - 1]
         room = min(context - CONTEXT_SPARE - len(prompt), SEQUENCE_TOKENS_MAX)
         most = room if said.get("max_tokens") is None else faults.integer(said, "max_tokens", 1)
         if most < 1 or room < 1:
             faults.add(f"max_tokens: expected 1 to {room} after a prompt of {len(prompt)} tokens")
-        top_k = faults.integer(said, "top_k", -1)
+        top_k = min(faults.integer(said, "top_k", -1), models.vocab_size)
         sampling = Sampling(
             faults.number(said, "temperature", 1.0),
             faults.number(said, "top_p", 1.0),
             max(0, top_k),
         )
         faults.add_if(sampling.fault)
-        texts, tokens = faults.stops(said, models.end_token_ids)
+        texts, tokens = faults.stops(said, models)
         seed = None if said.get("seed") is None else faults.integer(said, "seed", 0)
         if faults.first is not None:
             return None
-        last = faults.integer(body, "prompt_logprobs_last_n", 0) or len(prompt)
-        scored = min(max(last, 0), len(prompt)) if body.get("prompt_logprobs") else 0
+        last = faults.integer(body, "prompt_logprobs_last_n", 0) or len(scored) // 4
+        last = min(max(last, 0), len(scored) // 4)
         return SampleOrder(
-            pack_tokens(prompt), count, min(most, room), sampling, tokens, texts, seed, scored
+            pack_tokens(prompt), count, min(most, room), sampling, tokens, texts, seed, scored, last
         )
 
     async def cancel(self, request: web.Request, caller: str) -> web.Response:
@@ -418,7 +430,7 @@ class TinkerRoutes:
 
     async def next_operation(self, request: web.Request) -> web.Response:
         epoch = Epoch(integer_text(request.query.get("epoch"), "epoch"))
-        reply = await self._backend.ask_for_client(
+        reply = await self._backend.ask(
             lambda number: OperationAsked(number, epoch), timeout_s=LONG_POLL_S
         )
         if reply is None or reply.status == HTTPStatus.NO_CONTENT:
@@ -435,7 +447,7 @@ class TinkerRoutes:
         result: Outcome = raw
         if request.content_type == "application/json":
             result = _result(raw)
-        reply = await self._backend.ask_for_client(
+        reply = await self._backend.ask(
             lambda number: OperationEnded(number, epoch, time.time(), model, of, result),
             timeout_s=_ANSWER_S_MAX,
         )
@@ -466,9 +478,13 @@ class TinkerRoutes:
         return reply
 
     async def _asked(self, caller: str, call: ClientCall, timeout_s: float) -> Reply | None:
-        return await self._backend.ask_for_client(
+        reply = await self._backend.ask_for_client(
             lambda number: ClientAsked(number, caller, time.time(), call), timeout_s=timeout_s
         )
+        if reply is not None and reply.status == HTTPStatus.SERVICE_UNAVAILABLE:
+            # After a 503 the client would ask again at once.
+            raise _too_many("too many calls wait")
+        return reply
 
     async def _raw(self, request: web.Request, caller: str, most: int) -> bytes:
         """The body. HttpRefusal: it is too large, or too many bytes arrive at once."""
@@ -545,10 +561,10 @@ class _Faults:
         return found
 
     def stops(
-        self, said: Mapping[str, Any], ends: tuple[int, ...]
+        self, said: Mapping[str, Any], models: ServedModels
     ) -> tuple[tuple[str, ...], tuple[int, ...]]:
-        """The texts and the tokens that end a sequence. ends: the model's own, which an empty list switches off."""
-        stop = said.get("stop")
+        """The texts and the tokens that end a sequence. An empty list switches off the model's own end tokens."""
+        stop, ends = said.get("stop"), models.end_token_ids
         stops = ends if stop is None else [stop] if isinstance(stop, str) else stop
         if not isinstance(stops, list | tuple) or len(stops) > STOPS_MAX:
             self.add(f"stop: expected at most {STOPS_MAX} texts or token ids")
@@ -556,7 +572,9 @@ class _Faults:
         texts = tuple(
             each for each in stops if isinstance(each, str) and 0 < len(each) <= STOP_CHARS_MAX
         )
-        tokens = tuple(each for each in stops if type(each) is int and each >= 0)
+        tokens = tuple(
+            each for each in stops if type(each) is int and 0 <= each < models.vocab_size
+        )
         if len(texts) + len(tokens) != len(stops):
             self.add(f"stop: expected texts of 1 to {STOP_CHARS_MAX} characters, or token ids")
         return texts, tokens or (ends if texts else ())
@@ -568,8 +586,9 @@ class _Faults:
     def metadata(self, body: Mapping[str, Any]) -> str:
         """user_metadata as JSON."""
         text = json.dumps(self.table(body, "user_metadata"))
-        if len(text) > METADATA_BYTES_MAX:
-            self.add(f"user_metadata: expected at most {METADATA_BYTES_MAX} bytes")
+        brackets = text.count("[") + text.count("{")
+        if len(text) > METADATA_BYTES_MAX or brackets > METADATA_BRACKETS_MAX:
+            self.add(f"user_metadata: expected at most {METADATA_BYTES_MAX} bytes, and few levels")
             return "{}"
         return text
 
@@ -615,7 +634,7 @@ def _json(reply: Reply) -> web.Response:
 
 
 def _with_dates(found: dict[str, Any]) -> dict[str, Any]:
-    """A body of the core, in which the seconds since 1970 become dates."""
+    """A body of the core, in which seconds since 1970 become dates, and the text of metadata an object."""
     dates = {
         name: datetime.fromtimestamp(found[name], UTC).isoformat()
         for name in ("time", "last_request_time", "expires_at")
@@ -626,7 +645,8 @@ def _with_dates(found: dict[str, Any]) -> dict[str, Any]:
         for name in ("training_runs", "checkpoints")
         if name in found
     }
-    return found | dates | lists
+    own = {"user_metadata": json.loads(found["user_metadata"])} if "user_metadata" in found else {}
+    return found | dates | lists | own
 
 
 def _body(reply: Reply) -> dict[str, Any]:

@@ -351,7 +351,7 @@ class CoordinatorProcess:
                     self.gateway.take(action)
             case DrawSample():
                 if self._drawer is not None:
-                    self._tasks.create_task(self._drawer.draw(action))
+                    self._drawer.draw(action, self._tasks)
             case StopSample(future):
                 if self._drawer is not None:
                     self._drawer.stop(future)

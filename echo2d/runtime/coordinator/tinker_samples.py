@@ -13,6 +13,8 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from blake3 import blake3
+
 from echo2d.core.protocol.trajectory import pack_tokens, unpack_tokens
 from echo2d.core.tinker.events import DrawSample, SampleEnded, SampleOrder
 from echo2d.core.tinker.futures import Failed, FutureId
@@ -20,8 +22,8 @@ from echo2d.core.work.calls.events import CallAsked, CallId, CallRefused, Choice
 from echo2d.core.work.calls.open_calls import CHOICES_MAX
 from echo2d.net.gateway.errors import Unread
 
-# A stop text lies within this many tokens.
-STOP_TOKENS_MAX = 64
+# A stop text lies within this many tokens, and those that come together.
+STOP_TOKENS_MAX = 128
 # What the gateway says of calls that another try may answer.
 _AGAIN = ("busy", "version", "late", "failed", "revoked")
 
@@ -44,9 +46,15 @@ class _Sequence:
 
     def cut_at_stop(self, known: int, stops: Sequence[str], decode: Decode) -> None:
         """End it at the first token that completes a stop text. known: so many tokens have none."""
+
+        def stopped(end: int) -> bool:
+            text = decode(self.tokens[max(0, known - STOP_TOKENS_MAX) : end])
+            return any(stop in text for stop in stops)
+
+        if not stopped(len(self.tokens)):
+            return
         for end in range(known + 1, len(self.tokens) + 1):
-            text = decode(self.tokens[max(0, end - STOP_TOKENS_MAX) : end])
-            if any(stop in text for stop in stops):
+            if stopped(end):
                 del self.tokens[end:]
                 del self.logprobs[4 * end :]
                 self.finish = "stop"
@@ -77,24 +85,17 @@ class SampleDrawer:
         self._gateway, self._decode, self._tell = gateway, decode, tell
         self._tasks: dict[FutureId, asyncio.Task[None]] = {}
 
-    def draw(self, action: DrawSample) -> Coroutine[Any, Any, None]:
-        """A coroutine that draws this, and tells the core."""
+    def draw(self, action: DrawSample, tasks: asyncio.TaskGroup) -> None:
+        """Draw this in a task, which tells the core."""
 
         async def run() -> None:
-            task = asyncio.current_task()
-            assert task is not None
-            self._tasks[action.future] = task
             try:
                 ended = await self._drawn(action)
-            except asyncio.CancelledError:
-                if action.future in self._tasks:
-                    raise
-                return  # the core has stopped it
             finally:
                 self._tasks.pop(action.future, None)
             await self._tell(ended)
 
-        return run()
+        self._tasks[action.future] = tasks.create_task(run())
 
     def stop(self, future: FutureId) -> None:
         """Nobody waits for this any more."""
@@ -158,7 +159,7 @@ class SampleDrawer:
 
 def _asked(action: DrawSample, number: CallId, count: int, first: int) -> CallAsked:
     order: SampleOrder = action.order
-    seed = None if order.rng_seed is None else order.rng_seed + first
+    seed = None if order.rng_seed is None else _seed_of(order.rng_seed) + first
     return CallAsked(
         number,
         action.caller,
@@ -172,6 +173,11 @@ def _asked(action: DrawSample, number: CallId, count: int, first: int) -> CallAs
         action.future,
         action.version,
     )
+
+
+def _seed_of(rng_seed: int) -> int:
+    """The seed of the first sequence; those of the others follow it. So those of seeds side by side do not overlap."""
+    return int.from_bytes(blake3(str(rng_seed).encode()).digest(6), "little")
 
 
 def _shares(count: int) -> list[int]:

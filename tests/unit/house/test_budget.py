@@ -13,7 +13,7 @@ from tools.house_report import Module, offered, read_modules, surface
 # A commit that raises a limit does nothing else, and says why.
 BUDGET = {
     "code lines: echo2d": 63_200,
-    "code lines: learner": 7_820,
+    "code lines: learner": 7_840,
     "commands": 30,
     "commands: offered by click": 30,
     "options": 98,

@@ -115,7 +115,7 @@ def test_the_program_serves_until_a_signal_without_learner_steps(
     ((_, identity, _),) = coordinator.sessions
     assert (config.out_dir / "learner.id").read_text().strip() == identity
     assert len(coordinator.results) == 2
-    assert (config.out_dir / "tinker" / "0a" / "adapter_model.safetensors").exists()
+    assert (config.out_dir / "tinker" / "run" / "0a" / "adapter_model.safetensors").exists()
 
 
 @pytest.mark.parametrize("other", ["--sft", "--plan", "--resume", "--export=1"])

@@ -73,7 +73,8 @@ async def drawn(calls: Calls, asked: SampleOrder) -> SampleEnded:
         told.append(ended)
 
     drawer = SampleDrawer(calls, lambda tokens: "".join(chr(96 + each) for each in tokens), tell)
-    await drawer.draw(DrawSample(FUTURE, "ann", asked, Version(3)))
+    async with asyncio.TaskGroup() as tasks:
+        drawer.draw(DrawSample(FUTURE, "ann", asked, Version(3)), tasks)
     assert calls.open_now == 0
     (ended,) = told
     return ended
@@ -102,7 +103,9 @@ async def test_sequences_are_drawn_by_calls_of_exactly_one_version() -> None:
     assert sequences(ended) == [([1, 2, 7], "stop")] * (CHOICES_MAX + 3)
     assert [each.choices for each in calls.asked] == [CHOICES_MAX, 3]
     # Each sequence has a seed of its own.
-    assert [each.rng_seed for each in calls.asked] == [5, 5 + CHOICES_MAX]
+    one, two = [each.rng_seed for each in calls.asked]
+    assert one is not None
+    assert two == one + CHOICES_MAX
     assert {(each.min_version, each.max_version) for each in calls.asked} == {(3, 3)}
 
 
@@ -138,10 +141,12 @@ async def test_a_sample_that_is_stopped_tells_nothing() -> None:
         told.append(ended)
 
     drawer = SampleDrawer(calls, lambda _: "", tell)
-    drawing = asyncio.create_task(drawer.draw(DrawSample(FUTURE, "ann", order(), Version(3))))
-    while not calls.open_now:  # noqa: ASYNC110 - the next turn of the loop
-        await asyncio.sleep(0)
-    drawer.stop(FUTURE)
-    await drawing
-    assert (calls.open_now, told) == (0, [])
+    for turns in (5, 0):
+        async with asyncio.TaskGroup() as tasks:
+            drawer.draw(DrawSample(FUTURE, "ann", order(), Version(3)), tasks)
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            assert calls.open_now == bool(turns)
+            drawer.stop(FUTURE)
+        assert (calls.open_now, told) == (0, [])
     drawer.stop(FUTURE)

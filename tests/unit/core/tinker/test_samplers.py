@@ -7,6 +7,7 @@ from echo2d.core.tinker.futures import FutureId
 from echo2d.core.tinker.samplers import (
     BASE,
     CALLER_DRAWN_MAX,
+    DRAW_RETRY_S,
     DRAW_TRIES_MAX,
     DRAWN_MAX,
     SNAPSHOT_SWITCH_S,
@@ -69,7 +70,8 @@ def test_the_present_weights_go_on_for_a_while_although_others_wait() -> None:
     assert begun(samplers, now=1.0) == ["a"]
     samplers.ended(FutureId("a"), again=False, now=1.0)
     asked(samplers, sampler("f1"), "c", now=SNAPSHOT_SWITCH_S)
-    assert samplers.wake_at() == SNAPSHOT_SWITCH_S
+    assert samplers.wake_at(1.0) == SNAPSHOT_SWITCH_S
+    assert samplers.wake_at(SNAPSHOT_SWITCH_S) is None, "nothing changes before another event"
     assert begun(samplers, now=SNAPSHOT_SWITCH_S) == []
     assert samplers.wanted(now=SNAPSHOT_SWITCH_S) == "f2"
     samplers.published("f2", Version(2), now=SNAPSHOT_SWITCH_S)
@@ -104,11 +106,15 @@ def test_a_caller_does_not_take_all_room_but_one_large_sample_is_drawn() -> None
 def test_a_sample_that_workers_failed_is_drawn_again_a_few_times() -> None:
     samplers = served()
     asked(samplers, sampler("f1"), "a")
+    now = 0.0
     for _ in range(DRAW_TRIES_MAX - 1):
-        assert begun(samplers) == ["a"]
-        assert samplers.ended(FutureId("a"), again=True, now=0.0)
-    assert begun(samplers) == ["a"]
-    assert not samplers.ended(FutureId("a"), again=True, now=0.0)
+        assert begun(samplers, now=now) == ["a"]
+        assert samplers.ended(FutureId("a"), again=True, now=now)
+        assert begun(samplers, now=now) == []
+        assert samplers.wake_at(now) == now + DRAW_RETRY_S
+        now += DRAW_RETRY_S
+    assert begun(samplers, now=now) == ["a"]
+    assert not samplers.ended(FutureId("a"), again=True, now=now)
     assert begun(samplers) == []
 
 

@@ -47,6 +47,7 @@ from echo2d.core.tinker.events import (
 )
 from echo2d.core.tinker.futures import Failed, FutureId, Outcome
 from echo2d.core.tinker.operations import GAP_S, ModelId, Operation, OperationKind
+from echo2d.core.tinker.samplers import DRAW_RETRY_S
 from echo2d.core.tinker.service import SILENT_S, TinkerService
 
 BASE = "org/base"
@@ -632,6 +633,8 @@ def test_a_sample_of_a_lost_worker_is_drawn_again_and_its_number_names_one_call(
     world.learn()
     drawn(world)
     world.handle(SampleEnded(future, Failed("its worker has gone", "server"), again=True))
+    assert drawn(world) == []
+    world.pass_time(DRAW_RETRY_S)
     assert drawn(world) == [(future, 1)]
     world.handle(SampleEnded(future, Failed("bad", "server")))
     assert world.result("ann", future) == {"error": "bad", "category": "server"}
@@ -642,7 +645,7 @@ def test_a_sample_of_a_lost_worker_is_drawn_again_and_its_number_names_one_call(
 def test_a_prompt_is_scored_before_its_sample_is_drawn() -> None:
     world = World()
     sampler = sampler_of(world, world.session(), 1)
-    future = sampled(world, sampler, 1, replace(ORDER, scored_last=1))
+    future = sampled(world, sampler, 1, replace(ORDER, scored=ORDER.prompt, scored_last=1))
     order = world.next_order()
     assert order is not None
     assert (order["kind"], order["body"], order["arguments"]["last"]) == ("score", ORDER.prompt, 1)
@@ -714,3 +717,128 @@ def test_a_session_takes_its_samples_with_it() -> None:
     assert world.draws == [StopSample(future)]
     assert "the session has ended" in world.result("ann", future)["error"]
     world.handle(SampleEnded(future, b"late"))
+
+
+# --- what a client could do to others
+
+
+def test_only_samples_are_cancelled() -> None:
+    world = World()
+    model = world.session()
+    future = world.submit("ann", model, 1)
+    world.body("ann", CancelSample(future))
+    world.learn()
+    assert world.result("ann", future) == b"result of "
+    world.body("ann", CancelSample(future))
+
+
+def test_a_sample_may_be_cancelled_while_its_prompt_is_scored() -> None:
+    world = World()
+    world.session("bob", "s2")
+    sampler = sampler_of(world, world.session(), 1)
+    future = sampled(world, sampler, 1, replace(ORDER, scored=ORDER.prompt, scored_last=1))
+    order = world.next_order()
+    assert order is not None
+    world.body("bob", CancelSample(future))
+    world.body("ann", CancelSample(future))
+    assert world.result("ann", future)["error"] == "it was cancelled"
+    world.take(world.service.learner_began(now=world.now))
+    world.body("ann", EndSession(SessionName("s1")))
+    world.learn()
+    assert drawn(world) == []
+
+
+def test_the_learner_may_begin_again_after_a_session_has_ended_in_the_middle_of_an_operation() -> (
+    None
+):
+    world = World()
+    model = world.session()
+    running, waiting = world.submit("ann", model, 1), world.submit("ann", model, 5)
+    assert world.next_order() is not None
+    world.body("ann", EndSession(SessionName("s1")))
+    assert "the session has ended" in world.result("ann", waiting)["error"]
+    world.take(world.service.learner_began(now=world.now))
+    assert "the learner began again" in world.result("ann", running)["error"]
+    world.learn()
+
+
+def test_a_step_that_cannot_run_leaves_no_gradient_behind() -> None:
+    world = World()
+    model = world.session()
+    world.submit("ann", model, 1)
+    wrong = world.submit("ann", model, 2, "optim_step", fault="beta1: expected a number")
+    world.submit("ann", model, 3)
+    right = world.submit("ann", model, 4, "optim_step")
+    world.learn()
+    kinds = [kind for name, _, kind in world.ran if name == model]
+    assert kinds == ["create", "forward_backward", "discard", "forward_backward", "optim_step"]
+    assert world.result("ann", wrong)["error"] == "beta1: expected a number"
+    assert world.result("ann", right)["metrics"] == {"norm": 1.0}
+
+
+def test_nothing_is_drawn_by_old_weights_while_others_are_published() -> None:
+    world = World()
+    model = world.session()
+    first, second = sampler_of(world, model, 1), sampler_of(world, model, 2, "s1:sample:1")
+    sampled(world, first, 1)
+    world.learn()
+    (one,) = drawn(world)
+    world.handle(SampleEnded(FutureId(one[0]), b"tokens"))
+    new = sampled(world, second, 1)
+    order = world.next_order()
+    assert order is not None
+    assert order["kind"] == "publish"
+    old = sampled(world, first, 2)
+    assert drawn(world) == []
+    # The learner dies after the version was accepted. So it is not known what workers serve.
+    world.take(world.service.learner_began(now=world.now))
+    assert drawn(world) == []
+    while (order := world.next_order()) is not None:
+        world.end(order, {})
+    assert drawn(world) == [(new, 3)]
+    world.handle(SampleEnded(new, b"tokens"))
+    world.learn()
+    assert drawn(world) == [(old, 4)]
+
+
+def test_a_sampler_is_not_made_for_a_session_that_has_ended() -> None:
+    world = World()
+    model = world.session()
+    path = f"tinker://{model}/sampler_weights/1"
+    said = {"type": "save_weights_for_sampler", "path": path, "overwrite": False, "ttl_s": None}
+    name = "s1:sample:0"
+    future = world.submit("ann", model, 1, "save", {**said, "metadata": "{}", "sampler": name})
+    order = world.next_order()
+    assert order is not None
+    world.body("ann", EndSession(SessionName("s1")))
+    world.end(order, {"bytes": 1})
+    assert "the session has ended" in world.result("ann", future)["error"]
+    assert world.asked("ann", ShowSampler(SamplerName(name))).status == 404
+
+
+def test_a_report_that_comes_late_does_not_end_another_order() -> None:
+    world = World()
+    sampler = sampler_of(world, world.session(), 1)
+    world.take(world.service.learner_began(now=world.now))
+    keeps = world.next_order()
+    assert keeps is not None
+    world.end(keeps, {})
+    future = sampled(world, sampler, 1)
+    publishes = world.next_order()
+    assert publishes is not None
+    world.end(keeps, {})
+    assert drawn(world) == []
+    world.end(publishes, {})
+    assert drawn(world) == [(future, 1)]
+
+
+def test_a_sample_number_that_was_forgotten_is_not_drawn_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "SAMPLER_NUMBERS_MAX", 2)
+    world = World()
+    sampler = sampler_of(world, world.session(), 1)
+    for number in (1, 2, 3):
+        sampled(world, sampler, number)
+    call = SampleAsked(sampler, 1, digest_of(b""), ORDER.count, ORDER)
+    assert world.asked("ann", call).status == 410
