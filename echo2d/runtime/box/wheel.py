@@ -26,6 +26,7 @@ _SUFFIXES = {
     ".html",
     ".js",
     ".py",
+    ".proto",
     ".pyi",
     ".sh",
     ".so",

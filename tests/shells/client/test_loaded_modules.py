@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-MODULES_MAX = 39
+MODULES_MAX = 40
 # The parts of a coordinator that are nearest to the client.
 SERVERS = (
     "echo2d.net.api",

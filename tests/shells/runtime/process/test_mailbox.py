@@ -6,7 +6,6 @@ import pytest
 from echo2d.core.base.ids import RequestId
 from echo2d.core.cluster.events import Reply
 from echo2d.core.coordinator.events import CoordinatorEvent, RequestGone, SessionAsked
-from echo2d.runtime.process import mailbox as mailbox_module
 from echo2d.runtime.process.mailbox import EVENTS_MAX, EVENTS_PER_TURN_MAX, Mailbox, PendingRequests
 
 
@@ -113,10 +112,9 @@ async def test_a_cancelled_call_is_reported_as_gone(
 
 
 async def test_the_number_of_open_calls_is_limited(
-    calls: PendingRequests, events: asyncio.Queue[CoordinatorEvent], monkeypatch: pytest.MonkeyPatch
+    events: asyncio.Queue[CoordinatorEvent],
 ) -> None:
-    monkeypatch.setattr(mailbox_module, "PENDING_REQUESTS_MAX", 0)
-    reply = await calls.ask(ask, timeout_s=None)
+    reply = await PendingRequests(events.put, count(), 0).ask(ask, timeout_s=None)
     assert reply is not None
     assert (reply.status, events.empty()) == (503, True)
 
