@@ -12,7 +12,7 @@ from tools.house_report import Module, offered, read_modules, surface
 
 # A commit that raises a limit does nothing else, and says why.
 BUDGET = {
-    "code lines: echo2d": 63_200,
+    "code lines: echo2d": 63_220,
     "code lines: learner": 7_840,
     "commands": 30,
     "commands: offered by click": 30,
@@ -20,7 +20,7 @@ BUDGET = {
     "options: offered by click": 184,
     "keys": 269,
     "keys: of simulations": 42,
-    "constants": 1_245,
+    "constants": 1_246,
     "modules of at most 75 lines with one importer or none": 16,
 }
 TO_DO = "Remove something, or raise the limit in a commit of its own that says why"
