@@ -103,6 +103,7 @@ class Autoscaler:
     # --- events
 
     def handle(self, event: RentEvent, *, now: float) -> list[RentAction]:
+        self._rented.advance(now)
         match event:
             case NeedMeasured():
                 self._need_measured(event, now)

@@ -11,6 +11,7 @@ What a command reports about itself is not believed. A list that does not show a
 - a second list, begun settle_s later, does not show it either, and its worker does not serve, and
 - the provider's lists are trustworthy. Lists that have never shown a started box are doubted until
   the box must have ended by itself, or the run closes; otherwise boxes would be started without end.
+  For that the time counts that passed for certain: the rent clock may have jumped (`rent_time`).
 
 A box with a label of this run that is unknown, or was believed gone, is marked for return at once.
 It counts against the budget. Two ids under one label are two boxes. A box marked for return is
@@ -45,6 +46,9 @@ KILL_S = 10.0
 STOP_AGAIN_S_MAX = 120.0
 # The time between two stops while no list can be believed.
 BLIND_S = 600.0
+# Events come more often than this. If the rent clock advances further between two of them, it has jumped, and no more
+# than this has passed for certain.
+EVENTS_APART_S = 300.0
 
 
 @dataclass(slots=True)
@@ -56,6 +60,8 @@ class RentedBox:
     busy_until: float
     # When the box's worker served last, or could first have served.
     served_at: float
+    # The certain time (`RentedBoxes.advance`) at which the box has ended by itself, whatever the rent clock says.
+    over_at: float
     ids: tuple[str, ...] = ()  # the provider's own
     absent_from: float | None = None  # when the first list without the box came
     serves: bool = False
@@ -119,6 +125,8 @@ class RentedBoxes:
         self.gone: dict[Label, Rental] = {}  # all others of the run
         self.gone_usd = 0.0
         self._number = 0
+        # The seconds that have passed for certain since this object was made, and the rent clock then.
+        self._certain_s, self._now = 0.0, now
         for rental in kept:
             self._number = max(self._number, rules.number_of(rental.label))
             if rental.gone_at is not None:
@@ -127,8 +135,21 @@ class RentedBoxes:
                 side = self.sides.get(rental.provider)
                 busy_s = 0.0 if side is None else side.terms.command_s + KILL_S
                 self.boxes[rental.label] = RentedBox(
-                    rental, rental.sent_at + busy_s, now, made=True
+                    rental, rental.sent_at + busy_s, now, self._over_at(rental), made=True
                 )
+
+    def advance(self, now: float) -> None:
+        """Call this before each event."""
+        self._certain_s += min(max(0.0, now - self._now), EVENTS_APART_S)
+        self._now = now
+
+    def _over_at(self, rental: Rental) -> float:
+        # While no process ran, the rent clock may have jumped: nothing is certain about a box of before.
+        return self._certain_s + rental.until - rental.sent_at
+
+    def _may_live(self, box: RentedBox, now: float) -> bool:
+        """Whether a box that nothing has stopped may still exist."""
+        return now < box.rental.until or self._certain_s < box.over_at
 
     # --- money
 
@@ -178,7 +199,7 @@ class RentedBoxes:
         rental = Rental(
             label, offer.provider, offer.name, price, unit_s, now, life_s, terms.grace_s
         )
-        self.boxes[label] = RentedBox(rental, now, now)
+        self.boxes[label] = RentedBox(rental, now, now, self._over_at(rental))
         self._begin(self.boxes[label])
         return [Keep(rental), Start(rental, why)]
 
@@ -303,7 +324,7 @@ class RentedBoxes:
         else:
             self.gone_usd -= rental.cost_usd(now)
             rental, why = replace(rental, gone_at=None), "it was gone, and exists again"
-        self.boxes[label] = RentedBox(rental, now, now, stop_reason=why)
+        self.boxes[label] = RentedBox(rental, now, now, self._over_at(rental), stop_reason=why)
         return [Keep(rental), RentNote("unexpected", f"{label}: {why}")]
 
     def _not_shown(
@@ -313,14 +334,15 @@ class RentedBoxes:
         if began_at < box.busy_until or box.serves:
             return []
         box.shown = False
-        box.doubted = box.doubted and now < box.rental.until
+        box.doubted = box.doubted and self._may_live(box, now)
         if box.absent_from is None:
             box.absent_from = now
         if began_at < box.absent_from + side.terms.settle_s:
             return []
         # If a box was made but never shown, the list may be wrong, and the box need not be gone.
         label, unproven = box.rental.label, box.made and not box.rental.seen
-        if unproven and not side.proven and now < box.rental.until and not self._rules.closing:
+        doubtful = unproven and not side.proven and self._may_live(box, now)
+        if doubtful and not self._rules.closing:
             known, box.doubted = box.doubted, True
             return (
                 []

@@ -33,6 +33,13 @@ def started() -> RentedBoxes:
     return rented
 
 
+def pass_time(rented: RentedBoxes, start: float, end: float) -> None:
+    """Events come all the time."""
+    for now in range(int(start), int(end), 100):
+        rented.advance(float(now))
+    rented.advance(end)
+
+
 def show(
     rented: RentedBoxes, now: float, *lines: Instance, began_at: float | None = None
 ) -> list[RentAction]:
@@ -160,10 +167,30 @@ def test_a_box_that_lists_should_have_shown_has_gone_when_its_time_is_over() -> 
     rented.ended(ONE, 50.0)
     rented.boxes[ONE].made = True
     show(rented, 60.0)
+    pass_time(rented, 0.0, 4199.0)
     show(rented, 4199.0)
     assert ONE in rented.boxes
+    pass_time(rented, 4199.0, 4201.0)
     show(rented, 4201.0)
     assert rented.gone[ONE].gone_at == 4200.0
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_box_that_lists_never_showed_outlives_a_clock_that_jumps(restarted: bool) -> None:
+    """The jump may be an error of the clock: the box would run beside another one, beyond the budget."""
+    rented = started()
+    rented.ended(ONE, 50.0)
+    rented.boxes[ONE].made = True
+    if restarted:
+        rented = RentedBoxes(RULES, [TERMS], [OFFER], [rented.boxes[ONE].rental], now=10_000.0)
+    rented.advance(10_000.0)
+    show(rented, 10_000.0)
+    show(rented, 10_100.0)
+    assert rented.usd_per_h == 0.5
+    assert rented.committed_usd(10_100.0) == pytest.approx(0.5 * 4200 / 3600)
+    pass_time(rented, 10_000.0, 14_200.0)
+    show(rented, 14_200.0)
+    assert rented.usd_per_h == 0.0
 
 
 def test_a_list_that_has_shown_boxes_is_believed_even_after_a_restart() -> None:
