@@ -77,12 +77,12 @@ SILENT_S = 900.0
 # The next limits are for one caller.
 CALLER_SESSIONS_MAX = 64
 CALLER_MODELS_MAX = 16
-CALLER_OPERATIONS_MAX = 8192  # operations
+CALLER_OPERATIONS_MAX = 8192
 CALLER_WAITING_BYTES_MAX = 256 << 20
 CALLER_SAMPLES_MAX = 4096
 # Beyond this many samplers the oldest one ends.
 CALLER_SAMPLERS_MAX = 256
-# The numbers that a sampler remembers.
+# A sampler remembers this many numbers of calls.
 SAMPLER_NUMBERS_MAX = 8192
 
 CREATES: Final = frozenset({"create", "load"})
@@ -590,7 +590,7 @@ class TinkerService:
             return actions
         if self._running is None:
             self._order = None
-            return [*actions, *self._published(event.result, now)]
+            return [*actions, *self._own_order_ended(event.result, now)]
         model = self._models[self._running]
         operation = model.operations.running
         assert operation is not None
@@ -608,8 +608,8 @@ class TinkerService:
         self._running, self._order = None, None
         return [*actions, *self._finish(event.model, result, now)]
 
-    def _published(self, result: Outcome, now: float) -> list[Action]:
-        """The learner has done what no client has numbered."""
+    def _own_order_ended(self, result: Outcome, now: float) -> list[Action]:
+        """The learner has scored a prompt, published weights, or freed what is not kept."""
         if self._scoring is not None:
             sample, self._scoring = self._scoring, None
             return self._scored(sample, result, now)
