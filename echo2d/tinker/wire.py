@@ -24,7 +24,7 @@ from echo2d.tinker import messages_pb2 as pb
 # One forward_backward. The client sends at most 5 MB, or a single datum: 131,072 tokens with 5 targets and weights for
 # each of them, in the sparse form, take 20 MB.
 FORWARD_BACKWARD_BYTES_MAX = 32 << 20
-# Of one forward_backward: twice as many as the client sends.
+# One forward_backward may have this many datums, twice as many as the client sends.
 DATUMS_MAX = 2048
 # Chunks, inputs and spans of all datums, and settings. Reading this many takes a second; a datum of text and a
 # conversation of 20 turns has 1 to 50.

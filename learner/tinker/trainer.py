@@ -147,7 +147,7 @@ class Trainer:
         read_max = context_max(json.loads((config.model / "config.json").read_bytes()))
         self._tokens_max = min(read_max or TARGETS_MAX, config.row_tokens_max or TARGETS_MAX)
         self._root = config.out_dir / "tinker" / run_id
-        # Of the adapter that was published last. Engines build their model again for another one.
+        # The shape of the adapter that was published last. For another shape engines build their model again.
         self._published = SlotShape(rank=32, train_attn=True, train_mlp=True)
         make_directory("out_dir", self._root)
         for left in self._root.glob(f"{ASIDE}*"):

@@ -236,7 +236,7 @@ class DrawSample:
 
 @dataclass(frozen=True, slots=True)
 class StopSample:
-    """Nobody waits for this any more. It may have ended."""
+    """Stop drawing: the client needs this sample no longer. It may have ended already."""
 
     future: FutureId
 

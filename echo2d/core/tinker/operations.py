@@ -17,8 +17,8 @@ from echo2d.core.base.ids import Digest
 
 ModelId = NewType("ModelId", str)
 
-# create, load: make the model, under number 0. discard: what becomes of an optimizer step whose gradient is dropped.
-OperationKind = Literal["create", "load", "forward_backward", "optim_step", "discard", "save"]
+# create and load make the model, under number 0.
+OperationKind = Literal["create", "load", "forward_backward", "optim_step", "save"]
 
 # A number may be missing for this long while a larger one waits.
 GAP_S = 60.0
@@ -58,7 +58,7 @@ class Operations:
         # All smaller numbers have ended.
         self._next = 0
         self._waiting: dict[int, Operation] = {}
-        # Of the numbers that have not been ended for long; the newest AHEAD_MAX.
+        # What the client sent, by number: of operations that wait, and of the last AHEAD_MAX that have ended.
         self._digests: dict[int, Digest] = {}
         self.running: Operation | None = None
         # Whether a part of the present gradient failed.

@@ -56,7 +56,7 @@ class AskedSample:
     scores: bytes | None = None
     # It is not drawn again before this time.
     retry_at: float = -math.inf
-    # Nobody waits for it any more.
+    # Whether its client needs it no longer.
     dropped: bool = False
 
 
@@ -126,7 +126,7 @@ class Samplers:
         return len(mine), sum(len(each.prompt) + len(each.scored) for each in mine)
 
     def drawn(self, future: FutureId) -> AskedSample | None:
-        """What workers draw; None: nobody waits for it."""
+        """A sample that workers draw now; None: they do not draw this one."""
         return self._drawn.get(future)
 
     def sample(self, future: FutureId) -> AskedSample | None:
@@ -135,7 +135,7 @@ class Samplers:
         return found or self._unscored.get(future)
 
     def drop(self, future: FutureId) -> bool:
-        """Nobody waits for this sample any more. Returns whether workers draw it."""
+        """Forget a sample that its client needs no longer. Returns whether workers draw it now."""
         self._waiting.pop(future, None)
         self._unscored.pop(future, None)
         return self._end(future) is not None

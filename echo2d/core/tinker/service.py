@@ -418,7 +418,7 @@ class TinkerService:
         return self._keep(sample.sampler.caller, event.future, result, now)
 
     def _stop_sample(self, caller: str, future: FutureId, why: str, now: float) -> list[Action]:
-        """Nobody waits for this sample any more."""
+        """End a sample that its client needs no longer. why: what its future says."""
         drawn = self._samplers.drop(future)
         if self._scoring is not None and self._scoring.future == future:
             self._scoring.dropped = True

@@ -87,7 +87,7 @@ from echo2d.runtime.run_dir.tokens import own_token
 from echo2d.runtime.run_dir.version_files import VersionFiles
 from echo2d.runtime.seed.supervisor import SeedHandover, supervise_seed
 from echo2d.store.json_log import JsonLog
-from echo2d.texts.files import TEXT_FILES
+from echo2d.texts.files import read_text_files
 from echo2d.texts.model_texts import ModelTexts
 
 # SQLite releases the interpreter at every statement, and the ledger's thread must get it back while
@@ -384,12 +384,7 @@ def _gateway_rules(config: CoordinatorConfig) -> GatewayRules | None:
 def _decoder(config: CoordinatorConfig) -> Callable[[Sequence[int]], str]:
     """The text of token ids by the base model's tokenizer. Blocking."""
     assert config.run.base_model is not None, "the config is checked"
-    files = {
-        name: (config.run.base_model / name).read_bytes()
-        for name in TEXT_FILES
-        if (config.run.base_model / name).is_file()
-    }
-    tokenizer = ModelTexts(files).tokenizer
+    tokenizer = ModelTexts(read_text_files(config.run.base_model)).tokenizer
     return lambda tokens: tokenizer.decode(list(tokens), skip_special_tokens=False)
 
 

@@ -45,7 +45,7 @@ class _Sequence:
     finish: str | None = None
 
     def cut_at_stop(self, known: int, stops: Sequence[str], decode: Decode) -> None:
-        """End it at the first token that completes a stop text. known: so many tokens have none."""
+        """End the sequence at the first token that completes a stop text. known: its first tokens, which have none."""
 
         def stopped(end: int) -> bool:
             text = decode(self.tokens[max(0, known - STOP_TOKENS_MAX) : end])
@@ -98,7 +98,7 @@ class SampleDrawer:
         self._tasks[action.future] = tasks.create_task(run())
 
     def stop(self, future: FutureId) -> None:
-        """Nobody waits for this any more."""
+        """Stop drawing this sample, which may have ended already."""
         if (task := self._tasks.pop(future, None)) is not None:
             task.cancel()
 

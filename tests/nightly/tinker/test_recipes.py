@@ -78,3 +78,12 @@ def test_reinforcement_learning_learns_and_both_sides_agree(smol: TinkerRun) -> 
     # log p of sampler and trainer, for the same tokens.
     differences = [abs(row["optim/kl_sample_train_v1"]) for row in steps]
     assert max(differences) < 1e-3, differences
+
+
+def test_importance_sampling_trains_too(smol: TinkerRun) -> None:
+    """A random model earns no reward, so rl_loop does not train it."""
+    found = ran(
+        smol, "math_rl.train", CHAT, "env=arithmetic", "group_size=8", "groups_per_batch=8", "max_tokens=6",
+        "max_steps=3", "loss_fn=importance_sampling",
+    )  # fmt: skip
+    assert max(row.get("grad_norm", 0.0) for row in found.metrics) > 0

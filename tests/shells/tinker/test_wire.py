@@ -122,7 +122,7 @@ def encode(drawn: Any, *, sparse: bool) -> pb.ForwardBackwardCall:
 
 
 def tried(reader: Callable[[bytes], ReadT], body: bytes) -> ReadT | str:
-    """What it reads, or the line that refuses the body."""
+    """The result of the reader, or its line if it refuses the body."""
     try:
         return reader(body)
     except Malformed as refused:

@@ -248,7 +248,9 @@ async def test_what_cannot_have_a_future_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("key", "status"), [("", 401), ("nobody", 401), ("box", 403)], ids=["none", "unknown", "worker"]
+    ("key", "status"),
+    [("", 401), ("stranger", 401), ("box", 403)],
+    ids=["none", "unknown", "worker"],
 )
 async def test_every_route_needs_a_token_of_its_role(http: Http, key: str, status: int) -> None:
     app = http.app
