@@ -32,8 +32,7 @@ from echo2d.core.cluster.events import (
 )
 from echo2d.core.protocol.trajectory import StepFigures, TrajectoryScore
 from echo2d.core.tinker.events import (
-    CheckpointSaved,
-    ModelMade,
+    KeptClients,
     TinkerAction,
     TinkerEvent,
     TinkerRecord,
@@ -288,9 +287,7 @@ class Recovered(RecoveredRollouts):
     # The worker that earned something last comes last.
     earned: tuple[WorkerEarned, ...] = ()
     facts: tuple[tuple[str, str], ...] = ()  # as in `RunFactsKept`
-    # The models and checkpoints of clients of the Tinker API; the newest comes last.
-    models: tuple[ModelMade, ...] = ()
-    checkpoints: tuple[CheckpointSaved, ...] = ()
+    clients: KeptClients = KeptClients()
 
     @staticmethod
     def nothing() -> "Recovered":

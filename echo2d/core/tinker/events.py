@@ -5,8 +5,9 @@ for the next operation, and reports how it ended. Exactly one Reply answers each
 Not here: HTTP and the form of bodies (`net/tinker`), what an operation computes (the learner).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NewType
+from typing import Any, NewType
 
 from echo2d.core.base.ids import Digest, Epoch, RequestId, Version
 from echo2d.core.protocol.sampling import Sampling
@@ -192,6 +193,8 @@ class OperationAsked:
 
     request: RequestId
     epoch: Epoch
+    # The optimizer steps whose state has come to the learner's disk since it asked last. They may be told again.
+    saved: tuple["StepSaved", ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +244,20 @@ class StopSample:
     future: FutureId
 
 
-TinkerAction = DrawSample | StopSample
+@dataclass(frozen=True, slots=True)
+class GiveOperation:
+    """Answer the learner's call with an order whose body is that of a taken operation, from the ledger.
+
+    order: what `Reply` would have, as a map without `body`.
+    """
+
+    request: RequestId
+    order: Mapping[str, Any]
+    model: ModelId
+    number: int
+
+
+TinkerAction = DrawSample | StopSample | GiveOperation
 
 
 # --- records
@@ -258,6 +274,11 @@ class ModelMade:
     rank: int
     layers: tuple[str, ...]  # which of LAYERS have an adapter
     metadata: str  # the client's own, as JSON
+    # How the learner makes it: with random weights of this seed, or from a saved folder, with its optimizer state or
+    # without.
+    seed: int = 0
+    folder: str = ""
+    optimizer: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,4 +300,104 @@ class CheckpointDropped:
     path: str
 
 
-TinkerRecord = ModelMade | CheckpointSaved | CheckpointDropped
+@dataclass(frozen=True, slots=True)
+class SessionOpened:
+    session: SessionName
+    caller: str
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOver:
+    """With it go its samplers, and the operations and steps of its models."""
+
+    session: SessionName
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerOpened:
+    """A sampler draws from the weights in `folder` of the learner's disk; empty: those of the base model."""
+
+    sampler: SamplerName
+    caller: str
+    session: SessionName
+    folder: str
+    base: str  # the name by which the client asked for the base model
+    path: str | None  # the checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerOver:
+    sampler: SamplerName
+
+
+@dataclass(frozen=True, slots=True)
+class OperationTaken:
+    """A client's operation, with its body, before its future is told."""
+
+    operation: Operation
+
+
+@dataclass(frozen=True, slots=True)
+class OperationOver:
+    """An operation has ended, and its client may be told."""
+
+    model: ModelId
+    number: int
+    result: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class ResultForgotten:
+    """Nobody needs the result of this operation any more."""
+
+    model: ModelId
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepSaved:
+    """The state of a model after this optimizer step is on the learner's disk, so the bodies of its operations up to
+    this one are needed no longer.
+    """
+
+    model: ModelId
+    number: int
+
+
+TinkerRecord = (
+    ModelMade
+    | CheckpointSaved
+    | CheckpointDropped
+    | SessionOpened
+    | SessionOver
+    | SamplerOpened
+    | SamplerOver
+    | OperationTaken
+    | OperationOver
+    | ResultForgotten
+    | StepSaved
+)
+
+
+@dataclass(frozen=True, slots=True)
+class KeptOperation:
+    """An operation as the ledger has it. Its body stays there."""
+
+    operation: Operation
+    # None: it has not ended, or nobody needs its result any more.
+    result: Outcome | None
+    # Whether it has ended, and whether it failed.
+    ended: bool
+    failed: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptClients:
+    """All that is durable of the clients of the Tinker API. What came last is last in each list."""
+
+    models: tuple[ModelMade, ...] = ()
+    checkpoints: tuple[CheckpointSaved, ...] = ()
+    sessions: tuple[SessionOpened, ...] = ()
+    samplers: tuple[SamplerOpened, ...] = ()
+    operations: tuple[KeptOperation, ...] = ()  # of each model in the order of their numbers
+    steps: tuple[StepSaved, ...] = ()  # the newest of each model

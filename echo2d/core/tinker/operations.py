@@ -40,7 +40,9 @@ class Operation:
     kind: OperationKind
     digest: Digest  # of all that the client sent
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    # What the learner computes with; empty in what stays in the coordinator's memory.
     body: bytes = b""
+    body_bytes: int = 0
     # Why it cannot run. None: it can.
     fault: str | None = None
     # Whether it adds to the gradient of the next optimizer step.
