@@ -7,7 +7,7 @@ transaction, and then performs the other actions in order, so nothing is acknowl
 durable (I4).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from echo2d.core.audit.events import AuditAction, AuditRecord, LimitsLearnt
@@ -287,7 +287,7 @@ class Recovered(RecoveredRollouts):
     # The worker that earned something last comes last.
     earned: tuple[WorkerEarned, ...] = ()
     facts: tuple[tuple[str, str], ...] = ()  # as in `RunFactsKept`
-    clients: KeptClients = KeptClients()
+    clients: KeptClients = field(default_factory=KeptClients)
 
     @staticmethod
     def nothing() -> "Recovered":
