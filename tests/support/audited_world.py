@@ -17,10 +17,11 @@ from echo2d.core.protocol.control_messages import (
 )
 from echo2d.core.protocol.evidence import TOLERANCES, Evidence
 from echo2d.core.rules.audit import AuditRules
-from echo2d.core.rules.tasks import EpisodeRules
+from echo2d.core.rules.tasks import EpisodeRules, GatewayRules
 from echo2d.core.work.events import SampleReturned
 from echo2d_lab.standins.memory_run import FakePeer
 from tests.support.coordinator_world import World, publish_step, rules, version_key
+from tests.support.gateway import IDLE, WAIT_S
 
 LIE = (9, 9, 1)  # what liars write; honest workers of a `MemoryRun` write (3, x, 1)
 MIXED_K = 0.6  # nats
@@ -34,8 +35,8 @@ class AuditedWorld(World):
     quantized weights.
 
     told: the results of audits. mixes: workers that refit in place: each of their answers begins under the version
-    before, and the auditor measures MIXED_K for the rest. episodes: the task is an environment. scored: the answers
-    that the auditor was ordered to score.
+    before, and the auditor measures MIXED_K for the rest. episodes: the task is an environment. calls: the gateway is
+    on, and the run itself needs one slot. scored: the answers that the auditor was ordered to score.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class AuditedWorld(World):
         learnt: bool = True,
         quantized: bool = False,
         episodes: bool = False,
+        calls: bool = False,
         **changes: Any,
     ) -> None:
         self.scored: list[AnswerToScore] = []
@@ -63,6 +65,8 @@ class AuditedWorld(World):
             tasks = tuple(replace(task, episode=episode) for task in rules().tasks)
             # One group at a time, so that slots are free.
             plenty |= {"tasks": tasks, "trajectories_per_step": 2, "staleness_max": 0}
+        if calls:
+            plenty |= {"gateway": GatewayRules(1.0, WAIT_S), **IDLE}
         super().__init__(rules(audit=audit, quantized_workers=quantized, **plenty))
 
     def _boot(self) -> Any:

@@ -164,9 +164,11 @@ class Audits:
         record: TrajectoryRecord,
         *,
         sampling: Sampling = WHOLE,
+        rng_seed: int | None = None,
         now: float,
     ) -> None:
-        """A whole sample was accepted: an answer, or an episode. prompt: int32. sampling: how it was drawn.
+        """A whole sample was accepted: an answer, or an episode. prompt: int32. sampling: how it was drawn. rng_seed:
+        by which; None: by the run's own seed for this sample.
 
         Each author is judged by its own spans only; tokens that an environment gave have no author.
         """
@@ -179,8 +181,8 @@ class Audits:
             waiting = self.waiting.begin(author, group, record.sample, now) if waits else None
             if audited:
                 self._enqueue(
-                    author, group, prompt, record, waiting, now, sampling=sampling, drawn=drawn,
-                    kind=kind,
+                    author, group, prompt, record, waiting, now, sampling=sampling, rng_seed=rng_seed,
+                    drawn=drawn, kind=kind,
                 )  # fmt: skip
 
     def scored_by_learner(self, scored: Iterable[tuple[TrajectoryRecord, TrajectoryScore]]) -> None:
@@ -326,6 +328,7 @@ class Audits:
         now: float,
         *,
         sampling: Sampling,
+        rng_seed: int | None,
         drawn: bool,
         kind: AnswerClass,
     ) -> None:
@@ -340,7 +343,8 @@ class Audits:
             self._bound(author)
         seed = None
         if self._rules.seeds != "none":
-            (seed,) = sample_seeds(self._run.seed_key, group, (record.sample,))
+            (own,) = sample_seeds(self._run.seed_key, group, (record.sample,))
+            seed = own if rng_seed is None else rng_seed
         for span in spans:
             answer = _to_score(prompt, record, span, seed, sampling)
             self.scorers.put(AnswerPart(item, span.key, answer, now))

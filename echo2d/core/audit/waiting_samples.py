@@ -58,6 +58,9 @@ class WaitingSamples:
     def __contains__(self, group: GroupId) -> bool:
         return group in self._groups
 
+    def waits(self, group: GroupId, number: int) -> bool:
+        return number in self._groups.get(group, {})
+
     @property
     def groups(self) -> int:
         return len(self._groups)

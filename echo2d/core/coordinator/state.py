@@ -581,8 +581,10 @@ class CoordinatorState:
                 actions += self._members.revoked(peer, "convicted", CONVICTED)
                 actions += self._gone(peer, now, revoked=True)
             actions += self._groups.convicted(worker, now=now)
+            actions += self._gateway.convicted(worker, now=now)
         for verdict in verdicts:
             actions += self._groups.judged(verdict)
+            actions += self._gateway.judged(verdict, now=now)
         return [*actions, *audits.scorers.advance(now)]
 
     def _advance(self, now: float) -> Sequence[CoordinatorAction]:

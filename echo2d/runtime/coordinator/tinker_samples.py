@@ -8,6 +8,7 @@ Not here: which sample is next, and which version is served (`core/tinker/sample
 
 import asyncio
 import logging
+import secrets
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
@@ -42,10 +43,13 @@ class _RefusedError(Exception):
 class _Sequence:
     tokens: list[int] = field(default_factory=list)
     logprobs: bytearray = field(default_factory=bytearray)
+    # It ends with a stop text.
+    stopped: bool = False
+    # Why it has ended. It may be trained on only then.
     finish: str | None = None
 
     def cut_at_stop(self, known: int, stops: Sequence[str], decode: Decode) -> None:
-        """End the sequence at the first token that completes a stop text. known: its first tokens, which have none."""
+        """Cut it after the first token that completes a stop text. known: its first tokens, which have none."""
 
         def stopped(end: int) -> bool:
             text = decode(self.tokens[max(0, known - STOP_TOKENS_MAX) : end])
@@ -57,7 +61,7 @@ class _Sequence:
             if stopped(end):
                 del self.tokens[end:]
                 del self.logprobs[4 * end :]
-                self.finish = "stop"
+                self.stopped = True
                 return
 
 
@@ -129,7 +133,11 @@ class SampleDrawer:
         from echo2d.tinker.wire import SampledTokens, write_sample_result
 
         found = [
-            SampledTokens(pack_tokens(each.tokens), bytes(each.logprobs), each.finish == "length")
+            SampledTokens(
+                pack_tokens(each.tokens),
+                bytes(each.logprobs),
+                each.finish == "length" and not each.stopped,
+            )
             for call in calls
             for each in call.result()
         ]
@@ -144,22 +152,23 @@ class SampleDrawer:
                 if isinstance(grown, CallRefused):
                     raise _RefusedError(grown)
                 sequence = found[grown.choice]
-                if sequence.finish is not None:
+                sequence.finish = grown.finish
+                if sequence.stopped:
                     continue
                 known = len(sequence.tokens)
                 sequence.tokens += unpack_tokens(grown.tokens).tolist()
                 sequence.logprobs += grown.logprobs
-                sequence.finish = grown.finish
                 if order.stops:
                     sequence.cut_at_stop(known, order.stops, self._decode)
-                    if sequence.finish == "stop" and grown.finish is None:
+                    if sequence.stopped and grown.finish is None:
                         await call.stop(grown.choice)
         return found
 
 
 def _asked(action: DrawSample, number: CallId, count: int, first: int) -> CallAsked:
     order: SampleOrder = action.order
-    seed = None if order.rng_seed is None else _seed_of(order.rng_seed) + first
+    # An audit draws the tokens again, by the same seed.
+    seed = secrets.randbits(48) if order.rng_seed is None else _seed_of(order.rng_seed) + first
     return CallAsked(
         number,
         action.caller,
@@ -172,6 +181,7 @@ def _asked(action: DrawSample, number: CallId, count: int, first: int) -> CallAs
         action.version,
         action.future,
         action.version,
+        trained=True,
     )
 
 

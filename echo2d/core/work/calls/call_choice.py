@@ -31,6 +31,8 @@ class CallChoice:
     since: float = 0.0  # when it began to wait
     lease: Lease | None = None  # None while it waits
     failures: int = 0
+    # Why it has ended, while it waits for the verdict of the audit.
+    finish: Finish | None = None
     # The worker that failed it last; it does not get the choice for CALL_AVOID_S.
     avoid: PeerId | None = None
 

@@ -22,7 +22,6 @@ from echo2d.core.cluster.events import Send
 from echo2d.core.cluster.peer import Peer
 from echo2d.core.cluster.versions import PublishedVersions
 from echo2d.core.protocol.control_messages import HeldLease, LeaseGranted
-from echo2d.core.protocol.seeds import SEED_BITS
 from echo2d.core.rules.run import RunRules
 from echo2d.core.work.calls.call_choice import CallChoice
 from echo2d.core.work.calls.events import CallAsked
@@ -177,11 +176,6 @@ class CallWork:
 
     def _grant_message(self, first: CallChoice, lease: Lease) -> LeaseGranted:
         call, given = first.call, lease.given
-        seeds = (
-            ()
-            if call.rng_seed is None
-            else tuple((call.rng_seed + index) % (1 << SEED_BITS) for index in given.samples)
-        )
         return LeaseGranted(
             given.lease,
             given.attempt,
@@ -194,7 +188,7 @@ class CallWork:
             first.oldest,
             self._rules.lease_silence_s,
             REPORT_S,
-            seeds,
+            call.seeds(given.samples),
             first.told.length,
         )
 

@@ -6,19 +6,22 @@
 
 A lease of choices is like any other: progress keeps it alive, the same rules check its output, and it
 is cancelled when no caller waits for it. Calls do not count for groups, gates and mu. Nothing is
-durable: calls end with the process.
+durable: calls end with the process. Calls whose tokens are trained on are audited: their choices end
+only when the verdict is known.
 Not here: which caller is next (`fair_queue`), priority and share of slots (`call_work`), which tokens
 are believed (`call_choice`), HTTP, text, records.
 """
 
 from collections.abc import Iterator, Sequence
 
-from echo2d.core.base.ids import Version
+from echo2d.core.audit.audits import Audits
+from echo2d.core.audit.waiting_samples import SampleVerdict
+from echo2d.core.base.ids import GroupId, PeerId, Version
 from echo2d.core.cluster.events import Send
 from echo2d.core.cluster.parts import RunParts
 from echo2d.core.cluster.peer import Peer
 from echo2d.core.protocol.control_messages import Finish, SampleDelta, SampleFinished
-from echo2d.core.protocol.trajectory import NOTHING, Partial, version_spans
+from echo2d.core.protocol.trajectory import NOTHING, Partial, TrajectoryRecord, version_spans
 from echo2d.core.rules.tasks import GatewayRules
 from echo2d.core.status.schema import GatewayStatus
 from echo2d.core.work.calls.call_choice import CallChoice
@@ -36,7 +39,7 @@ from echo2d.core.work.calls.events import (
 from echo2d.core.work.calls.fair_queue import CallQueue
 from echo2d.core.work.calls.open_calls import OpenCalls
 from echo2d.core.work.kind import Cause, KindOfWork
-from echo2d.core.work.leases import Lease, answer
+from echo2d.core.work.leases import Lease, answer, group_of
 from echo2d.core.work.scheduler import LeaseScheduler
 
 # After this many failed leases of one choice, the call itself is probably at fault, and ends.
@@ -53,6 +56,7 @@ class GatewayCalls(KindOfWork[PendingChoice]):
         parts: RunParts,
         *,
         scheduler: LeaseScheduler,
+        audits: Audits | None = None,
     ) -> None:
         rules, members, versions, statistics = (
             parts.rules,
@@ -73,6 +77,9 @@ class GatewayCalls(KindOfWork[PendingChoice]):
         scheduler.add(self)
         self._open = OpenCalls()
         self._tokens = 0
+        self._audits = audits
+        # The choices that wait for a verdict.
+        self._judged: dict[tuple[GroupId, int], CallChoice] = {}
 
     def status(self) -> GatewayStatus:
         """The calls' part of the status."""
@@ -107,7 +114,15 @@ class GatewayCalls(KindOfWork[PendingChoice]):
     def stopped(self, event: ChoiceStopped, *, now: float) -> list[GatewayAction]:
         """The caller needs no more of this choice."""
         choice = self._open.get(event.call, event.choice)
-        return [] if choice is None else self._done(choice, now)
+        if choice is None or choice.finish is not None:
+            return []
+        if not choice.call.trained:
+            return self._done(choice, now)
+        self._queue.discard(choice)
+        return [
+            *self._work.unwanted(choice, now=now),
+            *self._finish(choice, choice.told, "stop", now),
+        ]
 
     def gone(self, event: CallGone, *, now: float) -> list[GatewayAction]:
         return self._end_call(event.call, event.how, now) if event.call in self._open else []
@@ -165,15 +180,9 @@ class GatewayCalls(KindOfWork[PendingChoice]):
         if choice.too_new(grown):
             free = self._work.written(lease.key, message.sample, now=now)
             return [*answer(peer, message), *free, *self._refit_came(choice, now)]
-        told = self._tell(
-            choice, grown, "length" if message.finish == "context" else message.finish
-        )
-        return [
-            *answer(peer, message),
-            *told,
-            *self._work.written(lease.key, message.sample, now=now),
-            *self._done(choice, now),
-        ]
+        free = self._work.written(lease.key, message.sample, now=now)
+        finish: Finish = "length" if message.finish == "context" else message.finish
+        return [*answer(peer, message), *free, *self._finish(choice, grown, finish, now)]
 
     def lost(self, lease: Lease, cause: Cause, reason: str, *, now: float) -> list[GatewayAction]:
         """The lease has ended: its choices wait for another worker.
@@ -200,7 +209,8 @@ class GatewayCalls(KindOfWork[PendingChoice]):
 
     def refitted(self, *, now: float) -> list[GatewayAction]:
         """A worker serves another version, or has left: end the calls whose version is gone."""
-        exact = ((each, each.call.max_version) for each in self._open if each.lease is None)
+        waiting = (each for each in self._open if each.lease is None and each.finish is None)
+        exact = ((each, each.call.max_version) for each in waiting)
         gone = {
             choice.call.call: version
             for choice, version in exact
@@ -213,6 +223,27 @@ class GatewayCalls(KindOfWork[PendingChoice]):
                 call, "version", f"no worker serves version {version} any more", now
             )
         ]
+
+    def convicted(self, worker: PeerId, *, now: float) -> list[GatewayAction]:
+        """The calls with tokens of this worker that are trained on end."""
+        of = [each for each in self._open if each.call.trained]
+        calls = [
+            each.call.call for each in of if any(span.author == worker for span in each.told.spans)
+        ]
+        return [
+            each
+            for call in dict.fromkeys(calls)
+            for each in self._give_up(call, "failed", "a worker of it was convicted", now)
+        ]
+
+    def judged(self, verdict: SampleVerdict, *, now: float) -> list[GatewayAction]:
+        """The audit has judged a choice."""
+        choice = self._judged.pop((verdict.group, verdict.sample), None)
+        if choice is None:
+            return []
+        if verdict.good:
+            return [*self._tell(choice, choice.told, choice.finish), *self._done(choice, now)]
+        return self._give_up(choice.call.call, "failed", "the audit does not believe it", now)
 
     def deadlines(self, *, now: float) -> list[GatewayAction]:
         """End the calls that have waited too long."""
@@ -252,6 +283,33 @@ class GatewayCalls(KindOfWork[PendingChoice]):
         return [ChoiceGrew(choice.call.call, choice.index, tokens, logprobs, spans, finish)]
 
     # --- inside: ends
+
+    def _finish(
+        self, choice: CallChoice, whole: Partial, finish: Finish, now: float
+    ) -> list[GatewayAction]:
+        """No more tokens come: end it, or let it wait for its verdict."""
+        if self._audits is not None and choice.call.trained and whole.tokens:
+            group = group_of(CALLS, choice.call.call)
+            record = TrajectoryRecord(
+                choice.index,
+                whole.tokens,
+                whole.logprobs,
+                whole.spans,
+                finish,
+                columns=whole.columns,
+            )
+            self._audits.delivered(
+                group,
+                choice.call.prompt,
+                record,
+                sampling=choice.call.sampling,
+                rng_seed=next(iter(choice.call.seeds([choice.index])), None),
+                now=now,
+            )
+            if self._audits.waiting.waits(group, choice.index):
+                self._judged[group, choice.index], choice.finish = choice, finish
+                return self._tell(choice, whole)
+        return [*self._tell(choice, whole, finish), *self._done(choice, now)]
 
     def _fail(self, peer: Peer, choice: CallChoice, fault: str, now: float) -> list[GatewayAction]:
         """A worker sent a bad report: all choices of the lease continue elsewhere."""
@@ -311,6 +369,9 @@ class GatewayCalls(KindOfWork[PendingChoice]):
     def _release(self, choice: CallChoice, now: float) -> list[GatewayAction]:
         """Take a choice out of the queue and out of its lease."""
         self._queue.discard(choice)
+        judged = group_of(CALLS, choice.call.call), choice.index
+        if self._judged.pop(judged, None) is not None and self._audits is not None:
+            self._audits.waiting.withdraw(*judged)
         return [*self._work.unwanted(choice, now=now)]
 
     def _give_up(
@@ -340,9 +401,11 @@ class GatewayCalls(KindOfWork[PendingChoice]):
         self._queue.check()
         self._work.check()
         self._open.check()
-        assert len(self._queue) + self._work.running == len(list(self._open))
+        open_now = len(self._queue) + self._work.running + len(self._judged)
+        assert open_now == len(list(self._open))
         for choice in self._open:
             assert choice.failures < CALL_FAILURES_MAX
             base = NOTHING if choice.lease is None else choice.lease.given.base
             assert choice.told.first(base.length) == base
-            assert choice.room > 0 or (choice.lease is not None and choice.room == 0)
+            ended = choice.lease is not None or choice.finish is not None
+            assert choice.room > 0 or (ended and choice.room == 0)

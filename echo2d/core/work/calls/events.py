@@ -6,6 +6,7 @@ CallRefused, which ends it. After CallGone nothing more is answered. Nothing of 
 here: HTTP, and which call gets a slot (`call_work`).
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, NewType
 
@@ -13,6 +14,7 @@ from echo2d.core.base.ids import Version
 from echo2d.core.cluster.events import Note, Send
 from echo2d.core.protocol.control_messages import Finish, VersionSpan
 from echo2d.core.protocol.sampling import Sampling
+from echo2d.core.protocol.seeds import SEED_BITS
 
 # The number of a call; it is never reused within a process.
 CallId = NewType("CallId", int)
@@ -39,6 +41,15 @@ class CallAsked:
     # Calls of one session go to the same worker while it has a free slot, because of its cache.
     session: str
     max_version: Version | None = None  # the newest version that may write a token; None: any
+    # Whether its tokens are trained on: then they are audited, and each choice ends by a finish, which comes only when
+    # its verdict is known. If the audit does not believe a choice, the call is refused.
+    trained: bool = False
+
+    def seeds(self, choices: Iterable[int]) -> tuple[int, ...]:
+        """By which the tokens of these choices are drawn; none: the worker chooses."""
+        if self.rng_seed is None:
+            return ()
+        return tuple((self.rng_seed + each) % (1 << SEED_BITS) for each in choices)
 
 
 @dataclass(frozen=True, slots=True)

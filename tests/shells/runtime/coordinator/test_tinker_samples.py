@@ -52,6 +52,7 @@ class OpenedCall:
 
     async def stop(self, choice: int) -> None:
         self.calls.stopped.append((self.asked.call, choice))
+        self.left.append(grew(self.asked, choice, [], "stop"))
 
 
 def grew(
